@@ -1,0 +1,53 @@
+# Everything a developer does here; `make` alone lists it. Only `setup` needs a network.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench test-cuda clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv and install torch and this package, again when pyproject.toml changed
+
+$(STAMP): pyproject.toml
+	@echo "== setup 1/3: virtual environment in $(VENV)"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "== setup 2/3: torch"
+	$(PY) -m pip install --disable-pip-version-check torch==2.13.0
+	@echo "== setup 3/3: torchair with its test and lint tools"
+	$(PY) -m pip install --disable-pip-version-check -e ".[test,lint]"
+	@touch $@
+
+demo: setup  ## compile and run a small model
+	$(PY) examples/demo.py
+
+test: lint  ## lint, then all tests that need no accelerator
+	@echo "== tests"
+	$(PY) -m pytest tests -n $(WORKERS) -m "not cuda"
+
+lint: setup  ## ruff and mypy
+	@echo "== ruff"
+	$(PY) -m ruff check .
+	@echo "== mypy"
+	$(PY) -m mypy
+
+bench: setup  ## import time, compile time and latency
+	@echo "== import time"
+	$(PY) bench/import_time.py
+	@echo "== compile time"
+	$(PY) bench/compile_time.py
+	@echo "== latency"
+	$(PY) bench/latency.py
+
+test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
+	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda
+
+clean:  ## remove everything that can be made again, .venv included
+	rm -rf $(VENV) build dist src/*.egg-info torch_compile_debug .torchair_cache
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,244 @@
+"""What an operator means: one `Row` per operator type, and how rules and kernels read a node.
+
+A row holds the shape rule (works on integers and symbols alike), the torch kernel and the traits
+that passes ask for. Families fill the table; `row_of` looks a type up.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchair.errors import MissingHostValue
+from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.shapes import Shape, broadcast
+
+
+class Trait(enum.Flag):
+    """What passes may assume of an operator."""
+
+    NONE = 0
+    ELEMENTWISE = enum.auto()  # output element i depends on input elements i (after broadcast)
+    VIEW = enum.auto()  # output may alias the first input, no arithmetic
+    REDUCTION = enum.auto()
+    CONTRACTION = enum.auto()  # matrix products, convolutions
+    SIDE_EFFECT = enum.auto()  # must run, in order, even if nothing reads it
+    COMMUNICATION = enum.auto()
+    RANDOM = enum.auto()  # never folded, never merged
+    COMMUTATIVE = enum.auto()
+    CONSTANT = enum.auto()  # value is part of the graph
+    WRITES_FIRST = enum.auto()  # output 0 is input 0 updated: it may overwrite input 0
+
+
+class Op:
+    """A node as its rule or kernel sees it: facts of inputs, attributes, host contents."""
+
+    __slots__ = ("_fact", "node")
+
+    def __init__(self, node: Node, fact: Callable[[Value], Fact] = lambda v: v.fact) -> None:
+        self.node = node
+        self._fact = fact
+
+    def __getitem__(self, port: str) -> Fact:
+        """Fact of a fed input."""
+        value = self.node.inputs[port]
+        assert isinstance(value, Value), f"{self.node}: input {port!r} is not one tensor"
+        return self._fact(value)
+
+    def get(self, port: str) -> Fact | None:
+        """Fact of an input, None when it is unfed."""
+        value = self.node.inputs.get(port)
+        return self._fact(value) if isinstance(value, Value) else None
+
+    def list(self, port: str) -> list[Fact]:
+        """Facts of a variable input."""
+        values = self.node.inputs.get(port) or []
+        assert isinstance(values, list)
+        return [self._fact(v) for v in values]
+
+    def fed(self, port: str) -> bool:
+        """Whether an input is connected."""
+        return self.node.inputs.get(port) is not None
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Attribute value, the prototype's default when it was not set."""
+        return self.node.attr(name, default)
+
+    def shape(self, port: str) -> Shape:
+        """Dims of an input; MissingHostValue when they are not known yet."""
+        shape = self[port].shape
+        if shape is None:
+            raise MissingHostValue(f"dims of input {port!r} of {self.node} are not known")
+        return shape
+
+    def content(self, port: str) -> Any:
+        """Known integers of a host input: a scalar or a tuple; MissingHostValue when unknown."""
+        found = self[port].content
+        if found is None:
+            raise MissingHostValue(f"content of input {port!r} of {self.node} is not known")
+        return found
+
+    def ints(self, port: str) -> tuple[Any, ...]:
+        """Content of a host input as a tuple, a scalar counting as one element."""
+        found = self.content(port)
+        return found if isinstance(found, tuple) else (found,)
+
+    def int(self, port: str) -> Any:
+        """Content of a host input as one number."""
+        return self.ints(port)[0]
+
+    def dtype(self, port: str) -> int:
+        """GE type of an input."""
+        return self[port].dtype
+
+    def torch_dtype(self, port: str) -> torch.dtype:
+        """Torch type of an input."""
+        return ge_to_torch(self[port].dtype)
+
+    @property
+    def output(self) -> Fact:
+        """What is known of the first output."""
+        return self._fact(self.node.outputs[0])
+
+    @property
+    def outputs(self) -> Sequence[Fact]:
+        """What is known of all outputs."""
+        return [self._fact(v) for v in self.node.outputs]
+
+
+Rule = Callable[[Op], "Fact | Sequence[Fact]"]
+Kernel = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The meaning of one operator type.
+
+    `kernel(op)` returns a function of the tensors on all ports not named in `host`, in port order
+    (None for an unfed one, a list for a variable port). Contents of `host` ports are read when the
+    function is made. With `out`, that function takes `out=` (one tensor, or a tuple).
+    """
+
+    type: str
+    rule: Rule
+    kernel: Callable[[Op], Kernel]
+    traits: Trait = Trait.NONE
+    host: frozenset[str] = field(default_factory=frozenset)
+    out: bool = False
+
+    def has(self, trait: Trait) -> bool:
+        return bool(self.traits & trait)
+
+
+_rows: dict[str, Row] = {}
+
+
+def add_row(
+    op_type: str,
+    rule: Rule,
+    kernel: Callable[[Op], Kernel],
+    traits: Trait = Trait.NONE,
+    *,
+    host: Iterable[str] = (),
+    out: bool = False,
+) -> None:
+    """Enter one operator into the table."""
+    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out)
+
+
+def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
+    """A kernel that needs no attributes."""
+    return lambda _op: fn
+
+
+def row_of(op_type: str) -> Row | None:
+    """The row of a type, None when the catalogue does not hold it."""
+    return _rows.get(op_type)
+
+
+def rows() -> dict[str, Row]:
+    """The whole table."""
+    return dict(_rows)
+
+
+def infer(node: Node, fact: Callable[[Value], Fact] | None = None) -> list[Fact]:
+    """Facts of a node's outputs; unknown parts are left open, a wrong graph raises."""
+    row = row_of(node.type)
+    if row is None:
+        return [Fact() for _ in node.outputs]
+    op = Op(node) if fact is None else Op(node, fact)
+    try:
+        result = row.rule(op)
+    except MissingHostValue:
+        return [Fact(o.dtype) for o in node.outputs]
+    facts = [result] if isinstance(result, Fact) else list(result)
+    if len(facts) < len(node.outputs):
+        facts += [Fact(o.dtype, o.shape) for o in node.outputs[len(facts) :]]
+    return facts
+
+
+# ---- rules shared by many families ----
+
+
+def same_as(port: str) -> Rule:
+    """Result has type and dims of one input."""
+
+    def rule(op: Op) -> Fact:
+        return Fact(op.dtype(port), op.shape(port), op[port].content)
+
+    return rule
+
+
+def like_first(op: Op) -> Fact:
+    """Result has type and dims of the first input."""
+    first = op._fact(op.node.values()[0])
+    if first.shape is None:
+        raise MissingHostValue(f"dims of the first input of {op.node} are not known")
+    return Fact(first.dtype, first.shape)
+
+
+def broadcast_rule(op: Op) -> Fact:
+    """Elementwise: dims broadcast over all inputs, type of the first."""
+    facts = all_facts(op)
+    return Fact(facts[0].dtype, broadcast(*_dims(op, facts)))
+
+
+def compare_rule(op: Op) -> Fact:
+    """Elementwise with a truth value as result."""
+    return Fact(DataType.DT_BOOL, broadcast(*_dims(op, all_facts(op))))
+
+
+def all_facts(op: Op) -> list[Fact]:
+    """Facts of every fed input in order."""
+    return [op._fact(v) for v in op.node.values()]
+
+
+def _dims(op: Op, facts: Sequence[Fact]) -> list[Shape]:
+    for fact in facts:
+        if fact.shape is None:
+            raise MissingHostValue(f"dims of an input of {op.node} are not known")
+    return [f.shape for f in facts if f.shape is not None]
+
+
+def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
+    """Axes normalised to 0..rank-1, sorted; nothing given means all."""
+    if axes is None:
+        return tuple(range(rank))
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    limit = max(rank, 1)
+    for a in axes:
+        if not -limit <= a < limit:
+            raise ValueError(f"axis {a} is out of range for rank {rank}")
+    return tuple(sorted({a % limit for a in axes}))
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:
+    """Dims after reducing over normalised axes."""
+    if keep:
+        return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    return tuple(d for i, d in enumerate(shape) if i not in axes)

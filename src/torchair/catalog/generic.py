@@ -1,0 +1,124 @@
+"""Meaning of the generic node: look the torch operator up and call it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from torchair.catalog.core import Kernel, Op, Trait, add_row
+from torchair.errors import GraphError, MissingHostValue
+from torchair.ge.dtypes import ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact, Node
+
+
+def find_target(node: Node) -> Any:
+    """The torch operator a generic node calls."""
+    name: str = node.attr("target")
+    if name.startswith("object:"):
+        found = node.graph.objects.get(name)
+        if found is None:
+            raise GraphError(f"{node} calls a Python object that does not travel with a file")
+        return found
+    return _overload(name)
+
+
+@cache
+def _overload(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    op, _, overload = rest.partition(".")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), op)
+        return getattr(packet, overload or "default")
+    except AttributeError:
+        raise GraphError(f"torch has no operator {name!r}; import the library it is in") from None
+
+
+def _decode(x: Any, get: Callable[[str, int], Any], node: Node) -> Any:
+    if isinstance(x, list):
+        return [_decode(v, get, node) for v in x]
+    if not isinstance(x, dict):
+        return x
+    ((kind, v),) = x.items()
+    if kind in ("tensor", "scalar"):
+        return get(kind, v)
+    if kind == "tuple":
+        return tuple(_decode(e, get, node) for e in v)
+    if kind == "dict":
+        return {k: _decode(e, get, node) for k, e in v}
+    if kind == "complex":
+        return complex(*v)
+    if kind == "torch":
+        return getattr(torch, v)
+    if kind == "device":
+        return torch.device(v)
+    if kind == "object":
+        return node.graph.objects[v]
+    raise GraphError(f"{node} has an argument of unknown kind {kind!r}")
+
+
+def _kernel(op: Op) -> Kernel:
+    node = op.node
+    target = find_target(node)
+    spec = json.loads(node.attr("arguments"))
+
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        def get(kind: str, i: int) -> Any:
+            return tensors[i].item() if kind == "scalar" else tensors[i]
+
+        kwargs = _decode(spec["kwargs"], get, node)
+        return list(_leaves(target(*_decode(spec["args"], get, node), **kwargs)))
+
+    return run
+
+
+def _leaves(result: Any) -> Iterator[torch.Tensor]:
+    """Results as a flat list of tensors; numbers become 0-d tensors, None is left out."""
+    if isinstance(result, (list, tuple)):
+        for member in result:
+            yield from _leaves(member)
+    elif isinstance(result, torch.Tensor):
+        yield result
+    elif result is not None:
+        yield torch.tensor(result)
+
+
+def _rule(op: Op) -> list[Fact]:
+    """Ask the operator's own meta kernel; unknown dims when an input's are unknown."""
+    node = op.node
+    facts = op.list("x")
+    for f in facts:
+        if f.shape is None or not all(isinstance(d, int) for d in f.shape):
+            return [Fact(v.dtype, v.shape) for v in node.outputs]
+
+    def get(kind: str, i: int) -> Any:
+        if kind == "tensor":
+            return torch.empty(facts[i].shape, dtype=ge_to_torch(facts[i].dtype), device="meta")
+        if facts[i].content is None:
+            raise MissingHostValue(f"a size argument of {node} is not known")
+        return facts[i].content
+
+    spec = json.loads(node.attr("arguments"))
+    args = _on_meta(_decode(spec["args"], get, node))
+    kwargs = _on_meta(_decode(spec["kwargs"], get, node))
+    try:
+        results = list(_leaves(find_target(node)(*args, **kwargs)))
+    except Exception as e:  # data-dependent or without meta kernel: dims come with the data
+        raise MissingHostValue(f"{node}: {e}") from e
+    return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
+
+
+def _on_meta(x: Any) -> Any:
+    if isinstance(x, torch.device):
+        return torch.device("meta")
+    if isinstance(x, dict):
+        return {k: _on_meta(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_on_meta(v) for v in x)
+    return x
+
+
+add_row("TorchCall", _rule, _kernel, Trait.RANDOM)

@@ -1,0 +1,288 @@
+"""The option value classes: what an option accepts, how it reads back, which engine keys it emits.
+
+Knows nothing of the tree that is built from them; imports only the error scheme.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Self
+
+from torchair.errors import pretty_error_msg
+
+MAX_AUTOTUNE = "max-autotune"
+REDUCE_OVERHEAD = "reduce-overhead"
+NPUGRAPH_EX = "npugraph_ex"
+
+GE_MODES = (MAX_AUTOTUNE,)
+CAPTURE_MODES = (REDUCE_OVERHEAD, NPUGRAPH_EX)
+ALL_MODES = GE_MODES + CAPTURE_MODES
+
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Emission:
+    """One engine key that an option contributes to ``as_dict``.
+
+    ``encode`` turns the raw value into the emitted one, and a None result emits nothing. ``when``
+    names a sibling option that must be true.
+    """
+
+    key: str
+    scope: Literal["local", "global"]
+    modes: tuple[str, ...]
+    when: str | None
+    encode: Callable[[Any], object]
+
+
+class OptionValue:
+    """An option that takes one of ``optional``, or anything when ``optional`` is None.
+
+    In the body of a section class it is the declaration; each instance of the section holds its
+    own copy. Defaults are not validated.
+    """
+
+    def __init__(self, default: Any, optional: list[Any] | tuple[Any, ...] | None = None) -> None:
+        self.default = default
+        self.optional = optional
+        self.raw = default
+        self.name = type(self).__name__
+        self.emissions: tuple[Emission, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        """The normalised value: None, ``"1"`` or ``"0"`` for booleans, text for the rest."""
+        return self.normalise(self.raw)
+
+    @value.setter
+    @pretty_error_msg
+    def value(self, value: Any) -> None:
+        self.raw = self.check(value)
+
+    @property
+    def accepts(self) -> str:
+        """What may be assigned, in words; error messages and the option tables share it."""
+        return "anything" if self.optional is None else str(list(self.optional))
+
+    def check(self, value: Any) -> Any:
+        """Return what to store for ``value``, or raise."""
+        if self.optional is not None and value not in self.optional:
+            self.reject(value, ValueError)
+        return value
+
+    def normalise(self, raw: Any) -> Any:
+        """The form of ``raw`` that ``value`` shows."""
+        if raw is None:
+            return None
+        return {"True": "1", "False": "0"}.get(str(raw), str(raw))
+
+    def reject(self, value: Any, error: type[Exception]) -> NoReturn:
+        """Raise ``error`` naming the option, the value, its type and what would be accepted."""
+        raise error(
+            f"option '{self.name}' cannot be {value!r} of type {type(value).__name__}; "
+            f"it accepts {self.accepts}"
+        )
+
+    def emits(
+        self,
+        key: str,
+        *,
+        scope: Literal["local", "global"] = "local",
+        modes: tuple[str, ...] = GE_MODES,
+        when: str | None = None,
+        encode: Callable[[Any], object] | None = None,
+    ) -> Self:
+        """Declare an engine key; without ``encode`` it carries the normalised value."""
+        self.emissions += (Emission(key, scope, modes, when, encode or self.normalise),)
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self.raw)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}={self.raw!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the engine keys with the declaration: they hold functions that do not pickle."""
+        return {**self.__dict__, "emissions": ()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the value but share callables: a user's pass may hold a model or a lock."""
+        clone = copy.copy(self)
+        clone.raw = self.raw if callable(self.raw) else copy.deepcopy(self.raw, memo)
+        return clone
+
+    # The methods below make the declaration in the section class a descriptor, so that an option
+    # reads as the instance's own copy and assignment validates instead of rebinding.
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, section: object | None, owner: type) -> Self:
+        own: Self = self if section is None else section.__dict__[self.name]
+        return own
+
+    def __set__(self, section: object, value: Any) -> None:
+        section.__dict__[self.name].value = value
+
+
+def flag(default: bool | None, *, or_none: bool = False) -> OptionValue:
+    """A boolean option, with ``or_none`` also accepting None for "not decided"."""
+    return OptionValue(default, [True, False, None] if or_none else [True, False])
+
+
+class DeprecatedValue(OptionValue):
+    """An option kept for old scripts; ``as_dict`` reports a set one on stderr."""
+
+    def __init__(
+        self,
+        optional: list[Any] | tuple[Any, ...] | None = None,
+        *,
+        replacement: str | None = None,
+    ) -> None:
+        super().__init__(None, optional)
+        self.replacement = replacement
+
+    def notice(self) -> str:
+        """The sentence that tells the user what to use instead."""
+        if self.replacement is None:
+            return f"option '{self.name}' is deprecated and has no replacement"
+        return f"option '{self.name}' is deprecated, use '{self.replacement}' instead"
+
+
+class IntRangeValue(OptionValue):
+    """An int within [low, high]."""
+
+    def __init__(self, default: int | None, low: int, high: int) -> None:
+        super().__init__(default)
+        self.low = low
+        self.high = high
+
+    @property
+    def accepts(self) -> str:
+        return f"int in [{self.low}, {self.high}]"
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, int) or not self.low <= value <= self.high:
+            self.reject(value, ValueError)
+        return value
+
+
+class StrOptionValue(OptionValue):
+    """A string or None."""
+
+    accepts = "str or None"
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, str | None):
+            self.reject(value, TypeError)
+        return value
+
+
+class FileValue(OptionValue):
+    """An existing regular file or None."""
+
+    accepts = "existing file or None"
+
+    def check(self, value: Any) -> Any:
+        if value is not None and not (_is_path(value) and os.path.isfile(value)):
+            self.reject(value, FileNotFoundError)
+        return value
+
+
+class MustExistedFileAddr(OptionValue):
+    """An existing ``.json`` file or None."""
+
+    accepts = "existing .json file or None"
+
+    def check(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if value == "":
+            self.reject(value, ValueError)
+        if not (_is_path(value) and str(value).endswith(".json") and os.path.isfile(value)):
+            self.reject(value, FileNotFoundError)
+        return value
+
+
+class MustExistedPathValue(OptionValue):
+    """An existing directory."""
+
+    accepts = "existing directory"
+
+    def check(self, value: Any) -> Any:
+        if not (_is_path(value) and os.path.isdir(value)):
+            self.reject(value, FileNotFoundError)
+        return value
+
+
+class RegexValue(OptionValue):
+    """A string that ``pattern`` matches; ``meaning`` says in words what the pattern asks for."""
+
+    def __init__(self, default: str | None, pattern: str, meaning: str) -> None:
+        super().__init__(default)
+        self.pattern = re.compile(pattern)
+        self.meaning = meaning
+
+    @property
+    def accepts(self) -> str:
+        return self.meaning
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, str):
+            self.reject(value, TypeError)
+        if not self.pattern.match(value):
+            self.reject(value, ValueError)
+        return value
+
+
+class RawValue(OptionValue):
+    """Anything, read back as the very object that was assigned."""
+
+    def normalise(self, raw: Any) -> Any:
+        return raw
+
+
+class DictOptionValue(RawValue):
+    """A dict or None."""
+
+    accepts = "dict or None"
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, dict | None):
+            self.reject(value, TypeError)
+        return value
+
+
+class IntListValue(RawValue):
+    """A list or tuple of int; None is stored as the empty list."""
+
+    accepts = "list of int or None"
+
+    def check(self, value: Any) -> Any:
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple) or not all(isinstance(item, int) for item in value):
+            self.reject(value, TypeError)
+        return value
+
+
+class CallableValue(RawValue):
+    """A callable or None."""
+
+    accepts = "callable or None"
+
+    def check(self, value: Any) -> Any:
+        if value is not None and not callable(value):
+            self.reject(value, TypeError)
+        return value
+
+
+def _is_path(value: Any) -> bool:
+    # An int would be taken for an open file descriptor by os.path.
+    return isinstance(value, str | os.PathLike)

@@ -1,0 +1,20 @@
+"""FX to GE: the converter table and the driver that walks an FX graph.
+
+Importing this package loads every built-in converter; `torchair.convert.registry` does not.
+"""
+
+from torchair.convert import elementwise, matmul, shape
+from torchair.convert.interpreter import Conversion, GraphConverter, ValuePack
+from torchair.convert.registry import Decline, find, register_fx_node_ge_converter, registered
+
+__all__ = [
+    "Conversion",
+    "Decline",
+    "GraphConverter",
+    "ValuePack",
+    "find",
+    "register_fx_node_ge_converter",
+    "registered",
+]
+
+_ = (elementwise, matmul, shape)

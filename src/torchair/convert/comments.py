@@ -1,0 +1,41 @@
+"""The two comment lines that tie GE nodes to the user's source and to the FX graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.ge.graph import Origin
+
+
+def origin_of(node: fx.Node) -> Origin | None:
+    """Source position and FX text of a node; None when tracing left no stack trace."""
+    trace = node.meta.get("stack_trace") or node.stack_trace
+    if not trace:
+        return None
+    where = trace.split(" File ")[-1].replace("\n", "")
+    return Origin(f"# File {where}", f"## FX Code: {fx_text(node)}", node.name)
+
+
+def fx_text(node: fx.Node) -> str:
+    """`name: type[dims]device = target(arguments)`."""
+    target = node._pretty_print_target(node.target)
+    args = [_argument(a) for a in node.args]
+    args += [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    return f"{_annotated(node)} = {target}({', '.join(args)})"
+
+
+def _argument(x: Any) -> str:
+    return _annotated(x) if isinstance(x, fx.Node) else str(x)
+
+
+def _annotated(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        dims = ", ".join(str(d) for d in value.shape)
+        return f"{node.name}: {value.dtype}[{dims}]{value.device}"
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f'{node.name}: "Sym({value})"'
+    return node.name

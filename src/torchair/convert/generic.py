@@ -1,0 +1,77 @@
+"""The generic node: any torch operator without a converter, called as torch would call it.
+
+`TorchCall` keeps the operator's name and its plain arguments as JSON, so it can be written to a
+file and read back; targets that have no name (higher-order operators) live in `graph.objects`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchair.convert.registry import Decline
+from torchair.ge.build import builder
+from torchair.ge.graph import Node, Value, get_default_ge_graph
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value of the graph that the operator takes as a Python number (a symbolic size)."""
+
+    value: Value
+
+
+_NAMED = (torch.dtype, torch.memory_format, torch.layout)
+
+
+def torch_call(target: Any, args: Any, kwargs: Any, results: int) -> Node:
+    """One generic node with the given number of outputs; tensors anywhere in the arguments."""
+    graph = get_default_ge_graph()
+    inputs: list[Value] = []
+    encoded = {"args": _encode(list(args), inputs), "kwargs": _encode(dict(kwargs), inputs)}
+    outputs = builder("TorchCall")(
+        inputs, target=_name(target), arguments=json.dumps(encoded), size_of_y=results
+    )
+    return outputs[0].node if outputs else graph.nodes[-1]
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name()
+    objects = get_default_ge_graph().objects
+    key = f"object:{len(objects)}:{target}"
+    objects[key] = target
+    return key
+
+
+def _encode(x: Any, inputs: list[Value]) -> Any:
+    if isinstance(x, (Value, Scalar)):
+        value = x if isinstance(x, Value) else x.value
+        if value not in inputs:
+            inputs.append(value)
+        return {"tensor" if x is value else "scalar": inputs.index(value)}
+    if isinstance(x, (list, tuple)):
+        members = [_encode(v, inputs) for v in x]
+        return members if isinstance(x, list) else {"tuple": members}
+    if isinstance(x, dict):
+        return {"dict": [[k, _encode(v, inputs)] for k, v in x.items()]}
+    if isinstance(x, complex):
+        return {"complex": [x.real, x.imag]}
+    if isinstance(x, _NAMED):
+        return {"torch": str(x).removeprefix("torch.")}
+    if isinstance(x, torch.device):
+        return {"device": str(x)}
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
+    return _object(x)
+
+
+def _object(x: Any) -> Any:
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise Decline(f"symbolic value {x} is not a value of the graph")
+    graph = get_default_ge_graph()
+    key = f"object:{len(graph.objects)}:{type(x).__name__}"
+    graph.objects[key] = x
+    return {"object": key}

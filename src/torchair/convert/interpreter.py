@@ -1,0 +1,459 @@
+"""Walk an FX graph and build the GE graph that means the same.
+
+The driver: placeholders become Data, calls go to converters or to the generic node, the output
+becomes NetOutput plus a description of what GE does not compute. Meaning lives elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from torchair import ge
+from torchair.convert.comments import fx_text, origin_of
+from torchair.convert.generic import Scalar, torch_call
+from torchair.convert.registry import Decline, Entry, find
+from torchair.convert.results import (
+    Computed,
+    ComputedScalar,
+    Fixed,
+    InputSource,
+    InputView,
+    Result,
+    Signature,
+    SymbolResult,
+)
+from torchair.convert.scopes import Scopes, Token
+from torchair.convert.views import PendingView, ViewFolder
+from torchair.errors import ConversionError
+from torchair.ge import attrs as attr
+from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
+from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
+from torchair.ge.shapes import Sym, free_symbols, from_torch
+from torchair.log import logger
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS = (bool, int, float)
+ARITHMETIC = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.pow,
+    operator.mod, operator.neg, math.floor, math.ceil,
+}  # fmt: skip
+
+
+@dataclass
+class ValuePack:
+    """What an FX value is at compile time: the fake result, and what the GE graph has for it."""
+
+    meta: Any
+    npu: Any = None
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(self.meta, dict):
+            raise ValueError(f"a pack of {type(self.meta).__name__} has no items")
+        return ValuePack(self.meta[key], self.npu[key])
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The result of converting one FX graph."""
+
+    graph: Graph
+    signature: Signature
+    generic: dict[str, int]  # torch operators that went to the generic node: how often
+
+
+class GraphConverter:
+    """Converts one FX graph; `run` gives the GE graph and how to call it."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        name: str,
+        infer: Callable[[Node], Sequence[Fact]],
+        *,
+        fold_views: bool = True,
+        strict: bool = False,
+        static_args: frozenset[int] = frozenset(),
+    ) -> None:
+        self.gm = gm
+        self.graph = Graph(name, infer)
+        self.signature = Signature()
+        self.generic: dict[str, int] = {}
+        self.views = ViewFolder(fold_views)
+        self._fold_views = fold_views
+        self._strict = strict
+        self._static = static_args
+        self._scopes = Scopes()
+        self._env: dict[fx.Node, ValuePack] = {}
+        self._texts: set[str] = set()
+        self._arg_of: dict[fx.Node, int] = {}
+        self._fake_mode: Any = None
+
+    def run(self, *example_inputs: Any) -> Conversion:
+        """Convert every FX node in order."""
+        self._fake_mode = detect_fake_mode(example_inputs) or FakeTensorMode(
+            allow_non_fake_inputs=True
+        )
+        inputs = iter(example_inputs)
+        with unset_fake_temporarily(), self.graph:
+            for node in self.gm.graph.nodes:
+                if node.op == "placeholder":
+                    self._placeholder(node, next(inputs))
+                elif node.op == "get_attr":
+                    self._constant(node)
+                elif node.op == "output":
+                    self._output(node)
+                else:
+                    self._call(node)
+        return Conversion(self.graph, self.signature, self.generic)
+
+    # ---- inputs ----
+
+    def _placeholder(self, node: fx.Node, example: Any) -> None:
+        arg = len(self._arg_of)
+        self._arg_of[node] = arg
+        meta = node.meta.get("val", example)
+        if isinstance(meta, torch.Tensor):
+            self._env[node] = ValuePack(meta, self._tensor_input(node.name, arg, meta))
+        elif isinstance(meta, (*SYMBOLS, *NUMBERS)):
+            self._env[node] = ValuePack(meta, self._scalar_input(node, arg, meta))
+        else:
+            self._env[node] = ValuePack(meta, meta)
+
+    def _tensor_input(self, name: str, arg: int, meta: torch.Tensor) -> Value:
+        dims = tuple(from_torch(d) for d in meta.shape)
+        for i, d in enumerate(dims):
+            if isinstance(d, Sym) and d.expr.is_Symbol:
+                self.signature.symbols.setdefault(d.expr.name, (arg, i))
+        dtype = torch_to_ge(meta.dtype)
+        self.signature.inputs.append(InputSource((arg,), "tensor", dtype, arg in self._static))
+        return ge.Data(
+            index=len(self.signature.inputs) - 1,
+            dtype=dtype,
+            shape=list(dims),
+            placement="CPU" if meta.device.type == "cpu" else "NPU",
+            node_name=name,
+        )
+
+    def _scalar_input(self, node: fx.Node, arg: int, meta: Any) -> Value:
+        dtype = type_of_meta(meta)
+        self.signature.inputs.append(InputSource((arg,), "scalar", dtype))
+        index = len(self.signature.inputs) - 1
+        value = ge.Data(index=index, dtype=dtype, shape=[], placement="CPU", node_name=node.name)
+        expr = _symbol_of(meta)
+        if isinstance(expr, Sym) and expr.expr.is_Symbol:
+            self.signature.symbols[expr.expr.name] = (arg, None)
+        value.content = expr if dtype == DataType.DT_INT64 else None
+        return value
+
+    def _constant(self, node: fx.Node) -> None:
+        found: Any = self.gm
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.Tensor):
+            self._env[node] = ValuePack(node.meta.get("val", found), ge.Const(found))
+        else:
+            self._env[node] = ValuePack(found, found)
+
+    # ---- calls ----
+
+    def _call(self, node: fx.Node) -> None:
+        origin = origin_of(node)
+        self._comment(origin)
+        self.graph.origin = origin or Origin(fx_name=node.name)
+        first = len(self.graph)
+        meta = self._meta(node)
+        npu = self._dispatch(node, meta)
+        self._finish(node, meta, npu, self.graph.nodes[first:])
+        self._env[node] = ValuePack(meta, npu)
+        self.graph.origin = None
+
+    def _comment(self, origin: Origin | None) -> None:
+        if origin is None:
+            return
+        if origin.file not in self._texts:
+            self._texts.add(origin.file)
+            self.graph.journal += ["", origin.file]
+        self.graph.journal.append(origin.fx)
+
+    def _meta(self, node: fx.Node) -> Any:
+        if "val" in node.meta:
+            return node.meta["val"]
+        args = fx.map_arg(node.args, lambda n: self._env[n].meta)
+        kwargs = fx.map_arg(node.kwargs, lambda n: self._env[n].meta)
+        if _is_air(node.target):
+            return None
+        with self._fake_mode:
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.meta["val"]
+
+    def _dispatch(self, node: fx.Node, meta: Any) -> Any:
+        target: Any = node.target
+        if _is_air(target):
+            return self._air(node)
+        if target is operator.getitem:
+            return self._packed(node.args[0])[self._packed(node.args[1])]
+        if _is_number(meta):
+            return meta
+        if _all_empty(meta):
+            return _map(lambda m: ge.Const(torch.empty(m.shape, dtype=m.dtype)), meta)
+        entry = find(target)
+        plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))
+        if entry is None and plain and not _is_operator(target):
+            return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
+        return self._generic(node, meta) if entry is None else self._convert(node, entry, meta)
+
+    def _convert(self, node: fx.Node, entry: Entry, meta: Any) -> Any:
+        mark = (len(self.graph.journal), set(self.graph.nodes))
+        try:
+            args = [self._argument(a, entry) for a in node.args]
+            kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
+            if entry.wants_meta:
+                kwargs["meta_outputs"] = _map(_spec, meta)
+            if entry.wants_views:
+                kwargs["views"] = self.views if self._may_fold() else ViewFolder(False)
+            npu = entry.fn(*args, **kwargs)
+            self._check(node, meta, npu, mark[1])
+            return npu
+        except Decline as e:
+            self._undo(*mark)
+            logger.debug("converter of %s declined: %s", node.target, e)
+            return self._generic(node, meta)
+        except Exception as e:
+            if entry.by_user or self._strict:
+                raise self._error(node, f"the converter of {node.target} failed: {e}") from e
+            self._undo(*mark)
+            logger.warning("converter of %s failed (%s), generic node used", node.target, e)
+            return self._generic(node, meta)
+
+    def _may_fold(self) -> bool:
+        return self._fold_views and not self._scopes.blocks_view_folding
+
+    def _undo(self, journal: int, before: set[Node]) -> None:
+        del self.graph.journal[journal:]
+        for node in reversed(self.graph.nodes):
+            if node not in before:
+                self.graph.remove(node)
+
+    def _argument(self, x: Any, entry: Entry) -> Any:
+        """An FX argument as converters see it: values for tensors, a Pack for symbolic lists."""
+        if isinstance(x, (list, tuple)) and any(self._is_symbol(e) for e in x):
+            return self._pack([self._packed(e) for e in x])
+        if isinstance(x, (list, tuple)):
+            return [self._argument(e, entry) for e in x]
+        packed = self._packed(x)
+        return packed if entry.wants_views else self.views.emit(packed)
+
+    def _is_symbol(self, x: Any) -> bool:
+        return isinstance(x, fx.Node) and isinstance(self._env[x].meta, (int, *SYMBOLS))
+
+    def _pack(self, members: list[Any]) -> Any:
+        if not any(isinstance(m, Value) for m in members):
+            return members
+        packed = ge.Pack(members, N=len(members), axis=0)
+        packed.node.attrs["_force_unknown_shape"] = attr.Bool(True)
+        values = [v for v in members if isinstance(v, Value)]
+        if all(v.node.type == "Data" for v in values) and len(values) == len(members):
+            packed.node.attrs["_inputs_all_sym"] = attr.Bool(True)
+        return packed
+
+    def _packed(self, x: Any) -> Any:
+        return fx.map_arg(x, lambda n: self._env[n].npu)
+
+    def _air(self, node: fx.Node) -> Any:
+        name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+        args = self._packed(node.args)
+        if name == "scope_enter":
+            return self._scopes.enter(*args[:2])
+        if name == "scope_exit":
+            return self._scopes.exit()
+        if name == "record":
+            return self._scopes.record()
+        return self._scopes.wait([self.views.emit(m) for m in args[0]])
+
+    def _generic(self, node: fx.Node, meta: Any) -> Any:
+        name = str(node.target)
+        if self._strict:
+            raise self._error(node, f"{name} ge_converter is not implemented!")
+        self.generic[name] = self.generic.get(name, 0) + 1
+        leaves = _leaves(meta)
+
+        def argument(n: fx.Node) -> Any:
+            pack = self._env[n]
+            if isinstance(pack.meta, SYMBOLS) and isinstance(pack.npu, Value):
+                return Scalar(pack.npu)
+            return _map(self.views.emit, pack.npu)
+
+        args, kwargs = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
+        made = torch_call(node.target, args, kwargs, len(leaves))
+        if not leaves or _mutates(node.target):
+            self.graph.keep_alive.append(made)
+        outputs = iter(made.outputs)
+        return _map(lambda _: next(outputs), meta)
+
+    def _error(self, node: fx.Node, text: str) -> ConversionError:
+        target = node.target
+        schema = str(target._schema) if isinstance(target, torch._ops.OpOverload) else ""
+        origin = origin_of(node)
+        return ConversionError(
+            text, op=fx_text(node), schema=schema, source=origin.line if origin else ""
+        )
+
+    # ---- results of a call ----
+
+    def _check(self, node: fx.Node, meta: Any, npu: Any, before: set[Node]) -> None:
+        """A converter must give one value per result, of the type that tracing saw."""
+        expected, got = _leaves(meta), _leaves(npu)
+        if len(expected) != len(got):
+            raise ValueError(f"{len(got)} results instead of {len(expected)}")
+        for m, v in zip(expected, got, strict=True):
+            if isinstance(m, torch.Tensor) and isinstance(v, Value):
+                wanted = torch_to_ge(m.dtype)
+                if v.dtype not in (wanted, DataType.DT_UNDEFINED):
+                    raise ValueError(f"result {v} should have type {m.dtype}")
+
+    def _finish(self, node: fx.Node, meta: Any, npu: Any, created: list[Node]) -> None:
+        self._scopes.stamp(created)
+        new = set(created)
+        for i, (m, v) in enumerate(zip(_leaves(meta), _leaves(npu), strict=False)):
+            if not isinstance(v, Value) or v.node not in new:
+                continue
+            if isinstance(m, torch.Tensor):
+                v.learn(Fact(torch_to_ge(m.dtype), tuple(from_torch(d) for d in m.shape)))
+                v.attrs["_meta"] = attr.Str(f"Tensor(dtype={m.dtype}, shape={m.shape})")
+            elif isinstance(m, SYMBOLS):
+                known = _symbol_of(m) if isinstance(m, torch.SymInt) else None
+                v.learn(Fact(type_of_meta(m), (), known))
+            v.attrs["_fx_tensor_name"] = attr.Str(f"{node.name}-{node.target}.OUTPUT.{i}")
+
+    # ---- outputs ----
+
+    def _output(self, node: fx.Node) -> None:
+        results: list[Value] = []
+        groups: dict[int, int] = {}
+        self.graph.origin = None
+        items = node.args[0]
+        for item in items if isinstance(items, (list, tuple)) else [items]:
+            self.signature.results.append(self._result(item, results, groups))
+        dependencies = [n.outputs[0] for n in self.graph.keep_alive if n.outputs]
+        ge.NetOutput(results, dependencies=dependencies)
+        output = self.graph.output
+        assert output is not None
+        for side_effect in self.graph.keep_alive:
+            output.after(side_effect)
+
+    def _result(self, item: Any, results: list[Value], groups: dict[int, int]) -> Result:
+        if not isinstance(item, fx.Node):
+            return Fixed(item)
+        pack = self._env[item]
+        meta = pack.meta
+        if isinstance(meta, SYMBOLS):
+            return self._symbol_result(pack, results)
+        if not isinstance(meta, torch.Tensor):
+            return Fixed(meta)
+        alias = self._alias_of_input(item, meta)
+        if alias is not None:
+            return alias
+        value = self.views.emit(pack.npu)
+        if isinstance(value, Token):
+            return Fixed(torch.empty(0))
+        group = groups.setdefault(_storage_key(meta), len(groups))
+        dims = tuple(from_torch(d) for d in meta.shape)
+        strides = tuple(from_torch(d) for d in meta.stride())
+        return Computed(_position(value, results), dims, strides, group)
+
+    def _symbol_result(self, pack: ValuePack, results: list[Value]) -> Result:
+        expr = _symbol_of(pack.meta)
+        if not isinstance(expr, Sym):
+            return Fixed(expr)
+        if free_symbols([expr]) <= self.signature.symbols.keys():
+            return SymbolResult(expr)
+        return ComputedScalar(_position(pack.npu, results))
+
+    def _alias_of_input(self, item: fx.Node, meta: torch.Tensor) -> InputView | None:
+        for source, arg in self._arg_of.items():
+            base = self._env[source].meta
+            if not isinstance(base, torch.Tensor) or not torch._C._is_alias_of(base, meta):
+                continue
+            cast = ""
+            if base.dtype != meta.dtype:
+                cast = "view_as_real" if base.dtype.is_complex else "view_as_complex"
+            dims = tuple(from_torch(d) for d in meta.shape)
+            strides = tuple(from_torch(d) for d in meta.stride())
+            offset = from_torch(meta.storage_offset())
+            names = free_symbols([*dims, *strides, offset])
+            if names <= self.signature.symbols.keys():
+                return InputView(arg, dims, strides, offset, item is source, cast)
+        return None
+
+
+def _is_air(target: Any) -> bool:
+    names = ("scope_enter", "scope_exit", "record", "wait")
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "air":
+        return False
+    return target._schema.name.split("::")[1] in names
+
+
+def _is_operator(target: Any) -> bool:
+    kinds = (torch._ops.OpOverload, torch._ops.HigherOrderOperator, torch._ops.OpOverloadPacket)
+    return isinstance(target, kinds)
+
+
+def _is_number(meta: Any) -> bool:
+    return isinstance(meta, NUMBERS)
+
+
+def _all_empty(meta: Any) -> bool:
+    leaves = _leaves(meta)
+    return bool(leaves) and all(
+        isinstance(m, torch.Tensor)
+        and all(isinstance(d, int) for d in m.shape)
+        and 0 in m.shape
+        for m in leaves
+    )
+
+
+def _mutates(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, (list, tuple)):
+        return [leaf for member in tree for leaf in _leaves(member)]
+    return [] if tree is None else [tree]
+
+
+def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, (list, tuple)):
+        return [_map(fn, member) for member in tree]
+    return None if tree is None else fn(tree)
+
+
+def _spec(meta: Any) -> TensorSpec:
+    if isinstance(meta, torch.Tensor):
+        dims = tuple(from_torch(d) for d in meta.shape)
+        return TensorSpec(torch_to_ge(meta.dtype), dims, meta.dtype, str(meta.device))
+    return TensorSpec(type_of_meta(meta), ())
+
+
+def _symbol_of(meta: Any) -> Any:
+    return from_torch(meta) if isinstance(meta, SYMBOLS) else meta
+
+
+def _storage_key(meta: torch.Tensor) -> int:
+    return meta.untyped_storage()._cdata
+
+
+def _position(value: Value, results: list[Value]) -> int:
+    if value not in results:
+        results.append(value)
+    return results.index(value)

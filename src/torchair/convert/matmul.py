@@ -1,0 +1,81 @@
+"""Converters of matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import TensorSpec, Value
+
+aten = torch.ops.aten
+_HALF = (DataType.DT_FLOAT16, DataType.DT_BF16)
+
+
+def _is_bias(x: Value) -> bool:
+    assert x.shape is not None
+    return x.rank == 1 or (x.rank == 2 and x.shape[0] == 1)
+
+
+@builtin(aten.addmm.default)
+def addmm(
+    self: Value,
+    mat1: Value,
+    mat2: Value,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    dtype = meta_outputs.dtype
+    if any(isinstance(s, Value) for s in (alpha, beta)):
+        raise Decline("symbolic alpha or beta")
+    self, mat1, mat2 = promote(dtype, self, mat1, mat2)
+    if alpha == 0:
+        raise Decline("alpha is 0")
+    if dtype in _HALF and _is_bias(self) and alpha == 1 and beta == 1:
+        return ge.MatMulV2(mat1, mat2, self, None)
+    product = ge.MatMulV2(mat1, mat2, None, None)
+    product = ge.Mul(product, ge.Const(alpha, dtype=dtype))
+    if beta == 0:
+        return product
+    if beta != 1:
+        self = ge.Mul(self, ge.Const(beta, dtype=dtype))
+    return ge.Add(product, self)
+
+
+@builtin(aten.mm.default)
+def mm(self: Value, mat2: Value) -> Value:
+    """mm(Tensor self, Tensor mat2) -> Tensor"""
+    return ge.MatMul(self, mat2, None)
+
+
+@builtin(aten.bmm.default)
+def bmm(self: Value, mat2: Value, *, meta_outputs: TensorSpec) -> Value:
+    """bmm(Tensor self, Tensor mat2) -> Tensor"""
+    self, mat2 = promote(meta_outputs.dtype, self, mat2)
+    return ge.BatchMatMul(self, mat2)
+
+
+@builtin(aten.baddbmm.default)
+def baddbmm(
+    self: Value,
+    batch1: Value,
+    batch2: Value,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1)"""
+    dtype = meta_outputs.dtype
+    if any(isinstance(s, Value) for s in (alpha, beta)) or beta == 0:
+        raise Decline("beta is 0 or a scale is symbolic")
+    self, batch1, batch2 = promote(dtype, self, batch1, batch2)
+    product = ge.Mul(ge.BatchMatMul(batch1, batch2), ge.Const(alpha, dtype=dtype))
+    return ge.Add(product, ge.Mul(self, ge.Const(beta, dtype=dtype)))

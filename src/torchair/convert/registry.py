@@ -1,0 +1,83 @@
+"""Which function turns which FX target into GE nodes.
+
+User registrations win over built-in ones. Importing this module loads no converter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+class Decline(Exception):
+    """Raised by a converter for arguments it does not cover; the generic node takes over."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered converter."""
+
+    fn: Callable[..., Any]
+    wants_meta: bool  # has a parameter `meta_outputs`
+    wants_views: bool  # has a parameter `views`: takes pending views and the folder that makes them
+    by_user: bool
+
+
+_user: dict[Any, Entry] = {}
+_builtin: dict[Any, Entry] = {}
+
+
+def _entry(fn: Callable[..., Any], by_user: bool) -> Entry:
+    names = inspect.signature(fn).parameters
+    return Entry(fn, "meta_outputs" in names, "views" in names, by_user)
+
+
+class Converter:
+    """Decorator that registers a converter for one operator when the function is defined."""
+
+    def __init__(self, aten_op: Any) -> None:
+        self._aten_op = aten_op
+
+    def __call__(self, converter: Callable[..., Any]) -> Converter:
+        _user[self._aten_op] = _entry(converter, by_user=True)
+        return self
+
+
+def register_fx_node_ge_converter(aten_op: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Register a converter from a torch operator to GE nodes; a later registration overrides.
+
+    The function gets the operator's arguments with tensors replaced by `ge.Tensor`, and the
+    expected results as `meta_outputs` if it has such a parameter. `None` drops the function.
+    """
+    if aten_op is None:
+        return lambda converter: None
+    return Converter(aten_op)
+
+
+def unregister(aten_op: Any) -> None:
+    """Forget a user registration; the built-in converter, if any, is back."""
+    _user.pop(aten_op, None)
+
+
+def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a converter of our own for one or more FX targets; None targets are ignored."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for target in targets:
+            if target is not None:
+                _builtin[target] = _entry(fn, by_user=False)
+        return fn
+
+    return register
+
+
+def find(target: Any) -> Entry | None:
+    """The converter of an FX target."""
+    return _user.get(target) or _builtin.get(target)
+
+
+def registered() -> dict[Any, Entry]:
+    """All converters, user ones on top."""
+    return _builtin | _user

@@ -1,0 +1,73 @@
+"""How the tensors a graph computes, and its inputs, become the results of the FX graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchair.ge.shapes import Shape
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A result known at compile time (None, a number)."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Output `index` of the GE graph, laid out with the strides that tracing promised."""
+
+    index: int
+    shape: Shape
+    strides: Shape
+    alias_group: int  # results of one group share memory in the traced program
+
+
+@dataclass(frozen=True)
+class ComputedScalar:
+    """A Python number that only running the graph gives."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class InputView:
+    """A view of argument `arg`, never computed by the graph."""
+
+    arg: int
+    shape: Shape
+    strides: Shape
+    offset: Any
+    same: bool = False  # the very argument object
+    cast: str = ""  # "", "view_as_real" or "view_as_complex"
+
+
+@dataclass(frozen=True)
+class SymbolResult:
+    """An expression over the sizes of the call."""
+
+    expr: Any
+
+
+Result = Fixed | Computed | ComputedScalar | InputView | SymbolResult
+
+
+@dataclass(frozen=True)
+class InputSource:
+    """Where a Data node gets its tensor from: an argument, or numbers packed from several."""
+
+    args: tuple[int, ...]
+    kind: str = "tensor"  # "tensor", "scalar" (0-d) or "packed" (1-d)
+    dtype: int = 0
+    static: bool = False  # a parameter: the same tensor in every call
+
+
+@dataclass
+class Signature:
+    """Inputs, results and symbols of a converted FX graph."""
+
+    inputs: list[InputSource] = field(default_factory=list)  # by Data index
+    results: list[Result] = field(default_factory=list)
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # name: (arg, dim)

@@ -1,0 +1,84 @@
+"""Scopes, streams and ordering marks while an FX graph is converted.
+
+`air.scope_enter/exit` push attributes that every node created inside receives; `air.record/wait`
+become control edges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchair.errors import ScopeError
+from torchair.ge import attrs as attr
+from torchair.ge.graph import Node, Value
+from torchair.log import logger
+
+_LABEL = "_user_stream_label"
+_SUPER = ("_super_kernel_scope", "_super_kernel_options")
+_BOOLEANS = ("_op_exec_never_timeout", "_enable_inner_parallel")
+
+
+class Token:
+    """What `air.record` returns: the node that had to be finished."""
+
+    def __init__(self, node: Node | None) -> None:
+        self.node = node
+
+
+class Scopes:
+    """The stack of open scopes and the pending waits of each stream."""
+
+    def __init__(self) -> None:
+        self._stack: list[dict[str, str]] = []
+        self._waiting: dict[str, list[Node]] = {}
+        self._last: dict[str, Node] = {}
+
+    @property
+    def blocks_view_folding(self) -> bool:
+        """Whether a scope other than a super kernel is open."""
+        return any(set(level) - set(_SUPER) for level in self._stack)
+
+    @property
+    def stream(self) -> str:
+        """Label of the outermost stream scope, empty for the default stream."""
+        return next((level[_LABEL] for level in self._stack if _LABEL in level), "")
+
+    def enter(self, keys: list[str], values: list[str]) -> None:
+        """Open a scope."""
+        self._stack.append(dict(zip(keys, values, strict=True)))
+
+    def exit(self) -> None:
+        """Close the innermost scope."""
+        if not self._stack:
+            raise ScopeError("air.scope_exit without a matching air.scope_enter")
+        self._stack.pop()
+
+    def record(self) -> Token:
+        """A mark after the last node of the current stream."""
+        return Token(self._last.get(self.stream))
+
+    def wait(self, marks: list[Any]) -> None:
+        """Let the next node of the current stream run after the given marks or tensors."""
+        nodes = [m.node for m in marks if isinstance(m, (Token, Value))]
+        self._waiting.setdefault(self.stream, []).extend(n for n in nodes if n is not None)
+
+    def stamp(self, nodes: list[Node]) -> None:
+        """Give new nodes the attributes and control edges of the open scopes."""
+        real = [n for n in nodes if n.type not in ("Const", "Data")]
+        for node in real:
+            for level in self._stack:
+                self._stamp_level(node, level)
+        if real:
+            for before in self._waiting.pop(self.stream, []):
+                real[0].after(before)
+            self._last[self.stream] = real[-1]
+
+    def _stamp_level(self, node: Node, level: dict[str, str]) -> None:
+        if level.get(_SUPER[0]) == "":
+            for key in _SUPER:
+                node.attrs.pop(key, None)
+            return
+        for key, value in level.items():
+            made = attr.Bool(value == "True") if key in _BOOLEANS else attr.Str(value)
+            node.attrs[key] = made
+            logger.debug("Set attribute %s: %s on op: %s", key, value, node.name)

@@ -1,0 +1,119 @@
+"""View folding: reshapes and permutes wait until a consumer needs them.
+
+A chain of views is kept as reshape, permute, reshape over one source; what is left of it when
+something other than a view reads it becomes at most three nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchair import ge
+from torchair.ge.graph import Tensor, Value
+from torchair.ge.shapes import Dim, Shape, numel
+
+
+@dataclass(frozen=True)
+class PendingView(Tensor):
+    """A view of `source` not yet emitted: reshape to `pre`, permute by `perm`, reshape to `dims`."""
+
+    source: Value
+    dims: Shape
+    pre: Shape | None = None
+    perm: tuple[int, ...] | None = None
+
+    @property
+    def dtype(self) -> int:  # type: ignore[override]
+        return self.source.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Dims of the view."""
+        return self.dims
+
+    @property
+    def rank(self) -> int:
+        """Number of dims of the view."""
+        return len(self.dims)
+
+    @property
+    def permuted(self) -> Shape:
+        """Dims after the permute, before the last reshape."""
+        before = self.source.shape if self.pre is None else self.pre
+        assert before is not None
+        return before if self.perm is None else tuple(before[p] for p in self.perm)
+
+
+class ViewFolder:
+    """Builds pending views and emits them, each distinct one once per graph."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._emitted: dict[Any, Value] = {}
+
+    def reshape(self, x: Value | PendingView, dims: Shape) -> Value | PendingView:
+        """View of `x` with other dims (at most one of them symbolic)."""
+        view = PendingView(x.source, dims, x.pre, x.perm) if isinstance(x, PendingView) else (
+            PendingView(x, dims)
+        )  # fmt: skip
+        return view if self.enabled else self.emit(view)
+
+    def permute(self, x: Value | PendingView, perm: Sequence[int]) -> Value | PendingView:
+        """View of `x` with dims in another order."""
+        assert x.shape is not None
+        dims = tuple(x.shape[p] for p in perm)
+        if isinstance(x, PendingView) and x.perm is not None:
+            if x.dims != x.permuted:
+                x = self.emit(x)
+            else:
+                perm = [x.perm[p] for p in perm]
+                x = PendingView(x.source, x.dims, x.pre)
+        if isinstance(x, PendingView):
+            pre = x.pre if x.pre is not None else x.dims
+            if x.pre is None and x.dims == x.source.shape:
+                pre = None  # type: ignore[assignment]
+            view = PendingView(x.source, dims, pre, tuple(perm))
+        else:
+            view = PendingView(x, dims, None, tuple(perm))
+        return view if self.enabled else self.emit(view)
+
+    def emit(self, x: Any) -> Any:
+        """Turn a pending view into nodes; anything else passes through."""
+        if not isinstance(x, PendingView):
+            return x
+        key = (x.source, x.pre, x.perm, x.dims)
+        if key not in self._emitted:
+            self._emitted[key] = _emit(x)
+        return self._emitted[key]
+
+
+def _emit(x: PendingView) -> Value:
+    value = x.source
+    if x.perm is not None and not _keeps_order(x):
+        if x.pre is not None and x.pre != value.shape:
+            value = _reshape(value, x.pre)
+        value = ge.Transpose(value, list(x.perm))
+    return value if x.dims == value.shape else _reshape(value, x.dims)
+
+
+def _reshape(value: Value, dims: Shape) -> Value:
+    return ge.Reshape(value, [d if isinstance(d, int) else -1 for d in dims])
+
+
+def _keeps_order(x: PendingView) -> bool:
+    before = x.pre if x.pre is not None else x.source.shape
+    assert before is not None and x.perm is not None
+    moved = [p for p in x.perm if before[p] != 1]
+    symbols = sum(not isinstance(d, int) for d in x.dims)
+    return moved == sorted(moved) and symbols <= 1
+
+
+def resolve_dims(dims: Sequence[Dim], shape: Shape) -> Shape:
+    """Dims with a -1 worked out from the dims of the source."""
+    if -1 not in dims:
+        return tuple(dims)
+    known = numel(d for d in dims if d != -1)
+    missing = numel(shape) // known if known != 0 else 0
+    return tuple(missing if d == -1 else d for d in dims)

@@ -1,0 +1,278 @@
+"""Errors that teach: what is wrong, where, and who can fix it. Imports no torch, no other room.
+
+Every class also derives from a builtin, so code that catches ``ValueError`` or ``RuntimeError``
+keeps working, and every class can be built from one finished string, so that
+``pretty_error_msg``, pickle and copy can rebuild it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec, TypeVar
+
+__all__ = [
+    "ConversionError",
+    "EngineOptionError",
+    "GraphError",
+    "InputError",
+    "MissingHostValue",
+    "ScopeError",
+    "SerializationError",
+    "TorchairError",
+    "UnsupportedModeError",
+    "pretty_error_msg",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MARK = "_torchair_explained"
+_MAX_LISTED = 12
+
+
+class TorchairError(Exception):
+    """Base of all errors of this package: a headline, then one indented line per known fact.
+
+    ``message`` is the headline, ``facts`` maps a label to a value (empty values are left out),
+    ``hint`` says what to do. The text is put together once, here; the attributes of the
+    subclasses keep the facts for programs.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        facts: Mapping[str, object] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.hint = hint
+        rows = {**(facts or {}), "what to do": hint}
+        super().__init__("\n".join([message, *_fact_lines(rows)]))
+
+
+class UnsupportedModeError(TorchairError, ValueError):
+    """``CompilerConfig.mode`` holds a value that no strategy serves."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        mode: object = None,
+        supported: Iterable[str] = (),
+        hint: str | None = None,
+    ) -> None:
+        self.mode = mode
+        self.supported = tuple(supported)
+        facts = {"mode": _quoted(mode), "supported": _listed(self.supported)}
+        super().__init__(message, facts=facts, hint=hint)
+
+
+class ConversionError(TorchairError, RuntimeError):
+    """An aten or custom operator could not be turned into GE operators.
+
+    ``op`` is the overload (``aten.add.Tensor``), ``schema`` its signature, ``source`` the line of
+    the user's model and ``overloads`` the overloads of the operator that do have a converter.
+    Without a ``hint`` the text shows the decorator that would add the missing converter.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: object = None,
+        schema: object = None,
+        source: str | None = None,
+        overloads: Iterable[object] = (),
+        hint: str | None = None,
+    ) -> None:
+        self.op = _text(op)
+        self.schema = _text(schema)
+        self.source = source
+        self.overloads = tuple(str(overload) for overload in overloads)
+        if hint is None and self.op is not None:
+            hint = (
+                "write a converter and register it with "
+                f"@torchair.register_fx_node_ge_converter(torch.ops.{self.op})"
+            )
+        facts = {
+            "op": self.op,
+            "schema": self.schema,
+            "called from": source,
+            "overloads with a converter": _listed(self.overloads),
+        }
+        super().__init__(message, facts=facts, hint=hint)
+
+
+class GraphError(TorchairError, RuntimeError):
+    """A GE graph breaks a rule of the IR; ``node`` and ``graph`` are names."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: object = None,
+        graph: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.node = _text(node)
+        self.graph = _text(graph)
+        super().__init__(message, facts={"node": self.node, "graph": self.graph}, hint=hint)
+
+
+class ScopeError(TorchairError, RuntimeError):
+    """A ``torchair.scope`` block is used where, or in a way, that it cannot work."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        scope: str | None = None,
+        source: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.scope = scope
+        self.source = source
+        super().__init__(message, facts={"scope": scope, "opened at": source}, hint=hint)
+
+
+class SerializationError(TorchairError, ValueError):
+    """A graph file or buffer cannot be read or written; ``position`` is a line or a byte offset."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        position: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.file = None if file is None else os.fspath(file)
+        self.position = position
+        super().__init__(message, facts={"file": self.file, "position": position}, hint=hint)
+
+
+class EngineOptionError(TorchairError, ValueError):
+    """The engine is already running with other process-wide options.
+
+    ``differences`` maps an option to the pair (value in force, value asked for).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        differences: Mapping[str, tuple[object, object]] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.differences = dict(differences or {})
+        facts = {
+            option: f"{in_force!r} is in force, {asked_for!r} was asked for"
+            for option, (in_force, asked_for) in self.differences.items()
+        }
+        super().__init__(message, facts=facts, hint=hint)
+
+
+class InputError(TorchairError, RuntimeError):
+    """An input given at run time does not fit the compiled graph."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        index: int | None = None,
+        name: str | None = None,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.expected = expected
+        self.got = got
+        facts = {"input": index, "name": name, "expected": expected, "got": got}
+        super().__init__(message, facts=facts, hint=hint)
+
+
+class MissingHostValue(TorchairError, RuntimeError):
+    """A step needs what a value holds (a shape, an axis) on the host before it is known there."""
+
+    def __init__(self, message: str, *, value: object = None, hint: str | None = None) -> None:
+        self.value = _text(value)
+        super().__init__(message, facts={"value": self.value}, hint=hint)
+
+
+def pretty_error_msg(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the traceback and the error code line to the message of what ``function`` raises.
+
+    The class stays the same. An exception that cannot be rebuilt from a single string is raised
+    as it is, with the code line as a note. Nested decorated functions explain only once.
+    """
+
+    @functools.wraps(function)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if getattr(error, _MARK, False):
+                raise
+            replacement = _rebuilt(error)
+            if replacement is None:
+                error.add_note(_code_line())
+                setattr(error, _MARK, True)
+                raise
+            raise replacement from error
+
+    return explained
+
+
+def _rebuilt(error: Exception) -> Exception | None:
+    """``error`` again with the long text, or None where its class cannot carry one string."""
+    code_line = _code_line()
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    text = f"{error}\nTraceback (most recent call last):\n{frames}{code_line}"
+    try:
+        replacement = type(error)(text)
+        replacement.__dict__.update(error.__dict__)  # the facts, for code that reads attributes
+        setattr(replacement, _MARK, True)
+        # Constructors are free to drop or reinterpret what they get: only the outcome tells.
+        return replacement if code_line in str(replacement) else None
+    except Exception:
+        return None
+
+
+def _code_line() -> str:
+    now = time.strftime("%Y-%m-%d-%H:%M:%S")
+    where = f"(PID:{os.getpid()}, Device:-1, RankID:{_rank()})"
+    return f"[ERROR] {now} {where} ERR03005 GRAPH internal error"
+
+
+def _rank() -> int:
+    """The distributed rank, -1 when there is none; looks torch up instead of importing it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return -1
+    return int(distributed.get_rank())
+
+
+def _fact_lines(rows: Mapping[str, object]) -> list[str]:
+    texts = {label: str(value) for label, value in rows.items() if value is not None}
+    return [f"  {label}: {text}" for label, text in texts.items() if text]
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:_MAX_LISTED])
+    hidden = len(names) - _MAX_LISTED
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
+
+
+def _quoted(value: object) -> str | None:
+    return None if value is None else repr(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,63 @@
+"""The environment variables this package reads, all in one place. Imports nothing of torchair."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_HIGHEST_DEBUG = 5
+
+
+@dataclass(frozen=True)
+class Flags:
+    """One frozen look at the environment; take it with :meth:`read`.
+
+    ======================  ======================================================================
+    variable                field and meaning
+    ======================  ======================================================================
+    ``TORCH_COMPILE_DEBUG``  ``compile_debug``: True for exactly ``1``; logs at DEBUG, writes files
+    ``TNG_LOG_LEVEL``        ``native_log_level``: the raw text, None when unset (see ``log.py``)
+    ``TORCHAIR_CACHE_HOME``  ``cache_home``: root of the compile caches, None for the default
+    ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
+    ======================  ======================================================================
+
+    Each debug level includes the ones before it:
+
+    =====  =============================================
+    level  what is printed
+    =====  =============================================
+    0      nothing (the default)
+    1      one line per compiled graph
+    2      the passes, with the time each one took
+    3      why a rule declined
+    4      the graphs
+    5      every step, at run time
+    =====  =============================================
+    """
+
+    compile_debug: bool = False
+    native_log_level: str | None = None
+    cache_home: str | None = None
+    debug: int = 0
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Flags:
+        """Read ``environ``, by default the environment of the process as it is now."""
+        environ = os.environ if environ is None else environ
+        return cls(
+            compile_debug=environ.get("TORCH_COMPILE_DEBUG") == "1",
+            native_log_level=environ.get("TNG_LOG_LEVEL"),
+            cache_home=environ.get("TORCHAIR_CACHE_HOME") or None,
+            debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
+        )
+
+
+def _debug_level(text: str) -> int:
+    text = text.strip() or "0"
+    if text.isdecimal() and int(text) <= _HIGHEST_DEBUG:
+        return int(text)
+    raise ValueError(
+        f"the environment variable TORCHAIR_DEBUG is {text!r}: "
+        f"set it to a whole number from 0 to {_HIGHEST_DEBUG}, or unset it"
+    )

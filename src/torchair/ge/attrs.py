@@ -1,0 +1,90 @@
+"""Typed attributes of nodes and tensor descriptions: `attr.Int(3)`, `attr.ListInt([1, 2])`.
+
+Plain Python values tagged with the kind that decides their wire form. No protobuf here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+KINDS = (
+    "Int", "Float", "Bool", "Str", "DataType", "ListInt", "ListFloat", "ListBool", "ListStr",
+    "ListDataType", "ListListInt", "ListListFloat", "Tensor", "Bytes",
+)  # fmt: skip
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "Int": int,
+    "Float": float,
+    "Bool": bool,
+    "Str": lambda v: v.decode() if isinstance(v, bytes) else str(v),
+    "DataType": int,
+    "Bytes": bytes,
+    "Tensor": lambda v: v,
+}
+
+
+class Attr:
+    """One attribute: a kind from `KINDS` and its Python value."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, kind: str, value: Any) -> None:
+        assert kind in KINDS, f"unknown attribute kind {kind!r}, expected one of {KINDS}"
+        assert value is not None, f"ge.attr.{kind} needs a value, got None"
+        self.kind = kind
+        self.value = _normalise(kind, value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Attr) or self.kind != other.kind:
+            return False
+        if self.kind == "Tensor":
+            return _same_tensor(self.value, other.value)
+        return bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, repr(self.value)))
+
+    def __repr__(self) -> str:
+        return f"ge.attr.{self.kind}({self.value!r})"
+
+
+def _normalise(kind: str, value: Any) -> Any:
+    if kind.startswith("ListList"):
+        return [[_CHECKS[kind[8:]](v) for v in row] for row in value]
+    if kind.startswith("List"):
+        assert isinstance(value, (list, tuple)), f"ge.attr.{kind} needs a list, got {value!r}"
+        return [_CHECKS[kind[4:]](v) for v in value]
+    return _CHECKS[kind](value)
+
+
+def _same_tensor(a: Any, b: Any) -> bool:
+    import torch
+
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().view(-1).view(torch.uint8) if a.numel() else a,
+                       b.contiguous().view(-1).view(torch.uint8) if b.numel() else b)  # fmt: skip
+
+
+def _factory(kind: str) -> Callable[[Any], Attr]:
+    def make(value: Any) -> Attr:
+        return Attr(kind, value)
+
+    make.__name__ = kind
+    make.__doc__ = f"A {kind} attribute."
+    return make
+
+
+Int = _factory("Int")
+Float = _factory("Float")
+Bool = _factory("Bool")
+Str = _factory("Str")
+DataType = _factory("DataType")
+ListInt = _factory("ListInt")
+ListFloat = _factory("ListFloat")
+ListBool = _factory("ListBool")
+ListStr = _factory("ListStr")
+ListDataType = _factory("ListDataType")
+ListListInt = _factory("ListListInt")
+ListListFloat = _factory("ListListFloat")

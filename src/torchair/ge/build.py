@@ -1,0 +1,377 @@
+"""Builders: `ge.Add(x, y)` adds one node to the default graph, for every operator prototype.
+
+A builder takes the declared inputs by position or name, attributes by keyword, promotes Python
+numbers, lists and torch tensors to Const, and returns the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from torchair.ge import attrs as attr
+from torchair.ge.attrs import Attr
+from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
+from torchair.ge.graph import Call, Fact, Graph, Node, Slot, Value, get_default_ge_graph
+from torchair.ge.prototypes import Port, Prototype, prototype
+from torchair.ge.shapes import Dim, Sym, symbol
+
+_COUNT_ATTRS = ("num_split", "num", "N", "num_partitions", "output_num", "top_paths")
+_SMALL = 64  # integers of Consts up to this length are known to shape rules
+
+
+def Const(
+    v: Any, dtype: int | None = None, node_name: str | None = None, readable: bool = True
+) -> Value:
+    """A constant from a number, a list or a torch tensor."""
+    if isinstance(v, Value):
+        raise ValueError(f"ge.Const takes a Python value or a torch tensor, not the tensor {v}")
+    graph = get_default_ge_graph()
+    tensor = const_tensor(v, dtype)
+    node = graph.add("Const", node_name)
+    node.attrs["value"] = Attr("Tensor", tensor)
+    if readable:
+        node.attrs["_readable_value"] = attr.Str(_readable(v))
+    value = Value(node, 0, "y")
+    node.outputs.append(value)
+    value.learn(const_fact(tensor))
+    return value
+
+
+def const_tensor(v: Any, dtype: int | None = None) -> torch.Tensor:
+    """The tensor that a constant of this Python value holds."""
+    target = None if dtype is None else ge_to_torch(dtype)
+    if isinstance(v, torch.Tensor):
+        tensor = v.detach()
+        return (tensor if target is None else tensor.to(target)).contiguous()
+    if target is None:
+        target = _default_dtype(v)
+    return torch.tensor(v, dtype=target)
+
+
+def _default_dtype(v: Any) -> torch.dtype:
+    if isinstance(v, (list, tuple)) and not v:
+        return torch.int32
+    first = v
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, bool):
+        return torch.bool
+    if isinstance(first, complex):
+        return torch.complex64
+    flat_float = isinstance(first, float) or (
+        isinstance(v, (list, tuple)) and any(isinstance(x, float) for x in v)
+    )
+    return torch.float32 if flat_float else torch.int64
+
+
+def const_fact(tensor: torch.Tensor) -> Fact:
+    """Type, dims and, for short integer vectors, the content of a constant."""
+    known = None
+    integral = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    small = integral and tensor.dim() <= 1 and tensor.numel() <= _SMALL
+    if small and tensor.device.type != "meta":
+        known = tuple(tensor.tolist()) if tensor.dim() else tensor.item()
+    return Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape), known)
+
+
+def _readable(v: Any) -> str:
+    return tensor_text(v) if isinstance(v, torch.Tensor) else number_text(v)
+
+
+def tensor_text(t: torch.Tensor) -> str:
+    """A tensor as an exact Python expression."""
+    t = t.detach().cpu()
+    if t.dtype.is_complex:
+        return f"tensor({number_text(t.to(torch.complex128).tolist())})"
+    exact = t.double() if t.dtype.is_floating_point else t
+    text = f"tensor({number_text(exact.tolist())})"
+    return text if t.numel() else f"{text}.reshape({list(t.shape)})"
+
+
+def number_text(v: Any) -> str:
+    """A number or nested list as a Python expression that needs no names (inf, nan included)."""
+    if isinstance(v, (list, tuple)):
+        return "[" + ", ".join(number_text(x) for x in v) + "]"
+    if isinstance(v, complex):
+        return f"complex({number_text(v.real)}, {number_text(v.imag)})"
+    if isinstance(v, float):
+        if v != v:
+            return "(1e999-1e999)"
+        if v in (float("inf"), float("-inf")):
+            return "1e999" if v > 0 else "-1e999"
+    return repr(v)
+
+
+def Data(
+    *,
+    index: int,
+    dtype: int,
+    shape: Sequence[Dim] | None = None,
+    placement: str = "NPU",
+    node_name: str | None = None,
+) -> Value:
+    """A graph input. A dim of -1 becomes a symbol named after the input; no shape: any rank."""
+    assert placement in ("CPU", "NPU"), f"placement must be 'CPU' or 'NPU', got {placement!r}"
+    graph = get_default_ge_graph()
+    node = graph.add("Data", node_name)
+    node.attrs["index"] = attr.Int(index)
+    value = Value(node, 0, "y")
+    node.outputs.append(value)
+    dims = None if shape is None or list(shape) == [-2] else _input_dims(node.name, shape)
+    value.learn(Fact(dtype, dims))
+    value.layout, value.device_type = "ND", placement
+    given = {"index": index, "dtype": dtype, "shape": shape, "placement": placement}
+    if shape is None:
+        del given["shape"]
+    _journal(graph, "Data", [], given | {"node_name": node_name}, value)
+    return value
+
+
+def _input_dims(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    return tuple(
+        symbol(f"{name}_d{i}") if isinstance(d, int) and d < 0 else d for i, d in enumerate(shape)
+    )
+
+
+def NetOutput(
+    inputs: Sequence[Value],
+    *,
+    dependencies: Sequence[Value] = (),
+    node_name: str | None = None,
+) -> None:
+    """The graph's end: its results, each value once, and what else must have run."""
+    graph = get_default_ge_graph()
+    node = graph.add("NetOutput", node_name)
+    node.set_input("input", list(dict.fromkeys(inputs)))
+    for dependency in dependencies:
+        node.after(dependency.node)
+    graph.journal.append("")
+    _journal(graph, "NetOutput", [list(inputs)], {"dependencies": list(dependencies)}, None)
+
+
+def Clone(x: Value, *, dependencies: Sequence[Value] = (), node_name: str | None = None) -> Value:
+    """A copy of a tensor (operator TensorMove)."""
+    assert isinstance(x, Value), f"ge.Clone takes a ge.Tensor, got {type(x).__name__}"
+    assert all(isinstance(d, Value) for d in dependencies), "dependencies must be ge.Tensor"
+    return builder("TensorMove")(x, dependencies=dependencies, node_name=node_name)
+
+
+def Cast(
+    x: Value, *, dst_type: int, dependencies: Sequence[Value] = (), node_name: str | None = None
+) -> Value:
+    """A conversion to another data type."""
+    kwargs: dict[str, Any] = {"dependencies": dependencies} if dependencies else {}
+    if node_name is not None:
+        kwargs["node_name"] = node_name
+    return builder("Cast")(x, dst_type=dst_type, **kwargs)
+
+
+@cache
+def builder(op_type: str) -> Callable[..., Any]:
+    """The builder function of an operator type; AttributeError when there is no such type."""
+    special = {"Const": Const, "Data": Data, "NetOutput": NetOutput}.get(op_type)
+    if special is not None:
+        return special
+    proto = prototype(op_type)
+    if proto is None:
+        raise AttributeError(f"no operator {op_type!r} among the GE prototypes")
+
+    def build(*args: Any, dependencies: Any = (), node_name: str | None = None, **kw: Any) -> Any:
+        return _build(proto, args, kw, dependencies, node_name)
+
+    build.__name__ = build.__qualname__ = op_type
+    build.__doc__ = _signature_text(proto)
+    return build
+
+
+def _signature_text(proto: Prototype) -> str:
+    inputs = [f"{p.name}{ {'optional': '?', 'dynamic': '*'}.get(p.kind, '') }" for p in proto.inputs]
+    attrs = [a.name if a.required else f"{a.name}={a.default!r}" for a in proto.attrs]
+    outputs = ", ".join(p.name for p in proto.outputs) or "None"
+    return f"{proto.type}({', '.join([*inputs, '*', *attrs])}) -> {outputs}"
+
+
+def _build(
+    proto: Prototype, args: Sequence[Any], kw: dict[str, Any], deps: Any, node_name: str | None
+) -> Any:
+    graph = get_default_ge_graph()
+    given = _bind(proto, args, kw)
+    graph.depth += 1
+    try:
+        slots = _promote(proto, given)
+    finally:
+        graph.depth -= 1
+    node = graph.add(proto.type, node_name)
+    for port, slot in slots.items():
+        node.set_input(port, slot)
+    sizes = {k: v for k, v in kw.items() if k.startswith("size_of_")}
+    for name, value in kw.items():
+        if name not in given and name not in sizes and value is not None:
+            node.attrs[name] = _typed(proto, name, value)
+    for dependency in deps or ():
+        assert isinstance(dependency, Value), "dependencies must be ge.Tensor"
+        node.after(dependency.node)
+    result = _outputs(node, proto, sizes)
+    infer_node(node)
+    if graph.depth == 0:
+        shown = {k: v for k, v in kw.items() if k not in given}
+        if deps:
+            shown["dependencies"] = list(deps)
+        if node_name is not None:
+            shown["node_name"] = node_name
+        _journal(graph, proto.type, _positional(proto, given), _in_order(proto, shown), result)
+    return result
+
+
+def _bind(proto: Prototype, args: Sequence[Any], kw: dict[str, Any]) -> dict[str, Any]:
+    names = [p.name for p in proto.inputs]
+    if len(args) > len(names):
+        raise TypeError(f"ge.{proto.type} takes {len(names)} inputs {names}, got {len(args)}")
+    given = dict(zip(names, args, strict=False))
+    specs = proto.by_name
+    for key, value in kw.items():
+        if key in names:
+            if key in given:
+                raise TypeError(f"ge.{proto.type} got input {key!r} twice")
+            given[key] = value
+        elif key not in specs and not key.startswith("size_of_"):
+            legal = ", ".join([*names, *specs])
+            raise TypeError(f"ge.{proto.type} has no argument {key!r}; it takes {legal}")
+    missing = [p.name for p in proto.inputs if p.kind != "optional" and given.get(p.name) is None]
+    if missing:
+        raise TypeError(f"ge.{proto.type} needs input {missing[0]!r}")
+    lacking = [a.name for a in proto.attrs if a.required and kw.get(a.name) is None]
+    lacking = [a for a in lacking if not (a in _COUNT_ATTRS and proto.has_dynamic_output)]
+    if lacking:
+        raise TypeError(f"ge.{proto.type} needs attribute {lacking[0]!r}")
+    return given
+
+
+def _positional(proto: Prototype, given: dict[str, Any]) -> list[Any]:
+    shown = [given.get(p.name) for p in proto.inputs]
+    while shown and shown[-1] is None and proto.inputs[len(shown) - 1].name not in given:
+        shown.pop()
+    return shown
+
+
+def _in_order(proto: Prototype, shown: dict[str, Any]) -> dict[str, Any]:
+    order = [a.name for a in proto.attrs if a.required] + [
+        a.name for a in proto.attrs if not a.required
+    ]
+    ranked = sorted(shown, key=lambda k: order.index(k) if k in order else len(order))
+    return {k: shown[k] for k in ranked}
+
+
+def _typed(proto: Prototype, name: str, value: Any) -> Attr:
+    if isinstance(value, Attr):
+        return value
+    kind = proto.by_name[name].kind
+    if isinstance(value, torch.dtype):
+        value = torch_to_ge(value)
+    try:
+        return Attr(kind, value)
+    except (TypeError, ValueError, KeyError) as e:
+        raise TypeError(f"ge.{proto.type}: attribute {name} is a {kind}, got {value!r}") from e
+
+
+def _promote(proto: Prototype, given: dict[str, Any]) -> dict[str, Slot]:
+    tensors = [v for slot in given.values() for v in (slot if _is_list(slot) else [slot])]
+    types = {v.dtype for v in tensors if isinstance(v, Value)}
+    slots: dict[str, Slot] = {}
+    for port in proto.inputs:
+        value = given.get(port.name)
+        if port.kind == "dynamic":
+            assert _is_list(value), f"ge.{proto.type}: input {port.name} takes a list of tensors"
+            slots[port.name] = [_promote_one(proto, port, v, types) for v in value]
+        elif value is None:
+            slots[port.name] = None
+        else:
+            slots[port.name] = _promote_one(proto, port, value, types)
+    return slots
+
+
+def _is_list(v: Any) -> bool:
+    return isinstance(v, (list, tuple))
+
+
+def _promote_one(proto: Prototype, port: Port, value: Any, types: set[int]) -> Value:
+    if isinstance(value, Value):
+        return value
+    if isinstance(value, Sym) or (_is_list(value) and any(isinstance(v, Value) for v in value)):
+        raise TypeError(
+            f"ge.{proto.type}: input {port.name} got {value!r}; pack symbolic sizes with ge.Pack"
+        )
+    if isinstance(value, torch.Tensor):
+        return Const(value)
+    return Const(value, dtype=_const_dtype(proto, port, value, types))
+
+
+def _const_dtype(proto: Prototype, port: Port, value: Any, types: set[int]) -> int | None:
+    plain = _default_dtype(value)
+    if port.is_index:
+        return max(port.types) if value not in ([], ()) else DataType.DT_INT32
+    if plain is torch.float32:
+        return _single(proto, types & FLOAT_TYPES, DataType.DT_FLOAT)
+    if plain is torch.int64:
+        return _single(proto, types & INT_TYPES, DataType.DT_INT64)
+    return torch_to_ge(plain)
+
+
+def _single(proto: Prototype, found: set[int], default: int) -> int:
+    assert len(found) <= 1, (
+        f"ge.{proto.type}: a Python number next to tensors of different types {sorted(found)}; "
+        "make it a ge.Const with an explicit dtype"
+    )
+    return found.pop() if found else default
+
+
+def _outputs(node: Node, proto: Prototype, sizes: dict[str, int]) -> Any:
+    groups: list[Any] = []
+    for port in proto.outputs:
+        if port.kind != "dynamic":
+            groups.append(add_output(node, port.name))
+            continue
+        count = sizes.get(f"size_of_{port.name}")
+        if count is None:
+            count = _output_count(node, proto)
+        groups.append([add_output(node, f"{port.name}{i}") for i in range(count)])
+    if not groups:
+        return None
+    return groups[0] if len(groups) == 1 else tuple(groups)
+
+
+def add_output(node: Node, port: str) -> Value:
+    """Append one output to a node."""
+    value = Value(node, len(node.outputs), port)
+    node.outputs.append(value)
+    return value
+
+
+def _output_count(node: Node, proto: Prototype) -> int:
+    for name in _COUNT_ATTRS:
+        if name in node.attrs:
+            return int(node.attrs[name].value)
+    lists = [s for s in node.inputs.values() if isinstance(s, list)]
+    assert lists, f"ge.{proto.type}: say how many outputs with size_of_{proto.outputs[0].name}="
+    return len(lists[0])
+
+
+def infer_node(node: Node) -> None:
+    """Let the graph's injected rules fill in types and dims of a node's outputs."""
+    if node.graph.infer is None:
+        return
+    for value, fact in zip(node.outputs, node.graph.infer(node), strict=True):
+        value.learn(fact)
+
+
+def _journal(
+    graph: Graph, name: str, args: list[Any], kwargs: dict[str, Any], result: Any
+) -> None:
+    if graph.depth:
+        return
+    single = result.node.name if isinstance(result, Value) and "node_name" not in kwargs else None
+    graph.journal.append(Call(name, args, kwargs, result, single))

@@ -1,0 +1,171 @@
+"""Data type and format codes of the GE operator IR, and their relation to torch dtypes.
+
+Imports torch only. Two numberings exist: the GE numbers here are used everywhere in the program
+and in text dumps; the wire numbers live in `serde` alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+
+class DataType:
+    """GE data type numbers, as printed in dumps and passed to converters."""
+
+    DT_FLOAT = 0
+    DT_FLOAT16 = 1
+    DT_INT8 = 2
+    DT_INT32 = 3
+    DT_UINT8 = 4
+    DT_INT16 = 6
+    DT_UINT16 = 7
+    DT_UINT32 = 8
+    DT_INT64 = 9
+    DT_UINT64 = 10
+    DT_DOUBLE = 11
+    DT_BOOL = 12
+    DT_STRING = 13
+    DT_DUAL_SUB_INT8 = 14
+    DT_DUAL_SUB_UINT8 = 15
+    DT_COMPLEX64 = 16
+    DT_COMPLEX128 = 17
+    DT_QINT8 = 18
+    DT_QINT16 = 19
+    DT_QINT32 = 20
+    DT_QUINT8 = 21
+    DT_QUINT16 = 22
+    DT_RESOURCE = 23
+    DT_STRING_REF = 24
+    DT_DUAL = 25
+    DT_VARIANT = 26
+    DT_BF16 = 27
+    DT_UNDEFINED = 28
+    DT_INT4 = 29
+    DT_UINT1 = 30
+    DT_INT2 = 31
+    DT_UINT2 = 32
+    DT_COMPLEX32 = 33
+    DT_HIFLOAT8 = 34
+    DT_FLOAT8_E5M2 = 35
+    DT_FLOAT8_E4M3FN = 36
+    DT_FLOAT8_E8M0 = 37
+    DT_FLOAT6_E3M2 = 38
+    DT_FLOAT6_E2M3 = 39
+    DT_FLOAT4_E2M1 = 40
+    DT_FLOAT4_E1M2 = 41
+    DT_MAX = 42
+
+
+DTYPE_NAMES: dict[int, str] = {
+    code: name for name, code in vars(DataType).items() if name.startswith("DT_")
+}
+DTYPE_CODES: dict[str, int] = {name: code for code, name in DTYPE_NAMES.items()}
+
+
+class Format(enum.Enum):
+    """Memory formats a tensor description may carry."""
+
+    FORMAT_UNDEFINED = -1
+    FORMAT_NCHW = 0
+    FORMAT_NHWC = 1
+    FORMAT_ND = 2
+    FORMAT_NC1HWC0 = 3
+    FORMAT_FRACTAL_Z = 4
+    FORMAT_NC1HWC0_C04 = 12
+    FORMAT_HWCN = 16
+    FORMAT_NDHWC = 27
+    FORMAT_FRACTAL_NZ = 29
+    FORMAT_NCDHW = 30
+    FORMAT_NDC1HWC0 = 32
+    FORMAT_FRACTAL_Z_3D = 33
+    FORMAT_NC = 35
+    FORMAT_NCL = 47
+    FORMAT_FRACTAL_NZ_C0_16 = 50
+    FORMAT_FRACTAL_NZ_C0_2 = 52
+    FORMAT_FRACTAL_NZ_C0_4 = 53
+    FORMAT_FRACTAL_NZ_C0_8 = 54
+
+
+_TORCH_TO_GE: dict[torch.dtype, int] = {
+    torch.float32: DataType.DT_FLOAT,
+    torch.float16: DataType.DT_FLOAT16,
+    torch.bfloat16: DataType.DT_BF16,
+    torch.float64: DataType.DT_DOUBLE,
+    torch.int8: DataType.DT_INT8,
+    torch.int16: DataType.DT_INT16,
+    torch.int32: DataType.DT_INT32,
+    torch.int64: DataType.DT_INT64,
+    torch.uint8: DataType.DT_UINT8,
+    torch.uint16: DataType.DT_UINT16,
+    torch.uint32: DataType.DT_UINT32,
+    torch.uint64: DataType.DT_UINT64,
+    torch.bool: DataType.DT_BOOL,
+    torch.complex32: DataType.DT_COMPLEX32,
+    torch.complex64: DataType.DT_COMPLEX64,
+    torch.complex128: DataType.DT_COMPLEX128,
+    torch.qint8: DataType.DT_QINT8,
+    torch.quint8: DataType.DT_QUINT8,
+    torch.qint32: DataType.DT_QINT32,
+    torch.quint4x2: DataType.DT_INT4,
+    torch.float8_e5m2: DataType.DT_FLOAT8_E5M2,
+    torch.float8_e4m3fn: DataType.DT_FLOAT8_E4M3FN,
+    torch.float8_e8m0fnu: DataType.DT_FLOAT8_E8M0,
+}
+_GE_TO_TORCH: dict[int, torch.dtype] = {ge: t for t, ge in _TORCH_TO_GE.items()} | {
+    DataType.DT_HIFLOAT8: torch.uint8,
+    DataType.DT_FLOAT4_E2M1: torch.uint8,
+    DataType.DT_FLOAT4_E1M2: torch.uint8,
+}
+
+FLOAT_TYPES = frozenset(
+    {DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16, DataType.DT_DOUBLE}
+)
+INT_TYPES = frozenset(
+    {
+        DataType.DT_INT8,
+        DataType.DT_UINT8,
+        DataType.DT_INT16,
+        DataType.DT_UINT16,
+        DataType.DT_INT32,
+        DataType.DT_UINT32,
+        DataType.DT_INT64,
+        DataType.DT_UINT64,
+    }
+)
+
+
+def torch_to_ge(dtype: torch.dtype) -> int:
+    """GE number of a torch dtype; RuntimeError when GE has none."""
+    try:
+        return _TORCH_TO_GE[dtype]
+    except KeyError:
+        raise RuntimeError(f"{dtype} has no data type in the GE operator IR") from None
+
+
+def ge_to_torch(code: int) -> torch.dtype:
+    """Torch dtype that holds values of a GE type; RuntimeError when torch has none."""
+    try:
+        return _GE_TO_TORCH[code]
+    except KeyError:
+        raise RuntimeError(f"{dtype_name(code)} has no torch dtype") from None
+
+
+def dtype_name(code: int) -> str:
+    """Printable name of a GE type number."""
+    return DTYPE_NAMES.get(code, f"DT_{code}?")
+
+
+def type_of_meta(value: Any) -> int:
+    """GE number for a fake tensor, a symbolic scalar or a Python scalar."""
+    if isinstance(value, torch.Tensor):
+        return torch_to_ge(value.dtype)
+    if isinstance(value, (bool, torch.SymBool)):
+        return DataType.DT_BOOL
+    if isinstance(value, (int, torch.SymInt)):
+        return DataType.DT_INT64
+    if isinstance(value, (float, torch.SymFloat)):
+        return DataType.DT_FLOAT
+    raise RuntimeError(f"no GE data type for a {type(value).__name__}")

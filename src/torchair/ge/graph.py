@@ -1,0 +1,412 @@
+"""The GE graph: nodes, values with use lists, control edges. Plain objects, no protobuf, no meaning.
+
+Shape and type inference is injected (`Graph(infer=...)`) so that this room does not know operators.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchair.errors import GraphError
+from torchair.ge.attrs import Attr
+from torchair.ge.dtypes import DataType, dtype_name
+from torchair.ge.prototypes import Prototype, prototype
+from torchair.ge.shapes import Dim, Shape, on_wire
+
+
+@dataclass
+class Fact:
+    """What is known of a value before it is computed: type, dims, and for small host integers
+    (axes, sizes) the content itself, as a scalar or a tuple."""
+
+    dtype: int = DataType.DT_UNDEFINED
+    shape: Shape | None = None
+    content: Any = None
+
+
+class Tensor:
+    """Base of what converters receive and return: a value of the graph under construction."""
+
+    index: int
+    dtype: int
+
+    @property
+    def rank(self) -> int:
+        raise AssertionError("abstract")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Expected result of a converter, from the fake tensor that tracing produced."""
+
+    dtype: int
+    shape: Shape | None
+    torch_dtype: Any = None
+    device: str = "cpu"
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.shape or ())
+
+    @property
+    def size(self) -> list[int]:
+        """Dims as integers; AssertionError when one is symbolic."""
+        assert self.shape is not None and all(isinstance(d, int) for d in self.shape), (
+            f"size of a dynamic tensor {self.shape} is not known at compile time"
+        )
+        return list(self.shape)  # type: ignore[arg-type]
+
+    @property
+    def symsize(self) -> list[Dim]:
+        """Dims, symbolic ones included."""
+        return list(self.shape or ())
+
+
+class Value(Tensor):
+    """One output of a node."""
+
+    __slots__ = (
+        "attrs", "content", "device_type", "dtype", "index", "layout", "node", "port", "shape",
+        "uses",
+    )  # fmt: skip
+
+    def __init__(self, node: Node, index: int, port: str) -> None:
+        self.node = node
+        self.index = index
+        self.port = port
+        self.dtype = DataType.DT_UNDEFINED
+        self.shape: Shape | None = None
+        self.content: Any = None
+        self.layout = ""
+        self.device_type = ""
+        self.attrs: dict[str, Attr] = {}
+        self.uses: dict[tuple[Node, str, int | None], None] = {}
+
+    @property
+    def edge(self) -> str:
+        """Edge text of files and dumps: `<node>:<output index>`."""
+        return f"{self.node.name}:{self.index}"
+
+    @property
+    def rank(self) -> int:
+        """Number of dims; GraphError when unknown."""
+        if self.shape is None:
+            raise GraphError(f"rank of {self.edge} is not known")
+        return len(self.shape)
+
+    @property
+    def fact(self) -> Fact:
+        """Type, dims and content as one record."""
+        return Fact(self.dtype, self.shape, self.content)
+
+    def learn(self, fact: Fact) -> None:
+        """Take over what is known; unknown parts keep what was there."""
+        if fact.dtype != DataType.DT_UNDEFINED:
+            self.dtype = fact.dtype
+        if fact.shape is not None:
+            self.shape = fact.shape
+        if fact.content is not None:
+            self.content = fact.content
+
+    def replace_with(self, other: Value, keep: Callable[[Node], bool] | None = None) -> None:
+        """Make every reader of this value read `other`; readers for which `keep` holds stay."""
+        for node, port, position in list(self.uses):
+            if keep is None or not keep(node):
+                node.set_input(port, other, position)
+
+    def users(self) -> list[Node]:
+        """Nodes reading this value, each once, in order of first use."""
+        return list(dict.fromkeys(node for node, _, _ in self.uses))
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.edge}, dtype={dtype_name(self.dtype)}, size={on_wire(self.shape)})"
+
+
+Slot = Value | None | list[Value]
+
+
+class Node:
+    """One operator of the graph."""
+
+    __slots__ = (
+        "attrs", "control", "control_users", "graph", "inputs", "name", "origin", "outputs", "type",
+    )  # fmt: skip
+
+    def __init__(self, graph: Graph, op_type: str, name: str) -> None:
+        self.graph = graph
+        self.type = op_type
+        self.name = name
+        self.inputs: dict[str, Slot] = {}
+        self.outputs: list[Value] = []
+        self.attrs: dict[str, Attr] = {}
+        self.control: dict[Node, None] = {}
+        self.control_users: dict[Node, None] = {}
+        self.origin: Origin | None = None
+
+    @property
+    def prototype(self) -> Prototype | None:
+        return prototype(self.type)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Value of an attribute: as set, else the prototype's default, else `default`."""
+        found = self.attrs.get(name)
+        if found is not None:
+            return found.value
+        proto = self.prototype
+        spec = proto.by_name.get(name) if proto else None
+        return default if spec is None or spec.default is None else spec.default
+
+    def slots(self) -> Iterator[tuple[str, int | None, Value | None]]:
+        """All input positions: port, index in a variable port or None, value or None if unfed."""
+        for port, slot in self.inputs.items():
+            if isinstance(slot, list):
+                for i, value in enumerate(slot):
+                    yield port, i, value
+            else:
+                yield port, None, slot
+
+    def values(self) -> list[Value]:
+        """Input values in slot order, unfed ones left out."""
+        return [v for _, _, v in self.slots() if v is not None]
+
+    def set_input(self, port: str, value: Slot, position: int | None = None) -> None:
+        """Connect a port, or one position of a variable port, keeping use lists true."""
+        if position is not None:
+            slot = self.inputs[port]
+            assert isinstance(slot, list) and isinstance(value, Value)
+            slot[position].uses.pop((self, port, position), None)
+            slot[position] = value
+            value.uses[(self, port, position)] = None
+            return
+        self._drop_slot(port)
+        self.inputs[port] = list(value) if isinstance(value, (list, tuple)) else value
+        slot = self.inputs[port]
+        if isinstance(slot, list):
+            for i, v in enumerate(slot):
+                v.uses[(self, port, i)] = None
+        elif slot is not None:
+            slot.uses[(self, port, None)] = None
+
+    def _drop_slot(self, port: str) -> None:
+        old = self.inputs.get(port)
+        if isinstance(old, list):
+            for i, v in enumerate(old):
+                v.uses.pop((self, port, i), None)
+        elif old is not None:
+            old.uses.pop((self, port, None), None)
+
+    def after(self, other: Node) -> None:
+        """Add a control edge: this node runs after `other`."""
+        if other is not self:
+            self.control[other] = None
+            other.control_users[self] = None
+
+    def not_after(self, other: Node) -> None:
+        """Remove a control edge."""
+        self.control.pop(other, None)
+        other.control_users.pop(self, None)
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.name}>"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node came from: the user's source line and the FX node it was converted from."""
+
+    file: str = ""
+    fx: str = ""
+    fx_name: str = ""
+
+    @property
+    def line(self) -> str:
+        """Source position for messages."""
+        return self.file.removeprefix("# File ").strip() or "unknown source line"
+
+
+@dataclass
+class Call:
+    """One outermost builder call, remembered for the text dump."""
+
+    builder: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: Any
+    append_name: str | None = None
+
+
+@dataclass
+class Graph:
+    """A GE graph, under construction or finished."""
+
+    name: str = ""
+    infer: Callable[[Node], Sequence[Fact]] | None = None
+    attrs: dict[str, Attr] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._next_name: dict[str, int] = {}
+        self.journal: list[Call | str] = []  # builder calls and comment lines, in order
+        self.depth = 0  # nesting of builder calls; only depth 0 is journalled
+        self.origin: Origin | None = None  # stamped on nodes while an FX node is converted
+        self.keep_alive: list[Node] = []  # side effects that become NetOutput dependencies
+        self.objects: dict[str, Any] = {}  # live Python targets of generic nodes, by key
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, in insertion or sorted order."""
+        return list(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def node(self, name: str) -> Node:
+        """The node of that name; GraphError if there is none."""
+        try:
+            return self._nodes[name]
+        except KeyError:
+            raise GraphError(f"graph {self.name!r} has no node {name!r}") from None
+
+    @property
+    def data(self) -> list[Node]:
+        """Input nodes by their `index` attribute."""
+        found = [n for n in self._nodes.values() if n.type in ("Data", "RefData")]
+        return sorted(found, key=lambda n: n.attr("index", 0))
+
+    @property
+    def output(self) -> Node | None:
+        """The NetOutput node, if it is there already."""
+        return next((n for n in reversed(self._nodes.values()) if n.type == "NetOutput"), None)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether any input has a dim that is not a known integer."""
+        shapes = [n.outputs[0].shape for n in self.data]
+        return any(s is None or any(not isinstance(d, int) for d in s) for s in shapes)
+
+    def unique_name(self, stem: str) -> str:
+        """The stem itself, then stem_1, stem_2, ..."""
+        count = self._next_name.get(stem, 0)
+        while True:
+            name = f"{stem}_{count}" if count else stem
+            count += 1
+            if name not in self._nodes:
+                self._next_name[stem] = count
+                return name
+
+    def add(self, op_type: str, name: str | None = None) -> Node:
+        """A new unconnected node."""
+        if name is None:
+            name = self.unique_name(op_type)
+        assert name.strip(), "a node name must not be blank"
+        assert name not in self._nodes, f"node name {name!r} is used already in {self.name!r}"
+        node = Node(self, op_type, name)
+        node.origin = self.origin
+        self._nodes[name] = node
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Take a node out; GraphError while something still reads it."""
+        readers = [u for out in node.outputs for u in out.users()]
+        if readers:
+            raise GraphError(f"cannot remove {node}: {readers[0]} reads it")
+        for port in list(node.inputs):
+            node._drop_slot(port)
+        for other in list(node.control):
+            node.not_after(other)
+        for other in list(node.control_users):
+            other.not_after(node)
+        del self._nodes[node.name]
+
+    def rename(self, node: Node, name: str) -> None:
+        """Give a node another unique name, keeping its place."""
+        assert name not in self._nodes, f"node name {name!r} is used already"
+        self._nodes = {(name if n is node else key): n for key, n in self._nodes.items()}
+        node.name = name
+
+    def sort(self, key: Callable[[Node], Any] | None = None) -> None:
+        """Order nodes so that producers come first, otherwise keeping the present order."""
+        order = topological(self._nodes.values(), self.name)
+        if key is not None:
+            order.sort(key=key)
+        self._nodes = {n.name: n for n in order}
+
+    def set_order(self, order: Iterable[Node]) -> None:
+        """Take over a complete order of the nodes."""
+        nodes = {n.name: n for n in order}
+        assert nodes.keys() == self._nodes.keys(), "an order must hold every node once"
+        self._nodes = nodes
+
+    def set_attr(self, node: str, **values: Attr) -> None:
+        """Put attributes on a node by name; used by dumps for what builder calls do not show."""
+        self.node(node).attrs.update(values)
+
+    def control(self, before: str, after: str) -> None:
+        """Add a control edge by node names; used by dumps."""
+        self.node(after).after(self.node(before))
+
+    def __enter__(self) -> Graph:
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack().pop()
+
+
+def topological(nodes: Iterable[Node], graph_name: str = "") -> list[Node]:
+    """Nodes with producers before consumers, stable in the given order; GraphError on a cycle."""
+    order: list[Node] = []
+    state: dict[Node, int] = {}
+    nodes = list(nodes)
+    members = set(nodes)
+    for root in nodes:
+        stack = [(root, iter(_producers(root)))] if root not in state else []
+        if stack:
+            state[root] = 1
+        while stack:
+            node, producers = stack[-1]
+            step = next((p for p in producers if p in members and state.get(p) != 2), None)
+            if step is None:
+                state[node] = 2
+                order.append(node)
+                stack.pop()
+            elif state.get(step) == 1:
+                raise GraphError(f"graph {graph_name!r} has a cycle through {step}")
+            else:
+                state[step] = 1
+                stack.append((step, iter(_producers(step))))
+    return order
+
+
+def _producers(node: Node) -> Iterator[Node]:
+    for _, _, value in node.slots():
+        if value is not None:
+            yield value.node
+    yield from node.control
+
+
+_local = threading.local()
+
+
+def _stack() -> list[Graph]:
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    return _local.stack
+
+
+def get_default_ge_graph() -> Graph:
+    """The graph that builder calls of this thread add to; one is made when none was entered."""
+    stack = _stack()
+    if not stack:
+        stack.append(Graph("default"))
+    return stack[-1]
+
+
+GeGraph = Graph

@@ -1,0 +1,119 @@
+"""Operator prototypes: ports, types and attributes of every GE operator, read from one data file.
+
+The file is indexed once and a line is parsed when its operator is first used.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torchair.ge.dtypes import DTYPE_CODES
+
+# Operators of our own, in the notation of the data file.
+_OWN = """\
+TorchCall	x*	y*	target:Str arguments:Str
+"""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One declared input or output."""
+
+    name: str
+    kind: str  # "required", "optional" or "dynamic"
+    types: frozenset[int] = frozenset()  # empty: unconstrained or a type variable
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the port takes integers only (axes, sizes, counts)."""
+        return bool(self.types) and self.types <= {DTYPE_CODES["DT_INT32"], DTYPE_CODES["DT_INT64"]}
+
+
+@dataclass(frozen=True)
+class AttrSpec:
+    """One declared attribute."""
+
+    name: str
+    kind: str
+    default: Any = None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """What an operator type takes and gives."""
+
+    type: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attrs: tuple[AttrSpec, ...]
+    by_name: dict[str, AttrSpec] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def has_dynamic_output(self) -> bool:
+        return any(p.kind == "dynamic" for p in self.outputs)
+
+
+class _Table:
+    """The data file, split in lines by operator name."""
+
+    def __init__(self, text: str) -> None:
+        self.groups: dict[str, frozenset[int]] = {}
+        self.lines: dict[str, str] = {}
+        for line in (text + _OWN).splitlines():
+            if line.startswith("@"):
+                name, types = line.split("\t")
+                self.groups[name] = frozenset(DTYPE_CODES["DT_" + t] for t in types.split(","))
+            elif line and not line.startswith("#"):
+                self.lines[line.split("\t", 1)[0]] = line
+
+    def types(self, text: str) -> frozenset[int]:
+        found: set[int] = set()
+        for word in text.split(","):
+            if word.startswith("$"):
+                return frozenset()
+            found |= self.groups[word] if word.startswith("@") else {DTYPE_CODES["DT_" + word]}
+        return frozenset(found)
+
+    def ports(self, text: str) -> tuple[Port, ...]:
+        ports: list[Port] = []
+        for word in text.split():
+            name, _, types = word.partition(":")
+            kind = {"?": "optional", "*": "dynamic"}.get(name[-1:], "required")
+            known = ports[-1].types if types == "~" else self.types(types) if types else frozenset()
+            ports.append(Port(name.rstrip("?*"), kind, known))
+        return tuple(ports)
+
+
+@cache
+def _table() -> _Table:
+    return _Table(resources.files(__package__).joinpath("prototypes.txt").read_text("utf-8"))
+
+
+def _attr(text: str) -> AttrSpec:
+    head, eq, default = text.partition("=")
+    name, kind = head.split(":")
+    return AttrSpec(name, kind, json.loads(default) if eq else None, required=not eq)
+
+
+@cache
+def prototype(op_type: str) -> Prototype | None:
+    """The prototype of an operator type, or None when it is not an operator we know."""
+    line = _table().lines.get(op_type)
+    if line is None:
+        return None
+    name, inputs, outputs, attrs = (line.split("\t") + ["", "", ""])[:4]
+    specs = tuple(_attr(a) for a in attrs.split())
+    outs = _table().ports(outputs) if outputs else ()
+    if op_type == "Const":
+        outs = (Port("y", "required"),)
+    return Prototype(name, _table().ports(inputs), outs, specs, {s.name: s for s in specs})
+
+
+def known_types() -> list[str]:
+    """Names of all operator types."""
+    return list(_table().lines)

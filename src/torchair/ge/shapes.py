@@ -1,0 +1,204 @@
+"""Symbolic dimensions: integers or expressions over named sizes, and shape arithmetic on them.
+
+A shape rule written with these works unchanged on plain integers (planning a concrete call) and on
+symbols (describing a dynamic graph). sympy is imported on first symbolic use only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Union
+
+Dim = Union[int, "Sym"]
+Shape = tuple[Dim, ...]
+
+
+class Sym:
+    """An integer expression over named sizes. Equality is structural, order is never guessed."""
+
+    __slots__ = ("expr",)
+
+    def __init__(self, expr: Any) -> None:
+        self.expr = expr
+
+    def __add__(self, other: Dim) -> Dim:
+        return _wrap(self.expr + _expr(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _wrap(self.expr - _expr(other))
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _wrap(_expr(other) - self.expr)
+
+    def __mul__(self, other: Dim) -> Dim:
+        return _wrap(self.expr * _expr(other))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return _floordiv(self.expr, _expr(other))
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return _floordiv(_expr(other), self.expr)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return _wrap(self.expr - _expr(self // other) * _expr(other))
+
+    def __neg__(self) -> Dim:
+        return _wrap(-self.expr)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sym) and self.expr == other.expr
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of the symbolic size {self} is not known at compile time")
+
+    def __int__(self) -> int:
+        raise TypeError(f"the symbolic size {self} has no value at compile time")
+
+    __index__ = __int__
+
+
+def _expr(dim: Dim) -> Any:
+    if isinstance(dim, Sym):
+        return dim.expr
+    import sympy
+
+    return sympy.Integer(dim)
+
+
+def _wrap(expr: Any) -> Dim:
+    return int(expr) if expr.is_Integer else Sym(expr)
+
+
+def _floordiv(a: Any, b: Any) -> Dim:
+    from torch.utils._sympy.functions import FloorDiv
+
+    return _wrap(FloorDiv(a, b))
+
+
+def symbol(name: str) -> Sym:
+    """A fresh named size: a positive integer."""
+    import sympy
+
+    return Sym(sympy.Symbol(name, integer=True, positive=True))
+
+
+def from_torch(dim: Any) -> Dim:
+    """A dimension from an int or a torch.SymInt."""
+    if isinstance(dim, int):
+        return dim
+    expr = dim.node.expr
+    return int(expr) if getattr(expr, "is_Integer", False) else Sym(expr)
+
+
+def is_static(shape: Iterable[Dim] | None) -> bool:
+    """Whether every dimension is a known integer."""
+    return shape is not None and all(isinstance(d, int) for d in shape)
+
+
+def on_wire(shape: Sequence[Dim] | None) -> list[int]:
+    """Dims as dumps and files hold them: -1 for a symbol, a lone -2 for unknown rank."""
+    if shape is None:
+        return [-2]
+    return [d if isinstance(d, int) else -1 for d in shape]
+
+
+def numel(shape: Iterable[Dim]) -> Dim:
+    """Product of the dimensions."""
+    return math.prod(shape)  # type: ignore[arg-type]
+
+
+def dim_max(a: Dim, b: Dim) -> Dim:
+    """Larger of two dims; symbolic when undecided."""
+    return _extreme("Max", a, b)
+
+
+def dim_min(a: Dim, b: Dim) -> Dim:
+    """Smaller of two dims; symbolic when undecided."""
+    return _extreme("Min", a, b)
+
+
+def _extreme(kind: str, a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b) if kind == "Max" else min(a, b)
+    if a == b:
+        return a
+    import torch.utils._sympy.functions as functions
+
+    return _wrap(getattr(functions, kind)(_expr(a), _expr(b)))
+
+
+def broadcast(*shapes: Sequence[Dim]) -> Shape:
+    """Shape of an elementwise result. Symbolic dims that differ in text are assumed equal at run
+    time (guards ensure it), a known size other than 1 wins over a symbol."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for i, d in enumerate(shape, rank - len(shape)):
+            result[i] = _broadcast_dim(result[i], d)
+    return tuple(result)
+
+
+def _broadcast_dim(a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise ValueError(f"sizes {a} and {b} do not broadcast")
+    return a if isinstance(a, int) else b
+
+
+def contiguous_strides(shape: Sequence[Dim]) -> Shape:
+    """Row-major strides; a zero-size dim counts as one, as in torch."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for d in reversed(shape):
+        strides.append(step)
+        step = step * (1 if d == 0 else d)
+    return tuple(reversed(strides))
+
+
+def free_symbols(dims: Iterable[Any]) -> set[str]:
+    """Names of all symbols in the given dims."""
+    return {s.name for d in dims if isinstance(d, Sym) for s in d.expr.free_symbols}
+
+
+def compile_dims(dims: Sequence[Any], names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+    """A Python function of the named sizes returning the dims as concrete numbers."""
+    if all(not isinstance(d, Sym) for d in dims):
+        fixed = tuple(dims)
+        return lambda *_: fixed
+    import math as _math
+
+    from torch.utils._sympy.printers import PythonPrinter
+
+    printer = PythonPrinter()
+    aliases = {s: f"v{i}" for i, s in enumerate(names)}
+    texts = []
+    for d in dims:
+        if not isinstance(d, Sym):
+            texts.append(repr(d))
+            continue
+        import sympy
+
+        renamed = {s: sympy.Symbol(aliases[s.name], **s.assumptions0) for s in d.expr.free_symbols}
+        texts.append(printer.doprint(d.expr.xreplace(renamed)))
+    source = f"lambda {', '.join(aliases.values())}: ({', '.join(texts)},)"
+    return eval(source, {"math": _math, "__builtins__": {"max": max, "min": min}})
+
+
+def evaluate(dims: Sequence[Any], env: Mapping[str, int]) -> tuple[Any, ...]:
+    """The dims under an assignment of sizes to symbol names."""
+    names = sorted(free_symbols(dims))
+    return compile_dims(dims, names)(*(env[n] for n in names))

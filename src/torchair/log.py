@@ -1,0 +1,186 @@
+"""The two loggers: ``logger`` for the compiler (stdout), ``native_logger`` for the engine (stderr).
+
+Imports only ``flags`` of torchair. The environment sets the levels once, at import.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TextIO, cast
+
+from .flags import Flags
+
+__all__ = ["EVENT_LEVEL", "TorchairLogger", "add_debug_file", "logger", "native_logger"]
+
+EVENT_LEVEL = 35
+"""Level of milestones: between WARNING and ERROR, so they can be had without the warnings."""
+
+_NATIVE_LEVELS = {
+    "0": logging.DEBUG,
+    "1": logging.INFO,
+    "2": logging.WARNING,
+    "3": logging.ERROR,
+    "4": EVENT_LEVEL,
+}
+_PACKAGE_PARENT = Path(__file__).resolve().parent.parent
+_PROGRAM = os.path.basename(sys.executable or "python")
+_THREAD = threading.get_native_id()  # of the importing thread: one id for all lines of a process
+
+
+class TorchairLogger(logging.Logger):
+    """A logger that also knows milestones and warnings that are worth saying once."""
+
+    _said: set[str]
+
+    def event(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a milestone at ``EVENT_LEVEL``."""
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        self.log(EVENT_LEVEL, msg, *args, **kwargs)
+
+    def warning_once(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a warning unless this logger has already shown the same text."""
+        if not self.isEnabledFor(logging.WARNING):
+            return
+        text = str(msg) % args if args else str(msg)
+        if text in self._said:
+            return
+        self._said.add(text)
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        self.warning(msg, *args, **kwargs)
+
+
+class _StandardStream(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stdout`` or ``sys.stderr`` is at the time a line is logged."""
+
+    def __init__(self, which: Literal["stdout", "stderr"]) -> None:
+        logging.Handler.__init__(self)
+        self.which = which
+        self.name = f"torchair.{which}"
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return cast(TextIO, getattr(sys, self.which))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is not None:  # a process without a console has none
+            super().emit(record)
+
+
+class _CompilerLine(logging.Formatter):
+    """``[INFO] TORCHAIR(7,python):2025-11-07 15:35:39.502.029 [file.py:45]7 text``."""
+
+    date_format = "%Y-%m-%d %H:%M:%S"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.prefix(record) + super().format(record)
+
+    def prefix(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created)
+        milliseconds, microseconds = divmod(moment.microsecond, 1000)
+        return (
+            f"[{record.levelname}] TORCHAIR({os.getpid()},{_PROGRAM}):"
+            f"{moment.strftime(self.date_format)}.{milliseconds:03d}.{microseconds:03d} "
+            f"[{self.source(record)}:{record.lineno}]{_THREAD} "
+        )
+
+    def source(self, record: logging.LogRecord) -> str:
+        return record.filename
+
+
+class _NativeLine(_CompilerLine):
+    """As above, but date and time joined with ``-``, a path as source, a prefix on every line."""
+
+    date_format = "%Y-%m-%d-%H:%M:%S"
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = self.prefix(record)
+        text = logging.Formatter.format(self, record)
+        return "\n".join(prefix + line for line in text.split("\n"))
+
+    def source(self, record: logging.LogRecord) -> str:
+        path = Path(record.pathname)
+        if path.is_relative_to(_PACKAGE_PARENT):
+            return path.relative_to(_PACKAGE_PARENT).as_posix()
+        return record.filename
+
+
+def add_debug_file(path: str | os.PathLike[str]) -> Callable[[], None]:
+    """Append what both loggers say to ``path`` from now on, beside their console output.
+
+    A path that is already being written to is left alone. Call what is returned to stop.
+    """
+    target = os.path.abspath(path)
+    if any(getattr(handler, "baseFilename", None) == target for handler in logger.handlers):
+        return lambda: None
+    Path(target).parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    added: list[tuple[logging.Logger, logging.Handler]] = []
+    for owner, line in ((logger, _CompilerLine()), (native_logger, _NativeLine())):
+        handler = logging.FileHandler(target, encoding="utf-8")
+        handler.setFormatter(line)
+        owner.addHandler(handler)
+        added.append((owner, handler))
+
+    def stop() -> None:
+        for owner, handler in added:
+            owner.removeHandler(handler)
+            handler.close()
+
+    return stop
+
+
+def _make_logger(
+    name: str, level: int, handler: _StandardStream, line: logging.Formatter
+) -> TorchairLogger:
+    """The logger ``name``, made ours; a level that the user set before the import stays."""
+    found = logging.getLogger(name)
+    # Not logging.setLoggerClass: that is process-wide, and too late when the logger exists already.
+    found.__class__ = TorchairLogger
+    ours = cast(TorchairLogger, found)
+    ours._said = set()
+    ours.propagate = False  # else a configured root logger prints every line a second time
+    if ours.level == logging.NOTSET:
+        ours.setLevel(level)
+    if all(present.name != handler.name for present in ours.handlers):
+        handler.setFormatter(line)
+        ours.addHandler(handler)
+    return ours
+
+
+def _native_level(flags: Flags) -> int:
+    """The level that ``TNG_LOG_LEVEL`` asks for; nonsense is reported and read as ERROR."""
+    if flags.native_log_level is None:
+        return logging.DEBUG if flags.compile_debug else logging.ERROR
+    if flags.native_log_level in _NATIVE_LEVELS:
+        return _NATIVE_LEVELS[flags.native_log_level]
+    print(
+        f"[WARNING] the environment variable TNG_LOG_LEVEL is {flags.native_log_level!r}, "
+        f"not one of {', '.join(_NATIVE_LEVELS)}: showing errors only (3)",
+        file=sys.stderr,
+    )
+    return logging.ERROR
+
+
+def _events_on_request(record: logging.LogRecord) -> bool:
+    """Natively, milestones show only when exactly their level is chosen, not at DEBUG either."""
+    return record.levelno != EVENT_LEVEL or native_logger.level == EVENT_LEVEL
+
+
+def _compiler_level(flags: Flags) -> int:
+    return logging.DEBUG if flags.compile_debug else logging.ERROR
+
+
+logging.addLevelName(EVENT_LEVEL, "EVENT")
+_flags = Flags.read()
+logger = _make_logger(
+    "torchair", _compiler_level(_flags), _StandardStream("stdout"), _CompilerLine()
+)
+native_logger = _make_logger(
+    "torchair.native", _native_level(_flags), _StandardStream("stderr"), _NativeLine()
+)
+native_logger.addFilter(_events_on_request)

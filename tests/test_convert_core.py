@@ -1,0 +1,45 @@
+"""The conversion driver on small functions."""
+
+import torch
+from op_harness import check, convert
+
+
+def test_linear_and_scale():
+    def fn(x, w, b):
+        return torch.addmm(b, x, w.t()) * 3 - b
+
+    conversion = check(fn, torch.randn(4, 8), torch.randn(5, 8), torch.randn(5))
+    assert [n.type for n in conversion.graph.nodes if n.type != "Const"] == [
+        "Data", "Data", "Data", "Transpose", "MatMulV2", "Mul", "Add", "Mul", "Cast", "Sub",
+        "NetOutput",
+    ]  # fmt: skip
+
+
+def test_generic_node_for_unknown_operator():
+    conversion = check(lambda x: torch.special.i0(x) + 1, torch.randn(3, 4), generic=True)
+    assert conversion.generic == {"aten.i0.default": 1}
+    assert "TorchCall" in [n.type for n in conversion.graph.nodes]
+
+
+def test_dynamic_graph_serves_other_sizes():
+    def fn(x, y):
+        return (x + y).reshape(x.shape[0] * 2, -1) * x.shape[1]
+
+    check(
+        fn, torch.randn(4, 6), torch.randn(4, 6), dynamic=True,
+        other_inputs=(torch.randn(3, 8), torch.randn(3, 8)), generic=True,
+    )  # fmt: skip
+
+
+def test_view_chain_folds_to_one_transpose():
+    def fn(x):
+        return x.view(2, 3, 4).transpose(0, 1).transpose(0, 1).permute(2, 0, 1).reshape(4, 6) + 1
+
+    types = [n.type for n in convert(fn, torch.randn(6, 4)).graph.nodes]
+    assert types.count("Transpose") == 1 and types.count("Reshape") == 2
+    check(fn, torch.randn(6, 4))
+
+
+def test_output_that_views_an_input_is_not_computed():
+    conversion = check(lambda x: (x[1:], x.t(), x + 1), torch.randn(3, 4), generic=True)
+    assert len(conversion.graph.output.values()) == 1
