@@ -14,7 +14,7 @@ from torch.func import functionalize
 
 from torchair.catalog import infer, interpret
 from torchair.convert import Conversion, GraphConverter
-from torchair.convert.results import Computed, ComputedScalar, Fixed, InputView, SymbolResult
+from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, SymbolResult
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, is_static
 

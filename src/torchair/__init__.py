@@ -1,0 +1,45 @@
+"""torchair: graph mode for PyTorch inference, as a torch.compile backend.
+
+    import torch, torchair
+    model = torch.compile(model, backend=torchair.get_npu_backend())
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from torchair import legacy, ops
+from torchair.backend import get_compiler, get_npu_backend
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.log import logger
+
+if TYPE_CHECKING:
+    from torchair.convert.registry import register_fx_node_ge_converter
+    from torchair.fx.passes.patterns import register_replacement
+
+__all__ = [
+    "CompilerConfig",
+    "get_compiler",
+    "get_npu_backend",
+    "logger",
+    "register_fx_node_ge_converter",
+    "register_replacement",
+]
+
+_LAZY = {
+    "register_fx_node_ge_converter": "torchair.convert.registry",
+    "register_replacement": "torchair.fx.passes.patterns",
+    "ge": "torchair.ge",
+}
+
+legacy.install()
+_ = ops
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is not needed at import when it is first asked for."""
+    import importlib
+
+    home = _LAZY.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchair' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    return module if home == f"torchair.{name}" else getattr(module, name)

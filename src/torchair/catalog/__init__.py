@@ -4,14 +4,41 @@ Importing this package fills the table; `row_of(type)` looks a row up.
 """
 
 from torchair.catalog import (
+    activation,
+    attention,
+    control,
+    conv,
+    create,
     elementwise,
     generic,
+    index,
+    loss,
     matmul,
+    norm,
+    pool,
+    reduce,
     shape,
+    slicing,
 )
-from torchair.catalog.core import Op, Row, Trait, infer, row_of, rows
+from torchair.catalog.core import Op, Row, Trait, infer, row_of, rows, steering_values
 from torchair.catalog.reference import interpret
 
-__all__ = ["Op", "Row", "Trait", "infer", "interpret", "row_of", "rows"]
+__all__ = ["Op", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
 
-_ = (elementwise, generic, matmul, shape)
+_ = (
+    activation,
+    attention,
+    control,
+    conv,
+    create,
+    elementwise,
+    generic,
+    index,
+    loss,
+    matmul,
+    norm,
+    pool,
+    reduce,
+    shape,
+    slicing,
+)

@@ -130,6 +130,7 @@ class Row:
     traits: Trait = Trait.NONE
     host: frozenset[str] = field(default_factory=frozenset)
     out: bool = False
+    also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
 
     def has(self, trait: Trait) -> bool:
         return bool(self.traits & trait)
@@ -146,9 +147,10 @@ def add_row(
     *,
     host: Iterable[str] = (),
     out: bool = False,
+    also_host: Callable[[Node], list[Value]] | None = None,
 ) -> None:
     """Enter one operator into the table."""
-    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out)
+    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out, also_host)
 
 
 def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
@@ -156,9 +158,33 @@ def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
     return lambda _op: fn
 
 
+def writes_first(update: Callable[..., Any]) -> Kernel:
+    """A kernel from one that updates its first tensor: without `out` a copy is updated, `out` being
+    the first tensor itself means in place, any other `out` gets a copy first."""
+
+    def run(x: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None:
+            out = x.clone(memory_format=torch.contiguous_format)
+        elif out is not x:
+            out.copy_(x)
+        update(out, *rest)
+        return out
+
+    return run
+
+
 def row_of(op_type: str) -> Row | None:
     """The row of a type, None when the catalogue does not hold it."""
     return _rows.get(op_type)
+
+
+def steering_values(node: Node) -> list[Value]:
+    """Inputs whose content decides dims or arguments, so that it must be known when planning."""
+    row = row_of(node.type)
+    if row is None:
+        return []
+    values = [v for port, _, v in node.slots() if port in row.host and v is not None]
+    return values + (row.also_host(node) if row.also_host is not None else [])
 
 
 def rows() -> dict[str, Row]:
@@ -189,9 +215,14 @@ def same_as(port: str) -> Rule:
     """Result has type and dims of one input."""
 
     def rule(op: Op) -> Fact:
-        return Fact(op.dtype(port), op.shape(port), op[port].content)
+        return Fact(op.dtype(port), op.shape(port))
 
     return rule
+
+
+def copy_of(port: str) -> Rule:
+    """Result is one input unchanged, its known content included."""
+    return lambda op: Fact(op.dtype(port), op.shape(port), op[port].content)
 
 
 def like_first(op: Op) -> Fact:

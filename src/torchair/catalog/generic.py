@@ -12,7 +12,7 @@ import torch
 from torchair.catalog.core import Kernel, Op, Trait, add_row
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
-from torchair.ge.graph import Fact, Node
+from torchair.ge.graph import Fact, Node, Value
 
 
 def find_target(node: Node) -> Any:
@@ -70,9 +70,17 @@ def _kernel(op: Op) -> Kernel:
             return tensors[i].item() if kind == "scalar" else tensors[i]
 
         kwargs = _decode(spec["kwargs"], get, node)
-        return list(_leaves(target(*_decode(spec["args"], get, node), **kwargs)))
+        results = _leaves(target(*_decode(spec["args"], get, node), **kwargs))
+        return [_own(r, tensors) for r in results]
 
     return run
+
+
+def _own(result: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """A result in memory of its own: view operators hand out their input's."""
+    place = result.untyped_storage().data_ptr()
+    shared = any(t.untyped_storage().data_ptr() == place for t in inputs) if place else False
+    return result.clone() if shared else result
 
 
 def _leaves(result: Any) -> Iterator[torch.Tensor]:
@@ -121,4 +129,17 @@ def _on_meta(x: Any) -> Any:
     return x
 
 
-add_row("TorchCall", _rule, _kernel, Trait.RANDOM)
+def _scalar_inputs(node: Node) -> list[Value]:
+    """Inputs that the operator takes as Python numbers."""
+    found: list[Value] = []
+
+    def get(kind: str, i: int) -> None:
+        if kind == "scalar":
+            found.append(node.values()[i])
+
+    spec = json.loads(node.attr("arguments"))
+    _decode([spec["args"], spec["kwargs"]], get, node)
+    return found
+
+
+add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.catalog.core import Kernel, Op, Trait, add_row
+from torchair.catalog.core import Kernel, Op, Trait, add_row, fixed
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, broadcast
 
@@ -55,3 +55,6 @@ for _type, _a, _b in (
     ("BatchMatMulV2", "adj_x1", "adj_x2"),
 ):
     add_row(_type, _rule(_a, _b), _kernel(_a, _b), Trait.CONTRACTION, out=True)
+add_row(
+    "Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), Trait.CONTRACTION, out=True
+)

@@ -1,4 +1,7 @@
-"""Operators that move or describe elements without computing: views, joins, splits, sizes."""
+"""Operators that move or describe elements without computing: views, copies, sizes.
+
+Joins and splits are in `slicing`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,18 @@ from typing import Any
 
 import torch
 
-from torchair.catalog.core import Kernel, Op, Trait, add_row, axes_of, fixed, same_as
+from torchair.catalog.core import (
+    Kernel,
+    Op,
+    Rule,
+    Trait,
+    add_row,
+    axes_of,
+    copy_of,
+    fixed,
+    same_as,
+    writes_first,
+)
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
@@ -26,14 +40,14 @@ def _const(op: Op) -> Kernel:
 add_row("Const", lambda op: op.output, _const, Trait.CONSTANT)
 add_row("Data", lambda op: op.output, fixed(lambda x: x))
 add_row("RefData", lambda op: op.output, fixed(lambda x: x))
-add_row("Identity", same_as("x"), fixed(lambda x: x), VIEW)
+add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW)
 
 
 def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
 
 
-add_row("TensorMove", same_as("x"), fixed(_copy), out=True)
+add_row("TensorMove", copy_of("x"), fixed(_copy), out=True)
 
 
 def _assign(ref: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -76,6 +90,21 @@ def _gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 add_row("Gather", _gather_rule, fixed(_gather))
 
 
+def _product_rule(op: Op) -> Fact:
+    """Only the number of elements is counted with this: the product of a vector of sizes."""
+    if len(op.shape("x")) != 1 or op.attr("keep_dims"):
+        raise ValueError(f"{op.node} takes one vector of sizes")
+    known = op["x"].content
+    return Fact(op.dtype("x"), (), None if known is None else numel(known))
+
+
+def _product(x: torch.Tensor) -> torch.Tensor:
+    return torch.prod(x, dtype=x.dtype)
+
+
+add_row("ReduceProdD", _product_rule, fixed(_product))
+
+
 # ---- reshape family ----
 
 
@@ -83,7 +112,7 @@ def reshape_dims(dims: tuple[Any, ...], shape: Shape) -> Shape:
     """Target dims with -1 worked out and 0 copied, as GE's Reshape reads them."""
     if -1 not in dims:
         return tuple(dims)
-    known = numel(d for d in dims if isinstance(d, int) and d != -1 or not isinstance(d, int))
+    known = numel(d for d in dims if d != -1)
     missing: Dim = numel(shape) // known if known != 0 else 0
     return tuple(missing if isinstance(d, int) and d == -1 else d for d in dims)
 
@@ -128,7 +157,8 @@ def _unsqueeze_rule(op: Op) -> Fact:
     for a in sorted(a % rank for a in axes):
         dims.insert(a, 1)
     content = op["x"].content
-    return Fact(op.dtype("x"), tuple(dims), (content,) if len(dims) == 1 else None)
+    known = len(dims) == 1 and content is not None
+    return Fact(op.dtype("x"), tuple(dims), (content,) if known else None)
 
 
 def _unsqueeze(op: Op) -> Kernel:
@@ -156,7 +186,9 @@ def _squeeze_rule(op: Op) -> Fact:
     gone = _squeezed(op)
     dims = tuple(d for i, d in enumerate(op.shape("x")) if i not in gone)
     content = op["x"].content
-    return Fact(op.dtype("x"), dims, content[0] if content is not None and not dims else None)
+    if isinstance(content, tuple):
+        content = content if dims == op.shape("x") else content[0]
+    return Fact(op.dtype("x"), dims, content)
 
 
 def _squeeze(op: Op) -> Kernel:
@@ -185,83 +217,74 @@ add_row("BroadcastTo", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",))
 add_row("Expand", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",))
 
 
-# ---- joins and splits ----
+# ---- memory laid out anew ----
 
 
-def _pack_rule(op: Op) -> Fact:
-    facts = op.list("x")
-    first = facts[0].shape
-    if first is None:
-        raise MissingHostValue("dims of a packed tensor")
-    axis = op.attr("axis") % (len(first) + 1)
-    dims = (*first[:axis], len(facts), *first[axis:])
-    known = not first and all(f.content is not None for f in facts)
-    return Fact(facts[0].dtype, dims, tuple(f.content for f in facts) if known else None)
+def _as_strided_rule(op: Op) -> Fact:
+    return Fact(op.dtype("x"), op.ints("size"))
 
 
-def _pack(op: Op) -> Kernel:
-    axis = op.attr("axis")
-    return lambda xs, out=None: torch.stack(xs, axis, out=out)
+def _as_strided(op: Op) -> Kernel:
+    """Strides count in the contiguous layout of `x`, whatever strides its tensor has."""
+    size, stride, offset = op.ints("size"), op.ints("stride"), op.int("storage_offset")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        return x.as_strided(size, stride, x.storage_offset() + offset)
+
+    return run
 
 
-add_row("Pack", _pack_rule, _pack, out=True)
+_LAYOUT = ("size", "stride", "storage_offset")
+add_row("AsStrided", _as_strided_rule, _as_strided, VIEW, host=_LAYOUT)
 
 
-def _concat_rule(op: Op) -> Fact:
-    facts = op.list("x")
-    shapes = [f.shape for f in facts if f.shape is not None]
-    if len(shapes) != len(facts):
-        raise MissingHostValue("dims of a concatenated tensor")
-    axis = op.int("concat_dim") % len(shapes[0])
-    total: Dim = sum(s[axis] for s in shapes)  # type: ignore[misc]
-    dims = (*shapes[0][:axis], total, *shapes[0][axis + 1 :])
-    content = None
-    if len(dims) == 1 and all(isinstance(f.content, tuple) for f in facts):
-        content = tuple(c for f in facts for c in f.content)
-    return Fact(facts[0].dtype, dims, content)
+def _view_copy(op: Op) -> Kernel:
+    size, stride = op.ints("dst_size"), op.ints("dst_stride")
+    offset, src_size = op.int("dst_storage_offset"), op.ints("src_size")
+
+    def update(dst: torch.Tensor, src: torch.Tensor) -> None:
+        whole = dst.contiguous()
+        part = whole.as_strided(size, stride, whole.storage_offset() + offset)
+        part.copy_(src.reshape(src_size))
+        if whole is not dst:
+            dst.copy_(whole)
+
+    return writes_first(update)
 
 
-def _concat(op: Op) -> Kernel:
-    axis = op.int("concat_dim")
-    return lambda xs, out=None: torch.cat(xs, axis, out=out)
+add_row(
+    "ViewCopy",
+    same_as("dst"),
+    _view_copy,
+    Trait.WRITES_FIRST,
+    host=[f"{side}_{part}" for side in ("dst", "src") for part in _LAYOUT],
+    out=True,
+)
 
 
-add_row("ConcatV2", _concat_rule, _concat, host=("concat_dim",), out=True)
+def _bitcast(op: Op) -> Kernel:
+    target = ge_to_torch(op.attr("type"))
+    return lambda x: x.view(target)
 
 
-def _split_sizes(op: Op) -> tuple[int, tuple[Dim, ...]]:
-    shape = op.shape("x")
-    axis = op.int("split_dim") % len(shape)
-    sizes = list(op.ints("size_splits"))
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = shape[axis] - sum(s for s in sizes if s != -1)
-    return axis, tuple(sizes)
+def _bitcast_rule(op: Op) -> Fact:
+    source, target = op.torch_dtype("x"), ge_to_torch(op.attr("type"))
+    if source.itemsize != target.itemsize:
+        raise MissingHostValue(f"dims of a bitcast from {source} to {target}")
+    return Fact(op.attr("type"), op.shape("x"))
 
 
-def _split_rule(op: Op) -> list[Fact]:
-    shape = op.shape("x")
-    axis, sizes = _split_sizes(op)
-    return [Fact(op.dtype("x"), (*shape[:axis], s, *shape[axis + 1 :])) for s in sizes]
+add_row("Bitcast", _bitcast_rule, _bitcast, VIEW)
 
 
-def _split(op: Op) -> Kernel:
-    axis, sizes = _split_sizes(op)
-    return lambda x: x.split(sizes, axis)
+# ---- complex numbers as pairs ----
 
 
-add_row("SplitV", _split_rule, _split, VIEW, host=("size_splits", "split_dim"))
+def _typed_like(port: str, attr: str) -> Rule:
+    return lambda op: Fact(op.attr(attr), op.shape(port))
 
 
-def _unpack_rule(op: Op) -> list[Fact]:
-    shape = op.shape("x")
-    axis = op.attr("axis") % len(shape)
-    dims = (*shape[:axis], *shape[axis + 1 :])
-    return [Fact(op.dtype("x"), dims) for _ in op.node.outputs]
-
-
-def _unpack(op: Op) -> Kernel:
-    axis = op.attr("axis")
-    return lambda x: x.unbind(axis)
-
-
-add_row("Unpack", _unpack_rule, _unpack, VIEW)
+add_row("Real", _typed_like("input", "Tout"), fixed(torch.real), VIEW)
+add_row("Imag", _typed_like("input", "Tout"), fixed(torch.imag), VIEW)
+add_row("Complex", _typed_like("real", "Tout"), fixed(torch.complex), Trait.ELEMENTWISE, out=True)

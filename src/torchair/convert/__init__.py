@@ -3,7 +3,22 @@
 Importing this package loads every built-in converter; `torchair.convert.registry` does not.
 """
 
-from torchair.convert import elementwise, matmul, shape
+from torchair.convert import (
+    activation,
+    attention,
+    control,
+    conv,
+    create,
+    elementwise,
+    index,
+    loss,
+    matmul,
+    norm,
+    pool,
+    reduce,
+    shape,
+    slicing,
+)
 from torchair.convert.interpreter import Conversion, GraphConverter, ValuePack
 from torchair.convert.registry import Decline, find, register_fx_node_ge_converter, registered
 
@@ -17,4 +32,19 @@ __all__ = [
     "registered",
 ]
 
-_ = (elementwise, matmul, shape)
+_ = (
+    activation,
+    attention,
+    control,
+    conv,
+    create,
+    elementwise,
+    index,
+    loss,
+    matmul,
+    norm,
+    pool,
+    reduce,
+    shape,
+    slicing,
+)

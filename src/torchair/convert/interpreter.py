@@ -21,7 +21,7 @@ from torchair import ge
 from torchair.convert.comments import fx_text, origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.registry import Decline, Entry, find
-from torchair.convert.results import (
+from torchair.ge.signature import (
     Computed,
     ComputedScalar,
     Fixed,
@@ -216,6 +216,8 @@ class GraphConverter:
         try:
             args = [self._argument(a, entry) for a in node.args]
             kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
+            if entry.wants_inputs:
+                kwargs["meta_inputs"] = fx.map_arg(node.args, lambda n: self._env[n].meta)
             if entry.wants_meta:
                 kwargs["meta_outputs"] = _map(_spec, meta)
             if entry.wants_views:
@@ -239,9 +241,10 @@ class GraphConverter:
 
     def _undo(self, journal: int, before: set[Node]) -> None:
         del self.graph.journal[journal:]
-        for node in reversed(self.graph.nodes):
-            if node not in before:
-                self.graph.remove(node)
+        gone = [node for node in self.graph.nodes if node not in before]
+        self.views.forget(gone)
+        for node in reversed(gone):
+            self.graph.remove(node)
 
     def _argument(self, x: Any, entry: Entry) -> Any:
         """An FX argument as converters see it: values for tensors, a Pack for symbolic lists."""
@@ -331,7 +334,8 @@ class GraphConverter:
                 v.attrs["_meta"] = attr.Str(f"Tensor(dtype={m.dtype}, shape={m.shape})")
             elif isinstance(m, SYMBOLS):
                 known = _symbol_of(m) if isinstance(m, torch.SymInt) else None
-                v.learn(Fact(type_of_meta(m), (), known))
+                exact = v.dtype != DataType.DT_UNDEFINED  # a symbolic float is kept in double
+                v.learn(Fact(v.dtype if exact else type_of_meta(m), (), known))
             v.attrs["_fx_tensor_name"] = attr.Str(f"{node.name}-{node.target}.OUTPUT.{i}")
 
     # ---- outputs ----

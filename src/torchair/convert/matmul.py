@@ -79,3 +79,56 @@ def baddbmm(
     self, batch1, batch2 = promote(dtype, self, batch1, batch2)
     product = ge.Mul(ge.BatchMatMul(batch1, batch2), ge.Const(alpha, dtype=dtype))
     return ge.Add(product, ge.Mul(self, ge.Const(beta, dtype=dtype)))
+
+
+# ---- vectors: a matrix with one row or column ----
+
+
+def _row(x: Value) -> Value:
+    return ge.Unsqueeze(x, axes=[0]) if x.rank == 1 else x
+
+
+def _column(x: Value) -> Value:
+    return ge.Unsqueeze(x, axes=[1]) if x.rank == 1 else x
+
+
+@builtin(aten.dot.default)
+def dot(self: Value, tensor: Value) -> Value:
+    """dot(Tensor self, Tensor tensor) -> Tensor"""
+    return ge.Dot(self, tensor)
+
+
+@builtin(aten.mv.default)
+def mv(self: Value, vec: Value) -> Value:
+    """mv(Tensor self, Tensor vec) -> Tensor"""
+    return ge.Squeeze(ge.MatMul(self, _column(vec), None), axis=[1])
+
+
+@builtin(aten.addmv.default)
+def addmv(
+    self: Value, mat: Value, vec: Value, *, beta: Any = 1, alpha: Any = 1, meta_outputs: TensorSpec
+) -> Value:
+    """addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    if any(isinstance(s, Value) for s in (alpha, beta)) or 0 in (alpha, beta):
+        raise Decline("a scale is 0 or symbolic")
+    dtype = meta_outputs.dtype
+    product = mv(mat, vec)
+    if alpha != 1:
+        product = ge.Mul(product, ge.Const(alpha, dtype=dtype))
+    if beta != 1:
+        self = ge.Mul(self, ge.Const(beta, dtype=dtype))
+    return ge.Add(product, self)
+
+
+@builtin(aten.matmul.default)
+def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
+    """matmul(Tensor self, Tensor other) -> Tensor"""
+    if self.rank == other.rank == 1:
+        return ge.Dot(self, other)
+    a, b = _row(self), _column(other)
+    if a.rank <= 2 and b.rank <= 2:
+        product = ge.MatMul(a, b, None)
+    else:
+        product = ge.BatchMatMul(*promote(meta_outputs.dtype, a, b))
+    gone = [-2] if self.rank == 1 else [-1]
+    return product if 1 not in (self.rank, other.rank) else ge.Squeeze(product, axis=gone)

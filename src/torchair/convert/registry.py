@@ -21,6 +21,7 @@ class Entry:
 
     fn: Callable[..., Any]
     wants_meta: bool  # has a parameter `meta_outputs`
+    wants_inputs: bool  # has a parameter `meta_inputs`: the fake arguments, with their strides
     wants_views: bool  # has a parameter `views`: takes pending views and the folder that makes them
     by_user: bool
 
@@ -31,7 +32,7 @@ _builtin: dict[Any, Entry] = {}
 
 def _entry(fn: Callable[..., Any], by_user: bool) -> Entry:
     names = inspect.signature(fn).parameters
-    return Entry(fn, "meta_outputs" in names, "views" in names, by_user)
+    return Entry(fn, "meta_outputs" in names, "meta_inputs" in names, "views" in names, by_user)
 
 
 class Converter:

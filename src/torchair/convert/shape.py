@@ -1,4 +1,4 @@
-"""Converters of operators that move or describe elements."""
+"""Converters of views, copies and other operators that keep every element as it is."""
 
 from __future__ import annotations
 
@@ -8,14 +8,37 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import builtin
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
 from torchair.convert.views import PendingView, ViewFolder
 from torchair.ge import attrs as attr
-from torchair.ge.dtypes import DataType
+from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
+from torchair.ge.shapes import Shape, contiguous_strides, from_torch, is_static, numel
 
 aten = torch.ops.aten
 View = Value | PendingView
+
+
+def members(x: Any) -> list[Any]:
+    """Elements of a list argument: Python integers, and values where the list was packed."""
+    if not isinstance(x, Value):
+        return list(x)
+    packed = x.node.inputs["x"]
+    assert x.node.type == "Pack" and isinstance(packed, list)
+    return [v.content if v.node.type == "Const" else v for v in packed]
+
+
+def sizes(elements: Sequence[Any]) -> Any:
+    """A list argument again: a plain list, or one Pack when an element is a value."""
+    if not any(isinstance(e, Value) for e in elements):
+        return list(elements)
+    packed = ge.Pack(list(elements), N=len(elements), axis=0)
+    packed.node.attrs["_force_unknown_shape"] = attr.Bool(True)
+    return packed
+
+
+# ---- reshapes and permutes ----
 
 
 @builtin(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -26,6 +49,14 @@ def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolde
     if isinstance(size, Value) or sum(not isinstance(d, int) for d in dims) > 1:
         return ge.Reshape(views.emit(self), size)
     return views.reshape(self, dims)
+
+
+@builtin(aten._reshape_alias.default)
+def reshape_alias(
+    self: View, size: Any, stride: Any, *, meta_outputs: TensorSpec, views: ViewFolder
+) -> View:
+    """_reshape_alias(Tensor(a) self, SymInt[] size, SymInt[] stride) -> Tensor(a)"""
+    return reshape(self, size, meta_outputs=meta_outputs, views=views)
 
 
 @builtin(aten.permute.default)
@@ -49,15 +80,61 @@ def t(self: View, *, views: ViewFolder) -> View:
     return views.permute(self, [1, 0]) if self.rank == 2 else ge.Identity(views.emit(self))
 
 
-@builtin(aten.sym_size, aten.sym_size.int)
-def sym_size(self: Value, dim: int, *, meta_outputs: Any = None) -> Any:
-    """sym_size.int(Tensor self, int dim) -> SymInt"""
+@builtin(aten.unsqueeze.default)
+def unsqueeze(self: Value, dim: int) -> Value:
+    """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
+    return ge.Unsqueeze(self, axes=[dim])
+
+
+@builtin(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
     assert self.shape is not None
-    if isinstance(self.shape[dim], int):
-        return self.shape[dim]
-    size = ge.Gather(ge.Shape(self, dtype=DataType.DT_INT64), dim % self.rank)
-    size.node.attrs["_force_unknown_shape"] = attr.Bool(True)
-    return size
+    wanted = range(self.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    axes = sorted({d % max(self.rank, 1) for d in wanted} if self.rank else set())
+    axes = [a for a in axes if self.shape[a] == 1]
+    if self.rank - len(axes) != meta_outputs.rank:
+        raise Decline("a symbolic dim is 1")
+    return ge.Squeeze(self, axis=axes) if axes else ge.Identity(self)
+
+
+@builtin(aten.expand.default)
+def expand(self: Value, size: Any, *, implicit: bool = False, meta_outputs: TensorSpec) -> Value:
+    """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
+    return self if meta_outputs.shape == self.shape else ge.BroadcastTo(self, size)
+
+
+# ---- copies and names for the same thing ----
+
+
+@builtin(
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+)
+def identity(self: Value) -> Value:
+    """detach(Tensor(a) self) -> Tensor(a)"""
+    return ge.Identity(self)
+
+
+@builtin(aten.clone.default)
+def clone(self: Value, *, memory_format: Any = None) -> Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
+    return ge.TensorMove(self)  # not an Identity: the source may be an input written later
+
+
+@builtin(aten.copy.default)
+def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
+    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
+    src = promote(self.dtype, src)
+    if src.shape == self.shape:
+        return src
+    assert self.shape is not None
+    static = is_static(self.shape)
+    dims = list(self.shape) if static else ge.Shape(self, dtype=DataType.DT_INT64)
+    return ge.BroadcastTo(src, dims)
 
 
 @builtin(aten.copy_.default)
@@ -66,3 +143,111 @@ def copy_(self: Value, src: Value, non_blocking: bool = False) -> Value:
     return ge.Assign(self, src)
 
 
+# ---- memory read another way ----
+
+
+def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
+    """The value whose contiguous layout is the memory of the traced tensor, and whether that is
+    the whole storage; Decline when there is no such value."""
+    dims = tuple(from_torch(d) for d in fake.shape)
+    strides = tuple(from_torch(d) for d in fake.stride())
+    if from_torch(fake.storage_offset()) != 0:
+        raise Decline("the traced tensor starts inside its storage")
+    nbytes = from_torch(fake.untyped_storage().nbytes())
+    whole = nbytes == numel(dims) * fake.element_size()
+    if strides == contiguous_strides(dims):
+        return self, whole
+    if not is_static(dims) or not is_static(strides):
+        raise Decline("symbolic strides")
+    order = sorted(range(len(dims)), key=lambda i: (-strides[i], dims[i] == 1))  # type: ignore[operator]
+    if tuple(strides[i] for i in order) != contiguous_strides([dims[i] for i in order]):
+        raise Decline("the traced tensor does not fill its memory")
+    return ge.Transpose(self, order), whole
+
+
+def _reach(size: Sequence[Any], stride: Sequence[Any], offset: int) -> Any:
+    """One past the last element a strided view touches; None when it is symbolic."""
+    if any(isinstance(x, Value) for x in (*size, *stride)):
+        return None
+    steps = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    return 0 if 0 in size else offset + steps + 1
+
+
+def _strided(self: Value, size: Any, stride: Any, offset: Any, fake: torch.Tensor) -> Value:
+    base, whole = _in_memory_order(self, fake)
+    if not whole:
+        reach = _reach(members(size), members(stride), offset if isinstance(offset, int) else 0)
+        static = reach is not None and isinstance(offset, int) and is_static(base.shape)
+        if not static or reach > numel(base.shape or ()):
+            raise Decline("the view may leave the traced tensor")
+    return base
+
+
+@builtin(aten.as_strided.default)
+def as_strided(
+    self: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
+) -> Value:
+    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None)"""
+    offset = 0 if storage_offset is None else storage_offset
+    base = _strided(self, size, stride, offset, meta_inputs[0])
+    return ge.AsStrided(base, size, stride, sizes([offset]))
+
+
+@builtin(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
+) -> Value:
+    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? ...)"""
+    offset = 0 if storage_offset is None else storage_offset
+    base = _strided(self, size, stride, offset, meta_inputs[0])
+    if base is not self or not is_static(src.shape):
+        raise Decline("the updated tensor is not contiguous, or its part is symbolic")
+    src = promote(self.dtype, src)
+    layout: Shape = src.shape or ()
+    strides = list(contiguous_strides(layout))
+    return ge.ViewCopy(base, size, stride, sizes([offset]), src, list(layout), strides, [0])
+
+
+@builtin(aten.view.dtype)
+def view_dtype(self: Value, dtype: torch.dtype, *, meta_outputs: TensorSpec) -> Value:
+    """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
+    if ge_to_torch(self.dtype).itemsize != dtype.itemsize:
+        raise Decline("element sizes differ")
+    return ge.Bitcast(self, type=meta_outputs.dtype)
+
+
+@builtin(aten.view_as_real.default)
+def view_as_real(self: Value, *, meta_outputs: TensorSpec) -> Value:
+    """view_as_real(Tensor(a) self) -> Tensor(a)"""
+    parts = [part(self, Tout=meta_outputs.dtype) for part in (ge.Real, ge.Imag)]
+    return ge.Pack(parts, N=2, axis=-1)
+
+
+@builtin(aten.view_as_complex.default)
+def view_as_complex(self: Value, *, meta_outputs: TensorSpec) -> Value:
+    """view_as_complex(Tensor(a) self) -> Tensor(a)"""
+    pairs = [ge.GatherV2(self, i, [-1], negative_index_support=True) for i in (0, 1)]
+    return ge.Complex(*pairs, Tout=meta_outputs.dtype)
+
+
+# ---- other orders and repetitions ----
+
+
+@builtin(aten.repeat.default)
+def repeat(self: Value, repeats: Any) -> Value:
+    """repeat(Tensor self, SymInt[] repeats) -> Tensor"""
+    return ge.Tile(self, repeats)
+
+
+@builtin(aten.flip.default)
+def flip(self: Value, dims: list[int]) -> Value:
+    """flip(Tensor self, int[] dims) -> Tensor"""
+    return ge.ReverseV2(self, [d % max(self.rank, 1) for d in dims])
+
+
+@builtin(aten.roll.default)
+def roll(self: Value, shifts: Any, dims: Sequence[int] = ()) -> Value:
+    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""
+    if isinstance(shifts, Value):
+        raise Decline("symbolic shifts")
+    return ge.Roll(self, shifts=list(shifts), dims=list(dims))

@@ -6,12 +6,12 @@ something other than a view reads it becomes at most three nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchair import ge
-from torchair.ge.graph import Tensor, Value
+from torchair.ge.graph import Node, Tensor, Value
 from torchair.ge.shapes import Dim, Shape, numel
 
 
@@ -87,6 +87,10 @@ class ViewFolder:
         if key not in self._emitted:
             self._emitted[key] = _emit(x)
         return self._emitted[key]
+
+    def forget(self, nodes: Collection[Node]) -> None:
+        """Drop what is remembered of nodes that leave the graph."""
+        self._emitted = {key: v for key, v in self._emitted.items() if v.node not in nodes}
 
 
 def _emit(x: PendingView) -> Value:

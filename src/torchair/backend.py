@@ -1,0 +1,109 @@
+"""Entry points: the torch.compile backend and the compiler behind it, wired to AOTAutograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torchair.configs.aliases import apply_options
+from torchair.configs.compat import warn_frozen_parameter, warn_ineffective
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.errors import UnsupportedModeError
+from torchair.store import atomic_write
+from torchair.trace import Trace, model_directory, start_debug_log
+
+_MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
+
+
+def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
+    """A compiler `(gm, example_inputs) -> callable` for hand-written AOT backends."""
+    from torchair.pipeline import NpuFxCompiler
+
+    return NpuFxCompiler(compiler_config)
+
+
+def get_npu_backend(
+    *,
+    compiler_config: CompilerConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Callable[..., Any]:
+    """A backend for `torch.compile(model, backend=...)`."""
+    start_debug_log()
+    config = compiler_config if compiler_config is not None else CompilerConfig()
+    warn_ineffective(config)
+    warn_frozen_parameter(config)
+    return partial(
+        npu_backend, compiler_config=config, decompositions=dict(custom_decompositions or {})
+    )
+
+
+def torchair_backend(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """The backend behind the names "torchair" and "npu"."""
+    return get_npu_backend()(gm, example_inputs, **kwargs)
+
+
+def npu_backend(
+    gm: Any,
+    example_inputs: Sequence[Any],
+    compiler_config: CompilerConfig | None = None,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph. `options` and `mode` are torch.compile's arguments of that name."""
+    config = compiler_config if compiler_config is not None else CompilerConfig()
+    if options or mode:
+        config = copy.deepcopy(config)
+    if mode:
+        if mode not in _MODES:
+            raise UnsupportedModeError(
+                f"unknown mode {mode!r} for torch.compile", mode=mode, supported=_MODES
+            )
+        config.mode = mode
+    if options:
+        apply_options(config, options)
+    return compile_with_aot(gm, example_inputs, config, decompositions or {})
+
+
+def compile_with_aot(
+    gm: Any, example_inputs: Sequence[Any], config: CompilerConfig, decompositions: dict[Any, Any]
+) -> Callable[..., Any]:
+    """Forward, backward and inference graphs of a Dynamo graph, each through the pipeline."""
+    from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._functorch.partitioners import default_partition
+
+    from torchair.fx.passes import fx_text
+    from torchair.pipeline import NpuFxCompiler
+
+    directory = model_directory()
+    if directory is not None:
+        atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
+
+    def stage(phase: str) -> Callable[..., Any]:
+        compiler = NpuFxCompiler(config, Trace(phase, directory))
+        return lambda graph, inputs: boxed(compiler(graph, inputs))
+
+    keep = config.experimental_config.keep_inference_input_mutations
+    return aot_module_simplified(
+        gm,
+        list(example_inputs),
+        fw_compiler=stage("forward"),
+        bw_compiler=stage("backward"),
+        inference_compiler=stage("forward"),
+        partition_fn=default_partition,
+        decompositions=decompositions,
+        keep_inference_input_mutations=bool(keep),
+    )
+
+
+def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """A callable over one list of arguments, the convention AOTAutograd is fastest with."""
+
+    def call(args: list[Any]) -> Any:
+        return runner(*args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

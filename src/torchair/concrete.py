@@ -1,0 +1,220 @@
+"""ConcreteGraph, the interface of both execution modes, and GeConcreteGraph, which runs on the
+graph engine: it turns call arguments into graph inputs and graph outputs into results."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from threading import Lock
+from typing import Any
+
+import torch
+
+from torchair.configs.settings import Settings
+from torchair.convert import Conversion
+from torchair.devices import Device
+from torchair.engine.options import initialize_graph_engine
+from torchair.engine.passes import GE_PASSES, GraphState, ge_kind
+from torchair.engine.planner import Layout
+from torchair.ge.dtypes import ge_to_torch
+from torchair.ge.shapes import compile_dims
+from torchair.ge.signature import (
+    Computed,
+    ComputedScalar,
+    Fixed,
+    InputSource,
+    InputView,
+    Result,
+    SymbolResult,
+)
+from torchair.log import EVENT_LEVEL, logger
+from torchair.passes import PassRunner
+from torchair.serde import dump_name, render, write_graph
+from torchair.trace import Trace
+
+
+class ConcreteGraph(abc.ABC):
+    """A compiled graph of either mode."""
+
+    @abc.abstractmethod
+    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+        """Everything that can be done before the first call."""
+
+    @abc.abstractmethod
+    def compile(self) -> None:
+        """Make it ready to run."""
+
+    @abc.abstractmethod
+    def dump(self, path: str) -> None:
+        """Write the graph to a file; its ending chooses the form."""
+
+    @abc.abstractmethod
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+
+
+class GeConcreteGraph(ConcreteGraph):
+    """A GE graph with its engine session and calling convention."""
+
+    def __init__(self, conversion: Conversion, settings: Settings, device: Device) -> None:
+        self.graph = conversion.graph
+        self.generic = conversion.generic
+        self.signature = conversion.signature
+        self.state = GraphState(list(conversion.signature.inputs))
+        self.session = device.session(self.graph.name)
+        self._device = device
+        self._settings = settings
+        self._ready = False
+        self._lock = Lock()
+
+    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+        kind = self._settings.graph_dump_type or "pbtxt"
+        if trace.writes:
+            trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())
+        runner = PassRunner(ge_kind(lambda g: render(g, kind).decode(), kind), self._settings, trace)
+        runner.run(GE_PASSES, self.graph, self.state)
+        if trace.writes:
+            trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
+        self._collect = _input_reader(self.state.inputs)
+        self._build_results = _result_builder(self.signature.results, self.signature.symbols)
+
+    def compile(self) -> None:
+        with self._lock:
+            if self._ready:
+                return
+            logger.info("start compile graph: %s.", self.graph.name)
+            initialize_graph_engine(self._settings.global_options)
+            self.session.load(
+                self.graph,
+                self._settings.local_options,
+                state=self.state,
+                layouts=_layouts(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
+                device=self._device.info,
+            )
+            self.session.compile()
+            self._ready = True
+            logger.info("end compile graph: %s and start run graph.", self.graph.name)
+            self._report()
+
+    def _report(self) -> None:
+        kind = self._settings.graph_dump_type
+        if kind is not None:
+            name = dump_name(f"dynamo_optimized_{self.graph.name}", kind)
+            write_graph(self.graph, f"{self._settings.graph_dump_path}/{name}", kind)
+        symbolic = any(s.kind != "tensor" for s in self.state.inputs) or self.graph.is_dynamic
+        logger.info(
+            "%s FX graph compiled to %s Ascend GE graph, graph id: %s",
+            "Dynamic" if symbolic else "Static",
+            "dynamic" if self.graph.is_dynamic else "static",
+            self.graph.name.rpartition("_")[2],
+        )
+
+    def dump(self, path: str) -> None:
+        write_graph(self.graph, path, path.rpartition(".")[2])
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        if logger.isEnabledFor(EVENT_LEVEL) and logger.getEffectiveLevel() <= EVENT_LEVEL:
+            return self._timed(args)
+        inputs = self._collect(args)
+        if not self._ready:
+            self.compile()
+        return self._build_results(self.session.run(inputs), args)
+
+    def _timed(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        t0 = time.perf_counter()
+        inputs = self._collect(args)
+        t1 = time.perf_counter()
+        self.compile()
+        t2 = time.perf_counter()
+        results = self._build_results(self.session.run(inputs), args)
+        t3 = time.perf_counter()
+        logger.event(
+            "torchair run at %d, process input: %dus, compile %dus, graph run: %dus",
+            t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
+        )  # fmt: skip
+        return results
+
+
+def _input_reader(sources: Sequence[InputSource]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function from call arguments to graph inputs."""
+    if all(s.kind == "tensor" for s in sources):
+        positions = [s.args[0] for s in sources]
+        if not positions:
+            return lambda args: ()
+        if len(positions) == 1:
+            only = positions[0]
+            return lambda args: (args[only],)
+        return itemgetter(*positions)
+    readers = [_reader(s) for s in sources]
+    return lambda args: [read(args) for read in readers]
+
+
+def _reader(source: InputSource) -> Callable[[Sequence[Any]], Any]:
+    if source.kind == "tensor":
+        return itemgetter(source.args[0])
+    dtype = ge_to_torch(source.dtype)
+    if source.kind == "scalar":
+        position = source.args[0]
+        return lambda args: torch.tensor(args[position], dtype=dtype)
+    return lambda args: torch.tensor([args[a] for a in source.args], dtype=dtype)
+
+
+def _layouts(results: Sequence[Result], count: int) -> list[Layout | None]:
+    layouts: list[Layout | None] = [None] * count
+    for r in results:
+        if isinstance(r, Computed) and layouts[r.index] is None:
+            layouts[r.index] = Layout(r.shape, r.strides, r.alias_group)
+    return layouts
+
+
+def _result_builder(
+    results: Sequence[Result], symbols: dict[str, tuple[int, int | None]]
+) -> Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]:
+    """A function from graph outputs and call arguments to the results of the FX graph."""
+    if all(isinstance(r, Computed) for r in results):
+        order = [r.index for r in results if isinstance(r, Computed)]
+        return lambda outputs, args: tuple(outputs[i] for i in order)
+    names = list(symbols)
+    sources = [symbols[n] for n in names]
+    makers = [_maker(r, names) for r in results]
+
+    def build(outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> tuple[Any, ...]:
+        sizes = [args[a] if dim is None else args[a].shape[dim] for a, dim in sources]
+        return tuple(make(outputs, args, sizes) for make in makers)
+
+    return build
+
+
+def _maker(result: Result, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
+    if isinstance(result, Fixed):
+        fixed = result.value
+        return lambda outputs, args, sizes: fixed
+    if isinstance(result, Computed):
+        index = result.index
+        return lambda outputs, args, sizes: outputs[index]
+    if isinstance(result, ComputedScalar):
+        index = result.index
+        return lambda outputs, args, sizes: outputs[index].item()
+    if isinstance(result, SymbolResult):
+        value = compile_dims([result.expr], names)
+        return lambda outputs, args, sizes: value(*sizes)[0]
+    return _view_maker(result, names)
+
+
+def _view_maker(result: InputView, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
+    arg, rank = result.arg, len(result.shape)
+    if result.same:
+        return lambda outputs, args, sizes: args[arg]
+    dims = compile_dims([*result.shape, *result.strides, result.offset], names)
+    cast = getattr(torch, result.cast) if result.cast else None
+
+    def make(outputs: Any, args: Any, sizes: Any) -> torch.Tensor:
+        known = dims(*sizes)
+        base = args[arg] if cast is None else cast(args[arg])
+        return torch.as_strided(base, known[:rank], known[rank : 2 * rank], known[-1])
+
+    return make
+
+

@@ -1,0 +1,249 @@
+"""Converters of activations and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.elementwise import clip, plain
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.build import builder
+from torchair.ge.graph import TensorSpec, Value
+
+aten = torch.ops.aten
+
+# Tensors in the order of the aten schema, nothing else.
+_RENAMED: dict[Any, str] = {
+    aten.hardsigmoid.default: "HardSigmoid",
+    aten.hardsigmoid_backward.default: "HardSigmoidGrad",
+    aten.hardswish.default: "HardSwish",
+    aten.hardswish_backward.default: "HardSwishGrad",
+    aten.mish.default: "Mish",
+    aten.mish_backward.default: "MishGrad",
+    aten.prelu.default: "PRelu",
+    aten._prelu_kernel.default: "PRelu",
+    aten._prelu_kernel_backward.default: "PReluGrad",
+    aten.relu.default: "Relu",
+    aten.silu.default: "Swish",
+}
+# The first tensor in the type of the result.
+_PROMOTED: dict[Any, str] = {
+    aten.sigmoid.default: "Sigmoid",
+    aten.tanh.default: "Tanh",
+}
+
+
+def _renamed(op_type: str) -> Callable[..., Any]:
+    def convert(*tensors: Value) -> Any:
+        return builder(op_type)(*tensors)
+
+    return convert
+
+
+def _promoted(op_type: str) -> Callable[..., Value]:
+    def convert(self: Value, *, meta_outputs: TensorSpec) -> Value:
+        return builder(op_type)(promote(meta_outputs.dtype, self))
+
+    return convert
+
+
+for _target, _type in _RENAMED.items():
+    builtin(_target)(_renamed(_type))
+for _target, _type in _PROMOTED.items():
+    builtin(_target)(_promoted(_type))
+
+
+@builtin(aten.sigmoid_backward.default)
+def sigmoid_backward(grad_output: Value, output: Value) -> Value:
+    """sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor"""
+    return ge.SigmoidGrad(output, grad_output)
+
+
+@builtin(aten.tanh_backward.default)
+def tanh_backward(grad_output: Value, output: Value) -> Value:
+    """tanh_backward(Tensor grad_output, Tensor output) -> Tensor"""
+    return ge.TanhGrad(output, grad_output)
+
+
+@builtin(aten.silu_backward.default)
+def silu_backward(grad_output: Value, self: Value) -> Value:
+    """silu_backward(Tensor grad_output, Tensor self) -> Tensor"""
+    return ge.SwishGrad(grad_output, self, grad_output)  # the third input is not read
+
+
+@builtin(aten.gelu.default)
+def gelu(self: Value, *, approximate: str = "none") -> Value:
+    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
+    return ge.Gelu(self) if approximate == "none" else ge.GeluV2(self, approximate=approximate)
+
+
+@builtin(aten.gelu_backward.default)
+def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none") -> Value:
+    """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
+    if approximate == "none":
+        return ge.GeluGrad(grad_output, self, grad_output)  # the third input is not read
+    return ge.GeluGradV2(grad_output, self, approximate=approximate)
+
+
+@builtin(aten.leaky_relu.default)
+def leaky_relu(self: Value, negative_slope: Any = 0.01) -> Value:
+    """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
+    plain(negative_slope)
+    return ge.LeakyRelu(self, negative_slope=negative_slope)
+
+
+@builtin(aten.leaky_relu_backward.default)
+def leaky_relu_backward(
+    grad_output: Value, self: Value, negative_slope: Any, self_is_result: bool
+) -> Value:
+    """leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope,
+    bool self_is_result) -> Tensor"""
+    plain(negative_slope)
+    if self_is_result and negative_slope < 0:
+        raise Decline("the sign of the input is lost when the slope is negative")
+    return ge.LeakyReluGrad(grad_output, self, negative_slope=negative_slope)
+
+
+@builtin(aten.elu.default)
+def elu(self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
+    plain(alpha, scale, input_scale)
+    return ge.Elu(self, alpha=alpha, scale=scale, input_scale=input_scale)
+
+
+@builtin(aten.elu_backward.default)
+def elu_backward(
+    grad_output: Value,
+    alpha: Any,
+    scale: Any,
+    input_scale: Any,
+    is_result: bool,
+    self_or_result: Value,
+) -> Value:
+    """elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale,
+    bool is_result, Tensor self_or_result) -> Tensor"""
+    plain(alpha, scale, input_scale)
+    return ge.EluGradV2(
+        grad_output,
+        self_or_result,
+        alpha=alpha,
+        scale=scale,
+        input_scale=input_scale,
+        is_result=is_result,
+    )
+
+
+@builtin(aten.celu.default)
+def celu(self: Value, alpha: Any = 1.0) -> Value:
+    """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
+    plain(alpha)
+    return ge.CeluV2(self, alpha=alpha)
+
+
+@builtin(aten.hardtanh.default)
+def hardtanh(
+    self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: TensorSpec
+) -> Value:
+    """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
+    return clip(meta_outputs.dtype, self, min_val, max_val)
+
+
+@builtin(aten.hardtanh_backward.default)
+def hardtanh_backward(grad_output: Value, self: Value, min_val: Any, max_val: Any) -> Value:
+    """hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val)"""
+    plain(min_val, max_val)
+    return ge.HardtanhGrad(self, grad_output, min_val=min_val, max_val=max_val)
+
+
+@builtin(aten.softplus.default)
+def softplus(self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+    """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
+    plain(beta, threshold)
+    return ge.SoftplusV2(self, beta=beta, threshold=threshold)
+
+
+@builtin(aten.softplus_backward.default)
+def softplus_backward(grad_output: Value, self: Value, beta: Any, threshold: Any) -> Value:
+    """softplus_backward(Tensor grad_output, Tensor self, Scalar beta, Scalar threshold)"""
+    plain(beta, threshold)
+    return ge.SoftplusV2Grad(grad_output, self, beta=beta, threshold=threshold)
+
+
+_SHRINK = {
+    aten.hardshrink.default: "HardShrink",
+    aten.softshrink.default: "SoftShrink",
+}
+_SHRINK_BACKWARD = {
+    aten.hardshrink_backward.default: "HardShrinkGrad",
+    aten.softshrink_backward.default: "SoftShrinkGrad",
+}
+
+
+def _shrink(op_type: str) -> Callable[..., Value]:
+    def convert(self: Value, lambd: Any = 0.5) -> Value:
+        plain(lambd)
+        return builder(op_type)(self, lambd=lambd)
+
+    return convert
+
+
+def _shrink_backward(op_type: str) -> Callable[..., Value]:
+    def convert(grad: Value, self: Value, lambd: Any) -> Value:
+        plain(lambd)
+        return builder(op_type)(grad, self, lambd=lambd)
+
+    return convert
+
+
+for _target, _type in _SHRINK.items():
+    builtin(_target)(_shrink(_type))
+for _target, _type in _SHRINK_BACKWARD.items():
+    builtin(_target)(_shrink_backward(_type))
+
+
+@builtin(aten.threshold.default)
+def threshold(self: Value, threshold: Any, value: Any) -> Value:
+    """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
+    return ge.ThresholdV2(self, *promote(self.dtype, threshold, value))
+
+
+@builtin(aten.threshold_backward.default)
+def threshold_backward(
+    grad_output: Value, self: Value, threshold: Any, *, meta_outputs: TensorSpec
+) -> Value:
+    """threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor"""
+    plain(threshold)
+    grad_output, self = promote(meta_outputs.dtype, grad_output, self)
+    if threshold == 0:
+        return ge.ReluGrad(grad_output, self)
+    return ge.ThresholdGradV2D(grad_output, self, threshold=threshold)
+
+
+@builtin(aten.glu.default)
+def glu(self: Value, dim: int = -1) -> Value:
+    """glu(Tensor self, int dim=-1) -> Tensor"""
+    return ge.GLU(self, dim=dim)
+
+
+@builtin(aten.glu_backward.default)
+def glu_backward(grad_output: Value, self: Value, dim: int) -> Value:
+    """glu_backward(Tensor grad_output, Tensor self, int dim) -> Tensor"""
+    return ge.GLUGrad(grad_output, self, dim=dim)
+
+
+@builtin(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(self: Value, *, meta_outputs: Any) -> tuple[Value, Value]:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
+    if meta_outputs[1].shape != self.shape:
+        return ge.LogSigmoid(self), ge.Const(torch.empty(0), dtype=self.dtype)
+    return ge.LogSigmoid(self), ge.Exp(ge.Neg(ge.Abs(self)))
+
+
+@builtin(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(grad_output: Value, self: Value, buffer: Value) -> Value:
+    """log_sigmoid_backward(Tensor grad_output, Tensor self, Tensor buffer) -> Tensor"""
+    return ge.LogSigmoidGrad(grad_output, self)

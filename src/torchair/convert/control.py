@@ -1,0 +1,252 @@
+"""Converters of symbolic sizes, Python operators on them, and run-time checks.
+
+Integers are INT64 scalars on the host. Floats are kept in double as Python has them, so that a
+size computed through a division is exact.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.convert.shape import members
+from torchair.ge import attrs as attr
+from torchair.ge.build import builder
+from torchair.ge.dtypes import FLOAT_TYPES, DataType
+from torchair.ge.graph import TensorSpec, Value, get_default_ge_graph
+from torchair.ge.shapes import Dim, Sym, from_torch
+
+aten = torch.ops.aten
+INT64, DOUBLE, BOOL = DataType.DT_INT64, DataType.DT_DOUBLE, DataType.DT_BOOL
+
+_ARITHMETIC = {
+    operator.add: "Add",
+    operator.sub: "Sub",
+    operator.mul: "Mul",
+    operator.floordiv: "FloorDiv",
+    operator.truediv: "Div",
+    operator.pow: "Pow",
+    operator.mod: "FloorMod",  # sign of the divisor, as in Python
+    operator.lshift: "LeftShift",
+    operator.rshift: "RightShift",
+    torch.sym_max: "Maximum",
+    torch.sym_min: "Minimum",
+}
+_COMPARE = {
+    operator.eq: "Equal",
+    operator.ne: "NotEqual",
+    operator.gt: "Greater",
+    operator.ge: "GreaterEqual",
+    operator.lt: "Less",
+    operator.le: "LessEqual",
+}
+_LOGIC = {operator.and_: "LogicalAnd", operator.or_: "LogicalOr"}
+
+
+def _exact(dtype: int) -> int:
+    return DOUBLE if dtype in FLOAT_TYPES else dtype
+
+
+def _arithmetic(op_type: str) -> Callable[..., Value]:
+    def convert(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
+        """Symbolic arithmetic: P(out) Op"""
+        return builder(op_type)(*promote(_exact(meta_outputs.dtype), a, b))
+
+    return convert
+
+
+def _compare(op_type: str) -> Callable[..., Value]:
+    def convert(a: Any, b: Any) -> Value:
+        """Symbolic comparison of two numbers."""
+        return builder(op_type)(*promote(_common(a, b), a, b))
+
+    return convert
+
+
+def _common(*numbers: Any) -> int:
+    def is_float(x: Any) -> bool:
+        return x.dtype in FLOAT_TYPES if isinstance(x, Value) else isinstance(x, float)
+
+    return DOUBLE if any(is_float(x) for x in numbers) else INT64
+
+
+def _logic(op_type: str) -> Callable[..., Value]:
+    def convert(a: Any, b: Any) -> Value:
+        """Symbolic truth of two truths."""
+        return builder(op_type)(*promote(BOOL, a, b))
+
+    return convert
+
+
+for _table, _make in ((_ARITHMETIC, _arithmetic), (_COMPARE, _compare), (_LOGIC, _logic)):
+    for _target, _type in _table.items():
+        builtin(_target)(_make(_type))
+
+
+def _rounded(op_type: str) -> Callable[..., Value]:
+    def convert(x: Value) -> Value:
+        """A whole number near a float; an integer stays what it is."""
+        if x.dtype == INT64:
+            return x
+        x = promote(DOUBLE, x)
+        return ge.Cast(builder(op_type)(x), dst_type=INT64)
+
+    return convert
+
+
+_ROUND = {math.floor: "Floor", math.ceil: "Ceil", math.trunc: "Trunc", round: "Round"}
+for _target, _type in (_ROUND | {torch.sym_int: "Trunc"}).items():
+    builtin(_target)(_rounded(_type))
+
+
+@builtin(operator.neg)
+def neg(a: Value) -> Value:
+    """-a"""
+    return ge.Neg(a)
+
+
+@builtin(torch.sym_not)
+def sym_not(a: Value) -> Value:
+    """not a"""
+    return ge.LogicalNot(a)
+
+
+@builtin(torch.sym_ite)
+def sym_ite(b: Value, t: Any, f: Any, *, meta_outputs: TensorSpec) -> Value:
+    """t if b else f"""
+    return ge.SelectV2(b, *promote(_exact(meta_outputs.dtype), t, f))
+
+
+@builtin(torch.sym_float)
+def sym_float(a: Value) -> Value:
+    """float(a)"""
+    return promote(DOUBLE, a)
+
+
+@builtin(torch.sym_sum)
+def sym_sum(args: Any) -> Value:
+    """sum(args)"""
+    return reduce(lambda a, b: ge.Add(*promote(INT64, a, b)), members(args))
+
+
+@builtin(getattr(torch, "_sym_sqrt", None), getattr(torch, "sym_sqrt", None))
+def sym_sqrt(a: Value) -> Value:
+    """sqrt(a)"""
+    return ge.Sqrt(promote(DOUBLE, a))
+
+
+@builtin(getattr(torch, "_sym_log2", None), getattr(torch, "sym_log2", None))
+def sym_log2(a: Value) -> Value:
+    """log2(a)"""
+    return ge.Log(promote(DOUBLE, a), base=2.0)
+
+
+# ---- sizes of tensors ----
+
+
+def _size(x: Value, dim: int) -> Value:
+    size = ge.Gather(ge.Shape(x, dtype=INT64), dim)
+    size.node.attrs["_force_unknown_shape"] = attr.Bool(True)
+    return size
+
+
+@builtin(aten.sym_size, aten.sym_size.int)
+def sym_size(self: Value, dim: int, *, meta_outputs: Any = None) -> Any:
+    """sym_size.int(Tensor self, int dim) -> SymInt"""
+    assert self.shape is not None
+    known = self.shape[dim]
+    return known if isinstance(known, int) else _size(self, dim % self.rank)
+
+
+@builtin(aten.sym_numel, aten.sym_numel.default)
+def sym_numel(self: Value) -> Value:
+    """sym_numel(Tensor self) -> SymInt"""
+    count = ge.ReduceProdD(ge.Shape(self, dtype=INT64), axes=[0])
+    return ge.Cast(count, dst_type=INT64)
+
+
+@builtin(aten.sym_stride, aten.sym_stride.int)
+def sym_stride(self: Value, dim: int, *, meta_inputs: Any) -> Any:
+    """sym_stride.int(Tensor self, int dim) -> SymInt"""
+    return value_of(from_torch(meta_inputs[0].stride(dim)))
+
+
+@builtin(aten.sym_storage_offset, aten.sym_storage_offset.default)
+def sym_storage_offset(self: Value, *, meta_inputs: Any) -> Any:
+    """sym_storage_offset(Tensor self) -> SymInt"""
+    return value_of(from_torch(meta_inputs[0].storage_offset()))
+
+
+def value_of(dim: Dim) -> Any:
+    """The value of an expression over the sizes of the graph's inputs, computed from those."""
+    return dim if isinstance(dim, int) else _rebuild(dim.expr)
+
+
+_EXPRESSIONS = {
+    "Add": "Add",
+    "Mul": "Mul",
+    "Pow": "Pow",
+    "FloorDiv": "FloorDiv",
+    "CleanDiv": "FloorDiv",
+    "Mod": "FloorMod",
+    "PythonMod": "FloorMod",
+    "Max": "Maximum",
+    "Min": "Minimum",
+}
+
+
+def _rebuild(expr: Any) -> Any:
+    if expr.is_Integer:
+        return ge.Const(int(expr), dtype=INT64)
+    if expr.is_Symbol:
+        return _symbol_value(Sym(expr))
+    op_type = _EXPRESSIONS.get(type(expr).__name__)
+    if op_type is None:
+        raise Decline(f"no operator for {expr}")
+    return reduce(builder(op_type), [_rebuild(a) for a in expr.args])
+
+
+def _symbol_value(symbol: Sym) -> Value:
+    data = [node.outputs[0] for node in get_default_ge_graph().data]
+    for value in data:
+        if not value.shape and value.content == symbol:
+            return value
+    for value in data:
+        for dim, size in enumerate(value.shape or ()):
+            if size == symbol:
+                return _size(value, dim)
+    raise Decline(f"the size {symbol} is not an input")
+
+
+# ---- checks ----
+
+
+@builtin(aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default)
+def assert_true(self: Any, assert_msg: str = "assertion failed") -> None:
+    """_assert_async.msg(Tensor self, str assert_msg) -> ()"""
+    if not isinstance(self, Value):
+        if not self:
+            raise Decline("a check that always fails")
+        return
+    graph = get_default_ge_graph()
+    ge.Assert(self, [])
+    node = graph.nodes[-1]
+    node.attrs["_message"] = attr.Str(assert_msg)
+    graph.keep_alive.append(node)
+
+
+@builtin(
+    aten._assert_tensor_metadata.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)
+def known_when_traced(*args: Any, **kwargs: Any) -> None:
+    """Tracing has checked it, and guards see to it that calls obey."""

@@ -1,0 +1,215 @@
+"""Converters of operators that read and write elements by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import TensorSpec, Value
+from torchair.ge.shapes import is_static
+
+aten = torch.ops.aten
+INT64 = DataType.DT_INT64
+_MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
+
+
+# ---- reads ----
+
+
+@builtin(aten.embedding.default)
+def embedding(
+    weight: Value,
+    indices: Value,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1,
+    bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""
+    return ge.GatherV2(weight, indices, [0])
+
+
+@builtin(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    grad_output: Value,
+    indices: Value,
+    num_weights: Any,
+    padding_idx: Any,
+    scale_grad_by_freq: bool,
+) -> Value:
+    """embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights,
+    SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"""
+    if isinstance(num_weights, Value) or isinstance(padding_idx, Value):
+        raise Decline("symbolic number of weights")
+    return ge.EmbeddingDenseGrad(
+        grad_output,
+        indices,
+        num_weights=num_weights,
+        padding_idx=padding_idx,
+        scale_grad_by_freq=scale_grad_by_freq,
+    )
+
+
+def _split_indices(indices: Sequence[Value | None]) -> tuple[list[Value], list[int]]:
+    """Index tensors as INT64, and 1 or 0 for each dim that has one or not."""
+    given = [i for i in indices if i is not None]
+    if not given or any(i.dtype in _MASKS for i in given):
+        raise Decline("no index tensor, or a mask among them")
+    return [promote(INT64, i) for i in given], [int(i is not None) for i in indices]
+
+
+@builtin(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(self: Value, indices: Sequence[Value | None]) -> Value:
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    given, mask = _split_indices(indices)
+    return ge.IndexByTensor(self, given, indices_mask=mask)
+
+
+@builtin(aten.index_select.default)
+def index_select(self: Value, dim: int, index: Value) -> Value:
+    """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
+    return ge.GatherV2(self, _vector(self, index), [dim])
+
+
+def _vector(self: Value, index: Value) -> Value:
+    if self.rank == 0:
+        raise Decline("a tensor without dims")
+    return ge.Unsqueeze(index, axes=[0]) if index.rank == 0 else index
+
+
+@builtin(aten.gather.default)
+def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
+    return ge.GatherElements(self, promote(INT64, index), dim=dim)
+
+
+@builtin(aten.searchsorted.Tensor)
+def searchsorted(
+    sorted_sequence: Value,
+    self: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False,
+    bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"""
+    right = side == "right" if side is not None else right
+    return ge.SearchSorted(sorted_sequence, self, sorter, dtype=meta_outputs.dtype, right=right)
+
+
+@builtin(aten.bucketize.Tensor)
+def bucketize(
+    self: Value,
+    boundaries: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False,
+    bool right=False) -> Tensor"""
+    return ge.SearchSorted(boundaries, self, None, dtype=meta_outputs.dtype, right=right)
+
+
+# ---- writes ----
+
+
+@builtin(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> Value:
+    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
+    given, mask = _split_indices(indices)
+    values = promote(self.dtype, values)
+    # The mask says all; the strides port is fed because the operator requires it.
+    return ge.IndexPutV2(self, values, mask, mask, given, accumulate=accumulate)
+
+
+def _put_along(self: Value, dim: int, index: Value, values: Value) -> Value:
+    return index_put(self, [None] * (dim % self.rank) + [_vector(self, index)], values)
+
+
+@builtin(aten.index_copy.default)
+def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
+    """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
+    if self.rank == 0 or source.rank != self.rank:
+        raise Decline("a tensor without dims")
+    return _put_along(self, dim, index, source)
+
+
+@builtin(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
+    """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
+    if self.rank == 0:
+        raise Decline("a tensor without dims")
+    return _put_along(self, dim, index, promote(self.dtype, value))
+
+
+@builtin(aten.index_add.default)
+def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
+    if self.rank == 0 or source.rank != self.rank:
+        raise Decline("a tensor without dims")
+    scale = None if not isinstance(alpha, Value) and alpha == 1 else promote(self.dtype, alpha)
+    target, index = ge.TensorMove(self), _vector(self, index)
+    return ge.InplaceIndexAdd(target, index, source, scale, axis=dim % self.rank)
+
+
+def _scatter(self: Value, dim: int, index: Value, src: Value, reduction: str) -> Value:
+    index = promote(INT64, index)
+    return ge.ScatterElements(self, index, src, axis=dim, reduction=reduction)
+
+
+def _filled(self: Value, index: Value, value: Any) -> Value:
+    static = is_static(index.shape)
+    dims = list(index.shape or ()) if static else ge.Shape(index, dtype=INT64)
+    return ge.Fill(dims, promote(self.dtype, value))
+
+
+@builtin(aten.scatter.src)
+def scatter(self: Value, dim: int, index: Value, src: Value) -> Value:
+    """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
+    return _scatter(self, dim, index, src, "none")
+
+
+@builtin(aten.scatter.value)
+def scatter_value(self: Value, dim: int, index: Value, value: Any) -> Value:
+    """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
+    return _scatter(self, dim, index, _filled(self, index, value), "none")
+
+
+@builtin(aten.scatter_add.default)
+def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
+    """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
+    return _scatter(self, dim, index, src, "add")
+
+
+_REDUCTIONS = {
+    "add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min",
+}  # fmt: skip
+
+
+@builtin(aten.scatter.reduce, aten.scatter_reduce.two)
+def scatter_reduce(
+    self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *,
+    bool include_self=True) -> Tensor"""
+    if not include_self or reduce not in _REDUCTIONS:
+        raise Decline(f"reduction {reduce} with include_self={include_self}")
+    return _scatter(self, dim, index, src, _REDUCTIONS[reduce])
+
+
+@builtin(aten.masked_scatter.default)
+def masked_scatter(self: Value, mask: Value, source: Value) -> Value:
+    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
+    return ge.MaskedScatter(self, mask, source)

@@ -1,0 +1,253 @@
+"""Converters of normalisations and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import TensorSpec, Value
+
+aten = torch.ops.aten
+_RANK = 4  # what GE's batch norm works on
+
+
+def _filled(dims: Any, value: float, dtype: int) -> Value:
+    """A tensor of one value in the place of a missing parameter."""
+    return ge.Fill(dims, ge.Const(value, dtype=dtype))
+
+
+def _parameters(x: Value, dims: Any, weight: Value | None, bias: Value | None) -> tuple[Any, Any]:
+    given = weight if weight is not None else bias
+    dtype = x.dtype if given is None else given.dtype
+    weight = _filled(dims, 1, dtype) if weight is None else weight
+    return weight, _filled(dims, 0, dtype) if bias is None else bias
+
+
+def _masked(results: Sequence[Value], mask: Sequence[bool]) -> list[Value | None]:
+    return [r if wanted else None for r, wanted in zip(results, mask, strict=True)]
+
+
+# ---- layer norm ----
+
+
+@builtin(aten.native_layer_norm.default)
+def native_layer_norm(
+    input: Value,
+    normalized_shape: Any,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> Any:
+    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias,
+    float eps) -> (Tensor, Tensor, Tensor)"""
+    weight, bias = _parameters(input, normalized_shape, weight, bias)
+    return ge.LayerNormV4(input, normalized_shape, weight, bias, epsilon=eps)
+
+
+@builtin(aten.native_layer_norm_backward.default)
+def native_layer_norm_backward(
+    grad_out: Value,
+    input: Value,
+    normalized_shape: Any,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    output_mask: Sequence[bool],
+) -> list[Value | None]:
+    """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape,
+    Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask)"""
+    if weight is None:
+        weight = _filled(normalized_shape, 1, input.dtype)
+    return _masked(ge.LayerNormGradV3(grad_out, input, rstd, mean, weight), output_mask)
+
+
+@builtin(aten._fused_rms_norm.default)
+def fused_rms_norm(
+    input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None
+) -> Any:
+    """_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps)"""
+    weight, _ = _parameters(input, normalized_shape, weight, weight)
+    if weight.dtype != input.dtype:
+        raise Decline("parameters of another type than the input")
+    double = input.dtype == DataType.DT_DOUBLE
+    if eps is None:
+        eps = torch.finfo(torch.float64 if double else torch.float32).eps
+    return ge.RmsNorm(input, weight, epsilon=eps)
+
+
+# ---- group norm ----
+
+
+def _channels(x: Value) -> list[int]:
+    assert x.shape is not None
+    if not isinstance(x.shape[1], int):
+        raise Decline("symbolic number of channels")
+    return [x.shape[1]]
+
+
+@builtin(aten.native_group_norm.default)
+def native_group_norm(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    eps: float,
+) -> Any:
+    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C,
+    SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"""
+    weight, bias = _parameters(input, _channels(input), weight, bias)
+    # GroupNorm gives the variance, from which the deviation is not regained exactly
+    return ge.GroupNormV2(
+        input, weight, bias, num_groups=group, data_format="NCHW", eps=eps, is_training=True
+    )
+
+
+@builtin(aten.native_group_norm_backward.default)
+def native_group_norm_backward(
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    output_mask: Sequence[bool],
+) -> list[Value | None]:
+    """native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd,
+    Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask)"""
+    if weight is None:
+        weight = _filled(_channels(input), 1, input.dtype)
+    grads = ge.GroupNormGrad(
+        grad_out, mean, rstd, input, weight, num_groups=group, data_format="NCHW"
+    )
+    return _masked(grads, output_mask)
+
+
+# ---- batch norm ----
+
+
+def _widen(x: Value) -> Value:
+    return ge.Unsqueeze(x, axes=list(range(x.rank, _RANK))) if x.rank < _RANK else x
+
+
+def _narrow(y: Value, rank: int) -> Value:
+    return ge.Squeeze(y, axis=list(range(rank, _RANK))) if rank < _RANK else y
+
+
+@builtin(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+    *,
+    meta_outputs: Sequence[TensorSpec],
+) -> list[Value]:
+    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias,
+    Tensor running_mean, Tensor running_var, float momentum, float eps)"""
+    given = next(p for p in (weight, bias, running_mean) if p is not None)
+    weight, bias = _parameters(given, _channels(input), weight, bias)
+    y = ge.BNInfer(_widen(input), weight, bias, running_mean, running_var, epsilon=eps)
+    dtype = meta_outputs[1].dtype
+    if meta_outputs[1].shape == (0,):
+        saved = [_filled([0], 0, dtype), _filled([0], 0, dtype)]
+    else:
+        shifted = ge.Add(running_var, ge.Const(eps, dtype=running_var.dtype))
+        saved = [promote(dtype, running_mean), promote(dtype, ge.Rsqrt(shifted))]
+    return [_narrow(y, input.rank), *saved]
+
+
+def _batch_norm_training(
+    x: Value, parameters: Sequence[Any], running: Sequence[Value | None], options: Any
+) -> Any:
+    dims = _channels(x)
+    given = next((p for p in (*parameters, *running) if p is not None), x)
+    weight, bias = _parameters(given, dims, *parameters)
+    mean, var = (
+        _filled(dims, value, given.dtype) if r is None else ge.TensorMove(r)
+        for r, value in zip(running, (0, 1), strict=True)
+    )
+    y, mean, var, saved_mean, saved_rstd = ge.BatchNormV3(
+        _widen(x), weight, bias, mean, var, **options
+    )
+    return _narrow(y, x.rank), saved_mean, saved_rstd, mean, var
+
+
+@builtin(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias,
+    Tensor running_mean, Tensor running_var, bool training, float momentum, float eps)"""
+    options = dict(epsilon=eps, momentum=momentum, is_training=training)
+    return _batch_norm_training(input, (weight, bias), (running_mean, running_var), options)
+
+
+@builtin(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_statistics(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training,
+    float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
+    if not training:
+        raise Decline("inference without statistics")
+    options = dict(epsilon=eps, momentum=momentum, is_training=True)
+    return _batch_norm_training(input, (weight, bias), (None, None), options)[:3]
+
+
+@builtin(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(
+    grad_out: Value,
+    input: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> list[Value | None]:
+    """native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight,
+    Tensor? running_mean, Tensor? running_var, Tensor? save_mean, Tensor? save_invstd, bool train,
+    float eps, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
+    dims = _channels(input)
+    statistics = (running_mean, running_var, save_mean, save_invstd)
+    if train and (save_mean is None or save_invstd is None):
+        raise Decline("training without the batch's statistics")
+    if not train and (running_mean is None or running_var is None):
+        raise Decline("inference without statistics")
+    given = next((p for p in (weight, *statistics) if p is not None), input)
+    weight = _filled(dims, 1, given.dtype) if weight is None else weight
+    known = [_filled(dims, 1, given.dtype) if s is None else s for s in statistics]
+    dx, dweight, dbias = ge.BatchNormGradV3(
+        _widen(grad_out), _widen(input), weight, *known, is_training=train, epsilon=eps
+    )
+    return _masked((_narrow(dx, input.rank), dweight, dbias), output_mask)

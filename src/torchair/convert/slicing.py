@@ -1,0 +1,220 @@
+"""Converters of joins, splits, slices, their updates and gradients, and paddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.convert.shape import members, sizes
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import TensorSpec, Value
+from torchair.ge.shapes import Sym
+
+aten = torch.ops.aten
+END = 2**31 - 1  # stands for "to the end of the dim"
+
+
+# ---- joins ----
+
+
+@builtin(aten.cat.default)
+def cat(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
+    """cat(Tensor[] tensors, int dim=0) -> Tensor"""
+    real = [x for x in tensors if x.shape != (0,) or meta_outputs.rank == 1]
+    if any(x.rank != meta_outputs.rank for x in real):
+        raise Decline("members of different rank")
+    real = [promote(meta_outputs.dtype, x) for x in real]
+    return ge.ConcatV2(real, dim, N=len(real))
+
+
+@builtin(aten.stack.default)
+def stack(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
+    """stack(Tensor[] tensors, int dim=0) -> Tensor"""
+    alike = [promote(meta_outputs.dtype, x) for x in tensors]
+    return ge.Pack(alike, N=len(alike), axis=dim)
+
+
+# ---- splits ----
+
+
+@builtin(aten.split.Tensor, aten.unsafe_split.Tensor)
+def split(
+    self: Value, split_size: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
+) -> list[Value]:
+    """split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"""
+    count = len(meta_outputs)
+    parts = sizes([split_size] * (count - 1) + [-1])
+    return ge.SplitV(self, parts, ge.Const(dim, dtype=DataType.DT_INT32), num_split=count)
+
+
+@builtin(
+    aten.split_with_sizes.default,
+    aten.split.sizes,
+    aten.unsafe_split_with_sizes.default,
+)
+def split_with_sizes(
+    self: Value, split_sizes: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
+) -> list[Value]:
+    """split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"""
+    axis = ge.Const(dim, dtype=DataType.DT_INT32)
+    return ge.SplitV(self, split_sizes, axis, num_split=len(meta_outputs))
+
+
+@builtin(aten.unbind.int)
+def unbind(self: Value, dim: int = 0, *, meta_outputs: list[TensorSpec]) -> list[Value]:
+    """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"""
+    return ge.Unpack(self, num=len(meta_outputs), axis=dim) if meta_outputs else []
+
+
+# ---- slices ----
+
+
+def _start(bound: Any) -> Any:
+    return 0 if bound is None else bound
+
+
+def _end(bound: Any) -> Any:
+    return END if bound is None or (isinstance(bound, int) and bound > END) else bound
+
+
+@builtin(aten.slice.Tensor)
+def slice_tensor(
+    self: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None,
+    SymInt step=1) -> Tensor(a)"""
+    if meta_outputs.shape == self.shape:
+        return self
+    if isinstance(step, Value):
+        raise Decline("symbolic step")
+    bounds = [sizes([_start(start)]), sizes([_end(end)])]
+    return ge.StridedSliceV2(self, *bounds, axes=[dim % self.rank], strides=[step])
+
+
+@builtin(aten.select.int)
+def select(self: Value, dim: int, index: Any) -> Value:
+    """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
+    if not isinstance(index, Value):
+        index = ge.Const(index, dtype=DataType.DT_INT64)
+    return ge.GatherV2(self, index, [dim], negative_index_support=True)
+
+
+def _assign(self: Value, src: Value, dim: int, start: Any, end: Any, step: Any) -> Value:
+    """`self` with `self[..., start:end:step]` replaced by `src`; other dims are taken whole."""
+    if isinstance(step, Value):
+        raise Decline("symbolic step")
+    dim %= self.rank
+    rest = self.rank - dim - 1
+    begins = sizes([0] * dim + [_start(start)] + [0] * rest)
+    ends = sizes([END] * dim + [_end(end)] + [END] * rest)
+    steps = [1] * dim + [step] + [1] * rest
+    return ge.StridedSliceAssign(self, begins, ends, steps, promote(self.dtype, src))
+
+
+def _one(index: Any) -> tuple[Any, Any]:
+    """Bounds of the slice that holds one index only."""
+    if isinstance(index, int):
+        return index, (END if index == -1 else index + 1)
+    known = index.content
+    if not isinstance(known, Sym) or not known.expr.is_nonnegative:
+        raise Decline("the sign of a symbolic index is not known")
+    return index, ge.Add(index, 1)
+
+
+@builtin(aten.slice_scatter.default)
+def slice_scatter(
+    self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Value:
+    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None,
+    SymInt step=1) -> Tensor"""
+    if src.shape == self.shape and src.dtype == self.dtype:
+        return src
+    return _assign(self, src, dim, start, end, step)
+
+
+@builtin(aten.select_scatter.default)
+def select_scatter(self: Value, src: Value, dim: int, index: Any) -> Value:
+    """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
+    dim %= self.rank
+    return _assign(self, ge.Unsqueeze(src, axes=[dim]), dim, *_one(index), 1)
+
+
+def _zeros(input_sizes: Any, meta_outputs: TensorSpec) -> Value:
+    return ge.Fill(input_sizes, ge.Const(0, dtype=meta_outputs.dtype))
+
+
+@builtin(aten.slice_backward.default)
+def slice_backward(
+    grad_output: Value,
+    input_sizes: Any,
+    dim: int,
+    start: Any,
+    end: Any,
+    step: Any,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end,
+    SymInt step) -> Tensor"""
+    if grad_output.shape == meta_outputs.shape:
+        return grad_output
+    return _assign(_zeros(input_sizes, meta_outputs), grad_output, dim, start, end, step)
+
+
+@builtin(aten.select_backward.default)
+def select_backward(
+    grad_output: Value, input_sizes: Any, dim: int, index: Any, *, meta_outputs: TensorSpec
+) -> Value:
+    """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
+    dim %= meta_outputs.rank
+    part = ge.Unsqueeze(grad_output, axes=[dim])
+    return _assign(_zeros(input_sizes, meta_outputs), part, dim, *_one(index), 1)
+
+
+# ---- paddings ----
+
+
+def _leading_first(pad: Any, rank: int) -> Any:
+    """Torch counts pairs from the last dim, GE from the first and for every dim."""
+    flat = members(pad)
+    pairs = [flat[i : i + 2] for i in range(0, len(flat), 2)][::-1]
+    return sizes([0] * (2 * (rank - len(pairs))) + [p for pair in pairs for p in pair])
+
+
+@builtin(aten.constant_pad_nd.default)
+def constant_pad_nd(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorSpec) -> Value:
+    """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
+    return ge.PadV3(self, _leading_first(pad, self.rank), promote(meta_outputs.dtype, value))
+
+
+def _mirrored(mode: str) -> Callable[..., Value]:
+    def convert(self: Value, padding: Any) -> Value:
+        """reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
+        return ge.PadV3(self, _leading_first(padding, self.rank), mode=mode)
+
+    return convert
+
+
+def _mirrored_backward(mode: str) -> Callable[..., Value]:
+    def convert(grad_output: Value, self: Value, padding: Any) -> Value:
+        """reflection_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding)"""
+        return ge.PadV3Grad(grad_output, _leading_first(padding, self.rank), mode=mode)
+
+    return convert
+
+
+for _name, _mode in (("reflection", "reflect"), ("replication", "edge")):
+    for _dims in (1, 2, 3):
+        builtin(getattr(aten, f"{_name}_pad{_dims}d").default)(_mirrored(_mode))
+        builtin(getattr(aten, f"{_name}_pad{_dims}d_backward").default)(_mirrored_backward(_mode))

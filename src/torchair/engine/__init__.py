@@ -1,0 +1,1 @@
+"""The graph engine: passes over GE graphs, memory plan, steps and sessions."""

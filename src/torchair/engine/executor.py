@@ -1,0 +1,248 @@
+"""Run a Plan: one arena, one list of prepared calls, no shape work and no dispatch on types.
+
+A `Program` is a plan bound to its own arena; a call takes one that is free, or binds another, so
+calls from several threads never share memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair.catalog import Op, row_of
+from torchair.catalog.reference import tensor_fact
+from torchair.engine.plan import OutputSpec, Plan, Root, Step
+from torchair.errors import GraphError
+from torchair.ge.graph import Fact, Value
+
+Run = Callable[[list[Any]], None]
+
+
+class Program:
+    """A plan bound to memory."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        with torch.inference_mode(False):
+            self._arena = torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
+            self._registers: list[Any] = [None] * plan.slots
+            for slot, tensor in plan.constants.items():
+                self._registers[slot] = tensor
+            for root in plan.roots:
+                if root.kind == "arena":
+                    self._registers[root.slot] = self._buffer(root)
+            for step in plan.bound:
+                _view(step)(self._registers)
+        self._fresh = [_Allocation(r) for r in plan.roots if r.kind == "fresh"]
+        self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
+        self._runs = [_prepare(s, self._arena) for s in plan.steps]
+        self._transient = self._transient_slots()
+
+    def _buffer(self, root: Root) -> torch.Tensor:
+        meta = root.meta
+        if root.device != self.plan.device or not root.size:
+            return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
+        storage = self._arena.untyped_storage()
+        empty = torch.empty(0, dtype=meta.dtype, device=root.device)
+        return empty.set_(storage, root.offset // meta.element_size(), meta.shape, meta.stride())
+
+    def _transient_slots(self) -> list[int]:
+        """Slots that hold something of one call only."""
+        kept = set(self.plan.constants)
+        kept |= {r.slot for r in self.plan.roots if r.kind == "arena"}
+        kept |= {s for step in self.plan.bound for s in step.outs}
+        return [s for s in range(self.plan.slots) if s not in kept]
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for one set of inputs."""
+        registers = self._registers
+        registers[: self.plan.inputs] = inputs
+        for allocation in self._fresh:
+            registers[allocation.slot] = allocation.make()
+        for slot, source in self._tied:
+            registers[slot] = registers[source]
+        position = 0
+        try:
+            for run in self._runs:
+                run(registers)
+                position += 1
+        except Exception as e:
+            raise _explain(self.plan.steps[position], e) from e
+        outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
+        self._write_back(registers)
+        for slot in self._transient:
+            registers[slot] = None
+        return outputs
+
+    def _write_back(self, registers: list[Any]) -> None:
+        sources = [
+            registers[w.value_slot].clone() if w.staged else registers[w.value_slot]
+            for w in self.plan.write_backs
+        ]
+        for write, source in zip(self.plan.write_backs, sources, strict=True):
+            registers[write.input_slot].copy_(source)
+
+
+class ProgramPool:
+    """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._free: dict[int, deque[Program]] = {}
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Take a free program, run it, give it back."""
+        key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
+        free = self._free.setdefault(key, deque())
+        try:
+            program = free.pop()
+        except IndexError:
+            program = Program(self.plan)
+        outputs = program.run(inputs)
+        free.append(program)
+        return outputs
+
+
+def _stream(device: str) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+class _Allocation:
+    """A tensor made anew for every call because it leaves the graph."""
+
+    def __init__(self, root: Root) -> None:
+        self.slot = root.slot
+        self._size = tuple(root.meta.shape)
+        self._strides = root.meta.stride()
+        self._dtype = root.meta.dtype
+        self._device = torch.device(root.device)
+
+    def make(self) -> torch.Tensor:
+        return torch.empty_strided(
+            self._size, self._strides, dtype=self._dtype, device=self._device
+        )
+
+
+def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
+    if not spec.always_copy and (spec.strides is None or tensor.stride() == spec.strides):
+        return tensor
+    if spec.strides is None:
+        return tensor.clone()
+    made = torch.empty_strided(
+        tensor.shape, spec.strides, dtype=tensor.dtype, device=tensor.device
+    )
+    return made.copy_(tensor)
+
+
+def _explain(step: Step, error: Exception) -> GraphError:
+    node = step.node
+    source = node.origin.line if node.origin else "unknown source line"
+    return GraphError(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
+
+
+# ---- steps as functions of the registers ----
+
+
+def _prepare(step: Step, arena: torch.Tensor) -> Run:
+    maker = {"out": _out, "call": _call, "view": _view, "copy": _copy, "late": _late}[step.kind]
+    run = maker(step) if step.kind != "call" else _call(step, arena)
+    if not step.frees:
+        return run
+    frees = step.frees
+
+    def run_and_free(r: list[Any]) -> None:
+        run(r)
+        for slot in frees:
+            r[slot] = None
+
+    return run_and_free
+
+
+def _out(step: Step) -> Run:
+    kernel, args, outs = step.kernel, step.args, step.outs
+    assert kernel is not None
+    simple = len(outs) == 1 and all(isinstance(a, int) for a in args)
+    if simple and len(args) == 1:
+        (a,), (o,) = args, outs
+        return lambda r: kernel(r[a], out=r[o])
+    if simple and len(args) == 2:
+        (a, b), (o,) = args, outs
+        return lambda r: kernel(r[a], r[b], out=r[o])
+    if simple and len(args) == 3:
+        (a, b, c), (o,) = args, outs
+        return lambda r: kernel(r[a], r[b], r[c], out=r[o])
+    if len(outs) == 1:
+        o = outs[0]
+        return lambda r: kernel(*_gather(r, args), out=r[o])
+    return lambda r: kernel(*_gather(r, args), out=tuple(r[o] for o in outs))
+
+
+def _gather(r: list[Any], args: list[Any]) -> list[Any]:
+    return [
+        None if a is None else r[a] if isinstance(a, int) else [r[s] for s in a] for a in args
+    ]
+
+
+def _call(step: Step, arena: torch.Tensor) -> Run:
+    kernel, args, outs = step.kernel, step.args, step.outs
+    assert kernel is not None
+    planned = arena.untyped_storage().data_ptr()
+
+    def run(r: list[Any]) -> None:
+        result = kernel(*_gather(r, args))
+        for slot, tensor in zip(outs, _as_list(result), strict=True):
+            if planned and tensor.untyped_storage().data_ptr() == planned:
+                tensor = tensor.clone()  # a kernel that hands an input back must not pin it
+            r[slot] = tensor
+
+    return run
+
+
+def _view(step: Step) -> Run:
+    kernel, (source,), outs = step.kernel, step.args, step.outs
+    assert kernel is not None
+    if len(outs) == 1:
+        out = outs[0]
+
+        def run_one(r: list[Any]) -> None:
+            result = kernel(r[source])
+            r[out] = result[0] if isinstance(result, (list, tuple)) else result
+
+        return run_one
+
+    def run(r: list[Any]) -> None:
+        for slot, tensor in zip(outs, kernel(r[source]), strict=True):
+            r[slot] = tensor
+
+    return run
+
+
+def _copy(step: Step) -> Run:
+    (source,), (target,) = step.args, step.outs
+    return lambda r: r[target].copy_(r[source])
+
+
+def _late(step: Step) -> Run:
+    """A step whose dims or host integers only the data tell: the kernel is made at every call."""
+    row = row_of(step.node.type)
+    assert row is not None
+
+    def run(r: list[Any]) -> None:
+        def fact(value: Value) -> Fact:
+            slot = step.slots.get(value)
+            return value.fact if slot is None else tensor_fact(r[slot], value)
+
+        result = row.kernel(Op(step.node, fact))(*_gather(r, step.args))
+        for slot, tensor in zip(step.outs, _as_list(result), strict=True):
+            r[slot] = tensor
+
+    return run
+
+
+def _as_list(result: Any) -> list[torch.Tensor]:
+    if result is None:
+        return []
+    return list(result) if isinstance(result, (list, tuple)) else [result]

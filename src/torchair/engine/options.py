@@ -1,0 +1,88 @@
+"""Engine options: the GE keys that a graph or the process is configured with, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from torchair.errors import EngineOptionError, pretty_error_msg
+from torchair.log import native_logger
+
+_TOPOLOGY = {"0": "BFS", "1": "DFS", "2": "RDFS", "3": "StableRDFS"}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine does to one graph."""
+
+    level: str = "O3"
+    fold: bool = True
+    dead_code: bool = True
+    topology: str = "DFS"
+    switches: dict[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
+        """From the local options of a graph and the global ones of the process."""
+        return cls(
+            level=process.get("ge.oo.level", "O3"),
+            fold=process.get("ge.oo.constantFolding", "true") == "true",
+            dead_code=process.get("ge.oo.deadCodeElimination", "true") == "true",
+            topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
+            switches=_switches(process.get("ge.optimizationSwitch") or ""),
+        )
+
+
+def _switches(text: str) -> dict[str, bool]:
+    pairs = [item.split(":") for item in text.split(";") if item.strip()]
+    return {name.strip(): state.strip() == "on" for name, state in pairs}
+
+
+class GraphEngine:
+    """The process-wide engine: global options are fixed by the first graph that needs it."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, str] | None = None
+        self._lock = Lock()
+
+    @pretty_error_msg
+    def initialize(self, options: Mapping[str, str]) -> None:
+        """Set the global options, or check that they agree with those in force."""
+        with self._lock:
+            if self._options is None:
+                self._options = dict(options)
+                native_logger.info("engine initialised with %s", self._options)
+                return
+            in_force = self._options
+        differences = {
+            k: (in_force.get(k, "not set"), v) for k, v in options.items() if in_force.get(k) != v
+        }
+        if differences:
+            raise EngineOptionError(
+                "the graph engine was initialised before with other global options",
+                differences=differences,
+            )
+
+    def finalize(self) -> None:
+        """Forget the global options; the next graph sets them anew."""
+        with self._lock:
+            self._options = None
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Global options in force."""
+        return dict(self._options or {})
+
+
+engine = GraphEngine()
+
+
+def initialize_graph_engine(global_compile_options: Mapping[str, str] | None = None) -> None:
+    """Initialise the engine of this process, once; ValueError if options differ from before."""
+    engine.initialize(dict(global_compile_options or {}))
+
+
+def finalize_graph_engine() -> None:
+    """Close the engine, so that other global options can be chosen."""
+    engine.finalize()

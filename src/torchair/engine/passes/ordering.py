@@ -1,0 +1,86 @@
+"""Passes that make program order explicit, and the one that chooses the order of execution."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torchair.engine.passes.state import GraphState
+from torchair.ge.graph import Graph, Node, topological
+
+_SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
+
+
+def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState) -> None:
+    """Chain prints and the like in program order and tie the last to NetOutput."""
+    _chain(graph, _SIDE_EFFECTS)
+
+
+def explicit_order_for_cmo(graph: Graph, state: GraphState) -> None:
+    """Chain prefetch operators in program order."""
+    _chain(graph, ("Cmo",))
+
+
+def _chain(graph: Graph, types: tuple[str, ...]) -> None:
+    nodes = [n for n in graph.nodes if n.type in types]
+    for before, after in zip(nodes, nodes[1:], strict=False):
+        after.after(before)
+    if nodes and graph.output is not None:
+        graph.output.after(nodes[-1])
+
+
+def choose_order(graph: Graph, state: GraphState) -> None:
+    """Order nodes for execution by the topology strategy."""
+    makers = {"BFS": _breadth_first, "DFS": _depth_first, "RDFS": _from_the_end}
+    maker = makers.get(state.topology, lambda g: topological(g.nodes, g.name))
+    order = maker(graph)
+    graph.set_order([*graph.data, *(n for n in order if n.type not in ("Data", "RefData"))])
+
+
+def _ready(graph: Graph) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
+    missing: dict[Node, int] = {}
+    users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
+    for node in graph.nodes:
+        producers = {v.node for v in node.values()} | set(node.control)
+        missing[node] = len(producers)
+        for p in producers:
+            users[p].append(node)
+    return missing, users
+
+
+def _breadth_first(graph: Graph) -> list[Node]:
+    """Level by level: everything that is ready, in program order."""
+    missing, users = _ready(graph)
+    queue = deque(n for n in graph.nodes if not missing[n])
+    order = []
+    while queue:
+        node = queue.popleft()
+        order.append(node)
+        for user in users[node]:
+            missing[user] -= 1
+            if not missing[user]:
+                queue.append(user)
+    return order
+
+
+def _depth_first(graph: Graph) -> list[Node]:
+    """Follow what has just become ready, so that intermediates die young."""
+    missing, users = _ready(graph)
+    rank = {n: i for i, n in enumerate(topological(graph.nodes))}
+    stack = sorted((n for n in graph.nodes if not missing[n]), key=lambda n: -rank[n])
+    order = []
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        fresh = []
+        for user in users[node]:
+            missing[user] -= 1
+            if not missing[user]:
+                fresh.append(user)
+        stack += sorted(fresh, key=lambda n: -rank[n])
+    return order
+
+
+def _from_the_end(graph: Graph) -> list[Node]:
+    """What the outputs need, each operand just before its reader."""
+    ends = [graph.output] if graph.output is not None else []
+    return topological([*ends, *graph.nodes], graph.name)

@@ -1,0 +1,17 @@
+"""What GE passes know beside the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchair.ge.signature import InputSource
+
+
+@dataclass
+class GraphState:
+    """Inputs by Data index, and which graph output updates which input."""
+
+    inputs: list[InputSource] = field(default_factory=list)
+    assigned: dict[int, int] = field(default_factory=dict)
+    topology: str = "DFS"
+    switches: dict[str, bool] = field(default_factory=dict)

@@ -1,0 +1,85 @@
+"""The Plan: what to run for one set of sizes, and where every value lives. Plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchair.ge.graph import Node, Value
+
+
+@dataclass
+class Root:
+    """One piece of memory that values live in.
+
+    Kinds: `input` and `const` come from outside; `arena` is planned here; `fresh` is allocated for
+    each call because it leaves the graph; `torch` is whatever the kernel returns; `tied` is the
+    memory of an input that this value updates.
+    """
+
+    slot: int
+    kind: str
+    meta: torch.Tensor  # dims, strides and type, without data
+    device: str
+    first: int = 0
+    last: int = 0
+    offset: int = -1
+    successor_of: Root | None = None  # may take over the bytes of a buffer that ends where it begins
+    tied_to: int = -1  # slot of the input it updates
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.meta.numel() * self.meta.element_size()
+
+
+@dataclass
+class Step:
+    """One thing to do. Kinds: `out` (kernel writes planned buffers), `call` (kernel allocates),
+    `view`, `copy`, and `late` (kernel is made when the data are there)."""
+
+    node: Node
+    kind: str
+    kernel: Callable[..., Any] | None
+    args: list[Any]  # slots, lists of slots, or None
+    outs: list[int]
+    frees: list[int] = field(default_factory=list)  # slots to drop after it
+    slots: dict[Value, int] = field(default_factory=dict)  # of a late step: where its inputs are
+
+
+@dataclass
+class OutputSpec:
+    """How one graph output leaves the program."""
+
+    slot: int
+    strides: tuple[int, ...] | None = None  # copied into these, always or when they differ
+    always_copy: bool = False
+
+
+@dataclass
+class WriteBack:
+    """An input that takes over a value after everything else has run."""
+
+    input_slot: int
+    value_slot: int
+    staged: bool  # the value lives in an input that is updated too: copy it aside first
+
+
+@dataclass
+class Plan:
+    """Everything needed to run a graph for one set of sizes."""
+
+    slots: int = 0
+    inputs: int = 0
+    constants: dict[int, torch.Tensor] = field(default_factory=dict)
+    roots: list[Root] = field(default_factory=list)
+    bound: list[Step] = field(default_factory=list)  # views of planned memory, made once
+    steps: list[Step] = field(default_factory=list)
+    outputs: list[OutputSpec] = field(default_factory=list)
+    write_backs: list[WriteBack] = field(default_factory=list)
+    arena_size: int = 0
+    arena_floor: int = 0  # the most bytes alive at once
+    device: str = "cpu"

@@ -1,0 +1,294 @@
+"""TorchNpuGraph, the engine's handle for one graph: load, compile, summary, run."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+
+from torchair.catalog import steering_values
+from torchair.engine.executor import ProgramPool
+from torchair.engine.options import EngineOptions, engine
+from torchair.engine.passes import ENGINE_PASSES, GraphState, ge_kind
+from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.plan import Plan
+from torchair.engine.planner import Layout, Planner
+from torchair.errors import GraphError, InputError, pretty_error_msg
+from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact, Graph, Value
+from torchair.ge.shapes import on_wire
+from torchair.ge.signature import InputSource
+from torchair.ge.verify import verify
+from torchair.log import native_logger
+from torchair.passes import PassRunner
+from torchair.trace import Trace
+
+_PLANS = 128  # plans kept for one dynamic graph
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    """What compiling a graph came to. Memory is of the last plan made."""
+
+    static: bool
+    streams: int
+    nodes: int
+    steps: int
+    arena_bytes: int
+    arena_floor: int
+    constant_bytes: int
+    plans: int
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What the engine must know of the device a graph runs on."""
+
+    name: str = "cpu"  # torch device string
+
+
+def label(name: str) -> AbstractContextManager[Any]:
+    """A profiler label, free of cost when no profiler runs."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.autograd.profiler.record_function(name)
+    return nullcontext()
+
+
+class TorchNpuGraph:
+    """One graph in the engine."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.trace = Trace()
+        self._graph: Graph | None = None
+        self._planner: Planner | None = None
+        self._plans: OrderedDict[Any, ProgramPool] = OrderedDict()
+        self._lock = Lock()
+
+    @pretty_error_msg
+    def load(
+        self,
+        graph: Graph,
+        options: Mapping[str, str] | None = None,
+        *,
+        state: GraphState | None = None,
+        layouts: Sequence[Layout | None] | None = None,
+        device: DeviceInfo | None = None,
+    ) -> None:
+        """Take a graph over. It belongs to the engine from now on and is changed by `compile`."""
+        with label("TorchNpuGraphBase::Load"):
+            verify(graph)
+            if graph.output is None:
+                raise GraphError("the graph has no NetOutput", graph=graph.name)
+            if state is None:
+                state = GraphState([InputSource((i,)) for i in range(len(graph.data))])
+                mapping_assign_op_to_graph_output(graph, state)
+            self._graph, self._state = graph, state
+            self._options = EngineOptions.of(options or {}, engine.options)
+            self._layouts = list(layouts or [])
+            self._device = device or DeviceInfo()
+            self._planner = None
+            self._plans.clear()
+
+    @pretty_error_msg
+    def compile(self) -> None:
+        """Optimise the graph; a graph of fixed sizes is planned at once."""
+        if self._planner is not None:
+            return
+        graph = self.graph
+        with label("TorchNpuGraphBase::Compile"):
+            self._state.topology = self._options.topology
+            self._state.switches = self._options.switches
+            runner = PassRunner(ge_kind(lambda g: "", "txt"), self._options, self.trace)
+            passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
+            runner.run(passes, graph, self._state)
+            outputs = len(graph.output.values())  # type: ignore[union-attr]
+            self._planner = Planner(
+                graph,
+                self._device.name,
+                self._state.assigned,
+                [*self._layouts, *[None] * outputs][:outputs],
+            )
+            self._prepare_inputs()
+            if not graph.is_dynamic and not self._key_of:
+                self._pool((), [v.fact for v in self._data])
+            native_logger.info("graph %s compiled, %s nodes", self.name, len(graph))
+
+    @property
+    def graph(self) -> Graph:
+        """The loaded graph; after `compile` the one that really runs."""
+        if self._graph is None:
+            raise GraphError("no graph is loaded", graph=self.name)
+        return self._graph
+
+    def _prepare_inputs(self) -> None:
+        self._data = [n.outputs[0] for n in self.graph.data]
+        steering = _steering_inputs(self.graph)
+        self._checks: list[_Check] = []
+        self._key_of: list[Callable[[Sequence[torch.Tensor]], Any]] = []
+        self._by_value: set[int] = set()
+        for i, value in enumerate(self._data):
+            source = self._state.inputs[i] if i < len(self._state.inputs) else InputSource((i,))
+            if not source.static:
+                self._checks.append(_Check(i, value, self._device.name))
+            if value.shape is None or any(not isinstance(d, int) for d in value.shape):
+                self._key_of.append(lambda inputs, i=i: inputs[i].shape)  # type: ignore[misc]
+            if value in steering:
+                self._by_value.add(i)
+                self._key_of.append(
+                    lambda inputs, i=i: tuple(inputs[i].reshape(-1).tolist())  # type: ignore[misc]
+                )
+
+    @pretty_error_msg
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        assigned_outputs: Sequence[torch.Tensor | None] = (),
+        stream: Any = None,
+    ) -> list[torch.Tensor]:
+        """Outputs of the graph for inputs in index order."""
+        if self._planner is None:
+            self.compile()
+        with label("TorchNpuGraphBase::Run"):
+            return self._run(inputs, assigned_outputs)
+
+    def _run(
+        self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        if len(inputs) != len(self._data):
+            raise InputError(
+                "wrong number of inputs", expected=str(len(self._data)), got=str(len(inputs))
+            )
+        for check in self._checks:
+            check(inputs)
+        key = tuple(k(inputs) for k in self._key_of)
+        pool = self._plans.get(key)
+        if pool is None:
+            pool = self._pool(key, self._input_facts(inputs))
+        elif self._key_of:
+            self._freshen(key)
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            outputs = pool.run(inputs)
+        finally:
+            torch._C._set_grad_enabled(grad)
+        for target, value in zip(assigned, outputs, strict=False):
+            if target is not None and target is not value:
+                target.copy_(value)
+        return outputs
+
+    def _input_facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
+        facts = []
+        for i, (value, t) in enumerate(zip(self._data, inputs, strict=True)):
+            _Check(i, value, self._device.name).verify(t)
+            content: Any = None
+            if i in self._by_value:
+                content = tuple(t.tolist()) if t.dim() else t.item()
+            facts.append(Fact(torch_to_ge(t.dtype), tuple(t.shape), content))
+        return facts
+
+    def _pool(self, key: Any, facts: list[Fact]) -> ProgramPool:
+        assert self._planner is not None
+        pool = ProgramPool(self._planner.plan(facts))
+        with self._lock:
+            self._plans[key] = pool
+            while len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        return pool
+
+    def _freshen(self, key: Any) -> None:
+        with self._lock:
+            if key in self._plans:
+                self._plans.move_to_end(key)
+
+    def last_plan(self) -> Plan | None:
+        """The plan made or used last, for inspection."""
+        pool = next(reversed(self._plans.values()), None)
+        return pool.plan if pool is not None else None
+
+    def summary(self) -> GraphSummary:
+        """Memory, streams, and whether sizes are fixed."""
+        self.compile()
+        plan = self.last_plan()
+        constants = plan.constants.values() if plan else ()
+        labels = {n.attr("_user_stream_label", "") for n in self.graph.nodes}
+        return GraphSummary(
+            static=not self.graph.is_dynamic,
+            streams=len(labels | {""}),
+            nodes=len(self.graph),
+            steps=len(plan.steps) if plan else 0,
+            arena_bytes=plan.arena_size if plan else 0,
+            arena_floor=plan.arena_floor if plan else 0,
+            constant_bytes=sum(t.numel() * t.element_size() for t in constants),
+            plans=len(self._plans),
+        )
+
+
+class _Check:
+    """What an input must be. Strides are free: kernels read any layout."""
+
+    def __init__(self, index: int, value: Value, device: str) -> None:
+        self.index = index
+        self._name = value.node.name
+        self._dtype = ge_to_torch(value.dtype)
+        self._shape = value.shape
+        self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self.check(inputs[self.index])
+
+    def check(self, t: Any) -> None:
+        """Kind, place and type; cheap enough for every call."""
+        if not isinstance(t, torch.Tensor):
+            raise self._error(f"a tensor on {self._device}", f"a {type(t).__name__}")
+        if t.device.type != self._device:
+            raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
+        if t.dtype is not self._dtype:
+            raise self._error(f"type {self._dtype}", str(t.dtype))
+
+    def verify(self, t: torch.Tensor) -> None:
+        """The dims too; done once for every new set of sizes."""
+        self.check(t)
+        if self._shape is None:
+            return
+        fits = len(self._shape) == t.dim() and all(
+            d == n or not isinstance(d, int) for d, n in zip(self._shape, t.shape, strict=True)
+        )
+        if not fits:
+            raise self._error(f"dims {on_wire(self._shape)}", str(list(t.shape)))
+
+    def _error(self, expected: str, got: str) -> InputError:
+        return InputError(
+            "an input does not fit the compiled graph",
+            index=self.index, name=self._name, expected=expected, got=got,
+        )  # fmt: skip
+
+
+def _steering_inputs(graph: Graph) -> set[Value]:
+    """Small host inputs whose numbers decide dims or arguments somewhere."""
+    found: set[Value] = set()
+    seen: set[Value] = set()
+    stack = [v for n in graph.nodes for v in steering_values(n)]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.node
+        if node.type == "Data":
+            if value.device_type == "CPU" and len(value.shape or (0, 0)) <= 1:
+                found |= {value} if value.dtype in INT_TYPES and _is_host(value) else set()
+        elif node.type != "Shape":
+            stack += node.values()
+    return found
+
+
+def _is_host(value: Value) -> bool:
+    """A scalar or packed sizes, as opposed to a CPU tensor of data."""
+    return value.shape == () or value.content is not None

@@ -1,0 +1,1 @@
+"""Work on the FX graph: the common passes, their checks and user patterns."""

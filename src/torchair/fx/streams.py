@@ -1,0 +1,68 @@
+"""Scopes in an FX graph: the balance check, and which stream a node is on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.errors import ScopeError
+
+_HINT = "a graph break inside a `with` scope is a common cause"
+
+
+def _scope_name(node: fx.Node) -> str | None:
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return None
+    return target._schema.name
+
+
+def check_scopes(gm: fx.GraphModule) -> None:
+    """Every scope that is opened must be closed, in stack order; ScopeError otherwise."""
+    stack: list[fx.Node] = []
+    named: dict[Any, int] = {}
+    for node in gm.graph.nodes:
+        name = _scope_name(node)
+        if name == "air::scope_enter":
+            stack.append(node)
+        elif name == "air::scope_exit":
+            if not stack:
+                raise ScopeError("air.scope_exit has no matching air.scope_enter before it",
+                                 scope=str(node.args), source=_line(node), hint=_HINT)  # fmt: skip
+            stack.pop()
+        elif name == "npu::super_kernel_scope_begin":
+            named[node.args[0]] = named.get(node.args[0], 0) + 1
+        elif name == "npu::super_kernel_scope_end":
+            named[node.args[0]] = named.get(node.args[0], 0) - 1
+    if stack:
+        raise ScopeError("air.scope_enter has no matching air.scope_exit after it",
+                         scope=str(stack[-1].args), source=_line(stack[-1]), hint=_HINT)  # fmt: skip
+    for scope, balance in named.items():
+        if balance:
+            raise ScopeError("super_kernel_scope_begin and _end do not match", scope=str(scope))
+
+
+def _line(node: fx.Node) -> str:
+    trace = node.meta.get("stack_trace") or ""
+    return trace.split(" File ")[-1].replace("\n", "")
+
+
+def mark_streams(graph: fx.Graph) -> None:
+    """Put the label of the innermost stream scope on every node, None for the default stream."""
+    stack: list[str | None] = [None]
+    for node in graph.nodes:
+        name = _scope_name(node)
+        if name == "air::scope_enter":
+            labels = dict(zip(node.args[0], node.args[1], strict=True))  # type: ignore[arg-type]
+            stack.append(labels.get("_user_stream_label", stack[-1]))
+        elif name == "air::scope_exit" and len(stack) > 1:
+            stack.pop()
+        node.meta["stream_label"] = stack[-1]
+
+
+def on_one_stream(match: Any) -> bool:
+    """Whether all calls of a pattern match are on the same stream."""
+    labels = {n.meta.get("stream_label") for n in match.nodes if n.op == "call_function"}
+    return len(labels) <= 1

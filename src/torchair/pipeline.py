@@ -1,0 +1,155 @@
+"""THE page: the whole compiler, from an AOT graph to something that runs.
+
+    gm    = FX_PASSES(gm)            torch.fx, still aten            fx/
+    graph = convert(gm)              aten -> GE operators            convert/, meaning: catalog/
+    graph = GE_PASSES(graph)         packing, updates, order         engine/passes/
+    plan  = session.compile(graph)   rules, memory plan, steps       engine/ on devices/   (first call)
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from torchair.catalog import infer
+from torchair.concrete import ConcreteGraph, GeConcreteGraph
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.settings import Settings
+from torchair.convert import Conversion, GraphConverter
+from torchair.devices import device_of
+from torchair.engine.session import label
+from torchair.errors import UnsupportedModeError, pretty_error_msg
+from torchair.flags import Flags
+from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
+from torchair.fx.streams import check_scopes
+from torchair.log import logger
+from torchair.ops.library import mark_side_effects
+from torchair.passes import PassRunner
+from torchair.serde import dump_name, write_graph
+from torchair.trace import Trace
+
+_graph_ids = itertools.count(1)
+
+
+class NpuFxCompiler:
+    """Compiles one AOT graph: `(gm, example_inputs) -> callable`, usable as an `fw_compiler`."""
+
+    def __init__(self, config: CompilerConfig | None = None, trace: Trace | None = None) -> None:
+        self.config = config if config is not None else CompilerConfig()
+        self._trace = trace
+
+    @pretty_error_msg
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
+        settings = Settings.of(self.config)
+        trace = self._trace if self._trace is not None else Trace()
+        if settings.mode != "max-autotune":
+            raise UnsupportedModeError(
+                "this execution mode is not available", mode=settings.mode,
+                supported=("max-autotune",),
+            )  # fmt: skip
+        mark_side_effects()
+        with unset_fake_temporarily():
+            return GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
+
+    def _compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, trace: Trace
+    ) -> Callable[..., Any]:
+        _log_inputs(gm, example_inputs)
+        if trace.writes:
+            trace.write("graph", "txt", fx_text(gm))
+        gm = _own_copy(gm)
+        PassRunner(FX_KIND, settings, trace).run(FX_PASSES, gm, example_inputs, self.config)
+        check_scopes(gm)
+        conversion = _convert(gm, example_inputs, settings)
+        if settings.graph_dump_type is not None:
+            _dump_original(conversion, settings)
+        graph: ConcreteGraph = GeConcreteGraph(conversion, settings, device_of(example_inputs))
+        graph.optimize_graph_without_runtime(trace)
+        if settings.run_eagerly:
+            logger.warning("run_eagerly is on: the optimised FX graph runs without compilation")
+            gm.recompile()
+            return gm
+        return graph
+
+
+def _convert(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings) -> Conversion:
+    conversion = GraphConverter(
+        gm,
+        f"graph_{next(_graph_ids)}",
+        infer,
+        fold_views=settings.enable_view_optimize,
+        strict=settings.strict_converters,
+        static_args=_static_arguments(),
+    ).run(*inputs)
+    name, generic = conversion.graph.name, conversion.generic
+    if generic:
+        logger.info("%s: %s operators without converter: %s", name, len(generic), generic)
+    if Flags.read().debug >= 1:
+        print(f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
+    return conversion
+
+
+def _own_copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph module that passes may change; tensors it refers to are shared."""
+    return fx.GraphModule(gm, copy.deepcopy(gm.graph))
+
+
+def _static_arguments() -> frozenset[int]:
+    """Arguments that AOTAutograd knows to be parameters or buffers."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    return frozenset(getattr(metadata, "static_input_indices", None) or ())
+
+
+def _dump_original(conversion: Conversion, settings: Settings) -> None:
+    kind = settings.graph_dump_type
+    assert kind is not None
+    name = dump_name(f"dynamo_original_{conversion.graph.name}", kind)
+    write_graph(conversion.graph, f"{settings.graph_dump_path}/{name}", kind, original=True)
+
+
+def _log_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("compiler inputs")
+        for i, x in enumerate(example_inputs):
+            logger.info("  input %s: %s", i, x)
+        logger.info("  graph: %s", gm.graph)
+
+
+class GmRunner:
+    """What AOTAutograd calls: the compiled graph under its profiler label, with debug logs."""
+
+    def __init__(self, runner: Callable[..., Any], trace: Trace) -> None:
+        self.runner = runner
+        self.trace = trace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with label("npu_fx_compiler inference"):
+            if not logger.isEnabledFor(logging.DEBUG):
+                return self.runner(*args, **kwargs)
+            _log_values("runtime inputs", "  input", args)
+            results = self.runner(*args, **kwargs)
+            _log_values("runtime outputs", "  output", results)
+            return results
+
+
+def _log_values(head: str, word: str, values: Sequence[Any]) -> None:
+    logger.debug(head)
+    for i, x in enumerate(values):
+        logger.debug("%s %s: %s", word, i, _summary(x))
+
+
+def _summary(x: Any) -> str:
+    if not isinstance(x, torch.Tensor):
+        return f"{type(x).__name__}({x})"
+    return (
+        f"Tensor(device={x.device}, size={list(x.shape)}, dtype={x.dtype}, "
+        f"contiguous={x.is_contiguous()}, data_ptr={x.data_ptr():#x})"
+    )

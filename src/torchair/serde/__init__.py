@@ -1,0 +1,84 @@
+"""Graph to and from files: `air` bytes, `txt`, `pbtxt` and `py`.
+
+Protobuf is loaded when a form that needs it is first written or read, not on import. Works while
+a FakeTensorMode is active, as it is when a dump is written in the middle of compiling.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from torchair.errors import SerializationError
+from torchair.ge.graph import Fact, Graph, Node
+from torchair.serde.equal import same_graph
+from torchair.serde.pbtxt import to_pbtxt
+from torchair.serde.proto import from_bytes, to_bytes, to_message, to_model
+from torchair.serde.pycode import canonical_text, load, original_text
+from torchair.serde.txt import parse_txt, to_txt
+from torchair.store import atomic_write
+
+__all__ = [
+    "KINDS", "canonical_text", "dump_name", "from_bytes", "load", "original_text", "parse_txt",
+    "read_graph", "render", "same_graph", "to_bytes", "to_message", "to_model", "to_pbtxt",
+    "to_txt", "write_graph",
+]  # fmt: skip
+
+KINDS = ("txt", "pbtxt", "py", "air")
+
+
+def render(graph: Graph, kind: str, *, original: bool = False) -> bytes:
+    """The content of a file of that kind; `original` prints `py` from the remembered calls."""
+    if kind == "air":
+        return to_bytes(graph)
+    python = original_text if original else canonical_text
+    texts: dict[str, Callable[[Graph], str]] = {"txt": to_txt, "pbtxt": to_pbtxt, "py": python}
+    if kind not in texts:
+        raise SerializationError(f"{kind!r} is not a kind of graph file; there are {KINDS}")
+    return texts[kind](graph).encode("utf-8", "backslashreplace")
+
+
+def write_graph(
+    graph: Graph, path: str | os.PathLike[str], kind: str, *, original: bool = False
+) -> Path:
+    """Write a graph file whole or not at all; RuntimeError when the place may not be written."""
+    return atomic_write(path, render(graph, kind, original=original))
+
+
+def read_graph(
+    path: str | os.PathLike[str], infer: Callable[[Node], Sequence[Fact]] | None = None
+) -> Graph:
+    """The graph of a `.py`, `.txt`, `.air` or `.pb` file; SerializationError when it is not one."""
+    kind = Path(path).suffix
+    if kind not in (".py", ".txt", ".air", ".pb"):
+        raise SerializationError(
+            f"a file named {kind or 'without extension'} is not read",
+            file=path,
+            hint="graphs are read from .py, .txt, .air and .pb files",
+        )
+    try:
+        data = Path(path).read_bytes()
+        text = "" if kind in (".air", ".pb") else data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SerializationError(f"cannot read the file: {error}", file=path) from error
+    if kind == ".py":
+        return load(text, infer, file=path)
+    if kind == ".txt":
+        return parse_txt(text, infer, file=path)
+    return from_bytes(data, infer, file=path)
+
+
+def dump_name(stem: str, kind: str) -> str:
+    """File name of a dump: stem, rank, process and UTC time."""
+    time = datetime.now(UTC).strftime("%Y%m%d%H%M%S%f")
+    return f"{stem}_rank_{_rank()}_pid_{os.getpid()}_ts_{time}.{kind}"
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_rank() if ready else 0

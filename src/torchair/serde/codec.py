@@ -1,0 +1,197 @@
+"""Attributes, data types, dims and tensor payloads between the IR and wire messages."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from torchair.errors import SerializationError
+from torchair.ge.attrs import Attr
+from torchair.ge.dtypes import DTYPE_CODES, dtype_name, ge_to_torch, torch_to_ge
+from torchair.serde import schema
+
+_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2)  # bytes alone say too little
+MAX_BYTES = 2**31 - 1  # protobuf's own limit
+
+_SINGLES = {"i": "Int", "f": "Float", "b": "Bool", "dt": "DataType", "s": "Str", "bt": "Bytes"}
+_LISTS = {"i": "ListInt", "f": "ListFloat", "b": "ListBool", "dt": "ListDataType", "s": "ListStr"}
+_FIELDS = {kind: field for field, kind in _SINGLES.items()}
+_LIST_FIELDS = {kind: field for field, kind in _LISTS.items()}
+# val_type by member; a list of strings leaves it 0, and readers accept 1 too.
+_VAL_TYPES = {"i": 2, "f": 3, "b": 4, "dt": 10}
+_MEMBER_OF_VAL_TYPE = {number: member for member, number in _VAL_TYPES.items()} | {1: "s"}
+
+
+@cache
+def _wire_by_ge() -> dict[int, int]:
+    wire = schema.dtype_numbers()
+    return {code: wire[name] for name, code in DTYPE_CODES.items() if name in wire}
+
+
+@cache
+def _ge_by_wire() -> dict[int, int]:
+    return {number: code for code, number in _wire_by_ge().items()}
+
+
+def wire_dtype(code: int) -> int:
+    """Wire number of a GE data type."""
+    try:
+        return _wire_by_ge()[code]
+    except KeyError:
+        raise SerializationError(f"{dtype_name(code)} has no number in files") from None
+
+
+def ge_dtype(number: int) -> int:
+    """GE number of a data type read from a file."""
+    try:
+        return _ge_by_wire()[number]
+    except KeyError:
+        raise SerializationError(f"{number} is not a known data type number") from None
+
+
+def write_attrs(target: Any, attrs: Mapping[str, Attr]) -> None:
+    """Fill a `map<string, AttrDef>`."""
+    for name, attr in attrs.items():
+        write_attr(target[name], attr)
+
+
+def write_attr(target: Any, attr: Attr) -> None:
+    """Fill one AttrDef."""
+    if attr.kind == "Tensor":
+        write_tensor(target.t, attr.value, torch_to_ge(attr.value.dtype))
+    elif attr.kind.startswith("ListList"):
+        _write_rows(target, attr)
+    elif attr.kind in _LIST_FIELDS:
+        member = _LIST_FIELDS[attr.kind]
+        target.list.val_type = _VAL_TYPES.get(member, 0)
+        getattr(target.list, member).extend(_plain(v) for v in attr.value)
+        target.list.SetInParent()
+    else:
+        setattr(target, _FIELDS[attr.kind], _plain(attr.value))
+
+
+def _plain(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _write_rows(target: Any, attr: Attr) -> None:
+    short = attr.kind[8:9].lower()
+    rows = getattr(target, f"list_list_{attr.kind[8:].lower()}")
+    rows.SetInParent()
+    for row in attr.value:
+        getattr(getattr(rows, f"list_list_{short}").add(), f"list_{short}").extend(row)
+
+
+def read_attrs(source: Any) -> dict[str, Attr]:
+    """Attributes of a `map<string, AttrDef>`, by name in alphabetical order."""
+    found = {}
+    for name in sorted(source):
+        try:
+            attr = read_attr(source[name])
+        except SerializationError as error:
+            raise SerializationError(f"attribute {name!r}: {error}") from error
+        if attr is not None:
+            found[name] = attr
+    return found
+
+
+def read_attr(source: Any) -> Attr | None:
+    """One attribute; None for bookkeeping that means nothing once the file is read."""
+    member = source.WhichOneof("value")
+    if member == "list":
+        return _read_list(source.list)
+    if member == "t":
+        return Attr("Tensor", read_tensor(source.t))
+    if member in ("list_list_int", "list_list_float"):
+        return _read_rows(source, member)
+    if member not in _SINGLES:
+        raise SerializationError(f"holds {member or 'nothing'}, which is not read")
+    return Attr(_SINGLES[member], _python(member, getattr(source, member)))
+
+
+def _read_list(source: Any) -> Attr | None:
+    filled = [field.name for field, _ in source.ListFields() if field.name != "val_type"]
+    if source.val_type == 0 and set(filled) == {"i", "s"}:
+        return None  # layouts by desc index: the descs themselves hold them already
+    if source.val_type == 0 and len(filled) <= 1:
+        member = filled[0] if filled else "s"
+    else:
+        member = _MEMBER_OF_VAL_TYPE.get(source.val_type, "")
+    if member not in _LISTS:
+        raise SerializationError(f"holds a list of type {source.val_type}, which is not read")
+    return Attr(_LISTS[member], [_python(member, v) for v in getattr(source, member)])
+
+
+def _read_rows(source: Any, member: str) -> Attr:
+    kind = member.removeprefix("list_list_")
+    rows = getattr(getattr(source, member), f"list_list_{kind[0]}")
+    values = [[_python(kind[0], v) for v in getattr(row, f"list_{kind[0]}")] for row in rows]
+    return Attr(f"ListList{kind.title()}", values)
+
+
+def _python(member: str, value: Any) -> Any:
+    if member == "f":
+        return shortest_float(value)
+    if member != "s":
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise SerializationError(f"holds {value[:40]!r}, which is not UTF-8 text") from error
+
+
+def shortest_float(value: float) -> float:
+    """The shortest number that is this single precision number: 1e-05, not 9.99999975e-06."""
+    for digits in range(6, 9):
+        short = float(f"{value:.{digits}g}")
+        if ctypes.c_float(short).value == value:
+            return short
+    return value
+
+
+def write_tensor(target: Any, tensor: torch.Tensor, code: int, layout: str = "ND") -> None:
+    """Fill a TensorDef: description and raw elements."""
+    target.desc.dtype = wire_dtype(code)
+    target.desc.layout = layout
+    target.desc.shape.SetInParent()
+    target.desc.shape.dim.extend(tensor.shape)
+    target.data = tensor_bytes(tensor)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements in row-major order as they lie in memory."""
+    if tensor.device.type == "meta" or tensor.is_quantized or tensor.layout != torch.strided:
+        raise SerializationError(f"a {tensor.dtype} tensor on {tensor.device} has no plain bytes")
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
+
+
+def read_tensor(source: Any) -> torch.Tensor:
+    """The tensor of a TensorDef."""
+    dims = list(source.desc.shape.dim)
+    code = ge_dtype(source.desc.dtype)
+    try:
+        dtype = ge_to_torch(code)
+    except RuntimeError as error:
+        raise SerializationError(f"holds a tensor of {dtype_name(code)}: {error}") from error
+    if dtype in _QUANTISED:
+        raise SerializationError(f"holds a quantised tensor ({dtype}), which is not read")
+    if any(d < 0 for d in dims) or math.prod(dims) * dtype.itemsize != len(source.data):
+        raise SerializationError(
+            f"holds {len(source.data)} bytes for a {dtype_name(code)} tensor of dims {dims}"
+        )
+    return _filled(dims, dtype, source.data)
+
+
+def _filled(dims: list[int], dtype: torch.dtype, data: bytes) -> torch.Tensor:
+    try:
+        tensor = torch.empty(math.prod(dims) * dtype.itemsize, dtype=torch.uint8)
+        ctypes.memmove(tensor.data_ptr(), data, len(data))
+        return tensor.view(dtype).reshape(dims)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise SerializationError(f"holds a {dtype} tensor of dims {dims}: {error}") from error

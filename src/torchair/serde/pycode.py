@@ -1,0 +1,293 @@
+"""The `py` form: a graph as a Python program that rebuilds it.
+
+`original_text` prints the builder calls as they were made, `canonical_text` prints any graph node
+by node, `load` reads both without executing them.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from torchair.ge.attrs import Attr
+from torchair.ge.dtypes import torch_to_ge
+from torchair.ge.graph import Call, Graph, Node, Value, topological
+from torchair.ge.shapes import Sym, on_wire
+from torchair.serde.equal import same_attr
+from torchair.serde.interpret import HEADER, load
+from torchair.serde.literals import const_text, literal, quoted
+from torchair.serde.standard import Form, form_of
+
+__all__ = ["canonical_text", "load", "original_text"]
+
+_GRAPH = "get_default_ge_graph()"
+
+
+@unset_fake_temporarily()
+def original_text(graph: Graph) -> str:
+    """The program of the builder calls that made this graph, in the order they were made.
+
+    Ends with what calls do not show: control edges and attributes added to nodes later.
+    """
+    program = _Program(graph)
+    for entry in graph.journal:
+        if isinstance(entry, str):
+            program.comment(entry)
+        else:
+            program.call(entry)
+    program.left_over()
+    program.tail()
+    return program.text()
+
+
+@unset_fake_temporarily()
+def canonical_text(graph: Graph) -> str:
+    """The program of any graph, one line a node, whoever made it; constants stand at their uses."""
+    program = _Program(graph)
+    for node in _order(graph):
+        if node.type != "Const":
+            program.origin(node)
+            program.node(node)
+    program.tail()
+    program.graph_attrs()
+    return program.text()
+
+
+def _order(graph: Graph) -> list[Node]:
+    """Producers first; the NetOutput, which nothing reads, last."""
+    order = topological(graph.nodes, graph.name)
+    return sorted(order, key=lambda n: n.type == "NetOutput" and not n.control_users)
+
+
+class _Program:
+    """Lines of one dump, with the variables defined so far and what the lines have shown."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.lines: list[str] = []
+        self.names: dict[Value, str] = {}
+        self.used: set[str] = set()
+        self.seen: set[str] = set()  # comment texts
+        self.attrs: dict[Node, dict[str, Any]] = {}  # printed nodes, and the attributes shown
+        self.control: dict[Node, set[Node]] = {}
+        self.taken: set[str] = set()  # node names after running the lines so far
+        self.counts: dict[str, int] = {}
+
+    def text(self) -> str:
+        return HEADER + "\n" + "".join(f"{line}\n" for line in self.lines)
+
+    # Arguments ------------------------------------------------------------------------------
+
+    def variable(self, value: Value) -> str:
+        """The variable of a value: its edge text as an identifier, once and for all."""
+        if value not in self.names:
+            name = re.sub(r"[^0-9A-Za-z_]", "_", value.edge)
+            name = f"_{name}" if name[0].isdigit() else name
+            while name in self.used:
+                name += "_"
+            self.used.add(name)
+            self.names[value] = name
+        return self.names[value]
+
+    def argument(self, value: Any) -> str:
+        if isinstance(value, Value):
+            return const_text(value) if value.node.type == "Const" else self.variable(value)
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(self.argument(v) for v in value) + "]"
+        if isinstance(value, dict):
+            members = [f"{quoted(k)}: {self.argument(v)}" for k, v in value.items()]
+            return "{" + ", ".join(members) + "}"
+        return "-1" if isinstance(value, Sym) else literal(value)
+
+    def keywords(self, arguments: dict[str, Any]) -> list[str]:
+        return [_keyword(k, self.argument(v)) for k, v in arguments.items()]
+
+    def results(self, result: Any) -> str:
+        """Left side of a call: a name, `[a, b]`, `[a, b], c` or `_`."""
+        if result is None:
+            return "_"
+        if isinstance(result, Value):
+            return self.variable(result)
+        members = [self.results(r) for r in result]
+        mixed = isinstance(result, tuple) and any(isinstance(r, (list, tuple)) for r in result)
+        return ", ".join(members) if mixed else "[" + ", ".join(members) + "]"
+
+    def line(self, result: Any, builder: str, args: list[str], node: Node | None) -> None:
+        self.lines.append(f"{self.results(result)} = ge.{builder}({', '.join(args)})")
+        if node is not None:
+            self.taken.add(node.name)
+
+    # Journal --------------------------------------------------------------------------------
+
+    def comment(self, text: str) -> None:
+        for line in text.replace("\0", "").splitlines() or [""]:
+            self.lines.append(line if not line or line.startswith("#") else f"# {line}")
+
+    def call(self, call: Call) -> None:
+        """One remembered builder call, as it was made."""
+        node = self.called(call)
+        if call.builder == "NetOutput":
+            self.left_over()
+        for value in _values([call.args, list(call.kwargs.values())]):
+            self.define(value.node)
+        kwargs = dict(call.kwargs)
+        self.name_result(call, kwargs, node)
+        args = [self.argument(a) for a in call.args] + self.keywords(kwargs)
+        self.line(call.result, call.builder, args, node)
+        if node is not None:
+            self.attrs[node] = call.kwargs
+            self.control[node] = {v.node for v in _values(call.kwargs.get("dependencies"))}
+
+    def called(self, call: Call) -> Node | None:
+        """The node a call made; one without results is found by its type."""
+        made = next(_values(call.result), None)
+        if made is not None:
+            return made.node
+        silent = (n for n in self.graph.nodes if n.type == call.builder and not n.outputs)
+        return next((n for n in silent if n not in self.attrs), None)
+
+    def name_result(self, call: Call, kwargs: dict[str, Any], node: Node | None) -> None:
+        """Say the node's name where the call said it, for single results, and where running the
+        line would not lead to the same name by itself."""
+        if node is None:
+            return
+        said = call.append_name is not None or kwargs.get("node_name") is not None
+        if said or not self.is_automatic(node):
+            kwargs["node_name"] = node.name
+
+    def is_automatic(self, node: Node) -> bool:
+        """Whether the builder, not told a name, would choose this one; as Graph.unique_name."""
+        count = self.counts.get(node.type, 0)
+        while (name := f"{node.type}_{count}" if count else node.type) in self.taken:
+            count += 1
+        if name == node.name:
+            self.counts[node.type] = count + 1
+        return name == node.name
+
+    def define(self, node: Node) -> None:
+        """Print a node that no remembered call made (custom operators), with what it reads."""
+        pending = [node]
+        while pending:
+            last = pending[-1]
+            needed = [v.node for v in last.values() if not self.is_defined(v.node)]
+            if needed:
+                pending.append(needed[0])
+                continue
+            pending.pop()
+            if not self.is_defined(last):
+                self.node(last)
+
+    def is_defined(self, node: Node) -> bool:
+        return node.type == "Const" or node in self.attrs
+
+    def left_over(self) -> None:
+        """Nodes of the graph that no call made and no call read; they go before the NetOutput."""
+        calls = [c for c in self.graph.journal if isinstance(c, Call)]
+        made = {v.node for c in calls for v in _values(c.result)}
+        missing = [n for n in self.graph.nodes if not self.is_defined(n) and n not in made]
+        silent = {c.builder for c in calls if c.result is None}  # found by type when printed
+        missing = [n for n in missing if n.outputs or n.type not in silent]
+        gap = bool(missing) and self.lines[-1:] == [""]
+        if gap:
+            self.lines.pop()
+        for node in missing:
+            self.define(node)
+        if gap:
+            self.lines.append("")
+
+    # Nodes ----------------------------------------------------------------------------------
+
+    def origin(self, node: Node) -> None:
+        """The source line once, and the FX line before the first node that came from it."""
+        if node.origin is None:
+            return
+        file, fx = node.origin.file, node.origin.fx
+        if file and file not in self.seen:
+            self.comment("")
+            self.comment(file)
+        if fx and fx not in self.seen:
+            self.comment(fx)
+        self.seen |= {file, fx}
+
+    def node(self, node: Node) -> None:
+        """One line for a node, from what it is now."""
+        form = form_of(node)
+        self.attrs[node] = form.attrs
+        self.control[node] = {v.node for v in form.dependencies}
+        if form.builder == "NetOutput" and self.lines:
+            self.comment("")
+        args = [self.argument(a) for a in form.args] + self.keywords(form.kwargs)
+        self.line(form.result, form.builder, args, node)
+        self.facts(form)
+
+    def facts(self, form: Form) -> None:
+        """Descriptions of graph inputs that have no builder: nothing else says them."""
+        for value in form.described:
+            name = self.variable(value)
+            self.lines.append(f"{name}.dtype = {value.dtype}")
+            if value.shape is not None:
+                stem = f"{value.node.name}_{value.index}"
+                dims = [_dim(d, f"{stem}_d{i}") for i, d in enumerate(on_wire(value.shape))]
+                self.lines.append(f"{name}.shape = ({''.join(f'{d}, ' for d in dims).rstrip()})")
+            for field in ("layout", "device_type"):
+                if getattr(value, field):
+                    self.lines.append(f"{name}.{field} = {quoted(getattr(value, field))}")
+
+    # Tail -----------------------------------------------------------------------------------
+
+    def tail(self) -> None:
+        """Control edges and attributes that the lines above do not show."""
+        for node in self.attrs:
+            if node.name not in self.graph or self.graph.node(node.name) is not node:
+                continue  # removed since its call was remembered
+            for before in node.control:
+                if before in self.attrs and before not in self.control[node]:
+                    names = f"{quoted(before.name)}, {quoted(node.name)}"
+                    self.lines.append(f"{_GRAPH}.control({names})")
+            hidden = {k: a for k, a in sorted(node.attrs.items()) if self.is_hidden(node, k, a)}
+            if hidden:
+                shown = ", ".join([quoted(node.name), *self.keywords(hidden)])
+                self.lines.append(f"{_GRAPH}.set_attr({shown})")
+
+    def is_hidden(self, node: Node, name: str, attr: Attr) -> bool:
+        if name == "_readable_value":
+            return False
+        shown = self.attrs[node].get(name)
+        if shown is None:
+            return True
+        if not isinstance(shown, Attr):
+            try:
+                code = isinstance(shown, torch.dtype)
+                shown = Attr(attr.kind, torch_to_ge(shown) if code else shown)
+            except (TypeError, ValueError, KeyError):
+                return True
+        return not same_attr(shown, attr)
+
+    def graph_attrs(self) -> None:
+        attrs = dict(sorted(self.graph.attrs.items()))
+        if attrs:
+            self.lines.append(f"{_GRAPH}.attrs.update({', '.join(self.keywords(attrs))})")
+
+
+def _dim(dim: int, name: str) -> str:
+    return str(dim) if dim >= 0 else f"ge.shapes.symbol({quoted(name)})"
+
+
+def _keyword(name: str, text: str) -> str:
+    if name.isidentifier() and name.isascii() and not keyword.iskeyword(name):
+        return f"{name}={text}"
+    return f"**{{{quoted(name)}: {text}}}"
+
+
+def _values(arguments: Any) -> Iterator[Value]:
+    """All values in nested lists and tuples."""
+    if isinstance(arguments, Value):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for member in arguments:
+            yield from _values(member)
