@@ -5,10 +5,10 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from op_harness import check, convert, run
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from op_harness import check, convert, run
 from torchair.catalog import Op, infer, interpret, row_of
 from torchair.catalog.reference import tensor_args, tensor_fact
 from torchair.convert import GraphConverter
@@ -315,8 +315,10 @@ def converted_call(target, inputs, *args):
     nodes = iter([graph.placeholder(f"arg{i}_1") for i in range(len(inputs))])
     call = graph.call_function(target, tuple(next(nodes) if a is ... else a for a in args))
     count = len(target._schema.returns)
-    members = [graph.call_function(operator.getitem, (call, i)) for i in range(count if count > 1 else 0)]
-    graph.output(tuple(members) or (call,))
+    members = range(count if count > 1 else 0)
+    graph.output(
+        tuple(graph.call_function(operator.getitem, (call, i)) for i in members) or (call,)
+    )
     gm = fx.GraphModule(torch.nn.Module(), graph)
     fakes = map(FakeTensorMode().from_tensor, inputs)
     conversion = GraphConverter(gm, "graph_1", infer).run(*fakes)

@@ -65,6 +65,7 @@ def test_every_kind_of_attribute(name: str) -> None:
     assert serde.same_graph(graph, serde.load(serde.canonical_text(graph), name="g")) == []
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", PLAIN_DTYPES, ids=str)
 @pytest.mark.parametrize("dims", [(), (3,), (2, 2), (0,), (2, 0, 3)], ids=str)
 def test_constants_of_every_type(dtype: torch.dtype, dims: tuple[int, ...]) -> None:

@@ -13,6 +13,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim
 
 aten = torch.ops.aten
+_convolution: Any = torch.convolution
 CONTRACTION = Trait.CONTRACTION
 
 
@@ -41,9 +42,10 @@ class Window:
             raise ValueError("padding that differs from side to side is not known here")
         return self.before
 
-    def arguments(self) -> tuple[Any, ...]:
-        """What torch's convolution takes after stride."""
-        return self.strides, self.padding(), self.dilations
+    def arguments(self, transposed: bool = False, extra: Any = None) -> tuple[Any, ...]:
+        """What torch's convolution takes from the stride on."""
+        geometry = self.strides, self.padding(), self.dilations
+        return (*geometry, transposed, extra or [0] * self.rank, self.groups)
 
 
 def _rule(op: Op) -> Fact:
@@ -57,23 +59,18 @@ def _rule(op: Op) -> Fact:
 
 def _kernel(op: Op) -> Kernel:
     w = Window(op)
-    none = [0] * w.rank
     if w.even:
-        return lambda x, kernel, bias, _offset: torch.convolution(
-            x, kernel, bias, *w.arguments(), False, none, w.groups
-        )
+        arguments = w.arguments()
+        return lambda x, kernel, bias, _offset: _convolution(x, kernel, bias, *arguments)
     sides = [p for pair in reversed(list(zip(w.before, w.after, strict=True))) for p in pair]
-    return lambda x, kernel, bias, _offset: torch.convolution(
-        F.pad(x, sides), kernel, bias, w.strides, none, w.dilations, False, none, w.groups
-    )
+    none = [0] * w.rank
+    rest = (w.strides, none, w.dilations, False, none, w.groups)
+    return lambda x, kernel, bias, _offset: _convolution(F.pad(x, sides), kernel, bias, *rest)
 
 
 def _transpose(op: Op) -> Kernel:
-    w = Window(op)
-    extra = op.attr("output_padding")[2:]
-    return lambda x, kernel, bias, _offset: torch.convolution(
-        x, kernel, bias, *w.arguments(), True, extra, w.groups
-    )
+    arguments = Window(op).arguments(True, op.attr("output_padding")[2:])
+    return lambda x, kernel, bias, _offset: _convolution(x, kernel, bias, *arguments)
 
 
 def _sized(port: str, like: str) -> Callable[[Op], Fact]:
@@ -81,25 +78,23 @@ def _sized(port: str, like: str) -> Callable[[Op], Fact]:
 
 
 def _grad_of_input(op: Op) -> Kernel:
-    w, size = Window(op), op.ints("input_size")
-    none, mask = [0] * w.rank, [True, False, False]
+    size, arguments = op.ints("input_size"), Window(op).arguments()
+    mask = [True, False, False]
 
     def run(kernel: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         x = grad.new_empty(1).expand(size)  # only its dims are read
-        arguments = (*w.arguments(), False, none, w.groups, mask)
-        return aten.convolution_backward(grad, x, kernel, None, *arguments)[0]
+        return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[0]
 
     return run
 
 
 def _grad_of_filter(op: Op) -> Kernel:
-    w, size = Window(op), op.ints("filter_size")
-    none, mask = [0] * w.rank, [False, True, False]
+    size, arguments = op.ints("filter_size"), Window(op).arguments()
+    mask = [False, True, False]
 
     def run(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         kernel = grad.new_empty(1).expand(size)  # only its dims are read
-        arguments = (*w.arguments(), False, none, w.groups, mask)
-        return aten.convolution_backward(grad, x, kernel, None, *arguments)[1]
+        return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[1]
 
     return run
 

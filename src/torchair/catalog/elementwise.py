@@ -108,7 +108,7 @@ _ARITHMETIC: dict[str, Callable[[Dim, Dim], Dim]] = {
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
     "FloorDiv": lambda a, b: a // b,
-    "FloorMod": lambda a, b: a % b,
+    "FloorMod": lambda a, b: a - (a // b) * b,
     "Maximum": dim_max,
     "Minimum": dim_min,
 }

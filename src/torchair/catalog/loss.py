@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.catalog.core import Kernel, Op, Trait, add_row, like_first
+from torchair.catalog.core import Kernel, Op, add_row, like_first
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
@@ -112,7 +112,7 @@ def _pair_grad_rule(op: Op) -> Fact:
     return Fact(op.dtype("predict"), _pair_shape(op, "predict", "label"))
 
 
-add_row("MseLoss", _loss_rule("predict", "label"), _mse, Trait.REDUCTION, out=True)
+add_row("MseLoss", _loss_rule("predict", "label"), _mse, out=True)
 add_row("MseLossGrad", _pair_grad_rule, _mse_grad, out=True)
 
 
@@ -126,7 +126,7 @@ def _smooth_l1_grad(op: Op) -> Kernel:
     return lambda x, y, g: aten.smooth_l1_loss_backward.default(g, x, y, reduction, beta)
 
 
-add_row("SmoothL1LossV2", _loss_rule("predict", "label"), _smooth_l1, Trait.REDUCTION, out=True)
+add_row("SmoothL1LossV2", _loss_rule("predict", "label"), _smooth_l1, out=True)
 add_row("SmoothL1LossGradV2", _pair_grad_rule, _smooth_l1_grad)
 
 
@@ -140,7 +140,7 @@ def _bce_grad(op: Op) -> Kernel:
     return lambda x, y, g, w: aten.binary_cross_entropy_backward.default(g, x, y, w, reduction)
 
 
-add_row("BinaryCrossEntropy", _loss_rule("x", "y"), _bce, Trait.REDUCTION, out=True)
+add_row("BinaryCrossEntropy", _loss_rule("x", "y"), _bce, out=True)
 add_row("BinaryCrossEntropyGrad", like_first, _bce_grad)
 
 
@@ -172,5 +172,5 @@ def _nll_grad(op: Op) -> Kernel:
     return run
 
 
-add_row("NLLLoss", _nll_rule, _nll, Trait.REDUCTION)
+add_row("NLLLoss", _nll_rule, _nll)
 add_row("NLLLossGrad", like_first, _nll_grad)

@@ -9,9 +9,10 @@ import torch
 from torchair.catalog.core import Kernel, Op, add_row, same_as
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Dim, numel
+from torchair.ge.shapes import numel
 
 aten = torch.ops.aten
+_native_group_norm: Any = torch.native_group_norm
 _FULL = (DataType.DT_FLOAT, DataType.DT_DOUBLE)
 
 
@@ -97,7 +98,7 @@ def _group_norm_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), shape), *(Fact(_statistic(op, i), dims) for i in (1, 2))]
 
 
-def _sizes(op: Op) -> tuple[Dim, Dim, Dim, int]:
+def _sizes(op: Op) -> tuple[Any, ...]:
     if op.attr("data_format") != "NCHW":
         raise ValueError(f"{op.node} has layout {op.attr('data_format')}, only NCHW is known")
     shape = op.shape("x")
@@ -107,7 +108,7 @@ def _sizes(op: Op) -> tuple[Dim, Dim, Dim, int]:
 def _group_norm(op: Op) -> Kernel:
     sizes, eps = _sizes(op), op.attr("eps")
     return lambda x, gamma, beta: _as_told(
-        op, torch.native_group_norm(x.contiguous(), gamma, beta, *sizes, eps)
+        op, _native_group_norm(x.contiguous(), gamma, beta, *sizes, eps)
     )
 
 

@@ -13,24 +13,26 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape
 
 aten = torch.ops.aten
+_nn: Any = torch._C._nn  # the calls that take `out`
 
 
 def pooled(n: Dim, size: int, stride: int, pads: int, dilation: int, ceil: bool) -> Dim:
     """How often a window fits; with `ceil` a last window may stick out if it starts inside."""
-    room = n + 2 * pads - dilation * (size - 1) - 1
+    margin = 2 * pads - dilation * (size - 1) - 1
     if not ceil:
-        return room // stride + 1
+        return (n + margin) // stride + 1
     if not isinstance(n, int):
         raise MissingHostValue("the number of windows depends on the size")
-    count: Dim = -(-room // stride) + 1
+    count = -(-(n + margin) // stride) + 1
     return count - 1 if (count - 1) * stride >= n + pads else count
 
 
 def _over_windows(shape: Shape, options: tuple[Any, ...], ceil: bool) -> Shape:
     """Dims of a pooled tensor; `options` are sizes, strides, pads and dilations per dim."""
     lead = len(shape) - len(options[0])
-    windows = zip(shape[lead:], *options, strict=True)
-    return (*shape[:lead], *(pooled(*window, ceil) for window in windows))
+    windows = zip(*options, strict=True)
+    sizes = [pooled(n, *window, ceil=ceil) for n, window in zip(shape[lead:], windows, strict=True)]
+    return (*shape[:lead], *sizes)
 
 
 # ---- maximum, with the positions it was found at ----
@@ -99,7 +101,7 @@ def _average_rule(op: Op) -> Fact:
 
 def _average(op: Op) -> Kernel:
     options = (*_average_options(op), *_average_rest(op))
-    return lambda x, out=None: torch._C._nn.avg_pool2d(x, *options, out=out)
+    return lambda x, out=None: _nn.avg_pool2d(x, *options, out=out)
 
 
 def _average_grad(op: Op) -> Kernel:
@@ -155,8 +157,8 @@ def _nearest(op: Op) -> Kernel:
     if op.attr("align_corners"):
         raise ValueError(f"{op.node}: torch has no nearest neighbour with aligned corners")
     if op.attr("half_pixel_centers"):
-        return lambda x, out=None: torch._C._nn._upsample_nearest_exact2d(x, size, out=out)
-    return lambda x, out=None: torch._C._nn.upsample_nearest2d(x, size, out=out)
+        return lambda x, out=None: _nn._upsample_nearest_exact2d(x, size, out=out)
+    return lambda x, out=None: _nn.upsample_nearest2d(x, size, out=out)
 
 
 def _nearest_grad_rule(op: Op) -> Fact:
@@ -175,7 +177,7 @@ def _bilinear(op: Op) -> Kernel:
     size, align = op.ints("size"), op.attr("align_corners")
     if not align and not op.attr("half_pixel_centers"):
         raise ValueError(f"{op.node}: torch has pixel centres or aligned corners, not neither")
-    return lambda x, out=None: torch._C._nn.upsample_bilinear2d(x, size, align, out=out)
+    return lambda x, out=None: _nn.upsample_bilinear2d(x, size, align, out=out)
 
 
 add_row("ResizeNearestNeighborV2", _resize_rule, _nearest, host=("size",), out=True)

@@ -44,7 +44,7 @@ def _concat_rule(op: Op) -> Fact:
     if len(shapes) != len(facts):
         raise MissingHostValue("dims of a concatenated tensor")
     axis = op.int("concat_dim") % len(shapes[0])
-    total: Dim = sum(s[axis] for s in shapes)  # type: ignore[misc]
+    total: Dim = sum(s[axis] for s in shapes)
     dims = (*shapes[0][:axis], total, *shapes[0][axis + 1 :])
     content = None
     if len(dims) == 1 and all(isinstance(f.content, tuple) for f in facts):
@@ -195,8 +195,8 @@ def _tile_rule(op: Op) -> Fact:
 
 def _tile(op: Op) -> Kernel:
     shape, times = _tile_dims(op)
-    single = [n for d in shape for n in (1, d)]
-    repeated = [n for d, t in zip(shape, times, strict=True) for n in (t, d)]
+    single: list[Any] = [n for d in shape for n in (1, d)]
+    repeated: list[Any] = [n for d, t in zip(shape, times, strict=True) for n in (t, d)]
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is None or not out.is_contiguous():

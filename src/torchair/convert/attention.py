@@ -31,17 +31,16 @@ def flash_attention_for_cpu(
     """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value,
     float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None)
     -> (Tensor output, Tensor logsumexp)"""
-    query, key, value, shift = (views.emit(x) for x in (query, key, value, attn_mask))
-    heads, width = query.shape[1], query.shape[-1]
-    kv_heads = key.shape[1]
+    q, k, v, shift = (views.emit(x) for x in (query, key, value, attn_mask))
+    heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[-1]
     if dropout_p != 0 or isinstance(scale, Value):
         raise Decline("dropout or a symbolic scale")
     if not all(isinstance(d, int) for d in (heads, kv_heads, width)):
         raise Decline("symbolic heads")
     out, lse = ge.FusedInferAttentionScore(
-        query,
-        [key],
-        [value],
+        q,
+        [k],
+        [v],
         shift,
         num_heads=heads,
         scale=1.0 / math.sqrt(width) if scale is None else scale,

@@ -102,9 +102,15 @@ def _rounded(op_type: str) -> Callable[..., Value]:
     return convert
 
 
-_ROUND = {math.floor: "Floor", math.ceil: "Ceil", math.trunc: "Trunc", round: "Round"}
-for _target, _type in (_ROUND | {torch.sym_int: "Trunc"}).items():
-    builtin(_target)(_rounded(_type))
+_ROUND = {
+    math.floor: "Floor",
+    math.ceil: "Ceil",
+    math.trunc: "Trunc",
+    torch.sym_int: "Trunc",
+    round: "Round",
+}
+for _rounding, _type in _ROUND.items():
+    builtin(_rounding)(_rounded(_type))
 
 
 @builtin(operator.neg)

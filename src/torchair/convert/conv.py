@@ -46,7 +46,9 @@ class _Window:
         )
 
 
-def _window(rank: int, stride: Any, padding: Any, dilation: Any, extra: Any, groups: Any) -> _Window:
+def _window(
+    rank: int, stride: Any, padding: Any, dilation: Any, extra: Any, groups: Any
+) -> _Window:
     if any(isinstance(a, Value) for a in (stride, padding, dilation, extra, groups)):
         raise Decline("symbolic strides or pads")
     if rank not in (1, 2, 3):

@@ -14,7 +14,7 @@ from torchair.convert.views import PendingView, ViewFolder
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
-from torchair.ge.shapes import Shape, contiguous_strides, from_torch, is_static, numel
+from torchair.ge.shapes import Shape, Sym, contiguous_strides, from_torch, is_static, numel
 
 aten = torch.ops.aten
 View = Value | PendingView
@@ -154,12 +154,13 @@ def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
     if from_torch(fake.storage_offset()) != 0:
         raise Decline("the traced tensor starts inside its storage")
     nbytes = from_torch(fake.untyped_storage().nbytes())
-    whole = nbytes == numel(dims) * fake.element_size()
+    spare = nbytes - numel(dims) * fake.element_size()
+    whole = (spare.expr.expand() if isinstance(spare, Sym) else spare) == 0
     if strides == contiguous_strides(dims):
         return self, whole
     if not is_static(dims) or not is_static(strides):
         raise Decline("symbolic strides")
-    order = sorted(range(len(dims)), key=lambda i: (-strides[i], dims[i] == 1))  # type: ignore[operator]
+    order = sorted(range(len(dims)), key=lambda i: (-strides[i], dims[i] == 1))
     if tuple(strides[i] for i in order) != contiguous_strides([dims[i] for i in order]):
         raise Decline("the traced tensor does not fill its memory")
     return ge.Transpose(self, order), whole

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.convert.control import sym_size
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.convert.shape import members, sizes
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
-from torchair.ge.shapes import Sym
 
 aten = torch.ops.aten
 END = 2**31 - 1  # stands for "to the end of the dim"
@@ -122,13 +122,11 @@ def _assign(self: Value, src: Value, dim: int, start: Any, end: Any, step: Any) 
     return ge.StridedSliceAssign(self, begins, ends, steps, promote(self.dtype, src))
 
 
-def _one(index: Any) -> tuple[Any, Any]:
-    """Bounds of the slice that holds one index only."""
+def _one(index: Any, size: Any) -> tuple[Any, Any]:
+    """Bounds of the slice of a dim of that size that holds one index only."""
     if isinstance(index, int):
         return index, (END if index == -1 else index + 1)
-    known = index.content
-    if not isinstance(known, Sym) or not known.expr.is_nonnegative:
-        raise Decline("the sign of a symbolic index is not known")
+    index = ge.FloorMod(index, size)  # a negative index counts from the end
     return index, ge.Add(index, 1)
 
 
@@ -147,7 +145,8 @@ def slice_scatter(
 def select_scatter(self: Value, src: Value, dim: int, index: Any) -> Value:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
     dim %= self.rank
-    return _assign(self, ge.Unsqueeze(src, axes=[dim]), dim, *_one(index), 1)
+    bounds = _one(index, sym_size(self, dim))
+    return _assign(self, ge.Unsqueeze(src, axes=[dim]), dim, *bounds, 1)
 
 
 def _zeros(input_sizes: Any, meta_outputs: TensorSpec) -> Value:
@@ -179,7 +178,8 @@ def select_backward(
     """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
     dim %= meta_outputs.rank
     part = ge.Unsqueeze(grad_output, axes=[dim])
-    return _assign(_zeros(input_sizes, meta_outputs), part, dim, *_one(index), 1)
+    bounds = _one(index, members(input_sizes)[dim])
+    return _assign(_zeros(input_sizes, meta_outputs), part, dim, *bounds, 1)
 
 
 # ---- paddings ----

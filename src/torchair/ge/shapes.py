@@ -195,7 +195,10 @@ def compile_dims(dims: Sequence[Any], names: Sequence[str]) -> Callable[..., tup
         renamed = {s: sympy.Symbol(aliases[s.name], **s.assumptions0) for s in d.expr.free_symbols}
         texts.append(printer.doprint(d.expr.xreplace(renamed)))
     source = f"lambda {', '.join(aliases.values())}: ({', '.join(texts)},)"
-    return eval(source, {"math": _math, "__builtins__": {"max": max, "min": min}})
+    import torch
+
+    known = {"max": max, "min": min, "abs": abs, "round": round, "int": int, "float": float}
+    return eval(source, {"math": _math, "torch": torch, "__builtins__": known})
 
 
 def evaluate(dims: Sequence[Any], env: Mapping[str, int]) -> tuple[Any, ...]:

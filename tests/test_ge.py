@@ -1,0 +1,273 @@
+"""The IR: builders, names, promotion, use lists, verifier and rewrite rules."""
+
+import pytest
+import torch
+
+from torchair import ge
+from torchair.catalog import infer
+from torchair.errors import GraphError
+from torchair.ge import attr
+from torchair.ge.build import Data, NetOutput, builder
+from torchair.ge.dtypes import DTYPE_NAMES, DataType, ge_to_torch, torch_to_ge
+from torchair.ge.graph import Graph, get_default_ge_graph
+from torchair.ge.prototypes import known_types, prototype
+from torchair.ge.rewrite import Rule, no, rewrite
+from torchair.ge.shapes import Sym, broadcast, evaluate, on_wire, symbol
+from torchair.ge.verify import verify
+
+
+@pytest.fixture
+def graph():
+    with Graph("g", infer) as g:
+        yield g
+
+
+def data(index=0, shape=(2, 3), dtype=DataType.DT_FLOAT, name=None):
+    return Data(index=index, dtype=dtype, shape=list(shape), placement="CPU", node_name=name)
+
+
+def test_every_prototype_parses_and_has_a_builder():
+    types = [t for t in known_types() if t != "TorchCall"]
+    assert len(types) == 1736
+    for name in types:
+        proto = prototype(name)
+        assert proto is not None and proto.type == name
+        assert callable(getattr(ge, name))
+        for spec in proto.attrs:
+            if spec.default is not None:
+                attr.Attr(spec.kind, spec.default)
+
+
+def test_unknown_builder_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="NoSuchOp"):
+        _ = ge.NoSuchOp
+
+
+def test_names_count_up_per_type(graph):
+    x = data()
+    assert [ge.Abs(x).node.name for _ in range(3)] == ["Abs", "Abs_1", "Abs_2"]
+    assert ge.Abs(x, node_name="mine").node.name == "mine"
+    with pytest.raises(AssertionError, match="mine"):
+        ge.Abs(x, node_name="mine")
+    with pytest.raises(AssertionError, match="blank"):
+        ge.Abs(x, node_name=" ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "expected"),
+    [
+        (DataType.DT_FLOAT16, 2.0, DataType.DT_FLOAT16),
+        (DataType.DT_BF16, 2.0, DataType.DT_BF16),
+        (DataType.DT_INT32, 2, DataType.DT_INT32),
+        (DataType.DT_FLOAT, 2, DataType.DT_INT64),
+        (DataType.DT_INT64, 2.5, DataType.DT_FLOAT),
+    ],
+)
+def test_numbers_become_constants_of_the_operands_type(graph, dtype, number, expected):
+    ge.Add(data(dtype=dtype), number)
+    const = next(n for n in graph.nodes if n.type == "Const")
+    assert const.outputs[0].dtype == expected
+
+
+def test_promotion_refuses_to_guess(graph):
+    x, y = data(0, dtype=DataType.DT_FLOAT), data(1, dtype=DataType.DT_FLOAT16)
+    with pytest.raises(AssertionError, match="different types"):
+        ge.SelectV2(1.0, x, y)
+
+
+def test_index_ports_take_int64_and_empty_lists_int32(graph):
+    ge.Reshape(data(), [3, 2])
+    ge.Reshape(data(1, shape=(1,)), [])
+    types = [n.outputs[0].dtype for n in graph.nodes if n.type == "Const"]
+    assert types == [DataType.DT_INT64, DataType.DT_INT32]
+
+
+def test_builder_errors_name_the_argument(graph):
+    x = data()
+    with pytest.raises(TypeError, match="needs input 'x2'"):
+        ge.Add(x)
+    with pytest.raises(TypeError, match="no argument 'axis'"):
+        ge.Add(x, x, axis=1)
+    with pytest.raises(TypeError, match="needs attribute 'dst_type'"):
+        builder("Cast")(x)
+    with pytest.raises(ValueError, match="ge.Const"):
+        ge.Const(x)
+
+
+def test_values_know_their_readers(graph):
+    x = data()
+    y = ge.Add(x, x)
+    z = ge.ConcatV2([y, x], 0, N=2)
+    assert x.users() == [y.node, z.node] and len(x.uses) == 3
+    y.replace_with(x)
+    assert not y.uses and z.node.inputs["x"] == [x, x]
+    graph.remove(y.node)
+    with pytest.raises(GraphError, match="reads it"):
+        graph.remove(x.node)
+
+
+def test_dynamic_outputs(graph):
+    parts = ge.SplitV(data(shape=(4, 3)), [1, -1], 0, num_split=2)
+    assert [p.shape for p in parts] == [(1, 3), (3, 3)]
+    assert [p.port for p in parts] == ["y0", "y1"]
+
+
+def test_custom_op_forms(graph):
+    x = data()
+    y = ge.custom_op("Abs", x)
+    assert y.node.type == "Abs" and y.shape == (2, 3)
+    z = ge.custom_op(
+        "MyOwn", inputs={"a": x, "b": None, "c": [x, y]}, outputs=["u", ("v", 2)],
+        attrs={"k": attr.ListInt([1, 2])}, node_name="own",
+    )  # fmt: skip
+    assert z[0].port == "u" and [v.port for v in z[1]] == ["v0", "v1"]
+    assert graph.node("own").attrs["k"].value == [1, 2]
+    with pytest.raises(RuntimeError, match="no prototype"):
+        ge.custom_op("MyOwn", x)
+    with pytest.raises(IndexError, match="arguments"):
+        ge.custom_op("Abs", x, x)
+    with pytest.raises(TypeError, match="required input"):
+        ge.custom_op("Abs", 3)
+    with pytest.raises(AssertionError, match="ge.attr"):
+        ge.custom_op("MyOwn", attrs={"k": 1})
+
+
+def test_attr_kinds():
+    assert repr(attr.ListInt((1, 2))) == "ge.attr.ListInt([1, 2])"
+    assert attr.Str(b"x") == attr.Str("x") and attr.Int(1) != attr.Float(1)
+    with pytest.raises(AssertionError):
+        attr.Int(None)
+    with pytest.raises(AssertionError):
+        attr.ListInt(3)
+
+
+def test_dtype_tables():
+    assert DTYPE_NAMES[27] == "DT_BF16" and torch_to_ge(torch.bfloat16) == 27
+    for t in (torch.float32, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        assert ge_to_torch(torch_to_ge(t)) is t
+    with pytest.raises(RuntimeError, match="DT_STRING"):
+        ge_to_torch(DataType.DT_STRING)
+
+
+def test_default_graph_is_per_thread():
+    import threading
+
+    seen = []
+    with Graph("outer") as outer:
+        thread = threading.Thread(target=lambda: seen.append(get_default_ge_graph()))
+        thread.start()
+        thread.join()
+        assert get_default_ge_graph() is outer and seen[0] is not outer
+
+
+def test_symbolic_dims():
+    s, t = symbol("s"), symbol("t")
+    assert s + 0 == s and (s * 2) // 2 == s and s - s == 0
+    assert broadcast((s, 1), (1, 4)) == (s, 4) and broadcast((s,), (8,)) == (8,)
+    with pytest.raises(ValueError, match="broadcast"):
+        broadcast((3,), (4,))
+    assert on_wire((s, 4)) == [-1, 4] and on_wire(None) == [-2]
+    assert evaluate([s * t + 1, s // 2, 7], {"s": 5, "t": 3}) == (16, 2, 7)
+    with pytest.raises(TypeError):
+        bool(s)
+    assert isinstance(s + 1, Sym)
+
+
+# ---- verifier ----
+
+
+def test_verifier_accepts_and_names_what_is_wrong(graph):
+    x = data(name="x")
+    y = ge.Add(x, 1.0)
+    NetOutput([y])
+    verify(graph)
+    other = Graph("other")
+    with other:
+        stranger = data(name="stranger")
+    y.node.inputs["x2"].uses.clear()
+    y.node.inputs["x2"] = stranger
+    with pytest.raises(GraphError, match="stranger"):
+        verify(graph)
+
+
+def test_verifier_finds_cycles_and_missing_inputs(graph):
+    x = data()
+    a = ge.Abs(x)
+    b = ge.Abs(a)
+    a.node.after(b.node)
+    with pytest.raises(GraphError, match="cycle"):
+        verify(graph)
+    a.node.not_after(b.node)
+    a.node.set_input("x", None)
+    with pytest.raises(GraphError, match="not fed"):
+        verify(graph)
+
+
+def test_verifier_finds_doubled_indices(graph):
+    data(0, name="a")
+    data(0, name="b")
+    with pytest.raises(GraphError, match="index"):
+        verify(graph)
+
+
+# ---- rules ----
+
+
+class DoubleNeg(Rule):
+    def pattern(self, x):
+        return ge.Neg(ge.Neg(x))
+
+    def replace(self, match, x):
+        return x
+
+
+class AddZero(Rule):
+    def pattern(self, x):
+        return ge.Add(x, 0.0)
+
+    def replace(self, match, x):
+        if x.shape != match.root.outputs[0].shape:
+            return no("it broadcasts", x)
+        return x
+
+
+class OptionalBias(Rule):
+    def pattern(self, x, w, bias=None):
+        return ge.Relu(ge.MatMulV2(x, w, bias, None))
+
+    def replace(self, match, x, w, bias):
+        return ge.Sigmoid(ge.MatMulV2(x, w, bias, None))
+
+
+def test_rules_rewrite_until_nothing_changes(graph):
+    x = data()
+    y = ge.Neg(ge.Neg(ge.Neg(ge.Neg(x))))
+    NetOutput([y])
+    assert rewrite(graph, [DoubleNeg()]) == 2
+    assert graph.output.values() == [x]
+
+
+def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
+    x = data(shape=(1,))
+    y = ge.Add(x, ge.Const([0.0, 0.0], dtype=0))
+    NetOutput([y, ge.Add(x, 0.0)])
+    said = []
+    before = len(graph)
+    assert rewrite(graph, [AddZero()], said.append) == 1
+    assert any("AddZero replaced" in s for s in said)
+    assert len(graph) == before - 1
+
+
+def test_rule_keeps_names_scopes_and_order(graph):
+    x, w = data(0), data(1, shape=(3, 4))
+    before = ge.Abs(x)
+    y = ge.Relu(ge.MatMulV2(x, w, None, None))
+    y.node.attrs["_user_stream_label"] = attr.Str("s1")
+    y.node.after(before.node)
+    z = ge.Abs(y)
+    NetOutput([z, before])
+    assert rewrite(graph, [OptionalBias()]) == 1
+    verify(graph)
+    new = z.node.inputs["x"].node
+    assert new.type == "Sigmoid" and new.attrs["_user_stream_label"].value == "s1"
+    assert any(before.node in n.control for n in graph.nodes)

@@ -1,0 +1,96 @@
+"""How far a compiled model may be from the truth, measured instead of guessed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TIMES_EAGER = 4  # a fused kernel may round in another order, so up to this many eager errors
+FLOOR = 8  # and never less than this many units in the last place of the largest value
+
+
+def assert_close_to_reference(model: nn.Module, inputs: Any, got: Any, eager: Any) -> None:
+    """`got` is as good as `eager`, judged by the same model run in float64.
+
+    Two results in bfloat16 may differ a lot and both be right, and a fixed tolerance either hides
+    faults or fails on rounding. So the truth is computed: a copy of the model (same weights, as
+    they were rounded) runs in double precision on the inputs in double precision. The error of
+    eager, `e = max|eager - truth|` per output, tells how much rounding this model amplifies; the
+    compiled result may be off by `max(TIMES_EAGER * e, FLOOR * eps(dtype) * max|truth|)`.
+    Integers and booleans must equal eager exactly.
+
+    A model that a call changes (a cache, running statistics) must be handed in as it was before
+    the call; or keep a `double_copy` beside it and use `assert_close`.
+    """
+    with torch.no_grad():
+        truth = call(double_copy(model), to_double(inputs))
+    assert_close(got, eager, truth)
+
+
+def assert_close(got: Any, eager: Any, truth: Any) -> None:
+    """The rule of `assert_close_to_reference` for results that are there already."""
+    all_got, all_eager, all_truth = (list(tensors(x)) for x in (got, eager, truth))
+    assert len(all_got) == len(all_eager) == len(all_truth) > 0
+    for i, (g, e, t) in enumerate(zip(all_got, all_eager, all_truth, strict=True)):
+        _compare(f"result {i}", g.detach(), e.detach(), t.detach())
+
+
+def _compare(name: str, got: Tensor, eager: Tensor, truth: Tensor) -> None:
+    assert (got.dtype, got.shape) == (eager.dtype, eager.shape), name
+
+    if not got.dtype.is_floating_point:
+        assert torch.equal(got, eager), f"{name} differs from eager"
+        return
+    if not got.numel():
+        return
+    finite = truth.isfinite()
+    assert torch.equal(got.isfinite(), eager.isfinite()), f"{name}: other values are infinite"
+    finite = finite & eager.isfinite()
+    truth = torch.where(finite, truth.double(), 0.0)
+    error, allowed = (
+        torch.where(finite, x.double() - truth, 0.0).abs().max().item() for x in (got, eager)
+    )
+    scale = truth.abs().max().item()
+    allowed = max(TIMES_EAGER * allowed, FLOOR * torch.finfo(got.dtype).eps * scale)
+    assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}, scale {scale:.3g}"
+
+
+def double_copy(model: nn.Module) -> nn.Module:
+    """The same model in double precision."""
+    return copy.deepcopy(model).double()
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Run a model on positional or on keyword arguments."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+
+
+def to_double(tree: Any) -> Any:
+    """Floating-point tensors of lists, tuples and dicts in double precision; the rest as it is."""
+    if isinstance(tree, Tensor):
+        return tree.detach().double() if tree.is_floating_point() else tree
+    if isinstance(tree, Mapping):
+        return {name: to_double(member) for name, member in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(to_double(member) for member in tree)
+    return tree
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors of a result, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for member in tree.values():
+            yield from tensors(member)
+    elif isinstance(tree, Sequence) and not isinstance(tree, str):
+        for member in tree:
+            yield from tensors(member)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors(getattr(tree, field.name))
