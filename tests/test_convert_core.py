@@ -43,3 +43,11 @@ def test_view_chain_folds_to_one_transpose():
 def test_output_that_views_an_input_is_not_computed():
     conversion = check(lambda x: (x[1:], x.t(), x + 1), torch.randn(3, 4), generic=True)
     assert len(conversion.graph.output.values()) == 1
+
+
+def test_permute_of_a_permute():
+    def fn(x):
+        return x.permute(0, 2, 1, 3).permute(2, 0, 1, 3) + 1
+
+    conversion = check(fn, torch.randn(2, 5, 3, 8))
+    assert [n.type for n in conversion.graph.nodes].count("Transpose") == 1

@@ -30,9 +30,8 @@ def pooled(n: Dim, size: int, stride: int, pads: int, dilation: int, ceil: bool)
 def _over_windows(shape: Shape, options: tuple[Any, ...], ceil: bool) -> Shape:
     """Dims of a pooled tensor; `options` are sizes, strides, pads and dilations per dim."""
     lead = len(shape) - len(options[0])
-    windows = zip(*options, strict=True)
-    sizes = [pooled(n, *window, ceil=ceil) for n, window in zip(shape[lead:], windows, strict=True)]
-    return (*shape[:lead], *sizes)
+    each = zip(shape[lead:], *options, strict=True)
+    return (*shape[:lead], *(pooled(n, k, s, p, d, ceil) for n, k, s, p, d in each))
 
 
 # ---- maximum, with the positions it was found at ----

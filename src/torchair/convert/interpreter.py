@@ -151,7 +151,8 @@ class GraphConverter:
         expr = _symbol_of(meta)
         if isinstance(expr, Sym) and expr.expr.is_Symbol:
             self.signature.symbols[expr.expr.name] = (arg, None)
-        value.content = expr if dtype == DataType.DT_INT64 else None
+        if dtype == DataType.DT_INT64:
+            value.content = expr
         return value
 
     def _constant(self, node: fx.Node) -> None:

@@ -69,7 +69,9 @@ class ViewFolder:
                 x = self.emit(x)
             else:
                 perm = [x.perm[p] for p in perm]
-                x = PendingView(x.source, x.dims, x.pre)
+                before = x.source.shape if x.pre is None else x.pre
+                assert before is not None
+                x = PendingView(x.source, before, x.pre)
         if isinstance(x, PendingView):
             pre = x.pre if x.pre is not None else x.dims
             if x.pre is None and x.dims == x.source.shape:

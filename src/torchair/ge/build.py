@@ -85,11 +85,11 @@ def _readable(v: Any) -> str:
 def tensor_text(t: torch.Tensor) -> str:
     """A tensor as an exact Python expression."""
     t = t.detach().cpu()
-    if t.dtype.is_complex:
+    if t.dtype.is_complex and t.numel():
         return f"tensor({number_text(t.to(torch.complex128).tolist())})"
     exact = t.double() if t.dtype.is_floating_point else t
     text = f"tensor({number_text(exact.tolist())})"
-    return text if t.numel() else f"{text}.reshape({list(t.shape)})"
+    return text if t.numel() else f"tensor([]).reshape({list(t.shape)})"
 
 
 def number_text(v: Any) -> str:
@@ -122,7 +122,8 @@ def Data(
     value = Value(node, 0, "y")
     node.outputs.append(value)
     dims = None if shape is None or list(shape) == [-2] else _input_dims(node.name, shape)
-    value.learn(Fact(dtype, dims))
+    host_size = dims == () and dtype == DataType.DT_INT64 and placement == "CPU"
+    value.learn(Fact(dtype, dims, symbol(node.name) if host_size else None))
     value.layout, value.device_type = "ND", placement
     given = {"index": index, "dtype": dtype, "shape": shape, "placement": placement}
     if shape is None:

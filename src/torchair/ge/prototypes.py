@@ -74,7 +74,7 @@ class _Table:
     def types(self, text: str) -> frozenset[int]:
         found: set[int] = set()
         for word in text.split(","):
-            if word.startswith("$"):
+            if word.startswith("$") or (word.startswith("@") and word not in self.groups):
                 return frozenset()
             found |= self.groups[word] if word.startswith("@") else {DTYPE_CODES["DT_" + word]}
         return frozenset(found)

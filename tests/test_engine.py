@@ -1,0 +1,278 @@
+"""The engine below torch.compile: memory plan, passes, planner, sessions on hand-built graphs."""
+
+import random
+
+import pytest
+import torch
+
+from torchair import ge
+from torchair.catalog import infer, interpret
+from torchair.engine.memory import Buffer, aligned, lower_bound, place
+from torchair.engine.options import EngineOptions
+from torchair.engine.passes import ENGINE_PASSES, GE_PASSES, GraphState
+from torchair.engine.passes.ordering import choose_order
+from torchair.engine.session import TorchNpuGraph
+from torchair.errors import GraphError, InputError
+from torchair.ge.build import Data, NetOutput
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Graph
+from torchair.ge.signature import InputSource
+
+F, I64 = DataType.DT_FLOAT, DataType.DT_INT64
+
+
+def data(index, shape, dtype=F, name=None):
+    return Data(index=index, dtype=dtype, shape=list(shape), placement="CPU", node_name=name)
+
+
+def session(graph, **options):
+    s = TorchNpuGraph(graph.name)
+    s.load(graph, options)
+    s.compile()
+    return s
+
+
+# ---- memory ----
+
+
+def test_placement_never_overlaps_live_buffers():
+    rng = random.Random(0)
+    for _ in range(50):
+        buffers = [
+            Buffer(rng.randrange(1, 5000), first, first + rng.randrange(0, 6))
+            for first in (rng.randrange(0, 40) for _ in range(60))
+        ]
+        total = place(buffers)
+        assert lower_bound(buffers) <= total
+        for i, a in enumerate(buffers):
+            assert a.offset % 64 == 0 and a.offset + a.size <= total
+            for b in buffers[:i]:
+                alive = a.first <= b.last and b.first <= a.last
+                apart = (
+                    a.offset + aligned(a.size) <= b.offset
+                    or b.offset + aligned(b.size) <= a.offset
+                )
+                assert apart or not alive
+
+
+def test_chain_of_elementwise_steps_runs_in_one_buffer():
+    with Graph("chain", infer) as g:
+        x = data(0, (64, 64))
+        y = x
+        for _ in range(6):
+            y = ge.Tanh(y)
+        NetOutput([y])
+    s = session(g)
+    assert s.summary().arena_bytes == 64 * 64 * 4
+    t = torch.randn(64, 64)
+    expected = t
+    for _ in range(6):
+        expected = expected.tanh()
+    torch.testing.assert_close(s.run([t])[0], expected)
+
+
+def test_arena_reuses_memory_of_dead_intermediates():
+    with Graph("net", infer) as g:
+        x = data(0, (128, 128))
+        y = x
+        for _ in range(8):
+            y = ge.MatMul(ge.Abs(y), x, None)
+        NetOutput([y])
+    summary = session(g).summary()
+    assert summary.arena_bytes <= 3 * 128 * 128 * 4
+    assert summary.arena_bytes >= summary.arena_floor > 0
+
+
+# ---- what really runs ----
+
+
+def test_engine_removes_work_the_translation_leaves():
+    with Graph("g", infer) as g:
+        x, w, b = data(0, (4, 8)), data(1, (5, 8)), data(2, (5,))
+        y = ge.MatMulV2(x, ge.Transpose(w, [1, 0]), None, None)
+        y = ge.Add(ge.Mul(y, ge.Const(1, dtype=F)), b)
+        NetOutput([ge.Cast(ge.Identity(y), dst_type=F)])
+    s = session(g)
+    kinds = [n.type for n in s.graph.nodes if n.type not in ("Data", "Const", "NetOutput")]
+    assert kinds == ["MatMulV2"]
+    product = next(n for n in s.graph.nodes if n.type == "MatMulV2")
+    assert product.attr("transpose_x2") and product.inputs["bias"] is not None
+    tx, tw, tb = torch.randn(4, 8), torch.randn(5, 8), torch.randn(5)
+    torch.testing.assert_close(s.run([tx, tw, tb])[0], torch.addmm(tb, tx, tw.t()))
+
+
+def test_switches_turn_rules_and_passes_off():
+    options = EngineOptions.of(
+        {"ge.topoSortingMode": "0"},
+        {"ge.optimizationSwitch": "MultiplyByOne:off;merge_common:off", "ge.oo.level": "O1"},
+    )
+    assert options.switches == {"MultiplyByOne": False, "merge_common": False}
+    assert options.topology == "BFS" and options.level == "O1"
+    names = [p.name for p in ENGINE_PASSES if p.enabled(options)]
+    assert "apply_rules" not in names and "choose_order" in names
+
+
+def test_constants_fold_and_equal_work_merges():
+    with Graph("g", infer) as g:
+        x = data(0, (3,))
+        c = ge.Add(ge.Const([1.0, 2.0, 3.0], dtype=F), ge.Const([1.0, 1.0, 1.0], dtype=F))
+        NetOutput([ge.Mul(ge.Abs(x), c), ge.Mul(ge.Abs(x), c)])
+    s = session(g)
+    kinds = [n.type for n in s.graph.nodes]
+    assert kinds.count("Abs") == kinds.count("Mul") == 1 and "Add" not in kinds
+    t = torch.randn(3)
+    a, b = s.run([t])
+    torch.testing.assert_close(a, t.abs() * torch.tensor([2.0, 3.0, 4.0]))
+    torch.testing.assert_close(a, b)
+    assert a.data_ptr() != b.data_ptr()
+
+
+@pytest.mark.parametrize("strategy", ["BFS", "DFS", "RDFS", "StableRDFS"])
+def test_every_topology_strategy_gives_a_valid_order(strategy):
+    with Graph("g", infer) as g:
+        x = data(0, (4, 4))
+        a, b = ge.Abs(x), ge.Neg(x)
+        c = ge.Add(ge.Abs(a), ge.Neg(b))
+        b.node.after(a.node)
+        NetOutput([c])
+    choose_order(g, GraphState(topology=strategy))
+    place_of = {n: i for i, n in enumerate(g.nodes)}
+    for n in g.nodes:
+        assert all(place_of[v.node] < place_of[n] for v in n.values())
+        assert all(place_of[c] < place_of[n] for c in n.control)
+    t = torch.randn(4, 4)
+    torch.testing.assert_close(interpret(g, [t])[0], t.abs().abs() + t)
+
+
+# ---- sessions ----
+
+
+def test_dynamic_session_plans_per_size_and_keeps_a_few():
+    with Graph("g", infer) as g:
+        x = data(0, (-1, 4))
+        n = ge.Gather(ge.Shape(x, dtype=I64), 0)
+        flat = ge.Reshape(x, ge.Pack([ge.Mul(n, 2), 2], N=2, axis=0))
+        NetOutput([ge.Add(flat, ge.Cast(n, dst_type=F))])
+    s = session(g)
+    assert not s.summary().static and s.summary().plans == 0
+    for size in (3, 5, 3, 1):
+        t = torch.randn(size, 4)
+        torch.testing.assert_close(s.run([t])[0], t.reshape(-1, 2) + size)
+    assert s.summary().plans == 3
+    for size in range(1, 200):
+        s.run([torch.randn(size, 4)])
+    assert s.summary().plans == 128
+
+
+def test_host_scalar_that_steers_a_shape_is_part_of_the_key():
+    with Graph("g", infer) as g:
+        n = data(0, (), I64, "n")
+        x = data(1, (6, 4))
+        NetOutput([ge.Reshape(x, ge.Pack([n, -1], N=2, axis=0))])
+    s = session(g)
+    t = torch.randn(6, 4)
+    for k in (2, 3, 12):
+        assert s.run([torch.tensor(k), t])[0].shape == (k, 24 // k)
+
+
+def test_host_scalar_used_as_data_needs_no_new_plan():
+    with Graph("g", infer) as g:
+        n = data(0, (), I64, "n")
+        x = data(1, (6, 4))
+        NetOutput([ge.Mul(x, ge.Cast(n, dst_type=F))])
+    s = session(g)
+    t = torch.randn(6, 4)
+    for k in (2, 3, 12):
+        torch.testing.assert_close(s.run([torch.tensor(k), t])[0], t * k)
+    assert s.summary().plans == 1
+
+
+def test_wrong_inputs_are_named():
+    with Graph("g", infer) as g:
+        NetOutput([ge.Abs(data(0, (2, 3), name="x"))])
+    s = session(g)
+    good = torch.randn(2, 3)
+    for bad, word in [
+        ([good, good], "number"),
+        ([good.double()], "float64"),
+        ([torch.empty(2, 3, device="meta")], "meta"),
+        ([None], "NoneType"),
+    ]:
+        with pytest.raises(InputError, match=word):
+            s.run(bad)
+    torch.testing.assert_close(s.run([good])[0], good.abs())
+
+
+def test_wrong_dims_are_named():
+    with Graph("g", infer) as g:
+        NetOutput([ge.Abs(data(0, (-1, 3), name="x"))])
+    with pytest.raises(InputError, match="x"):
+        session(g).run([torch.randn(2, 4)])
+
+
+def test_a_kernel_that_fails_names_its_node():
+    with Graph("g") as g:
+        x = data(0, (-1, 3), name="x")
+        y = ge.MatMul(x, x, None, node_name="product")
+        y.learn(x.fact)
+        NetOutput([y])
+    with pytest.raises(GraphError, match="product"):
+        session(g).run([torch.randn(2, 3)])
+
+
+def test_graph_without_output_is_refused():
+    with Graph("g", infer) as g:
+        data(0, (2,))
+    with pytest.raises(GraphError, match="NetOutput"):
+        TorchNpuGraph("g").load(g)
+
+
+def test_assign_to_input_from_a_bare_graph():
+    with Graph("g", infer) as g:
+        x, y = data(0, (4,)), data(1, (4,))
+        total = ge.Add(x, y)
+        ge.Assign(x, total)
+        NetOutput([ge.Mul(x, ge.Const(2.0, dtype=F))])
+    s = session(g)
+    a, b = torch.randn(4), torch.randn(4)
+    old = a.clone()
+    out = s.run([a, b])[0]
+    torch.testing.assert_close(out, old * 2)
+    torch.testing.assert_close(a, old + b)
+
+
+def test_update_in_place_needs_no_copy_when_nobody_reads_the_old_value():
+    with Graph("g", infer) as g:
+        x, y = data(0, (4,)), data(1, (4,))
+        total = ge.Add(x, y)
+        ge.Assign(x, total)
+        NetOutput([ge.Neg(total)])
+    s = session(g)
+    a, b = torch.randn(4), torch.randn(4)
+    expected = a + b
+    out = s.run([a, b])[0]
+    assert s.last_plan().write_backs == []
+    torch.testing.assert_close(a, expected)
+    torch.testing.assert_close(out, -expected)
+
+
+def test_sym_pack_becomes_one_input_and_dead_inputs_go():
+    with Graph("g", infer) as g:
+        a, b, dead = data(0, (), I64), data(1, (), I64), data(2, (3,))
+        x = data(3, (6, 4))
+        shape = ge.Pack([a, b], N=2, axis=0)
+        again = ge.Pack([a, b], N=2, axis=0)
+        NetOutput([ge.Reshape(x, shape), ge.Reshape(ge.Abs(x), again)])
+    state = GraphState(
+        [InputSource((0,), "scalar", I64), InputSource((1,), "scalar", I64),
+         InputSource((2,)), InputSource((3,))]
+    )  # fmt: skip
+    for step in GE_PASSES:
+        step.fn(g, state)
+    assert [s.kind for s in state.inputs] == ["tensor", "packed"]
+    assert state.inputs[1].args == (0, 1)
+    assert dead.node.name not in g
+    s = TorchNpuGraph("g")
+    s.load(g, state=state)
+    t = torch.randn(6, 4)
+    assert [o.shape for o in s.run([t, torch.tensor([8, 3])])] == [(8, 3), (8, 3)]
