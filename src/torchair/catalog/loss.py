@@ -94,7 +94,7 @@ def _loss_rule(first: str, second: str) -> Callable[[Op], Fact]:
 
 def _mse(op: Op) -> Kernel:
     reduction = _reduction(op)
-    return lambda x, y, out=None: _nn.mse_loss(x, y, reduction, out=out)
+    return lambda x, y: _nn.mse_loss(x, y, reduction)  # its `out` is resized on the way
 
 
 def _mse_grad(op: Op) -> Kernel:
@@ -112,13 +112,13 @@ def _pair_grad_rule(op: Op) -> Fact:
     return Fact(op.dtype("predict"), _pair_shape(op, "predict", "label"))
 
 
-add_row("MseLoss", _loss_rule("predict", "label"), _mse, out=True)
+add_row("MseLoss", _loss_rule("predict", "label"), _mse)
 add_row("MseLossGrad", _pair_grad_rule, _mse_grad, out=True)
 
 
 def _smooth_l1(op: Op) -> Kernel:
     reduction, beta = _reduction(op), op.attr("sigma")
-    return lambda x, y, out=None: _nn.smooth_l1_loss(x, y, reduction, beta, out=out)
+    return lambda x, y: _nn.smooth_l1_loss(x, y, reduction, beta)
 
 
 def _smooth_l1_grad(op: Op) -> Kernel:
@@ -126,13 +126,13 @@ def _smooth_l1_grad(op: Op) -> Kernel:
     return lambda x, y, g: aten.smooth_l1_loss_backward.default(g, x, y, reduction, beta)
 
 
-add_row("SmoothL1LossV2", _loss_rule("predict", "label"), _smooth_l1, out=True)
+add_row("SmoothL1LossV2", _loss_rule("predict", "label"), _smooth_l1)
 add_row("SmoothL1LossGradV2", _pair_grad_rule, _smooth_l1_grad)
 
 
 def _bce(op: Op) -> Kernel:
     reduction = _reduction(op)
-    return lambda x, y, w, out=None: _nn.binary_cross_entropy(x, y, w, reduction, out=out)
+    return lambda x, y, w: _nn.binary_cross_entropy(x, y, w, reduction)
 
 
 def _bce_grad(op: Op) -> Kernel:
@@ -140,7 +140,7 @@ def _bce_grad(op: Op) -> Kernel:
     return lambda x, y, g, w: aten.binary_cross_entropy_backward.default(g, x, y, w, reduction)
 
 
-add_row("BinaryCrossEntropy", _loss_rule("x", "y"), _bce, out=True)
+add_row("BinaryCrossEntropy", _loss_rule("x", "y"), _bce)
 add_row("BinaryCrossEntropyGrad", like_first, _bce_grad)
 
 

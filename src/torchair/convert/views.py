@@ -68,7 +68,8 @@ class ViewFolder:
             if x.dims != x.permuted:
                 x = self.emit(x)
             else:
-                perm = [x.perm[p] for p in perm]
+                inner = x.perm
+                perm = [inner[p] for p in perm]
                 before = x.source.shape if x.pre is None else x.pre
                 assert before is not None
                 x = PendingView(x.source, before, x.pre)

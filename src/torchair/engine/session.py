@@ -101,6 +101,7 @@ class TorchNpuGraph:
         if self._planner is not None:
             return
         graph = self.graph
+        _check_device(self._device.name)
         with label("TorchNpuGraphBase::Compile"):
             self._state.topology = self._options.topology
             self._state.switches = self._options.switches
@@ -230,6 +231,17 @@ class TorchNpuGraph:
         )
 
 
+def _check_device(name: str) -> None:
+    """Memory is the least that a device must offer; a device type without kernels has none."""
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError) as e:
+        raise GraphError(
+            f"graphs cannot run on {name}: torch has no kernels for that device in this process",
+            hint="move the model and its inputs to a device that torch computes on, as cpu or cuda",
+        ) from e
+
+
 class _Check:
     """What an input must be. Strides are free: kernels read any layout."""
 
@@ -282,8 +294,8 @@ def _steering_inputs(graph: Graph) -> set[Value]:
         seen.add(value)
         node = value.node
         if node.type == "Data":
-            if value.device_type == "CPU" and len(value.shape or (0, 0)) <= 1:
-                found |= {value} if value.dtype in INT_TYPES and _is_host(value) else set()
+            if value.device_type == "CPU" and value.dtype in INT_TYPES and _is_host(value):
+                found.add(value)
         elif node.type != "Shape":
             stack += node.values()
     return found
