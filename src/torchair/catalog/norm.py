@@ -16,15 +16,15 @@ _native_group_norm: Any = torch.native_group_norm
 _FULL = (DataType.DT_FLOAT, DataType.DT_DOUBLE)
 
 
-def _statistic(op: Op, index: int) -> int:
+def _statistic(op: Op, index: int, port: str = "x") -> int:
     """Type of a mean or deviation. For half inputs it depends on the device: tracing knows it."""
-    dtype = op.dtype("x")
-    return dtype if dtype in _FULL else op.outputs[index].dtype
+    dtype = op.dtype(port)
+    return dtype if dtype in _FULL else op.node.outputs[index].dtype
 
 
 def _as_told(op: Op, results: Any, first: int = 1) -> tuple[torch.Tensor, ...]:
-    """Results with the statistics, from `first` on, in the types that the node promises."""
-    told = [o.dtype for o in op.outputs]
+    """Results with those from `first` on (the statistics) in the types that the node promises."""
+    told = [o.dtype for o in op.node.outputs]
     return tuple(
         r if i < first or told[i] == DataType.DT_UNDEFINED else r.to(ge_to_torch(told[i]))
         for i, r in enumerate(results)
@@ -112,19 +112,27 @@ def _group_norm(op: Op) -> Kernel:
     )
 
 
+def _group_norm_grad_rule(op: Op) -> list[Fact]:
+    """With parameters of another type tracing has its own idea of the type of the first."""
+    mixed = op.dtype("x") != op.dtype("gamma")
+    dx = Fact(op.node.outputs[0].dtype if mixed else op.dtype("x"), op.shape("x"))
+    return [dx, *_like("gamma", "gamma")(op)]
+
+
 def _group_norm_grad(op: Op) -> Kernel:
     sizes = _sizes(op)
 
     def run(dy: Any, mean: Any, rstd: Any, x: Any, gamma: Any) -> Any:
         dy, x = dy.contiguous(), x.contiguous()
-        mean, rstd = _for_parameters(x, gamma, mean, rstd)
-        return aten.native_group_norm_backward(dy, x, mean, rstd, gamma, *sizes, [True, True, True])
+        statistics = _for_parameters(x, gamma, mean, rstd)
+        grads = aten.native_group_norm_backward(dy, x, *statistics, gamma, *sizes, [True] * 3)
+        return _as_told(op, grads, first=0)
 
     return run
 
 
 add_row("GroupNormV2", _group_norm_rule, _group_norm)
-add_row("GroupNormGrad", _like("x", "gamma", "gamma"), _group_norm_grad)
+add_row("GroupNormGrad", _group_norm_grad_rule, _group_norm_grad)
 
 
 # ---- batch norm; the channel is dim 1 ----
@@ -140,7 +148,7 @@ def _bn_infer(op: Op) -> Kernel:
 def _batch_norm_rule(op: Op) -> list[Fact]:
     shape = op.shape("x")
     saved = (shape[1],) if op.attr("is_training") else (0,)
-    running = [Fact(op.outputs[i].dtype, op.shape(p)) for i, p in _RUNNING]
+    running = [Fact(_statistic(op, i, p), op.shape(p)) for i, p in _RUNNING]
     return [Fact(op.dtype("x"), shape), *running, *(Fact(_statistic(op, i), saved) for i in (3, 4))]
 
 

@@ -65,10 +65,10 @@ class ViewFolder:
         assert x.shape is not None
         dims = tuple(x.shape[p] for p in perm)
         if isinstance(x, PendingView) and x.perm is not None:
+            inner = x.perm
             if x.dims != x.permuted:
                 x = self.emit(x)
             else:
-                inner = x.perm
                 perm = [inner[p] for p in perm]
                 before = x.source.shape if x.pre is None else x.pre
                 assert before is not None
