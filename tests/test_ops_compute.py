@@ -412,7 +412,7 @@ def test_instance_norm(dtype):
     )
 
 
-@pytest.mark.parametrize("mask", [[T, T, T], [T, N, N]], ids=str)
+@pytest.mark.parametrize("mask", [[T, T, T], [T, N, N], [N, T, T]], ids=str)
 @pytest.mark.parametrize("train", [T, N])
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_batch_norm_backward(shape, train, mask):

@@ -79,6 +79,7 @@ VIEWS: dict[str, Any] = {
     "view": lambda x: x.view(3, 2, 4),
     "view_minus_one": lambda x: x.view(-1, 2),
     "reshape_scalar": lambda x: x[0, 0, :1].reshape(()),
+    "reshape_alias": lambda x: aten._reshape_alias(x, [6, 4], [4, 1]),
     "permute": lambda x: x.permute(2, 0, 1),
     "permute_negative": lambda x: x.permute(-1, 0, -2),
     "transpose": lambda x: x.transpose(0, -1),
@@ -195,6 +196,8 @@ SLICES: dict[str, Any] = {
     "split": lambda x: x.split(2, 1),
     "split_uneven": lambda x: x.split(3, -1),
     "split_sizes": lambda x: x.split([1, 4], 1),
+    "split_sizes_op": lambda x: aten.split.sizes(x, [2, 2], -1),
+    "unsafe_split": lambda x: aten.unsafe_split(x, 2, 1),
     "chunk": lambda x: x.chunk(3, 1),
     "unbind": lambda x: x.unbind(1),
     "unbind_vector": lambda x: x[0, 0].unbind(),
@@ -344,6 +347,10 @@ WRITES: dict[str, Any] = {
     "scatter": lambda x, i, j: x.scatter(1, i[:2].view(1, 2, 1).expand(2, 2, 3), x),
     "scatter_value": lambda x, i, j: x.scatter(-1, i[:2].view(1, 1, 2), 1),
     "scatter_scalar": lambda x, i, j: x[0, 0, 0].scatter(0, i[0] * 0, x[1, 1, 1]),
+    "put_mask": lambda x, i, j: aten.index_put(x, [i.bool()[:2]], x[0, 0, 0]),
+    "put_mask_second": lambda x, i, j: aten.index_put(x, [None, i.bool()], x[0, 0, 0]),
+    "put_mask_pair": lambda x, i, j: aten.index_put(x, [x[..., 0] > 0], x[0, 0, 0]),
+    "put_mask_all": lambda x, i, j: aten.index_put(x, [x > 0], x[0, 0, 0]),
     "masked_scatter": lambda x, i, j: x.masked_scatter(x > 0, x.flip(0)),
 }
 SUMS: dict[str, Any] = {
@@ -384,7 +391,9 @@ def test_indices_that_sum(name, dtype):
 
 DECLINED: dict[str, Any] = {
     "bool_mask": lambda x, m: x[m],
-    "bool_mask_put": lambda x, m: aten.index_put(x, [m], x[0, 0] * 0),
+    "bool_mask_put": lambda x, m: aten.index_put(x, [m[:, 0]], x[:1], True),
+    "bool_mask_row": lambda x, m: aten.index_put(x, [m[:, 0]], x[0]),
+    "byte_mask": lambda x, m: aten.index_put(x, [m[:, 0].byte()], x[0]),
     "mean": lambda x, m: x.scatter_reduce(0, m.long(), x, "mean"),
     "without_self": lambda x, m: x.scatter_reduce(0, m.long(), x, "sum", include_self=False),
     "nonzero": lambda x, m: m.nonzero(),

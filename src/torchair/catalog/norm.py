@@ -114,7 +114,7 @@ def _group_norm(op: Op) -> Kernel:
 
 def _group_norm_grad_rule(op: Op) -> list[Fact]:
     """With parameters of another type tracing has its own idea of the type of the first."""
-    mixed = op.dtype("x") != op.dtype("gamma")
+    mixed = op["x"].dtype != op["gamma"].dtype
     dx = Fact(op.node.outputs[0].dtype if mixed else op.dtype("x"), op.shape("x"))
     return [dx, *_like("gamma", "gamma")(op)]
 

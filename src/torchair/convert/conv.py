@@ -157,6 +157,8 @@ def convolution_backward(
     output_padding: Any,
     groups: Any,
     output_mask: Sequence[bool],
+    *,
+    meta_outputs: Sequence[Any],
 ) -> list[Value | None]:
     """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes,
     SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding,
@@ -164,15 +166,16 @@ def convolution_backward(
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     dy, x, kernel = _widen(grad_output), _widen(input), _widen(weight)
+    wanted = [m is not None for m in meta_outputs]
     dx = dw = db = None
-    if output_mask[0] and transposed:
+    if wanted[0] and transposed:
         dx = builder(w.kind)(dy, kernel, None, None, **w.attrs)
-    elif output_mask[0]:
+    elif wanted[0]:
         dx = builder(f"{w.kind}BackpropInput")(_size(x), kernel, dy, **w.attrs)
-    if output_mask[1]:
+    if wanted[1]:
         big, small = (dy, x) if transposed else (x, dy)
         dw = builder(f"{w.kind}BackpropFilter")(big, _size(kernel), small, **w.attrs)
-    if output_mask[2]:
+    if wanted[2]:
         db = ge.ReduceSum(grad_output, [0, *range(2, rank)], keep_dims=False)
     grads = (dx if dx is None else _narrow(dx, rank), dw if dw is None else _narrow(dw, rank), db)
     return list(grads)

@@ -128,10 +128,27 @@ def index_put(
     self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
-    given, mask = _split_indices(indices)
     values = promote(self.dtype, values)
+    if values.rank == 0 and not accumulate and _is_one_mask(indices):
+        return _fill_where(self, indices, values)
+    given, mask = _split_indices(indices)
     # The mask says all; the strides port is fed because the operator requires it.
     return ge.IndexPutV2(self, values, mask, mask, given, accumulate=accumulate)
+
+
+def _is_one_mask(indices: Sequence[Value | None]) -> bool:
+    given = [i for i in indices if i is not None]
+    return len(given) == 1 and given[0].dtype == DataType.DT_BOOL and given[0].rank > 0
+
+
+def _fill_where(self: Value, indices: Sequence[Value | None], value: Value) -> Value:
+    """One number written where a mask of some dims holds; no count of places is needed."""
+    (mask,) = (i for i in indices if i is not None)
+    before = next(n for n, i in enumerate(indices) if i is not None)
+    after = self.rank - before - mask.rank
+    if after:
+        mask = ge.Unsqueeze(mask, axes=[mask.rank + n for n in range(after)])
+    return ge.MaskedFill(self, mask, value)
 
 
 def _put_along(self: Value, dim: int, index: Value, values: Value) -> Value:

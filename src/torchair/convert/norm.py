@@ -29,8 +29,9 @@ def _parameters(x: Value, dims: Any, weight: Value | None, bias: Value | None) -
     return weight, _filled(dims, 0, dtype) if bias is None else bias
 
 
-def _masked(results: Sequence[Value], mask: Sequence[bool]) -> list[Value | None]:
-    return [r if wanted else None for r, wanted in zip(results, mask, strict=True)]
+def _masked(results: Sequence[Value], expected: Sequence[Any]) -> list[Value | None]:
+    """Results that tracing has too; it does not always follow the operator's output mask."""
+    return [None if e is None else r for r, e in zip(results, expected, strict=True)]
 
 
 # ---- layer norm ----
@@ -60,12 +61,14 @@ def native_layer_norm_backward(
     weight: Value | None,
     bias: Value | None,
     output_mask: Sequence[bool],
+    *,
+    meta_outputs: Sequence[Any],
 ) -> list[Value | None]:
     """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape,
     Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask)"""
     if weight is None:
         weight = _filled(normalized_shape, 1, input.dtype)
-    return _masked(ge.LayerNormGradV3(grad_out, input, rstd, mean, weight), output_mask)
+    return _masked(ge.LayerNormGradV3(grad_out, input, rstd, mean, weight), meta_outputs)
 
 
 @builtin(aten._fused_rms_norm.default)
@@ -124,6 +127,8 @@ def native_group_norm_backward(
     HxW: Any,
     group: int,
     output_mask: Sequence[bool],
+    *,
+    meta_outputs: Sequence[Any],
 ) -> list[Value | None]:
     """native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd,
     Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask)"""
@@ -132,7 +137,7 @@ def native_group_norm_backward(
     grads = ge.GroupNormGrad(
         grad_out, mean, rstd, input, weight, num_groups=group, data_format="NCHW"
     )
-    return _masked(grads, output_mask)
+    return _masked(grads, meta_outputs)
 
 
 # ---- batch norm ----
@@ -234,6 +239,8 @@ def native_batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
+    *,
+    meta_outputs: Sequence[Any],
 ) -> list[Value | None]:
     """native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight,
     Tensor? running_mean, Tensor? running_var, Tensor? save_mean, Tensor? save_invstd, bool train,
@@ -250,4 +257,4 @@ def native_batch_norm_backward(
     dx, dweight, dbias = ge.BatchNormGradV3(
         _widen(grad_out), _widen(input), weight, *known, is_training=train, epsilon=eps
     )
-    return _masked((_narrow(dx, input.rank), dweight, dbias), output_mask)
+    return _masked((_narrow(dx, input.rank), dweight, dbias), meta_outputs)

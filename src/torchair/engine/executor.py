@@ -131,10 +131,14 @@ def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if spec.strides is None:
         return tensor.clone()
+    shape = tensor.shape
     made = torch.empty_strided(
         tensor.shape, spec.strides, dtype=tensor.dtype, device=tensor.device
     )
-    return made.copy_(tensor)
+    for dim, stride in enumerate(spec.strides):
+        if stride == 0 and made.shape[dim]:  # an expanded dim: there is one element to write
+            made, tensor = made.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    return made.copy_(tensor).as_strided(shape, spec.strides)
 
 
 def _explain(step: Step, error: Exception) -> GraphError:

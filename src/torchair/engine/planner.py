@@ -8,6 +8,7 @@ planned buffers. Values whose dims only the data tell become late steps.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -293,32 +294,55 @@ class _Build:
 
     def _outputs(self, env: dict[str, int]) -> None:
         owner: dict[int, int] = {}  # root slot: the alias group that has it
+        members = Counter(self._group(k) for k in range(len(self.p.results)))
+        wanted = [self._wanted(k, self.slot[v], env) for k, v in enumerate(self.p.results)]
         for k, value in enumerate(self.p.results):
             slot = self.slot[value]
             self._touch([slot], self.now)
+            if k not in self.p.assigned and owner.setdefault(self.root[slot].slot, k) == k:
+                self._lay_out(slot, wanted[k])
+        owner.clear()
+        for k, value in enumerate(self.p.results):
+            slot = self.slot[value]
             if k in self.p.assigned:
                 self.plan.outputs.append(OutputSpec(slot))
                 continue
-            layout = self.p.layouts[k]
-            group = layout.alias_group if layout is not None else -1 - k
-            root = self.root[slot]
+            group, root = self._group(k), self.root[slot]
             mine = root.kind in ("arena", "fresh", "torch")
             mine = mine and owner.setdefault(root.slot, group) == group
-            self.plan.outputs.append(self._leave(slot, root, self._wanted(k, slot, env), mine))
+            spec = self._leave(slot, root, wanted[k], mine, shared=members[group] > 1)
+            self.plan.outputs.append(spec)
+
+    def _group(self, k: int) -> int:
+        layout = self.p.layouts[k]
+        return layout.alias_group if layout is not None else -1 - k
+
+    def _lay_out(self, slot: int, wanted: tuple[int, ...] | None) -> None:
+        """Give a buffer that leaves the graph whole the strides it must have, and its views
+        theirs."""
+        root, meta = self.root[slot], self.metas[slot]
+        if meta is None or meta is not root.meta or root.kind != "arena" or wanted is None:
+            return
+        if _same_strides(meta, wanted):
+            return
+        root.meta = self.metas[slot] = _strided(meta, wanted)
+        for step in self.plan.steps:
+            if step.kind != "view" or self.root[step.args[0]] is not root:
+                continue
+            assert step.kernel is not None
+            for out, view in zip(step.outs, _as_list(step.kernel(self.metas[step.args[0]])), strict=True):
+                self.metas[out] = view
 
     def _leave(
-        self, slot: int, root: Root, wanted: tuple[int, ...] | None, mine: bool
+        self, slot: int, root: Root, wanted: tuple[int, ...] | None, mine: bool, shared: bool
     ) -> OutputSpec:
         meta = self.metas[slot]
         if meta is None or root.kind == "torch":
             return OutputSpec(slot, wanted, always_copy=not mine)
         if wanted is None:
             wanted = contiguous_strides(tuple(meta.shape))  # type: ignore[assignment]
-        if mine and root.kind == "arena" and meta is root.meta:
-            root.kind = "fresh"
-            root.meta = _strided(meta, wanted)
-            return OutputSpec(slot)
-        if mine and _same_strides(meta, wanted) and meta.numel() == root.meta.numel():
+        whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
+        if mine and whole and _same_strides(meta, wanted):
             root.kind = "fresh"
             return OutputSpec(slot, wanted)
         return OutputSpec(slot, wanted, always_copy=True)

@@ -39,9 +39,9 @@ class InputView:
     arg: int
     shape: Shape
     strides: Shape
-    offset: Any
+    offset: Any  # from where the argument begins, in elements of the view
     same: bool = False  # the very argument object
-    cast: str = ""  # "", "view_as_real" or "view_as_complex"
+    cast: str = ""  # "", "view_as_real", "view_as_complex" or the name of another type
 
 
 @dataclass(frozen=True)
