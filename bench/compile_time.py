@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from common import console, table
-from models import BERT, Bert, bert_inputs, build
 from rich.progress import track
 
 import torchair
+from models import BERT, Bert, bert_inputs, build
 
 TARGET = 2.0
 

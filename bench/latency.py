@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from common import console, has_inductor, interleaved, ratio, table
+
+import torchair
 from models import (
     BERT,
     LLAMA,
@@ -23,8 +25,6 @@ from models import (
     mlp_inputs,
     resnet_inputs,
 )
-
-import torchair
 
 Workload = Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import Llama, LlamaConfig, build, llama_inputs
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import torchair
+from models import Llama, LlamaConfig, build, llama_inputs
 
 console = Console(width=110)
 CONFIG = LlamaConfig(layers=2, dim=128, heads=8, kv_heads=4, head_dim=16, ffn=256, vocab=512)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchair.catalog import infer, interpret
 from torchair.convert import Conversion, GraphConverter
-from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, SymbolResult
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, is_static
+from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, SymbolResult
 
 TOLERANCE = {
     torch.float32: dict(rtol=1e-5, atol=1e-5),

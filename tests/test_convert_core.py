@@ -1,6 +1,7 @@
 """The conversion driver on small functions."""
 
 import torch
+
 from op_harness import check, convert
 
 

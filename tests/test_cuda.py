@@ -5,6 +5,8 @@ import threading
 
 import pytest
 import torch
+
+import torchair
 from models import (
     BERT,
     LLAMA,
@@ -21,8 +23,6 @@ from models import (
     resnet_inputs,
 )
 from tolerance import assert_close_to_reference
-
-import torchair
 from torchair.errors import InputError
 from torchair.pipeline import NpuFxCompiler
 

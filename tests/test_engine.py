@@ -276,3 +276,20 @@ def test_sym_pack_becomes_one_input_and_dead_inputs_go():
     s.load(g, state=state)
     t = torch.randn(6, 4)
     assert [o.shape for o in s.run([t, torch.tensor([8, 3])])] == [(8, 3), (8, 3)]
+
+
+def test_a_late_view_of_planned_memory_is_kept_safe():
+    """`n` comes from data, so the reshape is made at run time; its source buffer is reused after."""
+    with Graph("g", infer) as g:
+        x = data(0, (6, 4))
+        count = data(1, (5,), I64)
+        n = ge.Cast(ge.ReduceSum(count, [0], keep_dims=False), dst_type=I64)
+        early = ge.Reshape(ge.Abs(x), ge.Pack([n, -1], N=2, axis=0))
+        other = ge.MatMul(ge.Exp(x), x, None, transpose_x1=True)
+        NetOutput([ge.MatMul(early, ge.Neg(early), None, transpose_x1=True), other])
+    s = session(g)
+    t, c = torch.randn(6, 4), torch.tensor([1, 0, 1, 0, 1])
+    first, second = s.run([t, c])
+    early_value = t.abs().reshape(3, -1)
+    torch.testing.assert_close(first, early_value.t() @ -early_value)
+    torch.testing.assert_close(second, t.exp().t() @ t)

@@ -90,7 +90,7 @@ def test_builder_errors_name_the_argument(graph):
         ge.Add(x, x, axis=1)
     with pytest.raises(TypeError, match="needs attribute 'dst_type'"):
         builder("Cast")(x)
-    with pytest.raises(ValueError, match="ge.Const"):
+    with pytest.raises(ValueError, match="Python value"):
         ge.Const(x)
 
 
@@ -128,7 +128,7 @@ def test_custom_op_forms(graph):
         ge.custom_op("Abs", x, x)
     with pytest.raises(TypeError, match="required input"):
         ge.custom_op("Abs", 3)
-    with pytest.raises(AssertionError, match="ge.attr"):
+    with pytest.raises(AssertionError, match="must be a"):
         ge.custom_op("MyOwn", attrs={"k": 1})
 
 

@@ -404,6 +404,23 @@ def test_batch_norm_of_half_with_float_parameters():
     verify(fn, rand(2, 6, 4, 4, dtype=bf16), *stats)
 
 
+def test_batch_norm_backward_of_half_with_narrowed_statistics():
+    x, w, mean, var = rand(4, 6, 5, dtype=bf16), rand(6), rand(6) + 2, rand(6).abs() + 0.5
+    _, saved, rstd = aten._native_batch_norm_legit.no_stats(x, w, w, T, 0.1, 1e-5)
+    assert saved.dtype is f32
+
+    dy = rand(4, 6, 5, dtype=bf16) + 1
+    inputs = [dy, x, w, mean, var, saved.to(bf16), rstd.to(bf16)]
+    conversion = converted_call(
+        aten.native_batch_norm_backward.default, inputs, *[...] * 7, T, 1e-5, [T, T, T]
+    )
+    expected = aten.native_batch_norm_backward(
+        dy, x, w, mean, var, saved, rstd, T, 1e-5, [T, T, T]
+    )
+    for got, e in zip(run(conversion, inputs), expected, strict=True):
+        torch.testing.assert_close(got, e)
+
+
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
 def test_instance_norm(dtype):
     verify(

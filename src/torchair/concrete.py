@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from threading import Lock
 from typing import Any
@@ -209,12 +210,21 @@ def _view_maker(result: InputView, names: Sequence[str]) -> Callable[[Any, Any, 
         return lambda outputs, args, sizes: args[arg]
     dims = compile_dims([*result.shape, *result.strides, result.offset], names)
     cast = getattr(torch, result.cast) if result.cast else None
+    if isinstance(cast, torch.dtype):
+        cast = partial(_same_memory, dtype=cast)
 
     def make(outputs: Any, args: Any, sizes: Any) -> torch.Tensor:
         known = dims(*sizes)
         base = args[arg] if cast is None else cast(args[arg])
-        return torch.as_strided(base, known[:rank], known[rank : 2 * rank], known[-1])
+        start = base.storage_offset() + known[-1]
+        return torch.as_strided(base, known[:rank], known[rank : 2 * rank], start)
 
     return make
+
+
+def _same_memory(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor of another type that begins where `t` does."""
+    start = t.storage_offset() * t.element_size() // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=t.device).set_(t.untyped_storage(), start, (0,))
 
 

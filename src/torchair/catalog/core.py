@@ -6,6 +6,7 @@ that passes ask for. Families fill the table; `row_of` looks a type up.
 
 from __future__ import annotations
 
+import builtins
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class Op:
         """Content of a host input as one number."""
         return self.ints(port)[0]
 
-    def dtype(self, port: str) -> int:
+    def dtype(self, port: str) -> builtins.int:
         """GE type of an input."""
         return self[port].dtype
 
@@ -102,13 +103,13 @@ class Op:
 
     @property
     def output(self) -> Fact:
-        """What is known of the first output."""
-        return self._fact(self.node.outputs[0])
+        """What the graph declares of the first output."""
+        return self.node.outputs[0].fact
 
     @property
     def outputs(self) -> Sequence[Fact]:
-        """What is known of all outputs."""
-        return [self._fact(v) for v in self.node.outputs]
+        """What the graph declares of all outputs."""
+        return [v.fact for v in self.node.outputs]
 
 
 Rule = Callable[[Op], "Fact | Sequence[Fact]"]

@@ -104,7 +104,8 @@ def _rule(op: Op) -> list[Fact]:
 
     def get(kind: str, i: int) -> Any:
         if kind == "tensor":
-            return torch.empty(facts[i].shape, dtype=ge_to_torch(facts[i].dtype), device="meta")
+            dims: Any = facts[i].shape
+            return torch.empty(dims, dtype=ge_to_torch(facts[i].dtype), device="meta")
         if facts[i].content is None:
             raise MissingHostValue(f"a size argument of {node} is not known")
         return facts[i].content

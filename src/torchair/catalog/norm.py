@@ -172,6 +172,8 @@ def _batch_norm_grad(op: Op) -> Kernel:
 
     def run(dy: Any, x: Any, weight: Any, *statistics: Any) -> Any:
         *running, mean, rstd = _for_parameters(x, weight, *statistics)
+        if train and mean is not statistics[2]:  # narrowed on the way here: find them again
+            _, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, weight, True, 0, eps)
         arguments = (dy, x, weight, *running, mean, rstd, train, eps, [True, True, True])
         return aten.native_batch_norm_backward(*arguments)
 

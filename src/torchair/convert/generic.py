@@ -16,6 +16,7 @@ from torchair.convert.registry import Decline
 from torchair.ge.build import builder
 from torchair.ge.graph import Node, Value, get_default_ge_graph
 
+
 @dataclass(frozen=True)
 class Scalar:
     """A value of the graph that the operator takes as a Python number (a symbolic size)."""

@@ -21,6 +21,13 @@ from torchair import ge
 from torchair.convert.comments import fx_text, origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.registry import Decline, Entry, find
+from torchair.convert.scopes import Scopes, Token
+from torchair.convert.views import ViewFolder
+from torchair.errors import ConversionError
+from torchair.ge import attrs as attr
+from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
+from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
+from torchair.ge.shapes import Sym, free_symbols, from_torch
 from torchair.ge.signature import (
     Computed,
     ComputedScalar,
@@ -31,13 +38,6 @@ from torchair.ge.signature import (
     Signature,
     SymbolResult,
 )
-from torchair.convert.scopes import Scopes, Token
-from torchair.convert.views import PendingView, ViewFolder
-from torchair.errors import ConversionError
-from torchair.ge import attrs as attr
-from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
-from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
-from torchair.ge.shapes import Sym, free_symbols, from_torch
 from torchair.log import logger
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -287,6 +287,8 @@ class GraphConverter:
         name = str(node.target)
         if self._strict:
             raise self._error(node, f"{name} ge_converter is not implemented!")
+        if _reads_raw_memory(node):
+            raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
         self.generic[name] = self.generic.get(name, 0) + 1
         leaves = _leaves(meta)
 
@@ -386,14 +388,13 @@ class GraphConverter:
     def _alias_of_input(self, item: fx.Node, meta: torch.Tensor) -> InputView | None:
         for source, arg in self._arg_of.items():
             base = self._env[source].meta
-            if not isinstance(base, torch.Tensor) or not torch._C._is_alias_of(base, meta):
+            if not isinstance(base, torch.Tensor) or not _is_alias(base, meta):
                 continue
-            cast = ""
-            if base.dtype != meta.dtype:
-                cast = "view_as_real" if base.dtype.is_complex else "view_as_complex"
+            cast = _cast_of_view(base.dtype, meta.dtype)
             dims = tuple(from_torch(d) for d in meta.shape)
             strides = tuple(from_torch(d) for d in meta.stride())
-            offset = from_torch(meta.storage_offset())
+            begin = from_torch(base.storage_offset()) * base.dtype.itemsize // meta.dtype.itemsize
+            offset = from_torch(meta.storage_offset()) - begin
             names = free_symbols([*dims, *strides, offset])
             if names <= self.signature.symbols.keys():
                 return InputView(arg, dims, strides, offset, item is source, cast)
@@ -426,6 +427,13 @@ def _all_empty(meta: Any) -> bool:
     )
 
 
+def _reads_raw_memory(node: fx.Node) -> bool:
+    """as_strided counts in the storage that eager would have; only inputs have that one here."""
+    source = node.args[0] if node.args else None
+    named = str(node.target).startswith("aten.as_strided")
+    return named and isinstance(source, fx.Node) and source.op != "placeholder"
+
+
 def _mutates(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
@@ -452,6 +460,21 @@ def _spec(meta: Any) -> TensorSpec:
 
 def _symbol_of(meta: Any) -> Any:
     return from_torch(meta) if isinstance(meta, SYMBOLS) else meta
+
+
+def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch._C._is_alias_of(a, b)  # type: ignore[attr-defined]
+
+
+def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:
+    """How memory of one type is seen as another."""
+    if source == target:
+        return ""
+    if source.is_complex and source.to_real() == target:
+        return "view_as_real"
+    if target.is_complex and target.to_real() == source:
+        return "view_as_complex"
+    return str(target).removeprefix("torch.")
 
 
 def _storage_key(meta: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ from torchair.ge.shapes import Dim, Shape, numel
 
 @dataclass(frozen=True)
 class PendingView(Tensor):
-    """A view of `source` not yet emitted: reshape to `pre`, permute by `perm`, reshape to `dims`."""
+    """A view of `source` to emit later: reshape to `pre`, permute by `perm`, reshape to `dims`."""
 
     source: Value
     dims: Shape

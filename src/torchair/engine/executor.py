@@ -151,8 +151,11 @@ def _explain(step: Step, error: Exception) -> GraphError:
 
 
 def _prepare(step: Step, arena: torch.Tensor) -> Run:
-    maker = {"out": _out, "call": _call, "view": _view, "copy": _copy, "late": _late}[step.kind]
-    run = maker(step) if step.kind != "call" else _call(step, arena)
+    makers: dict[str, Callable[[Step], Run]] = {
+        "out": _out, "view": _view, "copy": _copy,
+        "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
+    }  # fmt: skip
+    run = makers[step.kind](step)
     if not step.frees:
         return run
     frees = step.frees
@@ -191,18 +194,25 @@ def _gather(r: list[Any], args: list[Any]) -> list[Any]:
 
 
 def _call(step: Step, arena: torch.Tensor) -> Run:
-    kernel, args, outs = step.kernel, step.args, step.outs
+    kernel, args = step.kernel, step.args
     assert kernel is not None
+    store = _storer(step, arena)
+    return lambda r: store(r, kernel(*_gather(r, args)))
+
+
+def _storer(step: Step, arena: torch.Tensor) -> Callable[[list[Any], Any], None]:
+    """Puts what a kernel returned into registers; what lies in the arena is copied out first,
+    because nobody plans for how long it is needed."""
+    outs = step.outs
     planned = arena.untyped_storage().data_ptr()
 
-    def run(r: list[Any]) -> None:
-        result = kernel(*_gather(r, args))
+    def store(r: list[Any], result: Any) -> None:
         for slot, tensor in zip(outs, _as_list(result), strict=True):
             if planned and tensor.untyped_storage().data_ptr() == planned:
-                tensor = tensor.clone()  # a kernel that hands an input back must not pin it
+                tensor = tensor.clone()
             r[slot] = tensor
 
-    return run
+    return store
 
 
 def _view(step: Step) -> Run:
@@ -229,19 +239,18 @@ def _copy(step: Step) -> Run:
     return lambda r: r[target].copy_(r[source])
 
 
-def _late(step: Step) -> Run:
+def _late(step: Step, arena: torch.Tensor) -> Run:
     """A step whose dims or host integers only the data tell: the kernel is made at every call."""
     row = row_of(step.node.type)
     assert row is not None
+    store = _storer(step, arena)
 
     def run(r: list[Any]) -> None:
         def fact(value: Value) -> Fact:
             slot = step.slots.get(value)
             return value.fact if slot is None else tensor_fact(r[slot], value)
 
-        result = row.kernel(Op(step.node, fact))(*_gather(r, step.args))
-        for slot, tensor in zip(step.outs, _as_list(result), strict=True):
-            r[slot] = tensor
+        store(r, row.kernel(Op(step.node, fact))(*_gather(r, step.args)))
 
     return run
 

@@ -27,7 +27,7 @@ class Root:
     first: int = 0
     last: int = 0
     offset: int = -1
-    successor_of: Root | None = None  # may take over the bytes of a buffer that ends where it begins
+    successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
     tied_to: int = -1  # slot of the input it updates
 
     @property

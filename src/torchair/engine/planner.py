@@ -293,15 +293,16 @@ class _Build:
         return env
 
     def _outputs(self, env: dict[str, int]) -> None:
-        owner: dict[int, int] = {}  # root slot: the alias group that has it
         members = Counter(self._group(k) for k in range(len(self.p.results)))
         wanted = [self._wanted(k, self.slot[v], env) for k, v in enumerate(self.p.results)]
+        laid_out: set[int] = set()
         for k, value in enumerate(self.p.results):
             slot = self.slot[value]
             self._touch([slot], self.now)
-            if k not in self.p.assigned and owner.setdefault(self.root[slot].slot, k) == k:
+            if k not in self.p.assigned and slot not in laid_out:
+                laid_out.add(slot)
                 self._lay_out(slot, wanted[k])
-        owner.clear()
+        owner: dict[int, int] = {}  # root slot: the alias group that has it
         for k, value in enumerate(self.p.results):
             slot = self.slot[value]
             if k in self.p.assigned:
@@ -330,8 +331,8 @@ class _Build:
             if step.kind != "view" or self.root[step.args[0]] is not root:
                 continue
             assert step.kernel is not None
-            for out, view in zip(step.outs, _as_list(step.kernel(self.metas[step.args[0]])), strict=True):
-                self.metas[out] = view
+            views = _as_list(step.kernel(self.metas[step.args[0]]))
+            self.metas.update(zip(step.outs, views, strict=True))
 
     def _leave(
         self, slot: int, root: Root, wanted: tuple[int, ...] | None, mine: bool, shared: bool
@@ -339,8 +340,7 @@ class _Build:
         meta = self.metas[slot]
         if meta is None or root.kind == "torch":
             return OutputSpec(slot, wanted, always_copy=not mine)
-        if wanted is None:
-            wanted = contiguous_strides(tuple(meta.shape))  # type: ignore[assignment]
+        wanted = wanted if wanted is not None else _dense(meta)
         whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
         if mine and whole and _same_strides(meta, wanted):
             root.kind = "fresh"
@@ -394,12 +394,10 @@ class _Build:
         step = self.plan.steps[root.first]
         row = row_of(step.node.type)
         assert row is not None
+        reads = [a for a in _flat(step.args) if self.root[a].slot == target]
         if row.has(Trait.WRITES_FIRST):
-            others = [a for a in step.args[1:] if isinstance(a, int)]
-            return step.args[0] == target and all(self.root[a].slot != target for a in others)
-        flat = [a for a in step.args if isinstance(a, int) and self.root[a].slot == target]
-        same = all(a == target for a in flat)
-        return row.has(Trait.ELEMENTWISE) and same
+            return step.args[0] == target and len(reads) == 1
+        return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
 
     def _place(self) -> None:
         arena = [r for r in self.plan.roots if r.kind == "arena"]
@@ -423,7 +421,7 @@ class _Build:
         for slot, root in self.root.items():
             if root.kind == "torch" and root.last < self.now:
                 self.plan.steps[root.last].frees.append(slot)
-        kept = []
+        kept: list[Step] = []
         for step in self.plan.steps:
             planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
             (self.plan.bound if planned else kept).append(step)
@@ -433,6 +431,11 @@ class _Build:
 def _meta(fact: Fact) -> torch.Tensor:
     dims: Any = fact.shape
     return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
+
+
+def _dense(meta: torch.Tensor) -> tuple[int, ...]:
+    strides: Any = contiguous_strides(tuple(meta.shape))
+    return strides
 
 
 def _strided(meta: torch.Tensor, strides: Any) -> torch.Tensor:
@@ -454,6 +457,11 @@ def _content(t: torch.Tensor) -> Any:
     if t.dim() > 1 or t.numel() > _HOST_SIZE or t.dtype.is_complex or t.device.type != "cpu":
         return None
     return tuple(t.tolist()) if t.dim() else t.item()
+
+
+def _flat(args: list[Any]) -> list[int]:
+    """Slots of a step's arguments, lists opened, unfed ones left out."""
+    return [s for a in args for s in (a if isinstance(a, list) else [a]) if s is not None]
 
 
 def _as_list(x: Any) -> list[torch.Tensor]:

@@ -37,8 +37,9 @@ def check_scopes(gm: fx.GraphModule) -> None:
         elif name == "npu::super_kernel_scope_end":
             named[node.args[0]] = named.get(node.args[0], 0) - 1
     if stack:
+        last = stack[-1]
         raise ScopeError("air.scope_enter has no matching air.scope_exit after it",
-                         scope=str(stack[-1].args), source=_line(stack[-1]), hint=_HINT)  # fmt: skip
+                         scope=str(last.args), source=_line(last), hint=_HINT)  # fmt: skip
     for scope, balance in named.items():
         if balance:
             raise ScopeError("super_kernel_scope_begin and _end do not match", scope=str(scope))
@@ -55,7 +56,7 @@ def mark_streams(graph: fx.Graph) -> None:
     for node in graph.nodes:
         name = _scope_name(node)
         if name == "air::scope_enter":
-            labels = dict(zip(node.args[0], node.args[1], strict=True))  # type: ignore[arg-type]
+            labels = dict(zip(node.args[0], node.args[1], strict=True))
             stack.append(labels.get("_user_stream_label", stack[-1]))
         elif name == "air::scope_exit" and len(stack) > 1:
             stack.pop()

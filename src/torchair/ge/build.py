@@ -174,9 +174,9 @@ def Cast(
 @cache
 def builder(op_type: str) -> Callable[..., Any]:
     """The builder function of an operator type; AttributeError when there is no such type."""
-    special = {"Const": Const, "Data": Data, "NetOutput": NetOutput}.get(op_type)
-    if special is not None:
-        return special
+    special: dict[str, Callable[..., Any]] = {"Const": Const, "Data": Data, "NetOutput": NetOutput}
+    if op_type in special:
+        return special[op_type]
     proto = prototype(op_type)
     if proto is None:
         raise AttributeError(f"no operator {op_type!r} among the GE prototypes")
@@ -190,7 +190,8 @@ def builder(op_type: str) -> Callable[..., Any]:
 
 
 def _signature_text(proto: Prototype) -> str:
-    inputs = [f"{p.name}{ {'optional': '?', 'dynamic': '*'}.get(p.kind, '') }" for p in proto.inputs]
+    marks = {"required": "", "optional": "?", "dynamic": "*"}
+    inputs = [p.name + marks[p.kind] for p in proto.inputs]
     attrs = [a.name if a.required else f"{a.name}={a.default!r}" for a in proto.attrs]
     outputs = ", ".join(p.name for p in proto.outputs) or "None"
     return f"{proto.type}({', '.join([*inputs, '*', *attrs])}) -> {outputs}"
@@ -287,7 +288,7 @@ def _promote(proto: Prototype, given: dict[str, Any]) -> dict[str, Slot]:
         value = given.get(port.name)
         if port.kind == "dynamic":
             assert _is_list(value), f"ge.{proto.type}: input {port.name} takes a list of tensors"
-            slots[port.name] = [_promote_one(proto, port, v, types) for v in value]
+            slots[port.name] = [_promote_one(proto, port, v, types) for v in value or ()]
         elif value is None:
             slots[port.name] = None
         else:

@@ -19,7 +19,7 @@ _KEYWORD_FORM = "use the keyword form custom_op(type, inputs={...}, outputs=[...
 def custom_op(
     op_type: str,
     *args: Any,
-    inputs: dict[str, Value | None | list[Value]] | None = None,
+    inputs: dict[str, Slot] | None = None,
     outputs: list[str | tuple[str, int]] | None = None,
     attrs: dict[str, Attr] | None = None,
     node_name: str | None = None,

@@ -1,4 +1,4 @@
-"""The GE graph: nodes, values with use lists, control edges. Plain objects, no protobuf, no meaning.
+"""The GE graph: nodes, values with use lists, control edges. Plain objects, no protobuf.
 
 Shape and type inference is injected (`Graph(infer=...)`) so that this room does not know operators.
 """

@@ -106,7 +106,7 @@ def prototype(op_type: str) -> Prototype | None:
     line = _table().lines.get(op_type)
     if line is None:
         return None
-    name, inputs, outputs, attrs = (line.split("\t") + ["", "", ""])[:4]
+    name, inputs, outputs, attrs = [*line.split("\t"), "", "", ""][:4]
     specs = tuple(_attr(a) for a in attrs.split())
     outs = _table().ports(outputs) if outputs else ()
     if op_type == "Const":

@@ -115,7 +115,7 @@ def on_wire(shape: Sequence[Dim] | None) -> list[int]:
 
 def numel(shape: Iterable[Dim]) -> Dim:
     """Product of the dimensions."""
-    return math.prod(shape)  # type: ignore[arg-type]
+    return math.prod(shape)
 
 
 def dim_max(a: Dim, b: Dim) -> Dim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 from torchair.engine.passes.state import GraphState
 from torchair.ge.graph import Graph, Node, topological
@@ -22,7 +23,7 @@ def explicit_order_for_cmo(graph: Graph, state: GraphState) -> None:
 
 def _chain(graph: Graph, types: tuple[str, ...]) -> None:
     nodes = [n for n in graph.nodes if n.type in types]
-    for before, after in zip(nodes, nodes[1:], strict=False):
+    for before, after in pairwise(nodes):
         after.after(before)
     if nodes and graph.output is not None:
         graph.output.after(nodes[-1])

@@ -116,7 +116,8 @@ def _constant_key(node: Node) -> Hashable | None:
     tensor: torch.Tensor = node.attr("value")
     if tensor.numel() * tensor.element_size() > _MERGE_LIMIT:
         return None
-    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    flat = tensor.contiguous().view(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return tensor.dtype, tuple(tensor.shape), data, node.outputs[0].device_type
 
 
@@ -137,5 +138,6 @@ def remove_dead_code(graph: Graph, state: GraphState) -> None:
 
 def _is_anchor(node: Node) -> bool:
     row = row_of(node.type)
-    anchored = row is not None and row.has(Trait.SIDE_EFFECT)
-    return node.type in ("NetOutput", "Data", "RefData") or anchored or node in node.graph.keep_alive
+    if node.type in ("NetOutput", "Data", "RefData") or node in node.graph.keep_alive:
+        return True
+    return row is not None and row.has(Trait.SIDE_EFFECT)

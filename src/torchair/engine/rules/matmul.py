@@ -42,10 +42,8 @@ class _TransposeInto(Rule):
     ) -> Any:
         if not swaps_last_two(perm):
             return no("it does not swap the last two dims", perm)
-        flags = {
-            name: match.root.attr(name)
-            for name in ("transpose_x1", "transpose_x2", "adj_x1", "adj_x2")
-            if name in match.root.attrs
+        flags: dict[str, Any] = {
+            name: a.value for name, a in match.root.attrs.items() if not name.startswith("_")
         }
         flags[self.flag] = not match.root.attr(self.flag)
         extra = [bias, offset][: self.optional]

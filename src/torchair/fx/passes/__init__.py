@@ -27,7 +27,7 @@ FX_PASSES = (
 
 
 def _count(gm: fx.GraphModule) -> Counter[str]:
-    return Counter(f"{n.op} {n.target}" if n.op == "call_function" else n.op for n in gm.graph.nodes)
+    return Counter(str(n.target) if n.op == "call_function" else n.op for n in gm.graph.nodes)
 
 
 def _verify(gm: fx.GraphModule) -> None:

@@ -102,7 +102,8 @@ def _integral(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _power_one(node: fx.Node, source: fx.Node) -> bool:
-    return node.args[1] == 1 and not isinstance(node.args[1], (bool, fx.Node))
+    exponent = node.args[1]
+    return isinstance(exponent, (int, float)) and exponent == 1
 
 
 _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {

@@ -1,0 +1,232 @@
+"""Tiny random models of the transformers library, captured as one graph, equal to eager.
+
+Sizes are as small as the architectures allow and nothing is downloaded. Cost is Dynamo's tracing,
+which with symbolic sizes takes seconds a model, so layers are few.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchair
+from generic_nodes import collect_generic_nodes, report
+from tolerance import assert_close_to_reference
+
+transformers = pytest.importorskip("transformers")
+
+FLOATS = (torch.float32, torch.bfloat16)
+VOCAB = 99
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model class with its config, and its keyword arguments for a batch and a length."""
+
+    model: str
+    config: str
+    sizes: dict[str, Any]
+    inputs: Callable[[int, int], Inputs]
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        torch.manual_seed(0)
+        config = getattr(transformers, self.config)(**self.sizes)
+        return getattr(transformers, self.model)(config).eval().to(dtype)
+
+    def arguments(self, batch: int, length: int, dtype: torch.dtype) -> Inputs:
+        torch.manual_seed(length)
+        made = self.inputs(batch, length)
+        return {k: x.to(dtype) if _is_float(x) else x for k, x in made.items()}
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+# ---- inputs
+
+
+def _ids(batch: int, length: int) -> Tensor:
+    return torch.randint(3, VOCAB, (batch, length))
+
+
+def _mask(batch: int, length: int) -> Tensor:
+    """Every odd row ends in padding."""
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[1::2, length - length // 3 :] = 0
+    return mask
+
+
+def _decoder(batch: int, length: int) -> Inputs:
+    return {"input_ids": _ids(batch, length), "use_cache": False}
+
+
+def _masked_decoder(batch: int, length: int) -> Inputs:
+    return {**_decoder(batch, length), "attention_mask": _mask(batch, length)}
+
+
+def _encoder(batch: int, length: int) -> Inputs:
+    return {"input_ids": _ids(batch, length), "attention_mask": _mask(batch, length)}
+
+
+def _translation(batch: int, length: int) -> Inputs:
+    target = {"decoder_input_ids": _ids(batch, length // 2), "use_cache": False}
+    return {**_encoder(batch, length), **target}
+
+
+def _images(batch: int, length: int) -> Inputs:
+    return {"pixel_values": torch.randn(batch, 3, 16, 16)}
+
+
+def _speech(batch: int, length: int) -> Inputs:
+    target = {"decoder_input_ids": _ids(batch, length), "use_cache": False}
+    return {"input_features": torch.randn(batch, 8, 32), **target}
+
+
+# ---- models
+
+_BODY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+_TEXT = {**_BODY, "vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embeddings": 64}
+_GROUPED = {**_TEXT, "num_key_value_heads": 2}
+_SPEECH = {
+    "vocab_size": VOCAB, "d_model": 32, "num_mel_bins": 8, "max_source_positions": 16,
+    "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")},
+}  # fmt: skip
+
+CASES = {
+    "llama": Case("LlamaForCausalLM", "LlamaConfig", _GROUPED, _decoder),
+    "qwen2": Case("Qwen2ForCausalLM", "Qwen2Config", _GROUPED, _masked_decoder),
+    "qwen3": Case("Qwen3ForCausalLM", "Qwen3Config", {**_GROUPED, "head_dim": 8}, _decoder),
+    "mistral": Case(
+        "MistralForCausalLM", "MistralConfig", {**_GROUPED, "sliding_window": 4}, _masked_decoder
+    ),
+    "gpt2": Case(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        _masked_decoder,
+    ),
+    "bert": Case("BertForMaskedLM", "BertConfig", _TEXT, _encoder),
+    "roberta": Case("RobertaForMaskedLM", "RobertaConfig", _TEXT, _encoder),
+    "t5": Case(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4},
+        _translation,
+    ),
+    "vit": Case(
+        "ViTForImageClassification",
+        "ViTConfig",
+        {**_BODY, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4, "num_labels": 5},
+        _images,
+    ),
+    "whisper": Case("WhisperForConditionalGeneration", "WhisperConfig", _SPEECH, _speech),
+    "gpt_oss": Case(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+        _decoder,
+    ),
+}
+MIXTRAL = Case(
+    "MixtralForCausalLM",
+    "MixtralConfig",
+    {**_GROUPED, "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2},
+    _decoder,
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _check(
+    case: Case, model: nn.Module, dtype: torch.dtype, dynamic: bool, **options: Any
+) -> Counter[str]:
+    """Compile and compare at two sizes if dynamic, else twice at one; gives the generic nodes."""
+    backend = torchair.get_npu_backend()
+    fast = torch.compile(model, backend=backend, dynamic=dynamic, **options)
+    with torch.no_grad(), collect_generic_nodes() as generic:
+        for batch, length in ((2, 6), (3, 10) if dynamic else (2, 6)):
+            inputs = case.arguments(batch, length, dtype)
+            got, eager = fast(**inputs), model(**inputs)
+            assert type(got) is type(eager)
+            assert_close_to_reference(model, inputs, got, eager)
+    return generic
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("name", CASES)
+def test_full_graph(name: str, dynamic: bool, dtype: torch.dtype, record_property: Any) -> None:
+    case = CASES[name]
+    generic = _check(case, case.build(dtype), dtype, dynamic, fullgraph=True)
+    report(name, generic, record_property)
+
+
+@pytest.mark.parametrize("name", ("llama", "bert"))
+def test_explicit_attention(name: str, record_property: Any) -> None:
+    """The implementation "eager": matmul, mask, softmax, matmul instead of the fused operator."""
+    case = CASES[name]
+    model = case.build(torch.float32)
+    model.set_attn_implementation("eager")
+    generic = _check(case, model, torch.float32, dynamic=False, fullgraph=True)
+    report(f"{name} explicit", generic, record_property)
+
+
+# ---- Mixtral, whose routing depends on data
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=("float32", "bfloat16"))
+def test_mixtral_in_pieces(dtype: torch.dtype, record_property: Any) -> None:
+    """Not as one graph: the library loops over the experts that were hit, a number only the data
+    tell, and Dynamo refuses that with any backend ("aot_eager" too). The pieces are compiled."""
+    generic = _check(MIXTRAL, MIXTRAL.build(dtype), dtype, dynamic=False)
+    report("mixtral", generic, record_property)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+def test_mixtral_full_graph(
+    dynamic: bool, dtype: torch.dtype, record_property: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph, with a loop over all experts; how many tokens each one gets stays in the data."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    model = MIXTRAL.build(dtype)
+    for layer in model.model.layers:
+        block = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+        monkeypatch.setattr(type(block), "forward", _all_experts)
+    generic = _check(MIXTRAL, model, dtype, dynamic, fullgraph=True)
+    report("mixtral full graph", generic, record_property)
+
+
+def _all_experts(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """The forward of the library's sparse block, with a loop whose length is known."""
+    flat = hidden_states.view(-1, hidden_states.shape[-1])
+    logits = block.gate(flat)
+    weights, chosen = torch.topk(F.softmax(logits, dim=1, dtype=torch.float), block.top_k, dim=-1)
+    weights = (weights / weights.sum(dim=-1, keepdim=True)).to(flat.dtype)
+    result = torch.zeros_like(flat)
+    hits = F.one_hot(chosen, num_classes=block.num_experts).permute(2, 1, 0)
+    for expert, hit in zip(block.experts, hits, strict=True):
+        rank, token = torch.where(hit)
+        result.index_add_(0, token, expert(flat[token]) * weights[token, rank, None])
+    return result.view_as(hidden_states), logits
