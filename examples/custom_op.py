@@ -114,8 +114,9 @@ def main() -> None:
     try:
         nodes(strict=True)
     except Exception as error:
-        head = str(error).partition("Traceback")[0].rstrip().splitlines()
-        show("5 strict converters: no generic node", head)
+        lines = str(error).splitlines()
+        said = [line for line in lines if line.startswith(("ConversionError", "  schema"))]
+        show("5 strict converters: no generic node", said)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 def compiled(model: nn.Module, folder: Path, *, dynamic: bool) -> tuple[Any, list[GmRunner]]:
-    """The model compiled as `get_npu_backend()` would, keeping hold of what runs and of its files."""
+    """The model compiled as by `get_npu_backend()`; keeps hold of what runs, and of its files."""
     config = CompilerConfig()
     config.debug.graph_dump.type = "py"  # the form of the GE graphs in the trace files
     config.debug.graph_dump.path = str(folder)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.aot_autograd import aot_function, aot_module_simplified
 from torch.utils._pytree import tree_leaves
 
 import torchair
@@ -26,7 +26,13 @@ from torchair.concrete import GeConcreteGraph
 from torchair.convert.registry import unregister
 from torchair.engine.options import finalize_graph_engine
 from torchair.engine.session import TorchNpuGraph
-from torchair.errors import ConversionError, GraphError, InputError, ScopeError, UnsupportedModeError
+from torchair.errors import (
+    ConversionError,
+    GraphError,
+    InputError,
+    ScopeError,
+    UnsupportedModeError,
+)
 from torchair.ge.build import Data, builder
 from torchair.ge.graph import Graph, TensorSpec
 
@@ -77,7 +83,9 @@ def sharing(tensors: list[Any]) -> list[tuple[int, int]]:
 def identical(tensors: list[Any]) -> list[tuple[int, int]]:
     pairs = [(i, j) for j in range(len(tensors)) for i in range(j)]
     return [
-        (i, j) for i, j in pairs if isinstance(tensors[i], torch.Tensor) and tensors[i] is tensors[j]
+        (i, j)
+        for i, j in pairs
+        if isinstance(tensors[i], torch.Tensor) and tensors[i] is tensors[j]
     ]
 
 
@@ -241,7 +249,8 @@ LAYOUT = {
     "keeps_strides": (lambda x: torch.relu(x) + 1, lambda: [torch.randn(3, 2).t()]),
     "noncontiguous_reshape": (lambda x: x.reshape(-1) * 2, lambda: [torch.randn(3, 2).t()]),
     "noncontiguous_view": (lambda x: x.unsqueeze(0).transpose(1, 2) + x.sum(), lambda: [x23().t()]),
-    "strided_slice": (lambda x: x * 3 - x.mean(1, keepdim=True), lambda: [torch.randn(4, 8)[::2, ::3]]),
+    "strided_slice": (lambda x: x * 3 - x.mean(1, keepdim=True),
+                      lambda: [torch.randn(4, 8)[::2, ::3]]),
     "offset": (lambda x: x.exp(), lambda: [torch.randn(4, 8)[1:, 2:]]),
     "expanded": (lambda x: x + x.sum(0), lambda: [torch.randn(3, 1).expand(3, 4)]),
     "expanded_mm": (lambda x, y: x @ y, lambda: [torch.randn(4).expand(3, 4), x44().t()]),
@@ -252,7 +261,8 @@ LAYOUT = {
     "matmul_of_views": (lambda x, y: x.t() @ y, lambda: [torch.randn(4, 3), torch.randn(4, 5)]),
     "empty": (lambda x: (x + 1, x.sum(), torch.cat([x, x])), lambda: [torch.empty(0, 3)]),
     "empty_matmul": (lambda x, y: x @ y, lambda: [torch.randn(2, 0), torch.randn(0, 3)]),
-    "zero_dim": (lambda x, y: (x + y, x * 2, (x > y)), lambda: [torch.tensor(2.0), torch.tensor(3.0)]),
+    "zero_dim": (lambda x, y: (x + y, x * 2, (x > y)),
+                 lambda: [torch.tensor(2.0), torch.tensor(3.0)]),
     "zero_dim_broadcast": (lambda x, y: x * y, lambda: [torch.tensor(2.0), x23()]),
     "size_one_dims": (lambda x: (x + 1).squeeze(1).unsqueeze(0), lambda: [torch.randn(3, 1, 2)]),
 }  # fmt: skip
@@ -290,7 +300,8 @@ ALIASING = {
     "expand_of_output": (lambda x: (lambda y: (y, y.expand(4, 3)))(x.sum(0)), lambda: [x23()]),
     "real_view_of_input": (lambda z: (torch.view_as_real(z), z * 2),
                            lambda: [torch.randn(3, dtype=torch.complex64)]),
-    "complex_view_of_input": (lambda x: (torch.view_as_complex(x), x * 2), lambda: [torch.randn(3, 2)]),
+    "complex_view_of_input": (lambda x: (torch.view_as_complex(x), x * 2),
+                              lambda: [torch.randn(3, 2)]),
     "bits_of_input": (lambda x: (x.view(torch.int32), x + 1), lambda: [x23()]),
     "bits_of_part": (lambda x: (x[1:].view(torch.int16), x + 1), lambda: [torch.randn(5, 3)[2:]]),
     "expand_alone": (lambda x: x.sum(0).expand(4, 3), lambda: [x23()]),
@@ -321,12 +332,15 @@ MUTATION = {
     "old_diagonal": (_old_diagonal, lambda: [x44()]),
     "old_unfold": (_old_unfold, lambda: [x44()]),
     "cache": (_scatter, lambda: [torch.zeros(2, 8, 3), torch.tensor([1, 5]), torch.randn(2, 2, 3)]),
-    "cache_put": (_scatter_put, lambda: [torch.zeros(2, 8, 3), torch.tensor([1, 5]), torch.randn(2, 2, 3)]),
-    "scatter_add": (_scatter_reduce, lambda: [torch.zeros(4, 3), torch.randint(0, 4, (2, 3)), x23()]),
+    "cache_put": (_scatter_put,
+                  lambda: [torch.zeros(2, 8, 3), torch.tensor([1, 5]), torch.randn(2, 2, 3)]),
+    "scatter_add": (_scatter_reduce,
+                    lambda: [torch.zeros(4, 3), torch.randint(0, 4, (2, 3)), x23()]),
     "two_updates": (_two_updates, lambda: [x23(), x23()]),
     "other_type": (_update_with_other_type, lambda: [x23(), torch.arange(3)]),
     "zero_": (lambda x: x.zero_() + 1, lambda: [x23()]),
-    "fill_zero_dim": (lambda x, y: (x.fill_(3.0), y.add_(x))[1], lambda: [torch.tensor(1.0), x23()]),
+    "fill_zero_dim": (lambda x, y: (x.fill_(3.0), y.add_(x))[1],
+                      lambda: [torch.tensor(1.0), x23()]),
 }  # fmt: skip
 
 # Selecting a row is a gather, and a chain of views is one transpose and one reshape: both compute.
@@ -344,9 +358,6 @@ def test_like_eager(name, dynamic):
 def test_argument_may_begin_elsewhere_in_its_memory():
     """Guards do not look at storage offsets."""
     whole = torch.randn(6, 3)
-    compiler = torchair.get_compiler()
-    gm = torch.fx.symbolic_trace(lambda x: (x[1:], x.t(), x + 1))
-    del gm, compiler
     check(lambda x: (x[1:], x + 1, x.t()), whole[:3], others=[[whole[2:5]], [whole[3:]]])
     run = traced(lambda x: (x[1:], x * 2), whole[:3])
     part, double = run(whole[3:])
@@ -362,8 +373,6 @@ def traced(fn: Any, *args: Any, config: Any = None) -> Any:
     def keep(gm: Any, inputs: Any) -> Any:
         kept.append(compiler(gm, inputs))
         return kept[0]
-
-    from torch._functorch.aot_autograd import aot_function
 
     with torch.no_grad():
         aot_function(fn, fw_compiler=keep)(*args)
@@ -437,7 +446,7 @@ def test_dynamic_serves_other_sizes_and_static_recompiles():
     def fn(x, y):
         return (x @ y).softmax(-1).reshape(-1, 2) + x.shape[0]
 
-    sizes = [(2, 3, 4), (4, 5, 6), (3, 7, 2), (8, 3, 4)]
+    sizes = [(2, 3, 4), (4, 5, 6), (3, 7, 8), (8, 3, 4)]
     args = [[torch.randn(a, b), torch.randn(b, c)] for a, b, c in sizes]
     for dynamic, expected in ((True, 1), (False, len(sizes)), (None, 2)):
         torch._dynamo.reset()
@@ -820,7 +829,8 @@ def test_converter_that_raises_is_named(own_tanh):
     assert isinstance(error, ConversionError)
     for text in (
         "aten.tanh.default",
-        "no such thing",
+        "KeyError: 'no such thing'",
+        "broken (",
         "tanh(Tensor self) -> Tensor",
         "return torch.tanh(x) + 1",
         "test_backend.py",
@@ -865,7 +875,10 @@ def test_strict_converters_refuse_the_generic_node():
     with pytest.raises(BackendCompilerFailed) as caught:
         compiled(lambda x: torch.special.i0(x), config)(x23())
     assert isinstance(caught.value.inner_exception, ConversionError)
-    for text in ("aten.i0.default", "not implemented", "register_fx_node_ge_converter"):
+    for text in (
+        "aten.i0.default ge_converter is not implemented!",
+        "register_fx_node_ge_converter(torch.ops.aten.i0.default)",
+    ):
         assert text in str(caught.value)
     torch._dynamo.reset()
     check(lambda x: torch.special.i0(x) + 1, x23())

@@ -74,7 +74,8 @@ class GeConcreteGraph(ConcreteGraph):
         kind = self._settings.graph_dump_type or "pbtxt"
         if trace.writes:
             trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())
-        runner = PassRunner(ge_kind(lambda g: render(g, kind).decode(), kind), self._settings, trace)
+        shown = ge_kind(lambda g: render(g, kind).decode(), kind)
+        runner = PassRunner(shown, self._settings, trace)
         runner.run(GE_PASSES, self.graph, self.state)
         if trace.writes:
             trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
@@ -225,6 +226,6 @@ def _view_maker(result: InputView, names: Sequence[str]) -> Callable[[Any, Any, 
 def _same_memory(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An empty tensor of another type that begins where `t` does."""
     start = t.storage_offset() * t.element_size() // dtype.itemsize
-    return torch.empty(0, dtype=dtype, device=t.device).set_(t.untyped_storage(), start, (0,))
+    return torch.empty(0, dtype=dtype, device=t.device).set_(t.untyped_storage(), start, (0,), (1,))
 
 

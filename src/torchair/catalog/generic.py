@@ -84,14 +84,15 @@ def _own(result: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _leaves(result: Any) -> Iterator[torch.Tensor]:
-    """Results as a flat list of tensors; numbers become 0-d tensors, None is left out."""
+    """Results as a flat list of tensors: a number is a 0-d tensor, None an empty one, so that
+    every result of the operator keeps its place."""
     if isinstance(result, (list, tuple)):
         for member in result:
             yield from _leaves(member)
     elif isinstance(result, torch.Tensor):
         yield result
-    elif result is not None:
-        yield torch.tensor(result)
+    else:
+        yield torch.empty(0) if result is None else torch.tensor(result)
 
 
 def _rule(op: Op) -> list[Fact]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
-from torchair.convert.comments import fx_text, origin_of
+from torchair.convert.comments import origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.registry import Decline, Entry, find
 from torchair.convert.scopes import Scopes, Token
@@ -232,7 +232,8 @@ class GraphConverter:
             return self._generic(node, meta)
         except Exception as e:
             if entry.by_user or self._strict:
-                raise self._error(node, f"the converter of {node.target} failed: {e}") from e
+                text = f"the converter of {node.target} failed: {type(e).__name__}: {e}"
+                raise self._error(node, text, f"look at the converter {_place(entry.fn)}") from e
             self._undo(*mark)
             logger.warning("converter of %s failed (%s), generic node used", node.target, e)
             return self._generic(node, meta)
@@ -290,7 +291,6 @@ class GraphConverter:
         if _reads_raw_memory(node):
             raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
         self.generic[name] = self.generic.get(name, 0) + 1
-        leaves = _leaves(meta)
 
         def argument(n: fx.Node) -> Any:
             pack = self._env[n]
@@ -299,19 +299,17 @@ class GraphConverter:
             return _map(self.views.emit, pack.npu)
 
         args, kwargs = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
-        made = torch_call(node.target, args, kwargs, len(leaves))
-        if not leaves or _mutates(node.target):
+        made = torch_call(node.target, args, kwargs, _places(meta))
+        if meta is None or _mutates(node.target):
             self.graph.keep_alive.append(made)
-        outputs = iter(made.outputs)
-        return _map(lambda _: next(outputs), meta)
+        return _fill(meta, iter(made.outputs))
 
-    def _error(self, node: fx.Node, text: str) -> ConversionError:
+    def _error(self, node: fx.Node, text: str, hint: str | None = None) -> ConversionError:
         target = node.target
         schema = str(target._schema) if isinstance(target, torch._ops.OpOverload) else ""
         origin = origin_of(node)
-        return ConversionError(
-            text, op=fx_text(node), schema=schema, source=origin.line if origin else ""
-        )
+        source = origin.line if origin else ""
+        return ConversionError(text, op=target, schema=schema, source=source, hint=hint)
 
     # ---- results of a call ----
 
@@ -451,6 +449,19 @@ def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
     return None if tree is None else fn(tree)
 
 
+def _places(tree: Any) -> int:
+    """Number of results of an operator, None ones included."""
+    return sum(_places(m) for m in tree) if isinstance(tree, (list, tuple)) else 1
+
+
+def _fill(tree: Any, outputs: Iterator[Value]) -> Any:
+    """The tree of results with values in place of what tracing saw; None stays None."""
+    if isinstance(tree, (list, tuple)):
+        return [_fill(member, outputs) for member in tree]
+    value = next(outputs)
+    return None if tree is None else value
+
+
 def _spec(meta: Any) -> TensorSpec:
     if isinstance(meta, torch.Tensor):
         dims = tuple(from_torch(d) for d in meta.shape)
@@ -464,6 +475,13 @@ def _symbol_of(meta: Any) -> Any:
 
 def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch._C._is_alias_of(a, b)  # type: ignore[attr-defined]
+
+
+def _place(fn: Callable[..., Any]) -> str:
+    """Name and definition of a function, for messages."""
+    code = getattr(fn, "__code__", None)
+    name = getattr(fn, "__qualname__", repr(fn))
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
 def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:

@@ -21,7 +21,7 @@ from torchair.engine.planner import Layout, Planner
 from torchair.errors import GraphError, InputError, pretty_error_msg
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
-from torchair.ge.shapes import on_wire
+from torchair.ge.shapes import is_static, on_wire
 from torchair.ge.signature import InputSource
 from torchair.ge.verify import verify
 from torchair.log import native_logger
@@ -250,24 +250,27 @@ class _Check:
         self._name = value.node.name
         self._dtype = ge_to_torch(value.dtype)
         self._shape = value.shape
+        self._size = torch.Size(value.shape) if is_static(value.shape) else None  # type: ignore[arg-type]
         self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
         self.check(inputs[self.index])
 
     def check(self, t: Any) -> None:
-        """Kind, place and type; cheap enough for every call."""
+        """Kind, place, type and fixed dims; cheap enough for every call."""
         if not isinstance(t, torch.Tensor):
             raise self._error(f"a tensor on {self._device}", f"a {type(t).__name__}")
         if t.device.type != self._device:
             raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
         if t.dtype is not self._dtype:
             raise self._error(f"type {self._dtype}", str(t.dtype))
+        if self._size is not None and t.shape != self._size:
+            raise self._error(f"dims {on_wire(self._size)}", str(list(t.shape)))
 
     def verify(self, t: torch.Tensor) -> None:
-        """The dims too; done once for every new set of sizes."""
+        """Dims that may vary too; done once for every new set of sizes."""
         self.check(t)
-        if self._shape is None:
+        if self._shape is None or self._size is not None:
             return
         fits = len(self._shape) == t.dim() and all(
             d == n or not isinstance(d, int) for d, n in zip(self._shape, t.shape, strict=True)

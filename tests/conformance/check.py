@@ -1,0 +1,188 @@
+"""One case: run eager, run compiled, compare; when ours is wrong, ask AOTAutograd alone.
+
+The compiled run goes through AOTAutograd without Dynamo, so that the graphs are those of
+`torch.compile` and a sample takes milliseconds. What AOTAutograd with an eager compiler cannot do
+either is not held against the converters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import default_partition
+from torch.utils._pytree import tree_leaves
+
+import torchair
+from torchair.backend import boxed
+
+from .cases import Call, Case
+from .watch import Seen, name_of, watch
+
+PASSED, GENERIC, FAILED, UNTRACEABLE = "passed", "generic", "failed", "untraceable"
+
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.float16: (2e-3, 2e-3),
+    torch.complex64: (1e-5, 1e-5),
+}
+# Gradients add up more roundings, in another order than eager's.
+GRAD_TOLERANCE = TOLERANCE | {torch.float32: (1e-4, 1e-4)}
+
+# Their results are whatever the memory held.
+UNINITIALISED = ("empty", "new_empty")
+
+
+class Mismatch(AssertionError):
+    """The results differ from eager's."""
+
+
+@dataclass
+class Outcome:
+    """What became of a case."""
+
+    case: Case
+    status: str
+    reason: str = ""
+    families: list[str] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
+    generic: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        return self.status in (PASSED, GENERIC)
+
+
+def check(case: Case, call: Call) -> Outcome:
+    """The outcome of one case."""
+    try:
+        expected = _evaluate(case, call.fn, call)
+    except Exception as e:
+        return Outcome(case, UNTRACEABLE, f"eager: {_line(e)}")
+    with watch() as seen:
+        try:
+            got = _evaluate(case, _compiled(call.fn, _ours()), call)
+            _compare(case, got, expected, seen)
+            if seen.random:
+                again = _evaluate(case, _compiled(call.fn, _ours()), call)
+                _compare(case, again, got, None)
+            if seen.errors:
+                raise Mismatch(seen.errors[0])
+        except Exception as e:
+            return _blame(case, call, expected, seen, e)
+    return _outcome(case, GENERIC if seen.generic else PASSED, "", seen)
+
+
+def _blame(case: Case, call: Call, expected: Any, seen: Seen, ours: Exception) -> Outcome:
+    """Ours is wrong; so it is a failure unless AOTAutograd alone is wrong as well."""
+    if not seen.errors:
+        try:
+            got = _evaluate(case, _compiled(call.fn, _eager), call)
+            _compare(case, got, expected, seen)
+        except Exception as e:
+            return _outcome(case, UNTRACEABLE, f"aot: {_line(e)}", seen)
+    return _outcome(case, FAILED, _line(ours), seen)
+
+
+def _outcome(case: Case, status: str, reason: str, seen: Seen) -> Outcome:
+    used = sorted(name_of(t) for t in seen.used if str(t) not in seen.generic)
+    return Outcome(case, status, reason, sorted(seen.families), used, dict(seen.generic))
+
+
+# ---- running ----
+
+
+def _ours() -> Callable[..., Any]:
+    compiler = torchair.get_compiler()
+    return lambda gm, inputs: boxed(compiler(gm, inputs))
+
+
+def _eager(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return boxed(gm.forward)
+
+
+def _compiled(fn: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
+    return aot_function(
+        fn,
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=default_partition,
+        decompositions={},
+        keep_inference_input_mutations=True,
+    )
+
+
+def _evaluate(case: Case, fn: Callable[..., Any], call: Call) -> list[Any]:
+    """The results of a call, or its gradients, from the same random numbers every time."""
+    torch.manual_seed(case.index)
+    inputs = call.fresh()
+    if case.group.mode == "forward":
+        with torch.no_grad():
+            return tree_leaves(fn(*inputs))
+    results = [
+        r for r in tree_leaves(fn(*inputs)) if isinstance(r, torch.Tensor) and r.requires_grad
+    ]
+    if not results:
+        raise ValueError("no result depends on an input in a differentiable way")
+    wanted = [x for x in inputs if x.requires_grad]
+    given = [_cotangent(r, i) for i, r in enumerate(results)]
+    return list(torch.autograd.grad(results, wanted, given, allow_unused=True))
+
+
+def _cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
+    """A gradient to start from, the same for eager and compiled whatever they draw."""
+    generator = torch.Generator().manual_seed(index)
+    real = torch.rand(result.shape, dtype=torch.float64, generator=generator) + 0.5
+    return real.to(result.dtype)
+
+
+# ---- comparing ----
+
+
+def _compare(case: Case, got: list[Any], expected: list[Any], seen: Seen | None) -> None:
+    """Raise Mismatch unless `got` is `expected`; without `seen` exactly."""
+    if len(got) != len(expected):
+        raise Mismatch(f"{len(got)} results instead of {len(expected)}")
+    values = not _is_uninitialised(case) and (seen is None or not seen.random)
+    for i, (g, e) in enumerate(zip(got, expected, strict=True)):
+        if not isinstance(e, torch.Tensor) or not isinstance(g, torch.Tensor):
+            if values and not _same_number(g, e):
+                raise Mismatch(f"result {i}: {g!r} instead of {e!r}")
+            continue
+        for what in ("dtype", "shape", "layout"):
+            if getattr(g, what) != getattr(e, what):
+                raise Mismatch(f"result {i}: {what} {getattr(g, what)}, not {getattr(e, what)}")
+        if values:
+            _close(f"result {i}", g, e, case.group.mode)
+
+
+def _close(name: str, got: torch.Tensor, expected: torch.Tensor, mode: str) -> None:
+    table = GRAD_TOLERANCE if mode == "grad" else TOLERANCE
+    rtol, atol = table.get(expected.dtype, (0.0, 0.0))
+    try:
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as e:
+        lines = [line for line in str(e).splitlines() if line]
+        raise Mismatch(f"{name}: " + " ".join(lines[:4])) from None
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return True
+    return type(a) is type(b) and a == b
+
+
+def _is_uninitialised(case: Case) -> bool:
+    return case.group.op.startswith(UNINITIALISED)
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:400]

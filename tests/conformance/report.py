@@ -1,0 +1,117 @@
+"""What a run came to: tables, the JSON report, and the verdict against the list of known failures."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .cases import Case, Group
+from .check import FAILED, GENERIC, PASSED, UNTRACEABLE, Outcome
+
+KNOWN = Path(__file__).with_name("known.toml")
+STATES = (PASSED, GENERIC, FAILED, UNTRACEABLE)
+
+
+@dataclass(frozen=True)
+class Known:
+    """One entry of known.toml: samples that fail, and why."""
+
+    op: str
+    dtype: str
+    mode: str
+    samples: tuple[int, ...]
+    reason: str
+
+    def cases(self) -> list[Case]:
+        return [Case(Group(self.op, self.dtype, self.mode), i) for i in self.samples]
+
+
+def read_known(path: Path = KNOWN) -> list[Known]:
+    """The list of known failures; every entry must give a reason."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("known", [])
+    known = [Known(**entry | {"samples": tuple(entry["samples"])}) for entry in entries]
+    bare = [k for k in known if not k.reason or not k.samples]
+    if bare:
+        raise ValueError(f"{path.name}: without reason or samples: {bare}")
+    return known
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a run compares with the list of known failures."""
+
+    new: list[Outcome]  # failures that are not listed
+    stale: list[Case]  # listed cases that pass
+
+    @property
+    def good(self) -> bool:
+        return not self.new and not self.stale
+
+
+def judge(outcomes: Iterable[Outcome], known: Iterable[Known]) -> Verdict:
+    """New failures, and entries that must go; cases that did not run count as neither."""
+    by_case = {o.case: o for o in outcomes}
+    listed = {case for entry in known for case in entry.cases()}
+    new = [o for o in by_case.values() if o.status == FAILED and o.case not in listed]
+    stale = [c for c in sorted(listed) if c in by_case and by_case[c].status != FAILED]
+    return Verdict(new, stale)
+
+
+# ---- tables ----
+
+
+def show(outcomes: Sequence[Outcome], console: Console) -> None:
+    """The table by family and the totals by mode."""
+    table = Table(title="samples by family of converters")
+    table.add_column("family")
+    for state in ("samples", *STATES, "right"):
+        table.add_column(state, justify="right")
+    for family in sorted({f for o in outcomes for f in o.families or ["(none)"]}):
+        _row(table, family, [o for o in outcomes if family in (o.families or ["(none)"])])
+    table.add_section()
+    for mode in sorted({o.case.group.mode for o in outcomes}):
+        _row(table, f"all, {mode}", [o for o in outcomes if o.case.group.mode == mode])
+    console.print(table)
+    console.print(
+        "A sample counts in every family it uses; 'generic' samples ran right with at least one "
+        "operator on the generic node; 'untraceable' ones AOTAutograd alone cannot run either."
+    )
+
+
+def _row(table: Table, name: str, outcomes: Sequence[Outcome]) -> None:
+    count = Counter(o.status for o in outcomes)
+    able = len(outcomes) - count[UNTRACEABLE]
+    right = count[PASSED] + count[GENERIC]
+    share = f"{right / able:.2%}" if able else "-"
+    table.add_row(name, str(len(outcomes)), *(str(count[s]) for s in STATES), share)
+
+
+def show_verdict(verdict: Verdict, console: Console, most: int = 60) -> None:
+    """Everything that is not as listed."""
+    for outcome in verdict.new[:most]:
+        console.print(f"[red]new failure[/] {outcome.case}: {outcome.reason}", highlight=False)
+    if len(verdict.new) > most:
+        console.print(f"[red]and {len(verdict.new) - most} more[/]")
+    for case in verdict.stale[:most]:
+        console.print(f"[yellow]passes now, remove from {KNOWN.name}[/] {case}", highlight=False)
+    if verdict.good:
+        console.print(f"[green]as expected[/]: every failure is listed in {KNOWN.name}")
+
+
+def as_json(outcomes: Iterable[Outcome]) -> str:
+    """All outcomes, one flat record each."""
+    return json.dumps([_record(o) for o in outcomes], indent=0)
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    record = asdict(outcome)
+    case = record.pop("case")
+    return {**case["group"], "sample": case["index"], **record}

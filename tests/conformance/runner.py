@@ -1,0 +1,72 @@
+"""The command line: run the operator database, show the tables, compare with known.toml."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .cases import DTYPES, Group, groups
+from .check import FAILED, Outcome
+from .report import as_json, judge, read_known, show, show_verdict
+from .workers import Limits, run_all
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.conformance",
+        description="Compare compiled operators with eager on PyTorch's operator database.",
+    )
+    parser.add_argument("ops", nargs="*", help="names or patterns of operators, as 'linalg.*'")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--samples", type=int, default=4, help="samples of an operator and type")
+    parser.add_argument("--grad", action="store_true", help="gradients instead of values")
+    parser.add_argument("--both", action="store_true", help="values and gradients")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="subprocesses")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for an operator")
+    parser.add_argument("--slice", default="0/1", help="k/n: every n-th group from the k-th on")
+    parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    return parser.parse_args(argv)
+
+
+def choose(options: argparse.Namespace) -> list[Group]:
+    """The groups that the options ask for."""
+    modes = ("forward", "grad") if options.both else ("grad" if options.grad else "forward",)
+    found = [g for mode in modes for g in groups(mode, options.dtypes)]
+    if options.ops:
+        found = [g for g in found if any(fnmatch.fnmatch(g.op, p) for p in options.ops)]
+    k, n = (int(part) for part in options.slice.split("/"))
+    return found[k::n]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0 when every failure is listed and everything listed fails."""
+    options = parse(argv)
+    console = Console()
+    outcomes = _run(choose(options), options, console)
+    if options.json:
+        options.json.write_text(as_json(outcomes), encoding="utf-8")
+    verdict = judge(outcomes, read_known())
+    show_verdict(verdict, console)
+    show(outcomes, console)
+    return 0 if verdict.good else 1
+
+
+def _run(todo: list[Group], options: argparse.Namespace, console: Console) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    columns = (
+        TextColumn("{task.description:44.44}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("operators", total=len(todo), failed=0)
+        for group, found in run_all(todo, options.jobs, Limits(options.samples, options.timeout)):
+            outcomes += found
+            failed = sum(o.status == FAILED for o in outcomes)
+            progress.update(task, advance=1, description=str(group), failed=failed)
+    return sorted(outcomes, key=lambda o: o.case)

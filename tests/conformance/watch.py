@@ -1,0 +1,104 @@
+"""Which converters a compilation used, which operators fell to the generic node, what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from torchair import pipeline
+from torchair.convert import interpreter, registered
+from torchair.log import logger
+
+
+@dataclass
+class Seen:
+    """What happened in the compilations under watch."""
+
+    used: Counter[Any] = field(default_factory=Counter)  # FX targets whose converter succeeded
+    generic: Counter[str] = field(default_factory=Counter)  # operators that ran as generic nodes
+    errors: list[str] = field(default_factory=list)  # converters that raised
+    targets: set[Any] = field(default_factory=set)  # all FX targets
+
+    @property
+    def random(self) -> bool:
+        """Whether a result depends on a random generator."""
+        seeded = torch.Tag.nondeterministic_seeded
+        return any(seeded in getattr(t, "tags", ()) for t in self.targets)
+
+    @property
+    def families(self) -> set[str]:
+        """The families (files of `convert/`) whose converters were used."""
+        return {family_of(t) for t in self.used} | ({"generic"} if self.generic else set())
+
+
+class _Errors(logging.Handler):
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._errors = errors
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("converter of"):
+            self._errors.append(text)
+
+
+@contextmanager
+def watch() -> Iterator[Seen]:
+    """Record what conversions inside do."""
+    seen = Seen()
+    convert, find = pipeline._convert, interpreter.find
+
+    def recording_convert(gm: Any, *args: Any) -> Any:
+        seen.targets.update(n.target for n in gm.graph.nodes if n.op == "call_function")
+        conversion = convert(gm, *args)
+        seen.generic.update(conversion.generic)
+        return conversion
+
+    def recording_find(target: Any) -> Any:
+        entry = find(target)
+        if entry is None:
+            return None
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = entry.fn(*args, **kwargs)
+            seen.used[target] += 1
+            return result
+
+        return dataclasses.replace(entry, fn=run)
+
+    handler = _Errors(seen.errors)
+    logger.addHandler(handler)
+    try:
+        with (
+            mock.patch.object(pipeline, "_convert", recording_convert),
+            mock.patch.object(interpreter, "find", recording_find),
+        ):
+            yield seen
+    finally:
+        logger.removeHandler(handler)
+
+
+def name_of(target: Any) -> str:
+    """A target as reports and slice.json name it."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(target)
+    return f"{target.__module__.lstrip('_')}.{target.__name__}"
+
+
+def builtin_targets() -> set[str]:
+    """The names of all targets that have a converter of our own."""
+    return {name_of(t) for t, entry in registered().items() if not entry.by_user}
+
+
+def family_of(target: Any) -> str:
+    """The file of `convert/` that holds a target's converter."""
+    entry = interpreter.find(target)
+    return entry.fn.__module__.rpartition(".")[2] if entry is not None else "generic"

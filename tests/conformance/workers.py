@@ -1,0 +1,118 @@
+"""Groups of cases in subprocesses; one that hangs or crashes costs its group and nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from .cases import Case, Group, calls
+from .check import FAILED, UNTRACEABLE, Outcome, check
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is done for one group."""
+
+    samples: int = 4
+    seconds: float = 120.0
+
+
+def run_all(todo: Iterable[Group], jobs: int, limits: Limits) -> Iterator[tuple[Group, list[Outcome]]]:
+    """The outcomes of all groups, in the order in which they are done."""
+    waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[Group, list[Outcome]]] = queue.SimpleQueue()
+    count = 0
+    for group in todo:
+        waiting.put(group)
+        count += 1
+    for _ in range(min(jobs, count)):
+        threading.Thread(target=_serve, args=(waiting, done, limits), daemon=True).start()
+    for _ in range(count):
+        yield done.get()
+
+
+def _serve(waiting: Any, done: Any, limits: Limits) -> None:
+    """Keep one worker busy, and replace it when it had to be ended."""
+    worker = _Worker()
+    while True:
+        try:
+            group = waiting.get_nowait()
+        except queue.Empty:
+            worker.end()
+            return
+        outcomes = worker.run(group, limits)
+        if worker.lost:
+            worker = _Worker()
+        done.put((group, outcomes))
+
+
+class _Worker:
+    """A subprocess that answers one outcome after another, then None."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_work, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+        self.lost = False
+        self._pipe.recv()  # imports are done
+
+    def run(self, group: Group, limits: Limits) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        end = time.monotonic() + limits.seconds
+        self._pipe.send((group, limits.samples))
+        while True:
+            try:
+                if not self._pipe.poll(max(0.0, end - time.monotonic())):
+                    return self._lose(group, outcomes, f"no answer in {limits.seconds:g} s")
+                outcome = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                self._process.join()
+                code = self._process.exitcode
+                return self._lose(group, outcomes, f"the process died, exit code {code}")
+            if outcome is None:
+                return outcomes
+            outcomes.append(outcome)
+
+    def _lose(self, group: Group, outcomes: list[Outcome], reason: str) -> list[Outcome]:
+        self.lost = True
+        self.end()
+        return [*outcomes, Outcome(Case(group, len(outcomes)), FAILED, reason)]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _work(pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)  # operators and AOTAutograd print and warn
+        os.dup2(nothing.fileno(), 2)
+    pipe.send("ready")
+    while True:
+        group, samples = pipe.recv()
+        for outcome in outcomes_of(group, samples):
+            pipe.send(outcome)
+        pipe.send(None)
+
+
+def outcomes_of(group: Group, samples: int) -> Iterator[Outcome]:
+    """The outcomes of a group, one by one."""
+    try:
+        found = calls(group, samples)
+    except Exception as e:  # some need packages that are not here
+        yield Outcome(Case(group, 0), UNTRACEABLE, f"no samples: {e}")
+        return
+    for index, call in found.items():
+        yield check(Case(group, index), call)
