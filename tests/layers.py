@@ -11,7 +11,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     9: ("inference", "llm_datadist"),
     8: ("backend", "export", "explain", "verify"),
     7: ("pipeline",),
-    6: ("capture", "concrete", "tune"),
+    6: ("capture", "concrete", "runner", "tune"),
     5: ("devices",),
     4: ("convert", "engine", "serde"),
     3: ("catalog", "fx", "codegen"),

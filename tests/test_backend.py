@@ -232,6 +232,12 @@ def _scatter_reduce(x, index, src):
     return x.scatter_add_(0, index, src) + 1
 
 
+def _copy_into_hidden(x, y):
+    a, b = -x, y.softmax(-1)
+    a.copy_(b)
+    return a, b
+
+
 def _two_updates(x, y):
     x.add_(y)
     y.add_(x)
@@ -336,6 +342,7 @@ MUTATION = {
                   lambda: [torch.zeros(2, 8, 3), torch.tensor([1, 5]), torch.randn(2, 2, 3)]),
     "scatter_add": (_scatter_reduce,
                     lambda: [torch.zeros(4, 3), torch.randint(0, 4, (2, 3)), x23()]),
+    "copy_into_hidden": (_copy_into_hidden, lambda: [x44(), x44().t()]),
     "two_updates": (_two_updates, lambda: [x23(), x23()]),
     "other_type": (_update_with_other_type, lambda: [x23(), torch.arange(3)]),
     "zero_": (lambda x: x.zero_() + 1, lambda: [x23()]),

@@ -48,7 +48,7 @@ TABLE: dict[str, dict[str, str]] = {
         "_npu_backend": "torchair.backend.npu_backend",
         "_NpuFxCompiler": "torchair.pipeline.NpuFxCompiler",
         "_NpuGraphConverter": "torchair.convert.interpreter.GraphConverter",
-        "_GmRunner": "torchair.pipeline.GmRunner",
+        "_GmRunner": "torchair.runner.GmRunner",
     },
     "torchair.ge_concrete_graph": {"ge_apis": "torchair.ge"},
     "torchair.ge_concrete_graph.ge_apis": {"*": "torchair.ge"},

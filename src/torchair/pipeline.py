@@ -23,8 +23,8 @@ from torchair.concrete import ConcreteGraph, GeConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
+from torchair.convert.summary import summary_csv
 from torchair.devices import device_of
-from torchair.engine.session import label
 from torchair.errors import UnsupportedModeError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
@@ -32,7 +32,9 @@ from torchair.fx.streams import check_scopes
 from torchair.log import logger
 from torchair.ops.library import mark_side_effects
 from torchair.passes import PassRunner
+from torchair.runner import GmRunner
 from torchair.serde import dump_name, write_graph
+from torchair.store import atomic_write
 from torchair.trace import Trace
 
 _graph_ids = itertools.count(1)
@@ -64,6 +66,10 @@ class NpuFxCompiler:
         _log_inputs(gm, example_inputs)
         if trace.writes:
             trace.write("graph", "txt", fx_text(gm))
+        if settings.fx_summary_type is not None:
+            _write_summary(gm, settings)
+            if settings.fx_summary_skip_compile:
+                return gm
         gm = _own_copy(gm)
         PassRunner(FX_KIND, settings, trace).run(FX_PASSES, gm, example_inputs, self.config)
         check_scopes(gm)
@@ -108,6 +114,12 @@ def _static_arguments() -> frozenset[int]:
     return frozenset(getattr(metadata, "static_input_indices", None) or ())
 
 
+def _write_summary(gm: fx.GraphModule, settings: Settings) -> None:
+    path = f"{settings.fx_summary_path}/{dump_name('summary', 'csv')}"
+    atomic_write(path, summary_csv(gm))
+    logger.warning("fx_summary is on: operators listed in %s", path)
+
+
 def _dump_original(conversion: Conversion, settings: Settings) -> None:
     kind = settings.graph_dump_type
     assert kind is not None
@@ -121,35 +133,3 @@ def _log_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         for i, x in enumerate(example_inputs):
             logger.info("  input %s: %s", i, x)
         logger.info("  graph: %s", gm.graph)
-
-
-class GmRunner:
-    """What AOTAutograd calls: the compiled graph under its profiler label, with debug logs."""
-
-    def __init__(self, runner: Callable[..., Any], trace: Trace) -> None:
-        self.runner = runner
-        self.trace = trace
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with label("npu_fx_compiler inference"):
-            if not logger.isEnabledFor(logging.DEBUG):
-                return self.runner(*args, **kwargs)
-            _log_values("runtime inputs", "  input", args)
-            results = self.runner(*args, **kwargs)
-            _log_values("runtime outputs", "  output", results)
-            return results
-
-
-def _log_values(head: str, word: str, values: Sequence[Any]) -> None:
-    logger.debug(head)
-    for i, x in enumerate(values):
-        logger.debug("%s %s: %s", word, i, _summary(x))
-
-
-def _summary(x: Any) -> str:
-    if not isinstance(x, torch.Tensor):
-        return f"{type(x).__name__}({x})"
-    return (
-        f"Tensor(device={x.device}, size={list(x.shape)}, dtype={x.dtype}, "
-        f"contiguous={x.is_contiguous()}, data_ptr={x.data_ptr():#x})"
-    )

@@ -40,7 +40,7 @@ add_row("Pack", _pack_rule, _pack, out=True)
 
 def _concat_rule(op: Op) -> Fact:
     facts = op.list("x")
-    shapes = [f.shape for f in facts if f.shape is not None]
+    shapes = [f.shape or (1,) for f in facts if f.shape is not None]  # a scalar counts as one
     if len(shapes) != len(facts):
         raise MissingHostValue("dims of a concatenated tensor")
     axis = op.int("concat_dim") % len(shapes[0])
@@ -54,6 +54,8 @@ def _concat_rule(op: Op) -> Fact:
 
 def _concat(op: Op) -> Kernel:
     axis = op.int("concat_dim")
+    if any(f.shape == () for f in op.list("x")):
+        return lambda xs, out=None: torch.cat([torch.atleast_1d(x) for x in xs], axis, out=out)
     return lambda xs, out=None: torch.cat(xs, axis, out=out)
 
 

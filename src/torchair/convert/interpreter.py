@@ -40,6 +40,7 @@ from torchair.ge.signature import (
 )
 from torchair.log import logger
 
+Results = dict[tuple[Value, int], int]  # graph outputs in order: value and alias group to position
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (bool, int, float)
 ARITHMETIC = {
@@ -342,20 +343,20 @@ class GraphConverter:
     # ---- outputs ----
 
     def _output(self, node: fx.Node) -> None:
-        results: list[Value] = []
+        results: Results = {}
         groups: dict[int, int] = {}
         self.graph.origin = None
         items = node.args[0]
         for item in items if isinstance(items, (list, tuple)) else [items]:
             self.signature.results.append(self._result(item, results, groups))
         dependencies = [n.outputs[0] for n in self.graph.keep_alive if n.outputs]
-        ge.NetOutput(results, dependencies=dependencies)
+        ge.NetOutput([value for value, _ in results], dependencies=dependencies)
         output = self.graph.output
         assert output is not None
         for side_effect in self.graph.keep_alive:
             output.after(side_effect)
 
-    def _result(self, item: Any, results: list[Value], groups: dict[int, int]) -> Result:
+    def _result(self, item: Any, results: Results, groups: dict[int, int]) -> Result:
         if not isinstance(item, fx.Node):
             return Fixed(item)
         pack = self._env[item]
@@ -373,15 +374,15 @@ class GraphConverter:
         group = groups.setdefault(_storage_key(meta), len(groups))
         dims = tuple(from_torch(d) for d in meta.shape)
         strides = tuple(from_torch(d) for d in meta.stride())
-        return Computed(_position(value, results), dims, strides, group)
+        return Computed(_position(value, group, results), dims, strides, group)
 
-    def _symbol_result(self, pack: ValuePack, results: list[Value]) -> Result:
+    def _symbol_result(self, pack: ValuePack, results: Results) -> Result:
         expr = _symbol_of(pack.meta)
         if not isinstance(expr, Sym):
             return Fixed(expr)
         if free_symbols([expr]) <= self.signature.symbols.keys():
             return SymbolResult(expr)
-        return ComputedScalar(_position(pack.npu, results))
+        return ComputedScalar(_position(pack.npu, -1, results))
 
     def _alias_of_input(self, item: fx.Node, meta: torch.Tensor) -> InputView | None:
         for source, arg in self._arg_of.items():
@@ -499,7 +500,6 @@ def _storage_key(meta: torch.Tensor) -> int:
     return meta.untyped_storage()._cdata
 
 
-def _position(value: Value, results: list[Value]) -> int:
-    if value not in results:
-        results.append(value)
-    return results.index(value)
+def _position(value: Value, group: int, results: Results) -> int:
+    """A value is one output, unless it is returned as tensors of different memory."""
+    return results.setdefault((value, group), len(results))

@@ -266,6 +266,10 @@ class _Build:
         return torch.Size(fact.shape or ()), ge_to_torch(fact.dtype)  # type: ignore[arg-type]
 
     def _ends_here(self, root: Root, node: Node) -> bool:
+        """Whether this node is the last reader, and reads no other view of the same memory."""
+        slots = [self.slot[v] for v in node.values()]
+        if any(self.root[s] is root and self.metas[s] is not root.meta for s in slots):
+            return False
         readers = {u for v in self.members.get(root.slot, []) for u in v.users()}
         return all(u is node or u in self.done for u in readers)
 

@@ -1,0 +1,188 @@
+"""Converters of operators on lists of tensors, as tables.
+
+Numbers become Const of the lists' type. Beside 16 bit tensors torch keeps them in float32, so
+they are not rounded to 16 bits here; lists of mixed types are left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.catalog.foreach import BINARY, ROUNDING, SCALED, TERNARY, UNARY
+from torchair.convert.create import typed
+from torchair.convert.elementwise import factor
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.build import builder
+from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
+from torchair.ge.graph import Value
+
+aten = torch.ops.aten
+Tensors = list[Value]
+FLOAT = DataType.DT_FLOAT
+_ALIASES = {"clamp_min": "maximum", "clamp_max": "minimum"}
+
+
+def _type(*lists: Tensors) -> int:
+    types = {x.dtype for members in lists for x in members}
+    if len(types) != 1:
+        raise Decline("lists of mixed types")
+    dtype = types.pop()
+    if dtype not in FLOAT_TYPES | INT_TYPES:
+        raise Decline("neither a list of floats nor of integers")
+    return dtype
+
+
+def _number(dtype: int, x: Any) -> Value:
+    """A number beside tensors of a type, so that the result is what torch makes of it."""
+    if isinstance(x, (Value, complex)):
+        raise Decline("a symbolic or complex number")
+    if dtype in FLOAT_TYPES:
+        return factor(dtype, x) if dtype != DataType.DT_BF16 else ge.Const(x, dtype=FLOAT)
+    if isinstance(x, float):
+        return ge.Const(x, dtype=FLOAT)
+    bounds = torch.iinfo(ge_to_torch(dtype))
+    return ge.Const(x, dtype=dtype if bounds.min <= x <= bounds.max else DataType.DT_INT64)
+
+
+def _numbers(dtype: int, values: Any) -> Value:
+    """A list of numbers: integers stay integers."""
+    if isinstance(values, Value) or any(isinstance(x, (Value, complex)) for x in values):
+        raise Decline("a symbolic or complex number")
+    if all(isinstance(x, int) for x in values):
+        return ge.Const(list(values), dtype=DataType.DT_INT64)
+    if dtype not in FLOAT_TYPES and not all(isinstance(x, float) for x in values):
+        raise Decline("integers beside floats promote each member in its own way")
+    return ge.Const(list(values), dtype=dtype if dtype == DataType.DT_DOUBLE else FLOAT)
+
+
+# ---- plain lists ----
+
+
+def _plain(op_type: str) -> Callable[..., Any]:
+    def convert(*lists: Tensors) -> Any:
+        """_foreach_mul.List(Tensor[] self, Tensor[] other) -> Tensor[]"""
+        return builder(op_type)(*lists)
+
+    return convert
+
+
+def _scaled(op_type: str) -> Callable[..., Any]:
+    def convert(self: Tensors, other: Tensors, *, alpha: Any = 1) -> Any:
+        """_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]"""
+        return builder(op_type)(self, other, _number(_type(self, other), alpha))
+
+    return convert
+
+
+# ---- lists and numbers ----
+
+
+def _with_number(op_type: str) -> Callable[..., Any]:
+    def convert(self: Tensors, scalar: Any) -> Any:
+        """_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"""
+        return builder(op_type)(self, _number(_type(self), scalar))
+
+    return convert
+
+
+def _with_numbers(op_type: str) -> Callable[..., Any]:
+    def convert(self: Tensors, scalars: Any) -> Any:
+        """_foreach_add.ScalarList(Tensor[] self, Scalar[] scalars) -> Tensor[]"""
+        return builder(op_type)(self, _numbers(_type(self), scalars))
+
+    return convert
+
+
+def _ternary(op_type: str) -> Callable[..., Any]:
+    def convert(self: Tensors, tensor1: Tensors, tensor2: Tensors, value: Any = 1) -> Any:
+        """_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2,
+        Scalar value=1) -> Tensor[]"""
+        lists = (self, tensor1, tensor2)
+        return builder(op_type)(*lists, _number(_type(*lists), value))
+
+    return convert
+
+
+def _ternary_list(op_type: str) -> Callable[..., Any]:
+    def convert(self: Tensors, tensor1: Tensors, tensor2: Tensors, scalars: Any) -> Any:
+        """_foreach_addcmul.ScalarList(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2,
+        Scalar[] scalars) -> Tensor[]"""
+        lists = (self, tensor1, tensor2)
+        if not isinstance(scalars, Value):
+            scalars = _numbers(_type(*lists), scalars)
+        return builder(op_type)(*lists, scalars)
+
+    return convert
+
+
+def _register() -> None:
+    for name in UNARY:
+        builtin(getattr(aten, f"_foreach_{name}").default)(_plain(f"Foreach{name.capitalize()}"))
+    for name in (*BINARY, *_ALIASES):
+        packet = getattr(aten, f"_foreach_{name}")
+        stem = f"Foreach{_ALIASES.get(name, name).capitalize()}"
+        lists = _scaled if f"{stem}List" in SCALED else _plain
+        builtin(packet.List)(lists(f"{stem}List"))
+        builtin(packet.Scalar)(_with_number(f"{stem}Scalar"))
+        builtin(packet.ScalarList)(_with_numbers(f"{stem}ScalarList"))
+    for name in TERNARY:
+        packet, stem = getattr(aten, f"_foreach_{name}"), f"Foreach{name.capitalize()}"
+        builtin(packet.Scalar)(_ternary(f"{stem}Scalar"))
+        builtin(packet.ScalarList)(_ternary_list(f"{stem}ScalarList"))
+        builtin(packet.Tensor)(_ternary_list(f"{stem}List"))
+    for mode, name in ROUNDING.items():
+        builtin(getattr(aten, f"_foreach_{name}").default)(_rounded(mode))
+    builtin(aten._foreach_lerp.List)(_plain("ForeachLerpList"))
+
+
+@builtin(aten._foreach_lerp.Scalar)
+def lerp(self: Tensors, tensors1: Tensors, weight: Any) -> Any:
+    """_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]"""
+    return ge.ForeachLerpScalar(self, tensors1, _number(_type(self, tensors1), weight))
+
+
+@builtin(aten._foreach_norm.Scalar)
+def norm(self: Tensors, ord: Any = 2, dtype: Any = None) -> Any:
+    """_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"""
+    if dtype is not None:
+        raise Decline("a norm computed in another type")
+    return ge.ForeachNorm(self, _number(_type(self), ord))
+
+
+@builtin(aten._foreach_pow.ScalarAndTensor)
+def pow_of_number(self: Any, exponent: Tensors) -> Any:
+    """_foreach_pow.ScalarAndTensor(Scalar self, Tensor[] exponent) -> Tensor[]"""
+    dtype = _type(exponent)
+    if not isinstance(self, float):
+        return ge.ForeachPowScalarAndTensor(_number(dtype, self), exponent)
+    base = typed(self, dtype if dtype == DataType.DT_DOUBLE else FLOAT)
+    return ge.ForeachPowScalarAndTensor(ge.Fill([1], base), exponent)
+
+
+# ---- rounding: integers are whole already ----
+
+
+def _rounded(mode: int) -> Callable[..., Any]:
+    def convert(self: Tensors) -> Sequence[Value]:
+        """_foreach_floor(Tensor[] self) -> Tensor[]"""
+        if any(x.dtype not in FLOAT_TYPES | INT_TYPES for x in self):
+            raise Decline("neither floats nor integers")
+        floats = [x for x in self if x.dtype in FLOAT_TYPES]
+        if not floats:
+            return [_whole(mode, x) for x in self]
+        code = ge.Fill([1], ge.Cast(mode, dst_type=DataType.DT_INT8))
+        rounded = iter(ge.ForeachRoundOffNumber(floats, code))
+        return [next(rounded) if x.dtype in FLOAT_TYPES else _whole(mode, x) for x in self]
+
+    return convert
+
+
+def _whole(mode: int, x: Value) -> Value:
+    return ge.ZerosLike(x) if ROUNDING[mode] == "frac" else x
+
+
+_register()

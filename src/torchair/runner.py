@@ -1,0 +1,45 @@
+"""GmRunner, what AOTAutograd calls: the compiled graph under its profiler label, with debug logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair.engine.session import label
+from torchair.log import logger
+from torchair.trace import Trace
+
+
+class GmRunner:
+    """A compiled graph and the trace of its compilation."""
+
+    def __init__(self, runner: Callable[..., Any], trace: Trace) -> None:
+        self.runner = runner
+        self.trace = trace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with label("npu_fx_compiler inference"):
+            if not logger.isEnabledFor(logging.DEBUG):
+                return self.runner(*args, **kwargs)
+            _log_values("runtime inputs", "  input", args)
+            results = self.runner(*args, **kwargs)
+            _log_values("runtime outputs", "  output", results)
+            return results
+
+
+def _log_values(head: str, word: str, values: Sequence[Any]) -> None:
+    logger.debug(head)
+    for i, x in enumerate(values):
+        logger.debug("%s %s: %s", word, i, _summary(x))
+
+
+def _summary(x: Any) -> str:
+    if not isinstance(x, torch.Tensor):
+        return f"{type(x).__name__}({x})"
+    return (
+        f"Tensor(device={x.device}, size={list(x.shape)}, dtype={x.dtype}, "
+        f"contiguous={x.is_contiguous()}, data_ptr={x.data_ptr():#x})"
+    )

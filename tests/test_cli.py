@@ -1,0 +1,74 @@
+"""The operator table, its page, and the operator summary of a graph."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchair
+from torchair.cli import main, operators_page
+from torchair.convert.table import lines
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def test_table_names_operators_and_places():
+    table = {x.target: x for x in lines()}
+    assert "MatMulV2" in table["aten.addmm.default"].operators
+    assert table["aten.relu.default"].operators == ("Relu",)
+    assert table["operator.add"].file == "convert/control.py"
+    for x in table.values():
+        assert x.line > 0 and x.file.startswith("convert/")
+
+
+def test_ops_command(capsys):
+    assert main(["ops", "addmm"]) == 0
+    assert "aten.addmm.default" in capsys.readouterr().out
+    assert main(["ops", "no_such_operator"]) == 1
+    assert "generic" in capsys.readouterr().out
+
+
+def test_operators_page_is_current():
+    text = (DOCS / "operators.md").read_text()
+    assert text == operators_page() + "\n", "run: torchair ops --markdown > docs/operators.md"
+
+
+def test_user_converters_appear():
+    from torchair.convert.registry import unregister
+
+    op = torch.ops.aten.i0.default
+
+    @torchair.register_fx_node_ge_converter(op)
+    def i0(self):
+        return torchair.ge.custom_op("BesselI0e", self)
+
+    try:
+        assert any(x.target == "aten.i0.default" for x in lines())
+    finally:
+        unregister(op)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_fx_summary(tmp_path, skip):
+    torch._dynamo.reset()
+    config = torchair.CompilerConfig()
+    config.debug.fx_summary.type = "csv"
+    config.debug.fx_summary.skip_compile = skip
+    config.debug.fx_summary._path = str(tmp_path)
+
+    def model(x):
+        return torch.special.i0(x.relu()) + torch.addmm(x, x, x).relu()
+
+    x = torch.randn(3, 3)
+    fast = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config))
+    torch.testing.assert_close(fast(x), model(x))
+    (path,) = tmp_path.glob("summary_rank_0_pid_*_ts_*.csv")
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf")
+    with path.open(encoding="utf-8-sig", newline="") as f:
+        rows = {r["target"]: r for r in csv.DictReader(f)}
+    assert rows["aten.relu.default"]["calls"] == "2"
+    assert rows["aten.relu.default"]["status"] == "supported"
+    assert rows["aten.i0.default"]["status"] == "unregistered"
+    assert rows["aten.addmm.default"]["status"] == "partially supported"
+    assert "float32(3, 3)" in rows["aten.relu.default"]["inputs"]

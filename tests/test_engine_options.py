@@ -1,0 +1,90 @@
+"""Options that reach the engine through torch.compile, seen in the graph that really runs."""
+
+import pytest
+import torch
+
+import torchair
+from torchair.engine.options import finalize_graph_engine
+
+
+@pytest.fixture(autouse=True)
+def own_engine():
+    torch._dynamo.reset()
+    finalize_graph_engine()
+    yield
+    finalize_graph_engine()
+
+
+def optimized(tmp_path, change):
+    """Types of the nodes that run for x @ w.t() + 0 * 1 with a changed configuration."""
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type = "py"
+    config.debug.graph_dump.path = str(tmp_path)
+    change(config)
+    linear = torch.nn.Linear(4, 3)
+    x = torch.randn(2, 4)
+
+    def model(x):
+        return linear(x) * 2 + torch.ones(3) * 3
+
+    backend = torchair.get_npu_backend(compiler_config=config)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    (path,) = tmp_path.glob("dynamo_optimized_*")
+    lines = path.read_text().splitlines()
+    return [line.split("ge.")[1].split("(")[0] for line in lines if " = ge." in line]
+
+
+def test_default_removes_and_folds(tmp_path):
+    kinds = optimized(tmp_path, lambda c: None)
+    assert kinds == ["Data"] * 3 + ["MatMulV2", "Mul", "Add", "NetOutput"]
+
+
+def test_level_one_leaves_rules_out(tmp_path):
+    def change(c):
+        c.ge_config.oo_level = "O1"
+
+    kinds = optimized(tmp_path, change)
+    assert kinds.count("Mul") >= 2 and "Transpose" in kinds
+
+
+def test_constant_folding_can_be_off(tmp_path):
+    def change(c):
+        c.ge_config.oo_constant_folding = False
+
+    assert "Fill" in optimized(tmp_path, change)
+
+
+def test_dead_code_elimination_can_be_off(tmp_path):
+    def change(c):
+        c.ge_config.oo_dead_code_elimination = False
+
+    assert "Transpose" in optimized(tmp_path, change)
+
+
+def test_rules_and_passes_switch_by_name(tmp_path):
+    def change(c):
+        c.ge_config.optimization_switch = "BiasIntoMatMulV2:off;fold_constants:off"
+
+    kinds = optimized(tmp_path, change)
+    assert "Fill" in kinds and kinds.count("Add") == 2
+
+
+@pytest.mark.parametrize("strategy", ["BFS", "DFS", "RDFS", "StableRDFS"])
+def test_topology_strategies_run(tmp_path, strategy):
+    def change(c):
+        c.experimental_config.topology_sorting_strategy = strategy
+
+    assert optimized(tmp_path, change)[-1] == "NetOutput"
+
+
+def test_a_second_graph_with_other_global_options_is_refused(tmp_path):
+    optimized(tmp_path / "a", lambda c: None)
+
+    def change(c):
+        c.ge_config.oo_level = "O1"
+
+    torch._dynamo.reset()
+    with pytest.raises(ValueError, match=r"ge\.oo\.level"):
+        optimized(tmp_path / "b", change)
+    optimized(tmp_path / "c", lambda c: None)
