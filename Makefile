@@ -36,11 +36,13 @@ lint: setup  ## ruff and mypy
 	@echo "== mypy"
 	$(PY) -m mypy
 
-bench: setup  ## import time, compile time and latency
+bench: setup  ## import time, compile time by stage, latency
 	@echo "== import time"
 	$(PY) bench/import_time.py
 	@echo "== compile time"
 	$(PY) bench/compile_time.py
+	@echo "== stages of our part"
+	$(PY) bench/conversion.py
 	@echo "== latency"
 	$(PY) bench/latency.py
 
