@@ -13,6 +13,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchair.catalog import infer, interpret
+from torchair.concrete import random_offsets
 from torchair.convert import Conversion, GraphConverter
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, is_static
@@ -76,6 +77,9 @@ def run(conversion: Conversion, args: Any) -> list[Any]:
     }
     feeds = []
     for source in signature.inputs:
+        if source.kind == "random":
+            feeds.append(random_offsets(source.count))
+            continue
         value = args[source.args[0]]
         feeds.append(value if isinstance(value, torch.Tensor) else torch.tensor(value))
 

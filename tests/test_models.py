@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +61,28 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiled(model: nn.Module, dynamic: bool = False) -> Any:
+def compiled(model: Callable[..., Any], dynamic: bool = False) -> Any:
     backend = torchair.get_npu_backend()
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
+
+
+# ---- the yardstick
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=("float32", "bfloat16"))
+def test_tolerance_takes_rounding_and_refuses_faults(dtype: torch.dtype) -> None:
+    case = CASES["mlp"]
+    model, inputs = case.build().to(dtype), case.inputs(dtype)
+    with torch.no_grad():
+        eager = model(*inputs)
+    assert_close_to_reference(model, inputs, eager, eager)
+    truth = double_copy(model)(*to_double(inputs))
+    assert_close_to_reference(model, inputs, truth.to(dtype), eager)
+    for fault in (128 * torch.finfo(dtype).eps, float("nan")):
+        wrong = eager.clone()
+        wrong[1, 2] += fault
+        with pytest.raises(AssertionError, match="result 0"):
+            assert_close_to_reference(model, inputs, wrong, eager)
 
 
 # ---- inference
@@ -94,6 +114,36 @@ def test_a_result_outlives_the_next_call(name: str) -> None:
         changed = [x * 2 if x.is_floating_point() else x.flip(0) for x in inputs]
         second = fast(*changed)
         assert torch.equal(first, kept) and not torch.equal(first, second)
+
+
+def test_calls_from_several_threads_do_not_share_memory() -> None:
+    case, config = CASES["bert"], models.BERT["tiny"]
+    model = case.build()
+    fast = compiled(model)
+    calls = [models.bert_inputs(config, seed=seed) for seed in range(32)]
+
+    @torch.no_grad()
+    def run(inputs: tuple[Tensor, ...]) -> Tensor:
+        return fast(*inputs)
+
+    run(calls[0])
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(run, calls))
+    with torch.no_grad():
+        for inputs, got in zip(calls, results, strict=True):
+            assert_close_to_reference(model, inputs, got, model(*inputs))
+
+
+def test_a_step_may_read_a_value_and_its_transpose() -> None:
+    """Its result must not be written over the value while the transpose is still read."""
+
+    def symmetric(x: Tensor) -> Tensor:
+        y = x.exp()
+        z = y + y.t()
+        return torch.where(x > 0, z, z.t()) * 2
+
+    x = models.mlp_inputs(models.MlpConfig(dim=8), batch=8)[0]
+    assert torch.equal(compiled(symmetric)(x), symmetric(x))
 
 
 # ---- Llama with a cache
@@ -165,4 +215,5 @@ def _step(call: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tenso
     gradients = [x.grad for x in (*inputs, *model.parameters())]
     assert all(g is not None for g in gradients)
     optimizer.step()
-    return [loss, *(g.clone() for g in gradients), *(x.clone() for x in model.state_dict().values())]
+    state = model.state_dict().values()
+    return [loss, *(g.clone() for g in gradients), *(x.clone() for x in state)]

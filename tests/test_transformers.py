@@ -6,6 +6,7 @@ which with symbolic sizes takes seconds a model, so layers are few.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 import torchair
 from generic_nodes import collect_generic_nodes, report
-from tolerance import assert_close_to_reference
+from tolerance import assert_close, assert_close_to_reference, double_copy, to_double
 
 transformers = pytest.importorskip("transformers")
 
@@ -99,6 +100,7 @@ def _speech(batch: int, length: int) -> Inputs:
 _BODY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 _TEXT = {**_BODY, "vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embeddings": 64}
 _GROUPED = {**_TEXT, "num_key_value_heads": 2}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 _SPEECH = {
     "vocab_size": VOCAB, "d_model": 32, "num_mel_bins": 8, "max_source_positions": 16,
     "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -126,7 +128,7 @@ CASES = {
     "t5": Case(
         "T5ForConditionalGeneration",
         "T5Config",
-        {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4},
+        {**_T5, "vocab_size": VOCAB, "num_layers": 1},
         _translation,
     ),
     "vit": Case(
@@ -184,6 +186,66 @@ def test_explicit_attention(name: str, record_property: Any) -> None:
     model.set_attn_implementation("eager")
     generic = _check(case, model, torch.float32, dynamic=False, fullgraph=True)
     report(f"{name} explicit", generic, record_property)
+
+
+@pytest.mark.parametrize("name", ("llama", "bert", "t5", "vit"))
+def test_gradients(name: str, record_property: Any) -> None:
+    """Loss and gradients of all parameters; without dropout, whose numbers are the engine's own."""
+    case = CASES[name]
+    eager = case.build(torch.float32)
+    mine, truth = copy.deepcopy(eager), double_copy(eager)
+    fast = torch.compile(mine, backend=torchair.get_npu_backend(), fullgraph=True)
+    inputs = case.arguments(2, 6, torch.float32)
+    with collect_generic_nodes() as generic:
+        got, expected = _gradients(fast, mine, inputs), _gradients(eager, eager, inputs)
+    assert_close(got, expected, _gradients(truth, truth, to_double(inputs)))
+    report(f"{name} training", generic, record_property)
+
+
+def _gradients(call: Any, model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    loss = call(**inputs).logits.square().mean()
+    loss.backward()
+    return [loss, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+# ---- decoding with the caches of the library
+
+
+def test_static_cache(record_property: Any) -> None:
+    """Decode steps update the tensors of a StaticCache in place."""
+    case = CASES["llama"]
+    eager = case.build(torch.float32)
+    truth = double_copy(eager)
+    backend = torchair.get_npu_backend()
+    fast = torch.compile(copy.deepcopy(eager), backend=backend, fullgraph=True, dynamic=False)
+    caches = [transformers.StaticCache(config=eager.config, max_cache_len=16) for _ in range(3)]
+    with torch.no_grad(), collect_generic_nodes() as generic:
+        prompt = {"input_ids": _ids(1, 5), "cache_position": torch.arange(5)}
+        for model, cache in zip((eager, eager, truth), caches, strict=True):
+            model(**prompt, past_key_values=cache)
+        for position in range(5, 9):
+            step = {"input_ids": _ids(1, 1), "cache_position": torch.tensor([position])}
+            got, expected, exact = (
+                [model(**step, past_key_values=cache).logits, *_contents(cache)]
+                for model, cache in zip((fast, eager, truth), caches, strict=True)
+            )
+            assert_close(got, expected, exact)
+    report("llama static cache", generic, record_property)
+
+
+def _contents(cache: Any) -> list[Tensor]:
+    return [x for layer in cache.layers for x in (layer.keys, layer.values)]
+
+
+def test_generate() -> None:
+    """The library's own loop with its growing cache gives the same tokens."""
+    model = CASES["llama"].build(torch.float32)
+    prompt = _ids(2, 5)
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(prompt, **options)
+    backend = torchair.get_npu_backend()
+    model.forward = torch.compile(model.forward, backend=backend, dynamic=True)
+    assert torch.equal(model.generate(prompt, **options), expected)
 
 
 # ---- Mixtral, whose routing depends on data

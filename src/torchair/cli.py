@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from torchair.convert.table import lines
+
 HEAD = ("torch operator", "GE operators", "checked types", "where")
 
 
@@ -21,8 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ops(pattern: str, markdown: bool) -> int:
-    from torchair.convert.table import lines
-
     rows = [
         (x.target, " ".join(x.operators) or "(none)", " ".join(x.dtypes), f"{x.file}:{x.line}")
         for x in lines()
@@ -51,8 +51,6 @@ def _print_table(rows: list[tuple[str, str, str, str]]) -> None:
 
 def operators_page() -> str:
     """The text of docs/operators.md."""
-    from torchair.convert.table import lines
-
     table = lines()
     text = [
         "# Operators",

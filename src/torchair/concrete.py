@@ -19,6 +19,7 @@ from torchair.devices import Device
 from torchair.engine.options import initialize_graph_engine
 from torchair.engine.passes import GE_PASSES, GraphState, ge_kind
 from torchair.engine.planner import Layout
+from torchair.flags import Flags
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.shapes import compile_dims
 from torchair.ge.signature import (
@@ -101,11 +102,14 @@ class GeConcreteGraph(ConcreteGraph):
             self._report()
 
     def _report(self) -> None:
+        if Flags.read().debug >= 4:
+            print(render(self.graph, "py").decode())
         kind = self._settings.graph_dump_type
         if kind is not None:
             name = dump_name(f"dynamo_optimized_{self.graph.name}", kind)
             write_graph(self.graph, f"{self._settings.graph_dump_path}/{name}", kind)
-        symbolic = any(s.kind != "tensor" for s in self.state.inputs) or self.graph.is_dynamic
+        numbers = any(s.kind in ("scalar", "packed") for s in self.state.inputs)
+        symbolic = numbers or self.graph.is_dynamic
         logger.info(
             "%s FX graph compiled to %s Ascend GE graph, graph id: %s",
             "Dynamic" if symbolic else "Static",
@@ -117,7 +121,7 @@ class GeConcreteGraph(ConcreteGraph):
         write_graph(self.graph, path, path.rpartition(".")[2])
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        if logger.isEnabledFor(EVENT_LEVEL) and logger.getEffectiveLevel() <= EVENT_LEVEL:
+        if logger.getEffectiveLevel() <= EVENT_LEVEL:
             return self._timed(args)
         inputs = self._collect(args)
         if not self._ready:
@@ -157,10 +161,21 @@ def _reader(source: InputSource) -> Callable[[Sequence[Any]], Any]:
     if source.kind == "tensor":
         return itemgetter(source.args[0])
     dtype = ge_to_torch(source.dtype)
+    if source.kind == "random":
+        return lambda args: random_offsets(source.count)
     if source.kind == "scalar":
         position = source.args[0]
         return lambda args: torch.tensor(args[position], dtype=dtype)
     return lambda args: torch.tensor([args[a] for a in source.args], dtype=dtype)
+
+
+def random_offsets(count: int) -> torch.Tensor:
+    """Offsets for the random operators of one call.
+
+    They are drawn from torch's generator, not counted as a philox generator counts: kernels seed
+    a generator with each, and so `torch.manual_seed` repeats a run and no two calls are alike.
+    """
+    return torch.randint(2**62, (count,), dtype=torch.int64, device="cpu")
 
 
 def _layouts(results: Sequence[Result], count: int) -> list[Layout | None]:
@@ -175,7 +190,7 @@ def _result_builder(
     results: Sequence[Result], symbols: dict[str, tuple[int, int | None]]
 ) -> Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]:
     """A function from graph outputs and call arguments to the results of the FX graph."""
-    if all(isinstance(r, Computed) for r in results):
+    if all(isinstance(r, Computed) and r.same for r in results):
         order = [r.index for r in results if isinstance(r, Computed)]
         return lambda outputs, args: tuple(outputs[i] for i in order)
     names = list(symbols)
@@ -195,7 +210,9 @@ def _maker(result: Result, names: Sequence[str]) -> Callable[[Any, Any, Any], An
         return lambda outputs, args, sizes: fixed
     if isinstance(result, Computed):
         index = result.index
-        return lambda outputs, args, sizes: outputs[index]
+        if result.same:
+            return lambda outputs, args, sizes: outputs[index]
+        return lambda outputs, args, sizes: torch.ops.aten.alias.default(outputs[index])
     if isinstance(result, ComputedScalar):
         index = result.index
         return lambda outputs, args, sizes: outputs[index].item()

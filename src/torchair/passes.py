@@ -33,7 +33,9 @@ class Pass:
 class Kind:
     """How the runner handles one kind of graph."""
 
+    name: str  # "fx" or "ge"
     count: Callable[[Any], Counter[str]]
+    fingerprint: Callable[[Any], int]
     verify: Callable[[Any], None]
     text: Callable[[Any], str]
     file_type: str
@@ -54,14 +56,18 @@ class PassRunner:
                 self._run_one(step, graph, context)
 
     def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...]) -> None:
-        before = self.kind.count(graph)
+        before, print_before = self.kind.count(graph), self.kind.fingerprint(graph)
         start = time.perf_counter()
         step.fn(graph, *context)
         seconds = time.perf_counter() - start
         self._verify(step, graph)
         after = self.kind.count(graph)
         record = PassRecord(
-            step.name, seconds, before.total(), after.total(), changed=before != after
+            step.name,
+            seconds,
+            before.total(),
+            after.total(),
+            changed=print_before != self.kind.fingerprint(graph),
         )
         self.trace.records.append(record)
         if self.trace.writes:
@@ -80,10 +86,12 @@ class PassRunner:
             print(f"torchair pass {record.name:40s} {record.seconds * 1e3:8.2f} ms "
                   f"{record.nodes_before} -> {record.nodes_after} nodes")  # fmt: skip
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s", difference_text(record, before, after))
+            logger.debug("%s", difference_text(self.kind.name, record, before, after))
 
 
-def difference_text(record: PassRecord, before: Counter[str], after: Counter[str]) -> str:
+def difference_text(
+    kind: str, record: PassRecord, before: Counter[str], after: Counter[str]
+) -> str:
     """What a pass changed, as a table by target."""
     rows = [("name", "cnt(before)", "cnt(after)", "diff")]
     totals = (before.total(), after.total())
@@ -95,6 +103,6 @@ def difference_text(record: PassRecord, before: Counter[str], after: Counter[str
     width = max(len(r[0]) for r in rows)
     table = "\n".join(f"  {r[0]:{width}s} {r[1]:>12s} {r[2]:>12s} {r[3]:>6s}" for r in rows)
     return (
-        f"After fx graph pass({record.name}) optimization: cost {record.seconds:.6f}s, "
+        f"After {kind} graph pass({record.name}) optimization: cost {record.seconds:.6f}s, "
         f"nodes {totals[0]} -> {totals[1]}\n{table}"
     )

@@ -33,7 +33,7 @@ from torchair.log import logger
 from torchair.ops.library import mark_side_effects
 from torchair.passes import PassRunner
 from torchair.runner import GmRunner
-from torchair.serde import dump_name, write_graph
+from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
 
@@ -73,7 +73,8 @@ class NpuFxCompiler:
         gm = _own_copy(gm)
         PassRunner(FX_KIND, settings, trace).run(FX_PASSES, gm, example_inputs, self.config)
         check_scopes(gm)
-        conversion = _convert(gm, example_inputs, settings)
+        static = _static_arguments() if trace.phase == "forward" else frozenset()
+        conversion = _convert(gm, example_inputs, settings, static)
         if settings.graph_dump_type is not None:
             _dump_original(conversion, settings)
         graph: ConcreteGraph = GeConcreteGraph(conversion, settings, device_of(example_inputs))
@@ -85,20 +86,24 @@ class NpuFxCompiler:
         return graph
 
 
-def _convert(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings) -> Conversion:
+def _convert(
+    gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, static: frozenset[int]
+) -> Conversion:
     conversion = GraphConverter(
         gm,
         f"graph_{next(_graph_ids)}",
         infer,
         fold_views=settings.enable_view_optimize,
         strict=settings.strict_converters,
-        static_args=_static_arguments(),
+        static_args=static,
     ).run(*inputs)
     name, generic = conversion.graph.name, conversion.generic
     if generic:
         logger.info("%s: %s operators without converter: %s", name, len(generic), generic)
     if Flags.read().debug >= 1:
         print(f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
+    if Flags.read().debug >= 4:
+        print(render(conversion.graph, "py", original=True).decode())
     return conversion
 
 
@@ -108,7 +113,7 @@ def _own_copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _static_arguments() -> frozenset[int]:
-    """Arguments that AOTAutograd knows to be parameters or buffers."""
+    """Arguments of a forward graph that AOTAutograd knows to be parameters or buffers."""
     context = torch._guards.TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
     return frozenset(getattr(metadata, "static_input_indices", None) or ())

@@ -184,5 +184,5 @@ def _is_uninitialised(case: Case) -> bool:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).partition("Traceback (most recent")[0].split())
     return f"{type(error).__name__}: {text}"[:400]

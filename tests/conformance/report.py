@@ -1,4 +1,4 @@
-"""What a run came to: tables, the JSON report, and the verdict against the list of known failures."""
+"""What a run came to: tables, the JSON report, the verdict against the known failures."""
 
 from __future__ import annotations
 

@@ -63,10 +63,13 @@ def _run(todo: list[Group], options: argparse.Namespace, console: Console) -> li
         TextColumn("{task.description:44.44}"), BarColumn(), MofNCompleteColumn(),
         TextColumn("{task.fields[failed]} failed"), TimeElapsedColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("operators", total=len(todo), failed=0)
         for group, found in run_all(todo, options.jobs, Limits(options.samples, options.timeout)):
             outcomes += found
             failed = sum(o.status == FAILED for o in outcomes)
             progress.update(task, advance=1, description=str(group), failed=failed)
+            finished = progress.tasks[0].completed
+            if not console.is_terminal and finished % 100 == 0:  # a log file gets lines instead
+                console.print(f"{finished:.0f} of {len(todo)} done, {failed} failed")
     return sorted(outcomes, key=lambda o: o.case)

@@ -1,9 +1,8 @@
-"""Which converters a compilation used, which operators fell to the generic node, what went wrong."""
+"""Which converters a compilation used, what fell to the generic node, what went wrong."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import torch
 
 from torchair import pipeline
 from torchair.convert import interpreter, registered
-from torchair.log import logger
 
 
 @dataclass
@@ -37,17 +35,6 @@ class Seen:
     def families(self) -> set[str]:
         """The families (files of `convert/`) whose converters were used."""
         return {family_of(t) for t in self.used} | ({"generic"} if self.generic else set())
-
-
-class _Errors(logging.Handler):
-    def __init__(self, errors: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._errors = errors
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if text.startswith("converter of"):
-            self._errors.append(text)
 
 
 @contextmanager
@@ -74,16 +61,16 @@ def watch() -> Iterator[Seen]:
 
         return dataclasses.replace(entry, fn=run)
 
-    handler = _Errors(seen.errors)
-    logger.addHandler(handler)
-    try:
-        with (
-            mock.patch.object(pipeline, "_convert", recording_convert),
-            mock.patch.object(interpreter, "find", recording_find),
-        ):
-            yield seen
-    finally:
-        logger.removeHandler(handler)
+    def recording_warning(text: str, *args: Any) -> None:
+        if text.startswith("converter of"):
+            seen.errors.append(text % args)
+
+    with (
+        mock.patch.object(pipeline, "_convert", recording_convert),
+        mock.patch.object(interpreter, "find", recording_find),
+        mock.patch.object(interpreter.logger, "warning", recording_warning),
+    ):
+        yield seen
 
 
 def name_of(target: Any) -> str:
@@ -100,5 +87,5 @@ def builtin_targets() -> set[str]:
 
 def family_of(target: Any) -> str:
     """The file of `convert/` that holds a target's converter."""
-    entry = interpreter.find(target)
+    entry = registered().get(target)
     return entry.fn.__module__.rpartition(".")[2] if entry is not None else "generic"

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
+
 from .cases import Case, Group, calls
 from .check import FAILED, UNTRACEABLE, Outcome, check
+
+Done = tuple[Group, list[Outcome]]
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,10 @@ class Limits:
     seconds: float = 120.0
 
 
-def run_all(todo: Iterable[Group], jobs: int, limits: Limits) -> Iterator[tuple[Group, list[Outcome]]]:
+def run_all(todo: Iterable[Group], jobs: int, limits: Limits) -> Iterator[Done]:
     """The outcomes of all groups, in the order in which they are done."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[Group, list[Outcome]]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Done] = queue.SimpleQueue()
     count = 0
     for group in todo:
         waiting.put(group)
@@ -54,7 +58,7 @@ def _serve(waiting: Any, done: Any, limits: Limits) -> None:
 
 
 class _Worker:
-    """A subprocess that answers one outcome after another, then None."""
+    """A subprocess that answers, for every case, its index and its outcome, and at last None."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -67,25 +71,30 @@ class _Worker:
 
     def run(self, group: Group, limits: Limits) -> list[Outcome]:
         outcomes: list[Outcome] = []
+        current = 0
         end = time.monotonic() + limits.seconds
         self._pipe.send((group, limits.samples))
         while True:
             try:
                 if not self._pipe.poll(max(0.0, end - time.monotonic())):
-                    return self._lose(group, outcomes, f"no answer in {limits.seconds:g} s")
-                outcome = self._pipe.recv()
+                    lost = Outcome(Case(group, current), FAILED, f"over {limits.seconds:g} s")
+                    return self._lose(outcomes, lost)
+                answer = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 self._process.join()
-                code = self._process.exitcode
-                return self._lose(group, outcomes, f"the process died, exit code {code}")
-            if outcome is None:
+                reason = f"the process died, exit code {self._process.exitcode}"
+                return self._lose(outcomes, Outcome(Case(group, current), FAILED, reason))
+            if answer is None:
                 return outcomes
-            outcomes.append(outcome)
+            if isinstance(answer, int):
+                current = answer
+            else:
+                outcomes.append(answer)
 
-    def _lose(self, group: Group, outcomes: list[Outcome], reason: str) -> list[Outcome]:
+    def _lose(self, outcomes: list[Outcome], last: Outcome) -> list[Outcome]:
         self.lost = True
         self.end()
-        return [*outcomes, Outcome(Case(group, len(outcomes)), FAILED, reason)]
+        return [*outcomes, last]
 
     def end(self) -> None:
         self._process.kill()
@@ -93,8 +102,6 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
-    import torch
-
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)  # operators and AOTAutograd print and warn
@@ -102,17 +109,17 @@ def _work(pipe: Connection) -> None:
     pipe.send("ready")
     while True:
         group, samples = pipe.recv()
-        for outcome in outcomes_of(group, samples):
-            pipe.send(outcome)
+        for answer in _answers(group, samples):
+            pipe.send(answer)
         pipe.send(None)
 
 
-def outcomes_of(group: Group, samples: int) -> Iterator[Outcome]:
-    """The outcomes of a group, one by one."""
+def _answers(group: Group, samples: int) -> Iterator[int | Outcome]:
     try:
         found = calls(group, samples)
     except Exception as e:  # some need packages that are not here
         yield Outcome(Case(group, 0), UNTRACEABLE, f"no samples: {e}")
         return
     for index, call in found.items():
+        yield index
         yield check(Case(group, index), call)

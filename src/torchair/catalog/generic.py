@@ -62,7 +62,7 @@ def _decode(x: Any, get: Callable[[str, int], Any], node: Node) -> Any:
 
 def _kernel(op: Op) -> Kernel:
     node = op.node
-    target = find_target(node)
+    target = finished(find_target(node))
     spec = json.loads(node.attr("arguments"))
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -74,6 +74,19 @@ def _kernel(op: Op) -> Kernel:
         return [_own(r, tensors) for r in results]
 
     return run
+
+
+def finished(target: Any) -> Any:
+    """A collective that waits for its results: planned buffers that it reads are reused soon."""
+    if not is_collective(str(target)):
+        return target
+    wait = torch.ops._c10d_functional.wait_tensor
+    return lambda *args, **kwargs: [wait(t) for t in _leaves(target(*args, **kwargs))]
+
+
+def is_collective(target: str) -> bool:
+    """Whether a torch operator talks to other processes, by its name."""
+    return target.startswith(("_c10d_functional", "c10d_functional"))
 
 
 def _own(result: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchair.catalog.core import (
     Kernel,
@@ -17,9 +18,10 @@ from torchair.catalog.core import (
     same_as,
     writes_first,
 )
-from torchair.ge.dtypes import DataType
+from torchair.errors import MissingHostValue
+from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
-from torchair.ge.shapes import Shape, broadcast
+from torchair.ge.shapes import Shape, broadcast, is_static
 
 aten = torch.ops.aten
 
@@ -214,3 +216,36 @@ def _embedding_grad(op: Op) -> Kernel:
 
 
 add_row("EmbeddingDenseGrad", _embedding_grad_rule, _embedding_grad)
+
+
+# ---- bags of rows ----
+
+BAG_MODES = ("sum", "mean", "max")
+
+
+def _bag(op: Op) -> Kernel:
+    mode = BAG_MODES.index(op.attr("mode"))
+    scale, sparse = op.attr("scale_grad_by_freq"), op.attr("sparse")
+    last, padding = op.attr("include_last_offset"), op.attr("padding_idx")
+    return lambda weight, indices, offsets, weights: aten._embedding_bag(
+        weight, indices, offsets, scale, mode, sparse, weights, last, padding
+    )
+
+
+def _bag_rule(op: Op) -> list[Fact]:
+    """Bookkeeping results have dims that depend on torch's ways: it is asked, once sizes are
+    known."""
+    facts = [op.get(p) for p in ("weight", "indices", "offsets", "per_sample_weights")]
+    if not all(f is None or is_static(f.shape) for f in facts):
+        raise MissingHostValue("dims of bags are not known")
+    with FakeTensorMode():
+        results = _bag(op)(*(None if f is None else _empty(f) for f in facts))
+    return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
+
+
+def _empty(fact: Fact) -> torch.Tensor:
+    dims: Any = fact.shape
+    return torch.empty(dims, dtype=ge_to_torch(fact.dtype))
+
+
+add_row("EmbeddingBag", _bag_rule, _bag)

@@ -1,7 +1,8 @@
-"""Pooling and resizing of the last dims, channels first, and the gradients."""
+"""Pooling, resizing and sampling of the last dims, channels first, and the gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -182,3 +183,44 @@ def _bilinear(op: Op) -> Kernel:
 add_row("ResizeNearestNeighborV2", _resize_rule, _nearest, host=("size",), out=True)
 add_row("ResizeNearestNeighborV2Grad", _nearest_grad_rule, _nearest_grad, host=("size",))
 add_row("ResizeBilinearV2", _resize_rule, _bilinear, host=("size",), out=True)
+
+
+# ---- sampling at given points ----
+
+SAMPLE_MODES = ("bilinear", "nearest", "bicubic")
+SAMPLE_PADDING = ("zeros", "border", "reflection")
+
+
+def _sampling(op: Op) -> tuple[int, int, bool]:
+    mode = SAMPLE_MODES.index(op.attr("interpolation_mode"))
+    return mode, SAMPLE_PADDING.index(op.attr("padding_mode")), op.attr("align_corners")
+
+
+def _sampled(op: Op) -> Fact:
+    return Fact(op.dtype("x"), (*op.shape("x")[:2], *op.shape("grid")[1:-1]))
+
+
+def _sample(overload: Any) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        how = _sampling(op)
+        return lambda x, grid: overload(x, grid, *how)
+
+    return make
+
+
+def _sample_grad_rule(op: Op) -> list[Fact]:
+    return [Fact(op.dtype(p), op.shape(p)) for p in ("x", "grid")]
+
+
+def _sample_grad(overload: Any) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        how = _sampling(op)
+        return lambda grad, x, grid: overload(grad, x, grid, *how, [True, True])
+
+    return make
+
+
+add_row("GridSampler2D", _sampled, _sample(aten.grid_sampler_2d))
+add_row("GridSampler3D", _sampled, _sample(aten.grid_sampler_3d))
+add_row("GridSampler2DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_2d_backward))
+add_row("GridSampler3DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_3d_backward))

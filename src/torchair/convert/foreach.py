@@ -174,7 +174,7 @@ def _rounded(mode: int) -> Callable[..., Any]:
         floats = [x for x in self if x.dtype in FLOAT_TYPES]
         if not floats:
             return [_whole(mode, x) for x in self]
-        code = ge.Fill([1], ge.Cast(mode, dst_type=DataType.DT_INT8))
+        code = ge.Fill([1], typed(mode, DataType.DT_INT8))
         rounded = iter(ge.ForeachRoundOffNumber(floats, code))
         return [next(rounded) if x.dtype in FLOAT_TYPES else _whole(mode, x) for x in self]
 

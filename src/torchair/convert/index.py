@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.catalog.index import BAG_MODES
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
@@ -16,6 +17,7 @@ from torchair.ge.shapes import is_static
 
 aten = torch.ops.aten
 INT64 = DataType.DT_INT64
+_LAST_OFFSET = 7  # position of include_last_offset
 _MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
 
 
@@ -54,6 +56,47 @@ def embedding_dense_backward(
         padding_idx=padding_idx,
         scale_grad_by_freq=scale_grad_by_freq,
     )
+
+
+@builtin(aten._embedding_bag.default)
+def embedding_bag(
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    meta_inputs: Any,
+) -> Any:
+    """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False,
+    int mode=0, bool sparse=False, Tensor? per_sample_weights=None,
+    bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"""
+    tensors = [t for t in meta_inputs if isinstance(t, torch.Tensor)]
+    if any(t.device.type != "cpu" or t.stride(-1) != 1 for t in tensors):
+        raise Decline("bookkeeping results of another form")
+    return ge.EmbeddingBag(
+        weight,
+        indices,
+        offsets,
+        per_sample_weights,
+        mode=BAG_MODES[mode],
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+        include_last_offset=include_last_offset,
+        padding_idx=padding_idx,
+    )
+
+
+@builtin(aten._embedding_bag_forward_only.default)
+def embedding_bag_forward_only(*args: Any, meta_inputs: Any) -> Any:
+    """_embedding_bag_forward_only(...) -> (Tensor, Tensor, Tensor, Tensor), as _embedding_bag"""
+    if len(args) > _LAST_OFFSET and args[_LAST_OFFSET]:
+        raise Decline("one bag size too many")
+    return embedding_bag(*args, meta_inputs=meta_inputs)
 
 
 def _split_indices(indices: Sequence[Value | None]) -> tuple[list[Value], list[int]]:

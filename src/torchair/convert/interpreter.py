@@ -6,7 +6,6 @@ becomes NetOutput plus a description of what GE does not compute. Meaning lives 
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,13 +39,9 @@ from torchair.ge.signature import (
 )
 from torchair.log import logger
 
-Results = dict[tuple[Value, int], int]  # graph outputs in order: value and alias group to position
+Results = dict[Value, tuple[int, Any]]  # outputs in order: the alias group and FX node of each
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (bool, int, float)
-ARITHMETIC = {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.pow,
-    operator.mod, operator.neg, math.floor, math.ceil,
-}  # fmt: skip
 
 
 @dataclass
@@ -114,6 +109,7 @@ class GraphConverter:
                     self._output(node)
                 else:
                     self._call(node)
+        self._random_inputs()
         return Conversion(self.graph, self.signature, self.generic)
 
     # ---- inputs ----
@@ -155,6 +151,13 @@ class GraphConverter:
         if dtype == DataType.DT_INT64:
             value.content = expr
         return value
+
+    def _random_inputs(self) -> None:
+        """Inputs that random converters have added; no argument feeds them."""
+        for node in self.graph.data[len(self.signature.inputs) :]:
+            data = node.outputs[0]
+            count: Any = data.shape[0]  # type: ignore[index]
+            self.signature.inputs.append(InputSource((), "random", data.dtype, count=count))
 
     def _constant(self, node: fx.Node) -> None:
         found: Any = self.gm
@@ -225,7 +228,7 @@ class GraphConverter:
             if entry.wants_views:
                 kwargs["views"] = self.views if self._may_fold() else ViewFolder(False)
             npu = entry.fn(*args, **kwargs)
-            self._check(node, meta, npu, mark[1])
+            self._check(meta, npu)
             return npu
         except Decline as e:
             self._undo(*mark)
@@ -314,7 +317,7 @@ class GraphConverter:
 
     # ---- results of a call ----
 
-    def _check(self, node: fx.Node, meta: Any, npu: Any, before: set[Node]) -> None:
+    def _check(self, meta: Any, npu: Any) -> None:
         """A converter must give one value per result, of the type that tracing saw."""
         expected, got = _leaves(meta), _leaves(npu)
         if len(expected) != len(got):
@@ -350,7 +353,7 @@ class GraphConverter:
         for item in items if isinstance(items, (list, tuple)) else [items]:
             self.signature.results.append(self._result(item, results, groups))
         dependencies = [n.outputs[0] for n in self.graph.keep_alive if n.outputs]
-        ge.NetOutput([value for value, _ in results], dependencies=dependencies)
+        ge.NetOutput(list(results), dependencies=dependencies)
         output = self.graph.output
         assert output is not None
         for side_effect in self.graph.keep_alive:
@@ -372,9 +375,13 @@ class GraphConverter:
         if isinstance(value, Token):
             return Fixed(torch.empty(0))
         group = groups.setdefault(_storage_key(meta), len(groups))
+        if value in results and results[value][0] != group:
+            value = ge.Clone(value)  # one value, but tensors of different memory
+        first = results.setdefault(value, (group, item))
         dims = tuple(from_torch(d) for d in meta.shape)
         strides = tuple(from_torch(d) for d in meta.stride())
-        return Computed(_position(value, group, results), dims, strides, group)
+        index = list(results).index(value)
+        return Computed(index, dims, strides, group, same=first == (group, item))
 
     def _symbol_result(self, pack: ValuePack, results: Results) -> Result:
         expr = _symbol_of(pack.meta)
@@ -382,7 +389,8 @@ class GraphConverter:
             return Fixed(expr)
         if free_symbols([expr]) <= self.signature.symbols.keys():
             return SymbolResult(expr)
-        return ComputedScalar(_position(pack.npu, -1, results))
+        results.setdefault(pack.npu, (-1, None))
+        return ComputedScalar(list(results).index(pack.npu))
 
     def _alias_of_input(self, item: fx.Node, meta: torch.Tensor) -> InputView | None:
         for source, arg in self._arg_of.items():
@@ -498,8 +506,3 @@ def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:
 
 def _storage_key(meta: torch.Tensor) -> int:
     return meta.untyped_storage()._cdata
-
-
-def _position(value: Value, group: int, results: Results) -> int:
-    """A value is one output, unless it is returned as tensors of different memory."""
-    return results.setdefault((value, group), len(results))

@@ -1,15 +1,17 @@
-"""Converters of pooling and resizing."""
+"""Converters of pooling, resizing and sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torchair import ge
-from torchair.convert.promote import cast_result
+from torchair.catalog.pool import SAMPLE_MODES, SAMPLE_PADDING
+from torchair.convert.promote import cast_result, promote
 from torchair.convert.registry import Decline, builtin
+from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
@@ -278,3 +280,53 @@ def upsample_bilinear2d_vec(
         half_pixel_centers=not align_corners,
         dtype=meta_outputs.dtype,
     )
+
+
+# ---- sampling at given points: half tensors are computed in float ----
+
+_HALF, _FLOAT = DataType.DT_FLOAT16, DataType.DT_FLOAT
+
+
+def _wide(*tensors: Value) -> list[Value]:
+    return [ge.Cast(x, dst_type=_FLOAT) if x.dtype == _HALF else x for x in tensors]
+
+
+def _sampling(mode: int, padding: int, align_corners: bool) -> dict[str, Any]:
+    return dict(
+        interpolation_mode=SAMPLE_MODES[mode],
+        padding_mode=SAMPLE_PADDING[padding],
+        align_corners=align_corners,
+    )
+
+
+def _sample(op_type: str) -> Callable[..., Value]:
+    def convert(
+        input: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
+    ) -> Value:
+        """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode,
+        bool align_corners) -> Tensor"""
+        how = _sampling(interpolation_mode, padding_mode, align_corners)
+        return promote(input.dtype, builder(op_type)(*_wide(input, grid), **how))
+
+    return convert
+
+
+def _sample_backward(op_type: str) -> Callable[..., list[Value | None]]:
+    def convert(
+        grad_output: Value, input: Value, grid: Value, interpolation_mode: int,
+        padding_mode: int, align_corners: bool, output_mask: Any, *, meta_outputs: Any,
+    ) -> list[Value | None]:  # fmt: skip
+        """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid,
+        int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask)"""
+        how = _sampling(interpolation_mode, padding_mode, align_corners)
+        grads = builder(op_type)(*_wide(grad_output, input, grid), **how)
+        pairs = zip(grads, (input, grid), meta_outputs, strict=True)
+        return [None if told is None else promote(x.dtype, g) for g, x, told in pairs]
+
+    return convert
+
+
+builtin(aten.grid_sampler_2d.default)(_sample("GridSampler2D"))
+builtin(aten.grid_sampler_3d.default)(_sample("GridSampler3D"))
+builtin(aten.grid_sampler_2d_backward.default)(_sample_backward("GridSampler2DGrad"))
+builtin(aten.grid_sampler_3d_backward.default)(_sample_backward("GridSampler3DGrad"))

@@ -82,3 +82,27 @@ def find(target: Any) -> Entry | None:
 def registered() -> dict[Any, Entry]:
     """All converters, user ones on top."""
     return _builtin | _user
+
+
+_FUNCTIONAL = "writes to an argument; functionalisation leaves the pure operator in the graph"
+_SYNC = "exists on accelerators only and reads batch statistics of other processes: torch's kernel"
+
+LEFT_OUT: dict[str, str] = {
+    "aten._fft_c2c.default": "GE has FFT without direction and norm, over one or two dims",
+    "aten._native_batch_norm_legit.default": _FUNCTIONAL,
+    "aten.batch_norm_backward_elemt.default": _SYNC,
+    "aten.batch_norm_backward_reduce.default": _SYNC,
+    "aten.batch_norm_elemt.default": _SYNC,
+    "aten.bitwise_right_shift_.Tensor": _FUNCTIONAL,
+    "aten.erfinv.out": _FUNCTIONAL,
+    "aten.expm1.out": _FUNCTIONAL,
+    "aten.log_sigmoid_backward.grad_input": _FUNCTIONAL,
+    "aten.log_sigmoid_forward.output": _FUNCTIONAL,
+    "aten.masked_fill_.Scalar": _FUNCTIONAL,
+    "aten.matmul_backward.default": "torch has it for nested tensors only, others see matmuls",
+    "aten.mish.out": _FUNCTIONAL,
+    "aten.nan_to_num.out": _FUNCTIONAL,
+    "higher_order.run_and_save_rng_state": "saves the state of torch's generator, by torch itself",
+    "higher_order.run_with_rng_state": "replays with a state of torch's generator, by torch itself",
+}
+"""Operators of the documented table that go to the generic node on purpose, and why."""

@@ -16,9 +16,12 @@ from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan import OutputSpec, Plan, Root, Step
 from torchair.errors import GraphError
+from torchair.flags import Flags
 from torchair.ge.graph import Fact, Value
 
 Run = Callable[[list[Any]], None]
+
+_SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
 
 
 class Program:
@@ -96,7 +99,7 @@ class ProgramPool:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Take a free program, run it, give it back."""
         key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
-        free = self._free.setdefault(key, deque())
+        free = self._free.setdefault(key, deque(maxlen=_SPARE))
         try:
             program = free.pop()
         except IndexError:
@@ -128,7 +131,7 @@ class _Allocation:
 
 def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
     if not spec.always_copy and (spec.strides is None or tensor.stride() == spec.strides):
-        return tensor
+        return torch.ops.aten.alias.default(tensor) if spec.again else tensor
     if spec.strides is None:
         return tensor.clone()
     shape = tensor.shape
@@ -156,6 +159,8 @@ def _prepare(step: Step, arena: torch.Tensor) -> Run:
         "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
     }  # fmt: skip
     run = makers[step.kind](step)
+    if Flags.read().debug >= 5:
+        run = _told(step, run)
     if not step.frees:
         return run
     frees = step.frees
@@ -166,6 +171,17 @@ def _prepare(step: Step, arena: torch.Tensor) -> Run:
             r[slot] = None
 
     return run_and_free
+
+
+def _told(step: Step, run: Run) -> Run:
+    """A step that says what it does, for debug level 5."""
+
+    def run_and_tell(r: list[Any]) -> None:
+        run(r)
+        shown = ", ".join(f"{list(r[o].shape)} {r[o].dtype}" for o in step.outs)
+        print(f"torchair step {step.kind:5s} {step.node.type} {step.node.name} -> {shown}")
+
+    return run_and_tell
 
 
 def _out(step: Step) -> Run:

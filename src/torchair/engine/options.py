@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
+from torchair.configs.settings import parse_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.log import native_logger
 
@@ -30,13 +31,8 @@ class EngineOptions:
             fold=process.get("ge.oo.constantFolding", "true") == "true",
             dead_code=process.get("ge.oo.deadCodeElimination", "true") == "true",
             topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
-            switches=_switches(process.get("ge.optimizationSwitch") or ""),
+            switches=dict(parse_switches(process.get("ge.optimizationSwitch") or "")),
         )
-
-
-def _switches(text: str) -> dict[str, bool]:
-    pairs = [item.split(":") for item in text.split(";") if item.strip()]
-    return {name.strip(): state.strip() == "on" for name, state in pairs}
 
 
 class GraphEngine:

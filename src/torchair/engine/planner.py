@@ -316,6 +316,7 @@ class _Build:
             mine = root.kind in ("arena", "fresh", "torch")
             mine = mine and owner.setdefault(root.slot, group) == group
             spec = self._leave(slot, root, wanted[k], mine, shared=members[group] > 1)
+            spec.again = any(slot == before.slot for before in self.plan.outputs)
             self.plan.outputs.append(spec)
 
     def _group(self, k: int) -> int:

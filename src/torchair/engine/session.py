@@ -28,7 +28,8 @@ from torchair.log import native_logger
 from torchair.passes import PassRunner
 from torchair.trace import Trace
 
-_PLANS = 128  # plans kept for one dynamic graph
+_PLANS = 128  # plans kept for one dynamic graph,
+_PLAN_BYTES = 1 << 30  # as long as their arenas together stay under this
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ def label(name: str) -> AbstractContextManager[Any]:
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
     return nullcontext()
+
+
+def _on(stream: Any) -> AbstractContextManager[Any]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 class TorchNpuGraph:
@@ -152,10 +157,14 @@ class TorchNpuGraph:
         assigned_outputs: Sequence[torch.Tensor | None] = (),
         stream: Any = None,
     ) -> list[torch.Tensor]:
-        """Outputs of the graph for inputs in index order."""
+        """Outputs of the graph for inputs in index order.
+
+        `assigned_outputs` are tensors, one per output or None, that results are copied into;
+        `stream` is a CUDA stream to run on instead of the current one.
+        """
         if self._planner is None:
             self.compile()
-        with label("TorchNpuGraphBase::Run"):
+        with label("TorchNpuGraphBase::Run"), _on(stream):
             return self._run(inputs, assigned_outputs)
 
     def _run(
@@ -179,6 +188,10 @@ class TorchNpuGraph:
             outputs = pool.run(inputs)
         finally:
             torch._C._set_grad_enabled(grad)
+        if len(assigned) > len(outputs):
+            raise InputError(
+                "too many assigned outputs", expected=str(len(outputs)), got=str(len(assigned))
+            )
         for target, value in zip(assigned, outputs, strict=False):
             if target is not None and target is not value:
                 target.copy_(value)
@@ -199,7 +212,10 @@ class TorchNpuGraph:
         pool = ProgramPool(self._planner.plan(facts))
         with self._lock:
             self._plans[key] = pool
-            while len(self._plans) > _PLANS:
+            while len(self._plans) > 1 and (
+                len(self._plans) > _PLANS
+                or sum(p.plan.arena_size for p in self._plans.values()) > _PLAN_BYTES
+            ):
                 self._plans.popitem(last=False)
         return pool
 

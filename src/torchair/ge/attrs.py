@@ -63,8 +63,9 @@ def _same_tensor(a: Any, b: Any) -> bool:
 
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8) if a.numel() else a,
-                       b.contiguous().view(-1).view(torch.uint8) if b.numel() else b)  # fmt: skip
+    # Copies, as one element with stride 0 counts as contiguous but cannot be seen as bytes.
+    a, b = (t.clone(memory_format=torch.contiguous_format).view(-1) for t in (a, b))
+    return not a.numel() or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def _factory(kind: str) -> Callable[[Any], Attr]:

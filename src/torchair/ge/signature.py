@@ -23,6 +23,7 @@ class Computed:
     shape: Shape
     strides: Shape
     alias_group: int  # results of one group share memory in the traced program
+    same: bool = True  # else another tensor object over the same memory
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ Result = Fixed | Computed | ComputedScalar | InputView | SymbolResult
 
 @dataclass(frozen=True)
 class InputSource:
-    """Where a Data node gets its tensor from: an argument, or numbers packed from several."""
+    """Where a Data node gets its tensor from: an argument, numbers packed from several, or
+    nobody: offsets of random operators are drawn anew for each call."""
 
     args: tuple[int, ...]
-    kind: str = "tensor"  # "tensor", "scalar" (0-d) or "packed" (1-d)
+    kind: str = "tensor"  # "tensor", "scalar" (0-d), "packed" or "random" (both 1-d)
     dtype: int = 0
     static: bool = False  # a parameter: the same tensor in every call
+    count: int = 0  # of random offsets
 
 
 @dataclass

@@ -46,11 +46,12 @@ GE_PASSES = (
 )
 
 ENGINE_PASSES = (
+    Pass("remove_dead_code", remove_dead_code, lambda o: o.dead_code),
     Pass("apply_rules", apply_rules, lambda o: o.level != "O1"),
     Pass("fold_constants", fold_constants, lambda o: o.fold),
     Pass("merge_common", merge_common, lambda o: o.level != "O1"),
     Pass("apply_rules_again", apply_rules, lambda o: o.level != "O1"),
-    Pass("remove_dead_code", remove_dead_code, lambda o: o.dead_code),
+    Pass("remove_what_is_left", remove_dead_code, lambda o: o.dead_code),
     Pass("choose_order", choose_order),
 )
 
@@ -59,9 +60,19 @@ def _count(graph: Graph) -> Counter[str]:
     return Counter(n.type for n in graph.nodes)
 
 
+def _fingerprint(graph: Graph) -> int:
+    """Changes when a node, an edge, an attribute or the order does."""
+    nodes = []
+    for n in graph.nodes:
+        edges = tuple(v and v.edge for _, _, v in n.slots())
+        attrs = tuple((k, a.kind, str(a.value)) for k, a in n.attrs.items() if a.kind != "Tensor")
+        nodes.append((n.name, n.type, edges, attrs, tuple(c.name for c in n.control)))
+    return hash(tuple(nodes))
+
+
 def ge_kind(text: Callable[[Graph], str], file_type: str) -> Kind:
     """How the pass runner handles GE graphs; the text form is injected."""
-    return Kind(_count, verify, text, file_type)
+    return Kind("ge", _count, _fingerprint, verify, text, file_type)
 
 
 __all__ = ["ENGINE_PASSES", "GE_PASSES", "GraphState", "ge_kind"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import pairwise
 
+from torchair.catalog import Trait, row_of
+from torchair.catalog.generic import is_collective
 from torchair.engine.passes.state import GraphState
 from torchair.ge.graph import Graph, Node, topological
 
@@ -12,17 +14,25 @@ _SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState) -> None:
-    """Chain prints and the like in program order and tie the last to NetOutput."""
-    _chain(graph, _SIDE_EFFECTS)
+    """Chain prints and the like in program order and tie the last to NetOutput; so collectives,
+    which all processes must meet in one order."""
+    _chain(graph, [n for n in graph.nodes if n.type in _SIDE_EFFECTS])
+    _chain(graph, [n for n in graph.nodes if _communicates(n)])
+
+
+def _communicates(node: Node) -> bool:
+    row = row_of(node.type)
+    if node.type == "TorchCall":
+        return is_collective(node.attr("target"))
+    return row is not None and row.has(Trait.COMMUNICATION)
 
 
 def explicit_order_for_cmo(graph: Graph, state: GraphState) -> None:
     """Chain prefetch operators in program order."""
-    _chain(graph, ("Cmo",))
+    _chain(graph, [n for n in graph.nodes if n.type == "Cmo"])
 
 
-def _chain(graph: Graph, types: tuple[str, ...]) -> None:
-    nodes = [n for n in graph.nodes if n.type in types]
+def _chain(graph: Graph, nodes: list[Node]) -> None:
     for before, after in pairwise(nodes):
         after.after(before)
     if nodes and graph.output is not None:

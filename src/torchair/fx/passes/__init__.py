@@ -30,6 +30,12 @@ def _count(gm: fx.GraphModule) -> Counter[str]:
     return Counter(str(n.target) if n.op == "call_function" else n.op for n in gm.graph.nodes)
 
 
+def _fingerprint(gm: fx.GraphModule) -> int:
+    """Changes when a node, its target or an argument does."""
+    nodes = [(n.name, str(n.target), str(n.args), str(n.kwargs)) for n in gm.graph.nodes]
+    return hash(tuple(nodes))
+
+
 def _verify(gm: fx.GraphModule) -> None:
     gm.graph.lint()
 
@@ -40,4 +46,4 @@ def fx_text(gm: Any) -> str:
     return str(gm.print_readable(print_output=False))
 
 
-FX_KIND = Kind(_count, _verify, fx_text, "txt")
+FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt")

@@ -1,0 +1,287 @@
+"""Converters of random operators: each takes the graph's seed and an offset of its own.
+
+The seed is a constant of the graph. Offsets are one more input of the graph, which every call
+feeds with fresh numbers and an Unpack hands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.create import typed
+from torchair.convert.elementwise import factor, plain
+from torchair.convert.promote import cast_result, promote
+from torchair.convert.registry import Decline, builtin
+from torchair.ge import attrs as attr
+from torchair.ge.build import add_output, builder
+from torchair.ge.dtypes import FLOAT_TYPES, DataType
+from torchair.ge.graph import Call, Fact, TensorSpec, Value, get_default_ge_graph
+from torchair.ge.shapes import free_symbols
+
+aten = torch.ops.aten
+INT64, UINT64, DOUBLE = DataType.DT_INT64, DataType.DT_UINT64, DataType.DT_DOUBLE
+_SEED, _OFFSETS, _UNPACK = "initial_seed", "offset_list", "unpack_generator_offsets"
+
+
+# ---- seed and offset ----
+
+
+def _seed() -> Value:
+    """The seed that torch's generator had when the graph was converted, as a signed number."""
+    graph = get_default_ge_graph()
+    if _SEED in graph:
+        return graph.node(_SEED).outputs[0]
+    seed = torch.initial_seed()
+    return ge.Const(seed - 2**64 if seed >= 2**63 else seed, dtype=INT64, node_name=_SEED)
+
+
+def _offset() -> Value:
+    """The next offset. Input and Unpack are made with the first one and grow with each other."""
+    graph = get_default_ge_graph()
+    if _UNPACK not in graph:
+        return _first_offset()
+    unpack = graph.node(_UNPACK)
+    data = unpack.values()[0]
+    made = add_output(unpack, f"y{len(unpack.outputs)}")
+    made.learn(Fact(INT64, ()))
+    count = len(unpack.outputs)
+    unpack.attrs["num"] = attr.Int(count)
+    data.shape = (count,)
+    call = next(c for c in graph.journal if isinstance(c, Call) and c.result is data)
+    call.kwargs["shape"] = [count]
+    return made
+
+
+def _first_offset() -> Value:
+    graph = get_default_ge_graph()
+    data = ge.Data(
+        index=len(graph.data), dtype=INT64, shape=[1], placement="CPU", node_name=_OFFSETS
+    )
+    graph.depth += 1  # dumps do not show the Unpack
+    try:
+        return ge.Unpack(data, num=1, node_name=_UNPACK)[0]
+    finally:
+        graph.depth -= 1
+
+
+def _counter() -> Value:
+    zero = ge.Const(0, dtype=INT64)
+    zero.device_type = "CPU"  # as the offset it is joined with
+    return ge.ConcatV2([zero, _offset()], 0, N=2)
+
+
+def _default(generator: Any) -> None:
+    if generator is not None:
+        raise Decline("a generator of its own")
+
+
+def _placed(made: Value, spec: TensorSpec) -> Value:
+    """A result where tracing saw it: its inputs, numbers of the host, do not tell."""
+    if spec.device == "cpu":
+        return made
+    if any(name.startswith("u") for name in free_symbols(spec.shape or ())):
+        raise Decline("a size that the data tell, on a device")
+    made.device_type = "NPU"
+    return made
+
+
+# ---- tensors of given sizes; `options` are dtype, layout, device, pin_memory, memory_format ----
+
+
+def _draw(op_type: str, size: Any, spec: TensorSpec, *bounds: Value) -> Value:
+    key = ge.Unsqueeze(ge.Cast(_seed(), dst_type=UINT64), axes=[0])
+    counter = ge.Cast(_counter(), dst_type=UINT64)
+    algorithm = typed(1, DataType.DT_INT32)
+    chosen = {} if bounds else {"dtype": spec.dtype}
+    return _placed(builder(op_type)(size, key, counter, algorithm, *bounds, **chosen), spec)
+
+
+def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
+    _default(generator)
+    if spec.dtype not in FLOAT_TYPES:
+        raise Decline("not a real floating point result")
+    return _draw(op_type, size, spec)
+
+
+def _of_size(op_type: str) -> Callable[..., Value]:
+    def convert(
+        size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+    ) -> Value:
+        """rand(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
+        return _real(op_type, size, generator, meta_outputs)
+
+    return convert
+
+
+def _like(op_type: str) -> Callable[..., Value]:
+    def convert(
+        self: Value, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+    ) -> Value:
+        """rand_like(Tensor self, *, ScalarType? dtype=None, ...) -> Tensor"""
+        return _real(op_type, ge.Shape(self), generator, meta_outputs)
+
+    return convert
+
+
+UNIFORM, NORMAL = "StatelessRandomUniformV2", "StatelessRandomNormalV2"
+builtin(aten.rand.default, aten.rand.generator)(_of_size(UNIFORM))
+builtin(aten.randn.default, aten.randn.generator)(_of_size(NORMAL))
+builtin(aten.rand_like.default, getattr(aten.rand_like, "generator", None))(_like(UNIFORM))
+builtin(aten.randn_like.default, getattr(aten.randn_like, "generator", None))(_like(NORMAL))
+
+
+@builtin(aten.uniform.default)
+def uniform(
+    self: Value,
+    low: Any = 0.0,
+    to: Any = 1.0,
+    *,
+    generator: Any = None,
+    meta_outputs: TensorSpec,
+    **named: Any,
+) -> Value:
+    """uniform(Tensor self, float from=0., float to=1., *, Generator? generator=None) -> Tensor"""
+    low = named.get("from", low)
+    plain(low, to)
+    made = _real(UNIFORM, ge.Shape(self), generator, meta_outputs)
+    return _moved(made, to - low, low, meta_outputs.dtype)
+
+
+@builtin(aten.normal_functional.default)
+def normal(
+    self: Value,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    *,
+    generator: Any = None,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """normal_functional(Tensor self, float mean=0., float std=1., *, Generator? generator=None)"""
+    plain(mean, std)
+    made = _real(NORMAL, ge.Shape(self), generator, meta_outputs)
+    return _moved(made, std, mean, meta_outputs.dtype)
+
+
+def _moved(x: Value, scale: float, start: float, dtype: int) -> Value:
+    """x * scale + start as torch computes it: it stays within the bounds of a narrow range."""
+    if (scale, start) == (1, 0):
+        return x
+    return ge.Add(ge.Mul(x, factor(dtype, scale)), factor(dtype, start))
+
+
+# ---- integers: drawn as such, a scaled float would miss some beyond 2**24 and favour others ----
+
+
+def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) -> Value:
+    _default(generator)
+    bounds = promote(INT64, low, high)
+    return cast_result(_draw("StatelessRandomUniformIntV2", size, spec, *bounds), spec.dtype)
+
+
+@builtin(aten.randint.default, aten.randint.generator)
+def randint(
+    high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+) -> Value:
+    """randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, ...) -> Tensor"""
+    return _integers(size, 0, high, generator, meta_outputs)
+
+
+@builtin(aten.randint.low, aten.randint.low_generator)
+def randint_low(
+    low: Any, high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec,
+    **options: Any,
+) -> Value:  # fmt: skip
+    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, ...)"""
+    return _integers(size, low, high, generator, meta_outputs)
+
+
+@builtin(aten.randint_like.default)
+def randint_like(self: Value, high: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+    """randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, ...) -> Tensor"""
+    return _integers(ge.Shape(self), 0, high, None, meta_outputs)
+
+
+@builtin(aten.randint_like.low_dtype)
+def randint_like_low(
+    self: Value, low: Any, high: Any, *, meta_outputs: TensorSpec, **options: Any
+) -> Value:
+    """randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ...) -> Tensor"""
+    return _integers(ge.Shape(self), low, high, None, meta_outputs)
+
+
+@builtin(aten.randperm.default, aten.randperm.generator)
+def randperm(
+    n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+) -> Value:
+    """randperm(SymInt n, *, ScalarType? dtype=long, ...) -> Tensor"""
+    _default(generator)
+    made = ge.StatelessRandperm(
+        promote(INT64, n), _seed(), _offset(), layout=1, dtype=meta_outputs.dtype
+    )
+    return _placed(made, meta_outputs)
+
+
+# ---- draws by probability ----
+
+
+@builtin(aten.bernoulli.default)
+def bernoulli(self: Value, *, generator: Any = None, meta_outputs: TensorSpec) -> Value:
+    """bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"""
+    return bernoulli_p(self, self, generator=generator, meta_outputs=meta_outputs)
+
+
+@builtin(aten.bernoulli.p, aten.bernoulli.Tensor)
+def bernoulli_p(
+    self: Value, p: Any = 0.5, *, generator: Any = None, meta_outputs: TensorSpec
+) -> Value:
+    """bernoulli.p(Tensor self, float p=0.5, *, Generator? generator=None) -> Tensor"""
+    _default(generator)
+    prob = p if isinstance(p, Value) else ge.Const(p, dtype=DataType.DT_FLOAT)
+    made = ge.StatelessBernoulli(
+        ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype
+    )
+    return _placed(made, meta_outputs)
+
+
+@builtin(aten.multinomial.default)
+def multinomial(
+    self: Value, num_samples: Any, replacement: bool = False, *, generator: Any = None
+) -> Value:
+    """multinomial(Tensor self, SymInt num_samples, bool replacement=False, *,
+    Generator? generator=None) -> Tensor"""
+    _default(generator)
+    plain(num_samples)
+    return ge.MultinomialWithReplacement(
+        self, _seed(), _offset(), numsamples=num_samples, replacement=replacement
+    )
+
+
+# ---- dropout: numbers in double, so that the scale is torch's to the last bit ----
+
+
+@builtin(aten.native_dropout.default)
+def native_dropout(
+    input: Value, p: Any, train: bool | None, *, meta_outputs: Any
+) -> tuple[Value, Value]:
+    """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
+    plain(p)
+    if train is not None and not train:
+        return input, ge.Fill(ge.Shape(input), ge.Const(True, dtype=DataType.DT_BOOL))
+    keep = ge.Const(1.0 - p, dtype=DOUBLE)
+    drawn = ge.StatelessDropOutGenMask(
+        ge.Shape(input), keep, _seed(), ge.Const(0, dtype=INT64), _counter()
+    )
+    mask = _placed(drawn, meta_outputs[1])
+    return ge.DropOutDoMask(input, mask, keep), mask
+
+
+@builtin(aten.native_dropout_backward.default)
+def native_dropout_backward(grad_output: Value, mask: Value, scale: Any) -> Value:
+    """native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor"""
+    plain(scale)
+    keep = 1.0 / scale if scale else 0.0
+    return ge.DropOutDoMask(grad_output, mask, ge.Const(keep, dtype=DOUBLE))
