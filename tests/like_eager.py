@@ -194,6 +194,11 @@ def _copy_into_hidden(x, y):
     return a, b
 
 
+def _views_of_mutated(x):
+    x.mul_(2)
+    return x.chunk(2)[1], x[:, x.shape[1] // 2 :], torch.diagonal(x), x.unbind(1)[1]
+
+
 def _two_updates(x, y):
     x.add_(y)
     y.add_(x)
@@ -274,6 +279,7 @@ ALIASING = {
                             lambda: [torch.randn(3, 2).t()]),
     "views_before_whole": (lambda x: (lambda y: (y[1:], y.t().view(-1), y))(x.relu()),
                            lambda: [torch.randn(3, 2).t()]),
+    "diagonal_of_output": (lambda x: torch.diagonal(x.softmax(-1)), lambda: [x44()]),
     "window_of_output": (lambda x: (x + 1).unfold(1, 2, 1), lambda: [x23()]),
     "detach": (lambda x: (x.detach(), (x + 1).detach()), lambda: [x23()]),
     "constant": (lambda x: (torch.ones(2), torch.arange(3), x.new_zeros(2)), lambda: [x23()]),
@@ -301,6 +307,7 @@ MUTATION = {
     "scatter_add": (_scatter_reduce,
                     lambda: [torch.zeros(4, 3), torch.randint(0, 4, (2, 3)), x23()]),
     "copy_into_hidden": (_copy_into_hidden, lambda: [x44(), x44().t()]),
+    "views_of_mutated": (_views_of_mutated, lambda: [x44()]),
     "two_updates": (_two_updates, lambda: [x23(), x23()]),
     "other_type": (_update_with_other_type, lambda: [x23(), torch.arange(3)]),
     "zero_": (lambda x: x.zero_() + 1, lambda: [x23()]),

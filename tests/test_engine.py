@@ -293,3 +293,17 @@ def test_a_late_view_of_planned_memory_is_kept_safe():
     early_value = t.abs().reshape(3, -1)
     torch.testing.assert_close(first, early_value.t() @ -early_value)
     torch.testing.assert_close(second, t.exp().t() @ t)
+
+
+def test_expanded_strides_are_never_written_to():
+    from torchair.engine.planner import Layout
+
+    with Graph("g", infer) as g:
+        x = data(0, (3, 1))
+        NetOutput([ge.Tile(x, [1, 4]), ge.BroadcastTo(ge.Abs(x), [3, 4])])
+    s = TorchNpuGraph("g")
+    s.load(g, layouts=[Layout((3, 4), (1, 0), 0), Layout((3, 4), (1, 0), 1)])
+    t = torch.randn(3, 1)
+    first, second = s.run([t])
+    torch.testing.assert_close(first, t.repeat(1, 4))
+    torch.testing.assert_close(second, t.abs().expand(3, 4))

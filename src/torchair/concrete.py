@@ -182,7 +182,7 @@ def _layouts(results: Sequence[Result], count: int) -> list[Layout | None]:
     layouts: list[Layout | None] = [None] * count
     for r in results:
         if isinstance(r, Computed) and layouts[r.index] is None:
-            layouts[r.index] = Layout(r.shape, r.strides, r.alias_group)
+            layouts[r.index] = Layout(r.shape, r.strides, r.alias_group, r.offset)
     return layouts
 
 

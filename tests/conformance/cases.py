@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 DTYPES = ("float32", "bfloat16", "int64", "bool")
@@ -56,8 +56,16 @@ class Call:
 
 @cache
 def operators() -> dict[str, Any]:
-    """The operator database by full name."""
-    return {op.full_name: op for op in op_db}
+    """The operator database by full name, the operators on lists of tensors included."""
+    tables = (
+        database.op_db,
+        database.foreach_unary_op_db,
+        database.foreach_binary_op_db,
+        database.foreach_pointwise_op_db,
+        database.foreach_reduce_op_db,
+        database.foreach_other_op_db,
+    )
+    return {op.full_name: op for table in tables for op in table}
 
 
 def groups(mode: str, dtypes: Sequence[str] = DTYPES) -> Iterator[Group]:

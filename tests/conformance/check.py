@@ -120,12 +120,15 @@ def _compiled(fn: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[
 
 
 def _evaluate(case: Case, fn: Callable[..., Any], call: Call) -> list[Any]:
-    """The results of a call, or its gradients, from the same random numbers every time."""
+    """The results of a call and its inputs, which it may change; or its gradients.
+
+    Random numbers are the same every time.
+    """
     torch.manual_seed(case.index)
     inputs = call.fresh()
     if case.group.mode == "forward":
         with torch.no_grad():
-            return tree_leaves(fn(*inputs))
+            return [*tree_leaves(fn(*inputs)), *inputs]
     results = [
         r for r in tree_leaves(fn(*inputs)) if isinstance(r, torch.Tensor) and r.requires_grad
     ]

@@ -223,13 +223,29 @@ add_row("EmbeddingDenseGrad", _embedding_grad_rule, _embedding_grad)
 BAG_MODES = ("sum", "mean", "max")
 
 
-def _bag(op: Op) -> Kernel:
+def _torch_bag(op: Op) -> Kernel:
     mode = BAG_MODES.index(op.attr("mode"))
     scale, sparse = op.attr("scale_grad_by_freq"), op.attr("sparse")
     last, padding = op.attr("include_last_offset"), op.attr("padding_idx")
     return lambda weight, indices, offsets, weights: aten._embedding_bag(
         weight, indices, offsets, scale, mode, sparse, weights, last, padding
     )
+
+
+def _bag(op: Op) -> Kernel:
+    compute = _torch_bag(op)
+    if op.dtype("weight") != DataType.DT_BF16:
+        return compute
+
+    def run(weight: Any, indices: Any, offsets: Any, weights: Any) -> Any:
+        """Torch leaves the bag of each index out where tracing has promised it."""
+        y, bags, *rest = compute(weight, indices, offsets, weights)
+        if not bags.numel():
+            places = torch.arange(indices.numel(), dtype=offsets.dtype)
+            bags = torch.searchsorted(offsets, places, right=True).to(offsets.dtype) - 1
+        return [y, bags, *rest]
+
+    return run
 
 
 def _bag_rule(op: Op) -> list[Fact]:
@@ -239,7 +255,7 @@ def _bag_rule(op: Op) -> list[Fact]:
     if not all(f is None or is_static(f.shape) for f in facts):
         raise MissingHostValue("dims of bags are not known")
     with FakeTensorMode():
-        results = _bag(op)(*(None if f is None else _empty(f) for f in facts))
+        results = _torch_bag(op)(*(None if f is None else _empty(f) for f in facts))
     return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
 
 

@@ -165,6 +165,8 @@ def convolution_backward(
     SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
+    if transposed and any(o >= s for o, s in zip(w.output_padding, w.stride, strict=True)):
+        raise Decline("the convolution of the gradient would be larger than the input")
     dy, x, kernel = _widen(grad_output), _widen(input), _widen(weight)
     wanted = [m is not None for m in meta_outputs]
     dx = dw = db = None

@@ -54,6 +54,7 @@ def ones(size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
 
 @builtin(
     aten.zeros.default,
+    aten._efficientzerotensor.default,
     aten.empty.memory_format,
     aten.empty_strided.default,
     aten.empty_permuted.default,

@@ -106,7 +106,7 @@ def mul_scalar(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
     return ge.Mul(promote(dtype, self), factor(dtype, other))
 
 
-@builtin(aten.div.Tensor, aten.div.Scalar)
+@builtin(aten.div.Tensor, aten.true_divide.Tensor, aten.div.Scalar)
 def div(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
     """div.Tensor(Tensor self, Tensor other) -> Tensor"""
     dtype = meta_outputs.dtype

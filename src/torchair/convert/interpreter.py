@@ -7,6 +7,7 @@ becomes NetOutput plus a description of what GE does not compute. Meaning lives 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -349,8 +350,10 @@ class GraphConverter:
         results: Results = {}
         groups: dict[int, int] = {}
         self.graph.origin = None
-        items = node.args[0]
-        for item in items if isinstance(items, (list, tuple)) else [items]:
+        items: Any = node.args[0]
+        items = items if isinstance(items, (list, tuple)) else [items]
+        self._placed = self._shared_memory(items)
+        for item in items:
             self.signature.results.append(self._result(item, results, groups))
         dependencies = [n.outputs[0] for n in self.graph.keep_alive if n.outputs]
         ge.NetOutput(list(results), dependencies=dependencies)
@@ -381,7 +384,19 @@ class GraphConverter:
         dims = tuple(from_torch(d) for d in meta.shape)
         strides = tuple(from_torch(d) for d in meta.stride())
         index = list(results).index(value)
-        return Computed(index, dims, strides, group, same=first == (group, item))
+        offset = from_torch(meta.storage_offset()) if _storage_key(meta) in self._placed else None
+        return Computed(index, dims, strides, group, first == (group, item), offset)
+
+    def _shared_memory(self, items: Sequence[Any]) -> set[int]:
+        """Memory that more than one result shows, or that an input takes over: AOTAutograd may
+        make such a result anew as a view of the input, by the strides and offset it sees."""
+        metas = [self._env[i].meta for i in items if isinstance(i, fx.Node)]
+        count = Counter(_storage_key(m) for m in metas if isinstance(m, torch.Tensor))
+        updates = self.gm.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.copy_.default, sort=False
+        )
+        taken = {_storage_key(self._env[u.args[1]].meta) for u in updates if u.args[1] in self._env}
+        return taken | {key for key, n in count.items() if n > 1}
 
     def _symbol_result(self, pack: ValuePack, results: Results) -> Result:
         expr = _symbol_of(pack.meta)

@@ -9,7 +9,7 @@ import torch
 
 from torchair import ge
 from torchair.catalog.pool import SAMPLE_MODES, SAMPLE_PADDING
-from torchair.convert.promote import cast_result, promote
+from torchair.convert.promote import cast_result
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
@@ -282,13 +282,7 @@ def upsample_bilinear2d_vec(
     )
 
 
-# ---- sampling at given points: half tensors are computed in float ----
-
-_HALF, _FLOAT = DataType.DT_FLOAT16, DataType.DT_FLOAT
-
-
-def _wide(*tensors: Value) -> list[Value]:
-    return [ge.Cast(x, dst_type=_FLOAT) if x.dtype == _HALF else x for x in tensors]
+# ---- sampling at given points, of half tensors too without a cast, as torch does it ----
 
 
 def _sampling(mode: int, padding: int, align_corners: bool) -> dict[str, Any]:
@@ -306,7 +300,7 @@ def _sample(op_type: str) -> Callable[..., Value]:
         """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode,
         bool align_corners) -> Tensor"""
         how = _sampling(interpolation_mode, padding_mode, align_corners)
-        return promote(input.dtype, builder(op_type)(*_wide(input, grid), **how))
+        return builder(op_type)(input, grid, **how)
 
     return convert
 
@@ -319,9 +313,8 @@ def _sample_backward(op_type: str) -> Callable[..., list[Value | None]]:
         """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid,
         int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask)"""
         how = _sampling(interpolation_mode, padding_mode, align_corners)
-        grads = builder(op_type)(*_wide(grad_output, input, grid), **how)
-        pairs = zip(grads, (input, grid), meta_outputs, strict=True)
-        return [None if told is None else promote(x.dtype, g) for g, x, told in pairs]
+        grads = builder(op_type)(grad_output, input, grid, **how)
+        return [None if told is None else g for g, told in zip(grads, meta_outputs, strict=True)]
 
     return convert
 

@@ -134,14 +134,25 @@ def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.alias.default(tensor) if spec.again else tensor
     if spec.strides is None:
         return tensor.clone()
-    shape = tensor.shape
-    made = torch.empty_strided(
-        tensor.shape, spec.strides, dtype=tensor.dtype, device=tensor.device
-    )
-    for dim, stride in enumerate(spec.strides):
-        if stride == 0 and made.shape[dim]:  # an expanded dim: there is one element to write
-            made, tensor = made.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
-    return made.copy_(tensor).as_strided(shape, spec.strides)
+    shape, strides = tensor.shape, spec.strides
+    if not spec.always_copy and _differ_in_ones_only(tensor, strides):
+        return tensor.as_strided(shape, strides)
+    if 0 in shape:
+        return tensor.new_empty_strided(shape, strides)
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    made = tensor.new_empty(spec.offset + extent).as_strided(shape, strides, spec.offset)
+    target = made
+    for dim, stride in enumerate(strides):
+        if stride == 0:  # an expanded dim: there is one element to write
+            target, tensor = target.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    target.copy_(tensor)
+    return made
+
+
+def _differ_in_ones_only(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether strides agree but for dims of size 1, where they say nothing."""
+    sizes = zip(tensor.stride(), strides, tensor.shape, strict=True)
+    return all(a == b or n == 1 for a, b, n in sizes)
 
 
 def _explain(step: Step, error: Exception) -> GraphError:

@@ -57,6 +57,7 @@ class OutputSpec:
     slot: int
     strides: tuple[int, ...] | None = None  # copied into these, always or when they differ
     always_copy: bool = False
+    offset: int = 0  # in the memory it leaves with, when that is not of its own choice
     again: bool = False  # left before: another tensor object over the same memory
 
 

@@ -35,6 +35,7 @@ class Layout:
     dims: tuple[Any, ...]  # may be symbolic, like the strides
     strides: tuple[Any, ...]
     alias_group: int
+    offset: Any = None  # where it must begin in its memory, None if that does not matter
 
 
 class Planner:
@@ -315,7 +316,8 @@ class _Build:
             group, root = self._group(k), self.root[slot]
             mine = root.kind in ("arena", "fresh", "torch")
             mine = mine and owner.setdefault(root.slot, group) == group
-            spec = self._leave(slot, root, wanted[k], mine, shared=members[group] > 1)
+            offset = self._offset(k, env)
+            spec = self._leave(slot, root, wanted[k], offset, mine, shared=members[group] > 1)
             spec.again = any(slot == before.slot for before in self.plan.outputs)
             self.plan.outputs.append(spec)
 
@@ -329,7 +331,7 @@ class _Build:
         root, meta = self.root[slot], self.metas[slot]
         if meta is None or meta is not root.meta or root.kind != "arena" or wanted is None:
             return
-        if _same_strides(meta, wanted):
+        if _same_strides(meta, wanted) or not _is_dense(meta.shape, wanted):
             return
         root.meta = self.metas[slot] = _strided(meta, wanted)
         for step in self.plan.steps:
@@ -339,18 +341,33 @@ class _Build:
             views = _as_list(step.kernel(self.metas[step.args[0]]))
             self.metas.update(zip(step.outs, views, strict=True))
 
+    def _offset(self, k: int, env: dict[str, int]) -> int | None:
+        layout = self.p.layouts[k]
+        if layout is None or layout.offset is None:
+            return None
+        try:
+            return evaluate([layout.offset], env)[0]
+        except KeyError:  # a size that only the data tell
+            return None
+
     def _leave(
-        self, slot: int, root: Root, wanted: tuple[int, ...] | None, mine: bool, shared: bool
-    ) -> OutputSpec:
+        self, slot: int, root: Root, wanted: tuple[int, ...] | None, offset: int | None,
+        mine: bool, shared: bool,
+    ) -> OutputSpec:  # fmt: skip
         meta = self.metas[slot]
         if meta is None or root.kind == "torch":
-            return OutputSpec(slot, wanted, always_copy=not mine)
+            usable = wanted is None or meta is None or _is_writable(meta.shape, wanted)
+            copied = not mine or (offset or 0) != 0
+            return OutputSpec(slot, wanted if usable else None, copied, offset or 0)
         wanted = wanted if wanted is not None else _dense(meta)
         whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
-        if mine and whole and _same_strides(meta, wanted):
+        in_place = offset is None or offset == meta.storage_offset()
+        if mine and whole and in_place and _same_strides(meta, wanted):
             root.kind = "fresh"
             return OutputSpec(slot, wanted)
-        return OutputSpec(slot, wanted, always_copy=True)
+        if not _is_writable(meta.shape, wanted):
+            wanted = _dense(meta)
+        return OutputSpec(slot, wanted, True, offset or 0)
 
     def _wanted(self, k: int, slot: int, env: dict[str, int]) -> tuple[int, ...] | None:
         layout, meta = self.p.layouts[k], self.metas[slot]
@@ -441,6 +458,26 @@ def _meta(fact: Fact) -> torch.Tensor:
 def _dense(meta: torch.Tensor) -> tuple[int, ...]:
     strides: Any = contiguous_strides(tuple(meta.shape))
     return strides
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether these strides give every element its own place, without gaps."""
+    expected = 1
+    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
+        if stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def _is_writable(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements have places of their own, but for dims that only repeat (stride 0)."""
+    extent = 1
+    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
+        if stride and stride < extent:
+            return 0 in shape
+        extent += stride * (size - 1)
+    return True
 
 
 def _strided(meta: torch.Tensor, strides: Any) -> torch.Tensor:

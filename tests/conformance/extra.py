@@ -1,0 +1,260 @@
+"""Converters that no sample of the operator database reaches, each executed by a hand-made graph.
+
+A table of expressions: tensors are inputs, `ROWS` and `COLUMNS` are the symbolic sizes of the first
+one. They are built as FX graphs directly, since tracing would turn many of these operators into
+others (Python works out sizes, composite operators decompose).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+import torchair
+
+from .watch import name_of
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+Target = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """A call of an FX target."""
+
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A symbolic size of the first input."""
+
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Extra:
+    """A graph: its result, and calls made for their effect before."""
+
+    result: Expr
+    effects: tuple[Expr, ...] = ()
+    target: Target | None = None  # what it is there for, if not the call of the result
+
+    @property
+    def covers(self) -> str:
+        """The converter that it executes."""
+        return name_of(self.target or self.result.target)
+
+    def inputs(self) -> list[torch.Tensor]:
+        """All tensors of the expressions, the matrix that gives the sizes first."""
+        found = [MATRIX] if any(isinstance(x, Size) for x in self._leaves()) else []
+        for x in self._leaves():
+            if isinstance(x, torch.Tensor) and not any(x is y for y in found):
+                found.append(x)
+        return found
+
+    def _leaves(self) -> Iterator[Any]:
+        for expr in (*self.effects, self.result):
+            yield from _leaves(expr)
+
+
+MATRIX = torch.arange(15.0).reshape(3, 5) - 4.5
+ROWS, COLUMNS = Size(0), Size(1)
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, Expr):
+        yield from _leaves((x.args, x.kwargs))
+    elif isinstance(x, dict):
+        yield from _leaves(tuple(x.values()))
+    elif isinstance(x, (list, tuple)):
+        for member in x:
+            yield from _leaves(member)
+    else:
+        yield x
+
+
+# ---- running one ----
+
+
+def run(extra: Extra) -> Any:
+    """Compile the graph of an expression and run it."""
+    inputs = extra.inputs()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [_fake(mode, t, symbolic=t is MATRIX) for t in inputs]
+    graph = _Builder(mode, inputs, fakes).build(extra)
+    runner = torchair.get_compiler()(graph, fakes)
+    return runner(*(t.clone() for t in inputs))[0]
+
+
+def run_eagerly(extra: Extra) -> Any:
+    """The same without compiling."""
+    for effect in extra.effects:
+        _value(effect)
+    return _value(extra.result)
+
+
+def _value(x: Any) -> Any:
+    if isinstance(x, Expr):
+        return x.target(*_value(x.args), **_value(x.kwargs))
+    if isinstance(x, Size):
+        return MATRIX.shape[x.dim]
+    if isinstance(x, dict):
+        return {k: _value(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_value(v) for v in x)
+    return x
+
+
+def _fake(mode: FakeTensorMode, t: torch.Tensor, symbolic: bool) -> torch.Tensor:
+    kind = DimDynamic.DYNAMIC if symbolic else DimDynamic.STATIC
+    context = StatelessSymbolicContext(dynamic_sizes=[kind] * t.dim())
+    return mode.from_tensor(t, symbolic_context=context)
+
+
+class _Builder:
+    """Makes FX nodes with the fake result of each in `meta`, as AOTAutograd leaves them."""
+
+    def __init__(
+        self, mode: FakeTensorMode, inputs: list[torch.Tensor], fakes: list[torch.Tensor]
+    ) -> None:
+        self._mode = mode
+        self._inputs = inputs
+        self._graph = fx.Graph()
+        self._nodes = [self._graph.placeholder(f"x{i}") for i in range(len(fakes))]
+        for node, fake in zip(self._nodes, fakes, strict=True):
+            node.meta["val"] = fake
+
+    def build(self, extra: Extra) -> fx.GraphModule:
+        for effect in extra.effects:
+            self._make(effect)
+        self._graph.output((self._make(extra.result),))
+        return fx.GraphModule(torch.nn.Module(), self._graph)
+
+    def _make(self, x: Any) -> Any:
+        if isinstance(x, Expr):
+            return self._call(x.target, self._make(x.args), self._make(x.kwargs))
+        if isinstance(x, Size):
+            return self._call(aten.sym_size.int, (self._nodes[0], x.dim), {})
+        if isinstance(x, torch.Tensor):
+            return next(n for n, t in zip(self._nodes, self._inputs, strict=True) if t is x)
+        if isinstance(x, dict):
+            return {k: self._make(v) for k, v in x.items()}
+        if isinstance(x, (list, tuple)):
+            return type(x)(self._make(v) for v in x)
+        return x
+
+    def _call(self, target: Target, args: Any, kwargs: Any) -> fx.Node:
+        node = self._graph.call_function(target, args, kwargs)
+        metas = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self._mode:
+            node.meta["val"] = target(*metas[0], **metas[1])
+        return node
+
+
+# ---- the table ----
+
+
+def _number(target: Target, *args: Any) -> Extra:
+    """A target that gives a symbolic number, which fills a tensor."""
+    return Extra(Expr(aten.full.default, ([2], Expr(target, args))), target=target)
+
+
+def _truth(target: Target, *args: Any) -> Extra:
+    """A target that gives a symbolic truth value, which chooses a number."""
+    return _number_of(target, Expr(torch.sym_ite, (Expr(target, args), ROWS, COLUMNS)))
+
+
+def _number_of(target: Target, number: Expr) -> Extra:
+    return Extra(Expr(aten.full.default, ([2], number)), target=target)
+
+
+def _effect(target: Target, *args: Any, **kwargs: Any) -> Extra:
+    result = Expr(aten.add.Tensor, (MATRIX, ROWS))
+    return Extra(result, (Expr(target, args, kwargs),), target)
+
+
+def _view(target: Target, *args: Any, part: int | None = None) -> Extra:
+    """A target that gives a view, which is computed with, as a view itself is never made."""
+    made = Expr(target, args)
+    if part is not None:
+        made = Expr(operator.getitem, (made, part))
+    return Extra(Expr(aten.add.Tensor, (made, 1)), target=target)
+
+
+def _call(target: Target, *args: Any, **kwargs: Any) -> Extra:
+    return Extra(Expr(target, args, kwargs))
+
+
+BELOW = Expr(aten.slice.Tensor, (MATRIX, 0, 1))  # begins after a row
+RATIO = Expr(operator.truediv, (COLUMNS, ROWS))
+LARGER = Expr(operator.gt, (COLUMNS, ROWS))
+WHOLE = torch.tensor([[1, 2, 3], [4, 5, 6]])
+BITS = torch.tensor([1, 0, 3])
+SCALAR = torch.tensor(2)
+POSITIVE = torch.rand(2, 3) + 0.5
+
+EXTRA: tuple[Extra, ...] = (
+    # sizes and numbers made of them
+    _number(aten.sym_size.int, MATRIX, 0),
+    _number(aten.sym_size, MATRIX, 0),
+    _number(aten.sym_numel.default, MATRIX),
+    _number(aten.sym_numel, MATRIX),
+    _number(aten.sym_stride.int, MATRIX, 0),
+    _number(aten.sym_stride, MATRIX, 0),
+    _number(aten.sym_storage_offset.default, BELOW),
+    _number(aten.sym_storage_offset, BELOW),
+    _number(operator.add, ROWS, COLUMNS),
+    _number(operator.sub, ROWS, COLUMNS),
+    _number(operator.mul, ROWS, COLUMNS),
+    _number(operator.floordiv, COLUMNS, ROWS),
+    _number(operator.truediv, COLUMNS, ROWS),
+    _number(operator.pow, ROWS, 2),
+    _number(operator.mod, COLUMNS, ROWS),
+    _number(operator.lshift, ROWS, 2),
+    _number(operator.rshift, COLUMNS, 1),
+    _number(operator.neg, ROWS),
+    _number(torch.sym_max, ROWS, COLUMNS),
+    _number(torch.sym_min, ROWS, COLUMNS),
+    _number(torch.sym_sum, [ROWS, COLUMNS, ROWS]),
+    _number(torch.sym_float, ROWS),
+    _number(torch._sym_sqrt, ROWS),
+    _number(torch._sym_log2, ROWS),
+    _number(torch.sym_int, RATIO),
+    _number(math.floor, RATIO),
+    _number(math.ceil, RATIO),
+    _number(math.trunc, RATIO),
+    _number(round, RATIO),
+    _number(torch.sym_ite, LARGER, ROWS, COLUMNS),
+    _truth(operator.eq, ROWS, COLUMNS),
+    _truth(operator.ne, ROWS, COLUMNS),
+    _truth(operator.gt, ROWS, COLUMNS),
+    _truth(operator.ge, ROWS, COLUMNS),
+    _truth(operator.lt, ROWS, COLUMNS),
+    _truth(operator.le, ROWS, COLUMNS),
+    _truth(operator.and_, LARGER, LARGER),
+    _truth(operator.or_, LARGER, LARGER),
+    _truth(torch.sym_not, LARGER),
+    # checks
+    _effect(aten._assert_scalar.default, LARGER, "sizes"),
+    _effect(aten._assert_async.default, torch.tensor(True)),
+    _effect(aten._assert_async.msg, torch.tensor(True), "sizes"),
+    _effect(aten._assert_tensor_metadata.default, MATRIX, dtype=torch.float32),
+    _effect(aten.sym_constrain_range.default, ROWS, min=2, max=9),
+    _effect(aten.sym_constrain_range_for_size.default, ROWS, min=2, max=9),
+)  # fmt: skip
