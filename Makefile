@@ -7,10 +7,10 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench test-cuda clean
+.PHONY: help setup demo test lint bench conformance test-cuda clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv and install torch and this package, again when pyproject.toml changed
 
@@ -45,6 +45,10 @@ bench: setup  ## import time, compile time by stage, latency
 	$(PY) bench/conversion.py
 	@echo "== latency"
 	$(PY) bench/latency.py
+
+conformance: setup  ## values and gradients on PyTorch's operator database, about half an hour
+	@echo "== conformance"
+	$(PY) -m tests.conformance --both --jobs $(WORKERS)
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
 	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda

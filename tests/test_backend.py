@@ -64,6 +64,14 @@ def test_like_eager(name, dynamic):
     check(fn, *args(), dynamic=dynamic, may_copy=name in COPIED)
 
 
+def test_overlapping_result_has_memory_of_its_own():
+    """Windows over a hidden tensor: the values are eager's, the strides need not be."""
+    x = x44()
+    got = compiled(lambda x: (x + 1).unfold(1, 2, 1))(x)
+    torch.testing.assert_close(got, (x + 1).unfold(1, 2, 1))
+    torch.testing.assert_close(got.add_(1), (x + 1).unfold(1, 2, 1) + 1)
+
+
 def test_argument_may_begin_elsewhere_in_its_memory():
     """Guards do not look at storage offsets."""
     whole = torch.randn(6, 3)

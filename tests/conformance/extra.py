@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # defines the operators
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -23,11 +27,15 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 import torchair
+from torchair import pipeline
+from torchair.fx.passes import FX_PASSES
 
 from .watch import name_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+by_name = torch.ops._c10d_functional
+by_ranks = torch.ops.c10d_functional
 Target = Callable[..., Any]
 
 
@@ -54,6 +62,7 @@ class Extra:
     result: Expr
     effects: tuple[Expr, ...] = ()
     target: Target | None = None  # what it is there for, if not the call of the result
+    bare: bool = False  # without FX passes, as they would replace the target
 
     @property
     def covers(self) -> str:
@@ -98,8 +107,20 @@ def run(extra: Extra) -> Any:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = [_fake(mode, t, symbolic=t is MATRIX) for t in inputs]
     graph = _Builder(mode, inputs, fakes).build(extra)
-    runner = torchair.get_compiler()(graph, fakes)
+    passes = () if extra.bare else FX_PASSES
+    with mock.patch.object(pipeline, "FX_PASSES", passes):
+        runner = torchair.get_compiler()(graph, fakes)
     return runner(*(t.clone() for t in inputs))[0]
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """A process group of this process alone, for the collectives."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def run_eagerly(extra: Extra) -> Any:
@@ -189,16 +210,20 @@ def _effect(target: Target, *args: Any, **kwargs: Any) -> Extra:
     return Extra(result, (Expr(target, args, kwargs),), target)
 
 
-def _view(target: Target, *args: Any, part: int | None = None) -> Extra:
+def _view(target: Target, *args: Any, part: int | None = None, bare: bool = False) -> Extra:
     """A target that gives a view, which is computed with, as a view itself is never made."""
     made = Expr(target, args)
     if part is not None:
         made = Expr(operator.getitem, (made, part))
-    return Extra(Expr(aten.add.Tensor, (made, 1)), target=target)
+    return Extra(Expr(aten.add.Tensor, (made, 1)), target=target, bare=bare)
 
 
 def _call(target: Target, *args: Any, **kwargs: Any) -> Extra:
     return Extra(Expr(target, args, kwargs))
+
+
+def _collective(target: Target, *args: Any) -> Extra:
+    return Extra(Expr(by_name.wait_tensor.default, (Expr(target, args),)), target=target)
 
 
 BELOW = Expr(aten.slice.Tensor, (MATRIX, 0, 1))  # begins after a row
@@ -206,7 +231,7 @@ RATIO = Expr(operator.truediv, (COLUMNS, ROWS))
 LARGER = Expr(operator.gt, (COLUMNS, ROWS))
 WHOLE = torch.tensor([[1, 2, 3], [4, 5, 6]])
 BITS = torch.tensor([1, 0, 3])
-SCALAR = torch.tensor(2)
+GROUP = "0"  # the name that torch gives to the first process group
 POSITIVE = torch.rand(2, 3) + 0.5
 
 EXTRA: tuple[Extra, ...] = (
@@ -257,4 +282,67 @@ EXTRA: tuple[Extra, ...] = (
     _effect(aten._assert_tensor_metadata.default, MATRIX, dtype=torch.float32),
     _effect(aten.sym_constrain_range.default, ROWS, min=2, max=9),
     _effect(aten.sym_constrain_range_for_size.default, ROWS, min=2, max=9),
+    # bits
+    _call(aten.__lshift__.Scalar, WHOLE, 2),
+    _call(aten.__lshift__.Tensor, WHOLE, BITS),
+    _call(aten.__rshift__.Scalar, WHOLE, 1),
+    _call(aten.__rshift__.Tensor, WHOLE, BITS),
+    _call(aten.bitwise_left_shift.Tensor_Scalar, WHOLE, 2),
+    _call(aten.bitwise_right_shift.Tensor_Scalar, WHOLE, 1),
+    _call(aten.bitwise_and.Scalar, WHOLE, 3),
+    _call(aten.bitwise_and.Scalar_Tensor, 3, WHOLE),
+    _call(aten.bitwise_or.Scalar, WHOLE, 3),
+    _call(aten.bitwise_or.Scalar_Tensor, 3, WHOLE),
+    _call(aten.bitwise_xor.Scalar, WHOLE, 3),
+    _call(aten.bitwise_xor.Scalar_Tensor, 3, WHOLE),
+    # elementwise, in forms that tracing prefers others to
+    _call(aten.clamp_max.default, POSITIVE, 1),
+    _call(aten.div.Scalar_mode, POSITIVE, 0.3, rounding_mode="floor"),
+    _call(aten.floor_divide.Scalar, POSITIVE, 0.3),
+    _call(aten.fmod.Scalar, POSITIVE, 0.3),
+    _call(aten.remainder.Scalar_Tensor, 2.0, POSITIVE),
+    _call(aten.xlogy.Scalar_Other, POSITIVE, 2.0),
+    _call(aten.xlogy.Scalar_Self, 2.0, POSITIVE),
+    _call(aten.less.Tensor, POSITIVE, torch.ones(3)),
+    _call(aten.masked_fill.Tensor, POSITIVE, torch.tensor([True, False, True]), torch.tensor(7.0)),
+    _call(aten.fill.Tensor, POSITIVE, torch.tensor(7.0)),
+    _call(aten.eye.m, 2, 3),
+    _call(aten.matmul.default, MATRIX, torch.ones(5, 2)),
+    _call(aten.prelu.default, MATRIX, torch.tensor([0.25])),
+    _call(prims.add.default, POSITIVE, POSITIVE),
+    _call(prims.mul.default, POSITIVE, POSITIVE),
+    _call(prims.maximum.default, POSITIVE, torch.ones(2, 3)),
+    _call(prims.minimum.default, POSITIVE, torch.ones(2, 3)),
+    _call(prims.lt.default, POSITIVE, torch.ones(2, 3)),
+    _call(prims.le.default, POSITIVE, torch.ones(2, 3)),
+    _call(prims.convert_element_type.default, POSITIVE, torch.int32),
+    # views and splits
+    _view(aten.alias.default, POSITIVE, bare=True),
+    _view(aten.lift.default, POSITIVE),
+    _view(aten.lift_fresh.default, POSITIVE),
+    _view(aten.view.default, POSITIVE, [3, 2], bare=True),
+    _view(aten.view.dtype, POSITIVE, torch.int32),
+    _view(aten._reshape_alias.default, POSITIVE, [6], [1]),
+    _view(aten.split.sizes, WHOLE, [1, 2], 1, part=1),
+    _view(aten.unsafe_split_with_sizes.default, WHOLE, [1, 2], 1, part=1),
+    # random numbers with a generator argument
+    _call(aten.rand.generator, [2, 3], generator=None),
+    _call(aten.rand_like.generator, POSITIVE, generator=None),
+    _call(aten.randn.generator, [2, 3], generator=None),
+    _call(aten.randn_like.generator, POSITIVE, generator=None),
+    _call(aten.randint.generator, 9, [2, 3], generator=None),
+    _call(aten.randint.low_generator, 3, 9, [2, 3], generator=None),
+    _call(aten.randperm.generator, 9, generator=None),
+    _call(aten.bernoulli.Tensor, POSITIVE, torch.full((2, 3), 0.5)),
+    # collectives, of one process
+    _collective(by_name.all_reduce.default, POSITIVE, "sum", GROUP),
+    _collective(by_name.all_gather_into_tensor.default, POSITIVE, 1, GROUP),
+    _collective(by_name.reduce_scatter_tensor.default, POSITIVE, "sum", 1, GROUP),
+    _collective(by_name.broadcast.default, POSITIVE, 0, GROUP),
+    _call(by_name.wait_tensor.default, POSITIVE),
+    _collective(by_ranks.all_reduce.default, POSITIVE, "sum", "", [0], 1),
+    _collective(by_ranks.all_gather_into_tensor.default, POSITIVE, "", [0], 1),
+    _collective(by_ranks.reduce_scatter_tensor.default, POSITIVE, "sum", "", [0], 1),
+    _collective(by_ranks.broadcast.default, POSITIVE, 0, "", [0], 1),
+    _call(by_ranks.wait_tensor.default, POSITIVE),
 )  # fmt: skip

@@ -304,6 +304,8 @@ def clip(dtype: int, self: Any, low: Any, high: Any) -> Value:
     """Values limited to low..high, a missing bound standing for the end of the type's range."""
     if dtype in FLOAT_TYPES:
         least, most = -math.inf, math.inf
+    elif dtype == DataType.DT_BOOL:
+        raise Decline("bounds of truth values")
     else:
         limits = torch.iinfo(ge_to_torch(dtype))
         least, most = limits.min, limits.max
