@@ -224,19 +224,32 @@ def _call(step: Step, arena: torch.Tensor) -> Run:
     kernel, args = step.kernel, step.args
     assert kernel is not None
     store = _storer(step, arena)
+    if len(step.outs) == 1 and len(args) == 2 and all(isinstance(x, int) for x in args):
+        (a, b) = args
+        return lambda r: store(r, kernel(r[a], r[b]))
+    if all(isinstance(x, int) for x in args) and len(args) == 3:
+        (a, b, c) = args
+        return lambda r: store(r, kernel(r[a], r[b], r[c]))
     return lambda r: store(r, kernel(*_gather(r, args)))
 
 
 def _storer(step: Step, arena: torch.Tensor) -> Callable[[list[Any], Any], None]:
     """Puts what a kernel returned into registers; what lies in the arena is copied out first,
-    because nobody plans for how long it is needed."""
+    because nobody plans for how long it is needed. Whether a kernel hands memory back that it was
+    given depends on the sizes alone, so the first call tells for all."""
     outs = step.outs
     planned = arena.untyped_storage().data_ptr()
+    shared: list[bool] = []
 
     def store(r: list[Any], result: Any) -> None:
-        for slot, tensor in zip(outs, _as_list(result), strict=True):
-            if planned and tensor.untyped_storage().data_ptr() == planned:
-                tensor = tensor.clone()
+        tensors = _as_list(result)
+        if not shared:
+            shared[:] = [
+                bool(planned) and t.untyped_storage().data_ptr() == planned for t in tensors
+            ]
+        if True in shared:
+            tensors = [t.clone() if s else t for t, s in zip(tensors, shared, strict=True)]
+        for slot, tensor in zip(outs, tensors, strict=True):
             r[slot] = tensor
 
     return store

@@ -25,6 +25,7 @@ from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, contiguous_strides, evaluate
 
 _HOST_SIZE = 64
+_WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 _SKIPPED = ("Data", "RefData", "NetOutput")
 
 
@@ -441,7 +442,8 @@ class _Build:
     def _bind_views(self) -> None:
         """Views of planned or constant memory are made once, the others at every call."""
         for slot, root in self.root.items():
-            if root.kind == "torch" and root.last < self.now:
+            large = self.metas[slot] is None or root.size >= _WORTH_FREEING
+            if root.kind == "torch" and root.last < self.now and large:
                 self.plan.steps[root.last].frees.append(slot)
         kept: list[Step] = []
         for step in self.plan.steps:
