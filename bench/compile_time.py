@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 import torch
-from common import console, table
 from rich.progress import track
 
 import torchair
+from common import console, table
 from models import BERT, Bert, bert_inputs, build
 
 TARGET = 2.0

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import console, table
-from models import Llama, LlamaConfig, build, llama_inputs
 from rich.progress import track
 from torch._functorch.aot_autograd import aot_module_simplified
 
+from common import console, table
+from models import Llama, LlamaConfig, build, llama_inputs
 from torchair.catalog import infer
 from torchair.concrete import GeConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import console, has_inductor, interleaved, ratio, table
 
 import torchair
+from common import console, has_inductor, interleaved, ratio, table
 from models import (
     BERT,
     LLAMA,

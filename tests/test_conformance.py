@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from conformance import extra
-from conformance.cases import POOL, Call, Case, Group, calls, spread
+from conformance.cases import Call, Case, Group, call_of, spread
 from conformance.check import FAILED, GENERIC, PASSED, UNTRACEABLE, Outcome, check
 from conformance.choose import Chosen, read_slice
 from conformance.extra import EXTRA, Extra
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("chosen", SLICE, ids=lambda c: str(c.case).replace(" ", "-"))
 def test_sample(chosen: Chosen) -> None:
     case = chosen.case
-    outcome = check(case, calls(case.group, POOL)[case.index])
+    outcome = check(case, call_of(case))
     assert outcome.right, outcome.reason
     missed = set(chosen.covers) - set(outcome.used)
     assert not missed, f"not executed any more, run conformance.choose again: {missed}"
@@ -74,7 +74,7 @@ SINE = Case(Group("sin", "float32", "forward"), 0)
 
 
 def _sine() -> Call:
-    return calls(SINE.group, 1)[0]
+    return call_of(SINE)
 
 
 def _check_sine(convert: Any) -> Outcome:

@@ -279,7 +279,7 @@ def test_sym_pack_becomes_one_input_and_dead_inputs_go():
 
 
 def test_a_late_view_of_planned_memory_is_kept_safe():
-    """`n` comes from data, so the reshape is made at run time; its source buffer is reused after."""
+    """`n` comes from data, so the reshape is made at run time, when its source may be reused."""
     with Graph("g", infer) as g:
         x = data(0, (6, 4))
         count = data(1, (5,), I64)

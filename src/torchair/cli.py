@@ -42,8 +42,8 @@ def _print_table(rows: list[tuple[str, str, str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*HEAD, title=f"{len(rows)} converters; any other operator: the generic torch node",
-                  title_justify="left")  # fmt: skip
+    title = f"{len(rows)} converters; any other operator: the generic torch node"
+    table = Table(*HEAD, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
@@ -55,11 +55,11 @@ def operators_page() -> str:
     text = [
         "# Operators",
         "",
-        "Made by `torchair ops --markdown`; a test keeps it current. Every torch operator runs: one",
-        "that is not listed becomes the generic node `TorchCall`, which calls torch's own kernel.",
-        "*Checked types* are those in which samples of PyTorch's operator database, run through the",
-        "converter and the engine, gave eager's result (`make conformance`); empty where that",
-        "database never traces the operator and other tests cover it.",
+        "Made by `torchair ops --markdown`; a test keeps it current. Every torch operator runs:",
+        "one that is not listed becomes the generic node `TorchCall`, which calls torch's own",
+        "kernel. *Checked types* are those in which samples of PyTorch's operator database, run",
+        "through the converter and the engine, gave eager's result (`make conformance`); empty",
+        "where that database never traces the operator and other tests cover it.",
         "",
         f"{len(table)} torch operators have a converter.",
     ]

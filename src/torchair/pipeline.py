@@ -3,7 +3,7 @@
     gm    = FX_PASSES(gm)            torch.fx, still aten            fx/
     graph = convert(gm)              aten -> GE operators            convert/, meaning: catalog/
     graph = GE_PASSES(graph)         packing, updates, order         engine/passes/
-    plan  = session.compile(graph)   rules, memory plan, steps       engine/ on devices/, at 1st call
+    plan  = session.compile(graph)   rules, memory plan, steps       engine/, at the first call
 """
 
 from __future__ import annotations

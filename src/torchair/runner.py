@@ -1,4 +1,4 @@
-"""GmRunner, what AOTAutograd calls: the compiled graph under its profiler label, with debug logs."""
+"""GmRunner, what AOTAutograd calls: the compiled graph with its profiler label and debug logs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 DTYPES = ("float32", "bfloat16", "int64", "bool")
-POOL = 32  # samples of a group that a run chooses from
+POOL = 100  # samples of a group that a run chooses from
 
 
 @dataclass(frozen=True, order=True)
@@ -85,13 +85,21 @@ def calls(group: Group, most: int) -> dict[int, Call]:
 
     They are spread over the first POOL ones: the first few tend to be the empty and tiny ones.
     """
+    pool = _samples(group, max(most, POOL))
+    return {i: _call(group, pool[i]) for i in spread(len(pool), most)}
+
+
+def call_of(case: Case) -> Call:
+    """One sample."""
+    return _call(case.group, _samples(case.group, case.index + 1)[case.index])
+
+
+def _samples(group: Group, most: int) -> list[Any]:
+    """A list, because running a sample draws random numbers that the next must not depend on."""
     op = operators()[group.op]
-    grad = group.mode == "grad"
     seed(group)
-    samples = op.sample_inputs("cpu", getattr(torch, group.dtype), requires_grad=grad)
-    # A list, because running a sample draws random numbers and the next one must not depend on it.
-    pool = list(islice(samples, max(most, POOL)))
-    return {i: _call(op, pool[i], grad) for i in spread(len(pool), most)}
+    dtype = getattr(torch, group.dtype)
+    return list(islice(op.sample_inputs("cpu", dtype, requires_grad=group.mode == "grad"), most))
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -110,7 +118,8 @@ def seed(group: Group) -> None:
     numpy.random.seed(number)
 
 
-def _call(op: Any, sample: Any, grad: bool) -> Call:
+def _call(group: Group, sample: Any) -> Call:
+    op, grad = operators()[group.op], group.mode == "grad"
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[i] for i in places]

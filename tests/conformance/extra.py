@@ -46,6 +46,7 @@ class Expr:
     target: Target
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    fake: Target | None = None  # gives the types of the results where the target has no fake form
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def run(extra: Extra) -> Any:
     passes = () if extra.bare else FX_PASSES
     with mock.patch.object(pipeline, "FX_PASSES", passes):
         runner = torchair.get_compiler()(graph, fakes)
-    return runner(*(t.clone() for t in inputs))[0]
+    return runner(*(t.clone() for t in inputs))
 
 
 @contextmanager
@@ -164,12 +165,17 @@ class _Builder:
     def build(self, extra: Extra) -> fx.GraphModule:
         for effect in extra.effects:
             self._make(effect)
-        self._graph.output((self._make(extra.result),))
+        made = self._make(extra.result)
+        several = isinstance(meta := made.meta["val"], (list, tuple))
+        self._graph.output(self._parts(made, len(meta)) if several else (made,))
         return fx.GraphModule(torch.nn.Module(), self._graph)
+
+    def _parts(self, node: fx.Node, count: int) -> tuple[fx.Node, ...]:
+        return tuple(self._call(operator.getitem, (node, i), {}) for i in range(count))
 
     def _make(self, x: Any) -> Any:
         if isinstance(x, Expr):
-            return self._call(x.target, self._make(x.args), self._make(x.kwargs))
+            return self._call(x.target, self._make(x.args), self._make(x.kwargs), x.fake)
         if isinstance(x, Size):
             return self._call(aten.sym_size.int, (self._nodes[0], x.dim), {})
         if isinstance(x, torch.Tensor):
@@ -180,11 +186,11 @@ class _Builder:
             return type(x)(self._make(v) for v in x)
         return x
 
-    def _call(self, target: Target, args: Any, kwargs: Any) -> fx.Node:
+    def _call(self, target: Target, args: Any, kwargs: Any, fake: Target | None = None) -> fx.Node:
         node = self._graph.call_function(target, args, kwargs)
         metas = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self._mode:
-            node.meta["val"] = target(*metas[0], **metas[1])
+            node.meta["val"] = (fake or target)(*metas[0], **metas[1])
         return node
 
 
@@ -226,11 +232,18 @@ def _collective(target: Target, *args: Any) -> Extra:
     return Extra(Expr(by_name.wait_tensor.default, (Expr(target, args),)), target=target)
 
 
+def _pairs(target: Target) -> Extra:
+    """A call on lists of two tensors, with a tensor of two scales."""
+    args = [POSITIVE, POSITIVE], [POSITIVE, POSITIVE], [POSITIVE, POSITIVE], torch.tensor([0.5, 2])
+    return Extra(Expr(target, args, fake=lambda first, *_: [torch.empty_like(t) for t in first]))
+
+
 BELOW = Expr(aten.slice.Tensor, (MATRIX, 0, 1))  # begins after a row
 RATIO = Expr(operator.truediv, (COLUMNS, ROWS))
 LARGER = Expr(operator.gt, (COLUMNS, ROWS))
 WHOLE = torch.tensor([[1, 2, 3], [4, 5, 6]])
 BITS = torch.tensor([1, 0, 3])
+IMAGE = torch.rand(1, 2, 4, 3)
 GROUP = "0"  # the name that torch gives to the first process group
 POSITIVE = torch.rand(2, 3) + 0.5
 
@@ -325,7 +338,25 @@ EXTRA: tuple[Extra, ...] = (
     _view(aten._reshape_alias.default, POSITIVE, [6], [1]),
     _view(aten.split.sizes, WHOLE, [1, 2], 1, part=1),
     _view(aten.unsafe_split_with_sizes.default, WHOLE, [1, 2], 1, part=1),
-    # random numbers with a generator argument
+    # operators that AOTAutograd decomposes, there for graphs from elsewhere
+    _call(aten.true_divide.Tensor, POSITIVE, POSITIVE),
+    _call(aten.hardshrink.default, POSITIVE, 0.7),
+    _call(aten.hardshrink_backward.default, POSITIVE, POSITIVE, 0.7),
+    _call(aten.softshrink.default, POSITIVE, 0.7),
+    _call(aten.softshrink_backward.default, POSITIVE, POSITIVE, 0.7),
+    _call(aten._fused_rms_norm.default, POSITIVE, [3], torch.ones(3), 1e-5),
+    _call(aten.upsample_nearest2d.default, IMAGE, [8, 9]),
+    _call(aten.upsample_nearest2d.vec, IMAGE, None, [2.0, 3.0]),
+    _call(aten.upsample_nearest2d_backward.default, torch.rand(1, 2, 8, 9), [8, 9], [1, 2, 4, 3]),
+    _call(aten.upsample_bilinear2d.default, IMAGE, [8, 9], False),
+    _call(aten.upsample_bilinear2d.vec, IMAGE, None, True, [2.0, 3.0]),
+    # lists of tensors
+    _pairs(aten._foreach_addcdiv.Tensor),
+    _pairs(aten._foreach_addcmul.Tensor),
+    _call(aten._foreach_pow.ScalarAndTensor, 2.0, [POSITIVE, MATRIX]),
+    # random numbers
+    _call(aten.rand_like.default, POSITIVE),
+    _call(aten.randperm.default, 9),
     _call(aten.rand.generator, [2, 3], generator=None),
     _call(aten.rand_like.generator, POSITIVE, generator=None),
     _call(aten.randn.generator, [2, 3], generator=None),

@@ -45,7 +45,7 @@ def _kernel(swap1: str, swap2: str) -> Callable[[Op], Kernel]:
 
 def _linear(x1: Any, x2: Any, bias: Any = None, offset: Any = None, out: Any = None) -> Any:
     """The layout of nn.Linear has a call of its own, cheaper than a transpose and a product."""
-    return torch._C._nn.linear(x1, x2, bias, out=out)
+    return torch._C._nn.linear(x1, x2, bias, out=out)  # type: ignore[call-arg]
 
 
 def _general(flip1: bool, flip2: bool) -> Kernel:
