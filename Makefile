@@ -28,7 +28,7 @@ demo: setup  ## compile and run a small model
 
 test: lint  ## lint, then all tests that need no accelerator
 	@echo "== tests"
-	$(PY) -m pytest tests -n $(WORKERS) -m "not cuda"
+	$(PY) -m pytest tests -n $(WORKERS) -m "not cuda and not slow"
 
 lint: setup  ## ruff and mypy
 	@echo "== ruff"
@@ -48,7 +48,9 @@ bench: setup  ## import time, compile time by stage, latency
 
 conformance: setup  ## values and gradients on PyTorch's operator database, about half an hour
 	@echo "== conformance"
-	$(PY) -m tests.conformance --both --jobs $(WORKERS)
+	$(PY) -m tests.conformance --all --jobs $(WORKERS)
+	@echo "== more architectures, dynamic and in bfloat16"
+	$(PY) -m pytest tests -n $(WORKERS) -m slow
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
 	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda

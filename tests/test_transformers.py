@@ -27,6 +27,7 @@ from tolerance import assert_close, assert_close_to_reference, double_copy, to_d
 transformers = pytest.importorskip("transformers")
 
 FLOATS = (torch.float32, torch.bfloat16)
+SLOW = pytest.mark.slow
 VOCAB = 99
 Inputs = dict[str, Any]
 
@@ -139,6 +140,60 @@ CASES = {
     ),
     "whisper": Case("WhisperForConditionalGeneration", "WhisperConfig", _SPEECH, _speech),
 }
+NATIVE = {"llama", "qwen2", "qwen3", "mistral", "bert", "gpt2", "vit", "t5"}  # no generic node
+
+_SHORT = {"d_model": 32, "vocab_size": VOCAB, "max_position_embeddings": 64}
+_BART = {
+    **_SHORT, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+}  # fmt: skip
+_PICTURES = {"image_size": 16, "patch_size": 4, "num_hidden_layers": 2, "num_labels": 5}
+
+# Static float32 in every run; the other three ways are marked slow (`make conformance`), because
+# Dynamo takes half a minute for such a model with symbolic sizes.
+MORE = {
+    "gemma": Case("GemmaForCausalLM", "GemmaConfig", {**_GROUPED, "head_dim": 8}, _decoder),
+    "gemma2": Case("Gemma2ForCausalLM", "Gemma2Config", {**_GROUPED, "head_dim": 8}, _decoder),
+    "phi": Case("PhiForCausalLM", "PhiConfig", _GROUPED, _masked_decoder),
+    "phi3": Case("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, "pad_token_id": 0}, _decoder),
+    "stablelm": Case("StableLmForCausalLM", "StableLmConfig", _GROUPED, _decoder),
+    "olmo2": Case("Olmo2ForCausalLM", "Olmo2Config", _GROUPED, _decoder),
+    "starcoder2": Case("Starcoder2ForCausalLM", "Starcoder2Config", _GROUPED, _decoder),
+    "gpt_neox": Case("GPTNeoXForCausalLM", "GPTNeoXConfig", _TEXT, _masked_decoder),
+    "opt": Case(
+        "OPTForCausalLM",
+        "OPTConfig",
+        {**_TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32},
+        _masked_decoder,
+    ),
+    "bloom": Case(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+        _masked_decoder,
+    ),
+    "distilbert": Case(
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        {"vocab_size": VOCAB, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+        _encoder,
+    ),
+    "albert": Case("AlbertForMaskedLM", "AlbertConfig", {**_TEXT, "embedding_size": 16}, _encoder),
+    "electra": Case(
+        "ElectraForMaskedLM", "ElectraConfig", {**_TEXT, "embedding_size": 16}, _encoder
+    ),
+    "xlm_roberta": Case("XLMRobertaForMaskedLM", "XLMRobertaConfig", _TEXT, _encoder),
+    "bart": Case("BartForConditionalGeneration", "BartConfig", _BART, _translation),
+    "deit": Case(
+        "DeiTForImageClassification", "DeiTConfig", {**_BODY, **_PICTURES}, _images
+    ),
+    "convnext": Case(
+        "ConvNextForImageClassification",
+        "ConvNextConfig",
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "patch_size": 2},
+        _images,
+    ),
+}
 MIXTRAL = Case(
     "MixtralForCausalLM",
     "MixtralConfig",
@@ -174,6 +229,24 @@ def _check(
 @pytest.mark.parametrize("name", CASES)
 def test_full_graph(name: str, dynamic: bool, dtype: torch.dtype, record_property: Any) -> None:
     case = CASES[name]
+    generic = _check(case, case.build(dtype), dtype, dynamic, fullgraph=True)
+    report(name, generic, record_property)
+    assert name not in NATIVE or not generic
+
+
+WAYS = [
+    pytest.param(dynamic, dtype, marks=() if (dynamic, dtype) == (False, FLOATS[0]) else SLOW)
+    for dynamic in (False, True)
+    for dtype in FLOATS
+]
+
+
+@pytest.mark.parametrize(("dynamic", "dtype"), WAYS)
+@pytest.mark.parametrize("name", MORE)
+def test_more_full_graphs(
+    name: str, dynamic: bool, dtype: torch.dtype, record_property: Any
+) -> None:
+    case = MORE[name]
     generic = _check(case, case.build(dtype), dtype, dynamic, fullgraph=True)
     report(name, generic, record_property)
 

@@ -16,6 +16,8 @@ from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 DTYPES = ("float32", "bfloat16", "int64", "bool")
+# Values; values with symbolic sizes, as torch.compile(dynamic=True) has them; gradients.
+MODES = ("forward", "dynamic", "grad")
 POOL = 100  # samples of a group that a run chooses from
 
 
@@ -69,14 +71,14 @@ def operators() -> dict[str, Any]:
 
 
 def groups(mode: str, dtypes: Sequence[str] = DTYPES) -> Iterator[Group]:
-    """All groups of a mode; gradients are checked in float32 only."""
+    """All groups of a mode; plain values in all types, the other modes in float32 only."""
+    dtypes = dtypes if mode == "forward" else ("float32",)
     for name, op in operators().items():
-        if mode == "grad":
-            if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu"):
-                yield Group(name, "float32", mode)
+        if mode == "grad" and not op.supports_autograd:
             continue
+        supported = op.supported_backward_dtypes if mode == "grad" else op.supported_dtypes
         for dtype in dtypes:
-            if op.supports_dtype(getattr(torch, dtype), "cpu"):
+            if getattr(torch, dtype) in supported("cpu"):
                 yield Group(name, dtype, mode)
 
 

@@ -74,10 +74,10 @@ def check(case: Case, call: Call) -> Outcome:
         return Outcome(case, UNTRACEABLE, f"eager: {_line(e)}")
     with watch() as seen:
         try:
-            got = _evaluate(case, _compiled(call.fn, _ours()), call)
+            got = _evaluate(case, _compiled(case, call, _ours()), call)
             _compare(case, call, got, expected, seen)
             if seen.random:
-                again = _evaluate(case, _compiled(call.fn, _ours()), call)
+                again = _evaluate(case, _compiled(case, call, _ours()), call)
                 _compare(case, call, again, got, None)
             if seen.errors:
                 raise Mismatch(seen.errors[0])
@@ -90,7 +90,7 @@ def _blame(case: Case, call: Call, expected: Any, seen: Seen, ours: Exception) -
     """Ours is wrong; so it is a failure unless AOTAutograd alone is wrong as well."""
     if not seen.errors:
         try:
-            got = _evaluate(case, _compiled(call.fn, _eager), call)
+            got = _evaluate(case, _compiled(case, call, _eager), call)
             _compare(case, call, got, expected, seen)
         except OtherLayout:
             if isinstance(ours, OtherLayout):  # layouts are AOTAutograd's to choose
@@ -118,14 +118,15 @@ def _eager(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     return boxed(gm.forward)
 
 
-def _compiled(fn: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(case: Case, call: Call, compiler: Callable[..., Any]) -> Callable[..., Any]:
     return aot_function(
-        fn,
+        call.fn,
         fw_compiler=compiler,
         bw_compiler=compiler,
         partition_fn=default_partition,
         decompositions={},
         keep_inference_input_mutations=True,
+        dynamic=case.group.mode == "dynamic",
     )
 
 
@@ -136,7 +137,7 @@ def _evaluate(case: Case, fn: Callable[..., Any], call: Call) -> list[Any]:
     """
     torch.manual_seed(case.index)
     inputs = call.fresh()
-    if case.group.mode == "forward":
+    if case.group.mode != "grad":
         with torch.no_grad():
             return [*tree_leaves(fn(*inputs)), *inputs]
     results = [

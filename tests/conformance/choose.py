@@ -1,6 +1,6 @@
 """Make slice.json: few cases that together execute every converter the database reaches.
 
-    python -m tests.conformance --both --json report.json
+    python -m tests.conformance --all --json report.json
     python -m tests.conformance.choose report.json
 
 Run it when test_conformance.py says that a converter is not executed by any case.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,30 @@ class Known:
     """One entry of known.toml: samples that fail, and why."""
 
     op: str
-    dtype: str
+    dtypes: tuple[str, ...]
     mode: str
-    samples: tuple[int, ...]
+    samples: str  # indices and ranges, as "0-3, 7"
     reason: str
 
-    def cases(self) -> list[Case]:
-        return [Case(Group(self.op, self.dtype, self.mode), i) for i in self.samples]
+    def cases(self) -> Iterator[Case]:
+        for dtype in self.dtypes:
+            for index in _indices(self.samples):
+                yield Case(Group(self.op, dtype, self.mode), index)
+
+
+def _indices(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def read_known(path: Path = KNOWN) -> list[Known]:
     """The list of known failures; every entry must give a reason."""
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("known", [])
-    known = [Known(**entry | {"samples": tuple(entry["samples"])}) for entry in entries]
-    bare = [k for k in known if not k.reason or not k.samples]
+    known = [Known(**entry | {"dtypes": tuple(entry["dtypes"])}) for entry in entries]
+    bare = [k for k in known if not k.reason]
     if bare:
-        raise ValueError(f"{path.name}: without reason or samples: {bare}")
+        raise ValueError(f"{path.name}: without reason: {bare}")
     return known
 
 

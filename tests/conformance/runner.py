@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .cases import DTYPES, Group, groups
+from .cases import DTYPES, MODES, Group, groups
 from .check import FAILED, Outcome
 from .report import as_json, judge, read_known, show, show_verdict
 from .workers import Limits, run_all
@@ -26,7 +26,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--samples", type=int, default=4, help="samples of an operator and type")
     parser.add_argument("--grad", action="store_true", help="gradients instead of values")
-    parser.add_argument("--both", action="store_true", help="values and gradients")
+    parser.add_argument("--dynamic", action="store_true", help="values, with symbolic sizes")
+    parser.add_argument("--all", action="store_true", help="values in both ways, and gradients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="subprocesses")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for an operator")
     parser.add_argument("--slice", default="0/1", help="k/n: every n-th group from the k-th on")
@@ -36,7 +37,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def choose(options: argparse.Namespace) -> list[Group]:
     """The groups that the options ask for."""
-    modes = ("forward", "grad") if options.both else ("grad" if options.grad else "forward",)
+    asked = [mode for mode in ("dynamic", "grad") if getattr(options, mode)]
+    modes = MODES if options.all else asked or ["forward"]
     found = [g for mode in modes for g in groups(mode, options.dtypes)]
     if options.ops:
         found = [g for g in found if any(fnmatch.fnmatch(g.op, p) for p in options.ops)]
@@ -48,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 when every failure is listed and everything listed fails."""
     options = parse(argv)
     console = Console()
+    known = read_known()
     outcomes = _run(choose(options), options, console)
     if options.json:
         options.json.write_text(as_json(outcomes), encoding="utf-8")
-    verdict = judge(outcomes, read_known())
+    verdict = judge(outcomes, known)
     show_verdict(verdict, console)
     show(outcomes, console)
     return 0 if verdict.good else 1
