@@ -130,7 +130,7 @@ def test_a_changed_input_is_compared() -> None:
 
 def test_verdict() -> None:
     good, bad = Outcome(SINE, PASSED), Outcome(SINE, FAILED, "wrong")
-    known = [Known("sin", ("float32",), "forward", "0-2, 7", "a reason")]
+    known = [Known("sin", ["float32"], ["forward"], "0-2, 7", "a reason")]
     assert judge([good], []).good
     assert judge([bad], known).good
     assert judge([bad], []).new == [bad]

@@ -7,6 +7,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,14 @@ class Known:
     """One entry of known.toml: samples that fail, and why."""
 
     op: str
-    dtypes: tuple[str, ...]
-    mode: str
+    dtypes: list[str]
+    modes: list[str]
     samples: str  # indices and ranges, as "0-3, 7"
     reason: str
 
     def cases(self) -> Iterator[Case]:
-        for dtype in self.dtypes:
-            for index in _indices(self.samples):
-                yield Case(Group(self.op, dtype, self.mode), index)
+        for dtype, mode, index in product(self.dtypes, self.modes, _indices(self.samples)):
+            yield Case(Group(self.op, dtype, mode), index)
 
 
 def _indices(text: str) -> Iterator[int]:
@@ -45,7 +45,7 @@ def _indices(text: str) -> Iterator[int]:
 def read_known(path: Path = KNOWN) -> list[Known]:
     """The list of known failures; every entry must give a reason."""
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("known", [])
-    known = [Known(**entry | {"dtypes": tuple(entry["dtypes"])}) for entry in entries]
+    known = [Known(**entry) for entry in entries]
     bare = [k for k in known if not k.reason]
     if bare:
         raise ValueError(f"{path.name}: without reason: {bare}")

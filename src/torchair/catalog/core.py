@@ -134,7 +134,7 @@ class Row:
     also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
 
     def has(self, trait: Trait) -> bool:
-        return bool(self.traits & trait)
+        return bool(self.traits.value & trait.value)  # plain integers: this is asked very often
 
 
 _rows: dict[str, Row] = {}

@@ -178,7 +178,7 @@ class GraphConverter:
         first = len(self.graph)
         meta = self._meta(node)
         npu = self._dispatch(node, meta)
-        self._finish(node, meta, npu, self.graph.nodes[first:])
+        self._finish(node, meta, npu, self.graph.newest(len(self.graph) - first))
         self._env[node] = ValuePack(meta, npu)
         self.graph.origin = None
 
@@ -218,7 +218,7 @@ class GraphConverter:
         return self._generic(node, meta) if entry is None else self._convert(node, entry, meta)
 
     def _convert(self, node: fx.Node, entry: Entry, meta: Any) -> Any:
-        mark = (len(self.graph.journal), set(self.graph.nodes))
+        mark = (len(self.graph.journal), len(self.graph))
         try:
             args = [self._argument(a, entry) for a in node.args]
             kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
@@ -246,9 +246,9 @@ class GraphConverter:
     def _may_fold(self) -> bool:
         return self._fold_views and not self._scopes.blocks_view_folding
 
-    def _undo(self, journal: int, before: set[Node]) -> None:
+    def _undo(self, journal: int, nodes: int) -> None:
         del self.graph.journal[journal:]
-        gone = [node for node in self.graph.nodes if node not in before]
+        gone = self.graph.newest(len(self.graph) - nodes)
         self.views.forget(gone)
         for node in reversed(gone):
             self.graph.remove(node)

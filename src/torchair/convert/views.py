@@ -114,7 +114,8 @@ def _keeps_order(x: PendingView) -> bool:
     assert before is not None and x.perm is not None
     moved = [p for p in x.perm if before[p] != 1]
     symbols = sum(not isinstance(d, int) for d in x.dims)
-    return moved == sorted(moved) and symbols <= 1
+    written = symbols == 0 or (symbols == 1 and 0 not in x.dims)  # a -1 beside a 0 is ambiguous
+    return moved == sorted(moved) and written
 
 
 def resolve_dims(dims: Sequence[Dim], shape: Shape) -> Shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torchair.errors import GraphError
@@ -171,7 +172,13 @@ class Node:
 
     def values(self) -> list[Value]:
         """Input values in slot order, unfed ones left out."""
-        return [v for _, _, v in self.slots() if v is not None]
+        found: list[Value] = []
+        for slot in self.inputs.values():
+            if isinstance(slot, list):
+                found += slot
+            elif slot is not None:
+                found.append(slot)
+        return found
 
     def set_input(self, port: str, value: Slot, position: int | None = None) -> None:
         """Connect a port, or one position of a variable port, keeping use lists true."""
@@ -291,6 +298,10 @@ class Graph:
         shapes = [n.outputs[0].shape for n in self.data]
         return any(s is None or any(not isinstance(d, int) for d in s) for s in shapes)
 
+    def newest(self, count: int) -> list[Node]:
+        """The nodes added last, in order."""
+        return list(islice(reversed(self._nodes.values()), count))[::-1]
+
     def unique_name(self, stem: str) -> str:
         """The stem itself, then stem_1, stem_2, ..."""
         count = self._next_name.get(stem, 0)
@@ -326,9 +337,10 @@ class Graph:
         del self._nodes[node.name]
 
     def rename(self, node: Node, name: str) -> None:
-        """Give a node another unique name, keeping its place."""
+        """Give a node another unique name; it moves to the end of the order."""
         assert name not in self._nodes, f"node name {name!r} is used already"
-        self._nodes = {(name if n is node else key): n for key, n in self._nodes.items()}
+        del self._nodes[node.name]
+        self._nodes[name] = node
         node.name = name
 
     def sort(self, key: Callable[[Node], Any] | None = None) -> None:
@@ -385,11 +397,8 @@ def topological(nodes: Iterable[Node], graph_name: str = "") -> list[Node]:
     return order
 
 
-def _producers(node: Node) -> Iterator[Node]:
-    for _, _, value in node.slots():
-        if value is not None:
-            yield value.node
-    yield from node.control
+def _producers(node: Node) -> list[Node]:
+    return [*(v.node for v in node.values()), *node.control]
 
 
 _local = threading.local()

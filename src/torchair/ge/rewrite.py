@@ -149,7 +149,7 @@ def _try(
         found = rule.match(node)
         if found is None:
             continue
-        before = set(graph.nodes)
+        before = len(graph)
         with graph:
             graph.depth += 1
             graph.origin = node.origin
@@ -158,7 +158,7 @@ def _try(
             finally:
                 graph.depth -= 1
                 graph.origin = None
-        made = [n for n in graph.nodes if n not in before]
+        made = graph.newest(len(graph) - before)
         if isinstance(result, No):
             for n in reversed(made):
                 graph.remove(n)
