@@ -18,6 +18,7 @@ from conformance.choose import Chosen, read_slice
 from conformance.extra import EXTRA, Extra
 from conformance.report import Known, judge, read_known
 from conformance.watch import builtin_targets, name_of, watch
+from conformance.workers import Limits, run_all
 from torchair.convert import Decline, registry
 
 SLICE = read_slice()
@@ -126,6 +127,13 @@ def test_a_random_operator_must_repeat_itself() -> None:
 def test_a_changed_input_is_compared() -> None:
     outcome = check(SINE, Call(lambda x: x.add_(1), [torch.randn(4)]))
     assert outcome.right
+
+
+@pytest.mark.parametrize(("seconds", "right"), [(0, False), (120, True)])
+def test_workers(seconds: float, right: bool) -> None:
+    ((group, outcomes),) = run_all([SINE.group], 1, Limits(samples=1, seconds=seconds))
+    assert group == SINE.group
+    assert [outcome.right for outcome in outcomes] == [right]
 
 
 def test_verdict() -> None:

@@ -52,6 +52,16 @@ def read_known(path: Path = KNOWN) -> list[Known]:
     return known
 
 
+def proven_text(outcomes: Iterable[Outcome]) -> str:
+    """For every converter the types in which it was right: the table of `torchair ops`."""
+    types: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        if outcome.status in (PASSED, GENERIC):
+            for target in outcome.used:
+                types.setdefault(target, set()).add(outcome.case.group.dtype)
+    return "".join(f"{target}\t{' '.join(sorted(types[target]))}\n" for target in sorted(types))
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How a run compares with the list of known failures."""

@@ -11,10 +11,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import torchair.convert
+
 from .cases import DTYPES, MODES, Group, groups
 from .check import FAILED, Outcome
-from .report import as_json, judge, read_known, show, show_verdict
+from .report import as_json, judge, proven_text, read_known, show, show_verdict
 from .workers import Limits, run_all
+
+PROVEN = Path(torchair.convert.__file__).with_name("proven.txt")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -32,6 +36,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=120, help="seconds for an operator")
     parser.add_argument("--slice", default="0/1", help="k/n: every n-th group from the k-th on")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    parser.add_argument(
+        "--record", action="store_true", help="with --all: write the checked types of `torchair ops`"
+    )
     return parser.parse_args(argv)
 
 
@@ -49,11 +56,15 @@ def choose(options: argparse.Namespace) -> list[Group]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 when every failure is listed and everything listed fails."""
     options = parse(argv)
+    if options.record and (options.ops or not options.all):
+        raise SystemExit("--record needs the whole run: --all, and no operator names")
     console = Console()
     known = read_known()
     outcomes = _run(choose(options), options, console)
     if options.json:
         options.json.write_text(as_json(outcomes), encoding="utf-8")
+    if options.record:
+        PROVEN.write_text(proven_text(outcomes), encoding="utf-8")
     verdict = judge(outcomes, known)
     show_verdict(verdict, console)
     show(outcomes, console)

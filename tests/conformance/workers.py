@@ -31,7 +31,7 @@ class Limits:
 def run_all(todo: Iterable[Group], jobs: int, limits: Limits) -> Iterator[Done]:
     """The outcomes of all groups, in the order in which they are done."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Done | Exception] = queue.SimpleQueue()
     count = 0
     for group in todo:
         waiting.put(group)
@@ -39,22 +39,34 @@ def run_all(todo: Iterable[Group], jobs: int, limits: Limits) -> Iterator[Done]:
     for _ in range(min(jobs, count)):
         threading.Thread(target=_serve, args=(waiting, done, limits), daemon=True).start()
     for _ in range(count):
-        yield done.get()
+        item = done.get()
+        if isinstance(item, Exception):
+            raise item
+        yield item
 
 
 def _serve(waiting: Any, done: Any, limits: Limits) -> None:
-    """Keep one worker busy, and replace it when it had to be ended."""
-    worker = _Worker()
+    try:
+        _keep_busy(waiting, done, limits)
+    except Exception as e:  # as a worker that cannot start: nobody would wait for this thread
+        done.put(e)
+
+
+def _keep_busy(waiting: Any, done: Any, limits: Limits) -> None:
+    """Feed one worker, and replace it when it had to be ended."""
+    worker: _Worker | None = None
     while True:
         try:
             group = waiting.get_nowait()
         except queue.Empty:
-            worker.end()
-            return
+            break
+        worker = worker or _Worker()
         outcomes = worker.run(group, limits)
         if worker.lost:
-            worker = _Worker()
+            worker = None
         done.put((group, outcomes))
+    if worker is not None:
+        worker.end()
 
 
 class _Worker:
