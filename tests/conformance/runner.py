@@ -36,9 +36,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=120, help="seconds for an operator")
     parser.add_argument("--slice", default="0/1", help="k/n: every n-th group from the k-th on")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
-    parser.add_argument(
-        "--record", action="store_true", help="with --all: write the checked types of `torchair ops`"
-    )
+    help_record = "with --all: write the checked types of `torchair ops`"
+    parser.add_argument("--record", action="store_true", help=help_record)
     return parser.parse_args(argv)
 
 
