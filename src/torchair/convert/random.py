@@ -283,5 +283,7 @@ def native_dropout(
 def native_dropout_backward(grad_output: Value, mask: Value, scale: Any) -> Value:
     """native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor"""
     plain(scale)
+    if grad_output.dtype not in FLOAT_TYPES:
+        raise Decline("a gradient that is not floating point")
     keep = 1.0 / scale if scale else 0.0
     return ge.DropOutDoMask(grad_output, mask, ge.Const(keep, dtype=DOUBLE))

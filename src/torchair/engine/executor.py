@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -195,9 +196,20 @@ def _told(step: Step, run: Run) -> Run:
     return run_and_tell
 
 
+def _fed(kernel: Callable[..., Any], args: list[Any]) -> list[Any]:
+    """Arguments without the unfed ones at the end, where the kernel has defaults for them."""
+    if not isinstance(kernel, FunctionType):
+        return args
+    needed = kernel.__code__.co_argcount - len(kernel.__defaults__ or ())
+    while len(args) > needed and args[-1] is None:
+        args = args[:-1]
+    return args
+
+
 def _out(step: Step) -> Run:
-    kernel, args, outs = step.kernel, step.args, step.outs
+    kernel, outs = step.kernel, step.outs
     assert kernel is not None
+    args = _fed(kernel, step.args)
     simple = len(outs) == 1 and all(isinstance(a, int) for a in args)
     if simple and len(args) == 1:
         (a,), (o,) = args, outs
@@ -221,14 +233,16 @@ def _gather(r: list[Any], args: list[Any]) -> list[Any]:
 
 
 def _call(step: Step, arena: torch.Tensor) -> Run:
-    kernel, args = step.kernel, step.args
+    kernel = step.kernel
     assert kernel is not None
+    args = _fed(kernel, step.args)
     store = _storer(step, arena)
-    if len(step.outs) == 1 and len(args) == 2 and all(isinstance(x, int) for x in args):
-        (a, b) = args
+    simple = all(isinstance(x, int) for x in args)
+    if simple and len(args) == 2:
+        a, b = args
         return lambda r: store(r, kernel(r[a], r[b]))
-    if all(isinstance(x, int) for x in args) and len(args) == 3:
-        (a, b, c) = args
+    if simple and len(args) == 3:
+        a, b, c = args
         return lambda r: store(r, kernel(r[a], r[b], r[c]))
     return lambda r: store(r, kernel(*_gather(r, args)))
 
@@ -295,7 +309,7 @@ def _late(step: Step, arena: torch.Tensor) -> Run:
     return run
 
 
-def _as_list(result: Any) -> list[torch.Tensor]:
-    if result is None:
-        return []
-    return list(result) if isinstance(result, (list, tuple)) else [result]
+def _as_list(result: Any) -> Sequence[torch.Tensor]:
+    if isinstance(result, (tuple, list)):
+        return result
+    return () if result is None else (result,)
