@@ -53,7 +53,7 @@ conformance: setup  ## values and gradients on PyTorch's operator database, abou
 	$(PY) -m pytest tests -n $(WORKERS) -m slow
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
-	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_cuda.py -m cuda
 
 clean:  ## remove everything that can be made again, .venv included
 	rm -rf $(VENV) build dist src/*.egg-info torch_compile_debug .torchair_cache

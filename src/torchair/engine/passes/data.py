@@ -51,7 +51,8 @@ def remove_dead_data_and_reorder_data_index(graph: Graph, state: GraphState) -> 
     for node in graph.data:
         if node.outputs[0].uses:
             source = state.inputs[node.attr("index")]
-            node.attrs["index"] = attr.Int(len(kept))
+            if node.attr("index") != len(kept):
+                node.attrs["index"] = attr.Int(len(kept))
             kept.append(source)
         else:
             graph.remove(node)
