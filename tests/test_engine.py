@@ -307,3 +307,13 @@ def test_expanded_strides_are_never_written_to():
     first, second = s.run([t])
     torch.testing.assert_close(first, t.repeat(1, 4))
     torch.testing.assert_close(second, t.abs().expand(3, 4))
+
+
+def test_unfed_inputs_reach_kernels_that_take_any_number():
+    """InplaceIndexAdd has an optional scale and a kernel over `*args`: None must not be lost."""
+    with Graph("g", infer) as g:
+        x, i, u = data(0, (5, 3)), data(1, (2,), DataType.DT_INT32), data(2, (2, 3))
+        NetOutput([ge.InplaceIndexAdd(x, i, u, None, axis=0)])
+    s = session(g)
+    t, index, update = torch.randn(5, 3), torch.tensor([1, 4], dtype=torch.int32), torch.randn(2, 3)
+    torch.testing.assert_close(s.run([t, index, update])[0], t.index_add(0, index, update))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from inspect import CO_VARARGS
 from types import FunctionType
 from typing import Any
 
@@ -198,7 +199,7 @@ def _told(step: Step, run: Run) -> Run:
 
 def _fed(kernel: Callable[..., Any], args: list[Any]) -> list[Any]:
     """Arguments without the unfed ones at the end, where the kernel has defaults for them."""
-    if not isinstance(kernel, FunctionType):
+    if not isinstance(kernel, FunctionType) or kernel.__code__.co_flags & CO_VARARGS:
         return args
     needed = kernel.__code__.co_argcount - len(kernel.__defaults__ or ())
     while len(args) > needed and args[-1] is None:
