@@ -3,48 +3,17 @@
 Importing this package fills the table; `row_of(type)` looks a row up.
 """
 
-from torchair.catalog import (
-    activation,
-    attention,
-    comm,
-    control,
-    conv,
-    create,
-    elementwise,
-    foreach,
-    generic,
-    index,
-    loss,
-    matmul,
-    norm,
-    pool,
-    random,
-    reduce,
-    shape,
-    slicing,
-)
+from importlib import import_module
+
 from torchair.catalog.core import Op, Row, Trait, infer, row_of, rows, steering_values
 from torchair.catalog.reference import interpret
 
 __all__ = ["Op", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
 
-_ = (
-    activation,
-    attention,
-    comm,
-    control,
-    conv,
-    create,
-    elementwise,
-    foreach,
-    generic,
-    index,
-    loss,
-    matmul,
-    norm,
-    pool,
-    random,
-    reduce,
-    shape,
-    slicing,
-)
+FAMILIES = (
+    "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",
+    "generic", "index", "loss", "matmul", "norm", "pool", "random", "reduce", "shape", "slicing",
+)  # fmt: skip
+
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")

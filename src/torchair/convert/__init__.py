@@ -1,27 +1,10 @@
 """FX to GE: the converter table and the driver that walks an FX graph.
 
-Importing this package loads every built-in converter; `torchair.convert.registry` does not.
+Importing this package loads every built-in converter; `import torchair` does not import it.
 """
 
-from torchair.convert import (
-    activation,
-    attention,
-    comm,
-    control,
-    conv,
-    create,
-    elementwise,
-    foreach,
-    index,
-    loss,
-    matmul,
-    norm,
-    pool,
-    random,
-    reduce,
-    shape,
-    slicing,
-)
+from importlib import import_module
+
 from torchair.convert.interpreter import Conversion, GraphConverter, ValuePack
 from torchair.convert.registry import Decline, find, register_fx_node_ge_converter, registered
 
@@ -35,22 +18,10 @@ __all__ = [
     "registered",
 ]
 
-_ = (
-    activation,
-    attention,
-    comm,
-    control,
-    conv,
-    create,
-    elementwise,
-    foreach,
-    index,
-    loss,
-    matmul,
-    norm,
-    pool,
-    random,
-    reduce,
-    shape,
-    slicing,
-)
+FAMILIES = (
+    "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",
+    "index", "loss", "matmul", "norm", "pool", "random", "reduce", "shape", "slicing",
+)  # fmt: skip
+
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")
