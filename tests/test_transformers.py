@@ -18,13 +18,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 import torchair
 from generic_nodes import collect_generic_nodes, report
 from tolerance import assert_close, assert_close_to_reference, double_copy, to_double
-
-transformers = pytest.importorskip("transformers")
 
 FLOATS = (torch.float32, torch.bfloat16)
 SLOW = pytest.mark.slow
