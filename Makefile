@@ -46,7 +46,7 @@ bench: setup  ## import time, compile time by stage, latency
 	@echo "== latency"
 	$(PY) bench/latency.py
 
-conformance: setup  ## values and gradients on PyTorch's operator database, about 15 minutes
+conformance: setup  ## values and gradients on the operator database of PyTorch, about 15 minutes
 	@echo "== conformance"
 	$(PY) -m tests.conformance --all --jobs $(WORKERS)
 	@echo "== more architectures, dynamic and in bfloat16"
