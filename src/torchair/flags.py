@@ -20,6 +20,7 @@ class Flags:
     ``TNG_LOG_LEVEL``        ``native_log_level``: the raw text, None when unset (see ``log.py``)
     ``TORCHAIR_CACHE_HOME``  ``cache_home``: root of the compile caches, None for the default
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
+    ``TORCHAIR_NATIVE``      ``native``: False for exactly ``0``; torch's kernels instead of ours
     ======================  ======================================================================
 
     Each debug level includes the ones before it:
@@ -30,7 +31,7 @@ class Flags:
     0      nothing (the default)
     1      one line per compiled graph
     2      the passes, with the time each one took
-    3      why a rule declined
+    3      why a rule declined, what was fused and why a unit ended
     4      the graphs
     5      every step, at run time
     =====  =============================================
@@ -40,6 +41,7 @@ class Flags:
     native_log_level: str | None = None
     cache_home: str | None = None
     debug: int = 0
+    native: bool = True
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Flags:
@@ -50,6 +52,7 @@ class Flags:
             native_log_level=environ.get("TNG_LOG_LEVEL"),
             cache_home=environ.get("TORCHAIR_CACHE_HOME") or None,
             debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
+            native=environ.get("TORCHAIR_NATIVE") != "0",
         )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
+from torchair.engine.native import Memory, Segment
 from torchair.engine.plan import OutputSpec, Plan, Root, Step
 from torchair.errors import GraphError
 from torchair.flags import Flags
@@ -37,14 +38,34 @@ class Program:
             for slot, tensor in plan.constants.items():
                 self._registers[slot] = tensor
             for root in plan.roots:
-                if root.kind == "arena":
+                if root.kind == "arena" and (root.slot in plan.read or plan.device != "cpu"):
                     self._registers[root.slot] = self._buffer(root)
             for step in plan.bound:
                 _view(step)(self._registers)
         self._fresh = [_Allocation(r) for r in plan.roots if r.kind == "fresh"]
         self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
-        self._runs = [_prepare(s, self._arena) for s in plan.steps]
+        self._positions: list[int] = []  # step that each run begins with
+        self._runs = self._prepare()
         self._transient = self._transient_slots()
+
+    def _prepare(self) -> list[Run]:
+        """One function for each step, and one for consecutive native steps together."""
+        runs: list[Run] = []
+        steps, k = self.plan.steps, 0
+        memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants)
+        threads = torch.get_num_threads()
+        while k < len(steps):
+            end = k
+            while end < len(steps) and steps[end].kind == "native":
+                end += 1
+            self._positions.append(k)
+            if end == k:
+                runs.append(_prepare(steps[k], self._arena, self.plan))
+                end += 1
+            else:
+                runs.append(Segment(steps[k:end], memory, threads).bind())
+            k = end
+        return runs
 
     def _buffer(self, root: Root) -> torch.Tensor:
         meta = root.meta
@@ -75,7 +96,7 @@ class Program:
                 run(registers)
                 position += 1
         except Exception as e:
-            raise _explain(self.plan.steps[position], e) from e
+            raise _explain(self.plan.steps[self._positions[position]], e) from e
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
         self._write_back(registers)
         for slot in self._transient:
@@ -166,12 +187,12 @@ def _explain(step: Step, error: Exception) -> GraphError:
 # ---- steps as functions of the registers ----
 
 
-def _prepare(step: Step, arena: torch.Tensor) -> Run:
+def _prepare(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
     makers: dict[str, Callable[[Step], Run]] = {
         "out": _out, "view": _view, "copy": _copy,
         "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
     }  # fmt: skip
-    run = makers[step.kind](step)
+    run = _settled(step, makers[step.kind](step), plan)
     if Flags.read().debug >= 5:
         run = _told(step, run)
     if not step.frees:
@@ -184,6 +205,27 @@ def _prepare(step: Step, arena: torch.Tensor) -> Run:
             r[slot] = None
 
     return run_and_free
+
+
+def _settled(step: Step, run: Run, plan: Plan) -> Run:
+    """A step of torch whose results native code reads: they get the strides that were planned."""
+    places = [plan.places.get(s) for s in step.outs]
+    wanted = [
+        (s, place[0].meta.stride())
+        for s, place in zip(step.outs, places, strict=True)
+        if place is not None and place[0].settled and place[0].slot == s
+    ]
+    if not wanted:
+        return run
+
+    def run_and_settle(r: list[Any]) -> None:
+        run(r)
+        for slot, strides in wanted:
+            t = r[slot]
+            if t.stride() != strides:
+                r[slot] = torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
+
+    return run_and_settle
 
 
 def _told(step: Step, run: Run) -> Run:

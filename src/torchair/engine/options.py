@@ -8,6 +8,7 @@ from threading import Lock
 
 from torchair.configs.settings import parse_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
+from torchair.flags import Flags
 from torchair.log import native_logger
 
 _TOPOLOGY = {"0": "BFS", "1": "DFS", "2": "RDFS", "3": "StableRDFS"}
@@ -22,6 +23,7 @@ class EngineOptions:
     dead_code: bool = True
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
+    native: bool = True
 
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
@@ -32,6 +34,7 @@ class EngineOptions:
             dead_code=process.get("ge.oo.deadCodeElimination", "true") == "true",
             topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
             switches=dict(parse_switches(process.get("ge.optimizationSwitch") or "")),
+            native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",
         )
 
 

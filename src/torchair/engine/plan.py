@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.abi import Kernel
 from torchair.ge.graph import Node, Value
 
 
@@ -29,6 +30,8 @@ class Root:
     offset: int = -1
     successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
     tied_to: int = -1  # slot of the input it updates
+    fixed: bool = False  # written by native code, which knows its strides
+    settled: bool = False  # made by torch, read by native code: strides must be the planned ones
 
     @property
     def size(self) -> int:
@@ -36,10 +39,33 @@ class Root:
         return self.meta.numel() * self.meta.element_size()
 
 
+SIZES_AT = 64
+"""Word of an argument block where the sizes of a kernel begin; addresses come before."""
+
+
+@dataclass
+class Native:
+    """A kernel with what it is called with: for each address a slot, a packed constant, or None
+    for scratch memory; then sizes."""
+
+    kernel: Kernel
+    slots: list[int | torch.Tensor | None]
+    numbers: tuple[int, ...]
+    scratch: int  # bytes for each thread
+    work: float  # microseconds that one thread needs, roughly
+    copies: bool = False  # its first argument must have been copied to its result
+
+    @property
+    def words(self) -> int:
+        """Length of the argument block."""
+        return SIZES_AT + len(self.numbers) if self.numbers else len(self.slots)
+
+
 @dataclass
 class Step:
     """One thing to do. Kinds: `out` (kernel writes planned buffers), `call` (kernel allocates),
-    `view`, `copy`, and `late` (kernel is made when the data are there)."""
+    `view`, `copy`, `native` (generated code), and `late` (kernel is made when the data are
+    there)."""
 
     node: Node
     kind: str
@@ -48,6 +74,8 @@ class Step:
     outs: list[int]
     frees: list[int] = field(default_factory=list)  # slots to drop after it
     slots: dict[Value, int] = field(default_factory=dict)  # of a late step: where its inputs are
+    native: Native | None = None
+    also: list[Node] = field(default_factory=list)  # all nodes that a native step computes
 
 
 @dataclass
@@ -85,3 +113,9 @@ class Plan:
     arena_size: int = 0
     arena_floor: int = 0  # the most bytes alive at once
     device: str = "cpu"
+    read: set[int] = field(default_factory=set)  # slots that must exist as tensors
+    places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
+
+    def place(self, slot: int) -> tuple[Root, int]:
+        """The root a slot is in, and how many bytes after its begin."""
+        return self.places[slot]

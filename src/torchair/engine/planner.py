@@ -7,7 +7,6 @@ planned buffers. Values whose dims only the data tell become late steps.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +16,30 @@ import torch
 
 from torchair.catalog import Op, Row, Trait, infer, row_of
 from torchair.catalog.reference import tensor_args
+from torchair.engine.fuse import Unit
 from torchair.engine.memory import Buffer, lower_bound, place
+from torchair.engine.natives import Natives
 from torchair.engine.plan import OutputSpec, Plan, Root, Step, WriteBack
+from torchair.engine.strides import (
+    HOST_SIZE,
+    as_list,
+    content_of,
+    count_of,
+    dense_strides,
+    flat_slots,
+    is_dense,
+    is_known,
+    is_writable,
+    meta_of,
+    same_strides,
+    shares,
+    with_strides,
+)
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Graph, Node, Value
-from torchair.ge.shapes import Sym, contiguous_strides, evaluate
+from torchair.ge.shapes import Sym, evaluate
 
-_HOST_SIZE = 64
 _WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 _SKIPPED = ("Data", "RefData", "NetOutput")
 
@@ -48,25 +63,34 @@ class Planner:
         device: str = "cpu",
         assigned: dict[int, int] | None = None,
         layouts: Sequence[Layout | None] | None = None,
+        natives: Natives | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
-        self.order = [n for n in graph.nodes if n.type not in _SKIPPED]
+        self.natives = natives
+        constants = [n for n in graph.nodes if n.type == "Const"]
+        self.order: list[Unit | Node] = [n for n in graph.nodes if n.type not in _SKIPPED]
+        if natives is not None:
+            self.order = [*constants, *natives.fusion.order]
         if graph.output is None:
             raise GraphError("the graph has no NetOutput", graph=graph.name)
         self.results: list[Value] = graph.output.values()
         self.assigned = assigned or {}
         self.layouts = list(layouts) if layouts is not None else [None] * len(self.results)
 
-    def plan(self, inputs: Sequence[Fact]) -> Plan:
-        """A plan for inputs of these types and dims."""
-        return _Build(self, inputs).run()
+    def plan(
+        self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None] | None = None
+    ) -> Plan:
+        """A plan for inputs of these types and dims; strides are contiguous where none is given."""
+        return _Build(self, inputs, strides or [None] * len(inputs)).run()
 
 
 class _Build:
     """One run of planning."""
 
-    def __init__(self, planner: Planner, inputs: Sequence[Fact]) -> None:
+    def __init__(
+        self, planner: Planner, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None]
+    ) -> None:
         self.p = planner
         self.plan = Plan(device=planner.device, inputs=len(inputs))
         self.facts: dict[Value, Fact] = {}
@@ -77,16 +101,21 @@ class _Build:
         self.done: set[Node] = set()
         self.devices: dict[Value, str] = {}
         self.data = [n.outputs[0] for n in planner.graph.data]
-        for value, fact in zip(self.data, inputs, strict=True):
+        for value, fact, own in zip(self.data, inputs, strides, strict=True):
             self.facts[value] = fact
             self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
-            self._new_root(value, "input", _meta(fact))
+            meta = meta_of(fact)
+            self._new_root(value, "input", meta if own is None else with_strides(meta, own))
+        self.env = self._symbols()
 
     def run(self) -> Plan:
-        for node in self.p.order:
-            self._node(node)
-            self.done.add(node)
-        self._outputs(self._symbols())
+        for item in self.p.order:
+            if isinstance(item, Unit):
+                self._unit(item)
+            else:
+                self._node(item)
+                self.done.add(item)
+        self._outputs(self.env)
         self._write_backs()
         self._place()
         self._bind_views()
@@ -178,10 +207,10 @@ class _Build:
         """Small integers that only depend on sizes become constants of the plan."""
         if not node.outputs or row.has(Trait.SIDE_EFFECT | Trait.RANDOM):
             return False
-        if not all(_known(f) for f in facts):
+        if not all(is_known(f) for f in facts):
             inputs = [self.facts[v] for v in node.values()]
-            small = all(f.shape is not None and _count(f) <= _HOST_SIZE for f in facts)
-            if not small or not inputs or not all(_known(f) for f in inputs):
+            small = all(f.shape is not None and count_of(f) <= HOST_SIZE for f in facts)
+            if not small or not inputs or not all(is_known(f) for f in inputs):
                 return False
             facts = self._evaluate(node, row)
         for value, fact in zip(node.outputs, facts, strict=True):
@@ -198,12 +227,12 @@ class _Build:
         result = row.kernel(Op(node, self._fact))(*tensor_args(node, row, tensor))
         return [
             Fact(self.facts[v].dtype, tuple(t.shape), t.tolist())
-            for v, t in zip(node.outputs, _as_list(result), strict=True)
+            for v, t in zip(node.outputs, as_list(result), strict=True)
         ]
 
     def _constant(self, value: Value, tensor: torch.Tensor) -> None:
         dtype = self.facts[value].dtype if value in self.facts else value.dtype
-        self.facts[value] = Fact(dtype, tuple(tensor.shape), _content(tensor))
+        self.facts[value] = Fact(dtype, tuple(tensor.shape), content_of(tensor))
         root = self._new_root(value, "const", tensor.to("meta"))
         self.plan.constants[root.slot] = tensor.to(root.device)
 
@@ -212,10 +241,10 @@ class _Build:
         kernel = row.kernel(Op(node, self._fact))
         base = self.metas[slot]
         assert base is not None
-        views = _as_list(kernel(base))
-        if any(not _shares(v, base) for v in views):
+        views = as_list(kernel(base))
+        if any(not shares(v, base) for v in views):
             slot, base = self._copy(node, slot, base)
-            views = _as_list(kernel(base))
+            views = as_list(kernel(base))
         self._touch([slot])
         root = self.root[slot]
         outs = [
@@ -242,7 +271,7 @@ class _Build:
         before = self._successor(node, row)
         self._touch([self.slot[v] for v in node.values()])
         kind = "arena" if row.out else "torch"
-        roots = [self._new_root(v, kind, _meta(self.facts[v])) for v in node.outputs]
+        roots = [self._new_root(v, kind, meta_of(self.facts[v])) for v in node.outputs]
         if before is not None:
             roots[0].successor_of = before
         made = [r.slot for r in roots]
@@ -275,6 +304,74 @@ class _Build:
         readers = {u for v in self.members.get(root.slot, []) for u in v.users()}
         return all(u is node or u in self.done for u in readers)
 
+    # ---- native units ----
+
+    def _unit(self, unit: Unit) -> None:
+        """One kernel for all nodes of a unit, or its nodes one by one if that cannot be."""
+        assert self.p.natives is not None
+        inside = sorted([*unit.nodes, *unit.views], key=self.p.natives.position.__getitem__)
+        for node in inside:
+            facts = self._infer(node)
+            self.facts.update(zip(node.outputs, facts, strict=True))
+        known = all(self.metas[self.slot[v]] is not None for v in unit.inputs)
+        if not known or any(self.facts[v].shape is None for v in unit.outputs):
+            return self._one_by_one(unit, inside)
+        outs = {v: self._native_meta(unit, v) for v in unit.outputs}
+        layouts = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
+        call = self.p.natives.emit(unit, self._fact, layouts.__getitem__)  # type: ignore[arg-type]
+        if call is None:
+            return self._one_by_one(unit, inside)
+        slots = [self.slot[v] for v in unit.inputs]
+        for slot in slots:
+            root = self.root[slot]
+            if root.kind == "torch":
+                root.settled = True
+        self._touch(slots)
+        made = {v: self._new_root(v, "arena", meta) for v, meta in outs.items()}
+        for root in made.values():
+            root.fixed = True
+        places = {v: self.slot[v] for v in [*unit.inputs, *unit.outputs]}
+        native = self.p.natives.bind(call, places)
+        update = self.p.natives.updated(unit)
+        if update is not None:
+            slots = [self.slot[update], *(s for s in slots if s != self.slot[update])]
+            native.copies = update is not None
+        node = unit.group.nodes[-1] if update is not None else unit.head
+        step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
+        step.native, step.also = native, unit.nodes
+        self.plan.steps.append(step)
+        self.done.update(inside)
+        return None
+
+    def _one_by_one(self, unit: Unit, inside: list[Node]) -> None:
+        for node in inside:
+            if node not in self.done and node.outputs[0] not in self.slot:
+                self._node(node)
+            self.done.add(node)
+
+    def _native_meta(self, unit: Unit, value: Value) -> torch.Tensor:
+        """Dims and strides a native result gets: what was promised of it, or those of an operand
+        of the same dims, so that layouts such as channels-last carry through."""
+        assert self.p.natives is not None
+        meta = meta_of(self.facts[value])
+        updated = self.p.natives.updated(unit)
+        if updated is not None:
+            own = self.metas[self.slot[updated]]
+            return own if own is not None else meta
+        if value in self.p.results:
+            k = self.p.results.index(value)
+            layout = self.p.layouts[k]
+            if layout is None or k in self.p.assigned:
+                return meta
+            strides = evaluate(layout.strides, self.env)
+            return with_strides(meta, strides) if is_dense(meta.shape, strides) else meta
+        for v in unit.inputs:
+            like = self.metas[self.slot[v]]
+            if like is not None and like.shape == meta.shape and not like.is_contiguous():
+                if is_dense(like.shape, like.stride()):
+                    return with_strides(meta, like.stride())
+        return meta
+
     def _late(self, node: Node, row: Row) -> None:
         args = tensor_args(node, row, self.slot.__getitem__)
         self._touch([self.slot[v] for v in node.values()])
@@ -291,7 +388,7 @@ class _Build:
         env: dict[str, int] = {}
         for value in self.data:
             fact = self.facts[value]
-            if isinstance(value.content, Sym) and value.content.expr.is_Symbol and _known(fact):
+            if isinstance(value.content, Sym) and value.content.expr.is_Symbol and is_known(fact):
                 env[value.content.expr.name] = fact.content
             for declared, real in zip(value.shape or (), fact.shape or (), strict=False):
                 if isinstance(declared, Sym) and declared.expr.is_Symbol:
@@ -332,14 +429,16 @@ class _Build:
         root, meta = self.root[slot], self.metas[slot]
         if meta is None or meta is not root.meta or root.kind != "arena" or wanted is None:
             return
-        if _same_strides(meta, wanted) or not _is_dense(meta.shape, wanted):
+        if root.fixed:
             return
-        root.meta = self.metas[slot] = _strided(meta, wanted)
+        if same_strides(meta, wanted) or not is_dense(meta.shape, wanted):
+            return
+        root.meta = self.metas[slot] = with_strides(meta, wanted)
         for step in self.plan.steps:
             if step.kind != "view" or self.root[step.args[0]] is not root:
                 continue
             assert step.kernel is not None
-            views = _as_list(step.kernel(self.metas[step.args[0]]))
+            views = as_list(step.kernel(self.metas[step.args[0]]))
             self.metas.update(zip(step.outs, views, strict=True))
 
     def _offset(self, k: int, env: dict[str, int]) -> int | None:
@@ -357,17 +456,17 @@ class _Build:
     ) -> OutputSpec:  # fmt: skip
         meta = self.metas[slot]
         if meta is None or root.kind == "torch":
-            usable = wanted is None or meta is None or _is_writable(meta.shape, wanted)
+            usable = wanted is None or meta is None or is_writable(meta.shape, wanted)
             copied = not mine or (offset or 0) != 0
             return OutputSpec(slot, wanted if usable else None, copied, offset or 0)
-        wanted = wanted if wanted is not None else _dense(meta)
+        wanted = wanted if wanted is not None else dense_strides(meta)
         whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
         in_place = offset is None or offset == meta.storage_offset()
-        if mine and whole and in_place and _same_strides(meta, wanted):
+        if mine and whole and in_place and same_strides(meta, wanted):
             root.kind = "fresh"
             return OutputSpec(slot, wanted)
-        if not _is_writable(meta.shape, wanted):
-            wanted = _dense(meta)
+        if not is_writable(meta.shape, wanted):
+            wanted = dense_strides(meta)
         return OutputSpec(slot, wanted, True, offset or 0)
 
     def _wanted(self, k: int, slot: int, env: dict[str, int]) -> tuple[int, ...] | None:
@@ -405,6 +504,8 @@ class _Build:
             return False
         if root.meta.shape != data.meta.shape or root.meta.dtype != data.meta.dtype:
             return False
+        if self.p.natives is not None and root.meta.stride() != data.meta.stride():
+            return False
         if data.last > root.first or root.tied_to >= 0 or data.tied_to >= 0:
             return False
         if data.last == root.first and not self._updates(root, target):
@@ -417,7 +518,9 @@ class _Build:
         step = self.plan.steps[root.first]
         row = row_of(step.node.type)
         assert row is not None
-        reads = [a for a in _flat(step.args) if self.root[a].slot == target]
+        if step.native is not None and not step.native.copies:
+            return False
+        reads = [a for a in flat_slots(step.args) if self.root[a].slot == target]
         if row.has(Trait.WRITES_FIRST):
             return step.args[0] == target and len(reads) == 1
         return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
@@ -446,79 +549,34 @@ class _Build:
             if root.kind == "torch" and root.last < self.now and large:
                 self.plan.steps[root.last].frees.append(slot)
         kept: list[Step] = []
+        read = self._read_by_torch()
         for step in self.plan.steps:
             planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
+            if step.kind == "view" and not read.intersection(step.outs):
+                continue
+            if step.native is not None and step.native.copies:
+                out = step.outs[0]
+                if self.root[out].kind != "tied":
+                    kept.append(Step(step.node, "copy", None, [step.args[0]], [out]))
+                    read |= {step.args[0], out}
             (self.plan.bound if planned else kept).append(step)
         self.plan.steps = kept
+        self.plan.read = read
+        self.plan.places = {
+            slot: (root, self._bytes(slot)) for slot, root in self.root.items()
+        }
 
+    def _bytes(self, slot: int) -> int:
+        meta = self.metas[slot]
+        return 0 if meta is None else int(meta.storage_offset()) * meta.element_size()
 
-def _meta(fact: Fact) -> torch.Tensor:
-    dims: Any = fact.shape
-    return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
-
-
-def _dense(meta: torch.Tensor) -> tuple[int, ...]:
-    strides: Any = contiguous_strides(tuple(meta.shape))
-    return strides
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether these strides give every element its own place, without gaps."""
-    expected = 1
-    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
-        if stride != expected:
-            return 0 in shape
-        expected *= size
-    return True
-
-
-def _is_writable(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements have places of their own, but for dims that only repeat (stride 0)."""
-    extent = 1
-    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
-        if stride and stride < extent:
-            return 0 in shape
-        extent += stride * (size - 1)
-    return True
-
-
-def _strided(meta: torch.Tensor, strides: Any) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, strides, dtype=meta.dtype, device="meta")
-
-
-def _count(fact: Fact) -> int:
-    return math.prod(fact.shape or ())  # type: ignore[arg-type]
-
-
-def _known(fact: Fact) -> bool:
-    content = fact.content
-    if content is None or isinstance(content, Sym):
-        return False
-    return not (isinstance(content, tuple) and any(isinstance(c, Sym) for c in content))
-
-
-def _content(t: torch.Tensor) -> Any:
-    if t.dim() > 1 or t.numel() > _HOST_SIZE or t.dtype.is_complex or t.device.type != "cpu":
-        return None
-    return tuple(t.tolist()) if t.dim() else t.item()
-
-
-def _flat(args: list[Any]) -> list[int]:
-    """Slots of a step's arguments, lists opened, unfed ones left out."""
-    return [s for a in args for s in (a if isinstance(a, list) else [a]) if s is not None]
-
-
-def _as_list(x: Any) -> list[torch.Tensor]:
-    return list(x) if isinstance(x, (list, tuple)) else [x]
-
-
-def _shares(view: torch.Tensor, base: torch.Tensor) -> bool:
-    return view.untyped_storage()._cdata == base.untyped_storage()._cdata
-
-
-def _same_strides(meta: torch.Tensor, wanted: Sequence[int]) -> bool:
-    """Strides agree wherever they matter: a dim of size 1 may have any."""
-    if meta.numel() == 0:
-        return True
-    sizes = zip(meta.stride(), wanted, meta.shape, strict=True)
-    return all(s == w or n == 1 for s, w, n in sizes)
+    def _read_by_torch(self) -> set[int]:
+        """Slots that must exist as tensors, because torch works on them or they leave."""
+        read = {o.slot for o in self.plan.outputs}
+        read |= {s for w in self.plan.write_backs for s in (w.input_slot, w.value_slot)}
+        for step in reversed(self.plan.steps):
+            if step.kind == "native":
+                continue
+            if step.kind != "view" or read.intersection(step.outs):
+                read |= {*flat_slots(step.args), *step.outs, *step.slots.values()}
+        return read

@@ -13,12 +13,15 @@ import torch
 
 from torchair.catalog import steering_values
 from torchair.engine.executor import ProgramPool
+from torchair.engine.native import available, library
+from torchair.engine.natives import Natives
 from torchair.engine.options import EngineOptions, engine
 from torchair.engine.passes import ENGINE_PASSES, GraphState, ge_kind
 from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.plan import Plan
 from torchair.engine.planner import Layout, Planner
 from torchair.errors import GraphError, InputError, pretty_error_msg
+from torchair.flags import Flags
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import is_static, on_wire
@@ -114,16 +117,29 @@ class TorchNpuGraph:
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
             runner.run(passes, graph, self._state)
             outputs = len(graph.output.values())  # type: ignore[union-attr]
+            self._natives = self._fuse(graph)
             self._planner = Planner(
                 graph,
                 self._device.name,
                 self._state.assigned,
                 [*self._layouts, *[None] * outputs][:outputs],
+                self._natives,
             )
             self._prepare_inputs()
-            if not graph.is_dynamic and not self._key_of:
-                self._pool((), [v.fact for v in self._data])
             native_logger.info("graph %s compiled, %s nodes", self.name, len(graph))
+
+    def _fuse(self, graph: Graph) -> Natives | None:
+        """Native units of the graph, None where generated code is off or cannot run."""
+        if self._device.name != "cpu" or not self._options.native:
+            return None
+        missing = available()
+        if missing is not None:
+            native_logger.warning("no native code on this machine (%s)", missing)
+            return None
+        natives = Natives(graph, library().target)
+        if Flags.read().debug >= 3:
+            print(natives.fusion.report())
+        return natives
 
     @property
     def graph(self) -> Graph:
@@ -142,6 +158,8 @@ class TorchNpuGraph:
             source = self._state.inputs[i] if i < len(self._state.inputs) else InputSource((i,))
             if not source.static:
                 self._checks.append(_Check(i, value, self._device.name))
+            if not source.static and self._natives is not None and value.shape != ():
+                self._key_of.append(lambda inputs, i=i: inputs[i].stride())  # type: ignore[misc]
             if value.shape is None or any(not isinstance(d, int) for d in value.shape):
                 self._key_of.append(lambda inputs, i=i: inputs[i].shape)  # type: ignore[misc]
             if value in steering:
@@ -179,7 +197,7 @@ class TorchNpuGraph:
         key = tuple(k(inputs) for k in self._key_of)
         pool = self._plans.get(key)
         if pool is None:
-            pool = self._pool(key, self._input_facts(inputs))
+            pool = self._pool(key, inputs)
         elif self._key_of:
             self._freshen(key)
         grad = torch.is_grad_enabled()
@@ -207,9 +225,10 @@ class TorchNpuGraph:
             facts.append(Fact(torch_to_ge(t.dtype), tuple(t.shape), content))
         return facts
 
-    def _pool(self, key: Any, facts: list[Fact]) -> ProgramPool:
+    def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool:
         assert self._planner is not None
-        pool = ProgramPool(self._planner.plan(facts))
+        strides = [t.stride() for t in inputs] if self._natives is not None else None
+        pool = ProgramPool(self._planner.plan(self._input_facts(inputs), strides))
         with self._lock:
             self._plans[key] = pool
             while len(self._plans) > 1 and (
@@ -227,7 +246,13 @@ class TorchNpuGraph:
     def last_plan(self) -> Plan | None:
         """The plan made or used last, for inspection."""
         pool = next(reversed(self._plans.values()), None)
-        return pool.plan if pool is not None else None
+        return pool.plan if pool is not None else self._static_plan()
+
+    def _static_plan(self) -> Plan | None:
+        """The plan of a graph of fixed sizes that has not run, for contiguous inputs."""
+        if self.graph.is_dynamic or self._by_value or self._planner is None:
+            return None
+        return self._planner.plan([v.fact for v in self._data])
 
     def summary(self) -> GraphSummary:
         """Memory, streams, and whether sizes are fixed."""

@@ -1,0 +1,1 @@
+"""LLVM IR as text, its compilation in memory, and the generators that write it."""

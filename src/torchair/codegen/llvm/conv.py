@@ -1,0 +1,50 @@
+"""Convolution in two dimensions with weights that are packed beforehand."""
+
+from __future__ import annotations
+
+import torch
+
+from torchair.codegen.abi import Kernel
+from torchair.codegen.llvm import conv_direct, conv_winograd
+from torchair.codegen.llvm.conv_plan import Conv, output_size, plan
+from torchair.codegen.llvm.conv_results import Store, plain_store
+from torchair.codegen.llvm.target import Target
+from torchair.codegen.llvm.writer import KernelWriter
+
+__all__ = ["Conv", "Store", "conv", "output_size", "pack", "plain_store", "scratch_bytes"]
+
+
+def conv(spec: Conv, target: Target, store: Store, label: str = "conv") -> Kernel:
+    """The kernel of a convolution. Words: input, packed weights, scratch; then run-time sizes.
+
+    The scratch is `scratch_bytes` for each thread, aligned to 64 bytes.
+    """
+    w = KernelWriter(target)
+    if patches := conv_winograd.patches(spec, target):
+        conv_winograd.write(w, patches, target, store)
+    else:
+        conv_direct.write(w, plan(spec, target), target, store)
+    return w.kernel(label)
+
+
+def scratch_bytes(spec: Conv, target: Target) -> int:
+    """Bytes of scratch that each thread needs; a multiple of 64, or zero."""
+    if patches := conv_winograd.patches(spec, target):
+        return conv_winograd.scratch_bytes(patches)
+    return conv_direct.scratch_bytes(plan(spec, target))
+
+
+def pack(weight: torch.Tensor, spec: Conv, target: Target) -> torch.Tensor:
+    """Weights [out, in of group, height, width] in the order in which the kernel reads them, at an
+    address that is a multiple of 64."""
+    if patches := conv_winograd.patches(spec, target):
+        return _aligned(conv_winograd.pack(weight, patches))
+    return _aligned(conv_direct.pack(weight, plan(spec, target)))
+
+
+def _aligned(values: torch.Tensor) -> torch.Tensor:
+    size = values.numel() * values.element_size()
+    memory = torch.empty(size + 64, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64
+    copy = memory[start : start + size].view(values.dtype).view(values.shape)
+    return copy.copy_(values)

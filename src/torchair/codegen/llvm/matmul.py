@@ -1,0 +1,121 @@
+"""Kernels for matrix products: which way suits which product, and the kernel made so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchair.codegen.abi import Kernel, Size, Word
+from torchair.codegen.llvm.matmul_blocked import Loops
+from torchair.codegen.llvm.matmul_forms import (
+    CopyForm,
+    DirectForm,
+    DotForm,
+    Form,
+    PanelForm,
+    contiguous,
+    copied_bytes,
+)
+from torchair.codegen.llvm.matmul_pack import pack
+from torchair.codegen.llvm.matmul_spec import MatMul, Numbers, Product, Store, Tile, widest_tile
+from torchair.codegen.llvm.matmul_store import plain_store
+from torchair.codegen.llvm.target import Target
+from torchair.codegen.llvm.writer import KernelWriter
+
+__all__ = ["MatMul", "Store", "matmul", "pack", "plain_store", "scratch_bytes"]
+
+LONG = 512
+"""Sums so long hardly notice how they end: dot products are then right for any number of rows."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The form of a product, and another one for products with more rows of A."""
+
+    few: str
+    many: str
+    rows: int = 0  # few are up to so many rows,
+    k_for_row: int = 0  # or one for so many k
+
+    def known(self, m: Size, k: Size) -> str | None:
+        """The form, if the sizes leave no doubt."""
+        if self.few == self.many or (isinstance(m, int) and m <= self.rows):
+            return self.few
+        if self.k_for_row == 0 and isinstance(m, int):
+            return self.many
+        if isinstance(m, int) and isinstance(k, int):
+            return self.few if m * self.k_for_row <= k else self.many
+        return None
+
+
+def choose(spec: MatMul, target: Target) -> Choice:
+    """The form of a product, by cost.
+
+    panel   packed ahead of time: nothing is faster, whatever m is
+    dot     B runs along k: its dot products need no other layout, but end with sums over lanes,
+            which cost about as much as 45 k do
+    direct  B runs along n: its rows are vectors already. Pairs have to be mixed from two rows
+            for every tile, which 3 tiles do not pay for
+    copy    copying B to panels costs as much as 5 rows of A do: worth it for many rows, and the
+            only way if neither stride is 1
+    """
+    if spec.packed:
+        return Choice("panel", "panel")
+    if contiguous(spec) == "n":
+        pairs = Numbers.of(spec.dtype, target).pair == 2
+        return Choice("direct", "copy" if pairs else "direct", rows=16)
+    if contiguous(spec) == "k" and spec.a[2] == 1:
+        long = isinstance(spec.m, Word) and isinstance(spec.k, int) and spec.k >= LONG
+        return Choice("dot", "dot" if long else "copy", rows=4, k_for_row=9)
+    return Choice("copy", "copy")
+
+
+def matmul(spec: MatMul, target: Target, store: Store, label: str = "matmul") -> Kernel:
+    """The kernel of a product. `store` is called wherever a vector of results is finished."""
+    w = KernelWriter(target)
+    product = Product(w, spec)
+    choice = choose(spec, target)
+    known = choice.known(spec.m, spec.k)
+    if known:
+        Loops(product, _form(known, product), store).write()
+        return w.kernel(label)
+    few = w(f"icmp sle i64 {product.m}, {choice.rows}")
+    if choice.k_for_row:
+        least_k = w.mul(product.m, str(choice.k_for_row))
+        few = w(f"or i1 {few}, {w(f'icmp sle i64 {least_k}, {product.k}')}")
+    with w.when(few):
+        Loops(product, _form(choice.few, product), store).write()
+    with w.when(w(f"xor i1 {few}, true")):
+        Loops(product, _form(choice.many, product), store).write()
+    return w.kernel(label)
+
+
+def scratch_bytes(spec: MatMul, target: Target) -> int:
+    """Bytes of scratch memory that each thread needs."""
+    choice = choose(spec, target)
+    known = choice.known(spec.m, spec.k)
+    forms = {known} if known else {choice.few, choice.many}
+    tile = _tile(spec, target)
+    copying = forms & {"copy", "direct"}
+    return max((copied_bytes(spec, target, tile, form) for form in copying), default=0)
+
+
+def _form(name: str, product: Product) -> Form:
+    if name == "dot":
+        tallest = 6 if product.w.target.registers >= 32 else 4
+        return DotForm(product, _balanced(product.spec.m, tallest))
+    tile = _tile(product.spec, product.w.target)
+    kinds = {"panel": PanelForm, "direct": DirectForm, "copy": CopyForm}
+    return kinds[name](product, tile)
+
+
+def _tile(spec: MatMul, target: Target) -> Tile:
+    """The tallest tile for a product."""
+    tile = widest_tile(spec.dtype, target)
+    return Tile(_balanced(spec.m, tile.rows), tile.vectors)
+
+
+def _balanced(m: Size, tallest: int) -> int:
+    """The height of tiles of about equal height."""
+    if isinstance(m, Word) or m == 0:
+        return tallest
+    return -(-m // -(-m // tallest))

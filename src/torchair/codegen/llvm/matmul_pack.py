@@ -1,0 +1,214 @@
+"""Panels: B cut into strips of columns as wide as a tile, each stored row after row.
+
+A panel holds [k][columns] elements, or [k / 2][columns][2] where pairs are multiplied at once.
+`pack` lays out a whole matrix ahead of time, `PackCode` a piece of one while a kernel runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torchair.codegen.llvm.matmul_spec import Numbers, widest_tile
+from torchair.codegen.llvm.target import Target
+from torchair.codegen.llvm.writer import Writer
+
+NAMES = {
+    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
+}  # fmt: skip
+
+
+def pack(weight: torch.Tensor, target: Target, transposed: bool) -> torch.Tensor:
+    """A [K, N] matrix, or [N, K] when `transposed`, as panels: what `MatMul.packed` reads.
+
+    Columns beyond N and the missing half of a last pair are zero.
+    """
+    dtype = NAMES[weight.dtype]
+    pair = Numbers.of(dtype, target).pair
+    width = widest_tile(dtype, target).vectors * target.lanes
+    by_column = weight if transposed else weight.t()
+    n, k = by_column.shape
+    panels, steps = -(-n // width), -(-k // pair)
+    made = torch.zeros((panels, steps, width, pair), dtype=weight.dtype)
+    whole = n // width
+    _copy(made[:whole], by_column[: whole * width].reshape(whole, width, k))
+    _copy(made[whole:, :, : n - whole * width], by_column[whole * width :][None])
+    return made.flatten(2)
+
+
+def _copy(panels: torch.Tensor, columns: torch.Tensor) -> None:
+    """Fill [panel, step, column, pair] from [panel, column, k]."""
+    pair = panels.shape[3]
+    even = columns.shape[2] // pair
+    if panels.numel():
+        cut = columns[:, :, : even * pair].unflatten(2, (even, pair))
+        panels[:, :even].copy_(cut.transpose(1, 2))
+        panels[:, even:, :, : columns.shape[2] - even * pair].copy_(
+            columns[:, :, even * pair :].transpose(1, 2)[..., None]
+        )
+
+
+def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
+    """Vectors of elements at one or two addresses, mixed into a vector of pairs."""
+    lanes, vector = numbers.lanes, f"<{numbers.lanes} x {numbers.memory}>"
+    loaded = [w(f"load {vector}, ptr {at}, align {numbers.bytes}") for at in rows]
+    low, high = loaded if len(loaded) == 2 else (loaded[0], "zeroinitializer")
+    mask = ", ".join(f"i32 {i // 2 + lanes * (i % 2)}" for i in range(2 * lanes))
+    both = f"{vector} {low}, {vector} {high}"
+    mixed = w(f"shufflevector {both}, <{2 * lanes} x i32> <{mask}>")
+    return w(f"bitcast <{2 * lanes} x {numbers.memory}> {mixed} to {numbers.cells}")
+
+
+def transpose(w: Writer, cell: str, rows: list[str]) -> list[str]:
+    """The columns of a square block of cells, given and returned as vectors.
+
+    Squares of 4 x 4 cells are turned first, which stays within 128 bits if cells have 32; then
+    the squares change places. Every step is one instruction where vectors have 512 bits.
+    """
+    turned = [_turn(w, cell, rows[at : at + 4], len(rows)) for at in range(0, len(rows), 4)]
+    columns = [_sort(w, cell, [four[i] for four in turned], len(rows)) for i in range(4)]
+    return [column for group in zip(*columns, strict=True) for column in group]
+
+
+def _turn(w: Writer, cell: str, rows: list[str], lanes: int) -> list[str]:
+    """Turn the 4 x 4 cells in each four lanes of four rows."""
+
+    def mix(a: str, b: str, picks: list[int]) -> str:
+        return _shuffle(w, cell, (a, b), lanes, [i + x for i in range(0, lanes, 4) for x in picks])
+
+    mixed = [
+        mix(a, b, [at, lanes + at, at + 1, lanes + at + 1])
+        for at in (0, 2)
+        for a, b in (rows[:2], rows[2:])
+    ]
+    return [
+        mix(a, b, [at, at + 1, lanes + at, lanes + at + 1])
+        for a, b in (mixed[:2], mixed[2:])
+        for at in (0, 2)
+    ]
+
+
+def _sort(w: Writer, cell: str, vectors: list[str], lanes: int) -> list[str]:
+    """Bring the first four lanes of all vectors together, then the second four, and so on."""
+    if len(vectors) == 1:
+        return vectors
+    halves = []
+    for start in (0, 4):
+        picks = [i + x for i in range(start, 2 * lanes, 8) for x in range(4)]
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        chosen = [_shuffle(w, cell, pair, lanes, picks) for pair in pairs]
+        halves.append(_sort(w, cell, chosen, lanes))
+    return [vector for pair in zip(*halves, strict=True) for vector in pair]
+
+
+def _shuffle(w: Writer, cell: str, pair: tuple[str, str], lanes: int, picks: list[int]) -> str:
+    mask = ", ".join(f"i32 {pick}" for pick in picks)
+    given = ", ".join(f"<{lanes} x {cell}> {x}" for x in pair)
+    return w(f"shufflevector {given}, <{len(picks)} x i32> <{mask}>")
+
+
+@dataclass(frozen=True)
+class PackCode:
+    """A function that writes one panel: `(b, panel, k, columns, stride of k, stride of n)`.
+
+    It copies blocks of vectors if one of the strides is 1, the rest cell by cell. Columns that
+    do not exist hold anything: their results are not stored.
+    """
+
+    target: Target
+    numbers: Numbers
+    vectors: int  # width of the panel
+    b_k: str  # strides of B; literals become part of the code
+    b_column: str
+
+    def text(self, name: str) -> tuple[str, dict[str, str]]:
+        """The function, and the declarations it needs."""
+        t = Writer(self.target)
+        steps = t.div(t.add("%k", str(self.numbers.pair - 1)), str(self.numbers.pair))
+        if self.b_k == "1":
+            self._transposed(t, steps)
+        elif self.b_column == "1":
+            self._straight(t, steps)
+        else:
+            self._cells(t, ("0", steps), ("0", "%columns"))
+        arguments = "ptr %b, ptr %panel, i64 %k, i64 %columns, i64 %b_k, i64 %b_column"
+        return t.text(f"internal void @{name}({arguments})"), t.declared
+
+    @property
+    def _k(self) -> str:
+        return "%b_k" if self.b_k.startswith("%") else self.b_k
+
+    @property
+    def _column(self) -> str:
+        return "%b_column" if self.b_column.startswith("%") else self.b_column
+
+    @property
+    def _width(self) -> int:
+        return self.vectors * self.target.lanes
+
+    def _transposed(self, t: Writer, steps: str) -> None:
+        """Rows of memory hold neighbours along k: blocks of lanes x lanes cells are turned."""
+        lanes, numbers = self.target.lanes, self.numbers
+        whole = t.div("%k", str(numbers.pair))
+        whole = t.sub(whole, t.rem(whole, str(lanes)))
+        full = t.sub("%columns", t.rem("%columns", str(lanes)))
+        with t.loop("0", full, lanes) as block:
+            first = t.offset("%b", numbers.memory, t.mul(block.index, self._column))
+            rows = [
+                t.offset(first, numbers.memory, t.mul(str(i), self._column)) for i in range(lanes)
+            ]
+            with t.loop("0", whole, lanes) as step:
+                cells = []
+                for row in rows:
+                    at = t.offset(row, numbers.cell, step.index)
+                    cells.append(t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}"))
+                for i, made in enumerate(transpose(t, numbers.cell, cells)):
+                    self._store(t, t.add(step.index, str(i)), block.index, made)
+        self._cells(t, (whole, steps), ("0", full))
+        self._cells(t, ("0", steps), (full, "%columns"))
+
+    def _straight(self, t: Writer, steps: str) -> None:
+        """Rows of memory hold neighbours along n: whole vectors are copied, as pairs of rows
+        where pairs are wanted."""
+        lanes, numbers = self.target.lanes, self.numbers
+        whole = t.div("%k", str(numbers.pair))
+        full = t.sub("%columns", t.rem("%columns", str(lanes)))
+        with t.loop("0", whole) as step, t.loop("0", full, lanes) as block:
+            at = t.mul(t.mul(step.index, str(numbers.pair)), self._k)
+            row = t.offset("%b", numbers.memory, t.add(at, block.index))
+            if numbers.pair == 2:
+                made = pair_up(t, numbers, [row, t.offset(row, numbers.memory, self._k)])
+            else:
+                made = t(f"load {numbers.cells}, ptr {row}, align {numbers.bytes}")
+            self._store(t, step.index, block.index, made)
+        self._cells(t, (whole, steps), ("0", full))
+        self._cells(t, ("0", steps), (full, "%columns"))
+
+    def _store(self, t: Writer, step: str, column: str, cells: str) -> None:
+        index = t.add(t.mul(step, str(self._width)), column)
+        at = t.offset("%panel", self.numbers.cell, index)
+        t.do(f"store {self.numbers.cells} {cells}, ptr {at}, align {self.numbers.bytes}")
+
+    def _cells(self, t: Writer, steps: tuple[str, str], columns: tuple[str, str]) -> None:
+        """One cell after the other."""
+        cell = self.numbers.cell
+        with t.loop(*columns) as column, t.loop(*steps) as step:
+            index = t.add(t.mul(step.index, str(self._width)), column.index)
+            at = t.offset("%panel", cell, index)
+            t.do(f"store {cell} {self._cell(t, step.index, column.index)}, ptr {at}")
+
+    def _cell(self, t: Writer, step: str, column: str) -> str:
+        numbers = self.numbers
+        k = t.mul(step, str(numbers.pair))
+        place = t.add(t.mul(k, self._k), t.mul(column, self._column))
+        at = t.offset("%b", numbers.memory, place)
+        first = t(f"load {numbers.memory}, ptr {at}, align {numbers.bytes}")
+        if numbers.pair == 1:
+            return first
+        exists = t(f"icmp slt i64 {t.add(k, '1')}, %k")
+        other = t(f"select i1 {exists}, i64 {self._k}, i64 0")
+        second = t(f"load i16, ptr {t.offset(at, 'i16', other)}, align 2")
+        second = t(f"select i1 {exists}, i16 {second}, i16 0")
+        high = t(f"shl i32 {t(f'zext i16 {second} to i32')}, 16")
+        return t(f"or i32 {t(f'zext i16 {first} to i32')}, {high}")

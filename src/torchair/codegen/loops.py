@@ -1,0 +1,365 @@
+"""The loop IR: one fused group as expressions over the axes of a loop nest.
+
+An `Expr` is a value at one point of the nest. A `Nest` says which axes there are, which of them are
+reduced, and what is stored. `simplify` brings a nest into the form that is fast to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchair.codegen.abi import Size
+from torchair.codegen.numbers import Int, Number, value_of
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """Elements of one operand: `base + offset + sum(axis * stride) + extra`, counted in elements.
+
+    Where `mask` is false nothing is touched; a load then gives zero.
+    """
+
+    operand: int  # index of the address among the words of the kernel
+    dtype: str  # in memory
+    strides: tuple[Any, ...]  # Int, or Size once printed; one per axis of the nest
+    offset: Any = 0
+    extra: Expr | None = None  # i64, where the place depends on data or is not linear in the axes
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """A value. `kind` is one of
+
+    - `const` (data: a Python number), `size` (data: Int), `axis` (data: its number; i64),
+    - `load` (data: Access), `given` (data: k; a value that whoever runs the nest hands in),
+    - `cast` to `dtype`,
+    - `reduce` (data: sum, prod, max, min, any, all) over the reduced axes of the nest,
+    - the name of an operator on values: see `OPERATORS`, or any name in the maths library.
+
+    `dtype` is the type in a register: f32, f64, i64, i32, i16, i8, u8 or bool. bf16 and f16 exist in
+    memory only; loading gives f32, storing rounds.
+    """
+
+    kind: str
+    dtype: str
+    args: tuple[Expr, ...] = ()
+    data: Any = None
+
+
+OPERATORS = frozenset(
+    "add sub mul div neg abs min max eq ne lt le gt ge and or xor not shl shr where "
+    "floordiv remainder fmod isnan isinf isfinite sign".split()
+)
+"""Operators that need no maths library. On integers `div` truncates, `floordiv` and `remainder`
+follow Python; `min` and `max` of floats give NaN if either is; comparisons give bool; `where` takes
+a bool first; `and`, `or`, `xor`, `not` are bitwise on integers and logical on bool."""
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """A value written to memory."""
+
+    access: Access
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Nest:
+    """`for` loops over `axes`; the last one is the vector axis.
+
+    Axes in `reduced` are summed up by `reduce` expressions; the others are independent of each
+    other, so that they can be shared among threads. A store whose address and value vary over no
+    reduced axis is done once after the reductions it needs.
+    """
+
+    axes: tuple[Any, ...]  # Int, or Size once printed
+    stores: tuple[Store, ...]
+    reduced: frozenset[int] = field(default_factory=frozenset)
+
+
+# ---- making expressions ----
+
+
+def const(value: float | int | bool, dtype: str) -> Expr:
+    """A number of a type."""
+    return Expr("const", dtype, data=value)
+
+
+def size(value: Int) -> Expr:
+    """A size as an i64 value."""
+    return const(value, "i64") if not isinstance(value, Number) else Expr("size", "i64", data=value)
+
+
+def axis(number: int) -> Expr:
+    """The position along an axis, an i64."""
+    return Expr("axis", "i64", data=number)
+
+
+def cast(x: Expr, dtype: str) -> Expr:
+    """A value in another type, as C converts; bf16 and f16 mean f32 here."""
+    dtype = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+    if x.dtype == dtype:
+        return x
+    if x.kind == "const":
+        return const(_converted(x.data, dtype), dtype)
+    return Expr("cast", dtype, (x,))
+
+
+def _converted(value: Any, dtype: str) -> Any:
+    if dtype == "bool":
+        return bool(value)
+    return float(value) if dtype in ("f32", "f64") else int(value)
+
+
+def op(kind: str, *args: Expr, dtype: str | None = None) -> Expr:
+    """An operator applied to values of one type; comparisons give bool."""
+    if dtype is None:
+        compares = kind in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")
+        dtype = "bool" if compares else args[-1].dtype
+    return Expr(kind, dtype, args)
+
+
+def reduce(kind: str, x: Expr) -> Expr:
+    """`x` summed up (or its maximum ...) over the reduced axes."""
+    return Expr("reduce", x.dtype, (x,), kind)
+
+
+# ---- positions ----
+
+
+@dataclass(frozen=True)
+class Index:
+    """A position along one dim of a tensor: linear in the axes, plus what is not."""
+
+    terms: tuple[tuple[int, Int], ...] = ()  # (axis, factor)
+    offset: Int = 0
+    extra: tuple[tuple[Expr, Int], ...] = ()  # (i64 value, factor)
+
+    def __add__(self, other: Index | Int) -> Index:
+        if not isinstance(other, Index):
+            return replace(self, offset=self.offset + other)
+        factors = dict(self.terms)
+        for a, f in other.terms:
+            factors[a] = factors[a] + f if a in factors else f
+        terms = tuple(factors.items())
+        return Index(terms, self.offset + other.offset, self.extra + other.extra)
+
+    def __mul__(self, factor: Int) -> Index:
+        return Index(
+            tuple((a, f * factor) for a, f in self.terms),
+            self.offset * factor,
+            tuple((e, f * factor) for e, f in self.extra),
+        )
+
+    def value(self) -> Expr:
+        """The position as an i64 value."""
+        parts = [_times(axis(a), f) for a, f in self.terms]
+        parts += [_times(e, f) for e, f in self.extra]
+        if not parts or not (not isinstance(self.offset, Number) and self.offset == 0):
+            parts.append(size(self.offset))
+        total = parts[0]
+        for part in parts[1:]:
+            total = op("add", total, part)
+        return total
+
+
+def at_axis(number: int) -> Index:
+    """The position that an axis of the nest stands for."""
+    return Index(((number, 1),))
+
+
+def at_value(x: Expr) -> Index:
+    """A position that is computed or read, as an i64 value."""
+    return Index((), x.data) if x.kind == "const" else Index(extra=((x, 1),))
+
+
+def _times(x: Expr, factor: Int) -> Expr:
+    return x if not isinstance(factor, Number) and factor == 1 else op("mul", x, size(factor))
+
+
+def access(
+    operand: int,
+    dtype: str,
+    strides: Sequence[Int],
+    index: Sequence[Index],
+    axes: int,
+    mask: Expr | None = None,
+) -> Access:
+    """The element at an index of a tensor with these strides, in a nest with so many axes."""
+    flat = Index()
+    for position, stride in zip(index, strides, strict=True):
+        flat = flat + position * stride
+    factors: dict[int, Int] = dict(flat.terms)
+    extra = replace(flat, terms=(), offset=0).value() if flat.extra else None
+    return Access(
+        operand, dtype, tuple(factors.get(a, 0) for a in range(axes)), flat.offset, extra, mask
+    )
+
+
+def load(place: Access) -> Expr:
+    """The value there; bf16 and f16 become f32."""
+    return Expr("load", {"bf16": "f32", "f16": "f32"}.get(place.dtype, place.dtype), data=place)
+
+
+# ---- walking ----
+
+
+def children(x: Expr) -> Iterator[Expr]:
+    """Values that `x` is made of, those of its address included."""
+    yield from x.args
+    if x.kind == "load":
+        yield from (e for e in (x.data.extra, x.data.mask) if e is not None)
+
+
+def expressions(nest: Nest) -> list[Expr]:
+    """Every expression of a nest once, operands before those that use them."""
+    seen: set[int] = set()
+    order: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = []
+    for s in reversed(nest.stores):
+        roots = [s.value, s.access.extra, s.access.mask]
+        stack += [(e, False) for e in reversed(roots) if e is not None]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            order.append(x)
+        elif id(x) not in seen:
+            seen.add(id(x))
+            stack.append((x, True))
+            stack += [(c, False) for c in children(x) if id(c) not in seen]
+    return order
+
+
+def accesses(nest: Nest) -> list[Access]:
+    """Every load and store."""
+    return [x.data for x in expressions(nest) if x.kind == "load"] + [s.access for s in nest.stores]
+
+
+# ---- the form that is fast to run ----
+
+
+def simplify(nest: Nest) -> Nest:
+    """The same nest with axes of size 1 dropped, the best axis last, and neighbours merged."""
+    order = _order(nest)
+    return _merge(_permuted(nest, order))
+
+
+def _order(nest: Nest) -> list[int]:
+    """Parallel axes by falling stride of what is stored, then reduced ones; the axis along which
+    most memory is contiguous comes last."""
+    kept = [a for a, n in enumerate(nest.axes) if not (not isinstance(n, Number) and n == 1)]
+    if not kept:
+        return [len(nest.axes) - 1] if nest.axes else []
+    used = accesses(nest)
+    stored = [s.access for s in nest.stores]
+
+    def stride(a: int) -> int:
+        largest = max((abs(value_of(x.strides[a])) for x in stored), default=0)
+        return largest or max((abs(value_of(x.strides[a])) for x in used), default=0)
+
+    def contiguous(a: int) -> tuple[int, int, int]:
+        unit = sum(value_of(x.strides[a]) == 1 for x in used)
+        writes = sum(value_of(x.strides[a]) == 1 for x in stored)
+        scattered = sum(abs(value_of(x.strides[a])) > 1 for x in used)
+        return unit - scattered, writes, a
+
+    last = max(kept, key=contiguous)
+    others = [a for a in kept if a != last]
+    others.sort(key=lambda a: (a in nest.reduced, -stride(a), a))
+    return [*others, last]
+
+
+def join_rows(nest: Nest) -> Nest:
+    """The same nest with as few leading axes as possible; the last axis stays what it is."""
+    k = len(nest.axes) - 3
+    while k >= 0:
+        if _mergeable(nest, k, {x.data for x in expressions(nest) if x.kind == "axis"}):
+            nest = _joined(nest, k)
+        k -= 1
+    return nest
+
+
+def _permuted(nest: Nest, order: list[int]) -> Nest:
+    place = {a: k for k, a in enumerate(order)}
+
+    def moved(x: Access) -> Access:
+        return replace(x, strides=tuple(x.strides[a] for a in order))
+
+    return _mapped(
+        nest,
+        tuple(nest.axes[a] for a in order),
+        frozenset(place[a] for a in nest.reduced if a in place),
+        moved,
+        lambda a: axis(place[a]) if a in place else const(0, "i64"),
+    )
+
+
+def _merge(nest: Nest) -> Nest:
+    """Two neighbouring axes that every access walks through without a jump are one."""
+    named = {x.data for x in expressions(nest) if x.kind == "axis"}
+    k = len(nest.axes) - 2
+    while k >= 0:
+        if _mergeable(nest, k, named):
+            nest = _joined(nest, k)
+            named = {a - 1 if a > k else a for a in named}
+        k -= 1
+    return nest
+
+
+def _mergeable(nest: Nest, k: int, named: set[int]) -> bool:
+    if {k, k + 1} & named or (k in nest.reduced) != (k + 1 in nest.reduced):
+        return False
+    inner = nest.axes[k + 1]
+    return all(x.strides[k] == x.strides[k + 1] * inner for x in accesses(nest))
+
+
+def _joined(nest: Nest, k: int) -> Nest:
+    axes = (*nest.axes[:k], nest.axes[k] * nest.axes[k + 1], *nest.axes[k + 2 :])
+
+    def moved(x: Access) -> Access:
+        return replace(x, strides=(*x.strides[:k], *x.strides[k + 1 :]))
+
+    reduced = frozenset(a - 1 if a > k else a for a in nest.reduced)
+    return _mapped(nest, axes, reduced, moved, lambda a: axis(a - 1 if a > k else a))
+
+
+def with_words(nest: Nest, word: Callable[[Int], Size]) -> Nest:
+    """The nest as it is printed: Numbers have become words of the argument block."""
+
+    def moved(x: Access) -> Access:
+        return replace(x, strides=tuple(word(s) for s in x.strides), offset=word(x.offset))
+
+    axes = tuple(word(n) for n in nest.axes)
+    return _mapped(nest, axes, nest.reduced, moved, axis, word)
+
+
+def _mapped(
+    nest: Nest,
+    axes: tuple[Any, ...],
+    reduced: frozenset[int],
+    moved: Callable[[Access], Access],
+    renamed: Callable[[int], Expr],
+    word: Callable[[Int], Any] = lambda n: n,
+) -> Nest:
+    """A nest with every access, axis and size replaced, sharing kept."""
+    made: dict[int, Expr] = {}
+
+    def place(x: Access) -> Access:
+        x = moved(x)
+        extra = made[id(x.extra)] if x.extra is not None else None
+        return replace(x, extra=extra, mask=made[id(x.mask)] if x.mask is not None else None)
+
+    for x in expressions(nest):
+        if x.kind == "axis":
+            made[id(x)] = renamed(x.data)
+        elif x.kind == "load":
+            made[id(x)] = replace(x, data=place(x.data))
+        elif x.kind == "size":
+            made[id(x)] = replace(x, data=word(x.data))
+        else:
+            made[id(x)] = replace(x, args=tuple(made[id(a)] for a in x.args)) if x.args else x
+    stores = tuple(Store(place(s.access), made[id(s.value)]) for s in nest.stores)
+    return Nest(axes, stores, reduced)

@@ -1,0 +1,16 @@
+"""GE operators as expressions of the loop IR, one file for each family of the catalogue."""
+
+from torchair.engine.lower import (  # noqa: F401
+    activation,
+    create,
+    elementwise,
+    index,
+    loss,
+    norm,
+    reduce,
+    shape,
+    slicing,
+)
+from torchair.engine.lower.core import LOWERINGS, Lowering, LowerOp, Tensor, Update
+
+__all__ = ["LOWERINGS", "LowerOp", "Lowering", "Tensor", "Update"]

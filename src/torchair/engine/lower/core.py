@@ -1,0 +1,251 @@
+"""How a GE operator becomes expressions of the loop IR: one `Lowering` per operator type.
+
+A rule sees its operands as functions from an index to an expression and returns its results in the
+same form. Views are changes of the index, so they cost nothing. Sizes are integers or Numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchair.catalog import Op
+from torchair.catalog.core import axes_of
+from torchair.codegen.abi import FLOATS
+from torchair.codegen.loops import (
+    Access,
+    Expr,
+    Index,
+    Nest,
+    Store,
+    cast,
+    const,
+    expressions,
+    op,
+    reduce,
+)
+from torchair.codegen.numbers import Int, Number
+from torchair.ge.dtypes import DataType as DT
+from torchair.ge.graph import Fact, Node, Value
+
+TYPES: dict[int, str] = {
+    DT.DT_FLOAT: "f32", DT.DT_DOUBLE: "f64", DT.DT_BF16: "bf16", DT.DT_FLOAT16: "f16",
+    DT.DT_BOOL: "bool", DT.DT_UINT8: "u8", DT.DT_INT8: "i8", DT.DT_INT16: "i16",
+    DT.DT_INT32: "i32", DT.DT_INT64: "i64",
+}  # fmt: skip
+"""Names of element types in generated code; what is not here cannot be lowered."""
+
+Place = tuple[Index, ...]
+
+_DIVISIONS = frozenset({"div", "floordiv", "remainder", "fmod"})
+
+
+def register_type(dtype: str) -> str:
+    """The type a value has while it is computed with: half types are widened."""
+    return {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+
+
+class Tensor:
+    """A value inside a group: its dims, its type, and what its element at an index is."""
+
+    def __init__(self, shape: Sequence[Int], dtype: str, element: Callable[[Place], Expr]) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype  # in memory
+        self._element = element
+        self._known: dict[Place, Expr] = {}
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    def at(self, index: Sequence[Index]) -> Expr:
+        """The element at an index, of the register type; asked twice, it is the same object."""
+        place = tuple(index)
+        if place not in self._known:
+            self._known[place] = cast(self._element(place), register_type(self.dtype))
+        return self._known[place]
+
+
+@dataclass
+class Update:
+    """Result of a rule that writes parts of its first input: `value` at an index of its own dims
+    goes to `place(index)`; elsewhere the input stays. `mask(index)` false means no write."""
+
+    value: Tensor
+    place: Callable[[Place], Place]
+    mask: Callable[[Place], Expr] | None = None
+
+
+class LowerOp(Op):
+    """A node as its rule sees it. Ports give Tensors by `tensor`; facts, attributes and host
+    contents come as in the catalogue (`shape`, `ints`, `attr`, `dtype` ...)."""
+
+    __slots__ = ("_domain", "_tensor", "extents")
+
+    def __init__(
+        self,
+        node: Node,
+        fact: Callable[[Value], Fact],
+        tensor: Callable[[Value], Tensor],
+        domain: Sequence[Index],
+        extents: Sequence[Int] = (),
+    ) -> None:
+        super().__init__(node, fact)
+        self._tensor = tensor
+        self._domain = tuple(domain)
+        self.extents = tuple(extents)  # how far the axes of the nest go
+
+    def tensor(self, port: str) -> Tensor:
+        """The operand on a port that is fed."""
+        value = self.node.inputs[port]
+        assert isinstance(value, Value), f"{self.node}: input {port!r} is not one tensor"
+        return self._tensor(value)
+
+    def maybe(self, port: str) -> Tensor | None:
+        """The operand on a port, None when it is unfed."""
+        return self.tensor(port) if self.fed(port) else None
+
+    def tensors(self, port: str) -> list[Tensor]:
+        """The operands of a variable port."""
+        values = self.node.inputs.get(port) or []
+        assert isinstance(values, list)
+        return [self._tensor(v) for v in values]
+
+    def out_dtype(self, k: int = 0) -> str:
+        """Type of a result in memory."""
+        return TYPES[self.node.outputs[k].dtype]
+
+    def out_shape(self, k: int = 0) -> tuple[Int, ...]:
+        """Dims of a result, for operators that have no operand to take them from."""
+        return tuple(self._fact(self.node.outputs[k]).shape or ())  # type: ignore[arg-type]
+
+    def reduce(self, kind: str, x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+        """A reduction (sum, prod, max, min, any, all) over axes of an operand that has the dims of
+        the group's loop nest."""
+        axes = axes_of(tuple(axes), x.rank)
+        if not axes or not x.rank:
+            return x
+        shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
+
+        def element(place: Place) -> Expr:
+            kept = iter(place if not keep else [p for d, p in enumerate(place) if d not in axes])
+            whole = [self._domain[d] if d in axes else next(kept) for d in range(x.rank)]
+            return reduce(kind, x.at(whole))
+
+        return Tensor(shape, x.dtype, element)
+
+
+Result = Tensor | Update | Sequence[Tensor | None]
+Rule = Callable[[LowerOp], Result]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """The rule of one operator type, and what fusion must know of it.
+
+    Kinds: `map` - every operand is read at the result's own (broadcast) index; `move` - operands
+    are read at other places (slices, concatenation, gathers); `reduce` - over the dims
+    `reduces(op)` of the operand `domain`; what is computed besides is a map over its dims;
+    `update` - writes parts of its first input, the nest runs over the dims of operand `domain`.
+    `declines(op)` gives the reason why a node of this type cannot be lowered, or None.
+    """
+
+    type: str
+    rule: Rule
+    kind: str = "map"
+    domain: str = ""
+    reduces: Callable[[Op], tuple[int, ...]] | None = None
+    declines: Callable[[Op], str | None] | None = None
+
+
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def lowering(
+    *types: str,
+    kind: str = "map",
+    domain: str = "",
+    reduces: Callable[[Op], tuple[int, ...]] | None = None,
+    declines: Callable[[Op], str | None] | None = None,
+) -> Callable[[Rule], Rule]:
+    """Enter a rule into the table."""
+
+    def enter(rule: Rule) -> Rule:
+        for t in types:
+            LOWERINGS[t] = Lowering(t, rule, kind, domain, reduces, declines)
+        return rule
+
+    return enter
+
+
+# ---- what many rules are made of ----
+
+
+def broadcast_index(index: Sequence[Index], shape: Sequence[Int]) -> Place:
+    """Where a result's index falls in an operand that is broadcast to it."""
+    tail = index[len(index) - len(shape) :]
+    return tuple(
+        Index() if not isinstance(n, Number) and n == 1 else i
+        for i, n in zip(tail, shape, strict=True)
+    )
+
+
+def broadcast_shape(*tensors: Tensor) -> tuple[Int, ...]:
+    """Dims of a result over broadcast operands."""
+    rank = max(t.rank for t in tensors)
+    shape: list[Int] = [1] * rank
+    for t in tensors:
+        for d, n in enumerate(t.shape, rank - t.rank):
+            if isinstance(n, Number) or n != 1:
+                shape[d] = n
+    return tuple(shape)
+
+
+def elementwise(fn: Callable[..., Expr], *tensors: Tensor, dtype: str | None = None) -> Tensor:
+    """`fn` of the operands' elements, which come in the register types of the operands."""
+    shape = broadcast_shape(*tensors)
+
+    def element(place: Place) -> Expr:
+        return fn(*(t.at(broadcast_index(place, t.shape)) for t in tensors))
+
+    return Tensor(shape, dtype or tensors[0].dtype, element)
+
+
+def masked(x: Expr, mask: Expr) -> Expr:
+    """The same value, of which nothing is read where `mask` is false: what is loaded there counts
+    as zero, what integers are divided by as one."""
+    made: dict[int, Expr] = {}
+    for e in expressions(Nest((), (Store(Access(0, "", ()), x),))):
+        args = tuple(made[id(a)] for a in e.args)
+        if e.kind == "load":
+            made[id(e)] = replace(e, data=_under(e.data, mask, made))
+        elif e.kind in _DIVISIONS and e.dtype not in FLOATS:
+            divisor = op("where", mask, args[1], number(1, args[1]))
+            made[id(e)] = replace(e, args=(args[0], divisor))
+        else:
+            made[id(e)] = replace(e, args=args) if args != e.args else e
+    return made[id(x)]
+
+
+def _under(place: Access, mask: Expr, made: dict[int, Expr]) -> Access:
+    if place.mask is not None:
+        mask = op("and", made[id(place.mask)], mask)
+    return replace(place, mask=mask, extra=None if place.extra is None else made[id(place.extra)])
+
+
+def number(value: float | int | bool, like: Expr) -> Expr:
+    """A constant of the type of another value."""
+    return cast(const(value, "f64" if isinstance(value, float) else "i64"), like.dtype)
+
+
+def apply(kind: str) -> Callable[..., Expr]:
+    """An operator of the loop IR as a function of expressions."""
+    return lambda *args: op(kind, *args)
+
+
+def constant(tensor: Any, dtype: str) -> Tensor:
+    """A 0-d constant, part of the code."""
+    value = tensor.item()
+    return Tensor((), dtype, lambda _: const(value, register_type(dtype)))

@@ -1,0 +1,87 @@
+"""Questions about dims, strides and small contents that planning asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair.ge.dtypes import ge_to_torch
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Sym, contiguous_strides
+
+HOST_SIZE = 64
+
+
+def meta_of(fact: Fact) -> torch.Tensor:
+    dims: Any = fact.shape
+    return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
+
+
+def dense_strides(meta: torch.Tensor) -> tuple[int, ...]:
+    strides: Any = contiguous_strides(tuple(meta.shape))
+    return strides
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether these strides give every element its own place, without gaps."""
+    expected = 1
+    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
+        if stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def is_writable(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements have places of their own, but for dims that only repeat (stride 0)."""
+    extent = 1
+    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
+        if stride and stride < extent:
+            return 0 in shape
+        extent += stride * (size - 1)
+    return True
+
+
+def with_strides(meta: torch.Tensor, strides: Any) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, strides, dtype=meta.dtype, device="meta")
+
+
+def count_of(fact: Fact) -> int:
+    return math.prod(fact.shape or ())  # type: ignore[arg-type]
+
+
+def is_known(fact: Fact) -> bool:
+    content = fact.content
+    if content is None or isinstance(content, Sym):
+        return False
+    return not (isinstance(content, tuple) and any(isinstance(c, Sym) for c in content))
+
+
+def content_of(t: torch.Tensor) -> Any:
+    if t.dim() > 1 or t.numel() > HOST_SIZE or t.dtype.is_complex or t.device.type != "cpu":
+        return None
+    return tuple(t.tolist()) if t.dim() else t.item()
+
+
+def flat_slots(args: list[Any]) -> list[int]:
+    """Slots of a step's arguments, lists opened, unfed ones left out."""
+    return [s for a in args for s in (a if isinstance(a, list) else [a]) if s is not None]
+
+
+def as_list(x: Any) -> list[torch.Tensor]:
+    return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def shares(view: torch.Tensor, base: torch.Tensor) -> bool:
+    return view.untyped_storage()._cdata == base.untyped_storage()._cdata
+
+
+def same_strides(meta: torch.Tensor, wanted: Sequence[int]) -> bool:
+    """Strides agree wherever they matter: a dim of size 1 may have any."""
+    if meta.numel() == 0:
+        return True
+    sizes = zip(meta.stride(), wanted, meta.shape, strict=True)
+    return all(s == w or n == 1 for s, w, n in sizes)
