@@ -186,4 +186,4 @@ def test_debug_levels_print_graphs_and_steps(monkeypatch, capsys):
     torch.compile(lambda x: x.abs() + 1, backend=torchair.get_npu_backend())(torch.randn(3))
     printed = capsys.readouterr().out
     assert "torchair graph_" in printed and "torchair pass apply_rules" in printed
-    assert "Abs_0 = ge.Abs(" in printed and "torchair step out   Abs Abs -> [3]" in printed
+    assert "Abs_0 = ge.Abs(" in printed and "torchair step native Abs+Add Abs -> [3]" in printed

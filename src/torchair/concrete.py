@@ -45,8 +45,8 @@ class ConcreteGraph(abc.ABC):
         """Everything that can be done before the first call."""
 
     @abc.abstractmethod
-    def compile(self) -> None:
-        """Make it ready to run."""
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Make it ready to run; the inputs of the first call tell what may be frozen."""
 
     @abc.abstractmethod
     def dump(self, path: str) -> None:
@@ -83,7 +83,7 @@ class GeConcreteGraph(ConcreteGraph):
         self._collect = _input_reader(self.state.inputs)
         self._build_results = _result_builder(self.signature.results, self.signature.symbols)
 
-    def compile(self) -> None:
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         with self._lock:
             if self._ready:
                 return
@@ -96,7 +96,7 @@ class GeConcreteGraph(ConcreteGraph):
                 layouts=_layouts(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
                 device=self._device.info,
             )
-            self.session.compile()
+            self.session.compile(inputs)
             self._ready = True
             logger.info("end compile graph: %s and start run graph.", self.graph.name)
             self._report()
@@ -125,14 +125,14 @@ class GeConcreteGraph(ConcreteGraph):
             return self._timed(args)
         inputs = self._collect(args)
         if not self._ready:
-            self.compile()
+            self.compile(inputs)
         return self._build_results(self.session.run(inputs), args)
 
     def _timed(self, args: Sequence[Any]) -> tuple[Any, ...]:
         t0 = time.perf_counter()
         inputs = self._collect(args)
         t1 = time.perf_counter()
-        self.compile()
+        self.compile(inputs)
         t2 = time.perf_counter()
         results = self._build_results(self.session.run(inputs), args)
         t3 = time.perf_counter()

@@ -36,6 +36,8 @@ class Expr:
     - `const` (data: a Python number), `size` (data: Int), `axis` (data: its number; i64),
     - `load` (data: Access), `given` (data: k; a value that whoever runs the nest hands in),
     - `cast` to `dtype`,
+    - `verify` (data: a word): a bool as it is; where it is false, 1 is stored at the address in
+      that word,
     - `reduce` (data: sum, prod, max, min, any, all) over the reduced axes of the nest,
     - the name of an operator on values: see `OPERATORS`, or any name in the maths library.
 

@@ -90,6 +90,7 @@ class ExperimentalConfig(Section):
     tiling_schedule_optimize = flag(False).emits("ge.tiling_schedule_optimize")
     pattern_fusion_pass = flag(True).emits("pattern_fusion_pass", modes=ALL_MODES)
     strict_converters = flag(False)
+    native_code = flag(True).emits("torchair.nativeCode")
     aclgraph = AclgraphExperimentalConfig()
 
 

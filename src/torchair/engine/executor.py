@@ -16,7 +16,7 @@ import torch
 
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
-from torchair.engine.native import Memory, Segment
+from torchair.engine.native import BadIndex, Memory, Segment
 from torchair.engine.plan import OutputSpec, Plan, Root, Step
 from torchair.errors import GraphError
 from torchair.flags import Flags
@@ -54,16 +54,18 @@ class Program:
         steps, k = self.plan.steps, 0
         memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants)
         threads = torch.get_num_threads()
+        tell = Flags.read().debug >= 5
         while k < len(steps):
             end = k
-            while end < len(steps) and steps[end].kind == "native":
+            while end < len(steps) and steps[end].kind == "native" and not (tell and end > k):
                 end += 1
             self._positions.append(k)
             if end == k:
                 runs.append(_prepare(steps[k], self._arena, self.plan))
                 end += 1
             else:
-                runs.append(Segment(steps[k:end], memory, threads).bind())
+                run = Segment(steps[k:end], memory, threads).bind()
+                runs.append(_told(steps[k], run, self.plan) if tell else run)
             k = end
         return runs
 
@@ -96,7 +98,8 @@ class Program:
                 run(registers)
                 position += 1
         except Exception as e:
-            raise _explain(self.plan.steps[self._positions[position]], e) from e
+            step = e.step if isinstance(e, BadIndex) else self.plan.steps[self._positions[position]]
+            raise _explain(step, e) from e
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
         self._write_back(registers)
         for slot in self._transient:
@@ -194,7 +197,7 @@ def _prepare(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
     }  # fmt: skip
     run = _settled(step, makers[step.kind](step), plan)
     if Flags.read().debug >= 5:
-        run = _told(step, run)
+        run = _told(step, run, plan)
     if not step.frees:
         return run
     frees = step.frees
@@ -228,13 +231,15 @@ def _settled(step: Step, run: Run, plan: Plan) -> Run:
     return run_and_settle
 
 
-def _told(step: Step, run: Run) -> Run:
+def _told(step: Step, run: Run, plan: Plan) -> Run:
     """A step that says what it does, for debug level 5."""
+    types = "+".join(n.type for n in step.also or [step.node])
 
     def run_and_tell(r: list[Any]) -> None:
         run(r)
-        shown = ", ".join(f"{list(r[o].shape)} {r[o].dtype}" for o in step.outs)
-        print(f"torchair step {step.kind:5s} {step.node.type} {step.node.name} -> {shown}")
+        made = [plan.place(o)[0].meta if r[o] is None else r[o] for o in step.outs]
+        shown = ", ".join(f"{list(t.shape)} {t.dtype}" for t in made)
+        print(f"torchair step {step.kind:6s} {types} {step.node.name} -> {shown}")
 
     return run_and_tell
 

@@ -43,18 +43,25 @@ class Unit:
     inputs: list[Value] = field(default_factory=list)  # read from memory, each once
     outputs: list[Value] = field(default_factory=list)  # written to memory
     why: str = ""
+    folded: Node | None = None  # a normalisation that became part of constant weights
 
     @property
     def nodes(self) -> list[Node]:
+        """All nodes that the kernel computes, but for views."""
+        return [n for n in self.all_nodes if n not in self.views]
+
+    @property
+    def all_nodes(self) -> list[Node]:
         """All nodes that the kernel computes."""
         own = [] if self.kind == "loops" else [self.head]
-        return [*own, *(n for n in self.group.nodes if n not in self.views)]
+        fold = [] if self.folded is None else [self.folded]
+        return [*own, *fold, *self.group.nodes]
 
     def find_inputs(self) -> list[Value]:
         """Values read from memory, each once."""
         inside = set(self.nodes) | set(self.views)
         found: dict[Value, None] = {}
-        for node in [*([self.head] if self.kind != "loops" else []), *self.group.nodes]:
+        for node in self.all_nodes:
             for value in operands_of(node):
                 if value.node not in inside and not is_number(value):
                     found[value] = None
@@ -94,15 +101,23 @@ def is_number(value: Value) -> bool:
     return value.node.type == "Const" and value.shape == ()
 
 
-def fuse(graph: Graph, heads: dict[str, tuple[str, Check]]) -> Fusion:
+def fuse(
+    graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool]
+) -> Fusion:
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
-    of unit and a function that tells why a node cannot be served."""
-    return _Fuser(graph, heads).run()
+    of unit and a function that tells why a node cannot be served; `constant` tells which values
+    are the same in every call."""
+    return _Fuser(graph, heads, constant).run()
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, heads: dict[str, tuple[str, Check]]) -> None:
-        self.graph, self.heads = graph, heads
+    def __init__(
+        self,
+        graph: Graph,
+        heads: dict[str, tuple[str, Check]],
+        constant: Callable[[Value], bool],
+    ) -> None:
+        self.graph, self.heads, self.constant = graph, heads, constant
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
         self.steering = _steering_nodes(graph)
@@ -227,6 +242,8 @@ class _Fuser:
             self._begin("loops", node, single(node), "it updates memory in place")
             return
         why = "begins here"
+        if node.type == "BNInfer" and self._fold(node):
+            return
         if kind != "move":
             for unit in self._candidates(node):
                 why = self._try(unit, node)
@@ -236,6 +253,28 @@ class _Fuser:
                 unit.why = why
         unit = self._begin("loops", node, single(node), "")
         self._inline_producers(unit, node)
+
+    def _fold(self, norm: Node) -> bool:
+        """A batch normalisation right after a convolution becomes part of its weights, if all of
+        its numbers are constant and nothing else reads the convolution."""
+        unit = self.unit_of.get(norm.values()[0].node)
+        if unit is None or unit.kind != "conv" or unit.folded is not None or unit.group.nodes:
+            return False
+        out = unit.head.outputs[0]
+        parameters = norm.values()[1:]
+        bias = unit.head.inputs.get("bias")
+        fixed = all(self.constant(v) for v in parameters)
+        fixed = fixed and (not isinstance(bias, Value) or self.constant(bias))
+        if not fixed or out.users() != [norm] or out in self.results:
+            return False
+        made = norm.outputs[0]
+        offset = norm.inputs["offset"]
+        assert isinstance(offset, Value)
+        unit.folded = norm
+        unit.group = Group([], made, spaces={made: whole(made)}, given=[made], bias=(offset, 1))
+        self.unit_of[norm] = unit
+        self.vertex[norm] = unit.number
+        return True
 
     def _candidates(self, node: Node) -> list[Unit]:
         """Units that made an operand, perhaps seen through views, the latest first."""
@@ -544,7 +583,14 @@ def _epilogue_spaces(
         return f"{node.type} runs over other axes"
     if any(out.shape != shape for out in node.outputs):
         return f"{node.type} runs over other axes"
+    if all(_needs_row(u) for out in node.outputs for u in out.users()):
+        return f"what reads {node.type} needs a whole row"
     return {out: whole(out) for out in node.outputs}
+
+
+def _needs_row(node: Node) -> bool:
+    row = LOWERINGS.get(node.type)
+    return row is not None and row.kind == "reduce"
 
 
 def _map_space(group: Group, out: Value, seen: dict[Value, Space]) -> Space | None:

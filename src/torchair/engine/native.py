@@ -63,6 +63,14 @@ class Memory:
         return None
 
 
+class BadIndex(IndexError):
+    """An index out of range that a kernel met; `step` is the one it belongs to."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__("an index is out of range")
+        self.step = step
+
+
 class Segment:
     """Consecutive native steps, bound to memory."""
 
@@ -75,6 +83,7 @@ class Segment:
         self._scratch = _aligned(max((c.scratch for c in calls), default=0) * self._threads)
         self._sources: list[int] = []  # slots whose address is asked for at each call
         self._patches: list[tuple[int, int, int]] = []  # (word in the block, source, bytes)
+        self._faults: list[tuple[int, Step]] = []  # (word in a block, step)
         self._keep: list[Any] = [self._scratch]
         library().add(c.kernel for c in calls)
         self._write(memory)
@@ -91,6 +100,7 @@ class Segment:
             self._fill(words, step, at, memory)
         patches, total = total, total + PATCH * len(self._patches)
         slots, total = total, total + len(self._sources)
+        faults, total = total, total + len(self._faults)
         block = self._block = (ctypes.c_int64 * (total + 2 * _LINE))()
         base = ctypes.addressof(block)
         shift = -(base // 8) % _LINE  # the barrier has a cache line to itself
@@ -102,20 +112,25 @@ class Segment:
                 library().address(step.native.kernel), base + 8 * at, flag,
             ]  # fmt: skip
         words += [x for at, k, plus in self._patches for x in (base + 8 * at, k, plus)]
-        words += [0] * len(self._sources)
+        words += [0] * (len(self._sources) + len(self._faults))
+        for k, (at, _) in enumerate(self._faults):
+            words[at] = base + 8 * (faults + k)
         words[:HEADER] = [
             base + 8 * (HEADER + _LINE), len(self.steps), self._threads, base + 8 * patches,
             len(self._patches), base + 8 * slots, base + 8 * HEADER, 0,
         ]  # fmt: skip
         block[shift : shift + total] = words
         self._base, self._slots = base, shift + slots
+        self._faults_at = shift + faults
         self._threads_at = shift + 2
 
     def _fill(self, words: list[int], step: Step, at: int, memory: Memory) -> None:
         call = step.native
         for k, slot in enumerate(call.slots):
-            if slot is None:
+            if isinstance(slot, str) and slot == "scratch":
                 words[at + k] = self._scratch.data_ptr()
+            elif isinstance(slot, str):
+                self._faults.append((at + k, step))
             elif isinstance(slot, torch.Tensor):
                 self._keep.append(slot)
                 words[at + k] = slot.data_ptr()
@@ -149,7 +164,22 @@ class Segment:
                 block[threads_at] = min(most, threads())
             driver(base)
 
-        return run
+        return self._raising(run) if self._faults else run
+
+    def _raising(self, run: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+        """The same, raising for an index out of range when the kernels have ended."""
+        block, first = self._block, self._faults_at
+        last = first + len(self._faults)
+        clean, steps = [0] * len(self._faults), [s for _, s in self._faults]
+
+        def run_and_look(r: list[Any]) -> None:
+            run(r)
+            found = block[first:last]
+            if found != clean:
+                block[first:last] = clean
+                raise BadIndex(steps[found.index(1)])
+
+        return run_and_look
 
 
 def _aligned(size: int) -> torch.Tensor:

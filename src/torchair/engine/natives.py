@@ -6,12 +6,22 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from torchair.codegen.llvm.conv import pack as pack_filter
 from torchair.codegen.llvm.matmul import pack as pack_matrix
 from torchair.codegen.llvm.target import Target
+from torchair.engine.emit import (
+    Emitter,
+    Layouts,
+    NativeCall,
+    NotNative,
+    Packed,
+    heads,
+    make_kernel,
+    value_on,
+)
 from torchair.engine.fuse import Fusion, Unit, fuse
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.plan import Native
-from torchair.engine.units import HEADS, Emitter, Layouts, NativeCall, NotNative, Packed
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
 
@@ -19,13 +29,24 @@ from torchair.log import logger
 class Natives:
     """Units of one graph and what was generated for them."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self.fusion: Fusion = fuse(graph, HEADS)
+    def __init__(
+        self, graph: Graph, target: Target, frozen: Mapping[Value, torch.Tensor] | None = None
+    ) -> None:
+        self.frozen = dict(frozen or {})
+        self.fusion: Fusion = fuse(graph, heads(self.is_constant), self.is_constant)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self._target = target
-        self._emitter = Emitter(target, graph.is_dynamic)
-        self._packed: dict[tuple[Value, str], torch.Tensor] = {}
+        self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
+        self._packed: dict[tuple[Value, str, object], torch.Tensor] = {}
         self._warned: set[str] = set()
+
+    def is_constant(self, value: Value) -> bool:
+        """Whether a value is the same in every call: part of the graph, or frozen by the user."""
+        return value.node.type == "Const" or value in self.frozen
+
+    def _content(self, value: Value) -> torch.Tensor:
+        tensor = self.frozen.get(value)
+        return value.node.attr("value") if tensor is None else tensor
 
     def emit(
         self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts
@@ -47,20 +68,52 @@ class Natives:
 
     def bind(self, call: NativeCall, slots: Mapping[Value, int]) -> Native:
         """The call with slots for values, and constants packed."""
-        places: list[int | torch.Tensor | None] = []
+        places: list[int | torch.Tensor | str] = []
         for x in call.operands:
             if isinstance(x, Packed):
                 places.append(self._pack(x))
             else:
-                places.append(None if x is None else slots[x])
+                places.append(slots[x] if isinstance(x, Value) else x)
         return Native(call.kernel, places, call.numbers, call.scratch, call.work)
 
     def _pack(self, x: Packed) -> torch.Tensor:
-        key = (x.value, x.how)
+        key = (x.value, x.how, x.spec)
         if key not in self._packed:
-            tensor = x.value.node.attr("value")
-            self._packed[key] = pack_matrix(tensor, self._target, x.how == "linear")
+            self._packed[key] = self._packed_anew(x)
         return self._packed[key]
+
+    def _packed_anew(self, x: Packed) -> torch.Tensor:
+        tensor = self._content(x.value)
+        if x.how == "conv":
+            if x.unit.folded is not None:
+                scale = self._scale(x.unit.folded)
+                tensor = (tensor * scale.reshape(-1, 1, 1, 1)).to(tensor.dtype)
+            return pack_filter(tensor, x.spec, self._target)
+        if x.how == "shift":
+            return self._shift(x.unit)
+        return pack_matrix(tensor, self._target, x.how == "linear")
+
+    def _scale(self, norm: Node) -> torch.Tensor:
+        """What a batch normalisation multiplies each channel with."""
+        scale, variance = (
+            self._content(value_on(norm, p)).float() for p in ("scale", "variance")
+        )
+        return scale / torch.sqrt(variance + norm.attr("epsilon"))
+
+    def _shift(self, unit: Unit) -> torch.Tensor:
+        """What is added to each channel of a convolution with its normalisation folded in."""
+        norm = unit.folded
+        assert norm is not None
+        offset, mean = (self._content(value_on(norm, p)).float() for p in ("offset", "mean"))
+        bias = unit.head.inputs.get("bias")
+        if isinstance(bias, Value):
+            mean = mean - self._content(bias).float()
+        return (offset - mean * self._scale(norm)).contiguous()
+
+    def is_pointwise(self, unit: Unit) -> bool:
+        """Whether a result's element depends on the same elements of operands of its dims."""
+        kinds = {LOWERINGS[n.type].kind for n in unit.group.nodes}
+        return unit.kind == "loops" and kinds == {"map"} and not unit.group.reduced
 
     def updated(self, unit: Unit) -> Value | None:
         """The value that a unit updates in place, if it does."""

@@ -24,6 +24,7 @@ class EngineOptions:
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
     native: bool = True
+    frozen: bool = False
 
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
@@ -35,6 +36,7 @@ class EngineOptions:
             topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
             switches=dict(parse_switches(process.get("ge.optimizationSwitch") or "")),
             native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",
+            frozen=local.get("frozen_parameter", "0") == "1",
         )
 
 

@@ -45,15 +45,16 @@ SIZES_AT = 64
 
 @dataclass
 class Native:
-    """A kernel with what it is called with: for each address a slot, a packed constant, or None
-    for scratch memory; then sizes."""
+    """A kernel with what it is called with: for each address a slot, a packed constant, "scratch"
+    for memory of its own, or "fault" for the word where it notes a bad index; then sizes."""
 
     kernel: Kernel
-    slots: list[int | torch.Tensor | None]
+    slots: list[int | torch.Tensor | str]
     numbers: tuple[int, ...]
     scratch: int  # bytes for each thread
     work: float  # microseconds that one thread needs, roughly
     copies: bool = False  # its first argument must have been copied to its result
+    pointwise: bool = False  # it may overwrite an argument of the same dims
 
     @property
     def words(self) -> int:

@@ -105,7 +105,10 @@ class _Build:
             self.facts[value] = fact
             self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
             meta = meta_of(fact)
-            self._new_root(value, "input", meta if own is None else with_strides(meta, own))
+            root = self._new_root(value, "input", meta if own is None else with_strides(meta, own))
+            frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
+            if frozen is not None:
+                root.kind, self.plan.constants[root.slot] = "const", frozen
         self.env = self._symbols()
 
     def run(self) -> Plan:
@@ -335,7 +338,8 @@ class _Build:
         update = self.p.natives.updated(unit)
         if update is not None:
             slots = [self.slot[update], *(s for s in slots if s != self.slot[update])]
-            native.copies = update is not None
+            native.copies = True
+        native.pointwise = self.p.natives.is_pointwise(unit)
         node = unit.group.nodes[-1] if update is not None else unit.head
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
         step.native, step.also = native, unit.nodes
@@ -519,7 +523,9 @@ class _Build:
         row = row_of(step.node.type)
         assert row is not None
         if step.native is not None and not step.native.copies:
-            return False
+            return step.native.pointwise and all(
+                self.metas[a] is self.root[a].meta for a in step.args if self.root[a].slot == target
+            )
         reads = [a for a in flat_slots(step.args) if self.root[a].slot == target]
         if row.has(Trait.WRITES_FIRST):
             return step.args[0] == target and len(reads) == 1
@@ -548,23 +554,28 @@ class _Build:
             large = self.metas[slot] is None or root.size >= _WORTH_FREEING
             if root.kind == "torch" and root.last < self.now and large:
                 self.plan.steps[root.last].frees.append(slot)
+        self._copy_before_updates()
         kept: list[Step] = []
         read = self._read_by_torch()
         for step in self.plan.steps:
             planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
-            if step.kind == "view" and not read.intersection(step.outs):
-                continue
-            if step.native is not None and step.native.copies:
-                out = step.outs[0]
-                if self.root[out].kind != "tied":
-                    kept.append(Step(step.node, "copy", None, [step.args[0]], [out]))
-                    read |= {step.args[0], out}
-            (self.plan.bound if planned else kept).append(step)
+            if step.kind != "view" or read.intersection(step.outs):
+                (self.plan.bound if planned else kept).append(step)
         self.plan.steps = kept
         self.plan.read = read
         self.plan.places = {
             slot: (root, self._bytes(slot)) for slot, root in self.root.items()
         }
+
+    def _copy_before_updates(self) -> None:
+        """Native code that updates parts of a value begins with a copy, if it is not in place."""
+        steps: list[Step] = []
+        for step in self.plan.steps:
+            updates = step.native is not None and step.native.copies
+            if updates and self.root[step.outs[0]].kind != "tied":
+                steps.append(Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
+            steps.append(step)
+        self.plan.steps = steps
 
     def _bytes(self, slot: int) -> int:
         meta = self.metas[slot]

@@ -104,8 +104,9 @@ class TorchNpuGraph:
             self._plans.clear()
 
     @pretty_error_msg
-    def compile(self) -> None:
-        """Optimise the graph; a graph of fixed sizes is planned at once."""
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Optimise the graph. With the option `frozen_parameter` the parameters among `inputs`
+        are taken over: their addresses and contents must not change any more."""
         if self._planner is not None:
             return
         graph = self.graph
@@ -117,7 +118,7 @@ class TorchNpuGraph:
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
             runner.run(passes, graph, self._state)
             outputs = len(graph.output.values())  # type: ignore[union-attr]
-            self._natives = self._fuse(graph)
+            self._natives = self._fuse(graph, inputs)
             self._planner = Planner(
                 graph,
                 self._device.name,
@@ -128,7 +129,7 @@ class TorchNpuGraph:
             self._prepare_inputs()
             native_logger.info("graph %s compiled, %s nodes", self.name, len(graph))
 
-    def _fuse(self, graph: Graph) -> Natives | None:
+    def _fuse(self, graph: Graph, inputs: Sequence[torch.Tensor] | None) -> Natives | None:
         """Native units of the graph, None where generated code is off or cannot run."""
         if self._device.name != "cpu" or not self._options.native:
             return None
@@ -136,10 +137,25 @@ class TorchNpuGraph:
         if missing is not None:
             native_logger.warning("no native code on this machine (%s)", missing)
             return None
-        natives = Natives(graph, library().target)
+        natives = Natives(graph, library().target, self._frozen(graph, inputs))
         if Flags.read().debug >= 3:
             print(natives.fusion.report())
         return natives
+
+    def _frozen(
+        self, graph: Graph, inputs: Sequence[torch.Tensor] | None
+    ) -> dict[Value, torch.Tensor]:
+        """Parameters that the user promised not to change, unless the graph itself updates them."""
+        if inputs is None or not self._options.frozen:
+            return {}
+        updated = set(self._state.assigned.values())
+        return {
+            node.outputs[0]: t
+            for i, (node, t, source) in enumerate(
+                zip(graph.data, inputs, self._state.inputs, strict=True)
+            )
+            if source.static and i not in updated
+        }
 
     @property
     def graph(self) -> Graph:
@@ -181,7 +197,7 @@ class TorchNpuGraph:
         `stream` is a CUDA stream to run on instead of the current one.
         """
         if self._planner is None:
-            self.compile()
+            self.compile(inputs)
         with label("TorchNpuGraphBase::Run"), _on(stream):
             return self._run(inputs, assigned_outputs)
 

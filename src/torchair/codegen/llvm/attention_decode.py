@@ -18,9 +18,11 @@ from torchair.codegen.llvm.attention_parts import (
     four_sums,
     larger,
     largest,
+    load,
     over,
     read,
     read_up_to,
+    store,
     widen,
 )
 from torchair.codegen.llvm.attention_spec import FEW_ROWS, Areas, Attention, dots_bf16, round_up
@@ -36,8 +38,10 @@ def decode_areas(spec: Attention, target: Target) -> Areas:
     wide = round_up(spec.value_width, lanes) * 4
     areas.add("scores", FEW_ROWS * _KEYS * 4)
     areas.add("outputs", FEW_ROWS * wide)
-    areas.add("top", FEW_ROWS * 4)
     areas.add("total", FEW_ROWS * 4)
+    areas.add("top", FEW_ROWS * 4)
+    if spec.mask:
+        areas.add("mask", (1 if spec.one_mask_row else FEW_ROWS) * _KEYS * 4)
     areas.add("seen", _KEYS // lanes * 8)
     if spec.k[3] != 1:
         areas.add("keys", lanes * round_up(spec.width, lanes) * 4)
@@ -88,7 +92,7 @@ class Decode(Form):
             last = w.sub(w.add(self.first, self.count), "1")
             limit = w.least(limit, w.add(w.div(last, s.group), "1"))
         self.limit = limit
-        self._clear()
+        self._begin()
         with w.loop("0", limit, _KEYS) as loop:
             end = w.least(w.add(loop.index, str(_KEYS)), limit)
             with w.loop(loop.index, end, w.lanes, [("i64", "0")]) as block:
@@ -101,22 +105,19 @@ class Decode(Form):
         with w.loop("0", self.count) as row:
             self._finish(row.index)
 
-    def _clear(self) -> None:
-        w = self.w
-        for name, size in (("outputs", FEW_ROWS * self.wide * 4), ("total", FEW_ROWS * 4)):
-            area = ("ptr", self._area(name))
-            rest = (("i8", "0"), ("i64", str(size)), ("i1", "false"))
-            w.call("void", "llvm.memset.p0.i64", area, *rest)
-        for row in range(FEW_ROWS):
-            at = w.offset(self._area("top"), "float", str(row))
-            w.do(f"store float {MINUS_INFINITY}, ptr {at}")
+    def _begin(self) -> None:
+        """Begin without any keys; the sums of the weights follow the outputs in memory."""
+        self._clear("outputs", str(self.areas.end("total") - self.areas.start("outputs")))
+        low = f"splat (float {MINUS_INFINITY})"
+        self.w.do(f"store <{FEW_ROWS} x float> {low}, ptr {self._area('top')}, align 64")
 
     def _seen_at(self, block: str) -> str:
         return self.w.offset(self._area("seen"), "i64", block)
 
-    def _scores_at(self, row: str, block: str) -> str:
+    def _block_at(self, area: str, row: str, block: str) -> str:
+        """The address of what is kept of a block of keys for one row."""
         way = self.w.add(self.w.mul(row, str(_KEYS)), self.w.mul(block, str(self.w.lanes)))
-        return self.w.offset(self._area("scores"), "float", way)
+        return self.w.offset(self._area(area), "float", way)
 
     def _output_at(self, row: str) -> str:
         return self.w.offset(self._area("outputs"), "float", self.w.mul(row, str(self.wide)))
@@ -129,35 +130,33 @@ class Decode(Form):
         one = w.add(number, "1")
         with ExitStack() as stack:
             if self.spec.mask:
-                seen = self._seen(start)
+                seen = self._seen(start, number)
                 one = w(f"select i1 {seen}, i64 {one}, i64 {number}")
                 stack.enter_context(w.when(seen))
             w.do(f"store i64 {start}, ptr {self._seen_at(number)}")
             self._score_rows(start, number)
         return one
 
-    def _seen(self, start: str) -> str:
-        """Whether the mask shows a key of a block to any row."""
-        w = self.w
+    def _seen(self, start: str, number: str) -> str:
+        """Whether the mask shows a key of a block to any row; widens the mask of the block."""
+        w, flags = self.w, self.w.vector("i1")
         if self.spec.one_mask_row:
-            return any_lane(w, self._shown("0", start))
-        with w.loop("0", self.count, 1, [(w.vector("i1"), "zeroinitializer")]) as loop:
-            shown = self._shown(loop.index, start)
-            loop.next = [w(f"or {w.vector('i1')} {loop.carried[0]}, {shown}")]
+            return any_lane(w, self._shown("0", start, number))
+        with w.loop("0", self.count, 1, [(flags, "zeroinitializer")]) as loop:
+            shown = self._shown(loop.index, start, number)
+            loop.next = [w(f"or {flags} {loop.carried[0]}, {shown}")]
         return any_lane(w, loop.results[0])
 
-    def _shown(self, row: str, start: str) -> str:
-        mask = self._mask(row, start)
-        return self.w(f"fcmp une {self.vt} {mask}, splat (float {MINUS_INFINITY})")
-
-    def _mask(self, row: str, start: str) -> str:
-        """What the mask adds to a block of scores; minus infinity behind the last key."""
+    def _shown(self, row: str, start: str, number: str) -> str:
+        """Widen the mask of a block for one row; which keys it shows."""
         w, spec, strides = self.w, self.spec, self.sizes.mask
         assert spec.mask is not None
         way = self._row(strides, w.add(self.first, row))
         way = w.mul(w.add(way, w.mul(start, strides[3])), str(BYTES[spec.mask]))
         at = w.offset(w.pointer(3), "i8", way)
-        return read_up_to(w, spec.mask, at, strides[3], w.sub(self.limit, start))
+        mask = read_up_to(w, spec.mask, at, strides[3], w.sub(self.limit, start))
+        store(w, mask, self._block_at("mask", row, number))
+        return w(f"fcmp une {self.vt} {mask}, splat (float {MINUS_INFINITY})")
 
     def _score_rows(self, start: str, number: str) -> None:
         """Products of a block of keys with all rows, four keys at a time."""
@@ -173,7 +172,7 @@ class Decode(Form):
         with w.loop("0", self.count) as rows:
             query = self._row_at(0, self.sizes.q, w.add(self.first, rows.index))
             queries = self._query(query)
-            to = self._scores_at(rows.index, number)
+            to = self._block_at("scores", rows.index, number)
             with w.loop("0", str(w.lanes), 4) as loop:
                 keys = []
                 for j in range(4):
@@ -243,10 +242,10 @@ class Decode(Form):
         top = largest(w, loop.results[0])
         base = finite(w, top)
         with w.loop("0", self.blocks, 1, [(self.vt, "zeroinitializer")]) as loop:
-            at = self._scores_at(row, loop.index)
-            score = w(f"load {self.vt}, ptr {at}, align 64")
+            at = self._block_at("scores", row, loop.index)
+            score = load(w, at)
             weight = exp2(w, difference(w, score, base, self.spec.adds))
-            w.do(f"store {self.vt} {weight}, ptr {at}, align 64")
+            store(w, weight, at)
             loop.next = [w(f"fadd {REASSOCIATE} {self.vt} {loop.carried[0]}, {weight}")]
         less = exp2(w, difference(w, old, base, self.spec.adds))
         self._rescale(row, less)
@@ -262,31 +261,36 @@ class Decode(Form):
 
     def _score(self, row: str, block: str) -> str:
         """The scores of a block, scaled and masked; also stored."""
-        w, spec, at = self.w, self.spec, self._scores_at(row, block)
-        start = w(f"load i64, ptr {self._seen_at(block)}")
-        score = w(f"load {self.vt}, ptr {at}, align 64")
-        end = self.limit
-        if spec.causal:
-            query = w.div(w.add(self.first, row), self.sizes.group)
-            end = w.least(end, w.add(query, "1"))
+        w, spec, at = self.w, self.spec, self._block_at("scores", row, block)
+        score = load(w, at)
         if spec.mask:
-            score = fma(w, score, self.factor, self._mask(row, start))
+            mask = self._block_at("mask", "0" if spec.one_mask_row else row, block)
+            mask = load(w, mask)
+            score = fma(w, score, self.factor, mask)
         else:
             score = w(f"fmul {self.vt} {score}, {self.factor}")
         if spec.causal or not spec.mask:
-            inside = before(w, w.sub(end, start))
+            start = w(f"load i64, ptr {self._seen_at(block)}")
+            inside = before(w, w.sub(self._end(row), start))
             low = f"splat (float {MINUS_INFINITY})"
             score = w(f"select {w.vector('i1')} {inside}, {self.vt} {score}, {self.vt} {low}")
-        w.do(f"store {self.vt} {score}, ptr {at}, align 64")
+        store(w, score, at)
         return score
+
+    def _end(self, row: str) -> str:
+        """How many keys a row may see."""
+        if not self.spec.causal:
+            return self.limit
+        query = self.w.div(self.w.add(self.first, row), self.sizes.group)
+        return self.w.least(self.limit, self.w.add(query, "1"))
 
     def _rescale(self, row: str, factor: str) -> None:
         w, base = self.w, self._output_at(row)
 
         def scale(c: str, _: int) -> None:
             at = w.offset(base, "float", c)
-            value = w(f"load {self.vt}, ptr {at}, align 64")
-            w.do(f"store {self.vt} {w(f'fmul {self.vt} {value}, {factor}')}, ptr {at}, align 64")
+            value = load(w, at)
+            store(w, w(f"fmul {self.vt} {value}, {factor}"), at)
 
         over(w, self.wide, scale)
 
@@ -303,7 +307,7 @@ class Decode(Form):
             at, row, dtype = self._area("values"), str(self.wide * 4), "f32"
         most = w.target.registers // 2 * w.lanes
         with w.loop("0", self.count) as rows:
-            weights, to = self._scores_at(rows.index, block), self._output_at(rows.index)
+            weights, to = self._block_at("scores", rows.index, block), self._output_at(rows.index)
             for first in range(0, width, most):
                 columns = range(first, min(first + most, width), w.lanes)
                 self._add_values(columns, weights, to, (at, row, dtype), count)
@@ -314,7 +318,7 @@ class Decode(Form):
         """Add weights times values to these columns of one output row."""
         w, (base, row, dtype) = self.w, values
         places = [w.offset(to, "float", str(c)) for c in columns]
-        carried = [(self.vt, w(f"load {self.vt}, ptr {at}, align 64")) for at in places]
+        carried = [(self.vt, load(w, at)) for at in places]
         with w.loop("0", count, 1, carried) as loop:
             weight = w(f"load float, ptr {w.offset(weights, 'float', loop.index)}")
             weight = w.splat("float", weight)
@@ -324,7 +328,7 @@ class Decode(Form):
                 value = widen(w, dtype, read(w, dtype, at, "1", self.spec.value_width - c))
                 loop.next.append(fma(w, weight, value, total))
         for at, value in zip(places, loop.results, strict=True):
-            w.do(f"store {self.vt} {value}, ptr {at}, align 64")
+            store(w, value, at)
 
     def _finish(self, row: str) -> None:
         """Divide by the sum of the weights and store."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 
 from torchair.codegen.abi import BYTES
-from torchair.codegen.llvm.attention_parts import LOG2_E, narrow, over, read, widen, write
+from torchair.codegen.llvm.attention_parts import (
+    LOG2_E,
+    load,
+    narrow,
+    over,
+    read,
+    store,
+    widen,
+    write,
+)
 from torchair.codegen.llvm.attention_spec import Areas, Attention, Sizes
 from torchair.codegen.llvm.writer import KernelWriter, f32
 
@@ -31,13 +40,19 @@ class Form:
         self.home = home  # takes the functions that are called
         self.sizes = Sizes(w, spec)
         self.vt = w.vector("float")
-        self._areas, self._per_thread = areas, per_thread
+        self.areas, self._per_thread = areas, per_thread
         # Scores count in units of log(2), unless a mask in natural units is added to them.
         unit = 1.0 if spec.adds else LOG2_E
         self.factor = f"splat (float {f32(spec.scale * unit)})"
 
     def _area(self, name: str) -> str:
-        return self._areas.at(self.w, name, self._per_thread)
+        return self.areas.at(self.w, name, self._per_thread)
+
+    def _clear(self, name: str, bytes_: str) -> None:
+        """Fill work memory with zeros, from the beginning of an area on."""
+        area = ("ptr", self._area(name))
+        rest = (("i8", "0"), ("i64", bytes_), ("i1", "false"))
+        self.w.call("void", "llvm.memset.p0.i64", area, *rest)
 
     def _row(self, strides: tuple[str, ...], row: str) -> str:
         """The offset of a query row in a tensor whose strides are given."""
@@ -74,7 +89,7 @@ class Form:
             def copy(c: str, valid: int) -> None:
                 part = w.offset(source, "i8", self._bytes(w.mul(c, stride)))
                 value = widen(w, dtype, read(w, dtype, part, stride, valid))
-                w.do(f"store {self.vt} {value}, ptr {w.offset(place, 'float', c)}, align 64")
+                store(w, value, w.offset(place, "float", c))
 
             over(w, width, copy)
 
@@ -83,13 +98,13 @@ class Form:
         w, dtype, stride = self.w, self.spec.dtype, self.sizes.out[3]
         to = self._row_at(4, self.sizes.out, row)
 
-        def store(c: str, valid: int) -> None:
-            value = w(f"load {self.vt}, ptr {w.offset(at, 'float', c)}, align 64")
+        def finish(c: str, valid: int) -> None:
+            value = load(w, w.offset(at, "float", c))
             value = narrow(w, dtype, w(f"fmul {self.vt} {value}, {inverse}"))
             place = w.offset(to, "i8", self._bytes(w.mul(c, stride)))
             write(w, dtype, value, place, stride, valid)
 
-        over(w, self.spec.value_width, store)
+        over(w, self.spec.value_width, finish)
 
     def _write_lse(self, row: str, top: str, total: str) -> None:
         """Store the logarithm of the sum of exponentials, 0 for a query that sees no key."""

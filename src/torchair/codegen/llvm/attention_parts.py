@@ -45,6 +45,16 @@ def before(w: Writer, count: str) -> str:
     return w(f"icmp slt {w.vector('i64')} <{numbers}>, {w.splat('i64', count)}")
 
 
+def load(w: Writer, at: str, kind: str = "float") -> str:
+    """A vector of work memory, where all vectors are aligned."""
+    return w(f"load {w.vector(kind)}, ptr {at}, align {w.target.bits // 8}")
+
+
+def store(w: Writer, value: str, at: str) -> None:
+    """Store a vector of float32 in work memory."""
+    w.do(f"store {w.vector('float')} {value}, ptr {at}, align {w.target.bits // 8}")
+
+
 def fma(w: Writer, a: str, b: str, c: str) -> str:
     """a * b + c on vectors, fused where the processor can."""
     vt = w.vector("float")
@@ -139,7 +149,9 @@ def narrow(w: Writer, dtype: str, value: str) -> str:
     return w(f"trunc {it} {bits} to {w.vector('i16')}")
 
 
-def read(w: Writer, dtype: str, base: str, stride: str, valid: int, lanes: int | None = None) -> str:
+def read(
+    w: Writer, dtype: str, base: str, stride: str, valid: int, lanes: int | None = None
+) -> str:
     """The first `valid` elements from an address on, as stored; zeros behind them."""
     n = lanes or w.lanes
     vt, kind = f"<{n} x {_RAW[dtype]}>", _RAW[dtype]
@@ -159,7 +171,9 @@ def read_up_to(w: Writer, dtype: str, base: str, stride: str, count: str) -> str
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
     kind, raw, vt = _RAW[dtype], w.vector(_RAW[dtype]), w.vector("float")
     inside = before(w, count)
-    if stride == "1":
+    if stride == "1" and w.target.bits == 512:
+        value = _masked_load(w, dtype, base, inside, w.lanes)
+    elif stride == "1":  # here a masked load may become many instructions
         whole = w(f"icmp sge i64 {count}, {w.lanes}")
         load = f"load {raw}, ptr {base}, align {BYTES[dtype]}"
         value = either(
@@ -181,7 +195,7 @@ def write(w: Writer, dtype: str, value: str, base: str, stride: str, valid: int)
     kind, vt = _RAW[dtype], w.vector(_RAW[dtype])
     if stride == "1" and valid >= w.lanes:
         w.do(f"store {vt} {value}, ptr {base}, align {BYTES[dtype]}")
-    elif stride == "1":
+    elif stride == "1" and valid > 1:  # of one lane, LLVM 22 stores twice as much as is narrowed
         name = f"llvm.masked.store.v{w.lanes}{_SUFFIX[dtype]}.p0"
         masks = w.vector("i1")
         w.declared[name] = f"declare void @{name}({vt}, ptr, {masks})"

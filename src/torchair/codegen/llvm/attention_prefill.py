@@ -15,9 +15,11 @@ from torchair.codegen.llvm.attention_parts import (
     finite,
     fma,
     larger,
+    load,
     over,
     read,
     read_up_to,
+    store,
     transposer,
     widen,
 )
@@ -50,7 +52,6 @@ class Prefill(Form):
         w, s, block = self.w, self.sizes, self.plan.block
         self.multiply, self.transpose = multiplier(self.home, self.plan), transposer(self.home)
         blocks = w.div(w.add(s.rows, str(block - 1)), str(block))
-        self._clear("zeros", self.plan.rows * block * 4)
         with self._items(w.mul(w.mul(s.batch, s.kv_heads), blocks)) as item:
             self.first = w.mul(w.rem(item, blocks), str(block))
             pair = w.div(item, blocks)
@@ -68,7 +69,7 @@ class Prefill(Form):
         w, s, block = self.w, self.sizes, self.plan.block
         self._remember_rows()
         self._pack_queries()
-        self._clear("total", (self.wide + 1) * block * 4)  # and the outputs, which follow
+        self._clear("total", str(self.areas.end("outputs") - self.areas.start("total")))
         for self.group in (str(v * w.lanes) for v in range(self.plan.vectors)):
             self._store(f"splat (float {MINUS_INFINITY})", "top", "0")
         self.limit = s.span
@@ -92,15 +93,10 @@ class Prefill(Form):
         return self.w.offset(self._area(name), "float", way)
 
     def _load(self, name: str, row: str) -> str:
-        return self.w(f"load {self.vt}, ptr {self._vector(name, row)}, align 64")
+        return load(self.w, self._vector(name, row))
 
     def _store(self, value: str, name: str, row: str) -> None:
-        self.w.do(f"store {self.vt} {value}, ptr {self._vector(name, row)}, align 64")
-
-    def _clear(self, name: str, bytes_: int) -> None:
-        area = ("ptr", self._area(name))
-        rest = (("i8", "0"), ("i64", str(bytes_)), ("i1", "false"))
-        self.w.call("void", "llvm.memset.p0.i64", area, *rest)
+        store(self.w, value, self._vector(name, row))
 
     def _existing(self, row: str) -> str:
         """The number of a row of the block among all rows, the last one for those behind it."""
@@ -123,7 +119,9 @@ class Prefill(Form):
             if spec.causal:
                 query = w.div(row, self.sizes.group)
                 short = w(f"trunc i64 {query} to i32")
-                w.do(f"store i32 {short}, ptr {w.offset(self._area('positions'), 'i32', loop.index)}")
+                w.do(
+                    f"store i32 {short}, ptr {w.offset(self._area('positions'), 'i32', loop.index)}"
+                )
 
     # ---- queries ----
 
@@ -157,7 +155,7 @@ class Prefill(Form):
                 value = w(f"bitcast <{w.lanes * 2} x i16> {value} to {self.vt}")
             else:
                 value = widen(w, dtype, value)
-            w.do(f"store {self.vt} {value}, ptr {w.offset(to, 'float', c)}, align 64")
+            store(w, value, w.offset(to, "float", c))
 
         over(w, self.steps, stage)
 
@@ -202,7 +200,7 @@ class Prefill(Form):
         with w.loop("0", count, w.lanes, [(w.vector("i1"), seen or _NONE)]) as loop:
             part = w.offset(at, "i8", w.mul(w.mul(loop.index, stride), size))
             value = read_up_to(w, spec.mask, part, stride, w.sub(count, loop.index))
-            w.do(f"store {self.vt} {value}, ptr {w.offset(to, 'float', loop.index)}, align 64")
+            store(w, value, w.offset(to, "float", loop.index))
             shown = w(f"fcmp une {self.vt} {value}, splat (float {MINUS_INFINITY})")
             loop.next = [w(f"or {w.vector('i1')} {loop.carried[0]}, {shown}")]
         return loop.results[0]
@@ -218,17 +216,18 @@ class Prefill(Form):
             area = self._area("keys")
             self._copy(at, row, strides[3], (count, self.spec.width), area)
             at, row, step = area, str(self.deep * 4), "4"
+        self._clear("scores", w.mul(w.add(count, str(self.plan.rows)), str(self.plan.block * 4)))
         with w.loop("0", count, self.plan.rows) as loop:
             a = w.offset(at, "i8", w.mul(loop.index, row))
             to, rows = self._block("scores", loop.index), w.sub(count, loop.index)
-            self._product(a, row, step, "queries", (str(self.steps), rows), self._area("zeros"), to)
+            self._add_product(a, row, step, "queries", (str(self.steps), rows), to)
 
-    def _product(
-        self, a: str, row: str, step: str, b: str, counts: tuple[str, str], start: str, to: str
+    def _add_product(
+        self, a: str, row: str, step: str, b: str, counts: tuple[str, str], to: str
     ) -> None:
         left = f"ptr {a}, i64 {row}, i64 {step}, ptr {self._area(b)}"
         counted = f"i64 {counts[0]}, i64 {counts[1]}"
-        self.w.do(f"call void {self.multiply}({left}, {counted}, ptr {start}, ptr {to})")
+        self.w.do(f"call void {self.multiply}({left}, {counted}, ptr {to})")
 
     # ---- softmax ----
 
@@ -244,8 +243,7 @@ class Prefill(Form):
             self._store(top, "top", "0")
             less = exp2(w, difference(w, old, base, self.spec.adds))
             self._store(fma(w, self._load("total", "0"), less, total), "total", "0")
-            grown = w(f"fcmp one {self.vt} {top}, {old}")
-            with w.when(any_lane(w, grown)), w.loop("0", str(self.spec.value_width)) as loop:
+            with w.loop("0", str(self.spec.value_width)) as loop:
                 value = self._load("outputs", loop.index)
                 value = w(f"fmul {self.vt} {value}, {less}")
                 self._store(value, "outputs", loop.index)
@@ -254,7 +252,7 @@ class Prefill(Form):
         """Scale and mask the scores; the largest of each query."""
         w, spec, it = self.w, self.spec, self.w.vector("i32")
         if spec.causal:
-            queries = w(f"load {it}, ptr {self._vector('positions', '0')}, align 64")
+            queries = load(w, self._vector("positions", "0"), "i32")
         with w.loop("0", count, 1, [(self.vt, top)]) as loop:
             key = loop.index
             value = self._load("scores", key)
@@ -295,9 +293,7 @@ class Prefill(Form):
         score = self._load("scores", key)
         return exp2(self.w, difference(self.w, score, base, self.spec.adds))
 
-    def _pair(
-        self, key: str, count: str, base: str, first: tuple[str, str]
-    ) -> tuple[str, str]:
+    def _pair(self, key: str, count: str, base: str, first: tuple[str, str]) -> tuple[str, str]:
         """The sum and the bf16 pair with the weight of the next key, 0 if there is none."""
         w, it = self.w, self.w.vector("i32")
         total, weight = first
@@ -330,7 +326,7 @@ class Prefill(Form):
         with w.loop("0", str(width), self.plan.rows) as loop:
             a = w.offset(at, "i8", w.mul(loop.index, row))
             to, rows = self._block("outputs", loop.index), w.sub(str(width), loop.index)
-            self._product(a, row, step, weights, (steps, rows), to, to)
+            self._add_product(a, row, step, weights, (steps, rows), to)
 
     def _pair_values(self, at: str, step: str, count: str) -> None:
         """Put the values of two keys beside each other; zeros where there is no second one."""
@@ -354,7 +350,8 @@ class Prefill(Form):
             high = w(f"shl {it} {high}, splat (i32 16)")
             high = w(f"select i1 {exists}, {it} {high}, {it} zeroinitializer")
             both = w(f"or {it} {low}, {high}")
-            w.do(f"store {it} {both}, ptr {w.offset(to, 'float', c)}, align 64")
+            both = w(f"bitcast {it} {both} to {self.vt}")
+            store(w, both, w.offset(to, "float", c))
 
         return pair
 

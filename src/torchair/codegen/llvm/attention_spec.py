@@ -79,19 +79,27 @@ class Areas:
     """The work memory of one thread: names of areas and where they begin, in bytes."""
 
     def __init__(self) -> None:
-        self._starts: dict[str, int] = {}
+        self._places: dict[str, range] = {}
         self.bytes = 0
 
     def add(self, name: str, bytes_: int) -> None:
         """Reserve an area, aligned to a cache line."""
-        self._starts[name] = self.bytes
-        self.bytes += -(-bytes_ // 64) * 64
+        first, self.bytes = self.bytes, self.bytes + round_up(bytes_, 64)
+        self._places[name] = range(first, self.bytes)
+
+    def start(self, name: str) -> int:
+        """The first byte of an area."""
+        return self._places[name].start
+
+    def end(self, name: str) -> int:
+        """The byte behind an area."""
+        return self._places[name].stop
 
     def at(self, w: KernelWriter, name: str, per_thread: int) -> str:
         """The address of an area of this thread."""
         base = w.entry(f"mul i64 %tid, {per_thread}")
         base = w.entry(f"getelementptr i8, ptr {w.pointer(6)}, i64 {base}")
-        return w.offset(base, "i8", str(self._starts[name]))
+        return w.offset(base, "i8", str(self.start(name)))
 
 
 def round_up(n: int, unit: int) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchair.codegen.llvm.attention_parts import dot_pairs, fma
+from torchair.codegen.llvm.attention_parts import (
+    dot_pairs,
+    fma,
+    load,
+    store,
+)
 from torchair.codegen.llvm.attention_spec import Areas, Attention, dots_bf16, round_up
 from torchair.codegen.llvm.target import Target
 from torchair.codegen.llvm.writer import KernelWriter, Writer
 
-_TILES = {
-    32: {1: (8, 1.4), 2: (8, 1.1), 3: (8, 1.02), 4: (6, 1.0)},
-    16: {1: (8, 1.2), 2: (6, 1.0)},
-}
-"""By vector registers and vectors of a block of queries: rows of the tile, and time per vector."""
+_KEYS = 64  # of a block; a multiple of all vector widths
+_COST = {1: 1.2, 2: 1.05, 3: 1.02, 4: 1.0}
+"""Time per vector of queries, by how many of them a block has; the fewer, the less is wasted."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,13 @@ class Plan:
 
 def plan(spec: Attention, target: Target) -> Plan:
     """The blocks for a spec: as many queries as registers allow, unless fewer waste less."""
-    tiles = _TILES[32 if target.registers >= 32 else 16]
-    vectors = max(tiles)
+    vectors = most = 4 if target.registers >= 32 else 3
     if spec.rows:
         lines = -(-spec.rows // target.lanes)
-        vectors = min(tiles, key=lambda n: (round_up(lines, n) * tiles[n][1], -n))
+        vectors = min(range(most, 0, -1), key=lambda n: round_up(lines, n) * _COST[n])
     pairs = dots_bf16(spec, target)
     copies = spec.dtype != "f32" and not pairs
-    return Plan(vectors, tiles[vectors][0], 64, target.lanes, pairs, copies)
+    return Plan(vectors, 8 if vectors == 1 else 4, _KEYS, target.lanes, pairs, copies)
 
 
 def prefill_areas(spec: Attention, target: Target) -> Areas:
@@ -61,7 +63,6 @@ def prefill_areas(spec: Attention, target: Target) -> Areas:
     areas.add("stage", p.lanes * max(deep, wide, p.keys) * 4)
     areas.add("top", line)
     areas.add("inverse", line)
-    areas.add("zeros", p.rows * line)
     if spec.causal:
         areas.add("positions", line)
     if spec.mask:
@@ -77,41 +78,34 @@ def prefill_areas(spec: Attention, target: Target) -> Areas:
 
 
 def multiplier(w: KernelWriter, p: Plan) -> str:
-    """The name of a function that adds a product to a tile: to = from + a b.
+    """The name of a function that adds a product to a tile: to += a b.
 
     Row i of `a` begins `a_row` bytes after the one before, its elements are `a_step` bytes apart;
     `b` has `count` rows of a block of queries. `rows` of `a` exist; the tile is computed whole,
-    with repetitions of the last of them. The rows of `from` and `to` are blocks of queries.
+    with repetitions of the last of them. The rows of `to` are blocks of queries.
     """
     h, name = Writer(w.target), "@ENTRY.multiply"
     vt, last = h.vector("float"), h.sub("%rows", "1")
     ways = [h.mul(h.least(str(i), last), "%a_row") for i in range(p.rows)]
     rows = [h.offset("%a", "i8", way) for way in ways]
-    places = [(i, v) for i in range(p.rows) for v in range(p.vectors)]
-    first = [h(f"load {vt}, ptr {_place(h, '%from', p, i, v)}, align 64") for i, v in places]
+    places = [h.offset("%to", "float", str(n * p.lanes)) for n in range(p.rows * p.vectors)]
+    first = [load(h, place) for place in places]
     carried = [("i64", "0"), ("ptr", "%b"), *((vt, x) for x in first)]
     with h.loop("0", "%count", carried=carried) as loop:
         way, b, *total = loop.carried
-        right = [
-            h(f"load {vt}, ptr {h.offset(b, 'float', str(v * p.lanes))}, align 64")
-            for v in range(p.vectors)
-        ]
+        right = [load(h, h.offset(b, "float", str(v * p.lanes))) for v in range(p.vectors)]
         after = []
         for i, row in enumerate(rows):
             left = _repeated(h, p, h.offset(row, "i8", way))
             mine = total[i * p.vectors : (i + 1) * p.vectors]
             after += [_add_product(h, p, left, x, y) for x, y in zip(right, mine, strict=True)]
         loop.next = [h.add(way, "%a_step"), h.offset(b, "float", str(p.block)), *after]
-    for (i, v), x in zip(places, loop.results[2:], strict=True):
-        h.do(f"store {vt} {x}, ptr {_place(h, '%to', p, i, v)}, align 64")
+    for place, x in zip(places, loop.results[2:], strict=True):
+        store(h, x, place)
     w.declared.update(h.declared)
-    arguments = "ptr %a, i64 %a_row, i64 %a_step, ptr %b, i64 %count, i64 %rows, ptr %from, ptr %to"
+    arguments = "ptr %a, i64 %a_row, i64 %a_step, ptr %b, i64 %count, i64 %rows, ptr %to"
     w.helper(name, h.text(f"internal void {name}({arguments})"))
     return name
-
-
-def _place(h: Writer, base: str, p: Plan, row: int, vector: int) -> str:
-    return h.offset(base, "float", str(row * p.block + vector * p.lanes))
 
 
 def _repeated(h: Writer, p: Plan, at: str) -> str:

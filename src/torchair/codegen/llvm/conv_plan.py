@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from torchair.codegen.abi import BYTES, Size, Word
@@ -59,6 +59,15 @@ class Conv:
         """Whether each channel is a group of its own, so that channels can share a vector."""
         return self.groups == self.channels == self.out_channels and self.channels > 1
 
+    @property
+    def results(self) -> tuple[int, int] | None:
+        """Rows and columns of the result, if the size of the image is known."""
+        if isinstance(self.height, Word) or isinstance(self.width, Word):
+            return None
+        top, bottom, left, right = self.padding
+        rows = (self.height + top + bottom - self.extent(0)) // self.stride[0] + 1
+        return rows, (self.width + left + right - self.extent(1)) // self.stride[1] + 1
+
     def extent(self, axis: int) -> int:
         """How many input rows (axis 0) or columns (axis 1) one result depends on."""
         return (self.kernel[axis] - 1) * self.dilation[axis] + 1
@@ -66,15 +75,9 @@ class Conv:
 
 def output_size(spec: Conv) -> tuple[int, int, int, int]:
     """The sizes (n, c, h, w) of the result, when the sizes of the input are known."""
-    top, bottom, left, right = spec.padding
-    sizes = []
-    for axis, (size, pad) in enumerate(((spec.height, top + bottom), (spec.width, left + right))):
-        if isinstance(size, Word):
-            raise ValueError("the size of the input is only known at run time")
-        sizes.append((size + pad - spec.extent(axis)) // spec.stride[axis] + 1)
-    if isinstance(spec.batch, Word):
-        raise ValueError("the batch is only known at run time")
-    return spec.batch, spec.out_channels, sizes[0], sizes[1]
+    if spec.results is None or isinstance(spec.batch, Word):
+        raise ValueError("a size of the input is only known at run time")
+    return spec.batch, spec.out_channels, *spec.results
 
 
 @dataclass(frozen=True)
@@ -212,27 +215,22 @@ def plan(spec: Conv, target: Target) -> Plan:
     """The cut of a convolution for a processor."""
     kind = _kind(spec, target)
     planar = kind == "dense" and spec.x[3] == 1 and spec.x[1] != 1
-    vectors = _vectors(spec, target, kind)
+    vectors = 1 if kind == "depthwise" or spec.group_out <= target.lanes else 2
     widest = min(MOST_COLUMNS, (target.registers - vectors - 1) // vectors)
-    if kind == "depthwise":
+    if kind == "depthwise":  # its inputs are vectors too
         widest = target.registers // 4
     direct = kind != "depthwise" and not planar and _readable(spec, kind)
-    fixed = isinstance(spec.height, int) and isinstance(spec.width, int)
-    tile_rows, columns, rows, block = 1, widest, 1, widest
     pitch = _pitch(spec, kind, planar, vectors * target.lanes)
-    if fixed:
-        high, wide = output_size(_known_batch(spec))[2:]
-        dilated = spec.dilation[0] > 1 and not direct
-        tile_rows = (
-            1 if dilated or 2 * wide >= widest else max(1, min(widest // max(wide, 1), high))
-        )
-        columns = -(-wide // max(1, -(-wide // widest)))
-        block = wide
-        row_bytes = block * spec.stride[1] * spec.stride[0] * pitch * (2 if kind == "dot" else 4)
-        rows = 1 if dilated else _rows(spec, high, tile_rows, max(1, row_bytes))
-    return Plan(
-        spec, target.lanes, kind, planar, direct, vectors, columns, tile_rows, rows, block, pitch
-    )
+    cut = Plan(spec, target.lanes, kind, planar, direct, vectors, widest, 1, 1, widest, pitch)
+    if spec.results is None:
+        return cut
+    high, wide = (max(1, size) for size in spec.results)
+    dilated = spec.dilation[0] > 1 and not direct
+    tile_rows = 1 if dilated or 2 * wide >= widest else min(widest // wide, high)
+    columns = -(-wide // -(-wide // widest))
+    row_bytes = wide * spec.stride[1] * spec.stride[0] * pitch * BYTES[cut.element]
+    rows = 1 if dilated else _rows(spec, high, tile_rows, row_bytes)
+    return replace(cut, columns=columns, tile_rows=tile_rows, rows=rows, columns_of_block=wide)
 
 
 def _kind(spec: Conv, target: Target) -> str:
@@ -241,10 +239,6 @@ def _kind(spec: Conv, target: Target) -> str:
     if spec.dtype != "bf16" or not target.dot_bf16:
         return "dense"
     return "dot" if spec.group_in % 2 == 0 or (spec.groups == 1 and spec.channels > 2) else "dense"
-
-
-def _vectors(spec: Conv, target: Target, kind: str) -> int:
-    return 1 if kind == "depthwise" or spec.group_out <= target.lanes else 2
 
 
 def _readable(spec: Conv, kind: str) -> bool:
@@ -276,9 +270,3 @@ def _rows(spec: Conv, high: int, tile_rows: int, row_bytes: int) -> int:
     bands = max(1, -(-high // most))
     even = -(-high // bands)
     return -(-even // tile_rows) * tile_rows
-
-
-def _known_batch(spec: Conv) -> Conv:
-    if isinstance(spec.batch, int):
-        return spec
-    return Conv(**{**spec.__dict__, "batch": 1})

@@ -18,6 +18,7 @@ class Tile:
     (count, elements of the input between); the weights lie in the order of the loops. The kind is
     "dense", "dot" (pairs of bf16) or "depthwise". If `turns` is given, the function also takes a
     first and a last kernel row, each of so many turns of the outer loops, and leaves out others.
+    With `ahead`, weights are fetched so many bytes before they are needed.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Tile:
     steps: tuple[tuple[int, int], ...]
     vectors: int
     turns: int = 0
+    ahead: int = 0
 
     @property
     def overlapping(self) -> bool:
@@ -123,6 +125,10 @@ class _Sums:
         w, found = self.w, []
         for j in range(self.vectors):
             place = w.offset(p, self.element, str(at + j * self.width))
+            if self.shape.ahead:
+                later = w.offset(place, "i8", str(self.shape.ahead))
+                how = (("i32", "0"), ("i32", "3"), ("i32", "1"))  # to read, often, as data
+                w.call("void", "llvm.prefetch.p0", ("ptr", later), *how)
             kind = f"<{self.width} x {self.element}>"
             found.append(w(f"load {kind}, ptr {place}, align {4 * w.lanes}"))
         return found

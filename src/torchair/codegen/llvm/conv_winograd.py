@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 
 from torchair.codegen.abi import BYTES, STORAGE, Size
-from torchair.codegen.llvm.conv_plan import Conv, output_size, plan
+from torchair.codegen.llvm.conv_plan import Conv, plan
 from torchair.codegen.llvm.conv_results import Panels, Store
 from torchair.codegen.llvm.conv_tile import Tile, tile
 from torchair.codegen.llvm.target import Target
@@ -28,6 +28,13 @@ PATCH_BYTES = 320 * 1024
 
 WEIGHT_BYTES = 3 * 1024 * 1024
 """Most bytes of transformed weights for m = 4; more would come from memory too slowly."""
+
+CACHED = 1024 * 1024
+"""Bytes of weights that may still be in the second cache from the last time."""
+
+AHEAD = 4096
+"""How many bytes ahead other weights are fetched: a page, since the processor by itself does not
+look beyond one."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +121,22 @@ def _pays(spec: Conv, m: int) -> bool:
     total = _count(spec, m)
     if total is None:
         return True
-    n, _, high, wide = output_size(spec)
+    n, (high, wide) = _batch(spec), spec.results or (0, 0)
     direct, ours = 9 * n * high * wide, (m + 2) ** 2 * total
     return total >= 8 and direct > 1.4 * ours
 
 
 def _count(spec: Conv, m: int) -> int | None:
-    """Patches of the whole batch, if that is known."""
-    if not all(isinstance(size, int) for size in (spec.batch, spec.height, spec.width)):
+    """Patches of the whole batch, if the size of the image is known."""
+    if spec.results is None:
         return None
-    n, _, high, wide = output_size(spec)
-    return n * _ceil(high, m) * _ceil(wide, m)
+    high, wide = spec.results
+    return _batch(spec) * _ceil(high, m) * _ceil(wide, m)
+
+
+def _batch(spec: Conv) -> int:
+    """The size of the batch, as far as it matters for the cut."""
+    return spec.batch if isinstance(spec.batch, int) else 1
 
 
 def _ceil(size: int, unit: int) -> int:
@@ -169,7 +181,10 @@ class _Blocks:
         self.w, self.cut, self.spec, self.target, self.store = w, cut, cut.spec, target, store
         pixels = tuple(k * cut.pitch for k in range(cut.group))
         steps = ((cut.spec.channels, 1),)
-        self.tile = tile(w, Tile("dense", pixels, steps, cut.vectors), target)
+        weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
+        ahead = AHEAD if weights > CACHED else 0
+        shape = Tile("dense", pixels, steps, cut.vectors, ahead=ahead)
+        self.tile = tile(w, shape, target)
         _spread(w, cut, target)
         _collect(w, cut, target)
         self.results = w.scratch(4 * cut.m**2 * cut.panels.size)

@@ -1,8 +1,6 @@
 """The vector maths library: functions of float32 and float64 vectors, written into a kernel.
-
-Float32 results are within 2 ulp of the true value. Float64 ones come from the C library, lane by
-lane: they are there to be right, not to be fast.
-"""
+Float32 results are within 2 ulp of the true value; float64 ones come from the C library, lane by
+lane, and are there to be right and not to be fast."""
 
 from __future__ import annotations
 
@@ -114,8 +112,7 @@ def _gelu_tanh(x: Vector) -> Vector:
 
 def _softplus(x: Vector, beta: Vector, threshold: Vector) -> Vector:
     scaled = x * beta
-    soft = by_lane("log1p", by_lane("exp", scaled)) / beta
-    return (scaled > threshold).select(x, soft)
+    return (scaled > threshold).select(x, _logaddexp(scaled, x.like(0.0)) / beta)
 
 
 def _logaddexp(x: Vector, y: Vector) -> Vector:
@@ -134,20 +131,21 @@ def _erfinv(x: Vector) -> Vector:
     return y.signed(x)
 
 
-_C_NAMES = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "erf", "erfc", "sin", "cos",
-    "tan", "atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma",
+_IN_FLOATS = (
+    fast.exp, fast.exp2, fast.expm1, fast.log, fast.tanh, fast.erf, fast.sin, fast.cos,
 )  # fmt: skip
-_FAST = ("exp", "exp2", "expm1", "log", "tanh", "erf", "sin", "cos")
+_IN_DOUBLES = (
+    wide.log2, wide.log10, wide.log1p, wide.erfc, wide.tan, wide.atan, wide.asin, wide.acos,
+    wide.sinh, wide.cosh, wide.asinh, wide.acosh, wide.atanh,
+)  # fmt: skip
+_OF_THE_C_LIBRARY: dict[str, Formula] = {
+    **{formula.__name__: formula for formula in _IN_FLOATS},
+    **{formula.__name__: _widened(formula) for formula in _IN_DOUBLES},
+    "lgamma": _library("lgamma"),
+}  # float32 formulas of functions that the C library has for float64
 
 FUNCTIONS: dict[str, Function] = {
-    name: Function(
-        1,
-        getattr(fast, name) if name in _FAST else _widened(getattr(wide, name, _library(name))),
-        _library(name),
-    )
-    for name in _C_NAMES
-} | {
+    **{name: Function(1, single, _library(name)) for name, single in _OF_THE_C_LIBRARY.items()},
     "sigmoid": Function(1, fast.sigmoid, _sigmoid),
     "silu": Function(1, fast.silu, _silu),
     "gelu": Function(1, _gelu, _gelu_double),

@@ -1,8 +1,6 @@
-"""Constants of the vector maths library: polynomials, lowest power first, and their errors.
-
-They are minimax fits. An error is the largest one relative to the function that the polynomial
-serves, without rounding. Tables of float32 numbers have `32` in their name.
-"""
+"""Constants of the vector maths library: minimax polynomials, lowest power first, each with its
+largest error before rounding, relative to the function that it serves. Tables of float32 numbers
+have `32` in their name."""
 
 from __future__ import annotations
 
@@ -43,12 +41,13 @@ LOG_32 = (
 )  # fmt: skip
 """(log(1 + f) - f) / f^2 for f from -1/3 to 1/3; 2^-29."""
 
+LOG1P_CENTER = 0.37890625
 LOG1P_32 = (
-    1.0, -0.49999961256980896, 0.33331215381622314, -0.24965080618858337, 0.19725826382637024,
-    -0.15436755120754242, 0.10810019075870514, -0.05887743830680847, 0.02082240954041481,
-    -0.0034504332579672337,
+    0.8479422330856323, -0.3239053189754486, 0.16082869470119476, -0.08891953527927399,
+    0.05214618891477585, -0.03167286515235901, 0.019937356933951378, -0.013540703803300858,
+    0.008783085271716118, -0.003247558604925871,
 )  # fmt: skip
-"""log(1 + x) / x for x from 0 to 1; 2^-27."""
+"""log(1 + x) / x over x - center, for x from 0 to 1; 2^-27."""
 
 TANH_32 = (
     -0.3333330452442169, 0.13332071900367737, -0.05379495397210121, 0.020830117166042328,

@@ -1,7 +1,5 @@
-"""Vectors of numbers as Python values: their operators write LLVM instructions.
-
-A formula of the maths library then reads like a formula. No fast-math flags are used here.
-"""
+"""Vectors of numbers as Python values: their operators write LLVM instructions, so that a formula
+of the maths library reads like a formula. No fast-math flags are used here."""
 
 from __future__ import annotations
 

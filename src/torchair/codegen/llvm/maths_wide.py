@@ -1,7 +1,5 @@
-"""Float32 functions computed in vectors of double, and then rounded: simple and accurate.
-
-All take and give doubles which are float32 numbers or near them; the caller converts.
-"""
+"""Float32 functions computed in vectors of double and then rounded: simple and accurate. All take
+and give doubles which are float32 numbers or near them; the caller converts."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ def logaddexp(x: Vector, y: Vector) -> Vector:
 def softplus(x: Vector, beta: Vector, threshold: Vector) -> Vector:
     """log(1 + e^(beta x)) / beta, and x itself where beta x is above the threshold."""
     scaled = x * beta
-    return (scaled > threshold).select(x, log1p(exp(scaled)) / beta)
+    return (scaled > threshold).select(x, logaddexp(scaled, x.like(0.0)) / beta)
 
 
 def power(x: Vector, y: Vector) -> Vector:
@@ -237,7 +235,6 @@ def fmod(x: Vector, y: Vector) -> Vector:
     """The remainder with the sign of x; exact."""
     a, b = abs(x), abs(y)
     quotient = (a / b).intrinsic("trunc")
-    rest = a - quotient * b  # exact while the quotient has less than 29 bits
-    rest = (rest < 0.0).select(rest + b, rest)
+    rest = a - quotient * b  # all three are exact while the quotient is below 2^28
     hard = (a <= b * _LARGE_QUOTIENT).select(b, math.inf).equals(math.inf)
     return rescued(hard, rest.signed(x), "fmod", x, y)

@@ -54,7 +54,7 @@ def choose(spec: MatMul, target: Target) -> Choice:
     dot     B runs along k: its dot products need no other layout, but end with sums over lanes,
             which cost about as much as 45 k do
     direct  B runs along n: its rows are vectors already. Pairs have to be mixed from two rows
-            for every tile, which 3 tiles do not pay for
+            for every tile, which more than two tiles do not pay for
     copy    copying B to panels costs as much as 5 rows of A do: worth it for many rows, and the
             only way if neither stride is 1
     """
@@ -62,10 +62,11 @@ def choose(spec: MatMul, target: Target) -> Choice:
         return Choice("panel", "panel")
     if contiguous(spec) == "n":
         pairs = Numbers.of(spec.dtype, target).pair == 2
-        return Choice("direct", "copy" if pairs else "direct", rows=16)
+        return Choice("direct", "copy" if pairs else "direct", rows=8)
     if contiguous(spec) == "k" and spec.a[2] == 1:
-        long = isinstance(spec.m, Word) and isinstance(spec.k, int) and spec.k >= LONG
-        return Choice("dot", "dot" if long else "copy", rows=4, k_for_row=9)
+        if isinstance(spec.m, Word) and isinstance(spec.k, int) and spec.k >= LONG:
+            return Choice("dot", "dot")
+        return Choice("dot", "copy", rows=4, k_for_row=6 if isinstance(spec.k, int) else 0)
     return Choice("copy", "copy")
 
 
@@ -101,7 +102,8 @@ def scratch_bytes(spec: MatMul, target: Target) -> int:
 
 def _form(name: str, product: Product) -> Form:
     if name == "dot":
-        tallest = 6 if product.w.target.registers >= 32 else 4
+        long = isinstance(product.spec.k, int) and product.w.target.registers >= 32
+        tallest = 6 if long else 4
         return DotForm(product, _balanced(product.spec.m, tallest))
     tile = _tile(product.spec, product.w.target)
     kinds = {"panel": PanelForm, "direct": DirectForm, "copy": CopyForm}
@@ -109,9 +111,29 @@ def _form(name: str, product: Product) -> Form:
 
 
 def _tile(spec: MatMul, target: Target) -> Tile:
-    """The tallest tile for a product."""
-    tile = widest_tile(spec.dtype, target)
-    return Tile(_balanced(spec.m, tile.rows), tile.vectors)
+    """The tallest tile for a product: one that divides m, so that one function does it all, or
+    else tiles of about equal height."""
+    widest = widest_tile(spec.dtype, target)
+    vectors = widest.vectors if spec.packed else _vectors(spec, target, widest.vectors)
+    tallest = min(8, widest.rows * widest.vectors // vectors)
+    enough = 4 if target.registers >= 32 else widest.rows
+    if isinstance(spec.m, Word):
+        return Tile(enough, vectors)
+    fitting = [rows for rows in range(tallest, enough - 1, -1) if spec.m % rows == 0]
+    rows = fitting[0] if spec.m and fitting else _balanced(spec.m, tallest)
+    return Tile(rows, vectors)
+
+
+def _vectors(spec: MatMul, target: Target, widest: int) -> int:
+    """The width of panels that are made while running: one that wastes the fewest columns, or a
+    larger one if few tiles would touch a new page of memory for every narrow row of them."""
+    if isinstance(spec.n, Word):
+        return widest
+    if contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
+        return 2 * widest
+    needed = max(1, -(-spec.n // target.lanes))
+    narrowest = min(2, needed, widest)
+    return min(range(widest, narrowest - 1, -1), key=lambda v: -(-needed // v) * v)
 
 
 def _balanced(m: Size, tallest: int) -> int:

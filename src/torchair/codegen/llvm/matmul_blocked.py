@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torchair.codegen.abi import Size
 from torchair.codegen.llvm.matmul_forms import Form
-from torchair.codegen.llvm.matmul_gemv import lanes_below
+from torchair.codegen.llvm.matmul_lanes import lanes_below
 from torchair.codegen.llvm.matmul_spec import Product, Store, divide_up, most
 
 KEPT_ROWS = 252
@@ -18,7 +18,7 @@ def heights(m: Size, tallest: int) -> list[int]:
     if isinstance(m, int):
         found = {tallest, m % tallest} if m > tallest else {m or 1}
     else:
-        found = {tallest, *(h for h in (4, 2, 1) if h < tallest)}
+        found = {tallest >> i for i in range(tallest.bit_length())}
     return sorted(found - {0}, reverse=True)
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torchair.codegen.llvm.matmul_lanes import fold, lanes_below, masked_load
 from torchair.codegen.llvm.matmul_spec import Numbers
 from torchair.codegen.llvm.target import Target
-from torchair.codegen.llvm.writer import REASSOCIATE, Writer
+from torchair.codegen.llvm.writer import Writer
 
 AHEAD = 4096
 """Bytes that each stream is fetched ahead."""
@@ -50,9 +51,10 @@ class DotCode:
         rows = [
             t.offset("%a", self.numbers.memory, t.mul(str(i), stride)) for i in range(self.rows)
         ]
-        slots = t.scratch(self.rows * self.target.lanes * 8 * groups)
+        slots = t.scratch(self.rows * groups * self.target.lanes * self.numbers.total_bytes)
         with t.loop("0", str(groups)) as group:
-            for i, part in enumerate(self._group(t, rows, group.index, groups)):
+            first = t.mul(group.index, str(self.streams))
+            for i, part in enumerate(self._group(t, rows, first)):
                 at = t.offset(slots, vector, t.add(group.index, str(i * groups)))
                 t.do(f"store {vector} {part}, ptr {at}, align 16")
         for i in range(self.rows):
@@ -60,59 +62,40 @@ class DotCode:
                 t(f"load {vector}, ptr {t.offset(slots, vector, str(j))}, align 16")
                 for j in range(i * groups, (i + 1) * groups)
             ]
-            result = self._fold(t, parts, groups // 2)
-            t.do(f"store {vector} {result}, ptr {t.offset('%totals', vector, str(i))}, align 16")
+            sums = self._fold(t, parts, self.streams.bit_length() - 1)
+            t.do(f"store {vector} {sums}, ptr {t.offset('%totals', vector, str(i))}, align 16")
         arguments = "ptr %a, ptr %b, ptr %totals, i64 %k, i64 %last, i64 %a_row, i64 %b_column"
         return t.text(f"internal void @{name}({arguments})"), t.declared
+
+    def _fold(self, t: Writer, vectors: list[str], level: int) -> str:
+        return fold(t, self.numbers.total, self.target.lanes, vectors, level)
 
     def _inside(self, value: str, argument: str) -> str:
         return argument if value.startswith("%") else value
 
-    def _group(self, t: Writer, rows: Sequence[str], first: str, groups: int) -> list[str]:
-        """The sums of the columns first, first + groups, ...: one vector for each row of A.
-        Columns that do not exist are replaced by the last one."""
-        stride = self._inside(self.b_column, "%b_column")
+    def _group(self, t: Writer, rows: Sequence[str], first: str) -> list[str]:
+        """The sums of some columns from `first` on: one vector for each row of A, folded so far
+        that they share it. Columns that do not exist are replaced by the last one."""
+        stride, count = self._inside(self.b_column, "%b_column"), self.streams
         columns = []
-        for j in range(self.streams):
-            column = t.least(t.add(first, str(j * groups)), "%last")
+        for j in range(count):
+            column = t.least(t.add(first, str(j)), "%last")
             columns.append(t.offset("%b", self.numbers.memory, t.mul(column, stride)))
         totals = self._sum(t, rows, columns)
-        n = self.streams
-        return [
-            self._fold(t, totals[i * n : (i + 1) * n], self.target.lanes // 2)
-            for i in range(self.rows)
-        ]
-
-    def _fold(self, t: Writer, vectors: list[str], half: int) -> list[str] | str:
-        """One vector out of several, each summed up into its own part of the lanes."""
-        kind = self.numbers.totals
-        while len(vectors) > 1:
-            middle = len(vectors) // 2
-            folded = []
-            for a, b in zip(vectors[:middle], vectors[middle:], strict=True):
-                low, high = exchange(t, kind, a, b, half, self.target.lanes)
-                folded.append(t(f"fadd {REASSOCIATE} {kind} {low}, {high}"))
-            vectors, half = folded, half // 2
-        return vectors[0]
+        return [self._fold(t, totals[i * count : (i + 1) * count], 0) for i in range(self.rows)]
 
     def _sum(self, t: Writer, rows: Sequence[str], columns: Sequence[str]) -> list[str]:
         """The vectors of sums, row by row, over all k."""
         k, numbers = self._inside(self.k, "%k"), self.numbers
         wide = numbers.lanes * numbers.pair
-        unroll = max(1, 16 // (self.rows * self.streams))
-        totals = ["zeroinitializer"] * (self.rows * self.streams)
         end = t.sub(k, t.rem(k, str(wide)))
-        main = t.sub(k, t.rem(k, str(wide * unroll)))
-        load = self._load_vector(t)
-        totals = self._loop(t, rows, columns, totals, ("0", main, wide * unroll), load)
-        if main != end:
-            totals = self._loop(t, rows, columns, totals, (main, end, wide), load)
+        totals = ["zeroinitializer"] * (self.rows * self.streams)
+        totals = self._loop(t, rows, columns, totals, ("0", end, wide), self._load_vector(t))
         if end == k:
             return totals
         if self.target.bits == 512 or numbers.pair == 2:
-            return self._loop(
-                t, rows, columns, totals, (end, k, wide), self._load_masked(t, t.sub(k, end))
-            )
+            load = self._load_masked(t, t.sub(k, end))
+            return self._loop(t, rows, columns, totals, (end, k, wide), load)
         return self._loop(t, rows, columns, totals, (end, k, 1), self._load_lane(t))
 
     def _loop(
@@ -124,20 +107,17 @@ class DotCode:
         span: tuple[str, str, int],
         load: Load,
     ) -> list[str]:
-        wide = self.numbers.lanes * self.numbers.pair
         carried = [(self.numbers.totals, x) for x in totals]
         with t.loop(*span, carried=carried) as loop:
             totals = list(loop.carried)
-            for u in range(0, span[2], wide):
-                k = t.add(loop.index, str(u))
-                factors = [load(row, k) for row in rows]
-                for j, column in enumerate(columns):
-                    if span[2] >= wide and not self.cached:
-                        self._fetch(t, column, k)
-                    weight = load(column, k)
-                    for i, factor in enumerate(factors):
-                        at = i * self.streams + j
-                        totals[at] = self.numbers.multiply_add(t, weight, factor, totals[at])
+            factors = [load(row, loop.index) for row in rows]
+            for j, column in enumerate(columns):
+                if span[0] == "0" and not self.cached:
+                    self._fetch(t, column, loop.index)
+                weight = load(column, loop.index)
+                for i, factor in enumerate(factors):
+                    at = i * self.streams + j
+                    totals[at] = self.numbers.multiply_add(t, weight, factor, totals[at])
             loop.next = totals
         return loop.results
 
@@ -158,15 +138,14 @@ class DotCode:
     def _load_masked(self, t: Writer, count: str) -> Load:
         """Vectors whose lanes from `count` on are zero."""
         numbers = self.numbers
-        n = numbers.lanes * numbers.pair
-        vector = f"<{n} x {numbers.memory}>"
-        mask = lanes_below(t, count, n)
+        lanes = numbers.lanes * numbers.pair
+        mask = lanes_below(t, count, lanes)
 
         def load(row: str, k: str) -> str:
             at = t.offset(row, numbers.memory, k)
-            loaded = masked_load(t, vector, numbers.memory, at, mask, numbers.bytes)
+            loaded = masked_load(t, numbers.memory, lanes, at, mask, numbers.bytes)
             if numbers.pair == 2:
-                loaded = t(f"bitcast {vector} {loaded} to {numbers.cells}")
+                loaded = t(f"bitcast <{lanes} x i16> {loaded} to {numbers.cells}")
             return numbers.factors(t, loaded)
 
         return load
@@ -182,40 +161,3 @@ class DotCode:
             return numbers.factors(t, t(f"insertelement {zero}, {numbers.cell} {cell}, i64 0"))
 
         return load
-
-
-def exchange(w: Writer, vector: str, a: str, b: str, half: int, lanes: int) -> tuple[str, str]:
-    """The first halves of the blocks of `2 * half` lanes of two vectors side by side, and the
-    second halves."""
-    made = []
-    for start in (0, half):
-        picks = [
-            from_vector + block + start + lane
-            for block in range(0, lanes, 2 * half)
-            for from_vector in (0, lanes)
-            for lane in range(half)
-        ]
-        mask = ", ".join(f"i32 {x}" for x in picks)
-        made.append(w(f"shufflevector {vector} {a}, {vector} {b}, <{lanes} x i32> <{mask}>"))
-    return made[0], made[1]
-
-
-def lanes_below(t: Writer, count: str, lanes: int) -> str:
-    """A mask of the lanes whose number is less than `count`."""
-    numbered = ", ".join(f"i32 {i}" for i in range(lanes))
-    if count.startswith("%"):
-        count = t(f"trunc i64 {count} to i32")
-    limit = t.splat("i32", count, lanes)
-    return t(f"icmp ult <{lanes} x i32> <{numbered}>, {limit}")
-
-
-def masked_load(t: Writer, vector: str, element: str, at: str, mask: str, align: int) -> str:
-    """The elements under a mask; the other lanes are zero."""
-    lanes = vector[1:].split()[0]
-    short = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}.get(element, element)
-    name = f"llvm.masked.load.v{lanes}{short}.p0"
-    masks = f"<{lanes} x i1>"
-    t.declared[name] = f"declare {vector} @{name}(ptr, {masks}, {vector})"
-    return t(
-        f"call {vector} @{name}(ptr align {align} {at}, {masks} {mask}, {vector} zeroinitializer)"
-    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from torchair.codegen.llvm.matmul_lanes import transpose
 from torchair.codegen.llvm.matmul_spec import Numbers, widest_tile
 from torchair.codegen.llvm.target import Target
 from torchair.codegen.llvm.writer import Writer
@@ -58,54 +59,6 @@ def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
     both = f"{vector} {low}, {vector} {high}"
     mixed = w(f"shufflevector {both}, <{2 * lanes} x i32> <{mask}>")
     return w(f"bitcast <{2 * lanes} x {numbers.memory}> {mixed} to {numbers.cells}")
-
-
-def transpose(w: Writer, cell: str, rows: list[str]) -> list[str]:
-    """The columns of a square block of cells, given and returned as vectors.
-
-    Squares of 4 x 4 cells are turned first, which stays within 128 bits if cells have 32; then
-    the squares change places. Every step is one instruction where vectors have 512 bits.
-    """
-    turned = [_turn(w, cell, rows[at : at + 4], len(rows)) for at in range(0, len(rows), 4)]
-    columns = [_sort(w, cell, [four[i] for four in turned], len(rows)) for i in range(4)]
-    return [column for group in zip(*columns, strict=True) for column in group]
-
-
-def _turn(w: Writer, cell: str, rows: list[str], lanes: int) -> list[str]:
-    """Turn the 4 x 4 cells in each four lanes of four rows."""
-
-    def mix(a: str, b: str, picks: list[int]) -> str:
-        return _shuffle(w, cell, (a, b), lanes, [i + x for i in range(0, lanes, 4) for x in picks])
-
-    mixed = [
-        mix(a, b, [at, lanes + at, at + 1, lanes + at + 1])
-        for at in (0, 2)
-        for a, b in (rows[:2], rows[2:])
-    ]
-    return [
-        mix(a, b, [at, at + 1, lanes + at, lanes + at + 1])
-        for a, b in (mixed[:2], mixed[2:])
-        for at in (0, 2)
-    ]
-
-
-def _sort(w: Writer, cell: str, vectors: list[str], lanes: int) -> list[str]:
-    """Bring the first four lanes of all vectors together, then the second four, and so on."""
-    if len(vectors) == 1:
-        return vectors
-    halves = []
-    for start in (0, 4):
-        picks = [i + x for i in range(start, 2 * lanes, 8) for x in range(4)]
-        pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        chosen = [_shuffle(w, cell, pair, lanes, picks) for pair in pairs]
-        halves.append(_sort(w, cell, chosen, lanes))
-    return [vector for pair in zip(*halves, strict=True) for vector in pair]
-
-
-def _shuffle(w: Writer, cell: str, pair: tuple[str, str], lanes: int, picks: list[int]) -> str:
-    mask = ", ".join(f"i32 {pick}" for pick in picks)
-    given = ", ".join(f"<{lanes} x {cell}> {x}" for x in pair)
-    return w(f"shufflevector {given}, <{len(picks)} x i32> <{mask}>")
 
 
 @dataclass(frozen=True)
@@ -163,8 +116,10 @@ class PackCode:
                 for row in rows:
                     at = t.offset(row, numbers.cell, step.index)
                     cells.append(t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}"))
+                to = self._at(t, step.index, block.index)
                 for i, made in enumerate(transpose(t, numbers.cell, cells)):
-                    self._store(t, t.add(step.index, str(i)), block.index, made)
+                    row = t.offset(to, numbers.cell, str(i * self._width))
+                    t.do(f"store {numbers.cells} {made}, ptr {row}, align {numbers.bytes}")
         self._cells(t, (whole, steps), ("0", full))
         self._cells(t, ("0", steps), (full, "%columns"))
 
@@ -181,22 +136,23 @@ class PackCode:
                 made = pair_up(t, numbers, [row, t.offset(row, numbers.memory, self._k)])
             else:
                 made = t(f"load {numbers.cells}, ptr {row}, align {numbers.bytes}")
-            self._store(t, step.index, block.index, made)
+            to = self._at(t, step.index, block.index)
+            t.do(f"store {numbers.cells} {made}, ptr {to}, align {numbers.bytes}")
         self._cells(t, (whole, steps), ("0", full))
         self._cells(t, ("0", steps), (full, "%columns"))
 
-    def _store(self, t: Writer, step: str, column: str, cells: str) -> None:
+    def _at(self, t: Writer, step: str, column: str) -> str:
+        """The address of a cell of the panel."""
         index = t.add(t.mul(step, str(self._width)), column)
-        at = t.offset("%panel", self.numbers.cell, index)
-        t.do(f"store {self.numbers.cells} {cells}, ptr {at}, align {self.numbers.bytes}")
+        return t.offset("%panel", self.numbers.cell, index)
 
     def _cells(self, t: Writer, steps: tuple[str, str], columns: tuple[str, str]) -> None:
         """One cell after the other."""
         cell = self.numbers.cell
         with t.loop(*columns) as column, t.loop(*steps) as step:
-            index = t.add(t.mul(step.index, str(self._width)), column.index)
-            at = t.offset("%panel", cell, index)
-            t.do(f"store {cell} {self._cell(t, step.index, column.index)}, ptr {at}")
+            made = self._cell(t, step.index, column.index)
+            to = self._at(t, step.index, column.index)
+            t.do(f"store {cell} {made}, ptr {to}, align {self.numbers.bytes}")
 
     def _cell(self, t: Writer, step: str, column: str) -> str:
         numbers = self.numbers

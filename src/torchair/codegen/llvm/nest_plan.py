@@ -26,7 +26,9 @@ from torchair.codegen.loops import (
 )
 
 STRAIGHT = 8
-"""Rows of at most so many vectors are written out without loops."""
+"""Rows of at most so many vectors are written out without loops ..."""
+STRAIGHT_COST = 400
+"""... if that is no more than so many simple instructions."""
 SCRATCH = 64 * 1024
 """Bytes of row values that a thread may keep from one phase to the next."""
 ROW_LIMIT = 8192
@@ -176,7 +178,8 @@ def _form(nest: Nest, lanes: int, cost: int) -> Form:
     vectors = -(-size // lanes) if isinstance(size, int) else STRAIGHT + 1
     if around and last not in nest.reduced:
         return around, _columns(nest, around, lanes, cost)
-    if vectors <= (4 if around else STRAIGHT):
+    short = vectors <= (4 if around else STRAIGHT) and vectors * cost <= STRAIGHT_COST
+    if short or vectors <= 1:
         return around, max(1, vectors)
     return (*around, last), 0
 
@@ -270,6 +273,7 @@ class _Phases:
         return row_elements(plan, self.lanes) if all(isinstance(n, int) for n in sizes) else None
 
     def build(self) -> None:
+        """Fill in the phases of the plan."""
         stores = self.plan.nest.stores
         count = 1 + max((self._store_stage(s) for s in stores), default=0)
         for number in range(count):
@@ -287,7 +291,7 @@ class _Phases:
         products = {id(r.args[0]) for r in reductions if id(r) in fused}
         steps: list[list[Expr]] = [[] for _ in range(self.plan.depth + 1)]
         for x in self.order:
-            if id(x) in needed and x.kind != "reduce" and id(x) not in products:
+            if id(x) in needed and id(x) not in products:
                 steps[self.plan.level[id(x)]].append(x)
         phase = Phase(reductions, stores, steps, fused=fused)
         phase.unroll = self._unroll(phase)

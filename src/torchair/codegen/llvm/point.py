@@ -168,11 +168,26 @@ class Point:
         w = self.w
         lanes = self.lanes if id(x) in self.varies else 0
         args = [self.vector(a, slot) if lanes else self.value(a) for a in x.args]
+        if x.kind == "verify":
+            return self._verify(x, args[0], lanes, slot)
         if x.kind == "cast":
             return convert(w, args[0], x.args[0].dtype, x.dtype, lanes)
         if x.kind in OPERATORS:
             return operate(w, x, args, lanes)
         return function(w, x.kind, args, x.dtype, lanes)
+
+    def _verify(self, x: Expr, test: str, lanes: int, slot: int) -> str:
+        """A test of which a failure is noted down."""
+        w, kind = self.w, (f"<{lanes} x i1>" if lanes else "i1")
+        wrong = w(f"xor {kind} {test}, {'splat (i1 true)' if lanes else 'true'}")
+        if lanes:
+            mask = self.slots[slot].mask
+            if mask is not None:
+                wrong = w(f"and {kind} {wrong}, {mask}")
+            wrong = w.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (kind, wrong))
+        with w.when(wrong):
+            w.do(f"store i64 1, ptr {w.pointer(x.data)}")
+        return test
 
     # ---- memory ----
 

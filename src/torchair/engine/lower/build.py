@@ -100,9 +100,11 @@ def build_nest(
     operands: Mapping[Value, Operand],
     outputs: Sequence[Value],
     fact: Callable[[Value], Fact],
+    fault: Callable[[], int] | None = None,
 ) -> Nest:
-    """The nest that computes the group and stores these of its values."""
-    build = _Build(group, operands, fact)
+    """The nest that computes the group and stores these of its values. `fault` gives the word
+    with the address where a kernel notes down that a test failed."""
+    build = _Build(group, operands, fact, fault)
     for node in group.nodes:
         build.node(node)
     return Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
@@ -110,9 +112,13 @@ def build_nest(
 
 class _Build:
     def __init__(
-        self, group: Group, operands: Mapping[Value, Operand], fact: Callable[[Value], Fact]
+        self,
+        group: Group,
+        operands: Mapping[Value, Operand],
+        fact: Callable[[Value], Fact],
+        fault: Callable[[], int] | None,
     ) -> None:
-        self.group, self.operands, self.fact = group, operands, fact
+        self.group, self.operands, self.fact, self.fault = group, operands, fact, fault
         self.axes: tuple[Int, ...] = tuple(fact(group.domain).shape or ())  # type: ignore[arg-type]
         self.domain = tuple(at_axis(k) for k in range(len(self.axes)))
         self.made: dict[Value, Tensor | Update] = {
@@ -122,7 +128,7 @@ class _Build:
     def node(self, node: Node) -> None:
         """Put the results of a node into the table."""
         row = LOWERINGS[node.type]
-        result = row.rule(LowerOp(node, self.fact, self.tensor, self.domain, self.axes))
+        result = row.rule(LowerOp(node, self.fact, self.tensor, self.domain, self.axes, self.fault))
         results = [result] if isinstance(result, (Tensor, Update)) else list(result)
         for value, tensor in zip(node.outputs, results, strict=False):
             if tensor is not None:

@@ -82,7 +82,7 @@ class LowerOp(Op):
     """A node as its rule sees it. Ports give Tensors by `tensor`; facts, attributes and host
     contents come as in the catalogue (`shape`, `ints`, `attr`, `dtype` ...)."""
 
-    __slots__ = ("_domain", "_tensor", "extents")
+    __slots__ = ("_domain", "_fault", "_tensor", "extents")
 
     def __init__(
         self,
@@ -91,8 +91,10 @@ class LowerOp(Op):
         tensor: Callable[[Value], Tensor],
         domain: Sequence[Index],
         extents: Sequence[Int] = (),
+        fault: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(node, fact)
+        self._fault = fault
         self._tensor = tensor
         self._domain = tuple(domain)
         self.extents = tuple(extents)  # how far the axes of the nest go
@@ -112,6 +114,12 @@ class LowerOp(Op):
         values = self.node.inputs.get(port) or []
         assert isinstance(values, list)
         return [self._tensor(v) for v in values]
+
+    def verify(self, test: Expr) -> Expr:
+        """The same test; where it fails, the kernel notes it down for the caller to raise."""
+        if self._fault is None:
+            return test
+        return Expr("verify", "bool", (test,), self._fault())
 
     def out_dtype(self, k: int = 0) -> str:
         """Type of a result in memory."""
@@ -221,6 +229,8 @@ def masked(x: Expr, mask: Expr) -> Expr:
         args = tuple(made[id(a)] for a in e.args)
         if e.kind == "load":
             made[id(e)] = replace(e, data=_under(e.data, mask, made))
+        elif e.kind == "verify":
+            made[id(e)] = replace(e, args=(op("where", mask, args[0], const(True, "bool")),))
         elif e.kind in _DIVISIONS and e.dtype not in FLOATS:
             divisor = op("where", mask, args[1], number(1, args[1]))
             made[id(e)] = replace(e, args=(args[0], divisor))

@@ -1,7 +1,8 @@
 """Reads and writes of elements by index.
 
-Torch raises for an index that is out of range; generated code does not look twice. It never touches
-memory outside a tensor: such a read gives the nearest row, such a write does not happen.
+Torch raises for an index that is out of range. Generated code notes it down (`LowerOp.verify`), and
+the call raises when the kernel has ended. No memory outside a tensor is touched: such a read gives
+the first row, such a write does not happen.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ def wrapped(positions: Tensor, n: Int) -> Tensor:
     return elementwise(element, positions, dtype="i64")
 
 
-def nearest(e: Expr, n: Int) -> Expr:
-    """A position moved into a dim of size `n`."""
-    return op("min", op("max", e, const(0, "i64")), size(n - 1))
+def verified(o: LowerOp, e: Expr, n: Int) -> Expr:
+    """A position in a dim of size `n`; one that is not counts as the first and is noted down."""
+    return op("where", o.verify(inside(e, n)), e, const(0, "i64"))
 
 
-def clamped(positions: Tensor, n: Int) -> Tensor:
-    """Positions moved into a dim of size `n`."""
-    return elementwise(lambda e: nearest(_wide(e), n), positions, dtype="i64")
+def all_verified(o: LowerOp, positions: Tensor, n: Int) -> Tensor:
+    """Positions in a dim of size `n`."""
+    return elementwise(lambda e: verified(o, _wide(e), n), positions, dtype="i64")
 
 
 def inside(e: Expr, n: Int) -> Expr:
@@ -91,7 +92,7 @@ def _rows(o: LowerOp, axis: int) -> Tensor:
     n, last = x.shape[axis], axis + indices.rank
     known = _known_position(o, n)
     rows = wrapped(indices, n) if o.attr("negative_index_support") else indices
-    rows = clamped(rows, n)
+    rows = all_verified(o, rows, n)
 
     def element(place: Place) -> Expr:
         row = known if known is not None else at_value(rows.at(place[axis:last]))
@@ -119,7 +120,7 @@ def gather_elements(o: LowerOp) -> Tensor:
     if not x.rank:
         return Tensor(index.shape, x.dtype, lambda _: x.at(()))
     dim = o.attr("dim") % x.rank
-    positions = clamped(index, x.shape[dim])
+    positions = all_verified(o, index, x.shape[dim])
 
     def element(place: Place) -> Expr:
         found = at_value(positions.at(place))
@@ -176,7 +177,11 @@ def index_by_tensor(o: LowerOp) -> Tensor:
     """Elements at the points that index tensors name."""
     x, indices = o.tensor("x"), o.tensors("indices")
     points = Points(x, indices, o.attr("indices_mask") or [1] * len(indices))
-    return Tensor(points.shape, x.dtype, lambda place: x.at(points.source(place, nearest)))
+
+    def near(e: Expr, n: Int) -> Expr:
+        return verified(o, e, n)
+
+    return Tensor(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
 
 
 # ---- writes: the nest runs over what is written ----
@@ -199,7 +204,9 @@ def index_put(o: LowerOp) -> Update:
     as in torch, which one is not said."""
     points = Points(o.tensor("x"), o.tensors("indices"), o.ints("indexed_sizes"))
     return Update(
-        o.tensor("value"), lambda place: points.source(place, lambda e, _: e), points.valid
+        o.tensor("value"),
+        lambda place: points.source(place, lambda e, _: e),
+        lambda place: o.verify(points.valid(place)),
     )
 
 
@@ -223,7 +230,9 @@ def scatter_elements(o: LowerOp) -> Update:
         return tuple(at_value(positions.at(index)) if d == dim else p for d, p in enumerate(index))
 
     value = Tensor(indices.shape, updates.dtype, updates.at)
-    return Update(value, place, lambda index: inside(positions.at(index), data.shape[dim]))
+    return Update(
+        value, place, lambda index: o.verify(inside(positions.at(index), data.shape[dim]))
+    )
 
 
 def _view_copy_declines(o: Op) -> str | None:

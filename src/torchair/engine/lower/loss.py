@@ -23,7 +23,7 @@ from torchair.engine.lower.core import (
     number,
     register_type,
 )
-from torchair.engine.lower.index import nearest
+from torchair.engine.lower.index import inside
 from torchair.engine.lower.reduce import count, divided, dropped, square
 
 Each = Callable[[LowerOp, Tensor, Tensor], Tensor]
@@ -171,15 +171,17 @@ def _counts(o: LowerOp, target: Expr) -> Expr:
     kind="reduce", domain="target", reduces=_all_dims("target"), declines=_not_rows,
 )  # fmt: skip
 def nll_loss(o: LowerOp) -> list[Tensor]:
-    """The negated prediction of the right class, and the sum of the weights. A class that does not
-    exist counts as the nearest."""
+    """The negated prediction of the right class, and the sum of the weights."""
     x, target, weight = o.tensor("x"), o.tensor("target"), o.maybe("weight")
     axes, wide = _all_dims("target")(o), register_type(x.dtype)
     zero = cast(const(0, "i64"), wide)
 
     def chosen(place: Place) -> tuple[Expr, Expr]:
         t = cast(target.at(place), "i64")
-        return t, nearest(t, x.shape[-1])
+        exists = inside(t, x.shape[-1])
+        ignored = op("not", _counts(o, t))
+        known = op("and", o.verify(op("or", exists, ignored)), exists)
+        return t, op("where", known, t, const(0, "i64"))
 
     def share(place: Place) -> Expr:
         t, known = chosen(place)
