@@ -19,10 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 console = Console(width=110)
 
+_ACCELERATED = torch.cuda.is_available()
+_BATCH = 1e-4  # seconds; shorter calls are timed several at once
+
 
 def synchronize() -> None:
     """Wait for the accelerator, where there is one."""
-    if torch.cuda.is_available():
+    if _ACCELERATED:
         torch.cuda.synchronize()
 
 
@@ -33,35 +36,52 @@ def interleaved(
 
     Machines are shared; what happens to one contestant happens to the others a moment later.
     """
-    counts = {name: max(3, int(seconds / max(_once(call), 1e-7))) for name, call in calls.items()}
+    plans = {name: _plan(call, seconds) for name, call in calls.items()}
     best = dict.fromkeys(calls, float("inf"))
     for _ in track(range(windows), "measuring", console=console, transient=True):
         for name, call in calls.items():
-            times = []
-            for _ in range(counts[name]):
-                times.append(_once(call))
+            batch, count = plans[name]
+            times = [_once(call, batch) for _ in range(count)]
             best[name] = min(best[name], statistics.median(times))
     return best
 
 
-def _once(call: Callable[[], Any]) -> float:
+def _plan(call: Callable[[], Any], seconds: float) -> tuple[int, int]:
+    """Calls timed at once and how many times in a window. On an accelerator each call is waited
+    for, so there every call is timed alone."""
+    once = max(min(_once(call) for _ in range(2)), 1e-7)
+    batch = 1 if _ACCELERATED else max(1, int(_BATCH / once))
+    return batch, max(3, int(seconds / (batch * once)))
+
+
+def _once(call: Callable[[], Any], batch: int = 1) -> float:
     synchronize()
     start = time.perf_counter()
-    call()
+    for _ in range(batch):
+        call()
     synchronize()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / batch
 
 
 def has_inductor() -> bool:
     """Whether inductor can work here: on CPU it needs a C++ compiler."""
-    return torch.cuda.is_available() or shutil.which("g++") is not None
+    return _ACCELERATED or shutil.which("g++") is not None
 
 
 def ratio(times: Mapping[str, float], name: str, against: str) -> str:
     """How many times faster `name` is than `against`; above 1 we win."""
-    if against not in times:
+    if against not in times or name not in times:
         return "not measured"
     return f"{times[against] / times[name]:.2f}x"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds:.2f} s"
 
 
 def table(title: str, columns: list[str]) -> Table:

@@ -139,6 +139,8 @@ def resnet_inputs(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, kind: str) -> Tensor:
     """Softmax attention over (batch, heads, length, dim); True in the mask means visible."""
+    if kind == "grouped":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     if kind == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scores = torch.matmul(q, k.transpose(-2, -1)) / q.shape[-1] ** 0.5
@@ -237,7 +239,8 @@ class LlamaConfig:
     """`batch` and `context` are the dims of the static cache.
 
     `cache_update` is how new keys get into it: "index_copy" (`index_copy_`) or "index_put" (an
-    assignment at a position tensor). `attention` is as in BertConfig.
+    assignment at a position tensor). `attention` is as in BertConfig, or "grouped": the fused
+    operator shares a head of keys between heads of queries, so that none is repeated.
     """
 
     layers: int = 2
@@ -258,9 +261,11 @@ class LlamaConfig:
 LLAMA = {
     "tiny": LlamaConfig(),
     "tiny explicit": LlamaConfig(attention="explicit", cache_update="index_put", batch=2),
-    "100M": LlamaConfig(8, 768, 12, 4, 64, 2048, 32000, 512),
-    "1B": LlamaConfig(16, 2048, 32, 8, 64, 8192, 128256, 512),
-    "8B": LlamaConfig(32, 4096, 32, 8, 128, 14336, 128256, 512),
+    "tiny grouped": LlamaConfig(attention="grouped"),
+    "4 layers": LlamaConfig(4, 256, 8, 4, 32, 688, 4096, 256, attention="grouped"),
+    "100M": LlamaConfig(8, 768, 12, 4, 64, 2048, 32000, 512, attention="grouped"),
+    "1B": LlamaConfig(16, 2048, 32, 8, 64, 8192, 128256, 512, attention="grouped"),
+    "8B": LlamaConfig(32, 4096, 32, 8, 128, 14336, 128256, 512, attention="grouped"),
 }
 
 
@@ -322,8 +327,10 @@ class DecoderLayer(nn.Module):
         k = _rotate(_split_heads(self.key(x), config.kv_heads), *rope)
         self._store(self.keys, positions, k)
         self._store(self.values, positions, _split_heads(self.value(x), config.kv_heads))
-        times = config.heads // config.kv_heads
-        keys, values = _repeat_heads(self.keys, times), _repeat_heads(self.values, times)
+        keys, values = self.keys, self.values
+        if config.attention != "grouped":
+            times = config.heads // config.kv_heads
+            keys, values = _repeat_heads(keys, times), _repeat_heads(values, times)
         return _join_heads(attention(q, keys, values, mask, config.attention))
 
     def forward(

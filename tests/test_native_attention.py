@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -145,8 +146,13 @@ def library() -> Library:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded_on_one_thread() -> Iterator[None]:
+    """The tensors are small; waiting for other threads would take longer than computing."""
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 # ---- sizes ----
@@ -180,7 +186,7 @@ def test_without_mask(library, dtype, shape):
 
 
 @pytest.mark.parametrize("kind", ["causal", "keys", "bool", "added", "heads", "both"])
-@pytest.mark.parametrize("shape", [DECODE[0], DECODE[2], PREFILL[1], PREFILL[3]], ids=str)
+@pytest.mark.parametrize("shape", [DECODE[2], PREFILL[1], PREFILL[3]], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 def test_masks(library, dtype, shape, kind):
     inputs = random(dtype, *shape)
@@ -206,12 +212,12 @@ def test_scale(library, length, scale):
 
 
 @pytest.mark.parametrize("bits", [256, 128])
-@pytest.mark.parametrize("kind", ["none", "causal", "keys", "added", "bool"])
+@pytest.mark.parametrize("kind", ["none", "causal", "added", "bool"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 def test_narrower_vectors(dtype, kind, bits):
     target = dataclasses.replace(host(), bits=bits, registers=16, dot_bf16=False)
     library = Library(target)
-    for shape in (DECODE[2], PREFILL[1], PREFILL[2]):
+    for shape in (DECODE[2], PREFILL[1]):
         inputs = random(dtype, *shape)
         options = mask_like(kind, dtype, shape[0], shape[1], shape[3], shape[4])
         got = compute(library, *inputs, threads=2, **options)
@@ -227,8 +233,9 @@ def test_one_kernel_for_all_sizes(library, dtype, kind):
     compute(library, *random(dtype, 1, 1, 1, 1, 1, 24), **mask_like(kind, dtype, 1, 1, 1, 1))
     entries = set()
     for batch, heads, kv_heads, length, span in (
-        (1, 12, 4, 1, 100), (2, 4, 4, 3, 17), (1, 3, 1, 3, 64), (2, 4, 2, 33, 130), (1, 1, 1, 70, 1),
-        (0, 2, 2, 4, 4), (1, 0, 0, 4, 4), (1, 2, 2, 0, 4), (1, 4, 2, 3, 0), (1, 4, 2, 30, 0),
+        (1, 12, 4, 1, 100), (2, 4, 4, 3, 17), (1, 3, 1, 3, 64), (2, 4, 2, 33, 130),
+        (1, 1, 1, 70, 1), (1, 4, 2, 3, 0), (1, 4, 2, 30, 0),
+        (0, 2, 2, 4, 4), (1, 0, 0, 4, 4), (1, 2, 2, 0, 4),
     ):  # fmt: skip
         inputs = random(dtype, batch, heads, kv_heads, length, span, 24)
         options = {"causal": kind == "causal"}

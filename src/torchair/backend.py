@@ -101,9 +101,10 @@ def compile_with_aot(
 
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """A callable over one list of arguments, the convention AOTAutograd is fastest with."""
+    run = getattr(runner, "run", None)
 
     def call(args: list[Any]) -> Any:
-        return runner(*args)
+        return run(args) if run is not None else runner(*args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

@@ -53,8 +53,11 @@ class ConcreteGraph(abc.ABC):
         """Write the graph to a file; its ending chooses the form."""
 
     @abc.abstractmethod
+    def run(self, args: Sequence[Any]) -> Any:
+        """Run it on the arguments of one call."""
+
     def __call__(self, *args: Any) -> Any:
-        """Run it."""
+        return self.run(args)
 
 
 class GeConcreteGraph(ConcreteGraph):
@@ -120,8 +123,8 @@ class GeConcreteGraph(ConcreteGraph):
     def dump(self, path: str) -> None:
         write_graph(self.graph, path, path.rpartition(".")[2])
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
-        if logger.getEffectiveLevel() <= EVENT_LEVEL:
+    def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        if logger.isEnabledFor(EVENT_LEVEL):
             return self._timed(args)
         inputs = self._collect(args)
         if not self._ready:
@@ -192,7 +195,10 @@ def _result_builder(
     """A function from graph outputs and call arguments to the results of the FX graph."""
     if all(isinstance(r, Computed) and r.same for r in results):
         order = [r.index for r in results if isinstance(r, Computed)]
-        return lambda outputs, args: tuple(outputs[i] for i in order)
+        if len(order) == 1:
+            only = order[0]
+            return lambda outputs, args: (outputs[only],)
+        return lambda outputs, args: tuple([outputs[i] for i in order])
     names = list(symbols)
     sources = [symbols[n] for n in names]
     makers = [_maker(r, names) for r in results]

@@ -19,15 +19,26 @@ class GmRunner:
     def __init__(self, runner: Callable[..., Any], trace: Trace) -> None:
         self.runner = runner
         self.trace = trace
+        self._run = getattr(runner, "run", None) or (lambda args: runner(*args))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
+        return self.run(args)
+
+    def run(self, args: Sequence[Any]) -> Any:
+        """Run the graph on the arguments of one call."""
+        if not _watched() and not logger.isEnabledFor(logging.DEBUG):
+            return self._run(args)
         with label("npu_fx_compiler inference"):
             if not logger.isEnabledFor(logging.DEBUG):
-                return self.runner(*args, **kwargs)
+                return self._run(args)
             _log_values("runtime inputs", "  input", args)
-            results = self.runner(*args, **kwargs)
+            results = self._run(args)
             _log_values("runtime outputs", "  output", results)
             return results
+
+
+def _watched() -> bool:
+    return torch.autograd.profiler._is_profiler_enabled
 
 
 def _log_values(head: str, word: str, values: Sequence[Any]) -> None:

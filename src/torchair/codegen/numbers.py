@@ -9,11 +9,15 @@ evaluates the conditions: as long as they hold, the kernel is right, and only it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 from torchair.codegen.abi import Size, Word
 
 Int = Union[int, "Number"]
+
+T = TypeVar("T")
+Recipe = Callable[[Sequence[int]], T]
+"""A function of the integers that a plan gives."""
 
 
 class Number:
@@ -121,7 +125,7 @@ class Book:
             return size
         return Word(first + self._words.setdefault(size.text, len(self._words)))
 
-    def recipe(self) -> tuple[Callable[[Sequence[int]], bool], Callable[[Sequence[int]], tuple]]:  # type: ignore[type-arg]
+    def recipe(self) -> tuple[Recipe[bool], Recipe[tuple[int, ...]]]:
         """Functions of a plan's integers: whether the conditions hold, and the words."""
         holds = " and ".join(self._conditions) or "True"
         words = "".join(f"{text}, " for text in self._words)

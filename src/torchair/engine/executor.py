@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import CO_VARARGS
+from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -115,12 +117,62 @@ class Program:
             registers[write.input_slot].copy_(source)
 
 
+class NativeProgram:
+    """A plan that is one native segment from arguments to fresh results: nothing to prepare but
+    addresses."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._arena = torch.empty(plan.arena_size, dtype=torch.uint8)
+        memory = Memory(plan, self._arena.data_ptr(), plan.constants)
+        fresh = [r for r in plan.roots if r.kind == "fresh"]
+        slots = [r.slot for r in fresh]
+        segment = Segment(plan.steps, memory, torch.get_num_threads(), slots)
+        self._make = [_Allocation(r).make for r in fresh]
+        self._outputs = [slots.index(o.slot) for o in plan.outputs]
+        self._in_order = self._outputs == list(range(len(fresh)))
+        self._arguments = _picker(segment.sources[: len(segment.sources) - len(slots)])
+        self._run = segment.call()
+
+    @staticmethod
+    def suits(plan: Plan) -> bool:
+        """Whether a plan is of this kind."""
+        fresh = {r.slot for r in plan.roots if r.kind == "fresh"}
+        simple = all(
+            o.slot in fresh and not o.always_copy and not o.again for o in plan.outputs
+        )
+        native = bool(plan.steps) and all(s.kind == "native" for s in plan.steps)
+        return native and simple and not plan.write_backs and Flags.read().debug < 5
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for one set of inputs."""
+        made = [make() for make in self._make]
+        try:
+            self._run([t.data_ptr() for t in (*self._arguments(inputs), *made)])
+        except BadIndex as e:
+            raise _explain(e.step, e) from e
+        return made if self._in_order else [made[k] for k in self._outputs]
+
+
+def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes these out of a sequence."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if positions:
+        only = positions[0]
+        return lambda values: (values[only],)
+    return lambda values: ()
+
+
 class ProgramPool:
     """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._free: dict[int, deque[Program]] = {}
+        self.native = NativeProgram.suits(plan)
+        self._bind: Callable[[Plan], Program | NativeProgram] = (
+            NativeProgram if self.native else Program
+        )
+        self._free: dict[int, deque[Program | NativeProgram]] = {}
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Take a free program, run it, give it back."""
@@ -129,7 +181,7 @@ class ProgramPool:
         try:
             program = free.pop()
         except IndexError:
-            program = Program(self.plan)
+            program = self._bind(self.plan)
         outputs = program.run(inputs)
         free.append(program)
         return outputs
@@ -144,15 +196,17 @@ class _Allocation:
 
     def __init__(self, root: Root) -> None:
         self.slot = root.slot
-        self._size = tuple(root.meta.shape)
-        self._strides = root.meta.stride()
-        self._dtype = root.meta.dtype
-        self._device = torch.device(root.device)
-
-    def make(self) -> torch.Tensor:
-        return torch.empty_strided(
-            self._size, self._strides, dtype=self._dtype, device=self._device
+        size, strides, dtype = tuple(root.meta.shape), root.meta.stride(), root.meta.dtype
+        device = torch.device(root.device)
+        self.make: Callable[[], torch.Tensor] = partial(
+            torch.empty_strided, size, strides, dtype=dtype, device=device
         )
+        if device.type == "cpu" and _quick_empty is not None:
+            self.make = partial(_quick_empty, size, strides, dtype)
+
+
+_quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+"""Torch's own short cut to `empty_strided`, without the parsing of arguments."""
 
 
 def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:

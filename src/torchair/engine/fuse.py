@@ -197,6 +197,14 @@ class _Fuser:
             bits |= self._bits(other)
         return bits
 
+    def _needs_with(self, node: Node, views: Iterable[Node]) -> int:
+        """What a node needs that computes views itself: what they read, not the views."""
+        inside, bits = set(views), 0
+        for reader in (node, *inside):
+            for source in [*(v.node for v in reader.values()), *reader.control]:
+                bits |= 0 if source in inside else self._bits(source)
+        return bits
+
     def _bits(self, node: Node) -> int:
         number = self.vertex.get(node)
         return 0 if number is None else self.before[number]
@@ -211,11 +219,12 @@ class _Fuser:
     def _legal(self, unit: Unit, node: Node, inlined: Iterable[Node]) -> bool:
         """Whether nothing that the node reads waits for the unit, but the unit itself."""
         mark, inside = 1 << unit.number, set(inlined)
-        for source in [*(v.node for v in node.values()), *node.control]:
-            if self.unit_of.get(source) is unit or source in inside:
-                continue
-            if self._bits(source) & mark:
-                return False
+        for reader in (node, *inside):
+            for source in [*(v.node for v in reader.values()), *reader.control]:
+                if self.unit_of.get(source) is unit or source in inside:
+                    continue
+                if self._bits(source) & mark:
+                    return False
         return True
 
     # ---- placing a node ----
@@ -333,7 +342,7 @@ class _Fuser:
         group.spaces.update(spaces)
         self.unit_of[node] = unit
         self.vertex[node] = unit.number
-        self._grow(unit, self._needs(node))
+        self._grow(unit, self._needs_with(node, views))
 
     def _seen(self, unit: Unit, value: Value, views: dict[Node, None]) -> Space | None:
         """The space of an operand that the unit makes, perhaps through views that move nothing."""

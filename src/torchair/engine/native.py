@@ -74,10 +74,14 @@ class BadIndex(IndexError):
 class Segment:
     """Consecutive native steps, bound to memory."""
 
-    def __init__(self, steps: Sequence[Step], memory: Memory, threads: int) -> None:
+    def __init__(
+        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+    ) -> None:
+        """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps = list(steps)
+        self._last = list(last)
         self._plan = memory.plan
-        calls = [s.native for s in steps]
+        calls = [s.code for s in steps]
         work = sum(c.work for c in calls)
         self._threads = threads if work > _ALONE and bind_threads() else 1
         self._scratch = _aligned(max((c.scratch for c in calls), default=0) * self._threads)
@@ -90,7 +94,7 @@ class Segment:
 
     def _write(self, memory: Memory) -> None:
         """Header, records, patches and argument blocks, in one piece of memory."""
-        sizes = [s.native.words for s in self.steps]
+        sizes = [s.code.words for s in self.steps]
         blocks, total = [], HEADER + _LINE + STEP * len(self.steps)
         for n in sizes:
             blocks.append(total)
@@ -98,6 +102,7 @@ class Segment:
         words = [0] * total
         for step, at in zip(self.steps, blocks, strict=True):
             self._fill(words, step, at, memory)
+        self._arrange()
         patches, total = total, total + PATCH * len(self._patches)
         slots, total = total, total + len(self._sources)
         faults, total = total, total + len(self._faults)
@@ -109,7 +114,7 @@ class Segment:
         for k, (step, at, flag) in enumerate(zip(self.steps, blocks, flags, strict=True)):
             record = HEADER + _LINE + STEP * k
             words[record : record + STEP] = [
-                library().address(step.native.kernel), base + 8 * at, flag,
+                library().address(step.code.kernel), base + 8 * at, flag,
             ]  # fmt: skip
         words += [x for at, k, plus in self._patches for x in (base + 8 * at, k, plus)]
         words += [0] * (len(self._sources) + len(self._faults))
@@ -119,13 +124,21 @@ class Segment:
             base + 8 * (HEADER + _LINE), len(self.steps), self._threads, base + 8 * patches,
             len(self._patches), base + 8 * slots, base + 8 * HEADER, 0,
         ]  # fmt: skip
-        block[shift : shift + total] = words
+        block[shift : shift + total] = words  # type: ignore[assignment]
         self._base, self._slots = base, shift + slots
         self._faults_at = shift + faults
         self._threads_at = shift + 2
 
+    def _arrange(self) -> None:
+        """Put the slots that are to be last there."""
+        order = [s for s in self._sources if s not in self._last] + self._last
+        self._patches = [
+            (at, order.index(self._sources[k]), plus) for at, k, plus in self._patches
+        ]
+        self._sources = order
+
     def _fill(self, words: list[int], step: Step, at: int, memory: Memory) -> None:
-        call = step.native
+        call = step.code
         for k, slot in enumerate(call.slots):
             if isinstance(slot, str) and slot == "scratch":
                 words[at + k] = self._scratch.data_ptr()
@@ -150,33 +163,41 @@ class Segment:
             self._sources.append(source)
         self._patches.append((at, self._sources.index(source), offset))
 
+    @property
+    def sources(self) -> list[int]:
+        """Slots whose address is asked for at each call."""
+        return self._sources
+
     def bind(self) -> Callable[[list[Any]], None]:
         """A function of the registers that runs the segment."""
+        sources, run = self._sources, self.call()
+        return lambda r: run([r[s].data_ptr() for s in sources])
+
+    def call(self) -> Callable[[list[int]], None]:
+        """A function of the addresses of `sources` that runs the segment."""
         block, base, driver = self._block, self._base, _driver()
         first, last = self._slots, self._slots + len(self._sources)
-        sources, most, threads_at = self._sources, self._threads, self._threads_at
-        keep = self._keep
-        threads = torch.get_num_threads
+        most, threads_at, threads = self._threads, self._threads_at, torch.get_num_threads
 
-        def run(r: list[Any], _keep: Any = keep) -> None:
-            block[first:last] = [r[s].data_ptr() for s in sources]
+        def run(addresses: list[int], _owner: Any = self) -> None:
+            block[first:last] = addresses  # type: ignore[assignment]
             if most > 1:
                 block[threads_at] = min(most, threads())
             driver(base)
 
         return self._raising(run) if self._faults else run
 
-    def _raising(self, run: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+    def _raising(self, run: Callable[[list[int]], None]) -> Callable[[list[int]], None]:
         """The same, raising for an index out of range when the kernels have ended."""
         block, first = self._block, self._faults_at
         last = first + len(self._faults)
         clean, steps = [0] * len(self._faults), [s for _, s in self._faults]
 
-        def run_and_look(r: list[Any]) -> None:
-            run(r)
+        def run_and_look(addresses: list[int]) -> None:
+            run(addresses)
             found = block[first:last]
             if found != clean:
-                block[first:last] = clean
+                block[first:last] = clean  # type: ignore[assignment]
                 raise BadIndex(steps[found.index(1)])
 
         return run_and_look
@@ -197,7 +218,7 @@ def _barriers(steps: Sequence[Step], plan: Plan) -> list[int]:
     for step in steps:
         ins = [_range(s, plan) for s in step.args if isinstance(s, int)]
         outs = [_range(s, plan) for s in step.outs]
-        own = step.native.scratch
+        own = step.code.scratch
         waits = _touch(ins, writes) or _touch(outs, writes) or _touch(outs, reads)
         waits = waits or bool(scratch and own and scratch != own)
         if waits and flags:

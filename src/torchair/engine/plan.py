@@ -78,6 +78,12 @@ class Step:
     native: Native | None = None
     also: list[Node] = field(default_factory=list)  # all nodes that a native step computes
 
+    @property
+    def code(self) -> Native:
+        """What a native step runs."""
+        assert self.native is not None
+        return self.native
+
 
 @dataclass
 class OutputSpec:

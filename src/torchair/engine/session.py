@@ -76,6 +76,7 @@ class TorchNpuGraph:
         self._graph: Graph | None = None
         self._planner: Planner | None = None
         self._plans: OrderedDict[Any, ProgramPool] = OrderedDict()
+        self._latest: ProgramPool | None = None
         self._lock = Lock()
 
     @pretty_error_msg
@@ -198,6 +199,8 @@ class TorchNpuGraph:
         """
         if self._planner is None:
             self.compile(inputs)
+        if stream is None and not torch.autograd.profiler._is_profiler_enabled:
+            return self._run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(stream):
             return self._run(inputs, assigned_outputs)
 
@@ -210,18 +213,24 @@ class TorchNpuGraph:
             )
         for check in self._checks:
             check(inputs)
-        key = tuple(k(inputs) for k in self._key_of)
+        key = tuple([k(inputs) for k in self._key_of])
         pool = self._plans.get(key)
         if pool is None:
             pool = self._pool(key, inputs)
-        elif self._key_of:
+        elif pool is not self._latest:
             self._freshen(key)
-        grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
+        self._latest = pool
+        if pool.native:
             outputs = pool.run(inputs)
-        finally:
-            torch._C._set_grad_enabled(grad)
+        else:
+            grad = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
+                outputs = pool.run(inputs)
+            finally:
+                torch._C._set_grad_enabled(grad)
+        if not assigned:
+            return outputs
         if len(assigned) > len(outputs):
             raise InputError(
                 "too many assigned outputs", expected=str(len(outputs)), got=str(len(assigned))
@@ -317,7 +326,7 @@ class _Check:
         """Kind, place, type and fixed dims; cheap enough for every call."""
         if not isinstance(t, torch.Tensor):
             raise self._error(f"a tensor on {self._device}", f"a {type(t).__name__}")
-        if t.device.type != self._device:
+        if not (t.is_cpu if self._device == "cpu" else t.device.type == self._device):
             raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
         if t.dtype is not self._dtype:
             raise self._error(f"type {self._dtype}", str(t.dtype))

@@ -52,26 +52,32 @@ class Prefill(Form):
         w, s, block = self.w, self.sizes, self.plan.block
         self.multiply, self.transpose = multiplier(self.home, self.plan), transposer(self.home)
         blocks = w.div(w.add(s.rows, str(block - 1)), str(block))
-        with self._items(w.mul(w.mul(s.batch, s.kv_heads), blocks)) as item:
-            self.first = w.mul(w.rem(item, blocks), str(block))
-            pair = w.div(item, blocks)
+        with self._items(blocks, w.mul(s.batch, s.kv_heads)) as (number, pair):
+            self.first = w.mul(number, str(block))
             self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
             self._item()
 
     @contextmanager
-    def _items(self, total: str) -> Iterator[str]:
-        """The work items of a thread: neighbours, or interleaved if later ones take longer."""
-        low, high = ("%tid", total) if self.spec.causal else self.w.share(total)
-        with self.w.loop(low, high, "%nt" if self.spec.causal else 1) as loop:
-            yield loop.index
+    def _items(self, blocks: str, heads: str) -> Iterator[tuple[str, str]]:
+        """The blocks and heads of a thread: a head after the other, so that keys stay in the cache;
+        with a causal mask in turns among the threads, the blocks that see most keys first."""
+        w, total = self.w, self.w.mul(blocks, heads)
+        if self.spec.causal:
+            with w.loop("%tid", total, "%nt") as loop:
+                number = w.sub(w.sub(blocks, "1"), w.div(loop.index, heads))
+                yield number, w.rem(loop.index, heads)
+        else:
+            with w.loop(*w.share(total)) as loop:
+                yield w.rem(loop.index, blocks), w.div(loop.index, blocks)
 
     def _item(self) -> None:
         w, s, block = self.w, self.sizes, self.plan.block
         self._remember_rows()
         self._pack_queries()
         self._clear("total", str(self.areas.end("outputs") - self.areas.start("total")))
-        for self.group in (str(v * w.lanes) for v in range(self.plan.vectors)):
-            self._store(f"splat (float {MINUS_INFINITY})", "top", "0")
+        for first in range(0, block, w.lanes):
+            at = w.offset(self._area("top"), "float", str(first))
+            store(w, f"splat (float {MINUS_INFINITY})", at)
         self.limit = s.span
         if self.spec.causal:
             last = w.sub(w.least(w.add(self.first, str(block)), s.rows), "1")
@@ -119,9 +125,8 @@ class Prefill(Form):
             if spec.causal:
                 query = w.div(row, self.sizes.group)
                 short = w(f"trunc i64 {query} to i32")
-                w.do(
-                    f"store i32 {short}, ptr {w.offset(self._area('positions'), 'i32', loop.index)}"
-                )
+                at = w.offset(self._area("positions"), "i32", loop.index)
+                w.do(f"store i32 {short}, ptr {at}")
 
     # ---- queries ----
 
@@ -187,7 +192,7 @@ class Prefill(Form):
                 to = w.offset(self._area("stage"), "float", to)
                 loop.next = [self._mask_row(row, start, count, to, loop.carried[0])]
             group.next = loop.results
-            self._transpose_stage("mask", str(self.plan.keys))
+            self._transpose_stage("mask", count)
         return any_lane(w, group.results[0])
 
     def _mask_row(self, row: str, start: str, count: str, to: str, seen: str | None) -> str:

@@ -24,76 +24,69 @@ from torchair.codegen.llvm.writer import KernelWriter
 __all__ = ["MatMul", "Store", "matmul", "pack", "plain_store", "scratch_bytes"]
 
 LONG = 512
-"""Sums so long hardly notice how they end: dot products are then right for any number of rows."""
+"""Sums so long hardly notice how they end: dot products suit them for any number of rows."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of a product, and another one for products with more rows of A."""
+    """The form of a product, and the one for more rows of A than a limit."""
 
     few: str
     many: str
-    rows: int = 0  # few are up to so many rows,
-    k_for_row: int = 0  # or one for so many k
+    limit: int = 0
 
-    def known(self, m: Size, k: Size) -> str | None:
-        """The form, if the sizes leave no doubt."""
-        if self.few == self.many or (isinstance(m, int) and m <= self.rows):
+    def known(self, m: Size) -> str | None:
+        """The form, unless it turns out only at run time."""
+        if self.few == self.many:
             return self.few
-        if self.k_for_row == 0 and isinstance(m, int):
-            return self.many
-        if isinstance(m, int) and isinstance(k, int):
-            return self.few if m * self.k_for_row <= k else self.many
-        return None
+        if isinstance(m, Word):
+            return None
+        return self.few if m <= self.limit else self.many
 
 
 def choose(spec: MatMul, target: Target) -> Choice:
     """The form of a product, by cost.
 
     panel   packed ahead of time: nothing is faster, whatever m is
-    dot     B runs along k: its dot products need no other layout, but end with sums over lanes,
-            which cost about as much as 45 k do
     direct  B runs along n: its rows are vectors already. Pairs have to be mixed from two rows
-            for every tile, which more than two tiles do not pay for
-    copy    copying B to panels costs as much as 5 rows of A do: worth it for many rows, and the
-            only way if neither stride is 1
+            for every tile of A, which is worth it for two tiles
+    dot     B runs along k: dot products need no other layout, but end with sums over lanes that
+            take the time of 30 k, or of 60 in pairs
+    copy    copying B to panels takes the time of 5 rows of A, so m / 5 more than k / 30 makes it
+            worth it; and it is the only way if neither stride is 1
     """
+    pairs = Numbers.of(spec.dtype, target).pair == 2
     if spec.packed:
         return Choice("panel", "panel")
     if contiguous(spec) == "n":
-        pairs = Numbers.of(spec.dtype, target).pair == 2
-        return Choice("direct", "copy" if pairs else "direct", rows=8)
+        return Choice("direct", "copy", 8) if pairs else Choice("direct", "direct")
     if contiguous(spec) == "k" and spec.a[2] == 1:
-        if isinstance(spec.m, Word) and isinstance(spec.k, int) and spec.k >= LONG:
-            return Choice("dot", "dot")
-        return Choice("dot", "copy", rows=4, k_for_row=6 if isinstance(spec.k, int) else 0)
+        if isinstance(spec.k, Word):
+            return Choice("dot", "copy", 4)
+        if isinstance(spec.m, Word) and spec.k >= LONG:
+            return Choice("dot", "dot")  # half the code for nearly the same speed
+        return Choice("dot", "copy", max(4, spec.k // (12 if pairs else 6)))
     return Choice("copy", "copy")
 
 
 def matmul(spec: MatMul, target: Target, store: Store, label: str = "matmul") -> Kernel:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
     w = KernelWriter(target)
-    product = Product(w, spec)
-    choice = choose(spec, target)
-    known = choice.known(spec.m, spec.k)
+    product, choice = Product(w, spec), choose(spec, target)
+    known = choice.known(spec.m)
     if known:
         Loops(product, _form(known, product), store).write()
         return w.kernel(label)
-    few = w(f"icmp sle i64 {product.m}, {choice.rows}")
-    if choice.k_for_row:
-        least_k = w.mul(product.m, str(choice.k_for_row))
-        few = w(f"or i1 {few}, {w(f'icmp sle i64 {least_k}, {product.k}')}")
-    with w.when(few):
-        Loops(product, _form(choice.few, product), store).write()
-    with w.when(w(f"xor i1 {few}, true")):
-        Loops(product, _form(choice.many, product), store).write()
+    for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
+        with w.when(w(f"icmp {test} i64 {product.m}, {choice.limit}")):
+            Loops(product, _form(form, product), store).write()
     return w.kernel(label)
 
 
 def scratch_bytes(spec: MatMul, target: Target) -> int:
     """Bytes of scratch memory that each thread needs."""
     choice = choose(spec, target)
-    known = choice.known(spec.m, spec.k)
+    known = choice.known(spec.m)
     forms = {known} if known else {choice.few, choice.many}
     tile = _tile(spec, target)
     copying = forms & {"copy", "direct"}

@@ -11,9 +11,6 @@ from torchair.codegen.llvm.matmul_spec import Numbers
 from torchair.codegen.llvm.target import Target
 from torchair.codegen.llvm.writer import Writer
 
-AHEAD = 4096
-"""Bytes that each stream is fetched ahead."""
-
 Load = Callable[[str, str], str]
 """Loads the factors at (row, cell) of a stream."""
 
@@ -122,7 +119,10 @@ class DotCode:
         return loop.results
 
     def _fetch(self, t: Writer, column: str, k: str) -> None:
-        at = t.offset(t.offset(column, self.numbers.memory, k), "i8", str(AHEAD))
+        """Bring what is needed at this place of the next group into the cache."""
+        stride = self._inside(self.b_column, "%b_column")
+        distance = t.mul(stride, str(self.streams))
+        at = t.offset(t.offset(column, self.numbers.memory, distance), self.numbers.memory, k)
         kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
         t.call("void", "llvm.prefetch.p0", ("ptr", at), *kinds)
 

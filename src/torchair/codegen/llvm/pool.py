@@ -49,11 +49,16 @@ def pool(spec: Pool, target: Target, label: str = "pool") -> Kernel:
     torch a maximum over a NaN is NaN, and padding never is the maximum.
     """
     w = KernelWriter(target)
-    if spec.x[1] == 1:
-        _along_channels(w, spec)
-    else:
+    if _across(spec):
         _along_columns(w, spec)
+    else:
+        _along_channels(w, spec)
     return w.kernel(label)
+
+
+def _across(spec: Pool) -> bool:
+    """Whether vectors lie along the columns."""
+    return spec.x[1] != 1 or (spec.channels == 1 and spec.x[3] == 1)
 
 
 def _along_channels(w: KernelWriter, spec: Pool) -> None:
@@ -125,6 +130,7 @@ class _Window:
 
     def __init__(self, w: KernelWriter, spec: Pool, row: str, column: str) -> None:
         self.w, self.spec, self.row, self.column = w, spec, row, column
+        self.across = _across(spec)
         top, bottom, left, right = spec.padding
         self.rows = self.span(0, row, spec.height, top, bottom)
         self.columns = self.span(1, column, spec.width, left, right)
@@ -164,11 +170,6 @@ class _Window:
             row.next = column.results
         for j, value in enumerate(row.results):
             self.write(n, w.add(channel, str(j * lanes)), self.finish(value, lanes), lanes)
-
-    @property
-    def across(self) -> bool:
-        """Whether vectors lie along the columns."""
-        return self.spec.x[1] != 1
 
     def load(self, place: str, at: int, lanes: int) -> str:
         """A vector of float32; along the columns, of those that are a stride apart."""

@@ -1,0 +1,160 @@
+"""Who takes part: torch itself, inductor in its modes, other runtimes where installed, and we."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchair
+from common import has_inductor
+
+Inputs = tuple[torch.Tensor, ...]
+Prepare = Callable[[torch.nn.Module, Inputs], Callable[[], Any]]
+"""Makes the model ready to be called with these inputs, the first call included."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way to run a model. `missing` says why it cannot be used here."""
+
+    name: str
+    prepare: Prepare
+    missing: str = ""
+    ours: bool = False
+    compiler: bool = False
+
+
+def eager(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
+    """The model as it is."""
+    return lambda: model(*inputs)
+
+
+def through_compile(
+    backend: Callable[[], Any],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    options: dict[str, Any] | None = None,
+) -> Prepare:
+    """torch.compile with a backend; its first call happens inside `around`."""
+
+    def prepare(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
+        with around():
+            compiled = torch.compile(
+                model, backend=backend(), options=options, dynamic=False, fullgraph=True
+            )
+            compiled(*inputs)
+        return lambda: compiled(*inputs)
+
+    return prepare
+
+
+def torchair_backend(frozen: bool = False) -> Any:
+    """Our backend, with or without the promise that parameters never change."""
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = frozen
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it reminds of that promise
+        return torchair.get_npu_backend(compiler_config=config)
+
+
+_folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+class _Inductor(AbstractContextManager[None]):
+    """Settings of inductor, and caches as empty as in a new installation."""
+
+    def __init__(self, **settings: Any) -> None:
+        import torch._inductor.config as config
+        from torch._inductor.utils import fresh_cache
+
+        global _folder
+        if _folder is None:  # the files stay until the end, since the code in them is in use
+            _folder = tempfile.TemporaryDirectory(prefix="inductor_", ignore_cleanup_errors=True)
+        self._parts = (config.patch(**settings), fresh_cache(dir=_folder.name, delete=False))
+
+    def __enter__(self) -> None:
+        for part in self._parts:
+            part.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for part in reversed(self._parts):
+            part.__exit__(*error)
+
+
+def inductor(**settings: Any) -> Prepare:
+    """Inductor with settings of its config. They are given twice: Dynamo looks at the config and
+    treats frozen parameters as constants, and by the options it tells one mode from another."""
+    return through_compile(lambda: "inductor", lambda: _Inductor(**settings), settings or None)
+
+
+def onnx_runtime(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
+    """ONNX Runtime on the model exported to ONNX."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        torch.onnx.export(model, inputs, path, dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+    names = [x.name for x in session.get_inputs()]
+    feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    session.run(None, feeds)
+    return lambda: session.run(None, feeds)
+
+
+def openvino(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
+    """OpenVINO on the model it traced."""
+    import openvino as ov
+
+    hints = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    hints["INFERENCE_PRECISION_HINT"] = "f32" if _width(model) == 4 else "bf16"
+    converted = ov.convert_model(model, example_input=inputs)
+    compiled = ov.Core().compile_model(converted, "CPU", hints)
+    request = compiled.create_infer_request()
+    feeds = [x.numpy() for x in inputs]
+    request.infer(feeds)
+    return lambda: request.infer(feeds)
+
+
+def _width(model: torch.nn.Module) -> int:
+    return next(model.parameters()).element_size()
+
+
+def _absent(module: str) -> str:
+    return "" if importlib.util.find_spec(module) else "not installed"
+
+
+_NO_COMPILER = "" if has_inductor() else "no C++ compiler"
+
+EAGER = Contestant("eager", eager)
+
+FLOOR = Contestant("aot_eager", through_compile(lambda: "aot_eager"))
+
+PEERS = {
+    "default": Contestant("inductor", inductor(), _NO_COMPILER, compiler=True),
+    "freezing": Contestant(
+        "inductor freezing", inductor(freezing=True), _NO_COMPILER, compiler=True
+    ),
+    "autotune": Contestant(
+        "inductor max-autotune",
+        inductor(freezing=True, max_autotune=True), _NO_COMPILER, compiler=True,
+    ),
+    "onnxruntime": Contestant("ONNX Runtime", onnx_runtime, _absent("onnxruntime")),
+    "openvino": Contestant("OpenVINO", openvino, _absent("openvino")),
+}  # fmt: skip
+
+OURS = (
+    Contestant("torchair", through_compile(torchair_backend), ours=True, compiler=True),
+    Contestant(
+        "torchair frozen", through_compile(lambda: torchair_backend(True)),
+        ours=True, compiler=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""Looks into the engine, for benchmarks only: what a compiled call is made of, and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+import torchair.backend
+from torchair.engine import native
+from torchair.engine.session import TorchNpuGraph
+
+_old_code: list[Any] = []
+
+
+def kernels() -> int:
+    """Kernels that this process has compiled."""
+    return len(native.library()._addresses)
+
+
+def forget_kernels() -> None:
+    """From now on kernels are compiled as in a new process; what is bound keeps its code."""
+    _old_code.append(native.library())
+    native.library.cache_clear()
+    native._driver.cache_clear()
+
+
+@dataclass
+class Layers:
+    """One compiled call, to be entered at any depth."""
+
+    boxed: Callable[[list[Any]], Any] | None = None  # what AOTAutograd calls
+    arguments: list[Any] = field(default_factory=list)
+    session: TorchNpuGraph | None = None
+    inputs: Sequence[torch.Tensor] = ()
+
+
+def layers_of(model: Any, inputs: Sequence[torch.Tensor], backend: Any) -> Layers:
+    """Compile a model with our backend and note how its first call goes down."""
+    found = Layers()
+    box, run = torchair.backend.boxed, TorchNpuGraph.run
+
+    def watched_box(runner: Any) -> Callable[[list[Any]], Any]:
+        found.boxed = call = box(runner)
+
+        def watched(args: list[Any]) -> Any:
+            found.arguments = list(args)
+            return call(args)
+
+        watched._boxed_call = True  # type: ignore[attr-defined]
+        return watched
+
+    def watched_run(session: TorchNpuGraph, inputs: Sequence[torch.Tensor], *rest: Any) -> Any:
+        found.session, found.inputs = session, list(inputs)
+        return run(session, inputs, *rest)
+
+    with (
+        mock.patch.object(torchair.backend, "boxed", watched_box),
+        mock.patch.object(TorchNpuGraph, "run", watched_run),
+    ):
+        torch.compile(model, backend=backend, dynamic=False, fullgraph=True)(*inputs)
+    return found
+
+
+def driver_of(
+    model: Any, inputs: Sequence[torch.Tensor], backend: Any
+) -> Callable[[], None] | None:
+    """The native code of a compiled model alone, None where torch does a part of the work.
+
+    It runs on the memory of the model's only call, which is kept; so the model is compiled for
+    this and never called again.
+    """
+    drive = native._driver()
+    programs: list[int] = []
+
+    def watched(program: int) -> None:
+        programs.append(program)
+        drive(program)
+
+    seen = mock.Mock(side_effect=TorchNpuGraph.run, name="run")
+    with (
+        mock.patch.object(native, "_driver", lambda: watched),
+        mock.patch.object(TorchNpuGraph, "run", lambda *args: seen(*args)),
+    ):
+        compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+        result = compiled(*inputs)
+    session = seen.call_args.args[0]
+    plan = session.last_plan()
+    if plan is None or len(programs) != 1 or any(s.kind != "native" for s in plan.steps):
+        return None
+    keep = compiled, result, session
+    return lambda keep=keep: drive(programs[0])
