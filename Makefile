@@ -36,15 +36,21 @@ lint: setup  ## ruff and mypy
 	@echo "== mypy"
 	$(PY) -m mypy
 
-bench: setup  ## import time, compile time by stage, latency
+bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory, whole models on CPU
 	@echo "== import time"
 	$(PY) bench/import_time.py
 	@echo "== compile time"
 	$(PY) bench/compile_time.py
 	@echo "== stages of our part"
 	$(PY) bench/conversion.py
-	@echo "== latency"
-	$(PY) bench/latency.py
+	@echo "== parts of a call"
+	$(PY) bench/prologue.py
+	@echo "== dynamic sizes"
+	$(PY) bench/dynamic.py
+	@echo "== memory"
+	$(PY) bench/memory.py
+	@echo "== whole models on the CPU, about half an hour where inductor works"
+	$(PY) bench/cpu.py
 
 conformance: setup  ## values and gradients on the operator database of PyTorch, about 15 minutes
 	@echo "== conformance"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import sys
@@ -49,7 +50,9 @@ def interleaved(
 def _plan(call: Callable[[], Any], seconds: float) -> tuple[int, int]:
     """Calls timed at once and how many times in a window. On an accelerator each call is waited
     for, so there every call is timed alone."""
-    once = max(min(_once(call) for _ in range(2)), 1e-7)
+    once, end = max(_once(call), 1e-7), time.perf_counter() + seconds
+    while time.perf_counter() < end:  # the first calls are slow, and so are interrupted ones
+        once = min(once, _once(call))
     batch = 1 if _ACCELERATED else max(1, int(_BATCH / once))
     return batch, max(3, int(seconds / (batch * once)))
 
@@ -66,6 +69,14 @@ def _once(call: Callable[[], Any], batch: int = 1) -> float:
 def has_inductor() -> bool:
     """Whether inductor can work here: on CPU it needs a C++ compiler."""
     return _ACCELERATED or shutil.which("g++") is not None
+
+
+def warn_if_busy() -> None:
+    """Say so if others compute here too: with every core taken, threads that wait for each other
+    stall for milliseconds, whoever's they are."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        console.print(f"load {load:.1f} on {cores} cores: figures are rough", style="yellow")
 
 
 def ratio(times: Mapping[str, float], name: str, against: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -59,39 +60,33 @@ def torchair_backend(frozen: bool = False) -> Any:
     """Our backend, with or without the promise that parameters never change."""
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = frozen
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it reminds of that promise
+    with warnings.catch_warnings(action="ignore"):  # it reminds of that promise
         return torchair.get_npu_backend(compiler_config=config)
 
 
-_folder: tempfile.TemporaryDirectory[str] | None = None
+_folder = tempfile.TemporaryDirectory(prefix="inductor_", ignore_cleanup_errors=True)
+"""Files of inductor. They stay until the end, since the code in them is in use."""
 
 
-class _Inductor(AbstractContextManager[None]):
-    """Settings of inductor, and caches as empty as in a new installation."""
+@contextmanager
+def _inductor_with(settings: dict[str, Any]) -> Iterator[None]:
+    """Settings of inductor, caches as empty as in a new installation, and no reports of tuning."""
+    import torch._inductor.config as config
+    from torch._inductor.utils import fresh_cache
 
-    def __init__(self, **settings: Any) -> None:
-        import torch._inductor.config as config
-        from torch._inductor.utils import fresh_cache
-
-        global _folder
-        if _folder is None:  # the files stay until the end, since the code in them is in use
-            _folder = tempfile.TemporaryDirectory(prefix="inductor_", ignore_cleanup_errors=True)
-        self._parts = (config.patch(**settings), fresh_cache(dir=_folder.name, delete=False))
-
-    def __enter__(self) -> None:
-        for part in self._parts:
-            part.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for part in reversed(self._parts):
-            part.__exit__(*error)
+    with (
+        config.patch(**settings),
+        fresh_cache(dir=_folder.name, delete=False),
+        redirect_stderr(StringIO()),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        yield
 
 
 def inductor(**settings: Any) -> Prepare:
     """Inductor with settings of its config. They are given twice: Dynamo looks at the config and
     treats frozen parameters as constants, and by the options it tells one mode from another."""
-    return through_compile(lambda: "inductor", lambda: _Inductor(**settings), settings or None)
+    return through_compile(lambda: "inductor", lambda: _inductor_with(settings), settings or None)
 
 
 def onnx_runtime(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:

@@ -1,10 +1,11 @@
-"""Where our part of compilation goes, by stage, for a 32-layer Llama-style decoder.
+"""Where our part of compilation goes, by stage, for a Llama-style decoder of 32 layers.
 
 The AOT graph is captured once; then our stages run alone. Sizes of tensors do not matter here.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import statistics
 import time
@@ -16,6 +17,7 @@ from rich.progress import track
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from common import console, table
+from inside import forget_kernels
 from models import Llama, LlamaConfig, build, llama_inputs
 from torchair.catalog import infer
 from torchair.concrete import GeConcreteGraph
@@ -28,10 +30,9 @@ from torchair.passes import PassRunner
 from torchair.trace import Trace
 
 TARGET = 1.5
-CONFIG = LlamaConfig(layers=32, dim=64, heads=8, kv_heads=4, head_dim=8, ffn=128)
 
 
-def capture() -> tuple[Any, list[Any]]:
+def capture(layers: int) -> tuple[Any, list[Any]]:
     """The AOT graph and its example inputs."""
     kept: list[Any] = []
 
@@ -44,9 +45,10 @@ def capture() -> tuple[Any, list[Any]]:
             gm, inputs, fw_compiler=keep, keep_inference_input_mutations=True
         )
 
+    config = LlamaConfig(layers=layers, dim=64, heads=8, kv_heads=4, head_dim=8, ffn=128)
     with torch.no_grad():
-        compiled = torch.compile(build(Llama, CONFIG), backend=backend, dynamic=False)
-        compiled(*llama_inputs(CONFIG, 1, start=3))
+        compiled = torch.compile(build(Llama, config), backend=backend, dynamic=False)
+        compiled(*llama_inputs(config, 1, start=3))
     return kept[0]
 
 
@@ -66,17 +68,33 @@ def stages(gm: Any, inputs: list[Any]) -> dict[str, float]:
     conversion = timed("FX to GE", lambda: GraphConverter(gm, "graph_1", infer).run(*inputs))
     graph = GeConcreteGraph(conversion, settings, device_of(inputs))
     timed("GE passes", lambda: graph.optimize_graph_without_runtime(trace))
-    timed("engine: rules, order, plan", graph.compile)
+    arguments = [_filled(x) for x in inputs]
+    timed("engine: rules, order, fusion", graph.compile)
+    forget_kernels()
+    timed("first call: plan, native code", lambda: graph(*arguments))
     times["nodes"] = len(gm.graph.nodes)
     return times
 
 
+def _filled(x: Any) -> Any:
+    """An argument for a traced one."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return torch.zeros(x.shape, dtype=x.dtype)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=32, help="of the decoder")
+    parser.add_argument("--rounds", type=int, default=5, help="the medians are of as many")
+    options = parser.parse_args()
     console.print("capturing the graph", style="dim")
-    gm, inputs = capture()
-    rounds = [stages(copy.deepcopy(gm), inputs) for _ in track(range(5), "converting")]
+    gm, inputs = capture(options.layers)
+    steps = track(range(options.rounds), "converting", console=console, transient=True)
+    rounds = [stages(copy.deepcopy(gm), inputs) for _ in steps]
     shown = table(
-        f"32-layer Llama-style graph, {rounds[0]['nodes']:.0f} FX nodes", ["stage", "ms"]
+        f"{options.layers}-layer Llama-style graph, {rounds[0]['nodes']:.0f} FX nodes",
+        ["stage", "ms"],
     )
     medians = {k: statistics.median(r[k] for r in rounds) for k in rounds[0] if k != "nodes"}
     for name, seconds in medians.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from common import console, duration, interleaved, ratio, table
+from common import console, duration, interleaved, ratio, table, warn_if_busy
 from contestants import EAGER, FLOOR, OURS, PEERS, Contestant, torchair_backend
 from inside import driver_of, forget_kernels
 from workloads import WORKLOADS, Workload, chosen
@@ -41,10 +41,9 @@ class Outcome:
         names = [n for n in others if n in self.times]
         return min([*names, EAGER.name], key=self.times.__getitem__) if names else None
 
-    def ours(self) -> str | None:
+    def ours(self) -> str:
         """The faster of our two ways."""
-        names = [o.name for o in OURS if o.name in self.times]
-        return min(names, key=self.times.__getitem__) if names else None
+        return min((o.name for o in OURS), key=self.times.__getitem__)
 
 
 def cold(contestant: Contestant, model: Any, inputs: Any) -> tuple[Callable[[], Any], float]:
@@ -91,7 +90,7 @@ def contest(name: str, peers: Sequence[Contestant], quick: bool) -> Outcome:
         if call is not None:
             outcome.notes[contestant.name] = wrong(call(), expected)
             calls[contestant.name] = call
-    outcome.times = interleaved(calls, *((2, 0.03) if quick else (10, 0.2)))
+    outcome.times = interleaved(calls, *((4, 0.03) if quick else (10, 0.2)))
     if outcome.workload.compiled:
         outcome.native = native_part(model, inputs, quick)
     torch._dynamo.reset()
@@ -116,7 +115,9 @@ def _prepare(
         return None
     if contestant is not EAGER:
         floor = least[FLOOR.name] if contestant.compiler else 0.0
-        outcome.compiling[contestant.name] = min(seconds, least.get(contestant.name, seconds)) - floor
+        outcome.compiling[contestant.name] = (
+            min(seconds, least.get(contestant.name, seconds)) - floor
+        )
         console.print(f"{name}: {contestant.name} took {seconds:.1f} s", style="dim")
     return call
 
@@ -126,7 +127,7 @@ def native_part(model: Any, inputs: Any, quick: bool) -> float | None:
     drive = driver_of(model, inputs, torchair_backend(True))
     if drive is None:
         return None
-    return interleaved({"native": drive}, *((2, 0.03) if quick else (10, 0.05)))["native"]
+    return interleaved({"native": drive}, *((4, 0.03) if quick else (10, 0.05)))["native"]
 
 
 def show(name: str, outcome: Outcome, peers: Sequence[Contestant]) -> None:
@@ -158,16 +159,14 @@ def verdict(reached: bool) -> str:
 def summary(outcomes: Mapping[str, Outcome], peers: Sequence[Contestant]) -> None:
     """One line for each workload: the best of ours against everybody."""
     rivals = [p for p in peers if not p.missing]
-    columns = ["ours, best", "time", "eager", *(_short(p) for p in rivals)]
     shown = table(
-        "how many times faster, and seconds of cold compile beyond aot_eager",
-        [*columns, "best rival", "to reach", "", "compile", ""],
+        "the best of ours: how many times faster, and seconds of cold compile beyond aot_eager",
+        ["", "time", "eager", *map(_short, rivals), "best rival", "to reach", "compile"],
     )
+    shown.columns[0].no_wrap = True
     for name, outcome in outcomes.items():
-        ours, rival = outcome.ours(), outcome.rival(peers)
-        if ours is None:
-            continue
-        times, reach = outcome.times, outcome.workload.reach
+        ours, rival, times = outcome.ours(), outcome.rival(peers), outcome.times
+        reach = outcome.workload.reach
         gain = times[rival] / times[ours] if rival else None
         worst = max(outcome.compiling[o.name] for o in OURS)
         shown.add_row(
@@ -175,10 +174,8 @@ def summary(outcomes: Mapping[str, Outcome], peers: Sequence[Contestant]) -> Non
             duration(times[ours]),
             *(ratio(times, ours, p.name) if p.name in times else "-" for p in (EAGER, *rivals)),
             "-" if gain is None else f"{gain:.2f}x",
-            f"{reach:.2f}x",
-            "-" if gain is None else verdict(gain >= reach),
-            f"{worst:+.2f}",
-            verdict(worst < COMPILE_TARGET),
+            f"{reach:.2f}x" + ("" if gain is None else f" {verdict(gain >= reach)}"),
+            f"{worst:+.2f} {verdict(worst < COMPILE_TARGET)}",
         )
     console.print(shown)
 
@@ -219,6 +216,7 @@ def main() -> None:
     peers = [PEERS[k] for k in options.peers.split(",") if k]
     if options.no_inductor:
         peers = [p for p in peers if not p.compiler]
+    warn_if_busy()
     warm_up(peers)
     outcomes = {}
     names = list(chosen(options.only))

@@ -1,102 +1,59 @@
-"""Latency of whole models: ours against eager and inductor, interleaved in one process."""
+"""Latency of whole models on any device: ours against eager and inductor, interleaved.
+
+The CPU has a contest of its own, with more rivals: see cpu.py.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-import torchair
-from common import console, has_inductor, interleaved, ratio, table
-from models import (
-    BERT,
-    LLAMA,
-    MLP,
-    RESNET,
-    Bert,
-    Llama,
-    Mlp,
-    ResNet,
-    bert_inputs,
-    build,
-    llama_inputs,
-    mlp_inputs,
-    resnet_inputs,
-)
+from common import console, duration, has_inductor, interleaved, ratio, table
+from contestants import EAGER, OURS, PEERS, Contestant
+from workloads import chosen
 
-Workload = Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]]
+RIVALS = (EAGER, PEERS["default"])
 
 
-def _mlp() -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    config = MLP["16 layers"]
-    return build(Mlp, config), mlp_inputs(config, batch=1)
-
-
-def _bert() -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    config = BERT["base"]
-    return build(Bert, config), bert_inputs(config, 1, 128)
-
-
-def _llama() -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    config = LLAMA["100M"]
-    return build(Llama, config), llama_inputs(config, 1, start=100)
-
-
-def _resnet() -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    config = RESNET["18"]
-    return build(ResNet, config), resnet_inputs(config, 1)
-
-
-WORKLOADS: dict[str, Workload] = {
-    "MLP 16 layers b1": _mlp,
-    "BERT base b1 t128": _bert,
-    "Llama 100M decode": _llama,
-    "ResNet-18 b1": _resnet,
-}
-
-
-def measure(name: str, device: str, dtype: torch.dtype, inductor: bool) -> dict[str, float]:
+def contest(
+    name: str, device: str, dtype: torch.dtype, contestants: list[Contestant], quick: bool
+) -> dict[str, float]:
     """Seconds per call of every contestant on one workload."""
-    model, inputs = WORKLOADS[name]()
-    model = model.to(device, dtype)
-    inputs = tuple(
-        x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, torch.Tensor) else x
-        for x in inputs
-    )
-    contestants = {"eager": model, "torchair": _compiled(model, torchair.get_npu_backend())}
-    if inductor:
-        contestants["inductor"] = _compiled(model, "inductor")
-    with torch.no_grad():
-        for run in contestants.values():
-            run(*inputs)
-        return interleaved({k: lambda f=f: f(*inputs) for k, f in contestants.items()})
+    torch._dynamo.reset()
+    model, inputs = chosen(name)[name].build(device, dtype)
+    calls = {}
+    for one in contestants:
+        with console.status(f"{name}: preparing {one.name}"):
+            calls[one.name] = one.prepare(model, inputs)
+    return interleaved(calls, *((2, 0.03) if quick else (8, 0.12)))
 
 
-def _compiled(model: torch.nn.Module, backend: Any) -> Any:
-    return torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
-
-
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """What the user asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="part of a workload's name")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", metavar="NAME", help="workloads whose name contains this")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--no-inductor", action="store_true", help="it takes minutes to compile")
-    options = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="short windows: figures are rough")
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> None:
+    """Measure and print."""
+    options = arguments()
     inductor = has_inductor() and not options.no_inductor
-    columns = ["workload", "eager us", "inductor us", "torchair us", "vs eager", "vs inductor"]
-    shown = table(f"latency on {options.device}, {options.dtype}", columns)
-    for name in WORKLOADS:
-        if options.only and options.only.lower() not in name.lower():
-            continue
-        console.print(f"{name}: compiling", style="dim")
-        torch._dynamo.reset()
-        times = measure(name, options.device, getattr(torch, options.dtype), inductor)
-        cells = [f"{times[k] * 1e6:.0f}" if k in times else "-"
-                 for k in ("eager", "inductor", "torchair")]  # fmt: skip
-        wins = [ratio(times, "torchair", k) for k in ("eager", "inductor")]
+    contestants = [*(RIVALS if inductor else RIVALS[:1]), OURS[0]]
+    columns = [*(c.name for c in contestants), *(f"against {c.name}" for c in contestants[:-1])]
+    shown = table(f"latency on {options.device}, {options.dtype}", ["workload", *columns])
+    names = [name for name in chosen(options.only) if not name.endswith("bf16")]
+    for name in names:
+        dtype = getattr(torch, options.dtype)
+        times = contest(name, options.device, dtype, contestants, options.quick)
+        cells = [duration(times[c.name]) for c in contestants]
+        wins = [ratio(times, OURS[0].name, c.name) for c in contestants[:-1]]
         shown.add_row(name, *cells, *wins)
     console.print(shown)
 

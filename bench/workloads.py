@@ -48,8 +48,7 @@ class Workload:
         """The model and its inputs, on a device and, if wanted, in another type."""
         dtype = dtype or self.dtype
         inputs = tuple(
-            x.to(device, dtype if x.is_floating_point() else None)
-            for x in self.inputs(self.config)
+            x.to(device, dtype if x.is_floating_point() else None) for x in self.inputs(self.config)
         )
         return build(self.kind, self.config).to(device, dtype), inputs
 

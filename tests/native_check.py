@@ -6,7 +6,7 @@ its results are judged by the same nodes run in float64. So a fault is found in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,14 +76,17 @@ def _double(t: torch.Tensor) -> torch.Tensor:
     return t.double() if t.is_floating_point() else t
 
 
-def differences(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> str:
+def differences(
+    got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, scale: float = 0.0
+) -> str:
     """Where a result is worse than eager's, "" if nowhere. Integers equal eager's; a float is as
-    near to the truth as eager's are, or the very number that eager has."""
+    near to the truth as eager's are, or the very number that eager has. `scale` is how large the
+    numbers are that it was computed from: what remains of a difference of them is rounding."""
     if (got.dtype, got.shape) != (eager.dtype, eager.shape):
         return f"{got.dtype} {list(got.shape)} instead of {eager.dtype} {list(eager.shape)}"
     same = (got == eager) | (got.isnan() & eager.isnan())
     if got.dtype.is_floating_point:
-        same |= _near(got.double(), eager.double(), truth.double(), torch.finfo(got.dtype))
+        same |= _near(got.double(), eager.double(), truth.double(), scale, torch.finfo(got.dtype))
     if bool(same.all()):
         return ""
     at = tuple(int(x) for x in (~same).nonzero()[0])
@@ -91,17 +94,24 @@ def differences(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> 
     return f"{count} of {same.numel()} wrong, at {at}: {got[at]}, eager {eager[at]}, {truth[at]}"
 
 
-def _near(g: torch.Tensor, e: torch.Tensor, t: torch.Tensor, info: torch.finfo) -> torch.Tensor:
+def _near(
+    g: torch.Tensor, e: torch.Tensor, t: torch.Tensor, scale: float, info: torch.finfo
+) -> torch.Tensor:
     errors = (e - t).abs()
     usual = errors[errors.isfinite()]
     worst = usual.max() if usual.numel() else torch.zeros(())
-    allowed = FLOOR * info.eps * t.abs() + TIMES_EAGER * worst + info.tiny
+    allowed = FLOOR * info.eps * t.abs() + TIMES_EAGER * worst + info.eps * scale + info.tiny
     if info.dtype == "float64":  # the truth is no better than this
-        known = t[t.isfinite()].abs()
-        allowed = allowed + 64 * info.eps * (known.max() if known.numel() else 0)
+        allowed = allowed + 64 * info.eps * max(scale, largest([t]))
     near = (g - t).abs() <= allowed
     too_large = (t.abs() >= info.max * (1 - FLOOR * info.eps)) & g.isinf() & (g.sign() == t.sign())
     return near | too_large | (g == t) | (g.isnan() & t.isnan())
+
+
+def largest(tensors: Iterable[torch.Tensor]) -> float:
+    """The largest of all finite numbers."""
+    sizes = [t[t.isfinite()].abs() for t in tensors if t.is_floating_point()]
+    return max((float(s.max()) for s in sizes if s.numel()), default=0.0)
 
 
 # ---- units alone ----
@@ -167,9 +177,10 @@ def check_units(
     for one in natives.calls:
         nodes = [n for n in graph.nodes if n in {*one.unit.nodes, *one.unit.views}]
         truth = truth_of(nodes, env)
+        scale = largest([*truth.values(), *(env[v] for v in one.unit.inputs)])
         for count in threads:
             for value, got in run_unit(one, env, natives, count).items():
-                wrong = differences(got, env[value], truth[value])
+                wrong = differences(got, env[value], truth[value], scale)
                 assert not wrong, f"{_described(one)} with {count} threads, {value}: {wrong}"
     return natives
 

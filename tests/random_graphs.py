@@ -7,7 +7,7 @@ computing them, so the maker keeps track of which values are exact.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torchair.catalog import infer
 from torchair.ge.build import Const, Data, NetOutput, builder
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, Value
-from torchair.ge.shapes import Dim, Sym, symbol
+from torchair.ge.shapes import Dim, Sym, evaluate, symbol
 
 SIZES = (2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 40, 64, 70)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -49,72 +49,43 @@ class Item:
         return torch.Size(self.dims).numel()
 
 
-class Maker:
-    """Makes one graph and inputs for it. With `dynamic` sizes are symbols."""
+Resize = Callable[[int], int]
+"""What becomes of a size."""
 
-    def __init__(self, seed: int, nodes: int = 12, dynamic: bool = False, extreme: bool = False):
-        self.pick = random.Random(seed)
+
+class Noise:
+    """Random tensors in different layouts."""
+
+    def __init__(self, seed: int, extreme: bool = False) -> None:
         self.noise = torch.Generator().manual_seed(seed)
-        self.dynamic, self.extreme = dynamic, extreme
-        self.sizes = self.pick.sample(SIZES, 3)
-        if not dynamic and self.pick.random() < 0.2:
-            self.sizes[self.pick.randrange(3)] = self.pick.choice([0, 1])
-        self.floats = self.pick.choices(FLOATS, [6, 3, 2, 2], k=2)
-        self.items: list[Item] = []
-        self.inputs: list[torch.Tensor] = []
-        self.graph = Graph(f"random_{seed}", infer)
-        with self.graph:
-            for _ in range(self.pick.randint(2, 4)):
-                self.input(self.pick.choice(self.floats))
-            while len(self.graph) < nodes + len(self.inputs):
-                self.grow()
-            self.end()
-
-    # ---- inputs ----
-
-    def shape(self) -> tuple[int, ...]:
-        """Dims out of the sizes of this graph, with ones here and there."""
-        while True:
-            rank = self.pick.choices([0, 1, 2, 3, 4], [1, 3, 6, 5, 2])[0]
-            dims = [1 if self.pick.random() < 0.12 else self.pick.choice(self.sizes)
-                    for _ in range(rank)]  # fmt: skip
-            if torch.Size(dims).numel() <= MOST:
-                return tuple(dims)
-
-    def named(self, dims: Sequence[int]) -> list[Dim]:
-        """Dims as the graph declares them."""
-        return [symbol(f"s{n}") if self.dynamic and n > 1 else n for n in dims]
-
-    def input(self, dtype: torch.dtype, dims: Sequence[int] | None = None, below: int = 0) -> Item:
-        """One more input; integers are indices if `below` is given."""
-        dims = self.shape() if dims is None else tuple(dims)
-        tensor = self.strided(dtype, dims) if not below else self.indices(dims, below)
-        index = len(self.inputs)
-        value = Data(index=index, dtype=torch_to_ge(dtype), shape=self.named(dims))
-        self.inputs.append(tensor)
-        return self.keep(value, dims, exact=True)
+        self.extreme = extreme
 
     def indices(self, dims: Sequence[int], below: int) -> torch.Tensor:
+        """Positions along a dim."""
         return torch.randint(below, tuple(dims), generator=self.noise)
 
-    def strided(self, dtype: torch.dtype, dims: tuple[int, ...]) -> torch.Tensor:
+    def different(self, dims: Sequence[int], axis: int, whole: int) -> torch.Tensor:
+        """Positions along an axis of size `whole`, none of them twice."""
+        full = [whole if d == axis else n for d, n in enumerate(dims)]
+        order = torch.rand(full, generator=self.noise).argsort(axis)
+        return order.narrow(axis, 0, dims[axis]).contiguous()
+
+    def strided(self, dtype: torch.dtype, dims: Sequence[int], way: str = "plain") -> torch.Tensor:
         """Random elements in some layout."""
-        way = self.pick.choices(["plain", "permuted", "spread", "expanded"], [7, 2, 1, 1])[0]
         if way == "permuted" and len(dims) > 1:
-            order = self.pick.sample(range(len(dims)), len(dims))
-            back = [order.index(d) for d in range(len(dims))]
-            return self.content(dtype, [dims[d] for d in order]).permute(back)
+            order = [*range(1, len(dims)), 0]
+            made = self.content(dtype, [dims[d] for d in order])
+            return made.permute([order.index(d) for d in range(len(dims))])
         if way == "spread" and dims:
-            wide = self.content(dtype, [*dims[:-1], 2 * dims[-1] + 1])
-            return wide[..., 1::2]
+            return self.content(dtype, [*dims[:-1], 2 * dims[-1] + 1])[..., 1::2]
         if way == "expanded" and dims:
-            at = self.pick.randrange(len(dims))
-            return self.content(dtype, [1 if d == at else n for d, n in enumerate(dims)]).expand(
-                dims
-            )
+            at = len(dims) // 2
+            once = self.content(dtype, [1 if d == at else n for d, n in enumerate(dims)])
+            return once.expand(tuple(dims))
         return self.content(dtype, dims)
 
     def content(self, dtype: torch.dtype, dims: Sequence[int]) -> torch.Tensor:
+        """Random elements, one after the other in memory."""
         if dtype is torch.bool:
             return torch.randint(2, tuple(dims), generator=self.noise).bool()
         if not dtype.is_floating_point:
@@ -128,6 +99,75 @@ class Maker:
             rare = torch.rand(tuple(dims), generator=self.noise) < 0.02
             made = torch.where(rare, odd[chosen].double(), made)
         return made.to(dtype)
+
+
+Make = Callable[[Noise, Resize], torch.Tensor]
+
+
+class Maker:
+    """Makes one graph and inputs for it. With `dynamic` sizes are symbols."""
+
+    def __init__(self, seed: int, nodes: int = 12, dynamic: bool = False, extreme: bool = False):
+        self.pick = random.Random(seed)
+        self.dynamic, self.extreme = dynamic, extreme
+        self.sizes = self.pick.sample(SIZES, 3)
+        if not dynamic and self.pick.random() < 0.2:
+            self.sizes[self.pick.randrange(3)] = self.pick.choice([0, 1])
+        self.floats = self.pick.choices(FLOATS, [6, 3, 2, 2], k=2)
+        self.items: list[Item] = []
+        self._inputs: list[tuple[int, Make]] = []
+        self.graph = Graph(f"random_{seed}", infer)
+        with self.graph:
+            for _ in range(self.pick.randint(2, 4)):
+                self.input(self.pick.choice(self.floats))
+            while len(self.graph) < nodes + len(self._inputs):
+                self.grow()
+            self.end()
+
+    # ---- inputs ----
+
+    def shape(self) -> list[Dim]:
+        """Dims out of the sizes of this graph, with ones here and there."""
+        while True:
+            rank = self.pick.choices([0, 1, 2, 3, 4], [1, 3, 6, 5, 2])[0]
+            dims = [1 if self.pick.random() < 0.12 else self.size() for _ in range(rank)]
+            if torch.Size(self.real(dims)).numel() <= MOST:
+                return dims
+
+    def size(self) -> Dim:
+        """One of the sizes of this graph."""
+        n = self.pick.choice(self.sizes)
+        return symbol(f"s{n}") if self.dynamic and n > 1 else n
+
+    def real(self, dims: Sequence[Dim], size: Resize = lambda n: n) -> tuple[int, ...]:
+        """The integers that dims stand for."""
+        return evaluate(dims, {f"s{n}": size(n) for n in self.sizes})
+
+    def input(self, dtype: torch.dtype, dims: Sequence[Dim] | None = None, below: int = 0) -> Item:
+        """One more input; integers are indices if `below` is given."""
+        wanted = self.shape() if dims is None else list(dims)
+        way = self.pick.choices(["plain", "permuted", "spread", "expanded"], [7, 2, 1, 1])[0]
+
+        def make(noise: Noise, size: Resize) -> torch.Tensor:
+            new = self.real(wanted, size)
+            return noise.indices(new, below) if below else noise.strided(dtype, new, way)
+
+        return self.input_made_by(make, dtype, wanted)
+
+    def input_made_by(self, make: Make, dtype: torch.dtype, dims: Sequence[Dim]) -> Item:
+        """One more input, given as a function of what becomes of sizes."""
+        value = Data(index=len(self._inputs), dtype=torch_to_ge(dtype), shape=dims)
+        self._inputs.append((self.pick.getrandbits(32), make))
+        return self.keep(value, self.real(dims), exact=True)
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """Inputs of the sizes the graph was made with."""
+        return self.resized(lambda n: n)
+
+    def resized(self, size: Resize) -> list[torch.Tensor]:
+        """Inputs of other sizes, for a dynamic graph."""
+        return [make(Noise(seed, self.extreme), size) for seed, make in self._inputs]
 
     # ---- the graph ----
 
@@ -173,7 +213,7 @@ class Maker:
             return self.number(x.dtype), x.dims, True
         fits = self.some(lambda i: i.dtype == x.dtype, lambda i: _fit(i, x))
         if fits is None or self.pick.random() < 0.1:
-            dims = [n if self.pick.random() < 0.7 else 1 for n in x.dims]
+            dims = [n if self.pick.random() < 0.7 else 1 for n in x.value.shape or ()]
             fits = self.input(x.dtype, dims[self.pick.randint(0, len(dims)) :])
         dims = torch.broadcast_shapes(fits.dims, x.dims)
         return fits.value, tuple(dims), fits.exact
@@ -341,9 +381,9 @@ def _norm(m: Maker) -> None:
     x = m.some(_float, _dims, _full)
     if x is None or not isinstance(x.value.shape[-1], int) and m.pick.random() < 0.5:
         return
-    size = x.dims[-1:]
+    size = x.value.shape[-1:]
     gamma = m.input(x.dtype, size)
-    if m.pick.random() < 0.5:
+    if m.extreme or m.pick.random() < 0.5:  # the variance of equal large numbers is pure rounding
         m.keep(builder("RmsNorm")(x.value, gamma.value)[0], x.dims, False)
         return
     if isinstance(x.value.shape[-1], Sym):
@@ -351,7 +391,7 @@ def _norm(m: Maker) -> None:
     beta = m.input(x.dtype, size)
     y, mean, rstd = builder("LayerNormV4")(x.value, list(size), gamma.value, beta.value)
     m.keep(y, x.dims, False)
-    if m.pick.random() < 0.3:
+    if m.pick.random() < 0.3 and x.dtype in (torch.float32, torch.float64):
         m.keep(mean, [*x.dims[:-1], 1], False)
         m.keep(rstd, [*x.dims[:-1], 1], False)
 
@@ -360,14 +400,14 @@ def _matmul(m: Maker) -> None:
     x = m.some(_narrow, lambda i: len(i.dims) >= 2)
     if x is None:
         return
-    lead, (rows, inner) = x.dims[:-2], x.dims[-2:]
-    columns = m.pick.choice(m.sizes)
+    lead, (rows, inner) = x.value.shape[:-2], x.value.shape[-2:]
+    columns = m.size()
     first, second = m.pick.random() < 0.25, m.pick.random() < 0.5
     if first:
         rows, inner = inner, rows
     own = lead if m.pick.random() < 0.6 else ()
     other = m.input(x.dtype, [*own, *((columns, inner) if second else (inner, columns))])
-    dims = (*lead, rows, columns)
+    dims = m.real([*lead, rows, columns])
     if lead:
         m.node("BatchMatMulV2", dims, False, x.value, other.value, None, adj_x1=first, adj_x2=second)
         return
@@ -513,7 +553,8 @@ def _gather(m: Maker) -> None:
         dims = [*x.dims[:axis], *index.dims, *x.dims[axis + 1 :]]
         m.node("GatherV2", dims, x.exact, x.value, index.value, [axis])
         return
-    index = m.input(torch.int64, [3 if d == axis else n for d, n in enumerate(x.dims)], x.dims[axis])
+    dims = [3 if d == axis else n for d, n in enumerate(x.value.shape)]
+    index = m.input(torch.int64, dims, x.dims[axis])
     m.node("GatherElements", index.dims, x.exact, x.value, index.value, dim=axis)
 
 
@@ -533,17 +574,20 @@ def _update(m: Maker) -> None:
         return
     axis = m.pick.randrange(len(x.dims))
     n = x.dims[axis]
-    part = tuple(min(2, n) if d == axis else k for d, k in enumerate(x.dims))
+    whole, few = x.value.shape[axis], min(2, n)
+    part = [few if d == axis else k for d, k in enumerate(x.value.shape)]
     source = m.input(x.dtype, part)
     if m.pick.random() < 0.5 and not m.dynamic:
-        begins = [n - part[axis] if d == axis else 0 for d in range(len(x.dims))]
+        begins = [n - few if d == axis else 0 for d in range(len(x.dims))]
         ends = list(x.dims)
         m.node("StridedSliceAssign", x.dims, x.exact, x.value, begins, ends, [1] * len(ends),
                source.value)  # fmt: skip
         return
-    order = torch.rand(x.dims, generator=m.noise).argsort(axis).narrow(axis, 0, part[axis])
-    index = m.input(torch.int64, part, n)
-    m.inputs[-1] = order.contiguous()
+
+    def positions(noise: Noise, size: Resize) -> torch.Tensor:
+        return noise.different(m.real(part, size), axis, m.real([whole], size)[0])
+
+    index = m.input_made_by(positions, torch.int64, part)
     m.node("ScatterElements", x.dims, x.exact, x.value, index.value, source.value, axis=axis)
 
 

@@ -205,8 +205,8 @@ def test_fresh_config(config: CompilerConfig) -> None:
 
 
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
-    # 71 of the original, the hidden directory of the summary, and strict_converters.
-    assert len(list(leaves(config))) == 71 + 1 + 1
+    # 71 of the original, the hidden directory of the summary, strict_converters and native_code.
+    assert len(list(leaves(config))) == 71 + 1 + 2
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:

@@ -18,6 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = {
     "examples/tour.py": ("", ["README.md", "docs/tour.md"]),
     "examples/custom_op.py": ("", ["docs/writing_converters.md"]),
+    "examples/native.py": ("equal to eager", ["docs/cpu_engine.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
 
@@ -69,10 +70,12 @@ def test_readme_example_runs(tmp_path):
     assert stems == ["dynamo_optimized_graph_1", "dynamo_original_graph_1"]
 
 
-def test_the_model_of_the_tour_is_the_one_that_runs():
-    source = (ROOT / "examples" / "tour.py").read_text()
-    (model,) = blocks(ROOT / "docs" / "tour.md", "python")
-    assert all(line in source for line in model.splitlines())
+@pytest.mark.parametrize("page, program", [("tour.md", "tour.py"), ("cpu_engine.md", "native.py")])
+def test_quoted_code_is_the_one_that_runs(page, program):
+    source = (ROOT / "examples" / program).read_text()
+    quoted = [x.strip() for b in blocks(ROOT / "docs" / page, "python") for x in b.splitlines()]
+    assert quoted
+    assert not [line for line in quoted if line not in source]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -255,6 +255,9 @@ def test_one_kernel_for_all_sizes(library, dtype, kind):
 def test_nothing_to_do(library, length, span):
     inputs = random(torch.float32, 2, 2, 1, length, span, 16)
     check(compute(library, *inputs, threads=2), truth(*inputs), torch.float32)
+    for batch, heads in ((0, 2), (2, 0)):
+        out, lse = compute(library, *random(torch.float32, batch, heads, heads, length, span, 16))
+        assert out.numel() == lse.numel() == 0
 
 
 # ---- layouts ----

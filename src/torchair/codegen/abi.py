@@ -1,7 +1,7 @@
 """The calling convention of generated kernels, and the words all generators share.
 
-A kernel is a native function `void kernel(i64 tid, i64 nt, ptr words)`. It is called by each of `nt`
-threads and does the share of thread `tid`. `words` is an array of 64-bit words: first the addresses
+A kernel is a native function `void kernel(i64 tid, i64 nt, ptr words)`. Each of `nt` threads calls
+it, and it does the share of thread `tid`. `words` is an array of 64-bit words: first the addresses
 of its operands, then the sizes and strides that are not known when the code is made.
 """
 

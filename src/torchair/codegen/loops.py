@@ -41,8 +41,8 @@ class Expr:
     - `reduce` (data: sum, prod, max, min, any, all) over the reduced axes of the nest,
     - the name of an operator on values: see `OPERATORS`, or any name in the maths library.
 
-    `dtype` is the type in a register: f32, f64, i64, i32, i16, i8, u8 or bool. bf16 and f16 exist in
-    memory only; loading gives f32, storing rounds.
+    `dtype` is the type in a register: f32, f64, i64, i32, i16, i8, u8 or bool. bf16 and f16 exist
+    in memory only; loading gives f32, storing rounds.
     """
 
     kind: str
@@ -52,9 +52,12 @@ class Expr:
 
 
 OPERATORS = frozenset(
-    "add sub mul div neg abs min max eq ne lt le gt ge and or xor not shl shr where "
-    "floordiv remainder fmod isnan isinf isfinite sign".split()
-)
+    {
+        "add", "sub", "mul", "div", "neg", "abs", "min", "max", "eq", "ne", "lt", "le", "gt", "ge",
+        "and", "or", "xor", "not", "shl", "shr", "where", "floordiv", "remainder", "fmod", "isnan",
+        "isinf", "isfinite", "sign",
+    }
+)  # fmt: skip
 """Operators that need no maths library. On integers `div` truncates, `floordiv` and `remainder`
 follow Python; `min` and `max` of floats give NaN if either is; comparisons give bool; `where` takes
 a bool first; `and`, `or`, `xor`, `not` are bitwise on integers and logical on bool."""

@@ -30,6 +30,10 @@ def _true_or_false(raw: Any) -> str | None:
     return None if raw is None else str(bool(raw)).lower()
 
 
+def _only_off(raw: Any) -> str | None:
+    return None if raw else "0"
+
+
 def _strategy_number(strategy: str) -> str:
     return str(TOPOLOGY_STRATEGIES.index(strategy))
 
@@ -90,7 +94,7 @@ class ExperimentalConfig(Section):
     tiling_schedule_optimize = flag(False).emits("ge.tiling_schedule_optimize")
     pattern_fusion_pass = flag(True).emits("pattern_fusion_pass", modes=ALL_MODES)
     strict_converters = flag(False)
-    native_code = flag(True).emits("torchair.nativeCode")
+    native_code = flag(True).emits("torchair.nativeCode", encode=_only_off)
     aclgraph = AclgraphExperimentalConfig()
 
 

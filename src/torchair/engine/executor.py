@@ -174,10 +174,17 @@ class ProgramPool:
         )
         self._free: dict[int, deque[Program | NativeProgram]] = {}
 
+    def prepare(self) -> None:
+        """Bind a first program, so that the first call finds it."""
+        self._programs().append(self._bind(self.plan))
+
+    def _programs(self) -> deque[Program | NativeProgram]:
+        key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
+        return self._free.setdefault(key, deque(maxlen=_SPARE))
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Take a free program, run it, give it back."""
-        key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
-        free = self._free.setdefault(key, deque(maxlen=_SPARE))
+        free = self._programs()
         try:
             program = free.pop()
         except IndexError:

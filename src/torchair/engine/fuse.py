@@ -15,6 +15,7 @@ from torchair.catalog import Op, Trait, row_of, steering_values
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower.build import Group, Space, reduced_space, single, whole
 from torchair.engine.lower.core import TYPES
+from torchair.engine.spaces import epilogue_spaces, map_space, space_through, splits_rows
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
@@ -83,8 +84,8 @@ class Fusion:
         for item in self.order:
             if isinstance(item, Unit):
                 names = " ".join(n.type for n in item.nodes)
-                lines.append(f"{item.kind:9s} {names}   ({item.why or 'nothing else reads it'})")
-            elif item in self.alone and self.alone[item]:
+                lines.append(f"{item.kind:9s} {names}   ({item.why or 'nothing joined after it'})")
+            elif self.alone.get(item):
                 lines.append(f"torch     {item.type}   ({self.alone[item]})")
         return "\n".join(lines)
 
@@ -337,6 +338,8 @@ class _Fuser:
             group.reduced = _reduced(node)
         first = next(iter(spaces))
         if unit.kind != "loops" and not any(n not in unit.views for n in group.nodes):
+            if len(group.shape) != len(first.shape or ()):
+                group.spaces.pop(group.given[0], None)  # its rows run along several axes now
             group.domain = first
         group.nodes.append(node)
         group.spaces.update(spaces)
@@ -348,18 +351,21 @@ class _Fuser:
         """The space of an operand that the unit makes, perhaps through views that move nothing."""
         if self.unit_of.get(value.node) is unit:
             return unit.group.spaces.get(value)
-        if not _is_view(value.node) or value.node.type not in LOWERINGS:
+        if not _is_view(value.node) or value.node.type not in LOWERINGS or unit.kind == "conv":
             return None
+        if value.node in unit.views:
+            views[value.node] = None
+            return unit.group.spaces.get(value)
         base = value.node.values()[0]
         space = self._seen(unit, base, views)
         if space is None:
             return None
-        if unit.kind in ("matmul",) and unit.group.given == [base] and _splits_rows(base, value):
+        if unit.kind in ("matmul",) and unit.group.given == [base] and splits_rows(base, value):
             fresh = all(n in unit.views for n in unit.group.nodes)
             if fresh and base.users() == [value.node] and base not in self.results:
                 views[value.node] = None
                 return whole(value)
-        made = _space_through(base, space, value)
+        made = space_through(base, space, value)
         if made is not None:
             views[value.node] = None
         return made
@@ -371,10 +377,10 @@ class _Fuser:
         if row.kind == "reduce":
             return self._reduce_spaces(unit, node, seen)
         if unit.kind != "loops":
-            return _epilogue_spaces(unit, node, seen)
+            return epilogue_spaces(unit.group, unit.views, node, seen)
         spaces = {}
         for out in node.outputs:
-            space = _map_space(unit.group, out, seen)
+            space = map_space(unit.group, out, seen)
             if space is None:
                 return f"{node.type} runs over other axes"
             spaces[out] = space
@@ -423,7 +429,12 @@ class _Fuser:
         rest = [n for n in unit.group.nodes if n is not node and n not in unit.views]
         mark = 1 << other.number
         apart = not any(self._needs_outside(n, unit) & mark for n in rest)
-        return apart and not self.before[other.number] & (1 << unit.number)
+        direct = all(
+            self.unit_of.get(v.node) in (unit, other) or not self._bits(v.node) & mark
+            for v in node.values()
+            if v.node not in unit.views
+        )
+        return apart and direct and not self.before[other.number] & (1 << unit.number)
 
     def _needs_outside(self, node: Node, unit: Unit) -> int:
         bits = 0
@@ -434,6 +445,8 @@ class _Fuser:
 
     def _inline_producers(self, unit: Unit, node: Node) -> None:
         """What only this node reads, and what is cheap, is computed where it is read."""
+        if unit.group.reduced and _one_long_row(unit.group.shape, unit.group.reduced):
+            return
         for other in self._candidates(node):
             if other is unit or other.kind != "loops" or other.group.reduced or other.views:
                 continue
@@ -563,69 +576,3 @@ def _one_long_row(shape: Iterable[object], reduced: frozenset[int]) -> bool:
     rows = numel(d for i, d in enumerate(dims) if i not in reduced)  # type: ignore[misc]
     row = numel(d for i, d in enumerate(dims) if i in reduced)  # type: ignore[misc]
     return rows < 8 and row > _LONG_ROW  # type: ignore[operator]
-
-
-def _splits_rows(base: Value, view: Value) -> bool:
-    """Whether a view only gives the rows of a matrix product other leading dims."""
-    a, b = base.shape or (), view.shape or ()
-    return len(a) >= 1 and len(b) >= 1 and view.node.type == "Reshape" and a[-1] == b[-1]
-
-
-def _space_through(base: Value, space: Space, view: Value) -> Space | None:
-    """The space of a view that only adds or removes dims of size 1."""
-    before = [(n, s) for n, s in zip(base.shape or (), space, strict=True) if n != 1]
-    after = [n for n in view.shape or () if n != 1]
-    if [n for n, _ in before] != after or view.node.type == "Transpose":
-        return None
-    axes = iter(s for _, s in before)
-    return tuple(None if n == 1 else next(axes) for n in view.shape or ())
-
-
-def _epilogue_spaces(
-    unit: Unit, node: Node, seen: dict[Value, Space]
-) -> dict[Value, Space] | str:
-    """What may be done to the results of a product: maps over exactly its own dims."""
-    first = next(iter(seen))
-    started = any(n not in unit.views for n in unit.group.nodes)
-    shape = unit.group.shape if started else first.shape
-    if any(s != whole(v) or v.shape != shape for v, s in seen.items()):
-        return f"{node.type} runs over other axes"
-    if any(out.shape != shape for out in node.outputs):
-        return f"{node.type} runs over other axes"
-    if all(_needs_row(u) for out in node.outputs for u in out.users()):
-        return f"what reads {node.type} needs a whole row"
-    return {out: whole(out) for out in node.outputs}
-
-
-def _needs_row(node: Node) -> bool:
-    row = LOWERINGS.get(node.type)
-    return row is not None and row.kind == "reduce"
-
-
-def _map_space(group: Group, out: Value, seen: dict[Value, Space]) -> Space | None:
-    """How the dims of an elementwise result run along the axes of the group, None if they
-    cannot."""
-    shape, dims = group.shape, out.shape or ()
-    entries: list[int | None] = []
-    for i, n in enumerate(dims):
-        if n == 1:
-            entries.append(None)
-            continue
-        axis = _axis_of(i - len(dims), seen)
-        if axis is None and len(dims) == len(shape):
-            axis = i
-        if axis is None or axis < 0 or shape[axis] != n or axis in entries:
-            return None
-        entries.append(axis)
-    missing = {a for a, n in enumerate(shape) if n != 1} - set(entries)
-    return tuple(entries) if missing <= group.reduced else None
-
-
-def _axis_of(position: int, seen: dict[Value, Space]) -> int | None:
-    """The axis along which operands run at a dim counted from the end; -1 if they disagree."""
-    axes = {
-        s[position] for s in seen.values() if len(s) >= -position and s[position] is not None
-    }
-    if not axes:
-        return None
-    return axes.pop() if len(axes) == 1 else -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 ALIGNMENT = 64
@@ -25,35 +26,67 @@ def aligned(size: int) -> int:
 def place(buffers: list[Buffer]) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
-    Each buffer takes the tightest gap left between the buffers alive at the same time.
+    Each buffer takes the tightest gap left between the buffers alive at the same time: of two such
+    buffers one is alive when the other begins.
     """
-    placed: list[Buffer] = []
+    begins = sorted({b.first for b in buffers})
+    alive: list[set[tuple[int, int, int]]] = [set() for _ in begins]  # (offset, end, number)
     total = 0
-    for buffer in sorted(buffers, key=lambda b: (-b.size, b.first)):
+    for k, buffer in enumerate(sorted(buffers, key=lambda b: (-b.size, b.first))):
         size = aligned(buffer.size)
-        rivals = [p for p in placed if p.first <= buffer.last and buffer.first <= p.last]
-        buffer.offset = _best_gap(sorted(rivals, key=lambda p: p.offset), size)
-        placed.append(buffer)
-        total = max(total, buffer.offset + size)
+        times = alive[bisect_left(begins, buffer.first) : bisect_right(begins, buffer.last)]
+        buffer.offset = _best_gap(sorted(times[0].union(*times[1:])), size)
+        end = buffer.offset + size
+        for time in times:
+            time.add((buffer.offset, end, k))
+        total = max(total, end)
     return total
 
 
-def _best_gap(rivals: list[Buffer], size: int) -> int:
+def _best_gap(rivals: list[tuple[int, int, int]], size: int) -> int:
+    """The tightest place for a size between rivals, in the order of their offsets."""
     best, best_waste, end = -1, -1, 0
-    for rival in rivals:
-        waste = rival.offset - end - size
+    for offset, taken, _ in rivals:
+        waste = offset - end - size
         if waste >= 0 and (best < 0 or waste < best_waste):
             best, best_waste = end, waste
-        end = max(end, rival.offset + aligned(rival.size))
+        if taken > end:
+            end = taken
     return best if best >= 0 else end
+
+
+class Packing:
+    """Which buffers lie above which, to place others that live as long without a search."""
+
+    def __init__(self, placed: list[Buffer]) -> None:
+        self._order = sorted(range(len(placed)), key=lambda k: placed[k].offset)
+        self._below: list[list[int]] = []  # of each buffer in that order, those alive with it
+        for n, k in enumerate(self._order):
+            b = placed[k]
+            alive = [j for j in self._order[:n] if _together(b, placed[j])]
+            self._below.append(alive)
+
+    def place(self, buffers: list[Buffer]) -> int:
+        """Give every buffer an offset; returns the arena's size in bytes."""
+        ends = [0] * len(buffers)
+        for k, below in zip(self._order, self._below, strict=True):
+            buffer = buffers[k]
+            buffer.offset = max([ends[j] for j in below], default=0)
+            ends[k] = buffer.offset + aligned(buffer.size)
+        return max(ends, default=0)
+
+
+def _together(a: Buffer, b: Buffer) -> bool:
+    return a.first <= b.last and b.first <= a.last
 
 
 def lower_bound(buffers: list[Buffer]) -> int:
     """Most bytes alive at any one step: no placement can be smaller."""
     edges: dict[int, int] = {}
     for b in buffers:
-        edges[b.first] = edges.get(b.first, 0) + aligned(b.size)
-        edges[b.last + 1] = edges.get(b.last + 1, 0) - aligned(b.size)
+        size = aligned(b.size)
+        edges[b.first] = edges.get(b.first, 0) + size
+        edges[b.last + 1] = edges.get(b.last + 1, 0) - size
     most = now = 0
     for _, change in sorted(edges.items()):
         now += change

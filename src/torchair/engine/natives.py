@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -21,6 +23,8 @@ from torchair.engine.emit import (
 )
 from torchair.engine.fuse import Fusion, Unit, fuse
 from torchair.engine.lower import LOWERINGS
+from torchair.engine.native import BrokenKernels
+from torchair.engine.pages import in_large_pages
 from torchair.engine.plan import Native
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
@@ -39,6 +43,7 @@ class Natives:
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
         self._packed: dict[tuple[Value, str, object], torch.Tensor] = {}
         self._warned: set[str] = set()
+        self._broken: dict[str, Exception] = {}
 
     def is_constant(self, value: Value) -> bool:
         """Whether a value is the same in every call: part of the graph, or frozen by the user."""
@@ -48,23 +53,40 @@ class Natives:
         tensor = self.frozen.get(value)
         return value.node.attr("value") if tensor is None else tensor
 
+    def signature(self, unit: Unit) -> Any:
+        """What units have in common that need the same code."""
+        return self._emitter.signature_of(unit)
+
     def emit(
         self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts
     ) -> NativeCall | None:
         """The call for a unit; None if there is none, which is said once with its names."""
         try:
-            return self._emitter.emit(unit, fact, layout)
+            call = self._emitter.emit(unit, fact, layout)
+            broken = self._broken.get(call.kernel.entry)
+            if broken is None:
+                return call
+            self._warn(unit, broken)
         except NotNative as e:
             logger.info("%s runs node by node: %s", _names(unit), e)
         except Exception as e:
-            name = _names(unit)
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "no native code for %s, it runs node by node (%s: %s)",
-                    name, type(e).__name__, e,
-                )  # fmt: skip
+            self._warn(unit, e)
         return None
+
+    def _warn(self, unit: Unit, error: Exception) -> None:
+        name = _names(unit)
+        if name not in self._warned:
+            self._warned.add(name)
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"no native code for {name}, it runs node by node ({reason})",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def forbid(self, broken: BrokenKernels) -> None:
+        """Kernels that LLVM refused: their units run node by node from now on."""
+        self._broken.update(broken.errors)
 
     def bind(self, call: NativeCall, slots: Mapping[Value, int]) -> Native:
         """The call with slots for values, and constants packed."""
@@ -79,7 +101,7 @@ class Natives:
     def _pack(self, x: Packed) -> torch.Tensor:
         key = (x.value, x.how, x.spec)
         if key not in self._packed:
-            self._packed[key] = self._packed_anew(x)
+            self._packed[key] = in_large_pages(self._packed_anew(x))
         return self._packed[key]
 
     def _packed_anew(self, x: Packed) -> torch.Tensor:

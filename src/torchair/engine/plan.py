@@ -12,7 +12,7 @@ from torchair.codegen.abi import Kernel
 from torchair.ge.graph import Node, Value
 
 
-@dataclass
+@dataclass(slots=True)
 class Root:
     """One piece of memory that values live in.
 
@@ -30,7 +30,7 @@ class Root:
     offset: int = -1
     successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
     tied_to: int = -1  # slot of the input it updates
-    fixed: bool = False  # written by native code, which knows its strides
+    fixed: bool = False  # native code knows its strides
     settled: bool = False  # made by torch, read by native code: strides must be the planned ones
 
     @property
@@ -43,7 +43,7 @@ SIZES_AT = 64
 """Word of an argument block where the sizes of a kernel begin; addresses come before."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Native:
     """A kernel with what it is called with: for each address a slot, a packed constant, "scratch"
     for memory of its own, or "fault" for the word where it notes a bad index; then sizes."""
@@ -62,7 +62,7 @@ class Native:
         return SIZES_AT + len(self.numbers) if self.numbers else len(self.slots)
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One thing to do. Kinds: `out` (kernel writes planned buffers), `call` (kernel allocates),
     `view`, `copy`, `native` (generated code), and `late` (kernel is made when the data are
@@ -122,6 +122,7 @@ class Plan:
     device: str = "cpu"
     read: set[int] = field(default_factory=set)  # slots that must exist as tensors
     places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
+    outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
 
     def place(self, slot: int) -> tuple[Root, int]:
         """The root a slot is in, and how many bytes after its begin."""

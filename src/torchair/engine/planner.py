@@ -7,51 +7,38 @@ planned buffers. Values whose dims only the data tell become late steps.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchair.catalog import Op, Row, Trait, infer, row_of
 from torchair.catalog.reference import tensor_args
+from torchair.engine.ending import Draft, Ending, Layout, Promises
+from torchair.engine.fold import folded
 from torchair.engine.fuse import Unit
-from torchair.engine.memory import Buffer, lower_bound, place
+from torchair.engine.kinds import Course, Given, Like, Unfit
 from torchair.engine.natives import Natives
-from torchair.engine.plan import OutputSpec, Plan, Root, Step, WriteBack
+from torchair.engine.plan import Plan, Root, Step
+from torchair.engine.replan import Template, learned
 from torchair.engine.strides import (
-    HOST_SIZE,
     as_list,
     content_of,
-    count_of,
-    dense_strides,
-    flat_slots,
+    in_format,
     is_dense,
-    is_known,
-    is_writable,
+    laid_out,
     meta_of,
-    same_strides,
     shares,
+    symbols_of,
     with_strides,
 )
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Graph, Node, Value
-from torchair.ge.shapes import Sym, evaluate
+from torchair.log import logger
 
-_WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 _SKIPPED = ("Data", "RefData", "NetOutput")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What an output must look like. Results of one alias group may share memory."""
-
-    dims: tuple[Any, ...]  # may be symbolic, like the strides
-    strides: tuple[Any, ...]
-    alias_group: int
-    offset: Any = None  # where it must begin in its memory, None if that does not matter
+_TEMPLATES = 4  # kept for one graph
 
 
 class Planner:
@@ -74,15 +61,44 @@ class Planner:
             self.order = [*constants, *natives.fusion.order]
         if graph.output is None:
             raise GraphError("the graph has no NetOutput", graph=graph.name)
-        self.results: list[Value] = graph.output.values()
-        self.assigned = assigned or {}
-        self.layouts = list(layouts) if layouts is not None else [None] * len(self.results)
+        results = graph.output.values()
+        self.promises = Promises(
+            results,
+            [n.outputs[0] for n in graph.data],
+            assigned or {},
+            layouts if layouts is not None else [None] * len(results),
+        )
+        self._templates: list[Template] = []
+        self._tries = 0
 
     def plan(
         self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None] | None = None
     ) -> Plan:
         """A plan for inputs of these types and dims; strides are contiguous where none is given."""
-        return _Build(self, inputs, strides or [None] * len(inputs)).run()
+        return _Build(self, inputs, strides or [None] * len(inputs)).run()[0]
+
+    def plan_for(self, given: Given) -> Plan | None:
+        """A plan from one made before, if only these inputs differ from then."""
+        for template in self._templates:
+            try:
+                return template.plan(given)
+            except Unfit as e:
+                logger.info("%s is planned anew: %s", self.graph.name, e)
+        return None
+
+    def learn(
+        self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...]], varying: Sequence[int]
+    ) -> Plan:
+        """A plan that others will be made from, if that can be done; `varying` are the inputs that
+        differ from call to call."""
+        self._tries += 1
+        plan, template = _Build(self, inputs, strides).run(
+            varying if self._tries <= _TEMPLATES else None
+        )
+        given = {i: (inputs[i], strides[i]) for i in varying}
+        if template is not None and template.reproduces(plan, given):
+            self._templates.append(template)
+        return plan
 
 
 class _Build:
@@ -100,7 +116,10 @@ class _Build:
         self.members: dict[int, list[Value]] = {}  # by root slot
         self.done: set[Node] = set()
         self.devices: dict[Value, str] = {}
-        self.data = [n.outputs[0] for n in planner.graph.data]
+        self.like: dict[Value, Like] = {}
+        self.units: dict[int, Unit] = {}  # by number of the step
+        self.inferred: list[Node] = []
+        self.data = planner.promises.data
         for value, fact, own in zip(self.data, inputs, strides, strict=True):
             self.facts[value] = fact
             self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
@@ -109,20 +128,26 @@ class _Build:
             frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
             if frozen is not None:
                 root.kind, self.plan.constants[root.slot] = "const", frozen
-        self.env = self._symbols()
+        self.env = symbols_of((v, self.facts[v]) for v in self.data)
 
-    def run(self) -> Plan:
+    def run(self, varying: Sequence[int] | None = None) -> tuple[Plan, Template | None]:
+        """The plan, and a template for others if only these inputs vary from call to call."""
         for item in self.p.order:
             if isinstance(item, Unit):
                 self._unit(item)
             else:
                 self._node(item)
                 self.done.add(item)
-        self._outputs(self.env)
-        self._write_backs()
-        self._place()
-        self._bind_views()
-        return self.plan
+        natives, promises = self.p.natives, self.p.promises
+        native = natives is not None
+        draft = Draft(self.plan, self.slot, self.root, self.metas, self.env, native)
+        template = None
+        if natives is not None and varying is not None:
+            course = Course(
+                draft, self.facts, self.like, self.units, self.inferred, natives, promises
+            )
+            template = learned(course, varying)
+        return Ending(draft, promises).run(), template
 
     @property
     def now(self) -> int:
@@ -194,6 +219,7 @@ class _Build:
             self.devices[value] = stamped or near
 
     def _infer(self, node: Node) -> list[Fact]:
+        self.inferred.append(node)
         unknown = [Fact(v.dtype) for v in node.outputs]
         if any(self.facts[v].shape is None for v in node.values()):
             return unknown
@@ -208,30 +234,10 @@ class _Build:
 
     def _fold(self, node: Node, row: Row, facts: list[Fact]) -> bool:
         """Small integers that only depend on sizes become constants of the plan."""
-        if not node.outputs or row.has(Trait.SIDE_EFFECT | Trait.RANDOM):
-            return False
-        if not all(is_known(f) for f in facts):
-            inputs = [self.facts[v] for v in node.values()]
-            small = all(f.shape is not None and count_of(f) <= HOST_SIZE for f in facts)
-            if not small or not inputs or not all(is_known(f) for f in inputs):
-                return False
-            facts = self._evaluate(node, row)
-        for value, fact in zip(node.outputs, facts, strict=True):
-            tensor = torch.tensor(fact.content, dtype=ge_to_torch(fact.dtype))
-            self._constant(value, tensor.reshape(fact.shape))  # type: ignore[arg-type]
-        return True
-
-    def _evaluate(self, node: Node, row: Row) -> list[Fact]:
-        def tensor(v: Value) -> torch.Tensor:
-            fact = self.facts[v]
-            made = torch.tensor(fact.content, dtype=ge_to_torch(fact.dtype))
-            return made.reshape(fact.shape)  # type: ignore[arg-type]
-
-        result = row.kernel(Op(node, self._fact))(*tensor_args(node, row, tensor))
-        return [
-            Fact(self.facts[v].dtype, tuple(t.shape), t.tolist())
-            for v, t in zip(node.outputs, as_list(result), strict=True)
-        ]
+        tensors = folded(node, row, facts, self._fact)
+        for value, tensor in zip(node.outputs, tensors or (), strict=False):
+            self._constant(value, tensor)
+        return tensors is not None
 
     def _constant(self, value: Value, tensor: torch.Tensor) -> None:
         dtype = self.facts[value].dtype if value in self.facts else value.dtype
@@ -327,8 +333,8 @@ class _Build:
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:
             root = self.root[slot]
-            if root.kind == "torch":
-                root.settled = True
+            root.settled = root.settled or root.kind == "torch"
+            root.fixed = root.fixed or root.kind == "arena"
         self._touch(slots)
         made = {v: self._new_root(v, "arena", meta) for v, meta in outs.items()}
         for root in made.values():
@@ -343,6 +349,7 @@ class _Build:
         node = unit.group.nodes[-1] if update is not None else unit.head
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
         step.native, step.also = native, unit.nodes
+        self.units[self.now] = unit
         self.plan.steps.append(step)
         self.done.update(inside)
         return None
@@ -354,27 +361,40 @@ class _Build:
             self.done.add(node)
 
     def _native_meta(self, unit: Unit, value: Value) -> torch.Tensor:
-        """Dims and strides a native result gets: what was promised of it, or those of an operand
-        of the same dims, so that layouts such as channels-last carry through."""
-        assert self.p.natives is not None
         meta = meta_of(self.facts[value])
+        self.like[value] = like = self._like(unit, value, meta)
+        if isinstance(like, torch.memory_format):
+            return in_format(meta, like)
+        return laid_out(meta, self._strides_like(like))
+
+    def _like(self, unit: Unit, value: Value, meta: torch.Tensor) -> Like:
+        """What decides the strides of a native result: what was promised of it, or an operand of
+        the same dims, so that layouts such as channels-last carry through."""
+        assert self.p.natives is not None
         updated = self.p.natives.updated(unit)
         if updated is not None:
-            own = self.metas[self.slot[updated]]
-            return own if own is not None else meta
-        if value in self.p.results:
-            k = self.p.results.index(value)
-            layout = self.p.layouts[k]
-            if layout is None or k in self.p.assigned:
-                return meta
-            strides = evaluate(layout.strides, self.env)
-            return with_strides(meta, strides) if is_dense(meta.shape, strides) else meta
+            return updated
+        results = self.p.promises.results
+        if value in results:
+            k = results.index(value)
+            return None if k in self.p.promises.assigned else k
         for v in unit.inputs:
             like = self.metas[self.slot[v]]
-            if like is not None and like.shape == meta.shape and not like.is_contiguous():
-                if is_dense(like.shape, like.stride()):
-                    return with_strides(meta, like.stride())
-        return meta
+            if like is None or like.shape != meta.shape or like.is_contiguous():
+                continue
+            if is_dense(like.shape, like.stride()):
+                return v
+        source = self.metas[self.slot[unit.inputs[0]]]
+        close = unit.kind == "pool" and source is not None and source.stride()[1] == 1
+        if unit.kind == "conv" or close:
+            return torch.channels_last  # what convolutions are fastest with
+        return None
+
+    def _strides_like(self, like: Value | int | None) -> tuple[int, ...] | None:
+        if isinstance(like, Value):
+            found = self.metas[self.slot[like]]
+            return None if found is None else found.stride()
+        return None if like is None else self.p.promises.strides(like, self.env)
 
     def _late(self, node: Node, row: Row) -> None:
         args = tensor_args(node, row, self.slot.__getitem__)
@@ -385,209 +405,3 @@ class _Build:
             outs.append(self._new_root(value, "torch", None).slot)
         slots = {v: self.slot[v] for v in node.values()}
         self.plan.steps.append(Step(node, "late", None, args, outs, slots=slots))
-
-    # ---- the end of the graph ----
-
-    def _symbols(self) -> dict[str, int]:
-        env: dict[str, int] = {}
-        for value in self.data:
-            fact = self.facts[value]
-            if isinstance(value.content, Sym) and value.content.expr.is_Symbol and is_known(fact):
-                env[value.content.expr.name] = fact.content
-            for declared, real in zip(value.shape or (), fact.shape or (), strict=False):
-                if isinstance(declared, Sym) and declared.expr.is_Symbol:
-                    env[declared.expr.name] = real  # type: ignore[assignment]
-        return env
-
-    def _outputs(self, env: dict[str, int]) -> None:
-        members = Counter(self._group(k) for k in range(len(self.p.results)))
-        wanted = [self._wanted(k, self.slot[v], env) for k, v in enumerate(self.p.results)]
-        laid_out: set[int] = set()
-        for k, value in enumerate(self.p.results):
-            slot = self.slot[value]
-            self._touch([slot], self.now)
-            if k not in self.p.assigned and slot not in laid_out:
-                laid_out.add(slot)
-                self._lay_out(slot, wanted[k])
-        owner: dict[int, int] = {}  # root slot: the alias group that has it
-        for k, value in enumerate(self.p.results):
-            slot = self.slot[value]
-            if k in self.p.assigned:
-                self.plan.outputs.append(OutputSpec(slot))
-                continue
-            group, root = self._group(k), self.root[slot]
-            mine = root.kind in ("arena", "fresh", "torch")
-            mine = mine and owner.setdefault(root.slot, group) == group
-            offset = self._offset(k, env)
-            spec = self._leave(slot, root, wanted[k], offset, mine, shared=members[group] > 1)
-            spec.again = any(slot == before.slot for before in self.plan.outputs)
-            self.plan.outputs.append(spec)
-
-    def _group(self, k: int) -> int:
-        layout = self.p.layouts[k]
-        return layout.alias_group if layout is not None else -1 - k
-
-    def _lay_out(self, slot: int, wanted: tuple[int, ...] | None) -> None:
-        """Give a buffer that leaves the graph whole the strides it must have, and its views
-        theirs."""
-        root, meta = self.root[slot], self.metas[slot]
-        if meta is None or meta is not root.meta or root.kind != "arena" or wanted is None:
-            return
-        if root.fixed:
-            return
-        if same_strides(meta, wanted) or not is_dense(meta.shape, wanted):
-            return
-        root.meta = self.metas[slot] = with_strides(meta, wanted)
-        for step in self.plan.steps:
-            if step.kind != "view" or self.root[step.args[0]] is not root:
-                continue
-            assert step.kernel is not None
-            views = as_list(step.kernel(self.metas[step.args[0]]))
-            self.metas.update(zip(step.outs, views, strict=True))
-
-    def _offset(self, k: int, env: dict[str, int]) -> int | None:
-        layout = self.p.layouts[k]
-        if layout is None or layout.offset is None:
-            return None
-        try:
-            return evaluate([layout.offset], env)[0]
-        except KeyError:  # a size that only the data tell
-            return None
-
-    def _leave(
-        self, slot: int, root: Root, wanted: tuple[int, ...] | None, offset: int | None,
-        mine: bool, shared: bool,
-    ) -> OutputSpec:  # fmt: skip
-        meta = self.metas[slot]
-        if meta is None or root.kind == "torch":
-            usable = wanted is None or meta is None or is_writable(meta.shape, wanted)
-            copied = not mine or (offset or 0) != 0
-            return OutputSpec(slot, wanted if usable else None, copied, offset or 0)
-        wanted = wanted if wanted is not None else dense_strides(meta)
-        whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
-        in_place = offset is None or offset == meta.storage_offset()
-        if mine and whole and in_place and same_strides(meta, wanted):
-            root.kind = "fresh"
-            return OutputSpec(slot, wanted)
-        if not is_writable(meta.shape, wanted):
-            wanted = dense_strides(meta)
-        return OutputSpec(slot, wanted, True, offset or 0)
-
-    def _wanted(self, k: int, slot: int, env: dict[str, int]) -> tuple[int, ...] | None:
-        layout, meta = self.p.layouts[k], self.metas[slot]
-        if layout is None or meta is None:
-            return None
-        try:
-            dims, strides = evaluate(layout.dims, env), evaluate(layout.strides, env)
-        except KeyError:  # a size that only the data tell
-            return None
-        if dims != tuple(meta.shape):
-            made = self.p.results[k]
-            raise GraphError(
-                f"output {k} has dims {list(meta.shape)}, tracing promised {list(dims)}",
-                node=made.node.name,
-            )
-        return strides
-
-    def _write_backs(self) -> None:
-        written = {self.slot[self.data[d]] for d in self.p.assigned.values()}
-        for k, d in self.p.assigned.items():
-            target = self.slot[self.data[d]]
-            source = self.slot[self.p.results[k]]
-            root = self.root[source]
-            if source == target or self._tie(source, target):
-                continue
-            staged = root.kind == "input" and root.slot in written
-            self.plan.write_backs.append(WriteBack(target, source, staged))
-
-    def _tie(self, source: int, target: int) -> bool:
-        """Let the value be computed in the memory of the input it updates, if no one needs the
-        old content any more."""
-        root, data = self.root[source], self.root[target]
-        if root.kind != "arena" or self.metas[source] is not root.meta:
-            return False
-        if root.meta.shape != data.meta.shape or root.meta.dtype != data.meta.dtype:
-            return False
-        if self.p.natives is not None and root.meta.stride() != data.meta.stride():
-            return False
-        if data.last > root.first or root.tied_to >= 0 or data.tied_to >= 0:
-            return False
-        if data.last == root.first and not self._updates(root, target):
-            return False
-        root.kind, root.tied_to, data.tied_to = "tied", target, target
-        return True
-
-    def _updates(self, root: Root, target: int) -> bool:
-        """Whether the step that makes this value may read the input while overwriting it."""
-        step = self.plan.steps[root.first]
-        row = row_of(step.node.type)
-        assert row is not None
-        if step.native is not None and not step.native.copies:
-            return step.native.pointwise and all(
-                self.metas[a] is self.root[a].meta for a in step.args if self.root[a].slot == target
-            )
-        reads = [a for a in flat_slots(step.args) if self.root[a].slot == target]
-        if row.has(Trait.WRITES_FIRST):
-            return step.args[0] == target and len(reads) == 1
-        return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
-
-    def _place(self) -> None:
-        arena = [r for r in self.plan.roots if r.kind == "arena"]
-        buffers: dict[int, Buffer] = {}
-        chosen: dict[int, Buffer] = {}
-        for root in arena:
-            before = root.successor_of
-            if before is not None and before.kind == "arena" and before.last == root.first:
-                buffer = chosen[before.slot]
-                buffer.last = max(buffer.last, root.last)
-            else:
-                buffer = buffers[root.slot] = Buffer(root.size, root.first, root.last)
-            chosen[root.slot] = buffer
-        self.plan.arena_size = place(list(buffers.values()))
-        self.plan.arena_floor = lower_bound(list(buffers.values()))
-        for root in arena:
-            root.offset = chosen[root.slot].offset
-
-    def _bind_views(self) -> None:
-        """Views of planned or constant memory are made once, the others at every call."""
-        for slot, root in self.root.items():
-            large = self.metas[slot] is None or root.size >= _WORTH_FREEING
-            if root.kind == "torch" and root.last < self.now and large:
-                self.plan.steps[root.last].frees.append(slot)
-        self._copy_before_updates()
-        kept: list[Step] = []
-        read = self._read_by_torch()
-        for step in self.plan.steps:
-            planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
-            if step.kind != "view" or read.intersection(step.outs):
-                (self.plan.bound if planned else kept).append(step)
-        self.plan.steps = kept
-        self.plan.read = read
-        self.plan.places = {
-            slot: (root, self._bytes(slot)) for slot, root in self.root.items()
-        }
-
-    def _copy_before_updates(self) -> None:
-        """Native code that updates parts of a value begins with a copy, if it is not in place."""
-        steps: list[Step] = []
-        for step in self.plan.steps:
-            updates = step.native is not None and step.native.copies
-            if updates and self.root[step.outs[0]].kind != "tied":
-                steps.append(Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
-            steps.append(step)
-        self.plan.steps = steps
-
-    def _bytes(self, slot: int) -> int:
-        meta = self.metas[slot]
-        return 0 if meta is None else int(meta.storage_offset()) * meta.element_size()
-
-    def _read_by_torch(self) -> set[int]:
-        """Slots that must exist as tensors, because torch works on them or they leave."""
-        read = {o.slot for o in self.plan.outputs}
-        read |= {s for w in self.plan.write_backs for s in (w.input_slot, w.value_slot)}
-        for step in reversed(self.plan.steps):
-            if step.kind == "native":
-                continue
-            if step.kind != "view" or read.intersection(step.outs):
-                read |= {*flat_slots(step.args), *step.outs, *step.slots.values()}
-        return read

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +15,7 @@ import torch
 
 from torchair.catalog import steering_values
 from torchair.engine.executor import ProgramPool
-from torchair.engine.native import available, library
+from torchair.engine.native import BrokenKernels, available, library
 from torchair.engine.natives import Natives
 from torchair.engine.options import EngineOptions, engine
 from torchair.engine.passes import ENGINE_PASSES, GraphState, ge_kind
@@ -115,20 +117,30 @@ class TorchNpuGraph:
         with label("TorchNpuGraphBase::Compile"):
             self._state.topology = self._options.topology
             self._state.switches = self._options.switches
+            start = time.perf_counter()
             runner = PassRunner(ge_kind(lambda g: "", "txt"), self._options, self.trace)
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
             runner.run(passes, graph, self._state)
-            outputs = len(graph.output.values())  # type: ignore[union-attr]
+            passed = time.perf_counter()
             self._natives = self._fuse(graph, inputs)
-            self._planner = Planner(
-                graph,
-                self._device.name,
-                self._state.assigned,
-                [*self._layouts, *[None] * outputs][:outputs],
-                self._natives,
-            )
+            self._planner = self._new_planner()
             self._prepare_inputs()
+            native_logger.event(
+                "graph %s: passes %dus, fusion %dus",
+                self.name, (passed - start) * 1e6, (time.perf_counter() - passed) * 1e6,
+            )  # fmt: skip
             native_logger.info("graph %s compiled, %s nodes", self.name, len(graph))
+
+    def _new_planner(self) -> Planner:
+        graph = self.graph
+        outputs = len(graph.output.values())  # type: ignore[union-attr]
+        return Planner(
+            graph,
+            self._device.name,
+            self._state.assigned,
+            [*self._layouts, *[None] * outputs][:outputs],
+            self._natives,
+        )
 
     def _fuse(self, graph: Graph, inputs: Sequence[torch.Tensor] | None) -> Natives | None:
         """Native units of the graph, None where generated code is off or cannot run."""
@@ -136,7 +148,7 @@ class TorchNpuGraph:
             return None
         missing = available()
         if missing is not None:
-            native_logger.warning("no native code on this machine (%s)", missing)
+            warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
             return None
         natives = Natives(graph, library().target, self._frozen(graph, inputs))
         if Flags.read().debug >= 3:
@@ -171,8 +183,12 @@ class TorchNpuGraph:
         self._checks: list[_Check] = []
         self._key_of: list[Callable[[Sequence[torch.Tensor]], Any]] = []
         self._by_value: set[int] = set()
+        self._varying: list[int] = []  # inputs that may differ from call to call
+        self._dynamic = self.graph.is_dynamic
         for i, value in enumerate(self._data):
             source = self._state.inputs[i] if i < len(self._state.inputs) else InputSource((i,))
+            if not source.static or not is_static(value.shape):
+                self._varying.append(i)
             if not source.static:
                 self._checks.append(_Check(i, value, self._device.name))
             if not source.static and self._natives is not None and value.shape != ():
@@ -241,19 +257,32 @@ class TorchNpuGraph:
         return outputs
 
     def _input_facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
-        facts = []
-        for i, (value, t) in enumerate(zip(self._data, inputs, strict=True)):
-            _Check(i, value, self._device.name).verify(t)
-            content: Any = None
-            if i in self._by_value:
-                content = tuple(t.tolist()) if t.dim() else t.item()
-            facts.append(Fact(torch_to_ge(t.dtype), tuple(t.shape), content))
-        return facts
+        return [self._input_fact(i, t) for i, t in enumerate(inputs)]
+
+    def _input_fact(self, i: int, t: torch.Tensor) -> Fact:
+        _Check(i, self._data[i], self._device.name).verify(t)
+        content: Any = None
+        if i in self._by_value:
+            content = tuple(t.tolist()) if t.dim() else t.item()
+        return Fact(torch_to_ge(t.dtype), tuple(t.shape), content)
 
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool:
         assert self._planner is not None
-        strides = [t.stride() for t in inputs] if self._natives is not None else None
-        pool = ProgramPool(self._planner.plan(self._input_facts(inputs), strides))
+        start, compiled = time.perf_counter(), library().seconds
+        pool = ProgramPool(self._plan(self._planner, inputs))
+        planned = time.perf_counter()
+        try:
+            pool.prepare()
+        except BrokenKernels as e:
+            assert self._natives is not None
+            self._natives.forbid(e)
+            self._planner = self._new_planner()
+            return self._pool(key, inputs)
+        native_logger.event(
+            "graph %s: plan and kernel text %dus, kernels compiled %dus, bound %dus", self.name,
+            (planned - start) * 1e6, (library().seconds - compiled) * 1e6,
+            (time.perf_counter() - planned) * 1e6,
+        )  # fmt: skip
         with self._lock:
             self._plans[key] = pool
             while len(self._plans) > 1 and (
@@ -262,6 +291,19 @@ class TorchNpuGraph:
             ):
                 self._plans.popitem(last=False)
         return pool
+
+    def _plan(self, planner: Planner, inputs: Sequence[torch.Tensor]) -> Plan:
+        """A plan for new sizes: from one made before if that can be, else from the graph."""
+        if self._natives is None:
+            return planner.plan(self._input_facts(inputs))
+        if not self._dynamic:
+            return planner.plan(self._input_facts(inputs), [t.stride() for t in inputs])
+        given = {i: (self._input_fact(i, inputs[i]), inputs[i].stride()) for i in self._varying}
+        plan = planner.plan_for(given)
+        if plan is None:
+            strides = [t.stride() for t in inputs]
+            plan = planner.learn(self._input_facts(inputs), strides, self._varying)
+        return plan
 
     def _freshen(self, key: Any) -> None:
         with self._lock:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchair.ge.dtypes import ge_to_torch
-from torchair.ge.graph import Fact
-from torchair.ge.shapes import Sym, contiguous_strides
+from torchair.ge.graph import Fact, Value
+from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
 
 HOST_SIZE = 64
+
+
+class Formula:
+    """Sizes that follow from the values of symbols, compiled once."""
+
+    def __init__(self, sizes: Sequence[Any]) -> None:
+        self.names = sorted(free_symbols(sizes))
+        self._compute = compile_dims(sizes, self.names)
+
+    def __call__(self, values: Mapping[str, int]) -> tuple[Any, ...]:
+        return self._compute(*[values[n] for n in self.names])
 
 
 def meta_of(fact: Fact) -> torch.Tensor:
     dims: Any = fact.shape
     return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
+
+
+def in_format(meta: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """The same dims with the strides of a memory format."""
+    return torch.empty_like(meta, memory_format=memory_format)
 
 
 def dense_strides(meta: torch.Tensor) -> tuple[int, ...]:
@@ -49,6 +65,12 @@ def with_strides(meta: torch.Tensor, strides: Any) -> torch.Tensor:
     return torch.empty_strided(meta.shape, strides, dtype=meta.dtype, device="meta")
 
 
+def laid_out(meta: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """The same dims with these strides, if they leave no gaps."""
+    fits = strides is not None and is_dense(meta.shape, strides)
+    return with_strides(meta, strides) if fits else meta
+
+
 def count_of(fact: Fact) -> int:
     return math.prod(fact.shape or ())  # type: ignore[arg-type]
 
@@ -58,6 +80,25 @@ def is_known(fact: Fact) -> bool:
     if content is None or isinstance(content, Sym):
         return False
     return not (isinstance(content, tuple) and any(isinstance(c, Sym) for c in content))
+
+
+def symbols_of(inputs: Iterable[tuple[Value, Fact]]) -> dict[str, int]:
+    """Values of the symbols that inputs declare, from their facts in one call."""
+    found: dict[str, int] = {}
+    for value, fact in inputs:
+        declared, real = list(value.shape or ()), list(fact.shape or ())
+        if value.content is not None and is_known(fact):
+            declared += as_tuple(value.content)
+            real += as_tuple(fact.content)
+        for d, n in zip(declared, real, strict=False):
+            if isinstance(d, Sym) and d.expr.is_Symbol:
+                found[d.expr.name] = n  # type: ignore[assignment]
+    return found
+
+
+def as_tuple(content: Any) -> tuple[Any, ...]:
+    """Numbers of a host value, a scalar counting as one."""
+    return content if isinstance(content, tuple) else (content,)
 
 
 def content_of(t: torch.Tensor) -> Any:

@@ -80,10 +80,10 @@ class Decode(Form):
     def _parts(self, heads: str) -> str:
         """Among how many work items the rows of a head are divided."""
         w = self.w
-        some = w(f"call i64 @llvm.smax.i64(i64 {heads}, i64 1)")
-        w.declared["llvm.smax.i64"] = "declare i64 @llvm.smax.i64(i64, i64)"
+        one = ("i64", "1")
+        some = w.call("i64", "llvm.smax.i64", ("i64", heads), one)
         parts = w.least(w.div("%nt", some), self.sizes.rows)
-        return w(f"call i64 @llvm.smax.i64(i64 {parts}, i64 1)")
+        return w.call("i64", "llvm.smax.i64", ("i64", parts), one)
 
     def _item(self) -> None:
         w, s = self.w, self.sizes
@@ -252,8 +252,8 @@ class Decode(Form):
         name = f"llvm.vector.reduce.fadd.v{w.lanes}f32"
         start = ("float", f32(-0.0))
         total = w.fast_call(REASSOCIATE, "float", name, start, (self.vt, loop.results[0]))
-        before_ = w(f"fmul float {w(f'load float, ptr {total_at}')}, {self._lane(less)}")
-        w.do(f"store float {w(f'fadd float {before_}, {total}')}, ptr {total_at}")
+        rest = w(f"fmul float {w(f'load float, ptr {total_at}')}, {self._lane(less)}")
+        w.do(f"store float {w(f'fadd float {rest}, {total}')}, ptr {total_at}")
         w.do(f"store float {self._lane(top)}, ptr {top_at}")
 
     def _lane(self, vector: str) -> str:

@@ -95,12 +95,18 @@ def scratch_bytes(spec: MatMul, target: Target) -> int:
 
 def _form(name: str, product: Product) -> Form:
     if name == "dot":
-        long = isinstance(product.spec.k, int) and product.w.target.registers >= 32
-        tallest = 6 if long else 4
-        return DotForm(product, _balanced(product.spec.m, tallest))
+        return DotForm(product, _rows_of_dots(product.spec, product.w.target))
     tile = _tile(product.spec, product.w.target)
     kinds = {"panel": PanelForm, "direct": DirectForm, "copy": CopyForm}
     return kinds[name](product, tile)
+
+
+def _rows_of_dots(spec: MatMul, target: Target) -> int:
+    """Rows of A at once in dot products: many, since each reads B again; few if k is unknown, as
+    the code for its end is long and the form is used for few rows only."""
+    if isinstance(spec.k, Word):
+        return _balanced(spec.m, 3)
+    return _balanced(spec.m, 6 if target.registers >= 32 else 4)
 
 
 def _tile(spec: MatMul, target: Target) -> Tile:

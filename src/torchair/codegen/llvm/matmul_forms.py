@@ -15,7 +15,10 @@ from torchair.codegen.llvm.target import Target
 PANEL_BYTES = 192 * 1024
 """Most of a panel that is used in one round over k: it stays in the second level cache."""
 
-STRIP, COPY_STRIP = 48, 126
+AHEAD = 16 * 1024
+"""Bytes that the only tile of a panel fetches ahead."""
+
+STRIP, COPY_STRIP = 48, 192
 """Rows of A in a unit of work: few, to keep many threads busy; more if B is copied for them."""
 
 Place = tuple[str, str, str]
@@ -105,7 +108,7 @@ class PanelForm:
         code = TileCode(
             p.w.target, p.numbers, Tile(rows, self.tile.vectors),
             p.a_row, p.a_k, self._b_row, p.k if self.one_round else "%k",
-            not self.one_round, self._lines_ahead(), self._interleave,
+            not self.one_round, self._fetch(), self._interleave,
         )  # fmt: skip
         _define(p, f"{self.name}{rows}", code)
 
@@ -135,17 +138,28 @@ class PanelForm:
         numbers = self.product.numbers
         return max(1, self.width * numbers.pair * numbers.bytes // 64)
 
-    def _lines_ahead(self) -> int:
-        """Cache lines of the next panel that a step of each tile fetches."""
+    @property
+    def _tiles(self) -> int:
+        """Tiles that use a panel; many, if that is not known."""
         m = self.product.spec.m
-        tiles = -(-m // self.tile.rows) if isinstance(m, int) else self._lines
-        return 0 if tiles <= 1 else -(-self._lines // tiles)
+        return -(-m // self.tile.rows) if isinstance(m, int) else self._lines
+
+    def _fetch(self) -> tuple[int, int]:
+        """Cache lines that a step of each tile fetches, and how far those of steps are apart. A
+        single tile fetches one for every step of its panel, which wakes the prefetcher of the
+        processor; several tiles share the lines of the next panel."""
+        if self._tiles <= 1:
+            return (0, 0) if _fits_cache(self.product.spec) else (1, 64 * self._lines)
+        lines = -(-self._lines // self._tiles)
+        return lines, 64 * lines
 
     def _ahead(self, row: str) -> str:
-        """What this tile fetches: its part of the memory after this panel, or nothing new."""
-        w, lines = self.product.w, self._lines_ahead()
+        """Where a tile begins to fetch."""
+        w, (lines, _) = self.product.w, self._fetch()
         if lines == 0:
             return self._b
+        if self._tiles <= 1:
+            return w.offset(self._b, "i8", str(AHEAD))
         steps = divide_up(w, self._count, str(self.product.numbers.pair))
         done = w.mul(w.div(row, str(self.tile.rows)), str(lines))
         skipped = w.mul(w.mul(steps, w.add(done, str(self._lines))), "64")
@@ -187,8 +201,8 @@ class CopyForm(PanelForm):
         sizes = [("i64", x) for x in (count, columns, p.b_k, p.b_column)]
         _call(p, f"{self.name}.pack", ("ptr", p.address_of_b(*place)), ("ptr", self._panel), *sizes)
 
-    def _lines_ahead(self) -> int:
-        return 0
+    def _fetch(self) -> tuple[int, int]:
+        return 0, 0
 
 
 class DirectForm(CopyForm):

@@ -3,6 +3,7 @@ square blocks, and loads that stop at the end of a row."""
 
 from __future__ import annotations
 
+from torchair.codegen.llvm.nest_values import prefix_mask
 from torchair.codegen.llvm.writer import REASSOCIATE, Writer
 
 
@@ -69,10 +70,10 @@ def _columns(w: Writer, kind: str, lanes: int, rows: list[str], level: int) -> d
 
 def lanes_below(w: Writer, count: str, lanes: int) -> str:
     """A mask of the lanes whose number is less than `count`."""
+    if not count.startswith("%"):
+        return prefix_mask(lanes, int(count))
     numbered = ", ".join(f"i32 {i}" for i in range(lanes))
-    if count.startswith("%"):
-        count = w(f"trunc i64 {count} to i32")
-    limit = w.splat("i32", count, lanes)
+    limit = w.splat("i32", w(f"trunc i64 {count} to i32"), lanes)
     return w(f"icmp ult <{lanes} x i32> <{numbered}>, {limit}")
 
 

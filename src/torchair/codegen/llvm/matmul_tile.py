@@ -34,7 +34,7 @@ class TileCode:
     b_row: str
     k: str  # a literal if every call has the same number
     continues: bool = True  # the sums may have been begun before
-    lines_ahead: int = 0  # cache lines to fetch in each step
+    fetch: tuple[int, int] = (0, 0)  # cache lines to fetch ahead in each step, and their distance
     interleave: bool = False  # pairs of B are apart, in two rows of elements
 
     def text(self, name: str) -> tuple[str, dict[str, str]]:
@@ -67,18 +67,14 @@ class TileCode:
         ]
 
     def _sum(self, t: Writer, rows: Sequence[str], totals: list[str]) -> list[str]:
-        k = self._inside(self.k, "%k")
-        steps = t.div(k, str(self.numbers.pair))
-        unroll = 2 if self.tile.rows * self.tile.vectors < 16 else 1
-        main = t.sub(steps, t.rem(steps, str(unroll)))
-        totals = self._loop(t, rows, totals, ("0", main), unroll)
-        if main != steps:
-            totals = self._loop(t, rows, totals, (main, steps), 1)
-        if self.numbers.pair == 2 and t.rem(k, "2") != "0":
-            odd = t.rem(k, "2")
-            end = t.add(steps, odd)
-            totals = self._loop(t, rows, totals, (steps, end), 1, half=True)
-        return totals
+        """One step for each k or pair. A step of a full tile keeps the adders busy for longer
+        than its loop needs, so steps are not unrolled."""
+        k, pair = self._inside(self.k, "%k"), self.numbers.pair
+        steps, odd = t.div(k, str(pair)), t.rem(k, str(pair))
+        totals = self._loop(t, rows, totals, ("0", steps))
+        if odd == "0":
+            return totals
+        return self._loop(t, rows, totals, (steps, t.add(steps, odd)), half=True)
 
     def _loop(
         self,
@@ -86,25 +82,21 @@ class TileCode:
         rows: Sequence[str],
         totals: list[str],
         span: tuple[str, str],
-        unroll: int,
         half: bool = False,
     ) -> list[str]:
         carried = [(self.numbers.totals, x) for x in totals]
-        with t.loop(*span, step=unroll, carried=carried) as loop:
-            totals = list(loop.carried)
-            for u in range(unroll):
-                step = t.add(loop.index, str(u))
-                self._fetch(t, step)
-                totals = self._step(t, rows, totals, step, half)
-            loop.next = totals
+        with t.loop(*span, carried=carried) as loop:
+            if not half:
+                self._fetch(t, loop.index)
+            loop.next = self._step(t, rows, loop.carried, loop.index, half)
         return loop.results
 
     def _fetch(self, t: Writer, step: str) -> None:
-        for line in range(self.lines_ahead):
-            place = t.mul(step, str(self.lines_ahead * 64))
-            at = t.offset(t.offset("%ahead", "i8", place), "i8", str(64 * line))
+        lines, distance = self.fetch
+        for line in range(lines):
+            at = t.offset("%ahead", "i8", t.mul(step, str(distance)))
             kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
-            t.call("void", "llvm.prefetch.p0", ("ptr", at), *kinds)
+            t.call("void", "llvm.prefetch.p0", ("ptr", t.offset(at, "i8", str(64 * line))), *kinds)
 
     def _step(
         self, t: Writer, rows: Sequence[str], totals: list[str], step: str, half: bool

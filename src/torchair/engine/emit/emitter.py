@@ -1,9 +1,9 @@
 """From a fused unit to a native call: the kernel, and the words it is called with.
 
 Static graphs get kernels with their sizes in the code. In dynamic graphs sizes and strides are
-Numbers, so that a kernel made for one plan serves the others; an `Emitter` keeps what it made, and a
-plan for new sizes finds its kernels there. Units that look alike, as those of the layers of a model,
-share one kernel.
+Numbers, so that a kernel made for one plan serves the others; an `Emitter` keeps what it made, and
+a plan for new sizes finds its kernels there. Units that look alike, as those of the layers of a
+model, share one kernel.
 """
 
 from __future__ import annotations
@@ -122,12 +122,17 @@ class Emitter:
         variants.append(self._make(self, unit, Sizes(unit, fact, metas, self._dynamic)))
         return variants[-1].call(unit, metas)
 
-    def _key(
-        self, unit: Unit, fact: Callable[[Value], Fact], metas: Sequence[torch.Tensor]
-    ) -> Any:
+    def signature_of(self, unit: Unit) -> Any:
+        """The signature of a unit, worked out once."""
         known = self._signatures.get(id(unit))
         if known is None:
             known = self._signatures[id(unit)] = signature(unit, self.constant)
+        return known
+
+    def _key(
+        self, unit: Unit, fact: Callable[[Value], Fact], metas: Sequence[torch.Tensor]
+    ) -> Any:
+        known = self.signature_of(unit)
         if self._dynamic:
             return known, tuple(_pattern(m) for m in metas)
         contents = tuple(_contents(n, fact) for n in unit.group.nodes)
@@ -157,7 +162,8 @@ def signature(unit: Unit, constant: Callable[[Value], bool]) -> Any:
         data = set(operands_of(node))
         attrs = tuple((k, repr(a.value)) for k, a in sorted(node.attrs.items()))
         ins = tuple((p, name(v)) for p, _, v in node.slots() if v is None or v in data)
-        rows.append((node.type, attrs, ins, tuple(name(v) for v in node.outputs)))
+        steers = tuple(v.content for v in node.values() if v not in data)
+        rows.append((node.type, attrs, ins, steers, tuple(name(v) for v in node.outputs)))
     same = tuple(constant(v) for v in unit.inputs)
     outs = tuple(names[v] for v in unit.outputs)
     shapes = tuple(v.shape for v in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from torchair.catalog import Op
 from torchair.catalog.conv import Window
-from torchair.codegen.abi import Kernel, Size
+from torchair.codegen.abi import BYTES, Kernel, Size
 from torchair.codegen.llvm.attention import Attention, attention
 from torchair.codegen.llvm.attention import scratch_bytes as attention_scratch
 from torchair.codegen.llvm.conv import Conv, conv
@@ -35,6 +36,9 @@ from torchair.engine.lower.build import Operand, build_nest
 from torchair.engine.lower.core import TYPES
 from torchair.engine.plan import SIZES_AT
 from torchair.ge.graph import Node, Value
+
+
+_FAR = 1 << 20  # bytes that do not stay in a near cache
 
 
 def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:
@@ -107,7 +111,7 @@ class _Emission:
         a, b = value_on(node, "x1"), value_on(node, "x2")
         batch, m, n, k, sa, sb = self._product(node)
         how = ""
-        if self.constant(b) and len(b.shape or ()) == 2 and not is_one(m):
+        if self.constant(b) and len(b.shape or ()) == 2 and self._packing_pays(m, b):
             how = "linear" if transposed(node, 2) else "matrix"
         spec = MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
@@ -126,6 +130,12 @@ class _Emission:
             emit_point(w, nest.stores, index, len(nest.axes) - 1, [vector], mask)
 
         return matmul(spec, self.target, store, self._label())
+
+    def _packing_pays(self, m: Int, weight: Value) -> bool:
+        """One row reads each weight once, in an order that is as good as packed unless the weights
+        come from far away."""
+        dims = [d for d in weight.shape or () if isinstance(d, int)]
+        return not is_one(m) or math.prod(dims) * BYTES[TYPES[weight.dtype]] >= _FAR
 
     def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:
         """Batch, m, n, k and the strides of both operands of a matrix product."""

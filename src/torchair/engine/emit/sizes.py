@@ -111,7 +111,9 @@ class Sizes:
         self._metas = {}
 
     def _given(self, metas: Sequence[torch.Tensor]) -> list[int]:
-        return [metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources]
+        return [
+            metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources
+        ]
 
     def holds(self, metas: Sequence[torch.Tensor]) -> bool:
         return self._recipe is None or self._recipe[0](self._given(metas))

@@ -172,10 +172,21 @@ class _Build:
         made, where = self.made[value], self.operands[value]
         if isinstance(made, Update):
             return self._update(made, where)
-        space = self.group.spaces[value]
-        index = tuple(Index() if a is None else at_axis(a) for a in space)
+        space = self.group.spaces.get(value)
+        if space is None and value in self.group.given:
+            index = self._row_and_column()
+        else:
+            assert space is not None
+            index = tuple(Index() if a is None else at_axis(a) for a in space)
         place = access(where.word, where.dtype, where.strides, index, len(self.axes))
         return Store(place, made.at(index))
+
+    def _row_and_column(self) -> tuple[Index, ...]:
+        """The place in a matrix whose rows run along all axes of the nest but the last."""
+        row = Index()
+        for position, size in zip(self.domain[:-1], self.axes[:-1], strict=True):
+            row = row * size + position
+        return row, self.domain[-1]
 
     def _update(self, made: Update, where: Operand) -> Store:
         index = self.domain

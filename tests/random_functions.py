@@ -1,0 +1,250 @@
+"""Random functions of torch operators, written as source text so that a failing one can be read.
+
+A line is kept if it runs: it is tried on real tensors while the function grows. Comparisons and
+positions of maxima take only values that every way of computing gives bit by bit.
+"""
+
+from __future__ import annotations
+
+import linecache
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from random_graphs import FLOATS, Noise, Resize
+
+SIZES = (2, 3, 4, 5, 7, 8, 16, 17, 33)
+MOST = 4000  # elements of a value
+NAMES = {
+    "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
+}  # fmt: skip
+WAYS = ("plain", "permuted", "spread", "expanded", "channels_last", "offset")
+
+# Each template uses `a` and perhaps `b`, `c`. What it does to exactness: "keeps" it, "loses" it,
+# or "needs" exact operands. `i` is a random small integer, `d` and `e` are dims of `a`.
+FLOAT = {
+    "loses": (
+        "torch.tanh({a})", "torch.sigmoid({a})", "F.gelu({a})", "F.silu({a})", "torch.exp(-{a}.abs())",
+        "{a} * {b}", "{a} + {b}", "{a} - {b}", "{a} / ({b}.abs() + 1)", "{a} * 0.5 + 1",
+        "torch.softmax({a}, {d})", "{a}.log_softmax({d})", "{a}.sum({d})", "{a}.mean({d}, keepdim=True)",
+        "{a}.sum()", "{a}.var({d}, correction=0)", "{a}.square().mean(-1, keepdim=True)",
+        "{a} * torch.rsqrt({a}.square().mean(-1, keepdim=True) + 1e-5)", "{a}.cumsum({d})",
+        "{a}.matmul({b})", "{a} @ {b}.transpose(-1, -2)", "torch.addcmul({a}, {b}, {c}, value=0.5)",
+        "torch.lerp({a}, {b}, 0.3)", "F.softplus({a})", "{a}.pow(2)", "{a}.norm(dim={d})",
+        "torch.where({m}, {a}, {b})", "{a}.masked_fill({m}, -2.0)", "{a}.logsumexp({d})",
+        "F.layer_norm({a}, ({a}.shape[-1],))", "torch.einsum('...i,...i->...', {a}, {b})",
+        "F.glu(torch.cat([{a}, {a}], -1))", "torch.clamp({a}, -0.5, 0.75)",
+    ),
+    "keeps": (
+        "{a}.relu()", "-{a}", "{a}.abs()", "torch.maximum({a}, {b})", "{a}.amax({d})",
+        "{a}.amin({d}, keepdim=True)", "{a}.to(f64)",
+    ),
+    "needs": ("{a} > {b}", "{a} <= 0.25", "{a}.argmax({d})", "{a}.max({d})[1]", "{a} == {b}"),
+    "casts": ("{a}.to(f32)", "{a}.to(bf16)", "{a}.to(f16)"),
+}  # fmt: skip
+ANY = (
+    "{a}.transpose({d}, {e})", "{a}.unsqueeze({d})", "{a}.flatten()", "{a}.flatten(0, 1)",
+    "{a}.reshape(-1, {a}.shape[-1])", "{a}[1:]", "{a}[..., ::2]", "{a}[:, 1:-1]", "{a}[..., -1]",
+    "{a}[0]", "{a}[None]", "{a}.expand(3, *{a}.shape)", "{a}.chunk(2, {d})[0]",
+    "{a}.split(1, {d})[-1]", "torch.cat([{a}, {b}], {d})", "torch.stack([{a}, {b}], {d})",
+    "{a}.flip({d})", "{a}.roll(1, {d})", "{a}.repeat(2, *[1] * {a}.dim())", "{a}.contiguous()",
+    "{a}.clone()", "{a}.movedim(0, -1)", "{a}.unflatten(-1, ({a}.shape[-1], 1))",
+    "{a}.narrow({d}, 0, 1)", "{a}.select({d}, -1)", "{a}.unbind({d})[0]",
+    "{a}.permute(*reversed(range({a}.dim())))", "{a}.squeeze({d})", "{a}.diagonal()",
+    "F.pad({a}, (1, 2))", "torch.tril({a})", "{a}.index_select({d}, {j})", "{a}[{j}]",
+    "{a}.gather({d}, torch.zeros_like({a}, dtype=torch.int64))", "{a}.swapaxes(0, {d})",
+    "{a}.new_zeros({a}.shape)", "torch.ones_like({a})", "{a}.view_as({a})", "{a}.detach()",
+    "{a}.index_put(({j},), {b})", "{a}.slice_scatter({b}, {d}, 1, 3)", "{a}.take_along_dim({k}, {d})",
+)  # fmt: skip
+WHOLE = (
+    "{a} + {b}", "{a} * 2", "{a} - {b}", "{a} // 3", "{a} % 4", "{a}.sum({d})", "{a}.amax({d})",
+    "{a} & {b}", "{a} > {b}", "{a}.clamp(-2, 3)", "{a}.float()", "{a}.bool()", "{a}.cumsum({d})",
+)  # fmt: skip
+TRUTH = (
+    "~{a}", "{a} & {b}", "{a} | {b}", "{a}.any({d})", "{a}.all()", "{a}.sum({d})", "{a}.to(f32)",
+    "torch.where({a}, {x}, {y})",
+)  # fmt: skip
+CHANGES = (
+    "{a}.add_({b})", "{a}.mul_(2)", "{a}[0] = {b}[0]", "{a}[..., 1:] *= 3", "{a}.copy_({b})",
+    "{a}.relu_()", "{a}.zero_()", "{a}.fill_(1)", "{a}.clamp_(-1, 1)",
+    "{a}.transpose(0, -1).sub_(1)", "{a}.index_copy_(0, {j}, {b}[:3])", "{a}[{j}] = 1",
+    "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1])",
+)  # fmt: skip
+
+
+class Program:
+    """One function with inputs for it. `wide` runs it in float64."""
+
+    def __init__(self, seed: int, lines: int = 8, changes: bool = True) -> None:
+        self.pick = random.Random(seed)
+        self.name = f"<random function {seed}>"
+        self.sizes = self.pick.sample(SIZES, 3)
+        self.floats = self.pick.choices(FLOATS, [6, 2, 2, 2], k=2)
+        self.makes: list[Callable[[Resize], Any]] = []
+        self.given: list[str] = []
+        self.body: list[str] = []
+        self.values: dict[str, torch.Tensor] = {}
+        self.exact: set[str] = set()
+        for _ in range(self.pick.randint(2, 4)):
+            self._input(self.pick.choice(self.floats))
+        for dtype in (torch.int64, torch.bool):
+            if self.pick.random() < 0.4:
+                self._input(dtype)
+        self._indices()
+        tries = 0
+        while len(self.body) < lines and tries < 40 * lines:
+            tries += 1
+            change = changes and self.pick.random() < 0.15
+            self._change() if change else self._line()
+        made = [n for n in self.values if n not in self.given]
+        count = min(len(made), self.pick.randint(1, 4))
+        self.results = made[-1:] + self.pick.sample(made, count)
+
+    # ---- inputs ----
+
+    def _dims(self) -> list[int]:
+        rank = self.pick.choices([0, 1, 2, 3, 4], [1, 2, 6, 6, 3])[0]
+        dims = [1 if self.pick.random() < 0.1 else self.pick.choice(self.sizes) for _ in range(rank)]
+        return dims if torch.Size(dims).numel() <= MOST else dims[:2]
+
+    def _input(self, dtype: torch.dtype) -> None:
+        dims, seed = self._dims(), self.pick.getrandbits(32)
+        way = self.pick.choices(WAYS, [6, 2, 1, 1, 1, 1])[0]
+        self._given(lambda size: laid_out(Noise(seed), dtype, [size(n) for n in dims], way))
+
+    def _indices(self) -> None:
+        """Positions 0 to 2, which every dim of three has."""
+        self._given(lambda size: torch.tensor([1, 0, 2]))
+
+    def _given(self, make: Callable[[Resize], torch.Tensor]) -> None:
+        name = f"x{len(self.given)}"
+        self.makes.append(make)
+        self.given.append(name)
+        self.values[name] = make(lambda n: n)
+        self.exact.add(name)
+
+    def inputs(self, size: Resize = lambda n: n) -> list[torch.Tensor]:
+        """Inputs, perhaps of other sizes."""
+        return [make(lambda n: size(n) if n > 1 else n) for make in self.makes]
+
+    # ---- lines ----
+
+    def _line(self) -> None:
+        a = self._recent()
+        x, exact = self.values[a], a in self.exact
+        kind = "any"
+        if x.is_floating_point():
+            kind = self.pick.choices(["loses", "keeps", "needs", "casts", "any"], [9, 3, 1, 1, 7])[0]
+        elif self.pick.random() < 0.6:
+            kind = "truth" if x.dtype == torch.bool else "whole"
+        table = {**FLOAT, "any": ANY, "whole": WHOLE, "truth": TRUTH}
+        text, used = self._filled(self.pick.choice(table[kind]), a)
+        exact = all(u in self.exact for u in used)
+        if kind == "needs" and not exact:
+            return
+        made = self._tried(text)
+        name = f"v{len(self.body)}"
+        if made is None:
+            return
+        self.body.append(f"{name} = {text}")
+        self.values[name] = made
+        if exact and (kind != "loses" and kind != "casts"):
+            self.exact.add(name)
+
+    def _change(self) -> None:
+        a = self._recent()
+        x = self.values[a]
+        if any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
+            return  # elements share their memory
+        text, _ = self._filled(self.pick.choice(CHANGES), a)
+        before = {n: v.clone() for n, v in self.values.items()}
+        if self._tried(text, statement=True) is None:
+            for n, v in before.items():
+                assert torch.equal(v.nan_to_num(), self.values[n].nan_to_num()), text
+            return
+        self.body.append(text)
+        memory = self.values[a].untyped_storage().data_ptr()
+        for n, v in self.values.items():
+            if v.untyped_storage().data_ptr() == memory and self.values[a].is_floating_point():
+                self.exact.discard(n)
+
+    def _recent(self) -> str:
+        names = [n for n in self.values if not self._is_index(n)]
+        return names[-1 - min(int(self.pick.expovariate(0.5)), len(names) - 1)]
+
+    def _is_index(self, name: str) -> bool:
+        return name == self.given[-1]
+
+    def _filled(self, template: str, a: str) -> tuple[str, list[str]]:
+        """The template with names in it, and those it reads."""
+        x = self.values[a]
+        like = [n for n, v in self.values.items() if v.dtype == x.dtype and not self._is_index(n)]
+        masks = [n for n, v in self.values.items() if v.dtype == torch.bool] or [a]
+        real = [n for n, v in self.values.items() if v.is_floating_point()]
+        rank = max(x.dim(), 1)
+        names = {
+            "a": a, "b": self._fitting(x, like), "c": self.pick.choice(like),
+            "m": self.pick.choice(masks), "x": (p := self.pick.choice(real)),
+            "y": self._fitting(self.values[p], [n for n in real if self.values[n].dtype == self.values[p].dtype]),
+            "j": self.given[-1], "k": self.given[-1],
+        }  # fmt: skip
+        used = [n for k, n in names.items() if f"{{{k}}}" in template]
+        dims = {"d": self.pick.randrange(rank), "e": self.pick.randrange(rank)}
+        return template.format(**names, **dims), used
+
+    def _fitting(self, x: torch.Tensor, names: Sequence[str]) -> str:
+        same = [n for n in names if self.values[n].shape == x.shape]
+        return self.pick.choice(same if same and self.pick.random() < 0.6 else list(names))
+
+    def _tried(self, text: str, statement: bool = False) -> torch.Tensor | None:
+        """What a line gives, None if it does not run or is too large."""
+        names: dict[str, Any] = {"torch": torch, "F": F, **NAMES, **self.values}
+        try:
+            if statement:
+                trial = {n: v.clone() for n, v in self.values.items()}
+                exec(text, {**names, **trial})
+                exec(text, names)
+                return torch.ones(())
+            made = eval(text, names)
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return None
+        return made if isinstance(made, torch.Tensor) and 0 < made.numel() <= MOST else None
+
+    # ---- the function ----
+
+    @property
+    def source(self) -> str:
+        """The text of the function."""
+        lines = [f"def function({', '.join(self.given)}):", *self.body]
+        lines.append(f"return {', '.join(self.results)},")
+        return "\n    ".join(lines) + "\n"
+
+    def function(self) -> Callable[..., Any]:
+        """The function itself."""
+        text = self.source
+        linecache.cache[self.name] = (len(text), None, text.splitlines(True), self.name)
+        names: dict[str, Any] = {"torch": torch, "F": F, **NAMES}
+        exec(compile(text, self.name, "exec"), names)
+        return names["function"]
+
+    def wide(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Results and inputs after it ran in float64, and everything it computed."""
+        names: dict[str, Any] = {"torch": torch, "F": F, **dict.fromkeys(NAMES, torch.float64)}
+        for name, x in zip(self.given, inputs, strict=True):
+            names[name] = x.double() if x.is_floating_point() else x.clone()
+        for line in self.body:
+            exec(line.replace(".float()", ".double()"), names)
+        ends = [names[n] for n in [*self.results, *self.given]]
+        return ends, [v for n, v in names.items() if n in self.values]
+
+
+def laid_out(noise: Noise, dtype: torch.dtype, dims: Sequence[int], way: str) -> torch.Tensor:
+    """A random tensor in one of the layouts that callers pass in."""
+    if way == "channels_last" and len(dims) == 4:
+        return noise.strided(dtype, dims).to(memory_format=torch.channels_last)
+    if way == "offset" and dims:
+        return noise.strided(dtype, [dims[0] + 2, *dims[1:]])[2:]
+    return noise.strided(dtype, dims, way)
