@@ -42,7 +42,7 @@ def interleaved(
     for _ in track(range(windows), "measuring", console=console, transient=True):
         for name, call in calls.items():
             batch, count = plans[name]
-            times = [_once(call, batch) for _ in range(count)]
+            times = [timed(call, batch) for _ in range(count)]
             best[name] = min(best[name], statistics.median(times))
     return best
 
@@ -50,14 +50,15 @@ def interleaved(
 def _plan(call: Callable[[], Any], seconds: float) -> tuple[int, int]:
     """Calls timed at once and how many times in a window. On an accelerator each call is waited
     for, so there every call is timed alone."""
-    once, end = max(_once(call), 1e-7), time.perf_counter() + seconds
+    once, end = max(timed(call), 1e-7), time.perf_counter() + seconds
     while time.perf_counter() < end:  # the first calls are slow, and so are interrupted ones
-        once = min(once, _once(call))
+        once = min(once, timed(call))
     batch = 1 if _ACCELERATED else max(1, int(_BATCH / once))
     return batch, max(3, int(seconds / (batch * once)))
 
 
-def _once(call: Callable[[], Any], batch: int = 1) -> float:
+def timed(call: Callable[[], Any], batch: int = 1) -> float:
+    """Seconds of a call, the mean if it is made several times."""
     synchronize()
     start = time.perf_counter()
     for _ in range(batch):

@@ -1,8 +1,8 @@
 """Whole models on the CPU: ours against eager, inductor in its modes, ONNX Runtime and OpenVINO.
 
 The contestants take turns in one process and the best window's median counts. Cold compile time is
-what the first call takes beyond backend `aot_eager`, with all caches empty. Inductor needs g++ and
-up to a minute for each model and mode.
+what the first call takes longer than the second, less what it does with backend `aot_eager`; all
+caches are empty. Inductor needs g++ and up to a minute for each model and mode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from common import console, duration, interleaved, ratio, table, warn_if_busy
+from common import console, duration, interleaved, ratio, table, timed, warn_if_busy
 from contestants import EAGER, FLOOR, OURS, PEERS, Contestant, torchair_backend
 from inside import driver_of, forget_kernels
 from workloads import WORKLOADS, Workload, chosen
@@ -47,11 +47,13 @@ class Outcome:
 
 
 def cold(contestant: Contestant, model: Any, inputs: Any) -> tuple[Callable[[], Any], float]:
-    """The prepared model, and the seconds that took with our kernels forgotten."""
+    """The prepared model, and the seconds that took with our kernels forgotten, less those of
+    the call that is a part of it."""
     forget_kernels()
     start = time.perf_counter()
     call = contestant.prepare(model, inputs)
-    return call, time.perf_counter() - start
+    first = time.perf_counter() - start
+    return call, first - timed(call)
 
 
 def compile_times(model: Any, inputs: Any, rounds: int) -> dict[str, float]:

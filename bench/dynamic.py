@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from common import console, duration, interleaved, table, warn_if_busy
+from common import console, duration, interleaved, table, timed, warn_if_busy
 from contestants import torchair_backend
 from inside import kernels
 from models import BERT, Bert, BertConfig, bert_inputs, build
@@ -46,13 +45,6 @@ class Visit:
     def beyond(self) -> float:
         """What the size cost by being new."""
         return self.first - self.again
-
-
-def timed(call: Callable[[], Any]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def visit(

@@ -24,7 +24,6 @@ from torchair.engine.emit import (
 from torchair.engine.fuse import Fusion, Unit, fuse
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.native import BrokenKernels
-from torchair.engine.pages import in_large_pages
 from torchair.engine.plan import Native
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
@@ -101,7 +100,7 @@ class Natives:
     def _pack(self, x: Packed) -> torch.Tensor:
         key = (x.value, x.how, x.spec)
         if key not in self._packed:
-            self._packed[key] = in_large_pages(self._packed_anew(x))
+            self._packed[key] = self._packed_anew(x)
         return self._packed[key]
 
     def _packed_anew(self, x: Packed) -> torch.Tensor:

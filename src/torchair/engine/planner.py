@@ -384,8 +384,8 @@ class _Build:
                 continue
             if is_dense(like.shape, like.stride()):
                 return v
-        source = self.metas[self.slot[unit.inputs[0]]]
-        close = unit.kind == "pool" and source is not None and source.stride()[1] == 1
+        source = self.metas[self.slot[unit.inputs[0]]] if unit.kind == "pool" else None
+        close = source is not None and source.stride()[1] == 1
         if unit.kind == "conv" or close:
             return torch.channels_last  # what convolutions are fastest with
         return None

@@ -93,16 +93,16 @@ class Template:
         return self._units.of((self._natives.signature(unit), layouts), unit)
 
     def _keep_roots(self, draft: Draft) -> None:
-        targets = {self._slot[self._promises.data[d]] for d in self._promises.assigned.values()}
-        given = {self._slot[v] for v in self._inputs.values()}
+        targets = [self._promises.data[d] for d in self._promises.assigned.values()]
+        computed = [v for n in self._table.computed for v in n.outputs]
+        changing = {self._slot[v] for v in (*self._inputs.values(), *computed, *targets)}
         self._roots = [_copied(r, r.meta) for r in self._plan.roots]
         most = len(self._moved) - 1
         for root in self._roots:
             root.first = self._moved[root.first]
             root.last = max(root.first, self._moved[min(root.last + 1, most)] - 1)
         self._shared = [
-            r.kind in ("const", "input") and r.slot not in given and r.slot not in targets
-            for r in self._roots
+            r.kind in ("const", "input") and r.slot not in changing for r in self._roots
         ]
         number = {r.slot: k for k, r in enumerate(self._roots)}
         self._root_of = [number[draft.root[s].slot] for s in range(self._plan.slots)]

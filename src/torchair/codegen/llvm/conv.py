@@ -10,6 +10,7 @@ from torchair.codegen.llvm.conv_plan import Conv, output_size, plan
 from torchair.codegen.llvm.conv_results import Store, plain_store
 from torchair.codegen.llvm.target import Target
 from torchair.codegen.llvm.writer import KernelWriter
+from torchair.codegen.memory import empty
 
 __all__ = ["Conv", "Store", "conv", "output_size", "pack", "plain_store", "scratch_bytes"]
 
@@ -38,13 +39,7 @@ def pack(weight: torch.Tensor, spec: Conv, target: Target) -> torch.Tensor:
     """Weights [out, in of group, height, width] in the order in which the kernel reads them, at an
     address that is a multiple of 64."""
     if patches := conv_winograd.patches(spec, target):
-        return _aligned(conv_winograd.pack(weight, patches))
-    return _aligned(conv_direct.pack(weight, plan(spec, target)))
-
-
-def _aligned(values: torch.Tensor) -> torch.Tensor:
-    size = values.numel() * values.element_size()
-    memory = torch.empty(size + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
-    copy = memory[start : start + size].view(values.dtype).view(values.shape)
-    return copy.copy_(values)
+        packed = conv_winograd.pack(weight, patches)
+    else:
+        packed = conv_direct.pack(weight, plan(spec, target))
+    return empty(packed.shape, packed.dtype).copy_(packed)

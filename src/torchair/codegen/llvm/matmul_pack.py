@@ -14,6 +14,7 @@ from torchair.codegen.llvm.matmul_lanes import transpose
 from torchair.codegen.llvm.matmul_spec import Numbers, widest_tile
 from torchair.codegen.llvm.target import Target
 from torchair.codegen.llvm.writer import Writer
+from torchair.codegen.memory import empty
 
 NAMES = {
     torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
@@ -31,7 +32,9 @@ def pack(weight: torch.Tensor, target: Target, transposed: bool) -> torch.Tensor
     by_column = weight if transposed else weight.t()
     n, k = by_column.shape
     panels, steps = -(-n // width), -(-k // pair)
-    made = torch.zeros((panels, steps, width, pair), dtype=weight.dtype)
+    made = empty((panels, steps, width, pair), weight.dtype)
+    if n % width or k % pair:
+        made.zero_()
     whole = n // width
     _copy(made[:whole], by_column[: whole * width].reshape(whole, width, k))
     _copy(made[whole:, :, : n - whole * width], by_column[whole * width :][None])

@@ -37,7 +37,6 @@ from torchair.engine.lower.core import TYPES
 from torchair.engine.plan import SIZES_AT
 from torchair.ge.graph import Node, Value
 
-
 _FAR = 1 << 20  # bytes that do not stay in a near cache
 
 
