@@ -14,8 +14,8 @@ from torchair.codegen.abi import Kernel
 from torchair.codegen.llvm.jit import Library
 from torchair.codegen.llvm.target import Target
 
-BARRIER, SERIAL = 1, 2
-"""Flags of a step: wait for all threads before it; let the first thread do it alone."""
+BARRIER = 1
+"""Flag of a step: wait for all threads before it."""
 
 HEADER = 8  # words: steps, their number, threads, patches, their number, slots, barrier, unused
 STEP = 3  # words: function, argument block, flags
@@ -56,12 +56,11 @@ entry:
   %count = load i64, ptr %count.at
   %counter.at = getelementptr i64, ptr %program, i64 6
   %counter = load ptr, ptr %counter.at
-  %first = icmp eq i64 %tid, 0
   %alone = icmp eq i64 %nt, 1
   br label %head
 head:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %after ]
-  %round = phi i64 [ 0, %entry ], [ %round.next, %after ]
+  %i = phi i64 [ 0, %entry ], [ %i.next, %ready ]
+  %round = phi i64 [ 0, %entry ], [ %round.next, %ready ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %step, label %done
 step:
@@ -83,18 +82,7 @@ sync:
   br label %ready
 ready:
   %round.next = phi i64 [ %round, %step ], [ %reached, %sync ]
-  %s = and i64 %flags, 2
-  %s1 = icmp ne i64 %s, 0
-  br i1 %s1, label %serial, label %shared
-serial:
-  br i1 %first, label %one, label %after
-one:
-  call void %function(i64 0, i64 1, ptr %words)
-  br label %after
-shared:
   call void %function(i64 %tid, i64 %nt, ptr %words)
-  br label %after
-after:
   %i.next = add i64 %i, 1
   br label %head
 done:
