@@ -68,10 +68,10 @@ TRUTH = (
     "torch.where({a}, {x}, {y})",
 )  # fmt: skip
 CHANGES = (
-    "{a}.add_({b})", "{a}.mul_(2)", "{a}[0] = {b}[0]", "{a}[..., 1:] *= 3", "{a}.copy_({b})",
+    "{a}.add_({b}.clone())", "{a}.mul_(2)", "{a}[0] = {b}[0].clone()", "{a}[..., 1:] *= 3", "{a}.copy_({b}.clone())",
     "{a}.relu_()", "{a}.zero_()", "{a}.fill_(1)", "{a}.clamp_(-1, 1)",
-    "{a}.transpose(0, -1).sub_(1)", "{a}.index_copy_(0, {j}, {b}[:3])", "{a}[{j}] = 1",
-    "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1])",
+    "{a}.transpose(0, -1).sub_(1)", "{a}.index_copy_(0, {j}, {b}[:3].clone())", "{a}[{j}] = 1",
+    "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1].clone())",
 )  # fmt: skip
 
 
@@ -156,9 +156,8 @@ class Program:
 
     def _change(self) -> None:
         a = self._recent()
-        x = self.values[a]
-        if any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
-            return  # elements share their memory
+        if self._overlaps(self.values[a]):
+            return
         text, _ = self._filled(self.pick.choice(CHANGES), a)
         before = {n: v.clone() for n, v in self.values.items()}
         if self._tried(text, statement=True) is None:
@@ -170,6 +169,14 @@ class Program:
         for n, v in self.values.items():
             if v.untyped_storage().data_ptr() == memory and self.values[a].is_floating_point():
                 self.exact.discard(n)
+
+    def _overlaps(self, x: torch.Tensor) -> bool:
+        """Whether elements of this memory have several places in some view of it."""
+        memory = x.untyped_storage().data_ptr()
+        views = [v for v in self.values.values() if v.untyped_storage().data_ptr() == memory]
+        return any(
+            s == 0 and n > 1 for v in views for s, n in zip(v.stride(), v.shape, strict=True)
+        )
 
     def _recent(self) -> str:
         names = [n for n in self.values if not self._is_index(n)]

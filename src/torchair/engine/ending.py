@@ -181,7 +181,8 @@ class Ending:
         in_place = offset is None or offset == meta.storage_offset()
         if mine and whole and in_place and same_strides(meta, wanted):
             root.kind = "fresh"
-            return OutputSpec(slot, wanted)
+            alone = meta.numel() == root.meta.numel() and meta.storage_offset() == 0
+            return OutputSpec(slot, wanted, shape=tuple(meta.shape) if alone else None)
         if not is_writable(meta.shape, wanted):
             wanted = dense_strides(meta)
         return OutputSpec(slot, wanted, True, offset or 0)
@@ -252,6 +253,7 @@ class Ending:
                 buffer.last = max(buffer.last, root.last)
             else:
                 buffer = buffers[root.slot] = Buffer(root.size, root.first, root.last)
+            root.bytes = buffer.size
             chosen[root.slot] = buffer
         self.plan.arena_floor = lower_bound(list(buffers.values()))
         self.plan.arena_size = self._pack(tuple(buffers), list(buffers.values()))

@@ -44,7 +44,11 @@ class Program:
                     self._registers[root.slot] = self._buffer(root)
             for step in plan.bound:
                 _view(step)(self._registers)
-        self._fresh = [_Allocation(r) for r in plan.roots if r.kind == "fresh"]
+        self._fresh = [
+            (r.slot, _allocation(tuple(r.meta.shape), r.meta.stride(), r))
+            for r in plan.roots
+            if r.kind == "fresh"
+        ]
         self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
         self._positions: list[int] = []  # step that each run begins with
         self._runs = self._prepare()
@@ -90,8 +94,8 @@ class Program:
         """Outputs for one set of inputs."""
         registers = self._registers
         registers[: self.plan.inputs] = inputs
-        for allocation in self._fresh:
-            registers[allocation.slot] = allocation.make()
+        for slot, make in self._fresh:
+            registers[slot] = make()
         for slot, source in self._tied:
             registers[slot] = registers[source]
         position = 0
@@ -118,30 +122,41 @@ class Program:
 
 
 class NativeProgram:
-    """A plan that is one native segment from arguments to fresh results: nothing to prepare but
-    addresses."""
+    """A plan that is one native segment from arguments to fresh results and updated arguments:
+    nothing to prepare but addresses."""
 
     def __init__(self, plan: Plan) -> None:
         self._arena = torch.empty(plan.arena_size, dtype=torch.uint8)
         memory = Memory(plan, self._arena.data_ptr(), plan.constants)
-        fresh = [r for r in plan.roots if r.kind == "fresh"]
-        slots = [r.slot for r in fresh]
-        segment = Segment(plan.steps, memory, torch.get_num_threads(), slots)
-        self._make = [_Allocation(r).make for r in fresh]
-        self._outputs = [slots.index(o.slot) for o in plan.outputs]
-        self._in_order = self._outputs == list(range(len(fresh)))
+        roots = [plan.place(o.slot)[0] for o in plan.outputs]
+        fresh = [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
+        slots = [r.slot for _, r in fresh]
+        steps = [s for s in plan.steps if s.kind == "native"]
+        segment = Segment(steps, memory, torch.get_num_threads(), slots)
+        self._make = [_allocation(o.shape, o.strides, r) for o, r in fresh]
+        self._updated = [r.tied_to if r.kind == "tied" else -1 for r in roots]
+        self._plain = max(self._updated, default=-1) < 0
         self._arguments = _picker(segment.sources[: len(segment.sources) - len(slots)])
         self._run = segment.call()
 
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
-        fresh = {r.slot for r in plan.roots if r.kind == "fresh"}
-        simple = all(
-            o.slot in fresh and not o.always_copy and not o.again for o in plan.outputs
+        native = any(s.kind == "native" for s in plan.steps)
+        native = native and all(s.kind in ("native", "view") for s in plan.steps)
+        if not native or plan.write_backs or Flags.read().debug >= 5:
+            return False
+        roots = [plan.place(o.slot)[0] for o in plan.outputs]
+        fresh = [r.slot for r in roots if r.kind == "fresh"]
+        known = sum(r.kind == "fresh" for r in plan.roots)
+        if len(set(fresh)) != len(fresh) or len(fresh) != known:
+            return False
+        return all(
+            o.shape is not None and not o.always_copy and not o.again
+            if r.kind == "fresh"
+            else r.kind == "tied" and r.slot == o.slot
+            for o, r in zip(plan.outputs, roots, strict=True)
         )
-        native = bool(plan.steps) and all(s.kind == "native" for s in plan.steps)
-        return native and simple and not plan.write_backs and Flags.read().debug < 5
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
@@ -150,7 +165,10 @@ class NativeProgram:
             self._run([t.data_ptr() for t in (*self._arguments(inputs), *made)])
         except BadIndex as e:
             raise _explain(e.step, e) from e
-        return made if self._in_order else [made[k] for k in self._outputs]
+        if self._plain:
+            return made
+        rest = iter(made)
+        return [next(rest) if k < 0 else inputs[k] for k in self._updated]
 
 
 def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -198,18 +216,12 @@ def _stream(device: str) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-class _Allocation:
-    """A tensor made anew for every call because it leaves the graph."""
-
-    def __init__(self, root: Root) -> None:
-        self.slot = root.slot
-        size, strides, dtype = tuple(root.meta.shape), root.meta.stride(), root.meta.dtype
-        device = torch.device(root.device)
-        self.make: Callable[[], torch.Tensor] = partial(
-            torch.empty_strided, size, strides, dtype=dtype, device=device
-        )
-        if device.type == "cpu" and _quick_empty is not None:
-            self.make = partial(_quick_empty, size, strides, dtype)
+def _allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tensor]:
+    """A function that makes a tensor anew for every call because it leaves the graph."""
+    dtype, device = root.meta.dtype, torch.device(root.device)
+    if device.type == "cpu" and _quick_empty is not None:
+        return partial(_quick_empty, shape, strides, dtype)
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 _quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)

@@ -40,6 +40,7 @@ class Natives:
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self._target = target
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
+        self._inside: dict[int, list[Node]] = {}
         self._packed: dict[tuple[Value, str, object], torch.Tensor] = {}
         self._warned: set[str] = set()
         self._broken: dict[str, Exception] = {}
@@ -51,6 +52,14 @@ class Natives:
     def _content(self, value: Value) -> torch.Tensor:
         tensor = self.frozen.get(value)
         return value.node.attr("value") if tensor is None else tensor
+
+    def inside(self, unit: Unit) -> list[Node]:
+        """Nodes and views of a unit, in the order of the graph."""
+        known = self._inside.get(id(unit))
+        if known is None:
+            nodes = [*unit.nodes, *unit.views]
+            known = self._inside[id(unit)] = sorted(nodes, key=self.position.__getitem__)
+        return known
 
     def signature(self, unit: Unit) -> Any:
         """What units have in common that need the same code."""
@@ -142,6 +151,11 @@ class Natives:
         if node is None or unit.kind != "loops" or LOWERINGS[node.type].kind != "update":
             return None
         return node.values()[0]
+
+    def rereads(self, unit: Unit) -> bool:
+        """Whether a unit that updates a value reads it for something else too."""
+        value = self.updated(unit)
+        return sum(v is value for n in unit.group.nodes for v in n.values()) > 1
 
 
 def _names(unit: Unit) -> str:

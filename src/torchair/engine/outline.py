@@ -79,6 +79,11 @@ class Outline:
             ins = [r.slot for r in read if _space(r) in written]
             self._touched.append((ins, [plan.place(s)[0].slot for s in step.outs]))
         self._owners = {s for ins, outs in self._touched for s in (*ins, *outs)}
+        before = [([], []), *self._touched]
+        self._sure = [  # steps that wait for the one before, wherever memory is
+            not {*ins, *outs}.isdisjoint(written) or not set(outs).isdisjoint(read)
+            for (ins, outs), (read, written) in zip(self._touched, before, strict=False)
+        ]
 
     def barriers(self, steps: Sequence[Step], plan: Plan) -> list[int]:
         """Flags of the steps: those wait for all threads that touch what was just written."""
@@ -87,10 +92,10 @@ class Outline:
         reads: list[Range] = []
         writes: list[Range] = []
         scratch = 0
-        for step, (args, made) in zip(steps, self._touched, strict=True):
+        for step, (args, made), sure in zip(steps, self._touched, self._sure, strict=True):
             ins, outs = [ranges[s] for s in args], [ranges[s] for s in made]
             own = step.code.scratch
-            waits = bool(scratch and own and scratch != own)
+            waits = sure or bool(scratch and own and scratch != own)
             waits = waits or _meet(ins, writes) or _meet(outs, writes) or _meet(outs, reads)
             if waits and flags:
                 reads, writes, scratch = [], [], 0
@@ -112,7 +117,7 @@ def _space(root: Root) -> int:
 
 def _range(root: Root) -> Range:
     if root.kind == "arena":
-        return -1, root.offset, root.offset + max(root.size, 1)
+        return -1, root.offset, root.offset + max(root.bytes, 1)
     return _owner(root), 0, 1
 
 

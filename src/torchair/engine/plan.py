@@ -27,7 +27,8 @@ class Root:
     device: str
     first: int = 0
     last: int = 0
-    offset: int = -1
+    offset: int = -1  # in the arena
+    bytes: int = 0  # there
     successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
     tied_to: int = -1  # slot of the input it updates
     fixed: bool = False  # native code knows its strides
@@ -94,6 +95,7 @@ class OutputSpec:
     always_copy: bool = False
     offset: int = 0  # in the memory it leaves with, when that is not of its own choice
     again: bool = False  # left before: another tensor object over the same memory
+    shape: tuple[int, ...] | None = None  # dims, if it is all of a fresh piece of memory
 
 
 @dataclass

@@ -39,6 +39,7 @@ from torchair.log import logger
 
 _SKIPPED = ("Data", "RefData", "NetOutput")
 _TEMPLATES = 4  # kept for one graph
+_METAS = 1024  # descriptions of inputs kept for one graph
 
 
 class Planner:
@@ -68,6 +69,7 @@ class Planner:
             assigned or {},
             layouts if layouts is not None else [None] * len(results),
         )
+        self._metas: dict[Any, torch.Tensor] = {}
         self._templates: list[Template] = []
         self._tries = 0
 
@@ -76,6 +78,16 @@ class Planner:
     ) -> Plan:
         """A plan for inputs of these types and dims; strides are contiguous where none is given."""
         return _Build(self, inputs, strides or [None] * len(inputs)).run()[0]
+
+    def input_meta(self, fact: Fact, strides: tuple[int, ...] | None) -> torch.Tensor:
+        """A meta tensor for an input; most inputs are parameters, which never change."""
+        key = (fact.dtype, fact.shape, strides)
+        meta = self._metas.get(key)
+        if meta is None:
+            meta = meta_of(fact) if strides is None else with_strides(meta_of(fact), strides)
+            if len(self._metas) < _METAS:
+                self._metas[key] = meta
+        return meta
 
     def plan_for(self, given: Given) -> Plan | None:
         """A plan from one made before, if only these inputs differ from then."""
@@ -123,8 +135,7 @@ class _Build:
         for value, fact, own in zip(self.data, inputs, strides, strict=True):
             self.facts[value] = fact
             self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
-            meta = meta_of(fact)
-            root = self._new_root(value, "input", meta if own is None else with_strides(meta, own))
+            root = self._new_root(value, "input", planner.input_meta(fact, own))
             frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
             if frozen is not None:
                 root.kind, self.plan.constants[root.slot] = "const", frozen
@@ -318,7 +329,7 @@ class _Build:
     def _unit(self, unit: Unit) -> None:
         """One kernel for all nodes of a unit, or its nodes one by one if that cannot be."""
         assert self.p.natives is not None
-        inside = sorted([*unit.nodes, *unit.views], key=self.p.natives.position.__getitem__)
+        inside = self.p.natives.inside(unit)
         for node in inside:
             facts = self._infer(node)
             self.facts.update(zip(node.outputs, facts, strict=True))
@@ -343,7 +354,8 @@ class _Build:
         native = self.p.natives.bind(call, places)
         update = self.p.natives.updated(unit)
         if update is not None:
-            slots = [self.slot[update], *(s for s in slots if s != self.slot[update])]
+            again = self.p.natives.rereads(unit)
+            slots = [self.slot[update], *(s for s in slots if again or s != self.slot[update])]
             native.copies = True
         native.pointwise = self.p.natives.is_pointwise(unit)
         node = unit.group.nodes[-1] if update is not None else unit.head

@@ -233,13 +233,17 @@ def shown(plan: Plan) -> Any:
     roots = [(r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.roots]
     steps = [(s.node, s.kind, s.args, s.outs) for s in (*plan.bound, *plan.steps)]
     natives = [
-        (n.kernel, list(map(id, n.slots)), n.numbers, n.scratch, n.work, n.copies, n.pointwise)
+        (n.kernel, _named(n.slots), n.numbers, n.scratch, n.work, n.copies, n.pointwise)
         for n in (s.native for s in plan.steps)
         if n is not None
     ]
     places = {slot: (root.slot, offset) for slot, (root, offset) in plan.places.items()}
     ends = plan.outputs, plan.write_backs, plan.read
     return roots, steps, natives, places, ends
+
+
+def _named(slots: Sequence[Any]) -> list[Any]:
+    return [id(s) if isinstance(s, torch.Tensor) else s for s in slots]
 
 
 def _differ(found: Fact, expected: Fact) -> bool:
