@@ -107,7 +107,9 @@ class Program:
 
     def _dims(self) -> list[int]:
         rank = self.pick.choices([0, 1, 2, 3, 4], [1, 2, 6, 6, 3])[0]
-        dims = [1 if self.pick.random() < 0.1 else self.pick.choice(self.sizes) for _ in range(rank)]
+        dims = [
+            1 if self.pick.random() < 0.1 else self.pick.choice(self.sizes) for _ in range(rank)
+        ]
         return dims if torch.Size(dims).numel() <= MOST else dims[:2]
 
     def _input(self, dtype: torch.dtype) -> None:
@@ -137,7 +139,9 @@ class Program:
         x, exact = self.values[a], a in self.exact
         kind = "any"
         if x.is_floating_point():
-            kind = self.pick.choices(["loses", "keeps", "needs", "casts", "any"], [9, 3, 1, 1, 7])[0]
+            kind = self.pick.choices(["loses", "keeps", "needs", "casts", "any"], [9, 3, 1, 1, 7])[
+                0
+            ]
         elif self.pick.random() < 0.6:
             kind = "truth" if x.dtype == torch.bool else "whole"
         table = {**FLOAT, "any": ANY, "whole": WHOLE, "truth": TRUTH}

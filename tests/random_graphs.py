@@ -195,7 +195,9 @@ class Maker:
         more = [i.value for i in self.items if i.value.uses and i.value.node.type != "Data"]
         NetOutput([*last, *(v for v in more if self.pick.random() < 0.15)])
 
-    def node(self, op_type: str, dims: Sequence[int], exact: bool, /, *args: Any, **attrs: Any) -> None:
+    def node(
+        self, op_type: str, dims: Sequence[int], exact: bool, /, *args: Any, **attrs: Any
+    ) -> None:
         """Add a node with one result."""
         if torch.Size(dims).numel() <= MOST:
             self.keep(builder(op_type)(*args, **attrs), dims, exact)
@@ -293,7 +295,9 @@ def _divide(m: Maker) -> None:
 
 def _cast(m: Maker) -> None:
     x = m.some()
-    target = m.pick.choice(m.floats) if x is None or x.real else m.pick.choice([*m.floats, *EVERYTHING])
+    target = (
+        m.pick.choice(m.floats) if x is None or x.real else m.pick.choice([*m.floats, *EVERYTHING])
+    )
     if x is None or target == x.dtype:
         return
     wider = {torch.float64: 3, torch.float32: 2}.get(target, 1) if target.is_floating_point else 9
@@ -379,7 +383,7 @@ def _softmax(m: Maker) -> None:
 
 def _norm(m: Maker) -> None:
     x = m.some(_float, _dims, _full)
-    if x is None or not isinstance(x.value.shape[-1], int) and m.pick.random() < 0.5:
+    if x is None or (not isinstance(x.value.shape[-1], int) and m.pick.random() < 0.5):
         return
     size = x.value.shape[-1:]
     gamma = m.input(x.dtype, size)
@@ -409,7 +413,9 @@ def _matmul(m: Maker) -> None:
     other = m.input(x.dtype, [*own, *((columns, inner) if second else (inner, columns))])
     dims = m.real([*lead, rows, columns])
     if lead:
-        m.node("BatchMatMulV2", dims, False, x.value, other.value, None, adj_x1=first, adj_x2=second)
+        m.node(
+            "BatchMatMulV2", dims, False, x.value, other.value, None, adj_x1=first, adj_x2=second
+        )
         return
     bias = m.input(x.dtype, [columns]).value if m.pick.random() < 0.4 else None
     m.node("MatMulV2", dims, False, x.value, other.value, bias,
@@ -431,7 +437,9 @@ def _reshape(m: Maker) -> None:
     if x is None:
         return
     at = m.pick.randrange(len(x.dims) - 1)
-    if m.dynamic and any(isinstance(d, Sym) for k, d in enumerate(x.value.shape) if k not in (at, at + 1)):
+    if m.dynamic and any(
+        isinstance(d, Sym) for k, d in enumerate(x.value.shape) if k not in (at, at + 1)
+    ):
         return
     dims = [*x.dims[:at], x.dims[at] * x.dims[at + 1], *x.dims[at + 2 :]]
     wanted = list(dims)
@@ -475,7 +483,7 @@ def _slice(m: Maker) -> None:
         begin, step = m.pick.choice([0, 1]), 1
     y = builder("StridedSliceV2")(x.value, [begin], [end], [axis], [step])
     dims = list(x.dims)
-    dims[axis] = len(range(n)[begin : end : step])
+    dims[axis] = len(range(n)[begin:end:step])
     if torch.Size(dims).numel() <= MOST:
         m.keep(y, dims, x.exact)
 

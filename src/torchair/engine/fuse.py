@@ -551,7 +551,8 @@ def _steering_nodes(graph: Graph) -> set[Node]:
         node = stack.pop()
         if node not in found:
             found.add(node)
-            stack += [v.node for v in node.values()]
+            if node.type != "Shape":  # which asks for dims, not for numbers
+                stack += [v.node for v in node.values()]
     known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
     return found | known
 

@@ -145,7 +145,10 @@ class Template:
             logger.info("other sizes will be planned anew: %s", e)
             return False
         pairs = [(t, plan.constants[slot]) for slot, t in again.constants.items()]
-        return shown(again) == shown(plan) and all(a is b or torch.equal(a, b) for a, b in pairs)
+        same = shown(again) == shown(plan) and all(a is b or torch.equal(a, b) for a, b in pairs)
+        if same:
+            plan.outlines = again.outlines
+        return same
 
     def _start(self, given: Given) -> Run:
         sizes = symbols_of((self._inputs[i], fact) for i, (fact, _) in given.items())

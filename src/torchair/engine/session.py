@@ -117,6 +117,7 @@ class TorchNpuGraph:
         with label("TorchNpuGraphBase::Compile"):
             self._state.topology = self._options.topology
             self._state.switches = self._options.switches
+            self._state.native = self._options.native and self._device.name == "cpu"
             start = time.perf_counter()
             runner = PassRunner(ge_kind(lambda g: "", "txt"), self._options, self.trace)
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]

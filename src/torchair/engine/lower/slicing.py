@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torchair.catalog import Op
 from torchair.catalog.slicing import slice_length
 from torchair.codegen.abi import FLOATS
-from torchair.codegen.loops import Expr, Index, cast, op, size
+from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
 from torchair.engine.lower.core import (
     TYPES,
@@ -83,8 +83,7 @@ class Joined:
             piece = self._piece(k, place)
             piece = piece if inside is None else masked(piece, inside)
             result = piece if result is None else op("where", before[0], piece, result)
-        assert result is not None, "nothing to join"
-        return result
+        return const(0, "i64") if result is None else result  # nothing to join has no elements
 
     def _known(self, position: Index) -> int | None:
         """The piece of a position that is the same at every point."""

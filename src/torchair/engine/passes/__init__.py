@@ -10,6 +10,7 @@ from torchair.engine.passes.data import (
     optimize_sym_pack,
     remove_dead_data_and_reorder_data_index,
 )
+from torchair.engine.passes.gradients import split_norm_gradients
 from torchair.engine.passes.ordering import (
     choose_order,
     explicit_order_for_cmo,
@@ -49,6 +50,7 @@ ENGINE_PASSES = (
     Pass("remove_dead_code", remove_dead_code, lambda o: o.dead_code),
     Pass("apply_rules", apply_rules, lambda o: o.level != "O1"),
     Pass("fold_constants", fold_constants, lambda o: o.fold),
+    Pass("split_norm_gradients", split_norm_gradients, lambda o: o.native),
     Pass("merge_common", merge_common, lambda o: o.level != "O1"),
     Pass("apply_rules_again", apply_rules, lambda o: o.level != "O1"),
     Pass("remove_what_is_left", remove_dead_code, lambda o: o.dead_code),

@@ -15,3 +15,4 @@ class GraphState:
     assigned: dict[int, int] = field(default_factory=dict)
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
+    native: bool = False  # whether generated code will run the graph
