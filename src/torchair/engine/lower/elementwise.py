@@ -80,6 +80,10 @@ def truth(x: Expr) -> Expr:
 
 # ---- making rules ----
 
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "RealDiv"})
+_SHORT = frozenset({"f32", "bf16", "f16"})
+"""Floats that are computed with in float32."""
+
 
 def operands(node: LowerOp) -> list[Tensor]:
     """The operands on all fed ports, in order."""
@@ -108,7 +112,16 @@ def single_element(x: Tensor) -> Expr:
 def mixed(node: Op) -> str | None:
     """Why not, where operands have different types: promotion is the converter's business."""
     types = {TYPES.get(v.dtype, "other") for v in node.node.values()}
-    return None if len(types) < 2 else f"operands of the types {', '.join(sorted(types))}"
+    alike = len(types) < 2 or _beside_number(node, types)
+    return None if alike else f"operands of the types {', '.join(sorted(types))}"
+
+
+def _beside_number(node: Op, types: set[str]) -> bool:
+    """Whether floats of one type meet a float without dims, of which torch takes the full value."""
+    if node.node.type not in _ARITHMETIC or not types <= _SHORT:
+        return False
+    kinds = {v.dtype for v in node.node.values() if v.shape != ()}
+    return kinds == {node.output.dtype}
 
 
 def not_floats(node: Op) -> str | None:

@@ -1,0 +1,260 @@
+"""The CPU engine as a whole: every unit against the catalogue, models, fallbacks, threads."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+import torchair
+from native_check import capture, check_units, native_types
+from random_graphs import Maker
+from torchair.engine.emit import emitter
+from torchair.engine.native import library
+from torchair.engine.session import TorchNpuGraph
+
+
+def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: bool) -> Any:
+    config = torchair.CompilerConfig()
+    for name, value in options.items():
+        setattr(config.experimental_config, name, value)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the reminder of frozen_parameter
+        backend = torchair.get_npu_backend(compiler_config=config)
+    return torch.compile(fn, backend=backend, dynamic=dynamic)
+
+
+# ---- every unit of random graphs
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_units_of_random_graphs(seed: int) -> None:
+    made = Maker(seed)
+    check_units(made.graph, made.inputs)
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_units_with_extreme_values(seed: int) -> None:
+    made = Maker(seed, extreme=True)
+    check_units(made.graph, made.inputs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_units_of_dynamic_graphs_serve_other_sizes(seed: int) -> None:
+    made = Maker(seed, dynamic=True)
+    first = check_units(made.graph, made.inputs)
+    for resize in (lambda n: n + 1, lambda n: n + 16):
+        check_units(made.graph, made.resized(resize), natives=first)
+
+
+# ---- whole models
+
+
+MODELS = {
+    "mlp": (models.Mlp, models.MLP["tiny"], models.mlp_inputs),
+    "bert": (models.Bert, models.BERT["tiny"], models.bert_inputs),
+    "llama": (models.Llama, models.LLAMA["tiny"], models.llama_inputs),
+    "resnet": (models.ResNet, models.RESNET["tiny"], models.resnet_inputs),
+}
+
+
+@pytest.mark.parametrize("frozen", (False, True), ids=("free", "frozen"))
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_native(name: str, frozen: bool) -> None:
+    kind, config, inputs = MODELS[name]
+    model, args = models.build(kind, config), inputs(config)
+    with torch.no_grad(), capture() as found:
+        got = compiled(model, frozen_parameter=frozen)(*args)
+        torch.testing.assert_close(got, model(*args), rtol=1e-4, atol=1e-5)
+    (one,) = found
+    one.check_units()
+    share = one.share
+    print(f"{name}: {share:.1%} of the nodes are native")
+    if name != "resnet" or frozen:
+        assert share > 0.95
+
+
+def new_gelu(x: torch.Tensor) -> torch.Tensor:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def test_an_epilogue_may_read_the_product_twice_through_a_view() -> None:
+    weight, bias = torch.randn(48, 32), torch.randn(48)
+    x = torch.randn(2, 5, 32)
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return new_gelu(F.linear(x, weight, bias))
+
+    def also(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.linear(x, weight, bias)
+        return new_gelu(y), y.transpose(0, 1).softmax(0)
+
+    for fn in (rows, also):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=1e-4, atol=1e-5)
+
+
+class Trained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 32)
+        self.norm = nn.LayerNorm(32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        scores = torch.softmax(q @ k.transpose(-2, -1) / 8, -1)
+        return F.gelu(self.out(scores @ v)).square().mean()
+
+
+def test_training_runs_natively_and_gradients_are_right() -> None:
+    torch.manual_seed(0)
+    model, tokens = Trained(), torch.randint(20, (3, 7))
+    model(tokens).backward()
+    wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    with capture() as found:
+        compiled(model)(tokens).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], rtol=1e-4, atol=1e-6)
+    types = {t for one in found for t in native_types(one.plan)}
+    assert {"LayerNormGradV3", "SoftmaxGrad", "GeluGrad"} <= types
+    assert types & {"MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2"}
+
+
+# ---- switches and faults
+
+
+def steps_of(call: Callable[..., Any], *args: Any) -> list[str]:
+    with capture() as found:
+        call(*args)
+    return [s.kind for one in found for s in one.plan.steps]
+
+
+def test_native_code_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 8)
+    assert steps_of(compiled(lambda x: x.exp() + 1), x) == ["native"]
+    assert "native" not in steps_of(compiled(lambda x: x.exp() + 1, native_code=False), x)
+    monkeypatch.setenv("TORCHAIR_NATIVE", "0")
+    assert "native" not in steps_of(compiled(lambda x: x.exp() + 1), x)
+
+
+def test_a_generator_that_fails_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, unit: Any, *args: Any) -> Any:
+        raise ValueError("this generator has a fault")
+
+    monkeypatch.setattr(emitter.Emitter, "emit", broken)
+    x = torch.randn(4, 8)
+    call = compiled(lambda x: x.exp() + 1)
+    with pytest.warns(UserWarning, match="no native code for Exp") as said:
+        torch.testing.assert_close(call(x), x.exp() + 1)
+        call(x)
+    assert len([w for w in said if "native" in str(w.message)]) == 1
+
+
+def test_a_kernel_that_llvm_refuses_runs_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, kernels: Any) -> None:
+        raise RuntimeError("refused")
+
+    x = torch.randn(3, 11)
+    call = compiled(lambda x: (x * 7).sin() + x)
+    monkeypatch.setattr(type(library()), "add", refuse)
+    with pytest.warns(UserWarning, match="refused"):
+        torch.testing.assert_close(call(x), (x * 7).sin() + x)
+
+
+def test_bad_index_raises_and_the_next_call_works() -> None:
+    table = torch.randn(5, 3)
+    call = compiled(lambda i: table[i] * 2)
+    good = torch.tensor([4, 0])
+    torch.testing.assert_close(call(good), table[good] * 2)
+    with pytest.raises(RuntimeError, match=r"out of range(.|\n)*test_native.py"):
+        call(torch.tensor([5, 0]))
+    torch.testing.assert_close(call(good), table[good] * 2)
+
+
+# ---- threads
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+def hammer(calls: int) -> None:
+    """Four threads call one session with sizes of their own; every result is compared."""
+    weight = torch.randn(24, 24)
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(F.gelu(x @ weight) + x, -1).sum(0)
+
+    sizes = [2, 3, 5, 17, 64]
+    inputs = {n: torch.randn(n, 24) for n in sizes}
+    with torch.no_grad(), capture() as found:
+        call = compiled(work, dynamic=True)
+        wanted = {n: call(x) for n, x in inputs.items()}
+    session: TorchNpuGraph = found[0].session
+    rest = found[0].inputs
+    place = next(i for i, t in enumerate(rest) if t.shape == inputs[2].shape)
+    wrong: list[str] = []
+
+    def body(seed: int) -> None:
+        for k in range(calls // 4):
+            n = sizes[(k * 7 + seed) % len(sizes)]
+            given = [inputs[n] if i == place else t for i, t in enumerate(rest)]
+            given = [
+                torch.tensor(n) if t.dim() == 0 and t.dtype == torch.int64 else t for t in given
+            ]
+            (got,) = session.run(given)
+            if not torch.equal(got, wanted[n]):
+                wrong.append(f"{n}: {(got - wanted[n]).abs().max()}")
+
+    def all_threads() -> None:
+        threads = [threading.Thread(target=body, args=(s,)) for s in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+
+    all_threads()
+    gc.collect()
+    before = resident()
+    all_threads()
+    gc.collect()
+    assert not wrong, wrong[:3]
+    assert resident() - before < 32 << 20
+
+
+def test_threads_with_varying_sizes() -> None:
+    hammer(4000)
+
+
+@pytest.mark.slow
+def test_many_calls_from_threads() -> None:
+    hammer(50_000)
+
+
+def test_number_of_threads_is_honoured() -> None:
+    a, b = torch.randn(256, 512), torch.randn(512, 512)
+    call = compiled(lambda a, b: F.relu(a @ b))
+    before = torch.get_num_threads()
+    try:
+        for n in (2, 1):
+            torch.set_num_threads(n)
+            torch.testing.assert_close(call(a, b), F.relu(a @ b), rtol=1e-4, atol=1e-4)
+    finally:
+        torch.set_num_threads(before)
