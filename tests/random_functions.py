@@ -27,9 +27,11 @@ WAYS = ("plain", "permuted", "spread", "expanded", "channels_last", "offset")
 # or "needs" exact operands. `i` is a random small integer, `d` and `e` are dims of `a`.
 FLOAT = {
     "loses": (
-        "torch.tanh({a})", "torch.sigmoid({a})", "F.gelu({a})", "F.silu({a})", "torch.exp(-{a}.abs())",
+        "torch.tanh({a})", "torch.sigmoid({a})", "F.gelu({a})", "F.silu({a})",
+        "torch.exp(-{a}.abs())",
         "{a} * {b}", "{a} + {b}", "{a} - {b}", "{a} / ({b}.abs() + 1)", "{a} * 0.5 + 1",
-        "torch.softmax({a}, {d})", "{a}.log_softmax({d})", "{a}.sum({d})", "{a}.mean({d}, keepdim=True)",
+        "torch.softmax({a}, {d})", "{a}.log_softmax({d})", "{a}.sum({d})",
+        "{a}.mean({d}, keepdim=True)",
         "{a}.sum()", "{a}.var({d}, correction=0)", "{a}.square().mean(-1, keepdim=True)",
         "{a} * torch.rsqrt({a}.square().mean(-1, keepdim=True) + 1e-5)", "{a}.cumsum({d})",
         "{a}.matmul({b})", "{a} @ {b}.transpose(-1, -2)", "torch.addcmul({a}, {b}, {c}, value=0.5)",
@@ -50,14 +52,16 @@ ANY = (
     "{a}.reshape(-1, {a}.shape[-1])", "{a}[1:]", "{a}[..., ::2]", "{a}[:, 1:-1]", "{a}[..., -1]",
     "{a}[0]", "{a}[None]", "{a}.expand(3, *{a}.shape)", "{a}.chunk(2, {d})[0]",
     "{a}.split(2, {d})[-1]", "torch.cat([{a}, {b}], {d})", "torch.stack([{a}, {b}], {d})",
-    "{a}.flip({d}).contiguous()", "{a}.roll(1, {d})", "{a}.repeat(2, *[1] * {a}.dim())", "{a}.contiguous()",
+    "{a}.flip({d}).contiguous()", "{a}.roll(1, {d})", "{a}.repeat(2, *[1] * {a}.dim())",
+    "{a}.contiguous()",
     "{a}.clone()", "{a}.movedim(0, -1)", "{a}.unflatten(-1, ({a}.shape[-1], 1))",
     "{a}.narrow({d}, 0, 1)", "{a}.select({d}, -1)", "{a}.unbind({d})[0]",
     "{a}.permute(*reversed(range({a}.dim())))", "{a}.squeeze({d})", "{a}.diagonal()",
     "F.pad({a}, (1, 2))", "torch.tril({a})", "{a}.index_select({d}, {j})", "{a}[{j}]",
     "{a}.gather({d}, torch.zeros_like({a}, dtype=torch.int64))", "{a}.swapaxes(0, {d})",
     "{a}.new_zeros({a}.shape)", "torch.ones_like({a})", "{a}.view_as({a})", "{a}.detach()",
-    "{a}.index_put(({j},), {b})", "{a}.slice_scatter({b}, {d}, 1, 3)", "{a}.take_along_dim({k}, {d})",
+    "{a}.index_put(({j},), {b})", "{a}.slice_scatter({b}, {d}, 1, 3)",
+    "{a}.take_along_dim({k}, {d})",
 )  # fmt: skip
 WHOLE = (
     "{a} + {b}", "{a} * 2", "{a} - {b}", "{a} // 3", "{a} % 4", "{a}.sum({d})", "{a}.amax({d})",
@@ -68,7 +72,8 @@ TRUTH = (
     "torch.where({a}, {x}, {y})",
 )  # fmt: skip
 CHANGES = (
-    "{a}.add_({b}.clone())", "{a}.mul_(2)", "{a}[0] = {b}[0].clone()", "{a}[..., 1:] *= 3", "{a}.copy_({b}.clone())",
+    "{a}.add_({b}.clone())", "{a}.mul_(2)", "{a}[0] = {b}[0].clone()", "{a}[..., 1:] *= 3",
+    "{a}.copy_({b}.clone())",
     "{a}.relu_()", "{a}.zero_()", "{a}.fill_(1)", "{a}.clamp_(-1, 1)",
     "{a}.transpose(0, -1).sub_(1)", "{a}.index_copy_(0, {j}, {b}[:3].clone())", "{a}[{j}] = 1",
     "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1].clone())",
@@ -199,7 +204,10 @@ class Program:
         names = {
             "a": a, "b": self._fitting(x, like), "c": self.pick.choice(like),
             "m": self.pick.choice(masks), "x": (p := self.pick.choice(real)),
-            "y": self._fitting(self.values[p], [n for n in real if self.values[n].dtype == self.values[p].dtype]),
+            "y": self._fitting(
+                self.values[p],
+                [n for n in real if self.values[n].dtype == self.values[p].dtype],
+            ),
             "j": self.given[-1], "k": self.given[-1],
         }  # fmt: skip
         used = [n for k, n in names.items() if f"{{{k}}}" in template]

@@ -17,7 +17,9 @@ from torch import nn
 
 import models
 import torchair
-from native_check import capture, check_units, native_types
+from like_eager import twin
+from native_check import capture, check_units, differences, largest, native_types
+from random_functions import Program
 from random_graphs import Maker
 from torchair.engine.emit import emitter
 from torchair.engine.native import library
@@ -56,6 +58,43 @@ def test_units_of_dynamic_graphs_serve_other_sizes(seed: int) -> None:
     first = check_units(made.graph, made.inputs)
     for resize in (lambda n: n + 1, lambda n: n + 16):
         check_units(made.graph, made.resized(resize), natives=first)
+
+
+# ---- random functions, through torch.compile
+
+
+def compare(program: Program, call: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
+    """Results and updated inputs are as good as eager's."""
+    mine, theirs = [twin(x) for x in inputs], [twin(x) for x in inputs]
+    wanted, got = [*program.function()(*theirs), *theirs], [*call(*mine), *mine]
+    truth, all_values = program.wide(inputs)
+    scale = largest(all_values)
+    for k, (g, w, t) in enumerate(zip(got, wanted, truth, strict=True)):
+        wrong = differences(g, w, t.double() if t.is_floating_point() else t, scale)
+        assert not wrong, f"{k}: {wrong}\n{program.source}"
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_functions(seed: int) -> None:
+    program = Program(seed)
+    call = compiled(program.function())
+    with torch.no_grad():
+        for _ in range(2):
+            compare(program, call, program.inputs(lambda n: n))
+
+
+@pytest.mark.parametrize("seed", range(20, 26))
+def test_random_functions_of_many_sizes(seed: int) -> None:
+    program = Program(seed, changes=False)
+    call = compiled(program.function(), dynamic=True)
+    with torch.no_grad():
+        for resize in (lambda n: n, lambda n: n + 1, lambda n: 2 * n):
+            inputs = program.inputs(resize)
+            try:
+                program.wide([twin(x) for x in inputs])
+            except (RuntimeError, IndexError):
+                continue  # these sizes do not fit together in eager either
+            compare(program, call, inputs)
 
 
 # ---- whole models
