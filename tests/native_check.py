@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchair.catalog import Op, Trait, row_of
+from like_eager import twin
+from torchair.catalog import Op, row_of
 from torchair.catalog.reference import run_node, tensor_args, tensor_fact
 from torchair.codegen.llvm.jit import run_kernel
 from torchair.codegen.llvm.target import host
@@ -33,7 +34,6 @@ Tensors = dict[Value, torch.Tensor]
 TIMES_EAGER = 4  # another order of rounding may cost up to this many errors of eager
 FLOOR = 8  # and never less than this many units in the last place of the element
 GUARD = 16  # elements around memory that must stay as they are
-OUTSIDE = ("Data", "RefData", "Const", "NetOutput")
 
 
 # ---- what is right ----
@@ -284,7 +284,7 @@ class Captured:
     @property
     def share(self) -> float:
         """Part of the nodes that run natively or cost nothing."""
-        return native_share(self.graph, self.plan)
+        return self.session.summary().native_share
 
     def check_units(self, **options: Any) -> Recorder:
         """Check every unit on the inputs of the first call."""
@@ -299,26 +299,12 @@ def capture() -> Iterator[list[Captured]]:
 
     def compile(self: TorchNpuGraph, inputs: Any = None) -> None:
         if self._planner is None and inputs is not None:
-            found.append(Captured(self, [t.detach().clone() for t in inputs]))
+            found.append(Captured(self, [twin(t.detach()) for t in inputs]))
         real(self, inputs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchNpuGraph, "compile", compile)
         yield found
-
-
-def native_share(graph: Graph, plan: Plan) -> float:
-    """Nodes that generated code computes, views that cost nothing and numbers known while planning,
-    among all nodes but inputs and constants."""
-    nodes = [n for n in graph.nodes if n.type not in OUTSIDE]
-    slow = {s.node for s in plan.steps if s.kind in ("out", "call", "copy", "late")}
-    views = {n for n in slow if _is_view(n)}
-    return 1 - len(slow) / len(nodes) if nodes else (1.0 if not views else 0.0)
-
-
-def _is_view(node: Node) -> bool:
-    row = row_of(node.type)
-    return row is not None and row.has(Trait.VIEW)
 
 
 def native_types(plan: Plan) -> set[str]:

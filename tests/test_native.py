@@ -145,6 +145,27 @@ def test_an_epilogue_may_read_the_product_twice_through_a_view() -> None:
             torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dims", ((), (1,), (6,), (5, 1), (5, 6)), ids=str)
+def test_a_bias_may_be_broadcast(dims: tuple[int, ...]) -> None:
+    bias, a, b = torch.randn(dims), torch.randn(5, 4), torch.randn(4, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(torch.addmm)(bias, a, b), torch.addmm(bias, a, b))
+
+
+def test_what_torch_returns_in_another_type_is_converted_before_native_code_reads_it() -> None:
+    names = ("input", "weight", "bias", "mean", "variance")
+    given = [torch.randn(5, 5, 5), *(torch.rand(5) for _ in names[1:])]
+
+    def update(*args: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._batch_norm_with_update(*args, 0.5, 0.6)[0]
+
+    mine = [x.bfloat16() for x in given]
+    theirs = [x.bfloat16() for x in given]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(update)(*mine), update(*theirs))
+    torch.testing.assert_close(mine, theirs)
+
+
 class Trained(nn.Module):
     def __init__(self) -> None:
         super().__init__()

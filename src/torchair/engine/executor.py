@@ -284,10 +284,11 @@ def _prepare(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
 
 
 def _settled(step: Step, run: Run, plan: Plan) -> Run:
-    """A step of torch whose results native code reads: they get the strides that were planned."""
+    """A step of torch whose results native code reads: they get the type and the strides that were
+    planned."""
     places = [plan.places.get(s) for s in step.outs]
     wanted = [
-        (s, place[0].meta.stride())
+        (s, place[0].meta.stride(), place[0].meta.dtype)
         for s, place in zip(step.outs, places, strict=True)
         if place is not None and place[0].settled and place[0].slot == s
     ]
@@ -296,10 +297,10 @@ def _settled(step: Step, run: Run, plan: Plan) -> Run:
 
     def run_and_settle(r: list[Any]) -> None:
         run(r)
-        for slot, strides in wanted:
+        for slot, strides, dtype in wanted:
             t = r[slot]
-            if t.stride() != strides:
-                r[slot] = torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
+            if t.stride() != strides or t.dtype is not dtype:
+                r[slot] = torch.empty_strided(t.shape, strides, dtype=dtype).copy_(t)
 
     return run_and_settle
 

@@ -39,7 +39,8 @@ _PLAN_BYTES = 1 << 30  # as long as their arenas together stay under this
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """What compiling a graph came to. Memory is of the last plan made."""
+    """What compiling a graph came to. Memory and `native_share` are of the last plan made: the part
+    of the nodes that generated code computes, or that cost nothing."""
 
     static: bool
     streams: int
@@ -49,6 +50,7 @@ class GraphSummary:
     arena_floor: int
     constant_bytes: int
     plans: int
+    native_share: float
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,15 @@ class TorchNpuGraph:
             arena_floor=plan.arena_floor if plan else 0,
             constant_bytes=sum(t.numel() * t.element_size() for t in constants),
             plans=len(self._plans),
+            native_share=_native_share(self.graph, plan) if plan else 0.0,
         )
+
+
+def _native_share(graph: Graph, plan: Plan) -> float:
+    nodes = [n for n in graph.nodes if n.type not in ("Data", "RefData", "Const", "NetOutput")]
+    native = {n for s in plan.steps for n in s.also}
+    by_torch = {s.node for s in plan.steps if s.kind not in ("native", "view")} - native
+    return 1 - len(by_torch) / len(nodes) if nodes else 0.0
 
 
 def _check_device(name: str) -> None:

@@ -19,7 +19,15 @@ from torchair.codegen.loops import (
     op,
 )
 from torchair.codegen.numbers import Int
-from torchair.engine.lower.core import LOWERINGS, TYPES, LowerOp, Tensor, Update, constant
+from torchair.engine.lower.core import (
+    LOWERINGS,
+    TYPES,
+    LowerOp,
+    Tensor,
+    Update,
+    broadcast_index,
+    constant,
+)
 from torchair.engine.lower.places import joined
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
@@ -163,7 +171,8 @@ class _Build:
 
         def element(place: tuple[Index, ...]) -> Expr:
             along = (place[dim],) if added.rank == 1 else place[len(place) - added.rank :]
-            return op("add", made.at(place), cast(added.at(along), wide))
+            there = broadcast_index(along, added.shape)
+            return op("add", made.at(place), cast(added.at(there), wide))
 
         return Tensor(shape, dtype, element)
 

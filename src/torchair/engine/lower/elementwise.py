@@ -80,7 +80,8 @@ def truth(x: Expr) -> Expr:
 
 # ---- making rules ----
 
-_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "RealDiv"})
+_SCALING = frozenset({"Mul", "Div", "RealDiv"})
+"""Operators in which torch takes the full value of a number beside short floats."""
 _SHORT = frozenset({"f32", "bf16", "f16"})
 """Floats that are computed with in float32."""
 
@@ -117,8 +118,8 @@ def mixed(node: Op) -> str | None:
 
 
 def _beside_number(node: Op, types: set[str]) -> bool:
-    """Whether floats of one type meet a float without dims, of which torch takes the full value."""
-    if node.node.type not in _ARITHMETIC or not types <= _SHORT:
+    """Whether floats of one type are scaled by a float without dims."""
+    if node.node.type not in _SCALING or not types <= _SHORT:
         return False
     kinds = {v.dtype for v in node.node.values() if v.shape != ()}
     return kinds == {node.output.dtype}
