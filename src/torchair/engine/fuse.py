@@ -15,7 +15,13 @@ from torchair.catalog import Op, Trait, row_of, steering_values
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower.build import Group, Space, reduced_space, single, whole
 from torchair.engine.lower.core import TYPES
-from torchair.engine.spaces import epilogue_spaces, map_space, space_through, splits_rows
+from torchair.engine.spaces import (
+    aligned,
+    epilogue_spaces,
+    map_space,
+    space_through,
+    splits_rows,
+)
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
@@ -395,6 +401,8 @@ class _Fuser:
         assert isinstance(domain, Value)
         if seen.get(domain) != whole(domain) or domain.shape != group.shape:
             return f"{node.type} reduces something else"
+        if any(not aligned(s, whole(domain)) for s in seen.values()):
+            return f"{node.type} runs over other axes"
         reduced = _reduced(node)
         if group.reduced and group.reduced != reduced:
             return f"{node.type} reduces other axes"
@@ -434,7 +442,16 @@ class _Fuser:
             for v in node.values()
             if v.node not in unit.views
         )
-        return apart and direct and not self.before[other.number] & (1 << unit.number)
+        apart = apart and direct and not self.before[other.number] & (1 << unit.number)
+        return apart and self._fits(unit, other, node)
+
+    def _fits(self, unit: Unit, other: Unit, node: Node) -> bool:
+        """Whether what a node of a unit reads of another runs along the axes where it is read."""
+        reduces = LOWERINGS[node.type].kind == "reduce"
+        place = whole(unit.group.domain) if reduces else unit.group.spaces[node.outputs[0]]
+        read = [v for v in operands_of(node) if self.unit_of.get(v.node) is other]
+        spaces = [other.group.spaces.get(v) for v in read]
+        return all(s is not None and aligned(s, place) for s in spaces)
 
     def _needs_outside(self, node: Node, unit: Unit) -> int:
         bits = 0

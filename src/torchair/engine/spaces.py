@@ -25,6 +25,14 @@ def space_through(base: Value, space: Space, view: Value) -> Space | None:
     return tuple(None if n == 1 else next(axes) for n in view.shape or ())
 
 
+def aligned(space: Space, place: Space) -> bool:
+    """Whether a value of this space is broadcast to a place along the axes it runs along."""
+    tail = place[len(place) - len(space) :]
+    return len(space) <= len(place) and all(
+        a is None or a == b for a, b in zip(space, tail, strict=True)
+    )
+
+
 def epilogue_spaces(
     group: Group, views: Sequence[Node], node: Node, seen: dict[Value, Space]
 ) -> dict[Value, Space] | str:
