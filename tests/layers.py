@@ -6,12 +6,13 @@ from __future__ import annotations
 # name is the package's own `__init__`, on top of all. `flags` is below `log`, which reads its level
 # there; `store` writes files for `trace`.
 LAYERS: dict[int, tuple[str, ...]] = {
-    11: ("",),
-    10: ("cli", "viz", "legacy", "emulate"),
-    9: ("inference", "llm_datadist"),
-    8: ("backend", "export", "explain", "verify"),
-    7: ("pipeline",),
-    6: ("capture", "concrete", "runner", "tune"),
+    12: ("",),
+    11: ("cli", "viz", "legacy", "emulate"),
+    10: ("inference", "llm_datadist", "npugraph_ex"),
+    9: ("backend", "export", "explain", "verify"),
+    8: ("pipeline",),
+    7: ("concrete", "runner"),
+    6: ("capture", "tune"),
     5: ("devices",),
     4: ("convert", "engine", "serde"),
     3: ("catalog", "fx", "codegen"),
@@ -27,6 +28,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
 # Example: ("torchair.backend", "torchair.pipeline"): "converters load on the first compile".
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
+    ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
 }
 

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 from torchair.configs.aliases import apply_options
-from torchair.configs.compat import warn_frozen_parameter, warn_ineffective
+from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.errors import UnsupportedModeError
+from torchair.log import TorchairLogger, logger, spoken_by
+from torchair.ops.library import mark_side_effects
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
 
@@ -33,6 +35,7 @@ def get_npu_backend(
     start_debug_log()
     config = compiler_config if compiler_config is not None else CompilerConfig()
     warn_ineffective(config)
+    warn_unsupported(config)
     warn_frozen_parameter(config)
     return partial(
         npu_backend, compiler_config=config, decompositions=dict(custom_decompositions or {})
@@ -69,22 +72,30 @@ def npu_backend(
 
 
 def compile_with_aot(
-    gm: Any, example_inputs: Sequence[Any], config: CompilerConfig, decompositions: dict[Any, Any]
+    gm: Any,
+    example_inputs: Sequence[Any],
+    config: CompilerConfig,
+    decompositions: dict[Any, Any],
+    speaker: TorchairLogger = logger,
 ) -> Callable[..., Any]:
-    """Forward, backward and inference graphs of a Dynamo graph, each through the pipeline."""
-    from torch._functorch.aot_autograd import aot_module_simplified
-    from torch._functorch.partitioners import default_partition
+    """Forward, backward and inference graphs of a Dynamo graph, each through the pipeline.
 
+    `speaker` is the logger of the surface that the user called.
+    """
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    from torchair.fx.partition import partition
     from torchair.fx.passes import fx_text
     from torchair.pipeline import NpuFxCompiler
 
-    directory = model_directory()
+    mark_side_effects()  # before AOTAutograd removes what nobody reads
+    directory = model_directory(speaker)
     if directory is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
 
-    def stage(phase: str) -> Callable[..., Any]:
-        compiler = NpuFxCompiler(config, Trace(phase, directory))
-        return lambda graph, inputs: boxed(compiler(graph, inputs))
+    def stage(phase: str, training: bool = True) -> Callable[..., Any]:
+        compiler = spoken_by(speaker, NpuFxCompiler(config, Trace(phase, directory), training))
+        return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations
     return aot_module_simplified(
@@ -92,8 +103,8 @@ def compile_with_aot(
         list(example_inputs),
         fw_compiler=stage("forward"),
         bw_compiler=stage("backward"),
-        inference_compiler=stage("forward"),
-        partition_fn=default_partition,
+        inference_compiler=stage("forward", training=False),
+        partition_fn=partition,
         decompositions=decompositions,
         keep_inference_input_mutations=bool(keep),
     )

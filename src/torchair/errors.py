@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
 __all__ = [
+    "CaptureError",
     "ConversionError",
     "EngineOptionError",
     "GraphError",
@@ -122,6 +123,22 @@ class GraphError(TorchairError, RuntimeError):
         self.node = _text(node)
         self.graph = _text(graph)
         super().__init__(message, facts={"node": self.node, "graph": self.graph}, hint=hint)
+
+
+class CaptureError(TorchairError, RuntimeError):
+    """A graph cannot be captured; ``node`` and ``source`` say what is in the way."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: object = None,
+        source: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.node = _text(node)
+        self.source = source
+        super().__init__(message, facts={"node": self.node, "called from": source}, hint=hint)
 
 
 class ScopeError(TorchairError, RuntimeError):

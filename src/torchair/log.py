@@ -1,22 +1,36 @@
-"""The two loggers: ``logger`` for the compiler (stdout), ``native_logger`` for the engine (stderr).
+"""The loggers: ``logger`` for the compiler (stdout), ``native_logger`` for the engine (stderr).
 
-Imports only ``flags`` of torchair. The environment sets the levels once, at import.
+``npugraph_ex_logger`` is the compiler's while it works for that surface, see ``spoken_by``. Imports
+only ``flags`` of torchair. The environment sets the levels once, at import.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import Any, Literal, ParamSpec, TextIO, TypeVar, cast
 
 from .flags import Flags
 
-__all__ = ["EVENT_LEVEL", "TorchairLogger", "add_debug_file", "logger", "native_logger"]
+__all__ = [
+    "EVENT_LEVEL",
+    "TorchairLogger",
+    "add_debug_file",
+    "logger",
+    "native_logger",
+    "npugraph_ex_logger",
+    "spoken_by",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 EVENT_LEVEL = 35
 """Level of milestones: between WARNING and ERROR, so they can be had without the warnings."""
@@ -55,6 +69,49 @@ class TorchairLogger(logging.Logger):
         self.warning(msg, *args, **kwargs)
 
 
+_speaker: ContextVar[TorchairLogger | None] = ContextVar("torchair_speaker", default=None)
+
+
+class _CompilerLogger(TorchairLogger):
+    """The logger that all stages write to; what they say may belong to another one."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        speaker = _speaker.get()
+        return super().isEnabledFor(level) if speaker is None else speaker.isEnabledFor(level)
+
+    def handle(self, record: logging.LogRecord) -> None:
+        speaker = _speaker.get()
+        if speaker is None:
+            super().handle(record)
+            return
+        record.name = speaker.name
+        speaker.handle(record)
+
+    def warning_once(self, msg: object, *args: object, **kwargs: Any) -> None:
+        speaker = _speaker.get()
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        if speaker is None:
+            super().warning_once(msg, *args, **kwargs)
+        else:
+            speaker.warning_once(msg, *args, **kwargs)
+
+
+def spoken_by(speaker: TorchairLogger, function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, with everything that ``logger`` is told meanwhile going to ``speaker``."""
+    if speaker is logger:
+        return function
+
+    @functools.wraps(function)
+    def spoken(*args: P.args, **kwargs: P.kwargs) -> R:
+        token = _speaker.set(speaker)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _speaker.reset(token)
+
+    return spoken
+
+
 class _StandardStream(logging.StreamHandler[TextIO]):
     """Writes to what ``sys.stdout`` or ``sys.stderr`` is at the time a line is logged."""
 
@@ -77,6 +134,10 @@ class _CompilerLine(logging.Formatter):
 
     date_format = "%Y-%m-%d %H:%M:%S"
 
+    def __init__(self, title: str = "TORCHAIR") -> None:
+        super().__init__()
+        self.title = title
+
     def format(self, record: logging.LogRecord) -> str:
         return self.prefix(record) + super().format(record)
 
@@ -84,7 +145,7 @@ class _CompilerLine(logging.Formatter):
         moment = datetime.fromtimestamp(record.created)
         milliseconds, microseconds = divmod(moment.microsecond, 1000)
         return (
-            f"[{record.levelname}] TORCHAIR({os.getpid()},{_PROGRAM}):"
+            f"[{record.levelname}] {self.title}({os.getpid()},{_PROGRAM}):"
             f"{moment.strftime(self.date_format)}.{milliseconds:03d}.{microseconds:03d} "
             f"[{self.source(record)}:{record.lineno}]{_THREAD} "
         )
@@ -110,17 +171,24 @@ class _NativeLine(_CompilerLine):
         return record.filename
 
 
-def add_debug_file(path: str | os.PathLike[str]) -> Callable[[], None]:
-    """Append what both loggers say to ``path`` from now on, beside their console output.
+def add_debug_file(
+    path: str | os.PathLike[str], speaker: TorchairLogger | None = None
+) -> Callable[[], None]:
+    """Append what ``speaker`` says to ``path`` from now on, beside its console output.
 
-    A path that is already being written to is left alone. Call what is returned to stop.
+    Without a ``speaker`` that is what both loggers of torchair say. A path that is already being
+    written to is left alone. Call what is returned to stop.
     """
     target = os.path.abspath(path)
-    if any(getattr(handler, "baseFilename", None) == target for handler in logger.handlers):
+    first = speaker or logger
+    if any(getattr(handler, "baseFilename", None) == target for handler in first.handlers):
         return lambda: None
     Path(target).parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     added: list[tuple[logging.Logger, logging.Handler]] = []
-    for owner, line in ((logger, _CompilerLine()), (native_logger, _NativeLine())):
+    lines: list[tuple[logging.Logger, _CompilerLine]] = [(first, _CompilerLine(first.name.upper()))]
+    if first is logger:
+        lines.append((native_logger, _NativeLine()))
+    for owner, line in lines:
         handler = logging.FileHandler(target, encoding="utf-8")
         handler.setFormatter(line)
         owner.addHandler(handler)
@@ -135,12 +203,16 @@ def add_debug_file(path: str | os.PathLike[str]) -> Callable[[], None]:
 
 
 def _make_logger(
-    name: str, level: int, handler: _StandardStream, line: logging.Formatter
+    name: str,
+    level: int,
+    handler: _StandardStream,
+    line: logging.Formatter,
+    kind: type[TorchairLogger] = TorchairLogger,
 ) -> TorchairLogger:
     """The logger ``name``, made ours; a level that the user set before the import stays."""
     found = logging.getLogger(name)
     # Not logging.setLoggerClass: that is process-wide, and too late when the logger exists already.
-    found.__class__ = TorchairLogger
+    found.__class__ = kind
     ours = cast(TorchairLogger, found)
     ours._said = set()
     ours.propagate = False  # else a configured root logger prints every line a second time
@@ -178,7 +250,17 @@ def _compiler_level(flags: Flags) -> int:
 logging.addLevelName(EVENT_LEVEL, "EVENT")
 _flags = Flags.read()
 logger = _make_logger(
-    "torchair", _compiler_level(_flags), _StandardStream("stdout"), _CompilerLine()
+    "torchair",
+    _compiler_level(_flags),
+    _StandardStream("stdout"),
+    _CompilerLine(),
+    _CompilerLogger,
+)
+npugraph_ex_logger = _make_logger(
+    "npugraph_ex",
+    _compiler_level(_flags),
+    _StandardStream("stdout"),
+    _CompilerLine("NPUGRAPH_EX"),
 )
 native_logger = _make_logger(
     "torchair.native", _native_level(_flags), _StandardStream("stderr"), _NativeLine()

@@ -4,6 +4,9 @@
     graph = convert(gm)              aten -> GE operators            convert/, meaning: catalog/
     graph = GE_PASSES(graph)         packing, updates, order         engine/passes/
     plan  = session.compile(graph)   rules, memory plan, steps       engine/, at the first call
+
+In the modes that capture, the FX graph goes through CAPTURE_PASSES (fx/capture/) instead and is
+captured at the first call (capture/): by running it on a GPU, from the plan on the CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,13 +23,14 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.catalog import infer
-from torchair.concrete import ConcreteGraph, GeConcreteGraph
+from torchair.concrete import AclConcreteGraph, ConcreteGraph, GeConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
 from torchair.convert.summary import summary_csv
 from torchair.devices import device_of
-from torchair.errors import UnsupportedModeError, pretty_error_msg
+from torchair.errors import ConversionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.streams import check_scopes
@@ -43,19 +48,21 @@ _graph_ids = itertools.count(1)
 class NpuFxCompiler:
     """Compiles one AOT graph: `(gm, example_inputs) -> callable`, usable as an `fw_compiler`."""
 
-    def __init__(self, config: CompilerConfig | None = None, trace: Trace | None = None) -> None:
+    def __init__(
+        self,
+        config: CompilerConfig | None = None,
+        trace: Trace | None = None,
+        training: bool = False,
+    ) -> None:
+        """`training` is for graphs whose results a backward graph reads later."""
         self.config = config if config is not None else CompilerConfig()
         self._trace = trace
+        self._training = training
 
     @pretty_error_msg
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
-        if settings.mode != "max-autotune":
-            raise UnsupportedModeError(
-                "this execution mode is not available", mode=settings.mode,
-                supported=("max-autotune",),
-            )  # fmt: skip
         mark_side_effects()
         with unset_fake_temporarily():
             return GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
@@ -74,30 +81,81 @@ class NpuFxCompiler:
         PassRunner(FX_KIND, settings, trace).run(FX_PASSES, gm, example_inputs, self.config)
         check_scopes(gm)
         static = _static_arguments() if trace.phase == "forward" else frozenset()
-        conversion = _convert(gm, example_inputs, settings, static)
-        if settings.graph_dump_type is not None:
-            _dump_original(conversion, settings)
-        graph: ConcreteGraph = GeConcreteGraph(conversion, settings, device_of(example_inputs))
-        graph.optimize_graph_without_runtime(trace)
+        build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
+        graph = build(gm, example_inputs, settings, static, trace)
         if settings.run_eagerly:
             logger.warning("run_eagerly is on: the optimised FX graph runs without compilation")
             gm.recompile()
             return gm
         return graph
 
+    def _for_engine(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings,
+        static: frozenset[int], trace: Trace,
+    ) -> ConcreteGraph:  # fmt: skip
+        """Mode max-autotune."""
+        conversion = _convert(gm, inputs, settings, static, _next_name())
+        if settings.graph_dump_type is not None:
+            _dump_original(conversion, settings)
+        graph = GeConcreteGraph(conversion, settings, device_of(inputs))
+        graph.optimize_graph_without_runtime(trace)
+        return graph
+
+    def _for_capture(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings,
+        static: frozenset[int], trace: Trace,
+    ) -> ConcreteGraph:  # fmt: skip
+        """Modes reduce-overhead and npugraph_ex."""
+        name, kind = _next_name(), settings.graph_dump_type
+        if kind not in (None, "py"):
+            raise NotImplementedError(f"graph_dump.type is {kind!r}; captured graphs dump as 'py'")
+        if kind is not None:
+            path = f"{settings.graph_dump_path}/{dump_name(f'dynamo_original_{name}', kind)}"
+            atomic_write(path, fx_text(gm).encode())
+        engine = self._engine_of(gm, inputs, static, name) if not settings.run_eagerly else None
+        graph = AclConcreteGraph(gm, name, settings, static, engine, self._training)
+        graph.optimize_graph_without_runtime(trace, inputs, self.config)
+        return graph
+
+    def _engine_of(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], static: frozenset[int], name: str
+    ) -> GeConcreteGraph | None:
+        """The graph in the engine, for capture on the CPU; None where that cannot take it."""
+        if device_of(inputs).name != "cpu":
+            return None
+        config = copy.deepcopy(self.config)
+        config.mode = MAX_AUTOTUNE
+        settings = replace(Settings.of(config), graph_dump_type=None)
+        try:
+            conversion = _convert(_own_copy(gm), inputs, settings, static, name)
+        except ConversionError as e:
+            logger.warning("%s is recorded call by call: %s", name, e)
+            return None
+        graph = GeConcreteGraph(conversion, settings, device_of(inputs))
+        graph.optimize_graph_without_runtime(Trace())
+        return graph
+
+
+def _next_name() -> str:
+    return f"graph_{next(_graph_ids)}"
+
 
 def _convert(
-    gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, static: frozenset[int]
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Settings,
+    static: frozenset[int],
+    name: str,
 ) -> Conversion:
     conversion = GraphConverter(
         gm,
-        f"graph_{next(_graph_ids)}",
+        name,
         infer,
         fold_views=settings.enable_view_optimize,
         strict=settings.strict_converters,
         static_args=static,
     ).run(*inputs)
-    name, generic = conversion.graph.name, conversion.generic
+    generic = conversion.generic
     if generic:
         logger.info("%s: %s operators without converter: %s", name, len(generic), generic)
     if Flags.read().debug >= 1:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchair.flags import Flags
-from torchair.log import add_debug_file
+from torchair.log import TorchairLogger, add_debug_file, logger
 from torchair.store import atomic_write
 
 
@@ -46,31 +48,30 @@ class Trace:
         return self.directory is not None
 
 
-_models = itertools.count()
+_counts: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
 
 
-def model_directory() -> Path | None:
-    """A new `model__<k>` folder in torch's debug directory, None when debugging is off."""
+def model_directory(speaker: TorchairLogger = logger, kind: str = "model") -> Path | None:
+    """A new `<kind>__<k>` folder in torch's debug directory, None when debugging is off."""
     if not Flags.read().compile_debug:
         return None
-    root = debug_root()
-    return root / f"model__{next(_models)}"
+    return debug_root(speaker) / f"{kind}__{next(_counts[speaker.name, kind])}"
 
 
-def debug_root() -> Path:
-    """The `torchair` folder of torch's debug run directory."""
+def debug_root(speaker: TorchairLogger = logger) -> Path:
+    """The folder of torch's debug run directory that is named after a logger."""
     from torch._dynamo.utils import get_debug_dir
     from torch.distributed import get_rank, is_available, is_initialized
 
     base = get_debug_dir()
     if is_available() and is_initialized():
         base += f"-rank_{get_rank()}"
-    return Path(base) / "torchair"
+    return Path(base) / speaker.name
 
 
-def start_debug_log() -> None:
+def start_debug_log(speaker: TorchairLogger = logger) -> None:
     """Copy log lines into `debug.log` when debugging is on."""
     if Flags.read().compile_debug:
-        root = debug_root()
+        root = debug_root(speaker)
         root.mkdir(parents=True, exist_ok=True)
-        add_debug_file(str(root / "debug.log"))
+        add_debug_file(str(root / "debug.log"), speaker)

@@ -1,11 +1,11 @@
-"""The flat names of ``torch.compile(options=...)`` and where each of them lives in the tree.
+"""The flat names of options and where each of them lives in the tree.
 
 Works on any tree that has the paths; must not import the root of the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torchair.configs.section import Section, read_path, write_path
@@ -49,13 +49,26 @@ OPTION_ALIASES: Mapping[str, Alias] = {
         f"{_KERNEL}_aclnn_static_shape_kernel_sym_value_range"
     ),
 }
+"""The names of ``torch.compile(options=...)`` with the backends of ``get_npu_backend``."""
+
+FLAT_ALIASES: Mapping[str, Alias] = {
+    **OPTION_ALIASES,
+    "disable_static_kernel_compile_cache": Alias(f"{_KERNEL}_disable_static_kernel_compile_cache"),
+    "deadlock_check": Alias("debug.deadlock_check"),
+    "capture_error_mode": Alias(f"{_CAPTURE}capture_error_mode"),
+    "force_recapture": Alias(f"{_CAPTURE}force_recapture"),
+    "mode": Alias("mode"),
+}
+"""The names of the flat configuration of ``npugraph_ex``: all of the above and five more."""
 
 
-def apply_options(config: Section, options: Mapping[str, Any]) -> None:
+def apply_options(
+    config: Section, options: Mapping[str, Any], aliases: Mapping[str, Alias] = OPTION_ALIASES
+) -> None:
     """Set flat ``options`` on ``config``; after an unknown name (``ValueError``) none is set."""
-    _check_names(options)
+    check_names(options, aliases)
     for name, value in options.items():
-        alias = OPTION_ALIASES[name]
+        alias = aliases[name]
         write_path(config, alias.path, _inverse(value) if alias.inverted else value)
 
 
@@ -84,12 +97,12 @@ class NpugraphexConfig:
 
 
 @pretty_error_msg
-def _check_names(options: Mapping[str, Any]) -> None:
+def check_names(options: Iterable[str], aliases: Mapping[str, Alias]) -> None:
+    """Raise a ``ValueError`` that lists the legal names at the first one that is not."""
     for name in options:
-        if name not in OPTION_ALIASES:
+        if name not in aliases:
             raise ValueError(
-                f"unknown compile option '{name}'; the options are: "
-                f"{', '.join(sorted(OPTION_ALIASES))}"
+                f"unknown compile option '{name}'; the options are: {', '.join(sorted(aliases))}"
             )
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torchair.configs.options import MAX_AUTOTUNE, REDUCE_OVERHEAD
+from torchair.configs.options import CAPTURE_MODES, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from torchair.configs.section import Section, leaves, read_path
 
 _ANY: tuple[Any, ...] = ()
@@ -47,6 +47,14 @@ INEFFECTIVE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 }
 """Per mode: the values of an option that have no effect there, or may fail."""
 
+UNSUPPORTED: Mapping[str, str] = {
+    "experimental_config.aclgraph._aclnn_static_shape_kernel": "kernels of CPU and CUDA are not "
+    "compiled for single shapes",
+    "experimental_config.aclgraph._super_kernel_optimize": "CPU and CUDA have no super kernels",
+    "debug.deadlock_check": "captured graphs are not checked for deadlocks",
+}
+"""Switches of captured graphs that do nothing here, and why."""
+
 _FEATURES_WITHOUT_EFFECT = {
     REDUCE_OVERHEAD: ("set_dim_gears", "dynamo_export", "scope", "npu_print"),
 }
@@ -78,6 +86,23 @@ def warn_ineffective(config: Section) -> None:
             DeprecationWarning,
             stacklevel=3,
         )
+
+
+def warn_unsupported(config: Section, names: Mapping[str, str] | None = None) -> None:
+    """Issue one ``UserWarning`` for all switches of captured graphs that do nothing here.
+
+    ``names`` gives the name under which the user knows the option at a path.
+    """
+    if read_path(config, "mode") not in CAPTURE_MODES:
+        return
+    known = names or {}
+    found = [
+        f"config.{known.get(path, path)}: {why}"
+        for path, why in UNSUPPORTED.items()
+        if read_path(config, path)
+    ]
+    if found:
+        warnings.warn(f"no effect on this device: {'; '.join(found)}", UserWarning, stacklevel=3)
 
 
 def warn_frozen_parameter(config: Section) -> None:

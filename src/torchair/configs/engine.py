@@ -60,6 +60,7 @@ class AclgraphExperimentalConfig(Section):
     _aclnn_static_shape_kernel_sym_index = IntRangeValue(0, 0, INT64_MAX).emits(
         f"{_STATIC_KERNEL}_sym_index", modes=CAPTURE_MODES, when=_STATIC_KERNEL
     )
+    _disable_static_kernel_compile_cache = flag(False)
     _super_kernel_optimize = flag(False).emits(
         _SUPER_KERNEL, modes=CAPTURE_MODES, when=_SUPER_KERNEL
     )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.debug import rank_directory
 from torchair.configs.section import read_path
 
 FxPass = Callable[..., Any]
@@ -30,6 +31,10 @@ def _on_unless_false(raw: Any) -> bool:
 
 def _as_is(raw: Any) -> Any:
     return raw
+
+
+def _off(raw: Any) -> bool:
+    return not raw
 
 
 def parse_switches(text: str | None) -> Mapping[str, bool]:
@@ -100,6 +105,31 @@ class Settings:
     remove_noop_ops: Annotated[bool, Source("experimental_config.remove_noop_ops", bool)]
     pattern_fusion_pass: Annotated[bool, Source("experimental_config.pattern_fusion_pass", bool)]
     strict_converters: Annotated[bool, Source("experimental_config.strict_converters", bool)]
+
+    clone_input: Annotated[bool, Source("debug.aclgraph.clone_input", bool)]
+    clone_output: Annotated[bool, Source("debug.aclgraph.enable_output_clone", bool)]
+    capture_limit: Annotated[int, Source("debug.aclgraph.static_capture_size_limit", int)]
+    capture_pool: Annotated[
+        tuple[int, int] | None, Source("aclgraph_config.use_custom_pool", _as_is)
+    ]
+    reuse_graph_pool: Annotated[
+        bool, Source("debug.aclgraph.disable_mempool_reuse_in_same_fx", _off)
+    ]
+    capture_error_mode: Annotated[str, Source("debug.aclgraph.capture_error_mode", str)]
+    force_recapture: Annotated[bool, Source("debug.aclgraph.force_recapture", bool)]
+    evict_captures: Annotated[bool, Source("debug.aclgraph.evict_captures", bool)]
+    capture_warmups: Annotated[int, Source("debug.aclgraph.capture_warmups", int)]
+    remove_cat_ops: Annotated[bool, Source("debug.aclgraph.remove_cat_ops", bool)]
+    inplace_pass: Annotated[
+        bool, Source("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", _off)
+    ]
+    input_inplace_pass: Annotated[
+        bool, Source("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", _off)
+    ]
+
+    tensor_dump: Annotated[bool, Source("dump_config.enable_dump", bool)]
+    tensor_dump_path: Annotated[str, Source("dump_config.dump_path", rank_directory)]
+    tensor_dump_stage: Annotated[str, Source("dump_config.data_dump_stage", str)]
 
     enable_single_stream: Annotated[bool, Source("ge_config.enable_single_stream", bool)]
     oo_level: Annotated[str, Source("ge_config.oo_level", str)]

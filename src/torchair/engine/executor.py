@@ -25,17 +25,36 @@ from torchair.flags import Flags
 from torchair.ge.graph import Fact, Value
 
 Run = Callable[[list[Any]], None]
+Place = Callable[[int, int], torch.Tensor | None]
+"""Memory, as bytes, for a slot of a plan or for its `ARENA`."""
+
+ARENA = -1
 
 _SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
+
+
+class StepFailure(Exception):
+    """What a step raised, with the step."""
+
+    def __init__(self, step: Step, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.step, self.error = step, error
 
 
 class Program:
     """A plan bound to memory."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, place: Place | None = None) -> None:
+        """`place` gives memory for the arena and for results that stay where they are, as far as it
+        has any: else the arena is this program's own, and results are made for each call."""
         self.plan = plan
+        arena = place(ARENA, plan.arena_size) if place is not None else None
         with torch.inference_mode(False):
-            self._arena = torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
+            self._arena = (
+                torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
+                if arena is None
+                else arena
+            )
             self._registers: list[Any] = [None] * plan.slots
             for slot, tensor in plan.constants.items():
                 self._registers[slot] = tensor
@@ -44,11 +63,7 @@ class Program:
                     self._registers[root.slot] = self._buffer(root)
             for step in plan.bound:
                 _view(step)(self._registers)
-        self._fresh = [
-            (r.slot, _allocation(tuple(r.meta.shape), r.meta.stride(), r))
-            for r in plan.roots
-            if r.kind == "fresh"
-        ]
+        self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
         self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
         self._positions: list[int] = []  # step that each run begins with
         self._runs = self._prepare()
@@ -67,11 +82,11 @@ class Program:
                 end += 1
             self._positions.append(k)
             if end == k:
-                runs.append(_prepare(steps[k], self._arena, self.plan))
+                runs.append(prepared(steps[k], self._arena, self.plan))
                 end += 1
             else:
                 run = Segment(steps[k:end], memory, threads).bind()
-                runs.append(_told(steps[k], run, self.plan) if tell else run)
+                runs.append(told(steps[k], run, self.plan) if tell else run)
             k = end
         return runs
 
@@ -81,7 +96,8 @@ class Program:
             return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
         storage = self._arena.untyped_storage()
         empty = torch.empty(0, dtype=meta.dtype, device=root.device)
-        return empty.set_(storage, root.offset // meta.element_size(), meta.shape, meta.stride())
+        start = self._arena.storage_offset() + root.offset
+        return empty.set_(storage, start // meta.element_size(), meta.shape, meta.stride())
 
     def _transient_slots(self) -> list[int]:
         """Slots that hold something of one call only."""
@@ -104,8 +120,10 @@ class Program:
                 run(registers)
                 position += 1
         except Exception as e:
-            step = e.step if isinstance(e, BadIndex) else self.plan.steps[self._positions[position]]
-            raise _explain(step, e) from e
+            step = self.plan.steps[self._positions[position]]
+            if isinstance(e, BadIndex | StepFailure):
+                step = e.step
+            raise explain(step, e) from e
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
         self._write_back(registers)
         for slot in self._transient:
@@ -136,7 +154,7 @@ class NativeProgram:
         self._make = [_allocation(o.shape, o.strides, r) for o, r in fresh]
         self._updated = [r.tied_to if r.kind == "tied" else -1 for r in roots]
         self._plain = max(self._updated, default=-1) < 0
-        self._arguments = _picker(segment.sources[: len(segment.sources) - len(slots)])
+        self._arguments = picker(segment.sources[: len(segment.sources) - len(slots)])
         self._run = segment.call()
 
     @staticmethod
@@ -164,14 +182,14 @@ class NativeProgram:
         try:
             self._run([t.data_ptr() for t in (*self._arguments(inputs), *made)])
         except BadIndex as e:
-            raise _explain(e.step, e) from e
+            raise explain(e.step, e) from e
         if self._plain:
             return made
         rest = iter(made)
         return [next(rest) if k < 0 else inputs[k] for k in self._updated]
 
 
-def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A function that takes these out of a sequence."""
     if len(positions) > 1:
         return itemgetter(*positions)
@@ -184,13 +202,15 @@ def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 class ProgramPool:
     """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self, plan: Plan, bind: Callable[[Plan], Program | NativeProgram] | None = None
+    ) -> None:
+        """`bind` makes a program of the plan, if it is not of one of the kinds above."""
         self.plan = plan
-        self.native = NativeProgram.suits(plan)
-        self._bind: Callable[[Plan], Program | NativeProgram] = (
-            NativeProgram if self.native else Program
-        )
+        self.native = bind is None and NativeProgram.suits(plan)
+        self._bind = bind or (NativeProgram if self.native else Program)
         self._free: dict[int, deque[Program | NativeProgram]] = {}
+        self.guards: Any = None  # a quick test that inputs are like those the plan was made for
 
     def prepare(self) -> None:
         """Bind a first program, so that the first call finds it."""
@@ -214,6 +234,23 @@ class ProgramPool:
 
 def _stream(device: str) -> int:
     return torch.cuda.current_stream(device).cuda_stream
+
+
+def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
+    """A function that gives the tensor of a fresh root: a new one, or always the same."""
+    memory = place(root.slot, root.size) if place is not None else None
+    if memory is None:
+        return _allocation(tuple(root.meta.shape), root.meta.stride(), root)
+    kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
+    return lambda: kept
+
+
+def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any) -> torch.Tensor:
+    """Bytes as a tensor."""
+    with torch.inference_mode(False):
+        start = memory.storage_offset() // dtype.itemsize
+        empty = torch.empty(0, dtype=dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), start, shape, strides)
 
 
 def _allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tensor]:
@@ -254,7 +291,8 @@ def _differ_in_ones_only(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool
     return all(a == b or n == 1 for a, b, n in sizes)
 
 
-def _explain(step: Step, error: Exception) -> GraphError:
+def explain(step: Step, error: Exception) -> GraphError:
+    """What failed, with the node and the line of the model it comes from."""
     node = step.node
     source = node.origin.line if node.origin else "unknown source line"
     return GraphError(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
@@ -263,14 +301,15 @@ def _explain(step: Step, error: Exception) -> GraphError:
 # ---- steps as functions of the registers ----
 
 
-def _prepare(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
+def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
+    """A step as a function of the registers."""
     makers: dict[str, Callable[[Step], Run]] = {
         "out": _out, "view": _view, "copy": _copy,
         "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
     }  # fmt: skip
     run = _settled(step, makers[step.kind](step), plan)
     if Flags.read().debug >= 5:
-        run = _told(step, run, plan)
+        run = told(step, run, plan)
     if not step.frees:
         return run
     frees = step.frees
@@ -305,7 +344,7 @@ def _settled(step: Step, run: Run, plan: Plan) -> Run:
     return run_and_settle
 
 
-def _told(step: Step, run: Run, plan: Plan) -> Run:
+def told(step: Step, run: Run, plan: Plan) -> Run:
     """A step that says what it does, for debug level 5."""
     types = "+".join(n.type for n in step.also or [step.node])
 
@@ -349,9 +388,7 @@ def _out(step: Step) -> Run:
 
 
 def _gather(r: list[Any], args: list[Any]) -> list[Any]:
-    return [
-        None if a is None else r[a] if isinstance(a, int) else [r[s] for s in a] for a in args
-    ]
+    return [None if a is None else r[a] if isinstance(a, int) else [r[s] for s in a] for a in args]
 
 
 def _call(step: Step, arena: torch.Tensor) -> Run:

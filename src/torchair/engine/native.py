@@ -182,27 +182,41 @@ class Segment:
 
     def call(self) -> Callable[[list[int]], None]:
         """A function of the addresses of `sources` that runs the segment."""
+        given, fire = self.given, self.fire()
+
+        def run(addresses: list[int]) -> None:
+            given[:] = addresses
+            fire()
+
+        return run
+
+    @property
+    def given(self) -> Any:
+        """The words that hold the addresses of `sources`."""
+        outline = self._outline
+        start = self._base + 8 * outline.sources_at
+        return (ctypes.c_int64 * len(outline.sources)).from_address(start)
+
+    def fire(self) -> Callable[[], None]:
+        """A function that runs the segment on the addresses `given` holds."""
         block, base, driver = self._block, self._base, _driver()
-        first = self._outline.sources_at
-        last = first + len(self.sources)
         most, threads = self._threads, torch.get_num_threads
 
-        def run(addresses: list[int], _owner: Any = self) -> None:
-            block[first:last] = addresses
+        def run(_owner: Any = self) -> None:
             if most > 1:
                 block[_THREADS] = min(most, threads())
             driver(base)
 
         return self._raising(run) if self._outline.faults else run
 
-    def _raising(self, run: Callable[[list[int]], None]) -> Callable[[list[int]], None]:
+    def _raising(self, run: Callable[[], None]) -> Callable[[], None]:
         """The same, raising for an index out of range when the kernels have ended."""
         block, first = self._block, self._outline.faults_at
         steps = [self.steps[k] for _, k in self._outline.faults]
         last, clean = first + len(steps), [0] * len(steps)
 
-        def run_and_look(addresses: list[int]) -> None:
-            run(addresses)
+        def run_and_look() -> None:
+            run()
             found = block[first:last]
             if found != clean:
                 block[first:last] = clean

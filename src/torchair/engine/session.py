@@ -8,13 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import torch
 
 from torchair.catalog import steering_values
-from torchair.engine.executor import ProgramPool
+from torchair.engine.executor import ProgramPool, picker
+from torchair.engine.fixed import FixedProgram, late_step, memory_of
+from torchair.engine.guards import same_as
+from torchair.engine.lanes import Watch, bind_lanes
 from torchair.engine.native import BrokenKernels, available, library
 from torchair.engine.natives import Natives
 from torchair.engine.options import EngineOptions, engine
@@ -22,7 +26,9 @@ from torchair.engine.passes import ENGINE_PASSES, GraphState, ge_kind
 from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.plan import Plan
 from torchair.engine.planner import Layout, Planner
-from torchair.errors import GraphError, InputError, pretty_error_msg
+from torchair.engine.streams import Lanes, schedule_of
+from torchair.engine.timeline import Timeline
+from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
@@ -82,6 +88,7 @@ class TorchNpuGraph:
         self._plans: OrderedDict[Any, ProgramPool] = OrderedDict()
         self._latest: ProgramPool | None = None
         self._lock = Lock()
+        self.watch: Watch | None = None  # who looks on while programs run
 
     @pretty_error_msg
     def load(
@@ -105,6 +112,8 @@ class TorchNpuGraph:
             self._options = EngineOptions.of(options or {}, engine.options)
             self._layouts = list(layouts or [])
             self._device = device or DeviceInfo()
+            if self._options.timeline is not None:
+                self.watch = Timeline(self.name, self._options.timeline).recorder
             self._planner = None
             self._plans.clear()
 
@@ -125,6 +134,7 @@ class TorchNpuGraph:
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
             runner.run(passes, graph, self._state)
             passed = time.perf_counter()
+            self._lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
             self._natives = self._fuse(graph, inputs)
             self._planner = self._new_planner()
             self._prepare_inputs()
@@ -143,6 +153,7 @@ class TorchNpuGraph:
             self._state.assigned,
             [*self._layouts, *[None] * outputs][:outputs],
             self._natives,
+            self._lanes,
         )
 
     def _fuse(self, graph: Graph, inputs: Sequence[torch.Tensor] | None) -> Natives | None:
@@ -153,7 +164,8 @@ class TorchNpuGraph:
         if missing is not None:
             warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
             return None
-        natives = Natives(graph, library().target, self._frozen(graph, inputs))
+        frozen = self._frozen(graph, inputs)
+        natives = Natives(graph, library().target, frozen, self._lanes.of)
         if Flags.read().debug >= 3:
             print(natives.fusion.report())
         return natives
@@ -188,6 +200,8 @@ class TorchNpuGraph:
         self._by_value: set[int] = set()
         self._varying: list[int] = []  # inputs that may differ from call to call
         self._dynamic = self.graph.is_dynamic
+        sources = [*self._state.inputs, *[InputSource(())] * len(self._data)]
+        self._pick = picker([i for i in range(len(self._data)) if not sources[i].static])
         for i, value in enumerate(self._data):
             source = self._state.inputs[i] if i < len(self._state.inputs) else InputSource((i,))
             if not source.static or not is_static(value.shape):
@@ -226,19 +240,9 @@ class TorchNpuGraph:
     def _run(
         self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        if len(inputs) != len(self._data):
-            raise InputError(
-                "wrong number of inputs", expected=str(len(self._data)), got=str(len(inputs))
-            )
-        for check in self._checks:
-            check(inputs)
-        key = tuple([k(inputs) for k in self._key_of])
-        pool = self._plans.get(key)
-        if pool is None:
-            pool = self._pool(key, inputs)
-        elif pool is not self._latest:
-            self._freshen(key)
-        self._latest = pool
+        pool = self._latest
+        if pool is None or pool.guards is None or not pool.guards.check(*self._pick(inputs)):
+            pool = self._find(inputs)
         if pool.native:
             outputs = pool.run(inputs)
         else:
@@ -259,6 +263,47 @@ class TorchNpuGraph:
                 target.copy_(value)
         return outputs
 
+    def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
+        """The plan for inputs like these, made now if need be."""
+        if len(inputs) != len(self._data):
+            raise InputError(
+                "wrong number of inputs", expected=str(len(self._data)), got=str(len(inputs))
+            )
+        for check in self._checks:
+            check(inputs)
+        key = tuple([k(inputs) for k in self._key_of])
+        pool = self._plans.get(key)
+        if pool is None:
+            pool = self._pool(key, inputs)
+        elif pool is not self._latest:
+            self._freshen(key)
+        if not self._by_value and pool.guards is None:
+            pool.guards = same_as(self._pick(inputs))
+        self._latest = pool
+        return pool
+
+    @pretty_error_msg
+    def fix(
+        self, inputs: Sequence[torch.Tensor], memory: Callable[[int], torch.Tensor]
+    ) -> FixedProgram:
+        """A program for inputs like these over the bytes that `memory` gives, for capture."""
+        self.compile(inputs)
+        assert self._planner is not None
+        plan = self._plan(self._planner, inputs)
+        late = late_step(plan)
+        if late is not None:
+            raise CaptureError(
+                f"the size of what {late.node.type} gives depends on data",
+                node=late.node.name, source=late.node.origin.line if late.node.origin else None,
+            )  # fmt: skip
+        try:
+            return FixedProgram(plan, memory(memory_of(plan)), inputs)
+        except BrokenKernels as e:
+            assert self._natives is not None
+            self._natives.forbid(e)
+            self._planner = self._new_planner()
+            return self.fix(inputs, memory)
+
     def _input_facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
         return [self._input_fact(i, t) for i, t in enumerate(inputs)]
 
@@ -272,7 +317,7 @@ class TorchNpuGraph:
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool:
         assert self._planner is not None
         start, compiled = time.perf_counter(), library().seconds
-        pool = ProgramPool(self._plan(self._planner, inputs))
+        pool = self._bind(self._plan(self._planner, inputs))
         planned = time.perf_counter()
         try:
             pool.prepare()
@@ -294,6 +339,13 @@ class TorchNpuGraph:
             ):
                 self._plans.popitem(last=False)
         return pool
+
+    def _bind(self, plan: Plan) -> ProgramPool:
+        if self.watch is not None and plan.schedule is None:
+            plan.schedule = schedule_of(plan, self._lanes)
+        if plan.schedule is None:
+            return ProgramPool(plan)
+        return ProgramPool(plan, partial(bind_lanes, watch=self.watch))
 
     def _plan(self, planner: Planner, inputs: Sequence[torch.Tensor]) -> Plan:
         """A plan for new sizes: from one made before if that can be, else from the graph."""
@@ -329,10 +381,9 @@ class TorchNpuGraph:
         self.compile()
         plan = self.last_plan()
         constants = plan.constants.values() if plan else ()
-        labels = {n.attr("_user_stream_label", "") for n in self.graph.nodes}
         return GraphSummary(
             static=not self.graph.is_dynamic,
-            streams=len(labels | {""}),
+            streams=len({"", *map(self._lanes.of, self.graph.nodes)}),
             nodes=len(self.graph),
             steps=len(plan.steps) if plan else 0,
             arena_bytes=plan.arena_size if plan else 0,

@@ -1,0 +1,133 @@
+"""What a capture is made from and what it leaves: the one interface of all devices.
+
+A `Substrate` captures a graph for one graph key into a `Recording`: a device graph bound to the
+memory of a pool. Keys, limits, recapture and the lives of results are not its business; see
+`graph.py` and `outputs.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Forward = Callable[..., Sequence[Any]]
+"""The graph as a function of its arguments; it may update arguments and what it computed."""
+
+
+@dataclass(frozen=True)
+class ArgumentKinds:
+    """Positions of the arguments of a graph by kind."""
+
+    parameters: tuple[int, ...] = ()  # tensors that stay where they are: parameters and buffers
+    users: tuple[int, ...] = ()  # tensors that are only read
+    mutated: tuple[int, ...] = ()  # tensors that the graph updates
+    symbols: tuple[int, ...] = ()  # numbers
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What the user chose, in plain values."""
+
+    clone_input: bool = True
+    clone_output: bool = False
+    frozen_parameter: bool = False
+    reuse: bool = True  # keys of one graph share memory
+    limit: int = 64
+    evict: bool = False  # at the limit forget the key used least recently, instead of falling back
+    pool: tuple[int, int] | None = None
+    error_mode: str = "global"
+    warmups: int = 0
+    force_recapture: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A result that is not in the pool: None, a number, or a tensor that the graph holds."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class OfArgument:
+    """A result that is a view of an argument of the call, or the argument itself."""
+
+    make: Callable[[Sequence[Any]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A tensor in the pool. Results with the same `group` share one storage object; equal ones are
+    one tensor, so give `twin` a number of its own where they must be different objects."""
+
+    group: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0  # in the storage, in elements
+    twin: int = 0
+
+
+ResultSource = Kept | OfArgument | Pooled
+
+
+class Recording(abc.ABC):
+    """A captured graph for one key. Calls are `feed`, `replay`, then results are read."""
+
+    sources: list[ResultSource]  # one for each result of the graph, known after the first replay
+
+    @abc.abstractmethod
+    def feed(self, args: Sequence[Any]) -> None:
+        """Bring the arguments of a call to where the graph reads them."""
+
+    @abc.abstractmethod
+    def replay(self) -> None:
+        """Run the graph."""
+
+    @abc.abstractmethod
+    def storage(self, group: int) -> torch.UntypedStorage:
+        """A storage object over the pool memory of a group of results; it keeps that alive."""
+
+    def write_back(self, args: Sequence[Any]) -> None:  # noqa: B027  (most have nothing to do)
+        """Bring updated arguments back to the caller's, where the graph has copies of its own."""
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Give the memory back."""
+
+
+@dataclass
+class Request:
+    """What is to be captured."""
+
+    name: str  # of the FX graph
+    forward: Forward
+    args: Sequence[Any]  # of the call that asks for it
+    kinds: ArgumentKinds
+    options: CaptureOptions
+    stale: list[torch.Tensor] = field(default_factory=list)  # live results whose memory is reused
+
+
+class Substrate(abc.ABC):
+    """A way to capture on one kind of device, for one FX graph."""
+
+    @abc.abstractmethod
+    def capture(self, request: Request) -> Recording:
+        """Capture; nothing that the user can see is computed yet. CaptureError where it cannot."""
+
+    @abc.abstractmethod
+    def pool_handle(self) -> tuple[int, int]:
+        """The handle of the pool that captures of this graph take memory from."""
+
+    def limits(self) -> Any:
+        """Limits of the current stream that a captured graph depends on."""
+        return None
+
+    def finish(self) -> None:  # noqa: B027  (a device that runs at once has nothing to wait for)
+        """Wait for all work, before captured graphs are thrown away."""
+
+    def trim(self) -> None:  # noqa: B027
+        """Give unused memory back to the system."""

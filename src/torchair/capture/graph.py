@@ -1,0 +1,364 @@
+"""AclGraph, the run time of a captured FX graph: which graph serves a call, when one is captured,
+and what happens when there are too many."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.capture.base import (
+    ArgumentKinds,
+    CaptureOptions,
+    Forward,
+    Recording,
+    Request,
+    Substrate,
+)
+from torchair.capture.keys import KeyMaker, Raw
+from torchair.capture.outputs import Outputs
+from torchair.errors import CaptureError
+from torchair.log import logger
+
+COUNTERS = "npugraph_ex"
+"""Name of our counters in `torch._dynamo.utils.counters`."""
+
+
+@dataclass
+class AclGraphCacheInfo:
+    """What the run time needs to know of an FX graph; plain values, so that a program can hold
+    them."""
+
+    fx_graph_name: str = "graph_1"
+    pool: tuple[int, int] | None = None
+    stream: Any = None
+    capture_error_mode: str = "global"
+    num_warmup_iters: int = 0
+    user_inputs_mapping: dict[str, int] = field(default_factory=dict)
+    parameter_user_inputs: list[int] = field(default_factory=list)
+    unupdated_sym_input_index: list[tuple[int, bool]] = field(default_factory=list)
+    updated_ops_param: dict[str, Any] = field(default_factory=dict)
+    ops_update_rulers: dict[str, Any] = field(default_factory=dict)
+    mutated_user_inputs: list[str] = field(default_factory=list)
+    tagged_event_names: list[str] = field(default_factory=list)
+    user_stream_label: set[str] = field(default_factory=set)
+    user_stream_info: dict[str, dict[str, int]] = field(default_factory=dict)
+    userinput_ref_with_output: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_pool(self.pool)
+
+    def kinds(self, symbols: Sequence[int] = ()) -> ArgumentKinds:
+        """Positions of arguments by kind."""
+        mutated = {self.user_inputs_mapping[n] for n in self.mutated_user_inputs}
+        users = [i for i in self.user_inputs_mapping.values() if i not in mutated]
+        return ArgumentKinds(
+            tuple(self.parameter_user_inputs), tuple(users), tuple(sorted(mutated)), tuple(symbols)
+        )
+
+
+def check_pool(pool: Any) -> None:
+    """A pool handle is None or two integers, one of them zero."""
+    if pool is None:
+        return
+    pair = isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(v, int) for v in pool)
+    if not pair or pool[0] * pool[1] != 0:
+        raise TypeError(f"a graph pool is a pair of integers, one of them 0, not {pool!r}")
+
+
+@dataclass
+class GraphMeta:
+    """One captured graph of an FX graph."""
+
+    key: str
+    raw: Raw
+    recording: Recording
+    outputs: Outputs
+    mutated: list[tuple[int, int, tuple[int, ...]]]  # (argument, address, strides)
+    limits: Any = None
+
+
+class AclGraph:
+    """Captured graphs of one FX graph, one for each graph key.
+
+    Calls from several threads take turns. Results are overwritten by the next replay that shares
+    their memory; `clone_output` gives each call results of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        fx_graph: fx.GraphModule | None = None,
+        fx_forward: Forward | None = None,
+        config: CaptureOptions | Mapping[str, Any] | None = None,
+    ) -> None:
+        assert (fx_graph is None) != (fx_forward is None), "give a graph or a function, one of them"
+        self.forward: Forward = fx_graph if fx_graph is not None else fx_forward  # type: ignore[assignment]
+        self.options = config if isinstance(config, CaptureOptions) else options_of(config or {})
+        self.captured: OrderedDict[str, GraphMeta] = OrderedDict()
+        self.fallen_back = False
+        self._by_raw: dict[Raw, GraphMeta] = {}
+        self._lock = RLock()
+        self._warned = False
+        self._started = False
+
+    def load(
+        self,
+        info: AclGraphCacheInfo,
+        substrate: Callable[[Sequence[Any]], Substrate],
+        symbols: Sequence[int] = (),
+    ) -> None:
+        """Take over what is known of the FX graph. `substrate` is asked once, with the arguments of
+        the first call, how to capture on their device."""
+        self.name = info.fx_graph_name
+        self.kinds = info.kinds(symbols)
+        entries = tuple((i, bool(number)) for i, number in info.unupdated_sym_input_index)
+        self._keys = KeyMaker(self.kinds, entries, self.options.frozen_parameter)
+        self._raw = self._keys.raw
+        self._find_substrate = substrate
+        self._warmups = info.num_warmup_iters
+
+    # ---- one call ----
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(args)
+
+    def call(self, args: Sequence[Any]) -> Any:
+        """Capture if need be, then bring inputs, replay, bring updates back, hand results out."""
+        with self._lock:
+            meta = self._ready(args)
+            if meta is None:
+                return self._eagerly(args)
+            recording = meta.recording
+            recording.feed(args)
+            if torch.autograd.profiler._is_profiler_enabled:
+                with torch.profiler.record_function("acl_graph_replay"):
+                    recording.replay()
+            else:
+                recording.replay()
+            recording.write_back(args)
+            return self._results(meta, args)
+
+    def compile(self, *args: Any) -> str | None:
+        """The key of the graph that serves this call, captured now if it is new; None when calls
+        run eagerly."""
+        with self._lock:
+            meta = self._ready(args)
+            return None if meta is None else meta.key
+
+    def process_input(self, key: str, *args: Any) -> None:
+        """Bring the arguments to where the captured graph reads them."""
+        self.captured[key].recording.feed(args)
+
+    def run(self, key: str, *args: Any) -> None:
+        """Replay."""
+        self.captured[key].recording.replay()
+
+    def process_inplace_inputs(self, key: str, *args: Any) -> None:
+        """Bring updated arguments back to the caller's."""
+        self.captured[key].recording.write_back(args)
+
+    def reconstruct_outputs(self, key: str, *args: Any) -> tuple[Any, ...]:
+        """Results of the last replay."""
+        return self._results(self.captured[key], args)
+
+    def _results(self, meta: GraphMeta, args: Sequence[Any]) -> tuple[Any, ...]:
+        hold = len(self.captured) == 1 or not self.options.reuse
+        if not hold and not self._warned:
+            self._warn_of_stale(meta)
+        return meta.outputs.take(args, hold, self.options.clone_output)
+
+    def _warn_of_stale(self, current: GraphMeta) -> None:
+        others = [m for m in self.captured.values() if m is not current]
+        if any(m.outputs.living() for m in others):
+            self._warned = True
+            warnings.warn(
+                f"{self.name}: results of earlier calls are still held and their memory is used "
+                "again, so they change. Do not keep results, or switch clone_output on.",
+                UserWarning, stacklevel=4,
+            )  # fmt: skip
+
+    def _eagerly(self, args: Sequence[Any]) -> Any:
+        with _labelled("fx_run_eagerly"):
+            return self.forward(*args)
+
+    # ---- which graph ----
+
+    def _ready(self, args: Sequence[Any]) -> GraphMeta | None:
+        """The captured graph for a call, None when calls run eagerly."""
+        meta = self._by_raw.get(self._raw(args))
+        if meta is not None and not self._outdated(meta, args):
+            if self.options.evict:
+                self.captured.move_to_end(meta.key)
+            return meta
+        if self.fallen_back:
+            return None
+        if not self._started:
+            self._start(args)
+        return self._capture_new(args, meta)
+
+    def _start(self, args: Sequence[Any]) -> None:
+        for _ in range(self._warmups):
+            with _labelled("acl_graph_warm_up"):
+                self.forward(*args)
+        self.substrate = self._find_substrate(args)
+        self._started = True
+
+    def _outdated(self, meta: GraphMeta, args: Sequence[Any]) -> bool:
+        """Whether a captured graph no longer fits: memory that it updates has moved."""
+        for i, address, strides in meta.mutated:
+            if args[i].data_ptr() != address or args[i].stride() != strides:
+                return True
+        if self.options.force_recapture:
+            return True
+        return meta.limits is not None and meta.limits != self.substrate.limits()
+
+    def _capture_new(self, args: Sequence[Any], old: GraphMeta | None) -> GraphMeta | None:
+        key = self._keys.text(args) if old is None else old.key
+        if old is None:
+            logger.debug(
+                "No find captured AclGraph of fx_graph %s for graph key %s", self.name, key
+            )
+        else:
+            self._note_recapture(old, args)
+        if old is None and len(self.captured) == 1 and self.options.reuse:
+            next(iter(self.captured.values())).outputs.release()
+        if len(self.captured) >= self.options.limit and not self._make_room(old):
+            return None
+        try:
+            meta = self._capture(key, args)
+        except CaptureError as e:
+            self._without(e)
+            return None
+        if old is not None:
+            self._drop(old)
+        self.captured[key] = self._by_raw[meta.raw] = meta
+        if old is None:
+            self._count("captured")
+        logger.debug("Success to capture fx_graph %s for graph key %s", self.name, key)
+        self._log_counts()
+        return meta
+
+    def _capture(self, key: str, args: Sequence[Any]) -> GraphMeta:
+        stale = [t for m in self.captured.values() for t in m.outputs.living()]
+        request = Request(
+            self.name, self.forward, args, self.kinds, self.options,
+            stale if self.options.reuse else [],
+        )  # fmt: skip
+        with _labelled("acl_graph_capture"), torch.no_grad():
+            recording = self.substrate.capture(request)
+        mutated = [(i, args[i].data_ptr(), args[i].stride()) for i in self.kinds.mutated]
+        outputs = Outputs(recording)
+        limits = self.substrate.limits()
+        return GraphMeta(key, self._raw(args), recording, outputs, mutated, limits)
+
+    def _note_recapture(self, old: GraphMeta, args: Sequence[Any]) -> None:
+        logger.debug(
+            "The current AclGraph needs to be recaptured for fx_graph %s, graph key %s",
+            self.name, old.key,
+        )  # fmt: skip
+        moved = any(args[i].data_ptr() != a or args[i].stride() != s for i, a, s in old.mutated)
+        if moved:
+            self._count("recapture_due_to_mutated_input_change")
+        elif self.options.force_recapture:
+            self._count("recapture_due_to_force_recapture")
+        else:
+            self._count("recapture_due_to_global_limit_core_change")
+
+    def _make_room(self, old: GraphMeta | None) -> bool:
+        """At the limit: forget what was used least recently, or run eagerly for ever."""
+        if self.options.evict:
+            if old is None:
+                self._drop(next(iter(self.captured.values())))
+            return True
+        text = (
+            f"{self.name}: static_capture_size_limit reached, {self.options.limit} graphs are "
+            "captured; calls run eagerly from now on. Raise the limit or let sizes vary less."
+        )
+        warnings.warn(text, UserWarning, stacklevel=4)
+        logger.warning("%s", text)
+        self._fall_back()
+        return False
+
+    def _without(self, error: CaptureError) -> None:
+        """A graph that cannot be captured: an error, or eager calls where the user prefers that."""
+        if self.options.error_mode != "relaxed":
+            raise error
+        warnings.warn(
+            f"{self.name} cannot be captured and runs eagerly: {error}", UserWarning, stacklevel=5
+        )
+        self._fall_back()
+
+    def _fall_back(self) -> None:
+        self.fallen_back = True
+        self.substrate.finish()
+        for meta in list(self.captured.values()):
+            self._drop(meta)
+        for name in _COUNTED:
+            _counters().pop(f"{name}_{self.name}", None)
+        self.substrate.trim()
+        gc.collect()
+
+    def _drop(self, meta: GraphMeta) -> None:
+        self.captured.pop(meta.key, None)
+        self._by_raw.pop(meta.raw, None)
+        meta.outputs.release()
+        meta.recording.reset()
+
+    def _count(self, what: str) -> None:
+        _counters()[f"{what}_{self.name}"] += 1
+
+    def _log_counts(self) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            counters = _counters()
+            logger.debug(
+                "For graph %s : the count of captures is %s, and count of recaptures caused by "
+                "mutated inputs changed is %s", self.name, counters[f"captured_{self.name}"],
+                counters[f"recapture_due_to_mutated_input_change_{self.name}"],
+            )  # fmt: skip
+
+
+_COUNTED = (
+    "captured",
+    "recapture_due_to_mutated_input_change",
+    "recapture_due_to_global_limit_core_change",
+    "recapture_due_to_force_recapture",
+)
+
+
+def _counters() -> Any:
+    from torch._dynamo.utils import counters
+
+    return counters[COUNTERS]
+
+
+def _labelled(name: str) -> Any:
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.profiler.record_function(name)
+    return nullcontext()
+
+
+def options_of(config: Mapping[str, Any]) -> CaptureOptions:
+    """Options from the texts that a generated program holds."""
+
+    def on(name: str, default: str = "0") -> bool:
+        return str(config.get(name, default)) in ("1", "True")
+
+    return CaptureOptions(
+        clone_input=on("clone_input", "1"),
+        clone_output=on("enable_output_clone"),
+        frozen_parameter=on("frozen_parameter"),
+        reuse=not on("disable_mempool_reuse_in_same_fx"),
+        limit=int(config.get("static_capture_size_limit", 64)),
+        error_mode=str(config.get("capture_error_mode", "global")),
+        force_recapture=on("force_recapture"),
+    )

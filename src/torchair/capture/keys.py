@@ -1,0 +1,75 @@
+"""Graph keys: which of the captured graphs of an FX graph serves a call.
+
+Every value of a number among the arguments and every dim that may vary is part of the key, and so
+are the addresses of parameters unless they are frozen. Looking a graph up compares plain tuples;
+the text of a key is made for logs and on capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.capture.base import ArgumentKinds
+
+CONSTANT = "no_updated_input"
+Entries = tuple[tuple[int, bool], ...]
+"""Arguments that tell calls apart: (position, whether it is a number and not a tensor)."""
+
+Raw = tuple[Any, ...]
+
+
+def key_entries(gm: fx.GraphModule, ignored: frozenset[int] = frozenset()) -> Entries:
+    """What of the arguments tells calls apart: numbers, unless `ignored` as host arguments that
+    replays update; and tensors with a dim whose symbol no number gives."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    values: list[Any] = [n.meta.get("val") for n in placeholders]
+    numbers = [i for i, v in enumerate(values) if isinstance(v, torch.SymInt | torch.SymFloat)]
+    given: set[Any] = {values[i].node.expr for i in numbers}
+    entries = [(i, True) for i in numbers if i not in ignored]
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            symbols = {s for d in value.shape if isinstance(d, torch.SymInt)
+                       for s in d.node.expr.free_symbols}  # fmt: skip
+            if symbols - given:
+                entries.append((i, False))
+                given |= symbols
+    return tuple(sorted(entries))
+
+
+class KeyMaker:
+    """Keys of the calls of one FX graph."""
+
+    def __init__(self, kinds: ArgumentKinds, entries: Entries, frozen: bool) -> None:
+        self._entries = entries
+        self._parameters = () if frozen else kinds.parameters
+        self.raw: Callable[[Sequence[Any]], Raw] = self._reader()
+
+    def _reader(self) -> Callable[[Sequence[Any]], Raw]:
+        parameters = self._parameters
+        numbers = [i for i, number in self._entries if number]
+        tensors = [i for i, number in self._entries if not number]
+        if not self._entries and not parameters:
+            return lambda args: ()
+        if not tensors and not parameters:
+            return lambda args: tuple([args[i] for i in numbers])
+        if not self._entries and len(parameters) > 1:
+            pick = itemgetter(*parameters)
+            return lambda args: tuple([p.data_ptr() for p in pick(args)])
+        return lambda args: (
+            *[args[i] for i in numbers],
+            *[args[i].shape for i in tensors],
+            *[args[i].data_ptr() for i in parameters],
+        )
+
+    def text(self, args: Sequence[Any]) -> str:
+        """The key of a call as it is logged."""
+        shown = [args[i] if number else list(args[i].shape) for i, number in self._entries]
+        key = str(shown) if shown else CONSTANT
+        if self._parameters:
+            key += str(hash(tuple(args[i].data_ptr() for i in self._parameters)))
+        return key

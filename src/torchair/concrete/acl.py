@@ -1,0 +1,151 @@
+"""AclConcreteGraph, the reduce-overhead mode: an FX graph that is captured once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.capture import (
+    AclGraph,
+    AclGraphCacheInfo,
+    CaptureOptions,
+    EngineGraph,
+    key_entries,
+    substrate_for,
+)
+from torchair.concrete.base import ConcreteGraph
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.settings import Settings
+from torchair.flags import Flags
+from torchair.fx.capture import CAPTURE_PASSES
+from torchair.fx.passes import FX_KIND, fx_text
+from torchair.passes import PassRunner
+from torchair.serde import dump_name
+from torchair.store import atomic_write
+from torchair.trace import Trace
+
+
+class AclConcreteGraph(ConcreteGraph):
+    """An FX graph with its captured graphs.
+
+    `forward` is the graph after the passes of this mode; it is what devices capture by running it,
+    and what runs when nothing is captured. On the CPU the engine captures `engine`, the same graph
+    before those passes: its own planner decides what is computed in place.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        name: str,
+        settings: Settings,
+        static: frozenset[int],
+        engine: EngineGraph | None,
+        fresh_results: bool,
+    ) -> None:
+        """`static` are arguments that stay where they are; `fresh_results` is for graphs whose
+        results outlive the next replay, as what a forward graph saves for its backward."""
+        self.forward = gm
+        self.name = name
+        self._settings = settings
+        self._engine = engine
+        self._options = capture_options(settings, fresh_results)
+        self._info = describe(gm, name, static, self._options)
+
+    def optimize_graph_without_runtime(
+        self, trace: Trace, example_inputs: Sequence[Any] = (), config: CompilerConfig | None = None
+    ) -> None:
+        runner = PassRunner(FX_KIND, self._settings, trace)
+        runner.run(CAPTURE_PASSES, self.forward, example_inputs, config)
+        self.forward.recompile()
+        if self._settings.graph_dump_type is not None:
+            where = f"{self._settings.graph_dump_path}/"
+            self.dump(where + dump_name(f"dynamo_optimized_{self.name}", "py"))
+        self.graph = AclGraph(fx_graph=self.forward, config=self._options)
+        find = partial(substrate_for, engine=self._engine, pool=self._options.pool)
+        placeholders = self.forward.graph.find_nodes(op="placeholder")
+        symbols = [i for i, n in enumerate(placeholders) if is_number(n.meta.get("val"))]
+        self.graph.load(self._info, find, symbols)
+        self.run = self.graph.call  # type: ignore[method-assign]
+        if Flags.read().debug >= 4:
+            print(fx_text(self.forward))
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        if inputs is not None:
+            self.graph.compile(*inputs)
+
+    def dump(self, path: str) -> None:
+        atomic_write(path, fx_text(self.forward).encode())
+
+    def run(self, args: Sequence[Any]) -> Any:
+        return self.graph.call(args)
+
+
+def capture_options(settings: Settings, fresh_results: bool) -> CaptureOptions:
+    """The options of capture among all settings; a pool of the user's is never shared by keys."""
+    return CaptureOptions(
+        clone_input=settings.clone_input,
+        clone_output=settings.clone_output or fresh_results,
+        frozen_parameter=settings.frozen_parameter,
+        reuse=settings.reuse_graph_pool and settings.capture_pool is None,
+        limit=settings.capture_limit,
+        evict=settings.evict_captures,
+        pool=settings.capture_pool,
+        error_mode=settings.capture_error_mode,
+        warmups=settings.capture_warmups,
+        force_recapture=settings.force_recapture,
+    )
+
+
+def describe(
+    gm: fx.GraphModule, name: str, static: frozenset[int], options: CaptureOptions
+) -> AclGraphCacheInfo:
+    """What the run time must know of the arguments of a graph."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    tensors = {
+        n: i for i, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)
+    }
+    parameters = [i for n, i in tensors.items() if i in static or _stays(n)]
+    users = {n.name: i for n, i in tensors.items() if i not in parameters}
+    return AclGraphCacheInfo(
+        fx_graph_name=name,
+        pool=options.pool,
+        capture_error_mode=options.error_mode,
+        num_warmup_iters=options.warmups,
+        user_inputs_mapping=users,
+        parameter_user_inputs=parameters,
+        unupdated_sym_input_index=list(key_entries(gm)),
+        mutated_user_inputs=[n.name for n in mutated_arguments(gm) if n.name in users],
+    )
+
+
+def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
+    """Placeholders that a node writes to."""
+    found: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        arguments = node.target._schema.arguments
+        given = [*node.args, *[node.kwargs.get(a.name) for a in arguments[len(node.args) :]]]
+        for schema, value in zip(arguments, given, strict=False):
+            if schema.alias_info is None or not schema.alias_info.is_write:
+                continue
+            for member in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(member, fx.Node) and member.op == "placeholder":
+                    found[member] = None
+    return list(found)
+
+
+def is_number(value: Any) -> bool:
+    """Whether an argument is a number that may vary."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _stays(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    marked = hasattr(value, "_dynamo_static_input_type")
+    marked = marked or getattr(value, "_torchair_is_parameter", False)
+    return marked or isinstance(value, torch.nn.Parameter)

@@ -1,0 +1,34 @@
+"""ConcreteGraph, the interface of both execution modes."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair.trace import Trace
+
+
+class ConcreteGraph(abc.ABC):
+    """A compiled graph of either mode."""
+
+    @abc.abstractmethod
+    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+        """Everything that can be done before the first call."""
+
+    @abc.abstractmethod
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Make it ready to run; the inputs of the first call tell what may be frozen."""
+
+    @abc.abstractmethod
+    def dump(self, path: str) -> None:
+        """Write the graph to a file; its ending chooses the form."""
+
+    @abc.abstractmethod
+    def run(self, args: Sequence[Any]) -> Any:
+        """Run it on the arguments of one call."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(args)

@@ -1,0 +1,109 @@
+"""GeConcreteGraph, the max-autotune mode: a GE graph that runs on the graph engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import torch
+
+from torchair.concrete.base import ConcreteGraph
+from torchair.configs.settings import Settings
+from torchair.convert import Conversion
+from torchair.devices import Device
+from torchair.engine.calls import input_reader, layouts_of, result_builder
+from torchair.engine.options import initialize_graph_engine
+from torchair.engine.passes import GE_PASSES, GraphState, ge_kind
+from torchair.flags import Flags
+from torchair.log import EVENT_LEVEL, logger
+from torchair.passes import PassRunner
+from torchair.serde import dump_name, render, write_graph
+from torchair.trace import Trace
+
+
+class GeConcreteGraph(ConcreteGraph):
+    """A GE graph with its engine session and calling convention."""
+
+    def __init__(self, conversion: Conversion, settings: Settings, device: Device) -> None:
+        self.graph = conversion.graph
+        self.generic = conversion.generic
+        self.signature = conversion.signature
+        self.state = GraphState(list(conversion.signature.inputs))
+        self.session = device.session(self.graph.name)
+        self._device = device
+        self._settings = settings
+        self._ready = False
+        self._lock = Lock()
+
+    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+        kind = self._settings.graph_dump_type or "pbtxt"
+        if trace.writes:
+            trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())
+        shown = ge_kind(lambda g: render(g, kind).decode(), kind)
+        runner = PassRunner(shown, self._settings, trace)
+        runner.run(GE_PASSES, self.graph, self.state)
+        if trace.writes:
+            trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
+        self.collect = input_reader(self.state.inputs)
+        self._build_results = result_builder(self.signature.results, self.signature.symbols)
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        with self._lock:
+            if self._ready:
+                return
+            logger.info("start compile graph: %s.", self.graph.name)
+            initialize_graph_engine(self._settings.global_options)
+            self.session.load(
+                self.graph,
+                self._settings.local_options,
+                state=self.state,
+                layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
+                device=self._device.info,
+            )
+            self.session.compile(inputs)
+            self._ready = True
+            logger.info("end compile graph: %s and start run graph.", self.graph.name)
+            self._report()
+
+    def _report(self) -> None:
+        if Flags.read().debug >= 4:
+            print(render(self.graph, "py").decode())
+        kind = self._settings.graph_dump_type
+        if kind is not None:
+            name = dump_name(f"dynamo_optimized_{self.graph.name}", kind)
+            write_graph(self.graph, f"{self._settings.graph_dump_path}/{name}", kind)
+        numbers = any(s.kind in ("scalar", "packed") for s in self.state.inputs)
+        symbolic = numbers or self.graph.is_dynamic
+        logger.info(
+            "%s FX graph compiled to %s Ascend GE graph, graph id: %s",
+            "Dynamic" if symbolic else "Static",
+            "dynamic" if self.graph.is_dynamic else "static",
+            self.graph.name.rpartition("_")[2],
+        )
+
+    def dump(self, path: str) -> None:
+        write_graph(self.graph, path, path.rpartition(".")[2])
+
+    def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        if logger.isEnabledFor(EVENT_LEVEL):
+            return self._timed(args)
+        inputs = self.collect(args)
+        if not self._ready:
+            self.compile(inputs)
+        return self._build_results(self.session.run(inputs), args)
+
+    def _timed(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        t0 = time.perf_counter()
+        inputs = self.collect(args)
+        t1 = time.perf_counter()
+        self.compile(inputs)
+        t2 = time.perf_counter()
+        results = self._build_results(self.session.run(inputs), args)
+        t3 = time.perf_counter()
+        logger.event(
+            "torchair run at %d, process input: %dus, compile %dus, graph run: %dus",
+            t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
+        )  # fmt: skip
+        return results

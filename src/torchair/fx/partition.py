@@ -1,0 +1,24 @@
+"""Torch's split of a training graph, with side effects in one of the two parts only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import default_partition
+
+
+def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+    """Forward and backward graph. Without help torch keeps an operator of ours that has no result,
+    such as a print, in both: it belongs where it was traced."""
+    for node in joint.graph.nodes:
+        if _is_effect(node.target):
+            backward = node.meta.get("partitioner_tag") == "is_backward"
+            node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
+    return default_partition(joint, inputs, **options)
+
+
+def _is_effect(target: Any) -> bool:
+    ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "air"
+    return ours and not target._schema.returns

@@ -1,0 +1,34 @@
+"""npugraph_ex: a graph is captured once and replayed many times; one flat list of options.
+
+Use it as `torch.compile(model, backend="npugraph_ex", options={"clone_output": True})`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from torchair.configs.flat import FlatConfig as CompilerConfig
+from torchair.log import npugraph_ex_logger as logger
+from torchair.npugraph_ex import ops, scope
+from torchair.npugraph_ex.backend import compile_fx, get_compiler, get_npu_backend
+
+if TYPE_CHECKING:
+    from torchair.fx.passes.patterns import register_replacement
+
+__all__ = [
+    "get_npu_backend",
+    "get_compiler",
+    "compile_fx",
+    "CompilerConfig",
+    "logger",
+    "register_replacement",
+]
+
+_ = (ops, scope)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is not needed at import when it is first asked for."""
+    import importlib
+
+    if name != "register_replacement":
+        raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")
+    return importlib.import_module("torchair.fx.passes.patterns").register_replacement

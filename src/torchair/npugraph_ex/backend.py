@@ -1,0 +1,125 @@
+"""The doors of npugraph_ex: its flat configuration becomes a tree here, then all is torchair's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torchair.backend import compile_with_aot
+from torchair.configs.aliases import FLAT_ALIASES
+from torchair.configs.compat import warn_frozen_parameter, warn_unsupported
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.flat import FlatConfig
+from torchair.log import npugraph_ex_logger, spoken_by
+from torchair.npugraph_ex.ops import as_air_ops
+from torchair.trace import Trace, model_directory, start_debug_log
+
+_FLAT_NAMES = {alias.path: name for name, alias in FLAT_ALIASES.items()}
+
+
+def get_npu_backend(
+    *,
+    compiler_config: FlatConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Callable[..., Any]:
+    """A backend for `torch.compile(model, backend=...)`."""
+    start_debug_log(npugraph_ex_logger)
+    config = compiler_config if compiler_config is not None else FlatConfig()
+    _warn(config)
+    return partial(
+        npugraph_ex_backend,
+        compiler_config=config,
+        decompositions=dict(custom_decompositions or {}),
+    )
+
+
+def npugraph_ex_backend(
+    gm: Any,
+    example_inputs: Sequence[Any],
+    compiler_config: FlatConfig | None = None,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend behind the name "npugraph_ex"; `options` are flat options by name."""
+    start_debug_log(npugraph_ex_logger)
+    given = {**(options or {}), **({"mode": mode} if mode else {})}
+    config = tree_of(_with_options(compiler_config, given))
+    return compile_with_aot(gm, example_inputs, config, decompositions or {}, npugraph_ex_logger)
+
+
+def get_compiler(compiler_config: FlatConfig | None = None) -> Callable[..., Any]:
+    """A compiler `(gm, example_inputs) -> callable` for hand-written AOT backends."""
+    config = compiler_config if compiler_config is not None else FlatConfig()
+    _warn(config)
+    return _compiler(config, None)
+
+
+def compile_fx(
+    gm: Any, example_inputs: Sequence[Any] | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a graph as AOTAutograd makes them: functional, of aten operators, with fake values.
+
+    Without `example_inputs` the values that tracing left on the placeholders are taken. Streams
+    and limits of cores are not supported this way, and arguments that the graph updates in its
+    last `copy_` nodes are updated in place only if those nodes are there
+    (`keep_inference_input_mutations=True` of AOTAutograd).
+    """
+    start_debug_log(npugraph_ex_logger)
+    inputs = _traced_inputs(gm) if example_inputs is None else list(example_inputs)
+    trace = Trace("compile_fx", model_directory(npugraph_ex_logger, "compile"))
+    compiled: Callable[..., Any] = _compiler(_with_options(None, options or {}), trace)(gm, inputs)
+    return compiled
+
+
+def tree_of(config: FlatConfig) -> CompilerConfig:
+    """The tree that the pipeline reads. User passes in it still get the flat configuration."""
+    tree = config.tree()
+    for name in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
+        if (user_pass := getattr(config, name).value) is not None:
+            setattr(tree, name, _flat_pass(user_pass, config))
+    return tree
+
+
+def _flat_pass(user_pass: Callable[..., Any], config: FlatConfig) -> Callable[..., Any]:
+    def run(gm: Any, example_inputs: Any, _tree: CompilerConfig) -> None:
+        user_pass(gm, example_inputs, config)
+        as_air_ops(gm.graph)
+
+    return run
+
+
+def _compiler(config: FlatConfig, trace: Trace | None) -> Callable[..., Any]:
+    from torchair.pipeline import NpuFxCompiler
+
+    compiler = spoken_by(npugraph_ex_logger, NpuFxCompiler(tree_of(config), trace))
+    return lambda gm, example_inputs: spoken_by(npugraph_ex_logger, compiler(gm, example_inputs))
+
+
+def _with_options(config: FlatConfig | None, options: Mapping[str, Any]) -> FlatConfig:
+    """A configuration of its own for one compilation; the user's stays as it is."""
+    own = copy.deepcopy(config) if config is not None else FlatConfig()
+    own.update(options)
+    if options:
+        _warn(own)
+    return own
+
+
+def _warn(config: FlatConfig) -> None:
+    tree = config.tree()
+    warn_unsupported(tree, _FLAT_NAMES)
+    warn_frozen_parameter(tree)
+
+
+def _traced_inputs(gm: Any) -> list[Any]:
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    unknown = [node.name for node in placeholders if "val" not in node.meta]
+    if unknown:
+        raise ValueError(
+            f"the placeholders {', '.join(unknown)} carry no value from tracing; "
+            "pass example_inputs to compile_fx"
+        )
+    return [node.meta["val"] for node in placeholders]

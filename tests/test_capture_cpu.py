@@ -1,0 +1,288 @@
+"""Capture on the CPU: the engine's program over fixed memory behaves like a private copy."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+
+import torchair
+from models import (
+    BERT,
+    LLAMA,
+    MLP,
+    RESNET,
+    Bert,
+    Llama,
+    Mlp,
+    ResNet,
+    bert_inputs,
+    build,
+    llama_inputs,
+    mlp_inputs,
+    resnet_inputs,
+)
+from tolerance import assert_close_to_reference
+from torchair.capture import graph_pool_handle
+from torchair.capture.pools import Pool
+from torchair.concrete import AclConcreteGraph
+from torchair.errors import CaptureError
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def captured(function, dynamic=False, **options):
+    """A function in capture mode, and the graphs that it is compiled to."""
+    graphs = []
+    config = torchair.CompilerConfig()
+    config.mode = "npugraph_ex"
+    for name, value in options.items():
+        section = config.experimental_config if hasattr(config.experimental_config, name) else None
+        setattr(section or config.debug.aclgraph, name, value)
+    compiler = torchair.get_npu_backend(compiler_config=config)
+
+    def backend(gm, inputs, **kwargs):
+        made = AclConcreteGraph.__init__
+
+        def init(self, *args, **more):
+            made(self, *args, **more)
+            graphs.append(self)
+
+        AclConcreteGraph.__init__ = init
+        try:
+            return compiler(gm, inputs, **kwargs)
+        finally:
+            AclConcreteGraph.__init__ = made
+
+    return torch.compile(function, backend=backend, dynamic=dynamic), graphs
+
+
+def test_one_key_gives_the_same_tensor():
+    run, graphs = captured(lambda x: x * 2)
+    first = run(torch.ones(4))
+    second = run(torch.full((4,), 3.0))
+    assert first is second
+    torch.testing.assert_close(first, torch.full((4,), 6.0))
+    assert len(graphs) == 1
+
+
+def test_a_result_as_the_next_input():
+    run, _ = captured(lambda x: torch.roll(x, 1) + torch.flip(x, [0]))
+    x = torch.randn(64)
+    expected, got = x, x
+    for _ in range(5):
+        expected = torch.roll(expected, 1) + torch.flip(expected, [0])
+        got = run(got)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_view_of_a_result_as_the_next_input():
+    run, _ = captured(lambda x: torch.cat([x, x + 1]))
+    y = run(torch.randn(8))
+    half = y[4:12]
+    expected = torch.cat([half, half + 1])
+    torch.testing.assert_close(run(half), expected)
+
+
+def test_inputs_in_another_layout():
+    run, graphs = captured(lambda x: x.softmax(-1), dynamic=True)
+    x = torch.randn(6, 6)
+    torch.testing.assert_close(run(x), x.softmax(-1))
+    graph = graphs[0].graph
+    for other in (
+        torch.randn(6, 6).t(),
+        torch.randn(6, 12)[:, ::2],
+        torch.randn(1, 6).expand(6, 6),
+    ):
+        torch.testing.assert_close(graph.call(_arguments(graph, other))[0], other.softmax(-1))
+    assert len(graph.captured) == 1
+
+
+def _arguments(graph, tensor):
+    (position,) = graph.kinds.users
+    args = [tensor.shape[0]] * (len(graph.kinds.symbols) + 1)
+    args[position] = tensor
+    return args
+
+
+def test_inputs_are_not_kept_alive():
+    run, _ = captured(lambda x: x + 1)
+    x = torch.randn(1000)
+    run(x)
+    alive = weakref.ref(x)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_results_outlive_the_model():
+    run, graphs = captured(lambda x: x.sin() + 1)
+    x = torch.randn(1000)
+    y = run(x)
+    expected = x.sin() + 1
+    del run
+    graphs.clear()
+    torch._dynamo.reset()
+    gc.collect()
+    torch.testing.assert_close(y, expected)
+
+
+def test_clone_input_off_writes_into_the_first_input():
+    run, _ = captured(lambda x: x + 1, clone_input=False)
+    first, second = torch.zeros(4), torch.full((4,), 5.0)
+    run(first)
+    torch.testing.assert_close(run(second), torch.full((4,), 6.0))
+    torch.testing.assert_close(first, second)
+
+
+def test_clone_output_gives_memory_of_its_own():
+    run, _ = captured(lambda x: (x + 1, x * 2), enable_output_clone=True)
+    a = run(torch.zeros(4))
+    b = run(torch.ones(4))
+    torch.testing.assert_close(a[0], torch.ones(4))
+    torch.testing.assert_close(b[0], torch.full((4,), 2.0))
+
+
+def test_mutated_inputs_stay_where_they_are():
+    def step(cache, x):
+        cache.mul_(2).add_(x)
+        return cache.sum()
+
+    run, graphs = captured(step)
+    cache, expected = torch.zeros(8), torch.zeros(8)
+    for k in range(4):
+        x = torch.full((8,), float(k))
+        torch.testing.assert_close(run(cache, x), step(expected, x))
+        torch.testing.assert_close(cache, expected)
+    assert len(graphs[0].graph.captured) == 1
+
+
+def test_results_that_are_arguments_or_views_of_them():
+    def both(x, y):
+        return x, x.t(), x + y
+
+    run, _ = captured(both)
+    for _ in range(3):
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        same, view, total = run(x, y)
+        assert same.data_ptr() == x.data_ptr()
+        assert view.data_ptr() == x.data_ptr()
+        torch.testing.assert_close(view, x.t())
+        torch.testing.assert_close(total, x + y)
+
+
+def test_random_operators_draw_anew():
+    run, _ = captured(lambda x: torch.nn.functional.dropout(x, 0.5, training=True))
+    x = torch.ones(1000)
+    first = run(x).clone()
+    second = run(x).clone()
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    third = run(x).clone()
+    torch.manual_seed(7)
+    torch.testing.assert_close(run(x), third)
+
+
+def test_several_keys_share_a_block():
+    run, graphs = captured(lambda x: (x @ x.t()).relu(), dynamic=True)
+    for n in (32, 16, 8, 32, 24, 8):
+        x = torch.randn(n, 64)
+        torch.testing.assert_close(run(x), (x @ x.t()).relu(), rtol=1e-5, atol=1e-4)
+    metas = graphs[0].graph.captured.values()
+    assert len(metas) == 4
+    assert len({id(m.recording._block) for m in metas}) == 1
+
+
+def test_keys_that_do_not_share_memory():
+    run, graphs = captured(lambda x: x + 1, dynamic=True, disable_mempool_reuse_in_same_fx=True)
+    held = [(n, run(torch.full((n,), float(n)))) for n in (4, 8, 16)]
+    for n, result in held:
+        torch.testing.assert_close(result, torch.full((n,), n + 1.0))
+    assert run(torch.zeros(4)) is held[0][1]
+    blocks = {id(m.recording._block) for m in graphs[0].graph.captured.values()}
+    assert len(blocks) == 3
+
+
+def test_pool_grows_and_avoids():
+    pool = Pool(graph_pool_handle())
+    small = pool.take(100, shared=True)
+    assert pool.take(50, shared=True) is small
+    large = pool.take(1000, shared=True)
+    assert large is not small and large.size >= 1000
+    inside = large.address + 5
+    assert pool.take(900, shared=True, avoid=[inside]) is not large
+    assert pool.take(10, shared=False) is not pool.take(10, shared=False)
+
+
+def test_evicting_keeps_replaying():
+    run, graphs = captured(
+        lambda x: x * 3, dynamic=True, static_capture_size_limit=2, evict_captures=True
+    )
+    for n in (4, 5, 6, 4, 5, 6):
+        torch.testing.assert_close(run(torch.ones(n)), torch.full((n,), 3.0))
+    graph = graphs[0].graph
+    assert not graph.fallen_back and len(graph.captured) == 2
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_sizes_that_depend_on_data(relaxed):
+    def rows(x):
+        return x[x[:, 0] > 0].sum(0)
+
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    try:
+        mode = "relaxed" if relaxed else "global"
+        run, _ = captured(rows, capture_error_mode=mode)
+        x = torch.randn(8, 3)
+        if relaxed:
+            with pytest.warns(UserWarning, match="runs eagerly"):
+                torch.testing.assert_close(run(x), rows(x))
+            torch.testing.assert_close(run(-x), rows(-x))
+        else:
+            with pytest.raises(CaptureError, match="depends on data") as caught:
+                run(x)
+            assert "test_capture_cpu" in str(caught.value)
+    finally:
+        torch._dynamo.config.capture_dynamic_output_shape_ops = False
+
+
+MODELS = {
+    "mlp": (Mlp, MLP["tiny"], lambda c: mlp_inputs(c)),
+    "resnet": (ResNet, RESNET["tiny"], lambda c: resnet_inputs(c)),
+    "bert": (Bert, BERT["tiny"], lambda c: bert_inputs(c, 2, 12)),
+    "llama": (Llama, LLAMA["tiny"], lambda c: llama_inputs(c, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:frozen_parameter")
+@torch.no_grad()
+def test_models(name, frozen):
+    kind, config, make = MODELS[name]
+    model = build(kind, config)
+    run, graphs = captured(copy.deepcopy(model), frozen_parameter=frozen)
+    for _ in range(3):
+        before, inputs = copy.deepcopy(model), make(config)
+        expected = model(*inputs)
+        assert_close_to_reference(before, inputs, run(*inputs), expected)
+    assert all(len(g.graph.captured) == 1 for g in graphs)
+
+
+def test_training_keeps_what_backward_needs():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    run, _ = captured(copy.deepcopy(model))
+    inputs = [torch.randn(5, 8) for _ in range(2)]
+    expected = [model(x).square().sum() for x in inputs]
+    got = [run(x).square().sum() for x in inputs]  # both forwards before the first backward
+    torch.testing.assert_close(got, expected)
+    sum(expected).backward()
+    sum(got).backward()
+    theirs = [p.grad for p in model.parameters()]
+    ours = [p.grad for p in run._orig_mod.parameters()]
+    torch.testing.assert_close(ours, theirs)
