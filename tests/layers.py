@@ -17,7 +17,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     4: ("convert", "engine", "serde"),
     3: ("catalog", "fx", "codegen"),
     2: ("ge", "ops", "scope", "passes"),
-    1: ("configs", "trace"),
+    1: ("configs", "tools", "trace"),
     0: ("store",),
     -1: ("errors", "log"),
     -2: ("flags",),
@@ -30,6 +30,8 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
     ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
+    ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
+    ("torchair.npugraph_ex", "torchair.fx.passes.patterns"): "needs torch.fx internals",
 }
 
 # Loading these is the cost of the first compile, not of `import torchair`.

@@ -387,7 +387,7 @@ def test_backend_names_need_no_import():
     code = """
     import sys, torch
     x = torch.randn(3, 2)
-    for name in ("torchair", "npu"):
+    for name in ("torchair", "npu", "npugraph_ex"):
         torch._dynamo.reset()
         y = torch.compile(torch.nn.ReLU(), backend=name)(x)
         torch.testing.assert_close(y, x.relu())

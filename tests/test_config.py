@@ -20,7 +20,7 @@ import pytest
 
 from torchair.configs import compiler_config
 from torchair.configs.aliases import OPTION_ALIASES
-from torchair.configs.compat import INEFFECTIVE
+from torchair.configs.compat import INEFFECTIVE, UNSUPPORTED, warn_unsupported
 from torchair.configs.compiler_config import (
     CompilerConfig,
     apply_options,
@@ -30,6 +30,7 @@ from torchair.configs.compiler_config import (
 from torchair.configs.debug import rank_directory
 from torchair.configs.options import (
     ALL_MODES,
+    CAPTURE_MODES,
     CallableValue,
     DeprecatedValue,
     DictOptionValue,
@@ -205,8 +206,9 @@ def test_fresh_config(config: CompilerConfig) -> None:
 
 
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
-    # 71 of the original, the hidden directory of the summary, strict_converters and native_code.
-    assert len(list(leaves(config))) == 71 + 1 + 2
+    # 71 of the original, the hidden directory of the summary, strict_converters and native_code,
+    # three that only npugraph_ex had, evict_captures and capture_warmups, and the timeline.
+    assert len(list(leaves(config))) == 71 + 1 + 2 + 3 + 2 + 2
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:
@@ -295,6 +297,8 @@ REJECTED_ON_TREE: list[tuple[str, Any, type[Exception]]] = [
     ("debug.fx_summary.type", "txt", ValueError),
     ("debug.aclgraph.static_capture_size_limit", 0, ValueError),
     ("debug.aclgraph.static_capture_size_limit", 2**63, ValueError),
+    ("debug.aclgraph.capture_error_mode", "strict", ValueError),
+    ("debug.aclgraph.capture_warmups", -1, ValueError),
     ("aoe_config.aoe_mode", "1", ValueError),
     ("aoe_config.work_path", None, FileNotFoundError),
     ("aoe_config.aoe_config_file", "./missing", FileNotFoundError),
@@ -720,6 +724,7 @@ def test_default_config_does_not_warn(config: CompilerConfig) -> None:
 def test_ineffective_tables_name_real_options(config: CompilerConfig) -> None:
     paths = {path for path, _ in leaves(config)}
     assert all(set(table) <= paths for table in INEFFECTIVE.values())
+    assert set(UNSUPPORTED) <= paths
     assert {mode: len(table) for mode, table in INEFFECTIVE.items()} == {
         "max-autotune": 5,
         "reduce-overhead": 19,
@@ -785,6 +790,23 @@ def test_reduce_overhead_names_the_option(config: CompilerConfig, path: str, val
     assert recorded(warn_ineffective, config) == []
 
 
+def test_switches_without_effect_warn_in_the_capture_modes(config: CompilerConfig) -> None:
+    config.experimental_config.aclgraph._super_kernel_optimize = True
+    config.experimental_config.aclgraph._aclnn_static_shape_kernel = True
+    assert recorded(warn_unsupported, config) == []
+    for mode in CAPTURE_MODES:
+        config.mode = mode
+        (found,) = recorded(warn_unsupported, config)
+        assert found.category is UserWarning
+        assert str(found.message) == (
+            "no effect on this device: "
+            "config.experimental_config.aclgraph._aclnn_static_shape_kernel: "
+            "kernels of CPU and CUDA are not compiled for single shapes; "
+            "config.experimental_config.aclgraph._super_kernel_optimize: "
+            "CPU and CUDA have no super kernels"
+        )
+
+
 def test_frozen_parameter_reminder(config: CompilerConfig) -> None:
     assert recorded(warn_frozen_parameter, config) == []
     config.experimental_config.frozen_parameter = True
@@ -825,6 +847,21 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "remove_noop_ops": True,
         "pattern_fusion_pass": True,
         "strict_converters": False,
+        "clone_input": True,
+        "clone_output": False,
+        "capture_limit": 64,
+        "capture_pool": None,
+        "reuse_graph_pool": True,
+        "capture_error_mode": "global",
+        "force_recapture": False,
+        "evict_captures": False,
+        "capture_warmups": 0,
+        "remove_cat_ops": True,
+        "inplace_pass": True,
+        "input_inplace_pass": True,
+        "tensor_dump": False,
+        "tensor_dump_path": "./worldsize1_global_rank0",
+        "tensor_dump_stage": "optimized",
         "enable_single_stream": False,
         "oo_level": "O3",
         "oo_constant_folding": True,
@@ -853,6 +890,16 @@ def test_settings_hold_plain_values(config: CompilerConfig) -> None:
     assert settings.optimization_switch == {"A": True, "B": False}
     assert settings.post_grad_custom_pre_pass is print
     assert settings.export_mode is True
+
+
+def test_settings_hold_inverted_switches(config: CompilerConfig) -> None:
+    switches = config.debug.aclgraph
+    switches.disable_reinplace_inplaceable_ops_pass = 1
+    switches.disable_reinplace_input_mutated_ops_pass = True
+    switches.disable_mempool_reuse_in_same_fx = True
+    settings = Settings.of(config)
+    assert (settings.inplace_pass, settings.input_inplace_pass) == (False, False)
+    assert settings.reuse_graph_pool is False
 
 
 def test_settings_are_frozen(config: CompilerConfig) -> None:
@@ -905,7 +952,7 @@ def doc_rows(heading: str) -> list[list[str]]:
 
 
 def documented_path(path: str) -> str:
-    public = {"debug.graph_dump._path", "debug.data_dump._path"}
+    public = {f"debug.{dump}._path" for dump in ("graph_dump", "data_dump", "timeline")}
     return path.replace("._path", ".path") if path in public else path
 
 

@@ -82,7 +82,7 @@ def _sine() -> Call:
 
 def _check_sine(convert: Any) -> Outcome:
     target = torch.ops.aten.sin.default
-    with mock.patch.dict(registry._builtin, {target: registry._entry(convert, by_user=False)}):
+    with mock.patch.dict(registry._builtin, {target: registry.entry_of(convert, by_user=False)}):
         return check(SINE, _sine())
 
 

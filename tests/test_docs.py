@@ -18,7 +18,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = {
     "examples/tour.py": ("", ["README.md", "docs/tour.md"]),
     "examples/custom_op.py": ("", ["docs/writing_converters.md"]),
+    "examples/own_operators.py": ("caller's cache: True", ["docs/custom_ops.md"]),
     "examples/native.py": ("equal to eager", ["docs/cpu_engine.md"]),
+    "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
 
@@ -70,7 +72,15 @@ def test_readme_example_runs(tmp_path):
     assert stems == ["dynamo_optimized_graph_1", "dynamo_original_graph_1"]
 
 
-@pytest.mark.parametrize("page, program", [("tour.md", "tour.py"), ("cpu_engine.md", "native.py")])
+@pytest.mark.parametrize(
+    "page, program",
+    [
+        ("tour.md", "tour.py"),
+        ("cpu_engine.md", "native.py"),
+        ("npugraph_ex.md", "replay.py"),
+        ("custom_ops.md", "own_operators.py"),
+    ],
+)
 def test_quoted_code_is_the_one_that_runs(page, program):
     source = (ROOT / "examples" / program).read_text()
     quoted = [x.strip() for b in blocks(ROOT / "docs" / page, "python") for x in b.splitlines()]

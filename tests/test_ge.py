@@ -261,11 +261,14 @@ def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
 def test_rule_keeps_names_scopes_and_order(graph):
     x, w = data(0), data(1, shape=(3, 4))
     before = ge.Abs(x)
-    y = ge.Relu(ge.MatMulV2(x, w, None, None))
+    product = ge.MatMulV2(x, w, None, None)
+    y = ge.Relu(product)
     y.node.attrs["_user_stream_label"] = attr.Str("s1")
     y.node.after(before.node)
     z = ge.Abs(y)
     NetOutput([z, before])
+    assert rewrite(graph, [OptionalBias()]) == 0  # the product is on another stream
+    product.node.attrs["_user_stream_label"] = attr.Str("s1")
     assert rewrite(graph, [OptionalBias()]) == 1
     verify(graph)
     new = z.node.inputs["x"].node

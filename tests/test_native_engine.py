@@ -69,8 +69,15 @@ def _expected(graph: Graph, inputs: list[torch.Tensor]) -> tuple[Tensors, Tensor
 def _check_sessions(made: Maker, resizes: list[Resize]) -> None:
     """One session, for inputs of these sizes one after the other."""
     results = list(made.graph.output.values())
-    sets = [made.resized(r) for r in resizes]
-    expected = [_expected(made.graph, inputs) for inputs in sets]
+    sets, expected = [], []
+    for resize in resizes:
+        inputs = made.resized(resize)
+        try:
+            expected.append(_expected(made.graph, inputs))
+        except RuntimeError as e:  # sizes that only happen to be equal do not grow together
+            assert sets and "must match" in str(e)
+            continue
+        sets.append(inputs)
     session = TorchNpuGraph(made.graph.name)
     session.load(made.graph)
     for inputs, (eager, truth) in zip(sets, expected, strict=True):

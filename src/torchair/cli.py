@@ -1,12 +1,21 @@
-"""The command line: `torchair ops` prints the operator table."""
+"""The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
+keeps timelines of its graphs, `torchair check` looks for stream problems in a graph file."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from torchair.catalog import infer
 from torchair.convert.table import lines
+from torchair.engine.check import check_graph
+from torchair.engine.passes import GraphState
+from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
+from torchair.serde import read_graph
 
 HEAD = ("torch operator", "GE operators", "checked types", "where")
 
@@ -18,8 +27,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ops = commands.add_parser("ops", help="which torch operators become which GE operators")
     ops.add_argument("pattern", nargs="?", default="", help="only operators with this in the name")
     ops.add_argument("--markdown", action="store_true", help="the page docs/operators.md")
+    trace = commands.add_parser("trace", help="run a program, write timelines of its graphs")
+    trace.add_argument("-o", "--output", default="timeline", help="folder, `timeline` if not given")
+    trace.add_argument("script", help="Python program")
+    trace.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    check = commands.add_parser("check", help="races and deadlocks of streams in a graph file")
+    check.add_argument("file", help="a graph: .py, .txt or .air")
     options = parser.parse_args(arguments)
+    if options.command == "trace":
+        return _trace(Path(options.script), options.arguments, Path(options.output))
+    if options.command == "check":
+        return _check(options.file)
     return _ops(options.pattern, options.markdown)
+
+
+def _trace(script: Path, arguments: list[str], folder: Path) -> int:
+    """Run a program as Python would, with timelines on."""
+    there = set(folder.glob("*.json"))
+    kept = sys.argv, sys.path[0], os.environ.get("TORCHAIR_TIMELINE")
+    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
+    os.environ["TORCHAIR_TIMELINE"] = str(folder.resolve())
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv, sys.path[0], before = kept
+        if before is None:
+            del os.environ["TORCHAIR_TIMELINE"]
+        else:
+            os.environ["TORCHAIR_TIMELINE"] = before
+    made = sorted(set(folder.glob("*.json")) - there)
+    for file in made:
+        print(file)
+    return 0 if made else 1
+
+
+def _check(file: str) -> int:
+    graph, state = read_graph(file, infer), GraphState()
+    if graph.output is not None:
+        mapping_assign_op_to_graph_output(graph, state)
+    findings = check_graph(graph, state.assigned)
+    for finding in findings:
+        print(finding)
+    if not findings:
+        print("nothing found")
+    return 1 if findings else 0
 
 
 def _ops(pattern: str, markdown: bool) -> int:

@@ -21,6 +21,7 @@ class Flags:
     ``TORCHAIR_CACHE_HOME``  ``cache_home``: root of the compile caches, None for the default
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
     ``TORCHAIR_NATIVE``      ``native``: False for exactly ``0``; torch's kernels instead of ours
+    ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
     ======================  ======================================================================
 
     Each debug level includes the ones before it:
@@ -42,6 +43,7 @@ class Flags:
     cache_home: str | None = None
     debug: int = 0
     native: bool = True
+    timeline: str | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Flags:
@@ -53,6 +55,7 @@ class Flags:
             cache_home=environ.get("TORCHAIR_CACHE_HOME") or None,
             debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
             native=environ.get("TORCHAIR_NATIVE") != "0",
+            timeline=environ.get("TORCHAIR_TIMELINE") or None,
         )
 
 

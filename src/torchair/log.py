@@ -76,8 +76,7 @@ class _CompilerLogger(TorchairLogger):
     """The logger that all stages write to; what they say may belong to another one."""
 
     def isEnabledFor(self, level: int) -> bool:
-        speaker = _speaker.get()
-        return super().isEnabledFor(level) if speaker is None else speaker.isEnabledFor(level)
+        return logging.Logger.isEnabledFor(_speaker.get() or self, level)
 
     def handle(self, record: logging.LogRecord) -> None:
         speaker = _speaker.get()

@@ -28,10 +28,12 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
+from torchair.convert.registry import find
 from torchair.convert.summary import summary_csv
 from torchair.devices import device_of
 from torchair.errors import ConversionError, pretty_error_msg
 from torchair.flags import Flags
+from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.streams import check_scopes
 from torchair.log import logger
@@ -77,12 +79,18 @@ class NpuFxCompiler:
             _write_summary(gm, settings)
             if settings.fx_summary_skip_compile:
                 return gm
+        if dumps_instead(settings):
+            return dumping(gm, _next_name(), settings, find)
         gm = _own_copy(gm)
         PassRunner(FX_KIND, settings, trace).run(FX_PASSES, gm, example_inputs, self.config)
         check_scopes(gm)
         static = _static_arguments() if trace.phase == "forward" else frozenset()
         build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
         graph = build(gm, example_inputs, settings, static, trace)
+        if dumps_tensors(settings):
+            logger.warning("dump_tensor_data is on: the optimised FX graph runs without capture")
+            save_after_each_node(gm, settings.tensor_dump_path)
+            return gm
         if settings.run_eagerly:
             logger.warning("run_eagerly is on: the optimised FX graph runs without compilation")
             gm.recompile()
@@ -112,7 +120,8 @@ class NpuFxCompiler:
         if kind is not None:
             path = f"{settings.graph_dump_path}/{dump_name(f'dynamo_original_{name}', kind)}"
             atomic_write(path, fx_text(gm).encode())
-        engine = self._engine_of(gm, inputs, static, name) if not settings.run_eagerly else None
+        eager = settings.run_eagerly or settings.tensor_dump
+        engine = None if eager else self._engine_of(gm, inputs, static, name)
         graph = AclConcreteGraph(gm, name, settings, static, engine, self._training)
         graph.optimize_graph_without_runtime(trace, inputs, self.config)
         return graph

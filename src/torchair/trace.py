@@ -42,6 +42,11 @@ class Trace:
         name = f"{next(self._count):03d}_aot_{self.phase}_{what}.{kind}"
         atomic_write(self.directory / self.phase / name, text.encode())
 
+    def write_program(self, text: str) -> None:
+        """The generated program of this phase, for nobody else to change."""
+        if self.directory is not None:
+            atomic_write(self.directory / self.phase / "output_code.py", text.encode(), mode=0o600)
+
     @property
     def writes(self) -> bool:
         """Whether files are wanted at all."""

@@ -1,17 +1,13 @@
 """Capture once, replay many times: keys, pools, recordings, and the devices they are made on."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-
 from torchair.capture.base import ArgumentKinds, CaptureOptions, Recording, Request, Substrate
-from torchair.capture.cpu import EngineGraph, EngineSubstrate
+from torchair.capture.cpu import EngineGraph
 from torchair.capture.graph import AclGraph, AclGraphCacheInfo
 from torchair.capture.keys import key_entries
 from torchair.capture.pools import graph_pool_handle
+from torchair.capture.select import substrate_for
+from torchair.capture.source import render
+from torchair.capture.updates import find_updates, register_updatable
 
 __all__ = [
     "AclGraph",
@@ -22,19 +18,10 @@ __all__ = [
     "Recording",
     "Request",
     "Substrate",
+    "find_updates",
     "graph_pool_handle",
     "key_entries",
+    "register_updatable",
+    "render",
     "substrate_for",
 ]
-
-
-def substrate_for(
-    args: Sequence[Any], engine: EngineGraph | None, pool: tuple[int, int] | None
-) -> Substrate:
-    """How to capture a graph on the device of its arguments."""
-    device = next(
-        (a.device for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"),
-        torch.device("cpu"),
-    )
-    assert device.type == "cpu" and engine is not None
-    return EngineSubstrate(engine, pool)

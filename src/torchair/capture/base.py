@@ -25,7 +25,6 @@ class ArgumentKinds:
     parameters: tuple[int, ...] = ()  # tensors that stay where they are: parameters and buffers
     users: tuple[int, ...] = ()  # tensors that are only read
     mutated: tuple[int, ...] = ()  # tensors that the graph updates
-    symbols: tuple[int, ...] = ()  # numbers
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class EngineRecording(Recording):
             args[a] if dim is None else args[a].shape[dim]
             for a, dim in graph.signature.symbols.values()
         ]
-        self._symbols = {i: args[i] for i in kinds.symbols}
+        self._numbers = {i: a for i, a in enumerate(args) if not isinstance(a, torch.Tensor)}
         self._drawn = [k for k, s in enumerate(graph.state.inputs) if s.kind == "random"]
         self._choose_inputs(request)
 
@@ -181,7 +181,7 @@ class EngineRecording(Recording):
         make = result_maker(result, names)
         if isinstance(result, InputView):
             return OfArgument(lambda args: make((), args, sizes))
-        return Kept(make((), self._symbols, sizes))
+        return Kept(make((), self._numbers, sizes))
 
     def _computed(self, result: Computed, twin: int) -> ResultSource:
         place, same = self._program.places[result.index], result.same

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -26,6 +27,8 @@ from torchair.capture.base import (
 )
 from torchair.capture.keys import KeyMaker, Raw
 from torchair.capture.outputs import Outputs
+from torchair.capture.select import substrate_for
+from torchair.capture.updates import Updates
 from torchair.errors import CaptureError
 from torchair.log import logger
 
@@ -57,12 +60,12 @@ class AclGraphCacheInfo:
     def __post_init__(self) -> None:
         check_pool(self.pool)
 
-    def kinds(self, symbols: Sequence[int] = ()) -> ArgumentKinds:
+    def kinds(self) -> ArgumentKinds:
         """Positions of arguments by kind."""
         mutated = {self.user_inputs_mapping[n] for n in self.mutated_user_inputs}
         users = [i for i in self.user_inputs_mapping.values() if i not in mutated]
         return ArgumentKinds(
-            tuple(self.parameter_user_inputs), tuple(users), tuple(sorted(mutated)), tuple(symbols)
+            tuple(self.parameter_user_inputs), tuple(users), tuple(sorted(mutated))
         )
 
 
@@ -85,6 +88,7 @@ class GraphMeta:
     outputs: Outputs
     mutated: list[tuple[int, int, tuple[int, ...]]]  # (argument, address, strides)
     limits: Any = None
+    serves: Callable[[Sequence[Any]], bool] | None = None  # a quick test whether it is for a call
 
 
 class AclGraph:
@@ -107,6 +111,7 @@ class AclGraph:
         self.captured: OrderedDict[str, GraphMeta] = OrderedDict()
         self.fallen_back = False
         self._by_raw: dict[Raw, GraphMeta] = {}
+        self._latest: GraphMeta | None = None
         self._lock = RLock()
         self._warned = False
         self._started = False
@@ -114,17 +119,19 @@ class AclGraph:
     def load(
         self,
         info: AclGraphCacheInfo,
-        substrate: Callable[[Sequence[Any]], Substrate],
-        symbols: Sequence[int] = (),
+        substrate: Callable[[Sequence[Any]], Substrate] | None = None,
     ) -> None:
         """Take over what is known of the FX graph. `substrate` is asked once, with the arguments of
-        the first call, how to capture on their device."""
+        the first call, how to capture on their device; without it calls are recorded one by one."""
         self.name = info.fx_graph_name
-        self.kinds = info.kinds(symbols)
+        self.kinds = info.kinds()
         entries = tuple((i, bool(number)) for i, number in info.unupdated_sym_input_index)
         self._keys = KeyMaker(self.kinds, entries, self.options.frozen_parameter)
         self._raw = self._keys.raw
-        self._find_substrate = substrate
+        updates = Updates.from_literals(info.updated_ops_param, info.ops_update_rulers)
+        self._find_substrate = substrate or partial(
+            substrate_for, engine=None, pool=info.pool, updates=updates
+        )
         self._warmups = info.num_warmup_iters
 
     # ---- one call ----
@@ -195,10 +202,14 @@ class AclGraph:
 
     def _ready(self, args: Sequence[Any]) -> GraphMeta | None:
         """The captured graph for a call, None when calls run eagerly."""
+        latest = self._latest
+        if latest is not None and latest.serves is not None and latest.serves(args):
+            return latest
         meta = self._by_raw.get(self._raw(args))
         if meta is not None and not self._outdated(meta, args):
             if self.options.evict:
                 self.captured.move_to_end(meta.key)
+            self._latest = meta
             return meta
         if self.fallen_back:
             return None
@@ -241,7 +252,7 @@ class AclGraph:
             return None
         if old is not None:
             self._drop(old)
-        self.captured[key] = self._by_raw[meta.raw] = meta
+        self.captured[key] = self._by_raw[meta.raw] = self._latest = meta
         if old is None:
             self._count("captured")
         logger.debug("Success to capture fx_graph %s for graph key %s", self.name, key)
@@ -259,7 +270,9 @@ class AclGraph:
         mutated = [(i, args[i].data_ptr(), args[i].stride()) for i in self.kinds.mutated]
         outputs = Outputs(recording)
         limits = self.substrate.limits()
-        return GraphMeta(key, self._raw(args), recording, outputs, mutated, limits)
+        steady = limits is None and not self.options.force_recapture
+        serves = self._keys.test(args, self.kinds.mutated) if steady else None
+        return GraphMeta(key, self._raw(args), recording, outputs, mutated, limits, serves)
 
     def _note_recapture(self, old: GraphMeta, args: Sequence[Any]) -> None:
         logger.debug(
@@ -309,6 +322,7 @@ class AclGraph:
         gc.collect()
 
     def _drop(self, meta: GraphMeta) -> None:
+        self._latest = None
         self.captured.pop(meta.key, None)
         self._by_raw.pop(meta.raw, None)
         meta.outputs.release()

@@ -12,7 +12,9 @@ __all__ = ["Op", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steeri
 
 FAMILIES = (
     "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",
-    "generic", "index", "loss", "matmul", "norm", "pool", "random", "reduce", "shape", "slicing",
+    "fused", "generic", "index", "loss", "matmul", "norm", "npu_activation", "npu_attention",
+    "npu_moe", "npu_quant", "npu_scatter", "pool", "print", "random", "reduce", "registered",
+    "shape", "slicing",
 )  # fmt: skip
 
 for _family in FAMILIES:

@@ -138,6 +138,7 @@ class Row:
 
 
 _rows: dict[str, Row] = {}
+_sources: list[Callable[[str], Row | None]] = []
 
 
 def add_row(
@@ -175,8 +176,19 @@ def writes_first(update: Callable[..., Any]) -> Kernel:
 
 
 def row_of(op_type: str) -> Row | None:
-    """The row of a type, None when the catalogue does not hold it."""
-    return _rows.get(op_type)
+    """The row of a type, None when neither the catalogue nor a user gives it a meaning."""
+    row = _rows.get(op_type)
+    return row if row is not None else _more_rows(op_type)
+
+
+def add_source(source: Callable[[str], Row | None]) -> None:
+    """Ask `source` for rows of types that the table does not hold."""
+    _sources.append(source)
+
+
+def _more_rows(op_type: str) -> Row | None:
+    found = (source(op_type) for source in _sources)
+    return next((row for row in found if row is not None), None)
 
 
 def steering_values(node: Node) -> list[Value]:

@@ -32,7 +32,8 @@ def _overload(name: str) -> Any:
     op, _, overload = rest.partition(".")
     try:
         packet = getattr(getattr(torch.ops, namespace), op)
-        return getattr(packet, overload or "default")
+        higher = isinstance(packet, torch._ops.HigherOrderOperator)
+        return packet if higher else getattr(packet, overload or "default")
     except AttributeError:
         raise GraphError(f"torch has no operator {name!r}; import the library it is in") from None
 
@@ -55,6 +56,8 @@ def _decode(x: Any, get: Callable[[str, int], Any], node: Node) -> Any:
         return getattr(torch, v)
     if kind == "device":
         return torch.device(v)
+    if kind == "op":
+        return _overload(v)
     if kind == "object":
         return node.graph.objects[v]
     raise GraphError(f"{node} has an argument of unknown kind {kind!r}")

@@ -14,12 +14,15 @@ from torchair.capture import (
     AclGraphCacheInfo,
     CaptureOptions,
     EngineGraph,
+    find_updates,
     key_entries,
+    render,
     substrate_for,
 )
 from torchair.concrete.base import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
+from torchair.devices import Device, device_of
 from torchair.flags import Flags
 from torchair.fx.capture import CAPTURE_PASSES
 from torchair.fx.passes import FX_KIND, fx_text
@@ -27,6 +30,16 @@ from torchair.passes import PassRunner
 from torchair.serde import dump_name
 from torchair.store import atomic_write
 from torchair.trace import Trace
+
+_OPTIONS = frozenset(
+    {
+        "clone_input",
+        "disable_mempool_reuse_in_same_fx",
+        "enable_output_clone",
+        "frozen_parameter",
+        "static_capture_size_limit",
+    }
+)  # those that the run time reads
 
 
 class AclConcreteGraph(ConcreteGraph):
@@ -64,14 +77,30 @@ class AclConcreteGraph(ConcreteGraph):
         if self._settings.graph_dump_type is not None:
             where = f"{self._settings.graph_dump_path}/"
             self.dump(where + dump_name(f"dynamo_optimized_{self.name}", "py"))
-        self.graph = AclGraph(fx_graph=self.forward, config=self._options)
-        find = partial(substrate_for, engine=self._engine, pool=self._options.pool)
-        placeholders = self.forward.graph.find_nodes(op="placeholder")
-        symbols = [i for i, n in enumerate(placeholders) if is_number(n.meta.get("val"))]
-        self.graph.load(self._info, find, symbols)
-        self.run = self.graph.call  # type: ignore[method-assign]
         if Flags.read().debug >= 4:
             print(fx_text(self.forward))
+        self._load(device_of(example_inputs))
+        if trace.writes:
+            trace.write_program(self.codegen())
+
+    def _load(self, device: Device) -> None:
+        updates = find_updates(self.forward, on_device=device.name != "cpu")
+        info = self._info
+        info.updated_ops_param, info.ops_update_rulers = updates.parameters(), updates.rulers()
+        info.unupdated_sym_input_index = list(key_entries(self.forward, updates.ignored))
+        self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
+        pool = self._options.pool
+        find = partial(substrate_for, engine=self._engine, pool=pool, updates=updates)
+        self.graph.load(info, find)
+        kinds, results = info.kinds(), devices_of_results(self.forward)
+        run = device.hosted(self.graph.call, results, kinds.mutated, kinds.parameters)
+        self.run = run  # type: ignore[method-assign, assignment]
+
+    def codegen(self) -> str:
+        """The graph as a program that captures and replays it."""
+        local = {k: v for k, v in self._settings.local_options.items() if k in _OPTIONS}
+        configs = {**local, "capture_error_mode": self._options.error_mode}
+        return render(self.forward, configs, self._info)
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         if inputs is not None:
@@ -117,9 +146,16 @@ def describe(
         num_warmup_iters=options.warmups,
         user_inputs_mapping=users,
         parameter_user_inputs=parameters,
-        unupdated_sym_input_index=list(key_entries(gm)),
         mutated_user_inputs=[n.name for n in mutated_arguments(gm) if n.name in users],
     )
+
+
+def devices_of_results(gm: fx.GraphModule) -> list[str]:
+    """The device that tracing saw each result on; the host's for what is no tensor."""
+    (output,) = gm.graph.find_nodes(op="output")
+    items: Any = output.args[0]
+    values = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in items]
+    return [str(v.device) if isinstance(v, torch.Tensor) else "cpu" for v in values]
 
 
 def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
@@ -137,11 +173,6 @@ def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
                 if isinstance(member, fx.Node) and member.op == "placeholder":
                     found[member] = None
     return list(found)
-
-
-def is_number(value: Any) -> bool:
-    """Whether an argument is a number that may vary."""
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _stays(node: fx.Node) -> bool:

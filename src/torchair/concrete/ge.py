@@ -17,6 +17,7 @@ from torchair.engine.calls import input_reader, layouts_of, result_builder
 from torchair.engine.options import initialize_graph_engine
 from torchair.engine.passes import GE_PASSES, GraphState, ge_kind
 from torchair.flags import Flags
+from torchair.ge.signature import Computed, Result
 from torchair.log import EVENT_LEVEL, logger
 from torchair.passes import PassRunner
 from torchair.serde import dump_name, render, write_graph
@@ -31,8 +32,9 @@ class GeConcreteGraph(ConcreteGraph):
         self.generic = conversion.generic
         self.signature = conversion.signature
         self.state = GraphState(list(conversion.signature.inputs))
-        self.session = device.session(self.graph.name)
-        self._device = device
+        outputs = devices_of_outputs(conversion.signature.results)
+        self._device = device.with_results_on(outputs)
+        self.session = self._device.session(self.graph.name, outputs)
         self._settings = settings
         self._ready = False
         self._lock = Lock()
@@ -48,6 +50,8 @@ class GeConcreteGraph(ConcreteGraph):
             trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
         self.collect = input_reader(self.state.inputs)
         self._build_results = result_builder(self.signature.results, self.signature.symbols)
+        updated = [self.state.inputs[k].args[0] for k in self.state.assigned.values()]
+        self.run = self._device.noted(self.run, updated)  # type: ignore[method-assign]
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         with self._lock:
@@ -107,3 +111,9 @@ class GeConcreteGraph(ConcreteGraph):
             t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
         )  # fmt: skip
         return results
+
+
+def devices_of_outputs(results: Sequence[Result]) -> list[str]:
+    """The device that tracing saw each output of a graph on, as far as it is a result."""
+    devices: dict[int, str] = {r.index: r.device for r in results if isinstance(r, Computed)}
+    return [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]

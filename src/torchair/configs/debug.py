@@ -62,6 +62,13 @@ class DataDumpConfig(_PathDump):
     filter = RawValue(None)
 
 
+class TimelineConfig(_PathDump):
+    """When each step of a graph ran and on which stream, after each call."""
+
+    type = OptionValue(None, ["json"])
+    _path = OptionValue(".").emits("torchair.timeline", when="type")
+
+
 class FxSummaryConfig(_Dump):
     """Table of the operators of a graph and how well the converters cover them."""
 
@@ -93,6 +100,7 @@ class DebugConfig(Section):
     """Dumps, summaries and checks of the compiler itself."""
 
     graph_dump = GraphDumpConfig()
+    timeline = TimelineConfig()
     data_dump = DataDumpConfig()
     fx_summary = FxSummaryConfig()
     aclgraph = AclgraphDebugConfig()

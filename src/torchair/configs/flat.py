@@ -75,7 +75,8 @@ class FlatConfig(Section):
     def tree(self) -> CompilerConfig:
         """The same options as a tree, in the mode ``npugraph_ex``."""
         config = CompilerConfig()
-        apply_options(config, dict(leaves(self)), FLAT_ALIASES)
+        given = {name: raw for name, raw in leaves(self) if raw is not None}
+        apply_options(config, given, FLAT_ALIASES)
         return config
 
     def as_dict(self, mode: str | None = None) -> EngineOptions:

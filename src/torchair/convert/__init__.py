@@ -20,7 +20,8 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",
-    "index", "loss", "matmul", "norm", "pool", "random", "reduce", "shape", "slicing",
+    "index", "loss", "matmul", "norm", "npu_activation", "npu_attention", "npu_moe", "npu_quant",
+    "npu_scatter", "pool", "print", "random", "reduce", "shape", "slicing",
 )  # fmt: skip
 
 for _family in FAMILIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +11,18 @@ from torch import fx
 from torchair.ge.graph import Origin
 
 
+_OURS = tuple(f'"{Path(__file__).parents[1] / room}' for room in ("ops", "scope"))
+
+
 def origin_of(node: fx.Node) -> Origin | None:
-    """Source position and FX text of a node; None when tracing left no stack trace."""
+    """Source position and FX text of a node; None when tracing left no stack trace. What the user
+    called counts, not where we go on."""
     trace = node.meta.get("stack_trace") or node.stack_trace
     if not trace:
         return None
-    where = trace.split(" File ")[-1].replace("\n", "")
+    frames = trace.split(" File ")
+    theirs = [f for f in frames[1:] if not f.startswith(_OURS)]
+    where = (theirs or frames)[-1].replace("\n", "")
     return Origin(f"# File {where}", f"## FX Code: {fx_text(node)}", node.name)
 
 

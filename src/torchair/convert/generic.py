@@ -41,6 +41,9 @@ def torch_call(target: Any, args: Any, kwargs: Any, results: int) -> Node:
 def _name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return target.name()
+    name = target.name() if isinstance(target, torch._ops.HigherOrderOperator) else ""
+    if getattr(torch.ops.higher_order, name or "none", None) is target:
+        return f"higher_order::{name}"
     objects = get_default_ge_graph().objects
     key = f"object:{len(objects)}:{target}"
     objects[key] = target
@@ -64,6 +67,8 @@ def _encode(x: Any, inputs: list[Value]) -> Any:
         return {"torch": str(x).removeprefix("torch.")}
     if isinstance(x, torch.device):
         return {"device": str(x)}
+    if isinstance(x, torch._ops.OpOverload):
+        return {"op": x.name()}
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
     return _object(x)

@@ -18,6 +18,8 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
+from torchair.convert import functional
+from torchair.convert.automatic import automatic_entry
 from torchair.convert.comments import origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.registry import Decline, Entry, find
@@ -211,11 +213,21 @@ class GraphConverter:
             return meta
         if _all_empty(meta):
             return _map(lambda m: ge.Const(torch.empty(m.shape, dtype=m.dtype)), meta)
-        entry = find(target)
+        entry = find(target) or self._generated(target)
         plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))
         if entry is None and plain and not _is_operator(target):
             return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
         return self._generic(node, meta) if entry is None else self._convert(node, entry, meta)
+
+    def _generated(self, target: Any) -> Entry | None:
+        """A converter made from the schema; where that fails, strict mode says why."""
+        try:
+            return automatic_entry(target)
+        except ConversionError as e:
+            if self._strict:
+                raise
+            logger.warning("%s, generic node used", e)
+            return None
 
     def _convert(self, node: fx.Node, entry: Entry, meta: Any) -> Any:
         mark = (len(self.graph.journal), len(self.graph))
@@ -224,8 +236,10 @@ class GraphConverter:
             kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
             if entry.wants_inputs:
                 kwargs["meta_inputs"] = fx.map_arg(node.args, lambda n: self._env[n].meta)
+            if entry.wants_keywords:
+                kwargs["meta_keywords"] = fx.map_arg(node.kwargs, lambda n: self._env[n].meta)
             if entry.wants_meta:
-                kwargs["meta_outputs"] = _map(_spec, meta)
+                kwargs["meta_outputs"] = _map(spec_of, meta)
             if entry.wants_views:
                 kwargs["views"] = self.views if self._may_fold() else ViewFolder(False)
             npu = entry.fn(*args, **kwargs)
@@ -290,11 +304,10 @@ class GraphConverter:
         return self._scopes.wait([self.views.emit(m) for m in args[0]])
 
     def _generic(self, node: fx.Node, meta: Any) -> Any:
-        name = str(node.target)
+        changes = node.target is functional.FUNCTIONALIZED
+        name = str(node.args[0] if changes else node.target)
         if self._strict:
             raise self._error(node, f"{name} ge_converter is not implemented!")
-        if _reads_raw_memory(node):
-            raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
         self.generic[name] = self.generic.get(name, 0) + 1
 
         def argument(n: fx.Node) -> Any:
@@ -304,13 +317,31 @@ class GraphConverter:
             return _map(self.views.emit, pack.npu)
 
         args, kwargs = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
+        if changes and (found := self._functional(node, kwargs)) is not None:
+            return found
+        if _reads_raw_memory(node):
+            raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
         made = torch_call(node.target, args, kwargs, _places(meta))
         if meta is None or _mutates(node.target):
             self.graph.keep_alive.append(made)
         return _fill(meta, iter(made.outputs))
 
+    def _functional(self, node: fx.Node, kwargs: Any) -> Any:
+        """A generic node that changes arguments, None where views of them are too involved."""
+        bases = [self._env[b].meta for b in node.kwargs["_all_bases"]]  # type: ignore[union-attr,index]
+        mark = (len(self.graph.journal), len(self.graph))
+        entry = find(node.target)
+        assert entry is not None
+        views = {k: self._argument(v, entry) for k, v in node.kwargs.items() if k[:1] == "_"}
+        try:
+            return functional.generic(node.args[0], {**kwargs, **views}, bases)
+        except Decline as e:
+            self._undo(*mark)
+            logger.debug("%s is kept as torch has it: %s", node.target, e)
+            return None
+
     def _error(self, node: fx.Node, text: str, hint: str | None = None) -> ConversionError:
-        target = node.target
+        target = node.args[0] if node.target is functional.FUNCTIONALIZED else node.target
         schema = str(target._schema) if isinstance(target, torch._ops.OpOverload) else ""
         origin = origin_of(node)
         source = origin.line if origin else ""
@@ -385,7 +416,8 @@ class GraphConverter:
         strides = tuple(from_torch(d) for d in meta.stride())
         index = list(results).index(value)
         offset = from_torch(meta.storage_offset()) if _storage_key(meta) in self._placed else None
-        return Computed(index, dims, strides, group, first == (group, item), offset)
+        same, device = first == (group, item), str(meta.device)
+        return Computed(index, dims, strides, group, same, offset, device)
 
     def _shared_memory(self, items: Sequence[Any]) -> set[int]:
         """Memory that more than one result shows, or that an input takes over: AOTAutograd may
@@ -442,18 +474,19 @@ def _is_number(meta: Any) -> bool:
 def _all_empty(meta: Any) -> bool:
     leaves = _leaves(meta)
     return bool(leaves) and all(
-        isinstance(m, torch.Tensor)
-        and all(isinstance(d, int) for d in m.shape)
-        and 0 in m.shape
+        isinstance(m, torch.Tensor) and all(isinstance(d, int) for d in m.shape) and 0 in m.shape
         for m in leaves
     )
 
 
 def _reads_raw_memory(node: fx.Node) -> bool:
     """as_strided counts in the storage that eager would have; only inputs have that one here."""
-    source = node.args[0] if node.args else None
+    sources: Any = node.args[:1]
     named = str(node.target).startswith("aten.as_strided")
-    return named and isinstance(source, fx.Node) and source.op != "placeholder"
+    if node.target is functional.FUNCTIONALIZED:
+        sources = node.kwargs["_all_bases"]
+        named = any(k.endswith("_storage_offset") for k in node.kwargs)
+    return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)
 
 
 def _mutates(target: Any) -> bool:
@@ -486,7 +519,8 @@ def _fill(tree: Any, outputs: Iterator[Value]) -> Any:
     return None if tree is None else value
 
 
-def _spec(meta: Any) -> TensorSpec:
+def spec_of(meta: Any) -> TensorSpec:
+    """What a converter is told of a result that tracing saw."""
     if isinstance(meta, torch.Tensor):
         dims = tuple(from_torch(d) for d in meta.shape)
         return TensorSpec(torch_to_ge(meta.dtype), dims, meta.dtype, str(meta.device))

@@ -22,6 +22,7 @@ class Entry:
     fn: Callable[..., Any]
     wants_meta: bool  # has a parameter `meta_outputs`
     wants_inputs: bool  # has a parameter `meta_inputs`: the fake arguments, with their strides
+    wants_keywords: bool  # has a parameter `meta_keywords`: the fake arguments given by name
     wants_views: bool  # has a parameter `views`: takes pending views and the folder that makes them
     by_user: bool
 
@@ -30,9 +31,17 @@ _user: dict[Any, Entry] = {}
 _builtin: dict[Any, Entry] = {}
 
 
-def _entry(fn: Callable[..., Any], by_user: bool) -> Entry:
+def entry_of(fn: Callable[..., Any], by_user: bool) -> Entry:
+    """A converter with what its parameters ask for."""
     names = inspect.signature(fn).parameters
-    return Entry(fn, "meta_outputs" in names, "meta_inputs" in names, "views" in names, by_user)
+    return Entry(
+        fn,
+        wants_meta="meta_outputs" in names,
+        wants_inputs="meta_inputs" in names,
+        wants_keywords="meta_keywords" in names,
+        wants_views="views" in names,
+        by_user=by_user,
+    )
 
 
 class Converter:
@@ -42,7 +51,7 @@ class Converter:
         self._aten_op = aten_op
 
     def __call__(self, converter: Callable[..., Any]) -> Converter:
-        _user[self._aten_op] = _entry(converter, by_user=True)
+        _user[self._aten_op] = entry_of(converter, by_user=True)
         return self
 
 
@@ -63,12 +72,13 @@ def unregister(aten_op: Any) -> None:
 
 
 def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a converter of our own for one or more FX targets; None targets are ignored."""
+    """Register a converter of our own for one or more FX targets; None targets are ignored. An
+    operator of a library that may be loaded later is given by its name."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         for target in targets:
             if target is not None:
-                _builtin[target] = _entry(fn, by_user=False)
+                _builtin[target] = entry_of(fn, by_user=False)
         return fn
 
     return register
@@ -76,7 +86,7 @@ def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def find(target: Any) -> Entry | None:
     """The converter of an FX target."""
-    return _user.get(target) or _builtin.get(target)
+    return _user.get(target) or _builtin.get(target) or _builtin.get(str(target))
 
 
 def registered() -> dict[Any, Entry]:

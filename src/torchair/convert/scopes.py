@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from torchair import ge
+from torchair.convert.registry import builtin
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
-from torchair.ge.graph import Node, Value
+from torchair.ge.graph import Mark, Node, Value, get_default_ge_graph
 from torchair.log import logger
 
 _LABEL = "_user_stream_label"
@@ -21,8 +25,8 @@ _BOOLEANS = ("_op_exec_never_timeout", "_enable_inner_parallel")
 class Token:
     """What `air.record` returns: the node that had to be finished."""
 
-    def __init__(self, node: Node | None) -> None:
-        self.node = node
+    def __init__(self, node: Node | None, mark: Mark) -> None:
+        self.node, self.mark = node, mark
 
 
 class Scopes:
@@ -32,6 +36,7 @@ class Scopes:
         self._stack: list[dict[str, str]] = []
         self._waiting: dict[str, list[Node]] = {}
         self._last: dict[str, Node] = {}
+        self._open: dict[str, list[Mark]] = {}  # waits without a node yet
 
     @property
     def blocks_view_folding(self) -> bool:
@@ -55,12 +60,22 @@ class Scopes:
 
     def record(self) -> Token:
         """A mark after the last node of the current stream."""
-        return Token(self._last.get(self.stream))
+        node = self._last.get(self.stream)
+        return Token(node, self._mark("record", node))
+
+    def _mark(self, kind: str, node: Node | None = None) -> Mark:
+        graph = get_default_ge_graph()
+        mark = Mark(kind, self.stream, graph.origin, None if node is None else node.name)
+        graph.marks.append(mark)
+        return mark
 
     def wait(self, marks: list[Any]) -> None:
         """Let the next node of the current stream run after the given marks or tensors."""
         nodes = [m.node for m in marks if isinstance(m, (Token, Value))]
         self._waiting.setdefault(self.stream, []).extend(n for n in nodes if n is not None)
+        mark = self._mark("wait")
+        mark.awaited += [m.mark if isinstance(m, Token) else m.node.name for m in marks]
+        self._open.setdefault(self.stream, []).append(mark)
 
     def stamp(self, nodes: list[Node]) -> None:
         """Give new nodes the attributes and control edges of the open scopes."""
@@ -71,6 +86,8 @@ class Scopes:
         if real:
             for before in self._waiting.pop(self.stream, []):
                 real[0].after(before)
+            for mark in self._open.pop(self.stream, []):
+                mark.node = real[0].name
             self._last[self.stream] = real[-1]
 
     def _stamp_level(self, node: Node, level: dict[str, str]) -> None:
@@ -82,3 +99,11 @@ class Scopes:
             made = attr.Bool(value == "True") if key in _BOOLEANS else attr.Str(value)
             node.attrs[key] = made
             logger.debug("Set attribute %s: %s on op: %s", key, value, node.name)
+
+
+@builtin(torch.ops.air.wait_tensor.default)
+def wait_tensor(self: Value, dependency: Value) -> Value:
+    """air::wait_tensor(Tensor self, Tensor dependency) -> Tensor"""
+    waiting = ge.Identity(self)
+    waiting.node.after(dependency.node)
+    return waiting

@@ -42,6 +42,8 @@ def lines() -> list[TableLine]:
 
 def target_name(target: Any) -> str:
     """How a target is called in graphs: `aten.add.Tensor`, `operator.add`."""
+    if isinstance(target, str):
+        return target
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     module = getattr(target, "__module__", "").lstrip("_")

@@ -1,13 +1,15 @@
-"""What a device is to the compiler: its name, and a session on it."""
+"""What a device is to the compiler: its name, a session on it, and how graphs are called."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
+from torchair.devices.hosted import Hosted, HostedGraph, HostMemory, Run, host_memory, on_host
 from torchair.engine.session import DeviceInfo, TorchNpuGraph
 
 
@@ -22,14 +24,66 @@ class Device:
         """What the engine needs to know."""
         return DeviceInfo(self.name)
 
-    def session(self, graph_name: str) -> TorchNpuGraph:
-        """A fresh engine handle for one graph."""
+    def with_results_on(self, outputs: Iterable[str]) -> Device:
+        """The device itself, or the emulated one that a graph without inputs there makes tensors
+        on."""
+        found = [_emulated(name) for name in outputs] if self.name == "cpu" else []
+        return next((d for d in found if d is not None), self)
+
+    def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
+        """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""
         return TorchNpuGraph(graph_name)
+
+    def noted(self, run: Run, mutated: Sequence[int]) -> Run:
+        """A graph of the engine, called so that a capture by the device sees it as one operator."""
+        return run
+
+    def hosted(
+        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], still: Sequence[int]
+    ) -> Run:
+        """A graph that takes tensors of the host only, called with tensors of the device. `still`
+        are its parameters, `mutated` the arguments that it updates."""
+        return run
+
+    def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """The graph for such a call."""
+        return gm
+
+
+@dataclass(frozen=True)
+class EmulatedDevice(Device):
+    """A device in host memory: for the engine it is the CPU."""
+
+    memory: HostMemory
+
+    def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
+        return HostedGraph(graph_name, self.memory, _places(outputs))
+
+    def noted(self, run: Run, mutated: Sequence[int]) -> Run:
+        return Hosted(self.memory, run, mutated).unless_captured
+
+    def hosted(
+        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], still: Sequence[int]
+    ) -> Run:
+        return Hosted(self.memory, run, mutated, _places(outputs), still)
+
+    def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
+        return on_host(gm)
 
 
 def device_of(inputs: Iterable[Any]) -> Device:
     """The accelerator that inputs live on, the CPU when there is none."""
     for x in inputs:
         if isinstance(x, torch.Tensor) and x.device.type not in ("cpu", "meta"):
-            return Device(str(x.device))
+            return _emulated(str(x.device)) or Device(str(x.device))
     return Device("cpu")
+
+
+def _emulated(name: str) -> Device | None:
+    memory = host_memory(name)
+    return None if memory is None else EmulatedDevice("cpu", memory)
+
+
+def _places(devices: Sequence[str]) -> list[int | None]:
+    """Numbers of emulated devices, None for the host."""
+    return [None if d in ("", "cpu") else torch.device(d).index or 0 for d in devices]

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from torchair.catalog import Trait, row_of
-from torchair.engine.memory import Buffer, Packing, lower_bound, place
+from torchair.engine.memory import Buffer, Packing, lower_bound, place, place_unordered
 from torchair.engine.plan import OutputSpec, Plan, Root, Step, WriteBack
+from torchair.engine.streams import Lanes, Sharing, schedule_of
 from torchair.engine.strides import (
     Formula,
     as_list,
@@ -101,6 +102,7 @@ class Draft:
     sizes: Mapping[str, int]
     native: bool  # generated code is on: strides are fixed when it is made
     packings: dict[Any, Packing] | None = None  # of plans like this, by what is in the arena
+    lanes: Lanes | None = None  # of the graph, if nodes have more than one
 
 
 class Ending:
@@ -112,6 +114,8 @@ class Ending:
         self.root, self.metas = draft.root, draft.metas
         self.now = len(draft.plan.steps)
         self.packings = draft.packings
+        several = draft.lanes is not None and len(draft.lanes.used_by(self.plan.steps)) > 1
+        self.lanes = draft.lanes if several else None
 
     def run(self) -> Plan:
         """The plan."""
@@ -119,6 +123,8 @@ class Ending:
         self._write_backs()
         self._place()
         self._bind_views()
+        if self.lanes is not None:
+            self.plan.schedule = schedule_of(self.plan, self.lanes)
         return self.plan
 
     def _outputs(self) -> None:
@@ -246,19 +252,39 @@ class Ending:
         arena = [r for r in self.plan.roots if r.kind == "arena"]
         buffers: dict[int, Buffer] = {}
         chosen: dict[int, Buffer] = {}
+        sharing = None
+        if self.lanes is not None:
+            sharing = Sharing(self.plan.steps, self.root.__getitem__, self.lanes)
         for root in arena:
-            before = root.successor_of
-            if before is not None and before.kind == "arena" and before.last == root.first:
+            if (before := self._taken_over(root, sharing)) is not None:
                 buffer = chosen[before.slot]
                 buffer.last = max(buffer.last, root.last)
             else:
                 buffer = buffers[root.slot] = Buffer(root.size, root.first, root.last)
             root.bytes = buffer.size
             chosen[root.slot] = buffer
-        self.plan.arena_floor = lower_bound(list(buffers.values()))
-        self.plan.arena_size = self._pack(tuple(buffers), list(buffers.values()))
+        packed = list(buffers.values())
+        self.plan.arena_floor = lower_bound(packed)
+        if sharing is None:
+            self.plan.arena_size = self._pack(tuple(buffers), packed)
+        else:
+            inside: dict[int, list[Root]] = {id(b): [] for b in packed}
+            for root in arena:
+                inside[id(chosen[root.slot])].append(root)
+            spans = [sharing.span(inside[id(b)]) for b in packed]
+            self.plan.arena_size = place_unordered(packed, lambda a, b: spans[a].apart(spans[b]))
         for root in arena:
             root.offset = chosen[root.slot].offset
+
+    def _taken_over(self, root: Root, sharing: Sharing | None) -> Root | None:
+        """The root whose buffer this one takes over, if that is not needed any more; elements must
+        be where they were."""
+        before = root.successor_of
+        if before is None or before.kind != "arena" or before.last != root.first:
+            return None
+        if before.meta.stride() != root.meta.stride():
+            return None
+        return before if sharing is None or sharing.ends_at(before, root.first) else None
 
     def _pack(self, key: tuple[int, ...], buffers: list[Buffer]) -> int:
         """Places as in a plan before, as long as that wastes little."""

@@ -180,7 +180,7 @@ class NativeProgram:
         """Outputs for one set of inputs."""
         made = [make() for make in self._make]
         try:
-            self._run([t.data_ptr() for t in (*self._arguments(inputs), *made)])
+            self._run([*map(_address, self._arguments(inputs)), *map(_address, made)])
         except BadIndex as e:
             raise explain(e.step, e) from e
         if self._plain:
@@ -261,6 +261,7 @@ def _allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tens
     return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
+_address = torch.Tensor.data_ptr
 _quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 """Torch's own short cut to `empty_strided`, without the parsing of arguments."""
 

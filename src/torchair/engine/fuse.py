@@ -109,22 +109,21 @@ def is_number(value: Value) -> bool:
 
 
 def fuse(
-    graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool]
-) -> Fusion:
+    graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool],
+    lane: Callable[[Node], str] = lambda node: "",
+) -> Fusion:  # fmt: skip
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
     of unit and a function that tells why a node cannot be served; `constant` tells which values
-    are the same in every call."""
-    return _Fuser(graph, heads, constant).run()
+    are the same in every call, `lane` which nodes must not run together."""
+    return _Fuser(graph, heads, constant, lane).run()
 
 
 class _Fuser:
     def __init__(
-        self,
-        graph: Graph,
-        heads: dict[str, tuple[str, Check]],
-        constant: Callable[[Value], bool],
-    ) -> None:
-        self.graph, self.heads, self.constant = graph, heads, constant
+        self, graph: Graph, heads: dict[str, tuple[str, Check]],
+        constant: Callable[[Value], bool], lane: Callable[[Node], str],
+    ) -> None:  # fmt: skip
+        self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
         self.steering = _steering_nodes(graph)
@@ -276,6 +275,8 @@ class _Fuser:
         unit = self.unit_of.get(norm.values()[0].node)
         if unit is None or unit.kind != "conv" or unit.folded is not None or unit.group.nodes:
             return False
+        if self.lane(unit.head) != self.lane(norm):
+            return False
         out = unit.head.outputs[0]
         parameters = norm.values()[1:]
         bias = unit.head.inputs.get("bias")
@@ -300,7 +301,7 @@ class _Fuser:
             while source not in self.unit_of and _is_view(source):
                 source = source.values()[0].node
             unit = self.unit_of.get(source)
-            if unit is not None:
+            if unit is not None and self.lane(unit.head) == self.lane(node):
                 found[unit.number] = unit
         return [found[k] for k in sorted(found, reverse=True)]
 

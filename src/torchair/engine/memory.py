@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 ALIGNMENT = 64
@@ -41,6 +42,23 @@ def place(buffers: list[Buffer]) -> int:
             time.add((buffer.offset, end, k))
         total = max(total, end)
     return total
+
+
+def place_unordered(buffers: list[Buffer], apart: Callable[[int, int], bool]) -> int:
+    """The same where first and last step do not tell which buffers may share bytes: `apart` does,
+    by their numbers."""
+    done: list[int] = []
+    total = 0
+    for k in sorted(range(len(buffers)), key=lambda k: (-buffers[k].size, buffers[k].first)):
+        near = [(buffers[j].offset, _end(buffers[j]), j) for j in done if not apart(k, j)]
+        buffers[k].offset = _best_gap(sorted(near), aligned(buffers[k].size))
+        done.append(k)
+        total = max(total, _end(buffers[k]))
+    return total
+
+
+def _end(buffer: Buffer) -> int:
+    return buffer.offset + aligned(buffer.size)
 
 
 def _best_gap(rivals: list[tuple[int, int, int]], size: int) -> int:

@@ -33,10 +33,14 @@ class Natives:
     """Units of one graph and what was generated for them."""
 
     def __init__(
-        self, graph: Graph, target: Target, frozen: Mapping[Value, torch.Tensor] | None = None
+        self,
+        graph: Graph,
+        target: Target,
+        frozen: Mapping[Value, torch.Tensor] | None = None,
+        lane: Callable[[Node], str] = lambda node: "",
     ) -> None:
         self.frozen = dict(frozen or {})
-        self.fusion: Fusion = fuse(graph, heads(self.is_constant), self.is_constant)
+        self.fusion: Fusion = fuse(graph, heads(self.is_constant), self.is_constant, lane)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self._target = target
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from torchair.configs.settings import parse_switches
+from torchair.engine.switches import read_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.log import native_logger
@@ -23,8 +24,14 @@ class EngineOptions:
     dead_code: bool = True
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
+    patterns: bool = True
     native: bool = True
     frozen: bool = False
+    single_stream: bool = False
+    overlap: bool = False  # of communication and computing
+    timeline: str | None = None  # folder
+    check_streams: bool = False
+    cores: str = ""  # "<cube>|<vector>"
 
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
@@ -34,9 +41,18 @@ class EngineOptions:
             fold=process.get("ge.oo.constantFolding", "true") == "true",
             dead_code=process.get("ge.oo.deadCodeElimination", "true") == "true",
             topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
-            switches=dict(parse_switches(process.get("ge.optimizationSwitch") or "")),
+            switches={
+                **read_switches(process.get("ge.fusionSwitchFile")),
+                **parse_switches(process.get("ge.optimizationSwitch") or ""),
+            },
+            patterns=local.get("pattern_fusion_pass", "1") == "1",
             native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",
             frozen=local.get("frozen_parameter", "0") == "1",
+            single_stream=process.get("ge.enableSingleStream", "false") == "true",
+            overlap=process.get("ge.exec.enableEngineParallel", "0") == "1",
+            timeline=local.get("torchair.timeline") or Flags.read().timeline,
+            check_streams=local.get("deadlock_check", "0") == "1",
+            cores=process.get("ge.aicoreNum") or "",
         )
 
 

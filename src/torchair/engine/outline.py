@@ -87,7 +87,7 @@ class Outline:
 
     def barriers(self, steps: Sequence[Step], plan: Plan) -> list[int]:
         """Flags of the steps: those wait for all threads that touch what was just written."""
-        ranges = {s: _range(plan.places[s][0]) for s in self._owners}
+        ranges = {s: range_of(plan.places[s][0]) for s in self._owners}
         flags: list[int] = []
         reads: list[Range] = []
         writes: list[Range] = []
@@ -115,9 +115,10 @@ def _space(root: Root) -> int:
     return -1 if root.kind == "arena" else _owner(root)
 
 
-def _range(root: Root) -> Range:
-    if root.kind == "arena":
-        return -1, root.offset, root.offset + max(root.bytes, 1)
+def range_of(root: Root) -> Range:
+    """Where a root is; an empty one in the arena meets no other."""
+    if root.kind == "arena" and root.bytes:
+        return -1, root.offset, root.offset + root.bytes
     return _owner(root), 0, 1
 
 

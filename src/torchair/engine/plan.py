@@ -108,6 +108,24 @@ class WriteBack:
 
 
 @dataclass
+class Schedule:
+    """Steps of a plan, by number, on lanes that run beside each other. Steps in the order of the
+    plan are right as well, one after the other."""
+
+    lanes: list[str]  # labels; the default lane is the empty one, and first if it is there
+    steps: list[list[int]]  # of each lane, in order
+    waits: dict[int, list[int]]  # step: steps of other lanes that must have ended
+    first: list[int]  # views that are made before anything runs
+    views: dict[int, list[int]]  # step: views of its results, made right after it
+    borrowed: dict[int, list[int]]  # step: slots it reads that torch allocated in another lane
+
+    @property
+    def events(self) -> list[tuple[int, int]]:
+        """Pairs (step, step of another lane that waits for it)."""
+        return [(before, k) for k, befores in self.waits.items() for before in befores]
+
+
+@dataclass
 class Plan:
     """Everything needed to run a graph for one set of sizes."""
 
@@ -125,6 +143,7 @@ class Plan:
     read: set[int] = field(default_factory=set)  # slots that must exist as tensors
     places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
     outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
+    schedule: Schedule | None = None  # if there is more than one lane
 
     def place(self, slot: int) -> tuple[Root, int]:
         """The root a slot is in, and how many bytes after its begin."""

@@ -21,6 +21,7 @@ from torchair.engine.kinds import Course, Given, Like, Unfit
 from torchair.engine.natives import Natives
 from torchair.engine.plan import Plan, Root, Step
 from torchair.engine.replan import Template, learned
+from torchair.engine.streams import Lanes
 from torchair.engine.strides import (
     as_list,
     content_of,
@@ -52,8 +53,10 @@ class Planner:
         assigned: dict[int, int] | None = None,
         layouts: Sequence[Layout | None] | None = None,
         natives: Natives | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self.graph = graph
+        self.lanes = lanes or None
         self.device = device
         self.natives = natives
         constants = [n for n in graph.nodes if n.type == "Const"]
@@ -152,6 +155,7 @@ class _Build:
         natives, promises = self.p.natives, self.p.promises
         native = natives is not None
         draft = Draft(self.plan, self.slot, self.root, self.metas, self.env, native)
+        draft.lanes = self.p.lanes
         template = None
         if natives is not None and varying is not None:
             course = Course(
@@ -204,7 +208,10 @@ class _Build:
     def _node(self, node: Node) -> None:
         row = row_of(node.type)
         if row is None:
-            raise GraphError(f"the catalogue has no operator {node.type!r}", node=node.name)
+            raise GraphError(
+                f"the catalogue has no operator {node.type!r}", node=node.name,
+                hint=f"give it a kernel with torchair.ge.register_kernel({node.type!r}, ...)",
+            )  # fmt: skip
         self._choose_device(node, row)
         if row.has(Trait.CONSTANT):
             return self._constant(node.outputs[0], node.attr("value"))

@@ -55,6 +55,7 @@ class Template:
         """`varying` are the inputs that may differ from call to call; the rest never change."""
         self._natives, self._promises = course.natives, course.promises
         self._plan, self._slot = course.draft.plan, course.draft.slot
+        self._lanes = course.draft.lanes
         if any(s.kind not in _KINDS for s in self._plan.steps):
             raise Unfit("some dims only the data tell")
         self._inputs = {i: course.promises.data[i] for i in varying}
@@ -189,7 +190,7 @@ class Template:
         slots = range(old.slots)
         root = dict(zip(slots, [roots[k] for k in self._root_of], strict=True))
         of: dict[int, torch.Tensor | None] = dict(zip(slots, metas, strict=True))
-        return Draft(plan, self._slot, root, of, run.sizes, True, self._packings)
+        return Draft(plan, self._slot, root, of, run.sizes, True, self._packings, self._lanes)
 
     def _make_steps(self, run: Run) -> list[Step]:
         calls = [self._call(unit, run) for unit in self._units.first]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchair.catalog import steering_values
+from torchair.engine.check import report
 from torchair.engine.executor import ProgramPool, picker
 from torchair.engine.fixed import FixedProgram, late_step, memory_of
 from torchair.engine.guards import same_as
@@ -129,6 +130,10 @@ class TorchNpuGraph:
             self._state.topology = self._options.topology
             self._state.switches = self._options.switches
             self._state.native = self._options.native and self._device.name == "cpu"
+            self._state.overlap = self._options.overlap and not self._options.single_stream
+            if self._options.check_streams:
+                lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
+                report(graph, self._state.assigned, lanes, self._options.cores)
             start = time.perf_counter()
             runner = PassRunner(ge_kind(lambda g: "", "txt"), self._options, self.trace)
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]

@@ -10,8 +10,20 @@ from torchair.ge.build import Cast, Clone, Const, builder
 from torchair.ge.custom import custom_op
 from torchair.ge.dtypes import DataType, Format
 from torchair.ge.graph import Tensor, TensorSpec
+from torchair.ge.operators import register_kernel, register_operator
 
-__all__ = ["Cast", "Clone", "Const", "DataType", "Format", "Tensor", "TensorSpec", "custom_op"]
+__all__ = [
+    "Cast",
+    "Clone",
+    "Const",
+    "DataType",
+    "Format",
+    "Tensor",
+    "TensorSpec",
+    "custom_op",
+    "register_kernel",
+    "register_operator",
+]
 
 
 def __getattr__(name: str) -> Any:

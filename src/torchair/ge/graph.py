@@ -231,8 +231,23 @@ class Origin:
 
     @property
     def line(self) -> str:
-        """Source position for messages."""
-        return self.file.removeprefix("# File ").strip() or "unknown source line"
+        """Source position for messages, without the marks under the expression."""
+        return self.file.removeprefix("# File ").rstrip(" ^~") or "unknown source line"
+
+
+@dataclass
+class Mark:
+    """A `record` or a `wait` as the model has it; control edges are what it comes to.
+
+    Of a record `node` is the last one before it on its stream, of a wait the next one after it.
+    `awaited` are names of nodes, or the records, that a wait is for.
+    """
+
+    kind: str
+    stream: str
+    origin: Origin | None = None
+    node: str | None = None
+    awaited: list[str | Mark] = field(default_factory=list)
 
 
 @dataclass
@@ -262,6 +277,7 @@ class Graph:
         self.origin: Origin | None = None  # stamped on nodes while an FX node is converted
         self.keep_alive: list[Node] = []  # side effects that become NetOutput dependencies
         self.objects: dict[str, Any] = {}  # live Python targets of generic nodes, by key
+        self.marks: list[Mark] = []  # for checks; files do not have them
 
     @property
     def nodes(self) -> list[Node]:

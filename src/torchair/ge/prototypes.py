@@ -100,9 +100,30 @@ def _attr(text: str) -> AttrSpec:
     return AttrSpec(name, kind, json.loads(default) if eq else None, required=not eq)
 
 
-@cache
+_declared: dict[str, Prototype] = {}
+
+
+def declare(proto: Prototype) -> None:
+    """Add an operator type of a user; ValueError if the type is known and looks different."""
+    known = prototype(proto.type)
+    if known is not None and known != proto:
+        raise ValueError(f"operator type {proto.type!r} is known already, with other ports")
+    if known is None:
+        _declared[proto.type] = proto
+
+
+def is_declared(op_type: str) -> bool:
+    """Whether a user has declared an operator type."""
+    return op_type in _declared
+
+
 def prototype(op_type: str) -> Prototype | None:
     """The prototype of an operator type, or None when it is not an operator we know."""
+    return _declared.get(op_type) or _shipped(op_type)
+
+
+@cache
+def _shipped(op_type: str) -> Prototype | None:
     line = _table().lines.get(op_type)
     if line is None:
         return None
@@ -116,4 +137,4 @@ def prototype(op_type: str) -> Prototype | None:
 
 def known_types() -> list[str]:
     """Names of all operator types."""
-    return list(_table().lines)
+    return [*_table().lines, *_declared]

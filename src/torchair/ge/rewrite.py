@@ -21,6 +21,7 @@ from torchair.ge.build import add_output
 from torchair.ge.graph import Graph, Node, Value, topological
 
 _WILDCARD = "?"
+_STREAM = "_user_stream_label"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _try(
 ) -> bool:
     for rule in rules:
         found = rule.match(node)
-        if found is None:
+        if found is None or not _free_to_change(found):
             continue
         before = len(graph)
         with graph:
@@ -159,6 +160,8 @@ def _try(
                 graph.depth -= 1
                 graph.origin = None
         made = graph.newest(len(graph) - before)
+        if node.control and not made and not isinstance(result, No):
+            result = no("it waits for other nodes")
         if isinstance(result, No):
             for n in reversed(made):
                 graph.remove(n)
@@ -170,6 +173,13 @@ def _try(
             explain(f"{rule.name} replaced {node.name}")
         return True
     return False
+
+
+def _free_to_change(found: Match) -> bool:
+    """Whether all nodes of a match are on one stream, and only the last one keeps an order."""
+    streams = {n.attrs.get(_STREAM) for n in found.nodes}
+    inner = [n for n in found.nodes if n is not found.root]
+    return len(streams) == 1 and not any(n.control or n.control_users for n in inner)
 
 
 def _substitute(graph: Graph, node: Node, result: Any, made: list[Node]) -> None:

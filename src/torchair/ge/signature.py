@@ -25,6 +25,7 @@ class Computed:
     alias_group: int  # results of one group share memory in the traced program
     same: bool = True  # else another tensor object over the same memory
     offset: Any = None  # where it must begin in its memory, if that matters
+    device: str = "cpu"  # where tracing saw it
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,27 @@
-"""Operators of the `air` library: scopes, ordering marks. In eager execution they do nothing."""
+"""Operators of the `air` library: ordering marks, events, print, attention. Marks and events order
+what runs on streams; eager code runs in order anyway."""
 
+from torchair.ops.events import (
+    npu_create_tagged_event,
+    npu_record_tagged_stream,
+    npu_tagged_event_record,
+    npu_tagged_event_wait,
+)
 from torchair.ops.library import record, wait
+from torchair.ops.npu.tensor_lengths import (
+    npu_fused_infer_attention_score,
+    npu_fused_infer_attention_score_v2,
+)
+from torchair.ops.print import npu_print
 
-__all__ = ["record", "wait"]
+__all__ = [
+    "npu_create_tagged_event",
+    "npu_fused_infer_attention_score",
+    "npu_fused_infer_attention_score_v2",
+    "npu_print",
+    "npu_record_tagged_stream",
+    "npu_tagged_event_record",
+    "npu_tagged_event_wait",
+    "record",
+    "wait",
+]

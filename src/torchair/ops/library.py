@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.fx.node import has_side_effect
+
+from torchair.ops import streams
 
 _lib = torch.library.Library("air", "FRAGMENT")
-_SIDE_EFFECTS = ("scope_enter", "scope_exit", "wait")
-
-for _schema in (
-    "scope_enter(str[] keys, str[] values, bool need_execute=False) -> ()",
-    "scope_exit(bool need_execute=False) -> ()",
-    "record(*, Device? device=None) -> Tensor",
-    "wait(Tensor[] x) -> ()",
-):
-    _lib.define(_schema)
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    """Scopes and waits order graph nodes; eager execution is in order already."""
+def _while_tracing(*args: object, **kwargs: object) -> None:
+    """A graph that is traced has no streams to order yet."""
 
 
-def _token(*, device: torch.device | None = None) -> torch.Tensor:
-    return torch.empty(0, device=device)
+def define_effect(schema: str, kernel: Callable[..., Any]) -> None:
+    """Define an operator of the `air` library that is called for its effect alone. Tracing does
+    not run it, and dead code elimination keeps it."""
+    _lib.define(schema)
+    name = schema.partition("(")[0]
+    _lib.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"air::{name}", _while_tracing, lib=_lib)
+    has_side_effect(getattr(torch.ops.air, name).default)
 
 
-for _name in _SIDE_EFFECTS:
-    _lib.impl(_name, _nothing, "CompositeExplicitAutograd")
-_lib.impl("record", _token, "CompositeExplicitAutograd")
+define_effect(
+    "scope_enter(str[] keys, str[] values, bool need_execute=False) -> ()", streams.enter_scope
+)
+define_effect("scope_exit(bool need_execute=False) -> ()", streams.exit_scope)
+define_effect("wait(Tensor[] x) -> ()", streams.wait_for_marks)
+
+_lib.define("record(*, Device? device=None) -> Tensor")
+_lib.impl("record", streams.record_mark, "CompositeExplicitAutograd")
+
+
+# ---- order by data: `wait_tensor` gives its first argument back, after the second is there
+
+
+def _graphs_only(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError(
+        "npu_wait_tensor orders operators of a graph in the mode max-autotune; it has no meaning "
+        "in eager code or in a captured graph"
+    )
+
+
+def _same(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
+    """The very object, so that tracing sees later uses of `self` as uses of the result."""
+    return self
+
+
+_lib.define("wait_tensor(Tensor self, Tensor dependency) -> Tensor")
+_lib.impl("wait_tensor", _graphs_only, "CompositeExplicitAutograd")
+_lib.impl("wait_tensor", _same, "Meta")
 
 
 def mark_side_effects() -> None:
-    """Tell torch.fx that scopes and waits must survive dead-code elimination."""
-    from torch.fx.node import has_side_effect
-
-    for name in _SIDE_EFFECTS:
-        has_side_effect(getattr(torch.ops.air, name).default)
+    """Tell torch.fx that a mark must survive dead-code elimination, read or not."""
     has_side_effect(torch.ops.air.record.default)
 
 

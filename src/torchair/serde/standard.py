@@ -7,7 +7,7 @@ from typing import Any
 
 from torchair.ge.attrs import Attr
 from torchair.ge.graph import Node, Value
-from torchair.ge.prototypes import Prototype
+from torchair.ge.prototypes import Prototype, is_declared
 from torchair.ge.shapes import on_wire
 
 _RESERVED = ("self", "node")  # words that Graph.set_attr takes itself
@@ -28,12 +28,13 @@ class Form:
 
 
 def form_of(node: Node) -> Form:
-    """The call that makes this node; by its builder if that gives the very same ports."""
+    """The call that makes this node; by its builder if that gives the very same ports and is there
+    wherever the text is read, which that of a user's operator is not."""
     if node.type == "Data" and _is_plain_data(node):
         return _data(node)
     if node.type == "NetOutput" and _is_plain_output(node):
         return _net_output(node)
-    proto = node.prototype
+    proto = None if is_declared(node.type) else node.prototype
     if proto is not None and node.type not in ("Data", "NetOutput", "Const") and _fits(node, proto):
         return _builder(node, proto)
     return _custom(node)

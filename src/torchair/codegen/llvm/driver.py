@@ -185,6 +185,33 @@ def bind_threads() -> bool:
     return False
 
 
+class limit_threads:
+    """While this is open, parallel regions of the calling thread have at most so many threads,
+    torch's own as well."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._before = 0
+
+    def __enter__(self) -> None:
+        pool = _pool()
+        if pool is not None:
+            self._before = pool.omp_get_max_threads()
+            pool.omp_set_num_threads(min(self._count, self._before))
+
+    def __exit__(self, *error: object) -> None:
+        pool = _pool()
+        if pool is not None:
+            pool.omp_set_num_threads(self._before)
+
+
+@cache
+def _pool() -> ctypes.CDLL | None:
+    """The OpenMP library that torch computes with."""
+    pools = [ctypes.CDLL(path) for path in _loaded_pools()]
+    return next((p for p in pools if hasattr(p, "omp_set_num_threads")), None)
+
+
 def _loaded_pools() -> list[str]:
     """Paths of OpenMP libraries in this process, torch's own first."""
     maps = Path("/proc/self/maps")

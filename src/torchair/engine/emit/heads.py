@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchair.catalog import Op
+from torchair.catalog.attention import is_plain
 from torchair.engine.fuse import Check
 from torchair.engine.lower.core import TYPES
 from torchair.ge.graph import Node, Value
@@ -77,11 +78,10 @@ def _conv_declines(node: Node) -> str | None:
 
 
 def _attention_declines(node: Node) -> str | None:
-    fed = {p for p, _, v in node.slots() if v is not None}
-    if not fed <= {"query", "key", "value", "pse_shift"} or len(values_on(node, "key")) != 1:
-        return "it has operands that the generated kernel does not know"
-    if Op(node).attr("input_layout") not in ("BNSD", "BNSD_BSND"):
-        return "its layout is not known"
+    if not is_plain(Op(node)):
+        return "it has operands, a layout or a mask that the generated kernel does not know"
+    if node.outputs[1].uses and not Op(node).attr("softmax_lse_flag"):
+        return "sums that were not asked for are read"
     widths = [value_on(node, "query").shape, values_on(node, "value")[0].shape]
     if any(not isinstance(s[-1], int) or s[-1] > _WIDEST_HEAD for s in widths if s):
         return "its heads are too wide"

@@ -4,6 +4,7 @@ from torchair.engine.lower import (  # noqa: F401
     activation,
     create,
     elementwise,
+    fused,
     index,
     loss,
     norm,

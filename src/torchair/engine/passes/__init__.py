@@ -16,6 +16,7 @@ from torchair.engine.passes.ordering import (
     explicit_order_for_cmo,
     explicit_order_for_side_effect_nodes,
 )
+from torchair.engine.passes.patterns import fuse_patterns
 from torchair.engine.passes.quant import (
     move_mm_weight_transpose_after_bitcast,
     move_transpose_into_mm,
@@ -52,6 +53,7 @@ ENGINE_PASSES = (
     Pass("fold_constants", fold_constants, lambda o: o.fold),
     Pass("split_norm_gradients", split_norm_gradients, lambda o: o.native),
     Pass("merge_common", merge_common, lambda o: o.level != "O1"),
+    Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and o.level != "O1"),
     Pass("apply_rules_again", apply_rules, lambda o: o.level != "O1"),
     Pass("remove_what_is_left", remove_dead_code, lambda o: o.dead_code),
     Pass("choose_order", choose_order),

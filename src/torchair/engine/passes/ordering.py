@@ -17,10 +17,11 @@ def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState) -> Non
     """Chain prints and the like in program order and tie the last to NetOutput; so collectives,
     which all processes must meet in one order."""
     _chain(graph, [n for n in graph.nodes if n.type in _SIDE_EFFECTS])
-    _chain(graph, [n for n in graph.nodes if _communicates(n)])
+    _chain(graph, [n for n in graph.nodes if communicates(n)])
 
 
-def _communicates(node: Node) -> bool:
+def communicates(node: Node) -> bool:
+    """Whether a node talks to other processes."""
     row = row_of(node.type)
     if node.type == "TorchCall":
         return is_collective(node.attr("target"))
@@ -44,7 +45,24 @@ def choose_order(graph: Graph, state: GraphState) -> None:
     makers = {"BFS": _breadth_first, "DFS": _depth_first, "RDFS": _from_the_end}
     maker = makers.get(state.topology, lambda g: topological(g.nodes, g.name))
     order = maker(graph)
+    if state.overlap:
+        order = _communication_first(order)
     graph.set_order([*graph.data, *(n for n in order if n.type not in ("Data", "RefData"))])
+
+
+def _communication_first(order: list[Node]) -> list[Node]:
+    """Begin communication as soon as it can be, and do all that needs no result of it before what
+    does: that is time to overlap with."""
+    stage: dict[Node, int] = {}  # how many times data went to other processes on the way here
+    for node in order:
+        before = [*(v.node for v in node.values()), *node.control]
+        stage[node] = max((stage[b] + communicates(b) for b in before), default=0)
+    leads: dict[Node, bool] = {}  # whether communication of the same stage waits for a node
+    for node in reversed(order):
+        after = [*(u for v in node.outputs for u in v.users()), *node.control_users]
+        near = [u for u in after if stage[u] == stage[node]]
+        leads[node] = communicates(node) or any(leads[u] for u in near)
+    return sorted(order, key=lambda n: (stage[n], not leads[n]))
 
 
 def _ready(graph: Graph) -> tuple[dict[Node, int], dict[Node, list[Node]]]:

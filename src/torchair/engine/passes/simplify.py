@@ -25,7 +25,7 @@ _MERGE_LIMIT = 1 << 12  # bytes of constants that are compared
 def apply_rules(graph: Graph, state: GraphState) -> None:
     """Remove identity work and fold transposes and biases into matrix products."""
     loud = Flags.read().debug >= 3
-    rules = [r for r in RULES if state.switches.get(r.name, True)]
+    rules = [r for r in RULES if state.is_on(r.name)]
     rewrite(graph, rules, _explain if loud or logger.isEnabledFor(logging.DEBUG) else None)
 
 
@@ -124,6 +124,14 @@ def _constant_key(node: Node) -> Hashable | None:
 
 def remove_dead_code(graph: Graph, state: GraphState) -> None:
     """Drop what no output and no side effect needs; inputs stay."""
+    live = live_nodes(graph)
+    for node in reversed(topological(graph.nodes)):
+        if node not in live:
+            graph.remove(node)
+
+
+def live_nodes(graph: Graph) -> set[Node]:
+    """What an output or a side effect needs, and inputs."""
     live = {n for n in graph.nodes if _is_anchor(n)}
     stack = list(live)
     while stack:
@@ -132,9 +140,7 @@ def remove_dead_code(graph: Graph, state: GraphState) -> None:
             if before not in live:
                 live.add(before)
                 stack.append(before)
-    for node in reversed(topological(graph.nodes)):
-        if node not in live:
-            graph.remove(node)
+    return live
 
 
 def _is_anchor(node: Node) -> bool:

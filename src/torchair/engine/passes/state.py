@@ -16,3 +16,8 @@ class GraphState:
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
     native: bool = False  # whether generated code will run the graph
+    overlap: bool = False  # whether communication and computing shall overlap
+
+    def is_on(self, name: str) -> bool:
+        """Whether a rule or pattern is switched on; without a word about it, ALL decides."""
+        return self.switches.get(name, self.switches.get("ALL", True))

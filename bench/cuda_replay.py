@@ -1,0 +1,232 @@
+"""Replays on a GPU against eager, a CUDA graph made by hand and inductor's reduce-overhead.
+
+All contestants live in one process and take turns. Host time is how long a call takes to return;
+calls come in bursts that do not fill the queue of launches. Device time is how long the device
+takes for a burst that waits for it in the queue. Compile time is all of the first calls, beyond
+that of aot_eager, after each compiler has compiled something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.progress import track
+
+import torchair
+from common import console, duration, synchronize, table, timed
+from contestants import EAGER, FLOOR, Contestant, Inputs, inductor, through_compile
+from models import LLAMA, Llama, build, llama_inputs
+from workloads import WORKLOADS, Workload
+
+HOST_GOAL, DEVICE_GOAL, COMPILE_GOAL = 1 / 4, 1.02, 1 / 5  # 2 % is what clocks do meanwhile
+CYCLES = 2e9  # of the device in a second, rather too many
+
+
+def _decode(config: Any) -> Inputs:
+    return llama_inputs(config, 1, start=128)
+
+
+MODELS = {
+    "tiny MLP b1": WORKLOADS["tiny MLP b1"],
+    "encoder b1 t128 bf16": WORKLOADS["encoder b1 t128 bf16"],
+    "Llama 1B decode bf16": Workload(Llama, LLAMA["1B"], _decode, torch.bfloat16),
+}
+
+
+def captured_config(frozen: bool = False) -> torchair.CompilerConfig:
+    """The mode reduce-overhead, with or without the promise that parameters never change."""
+    config = torchair.CompilerConfig()
+    with warnings.catch_warnings(action="ignore"):  # the mode has a newer name
+        config.mode = "reduce-overhead"
+    config.experimental_config.frozen_parameter = frozen
+    return config
+
+
+def captured_backend(frozen: bool = False) -> Any:
+    """Our backend in that mode."""
+    with warnings.catch_warnings(action="ignore"):  # it reminds of the promise
+        return torchair.get_npu_backend(compiler_config=captured_config(frozen))
+
+
+CAPTURED = (
+    Contestant("torchair replay", through_compile(captured_backend), ours=True, compiler=True),
+    Contestant(
+        "torchair replay frozen", through_compile(lambda: captured_backend(True)),
+        ours=True, compiler=True,
+    ),
+)  # fmt: skip
+
+
+def graph_by_hand(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
+    """What one writes without a compiler: warm up, capture, copy inputs and replay."""
+    static = [x.clone() for x in inputs]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            model(*static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = model(*static)
+
+    def call() -> Any:
+        torch._foreach_copy_(static, list(inputs))
+        graph.replay()
+        return result
+
+    return call
+
+
+BY_HAND = Contestant("CUDA graph by hand", graph_by_hand)
+INDUCTOR = Contestant(
+    "inductor reduce-overhead", inductor(**{"triton.cudagraphs": True}), compiler=True
+)
+OURS = CAPTURED[0]
+
+
+@dataclass
+class Figures:
+    """Of one contestant on one model, in seconds."""
+
+    call: Callable[[], Any]
+    compile: float
+    burst: int
+    wall: float = float("inf")
+    host: float = float("inf")
+    device: float = float("inf")
+
+    def measure(self, times: int) -> None:
+        """One turn."""
+        self.wall = min(self.wall, statistics.median(timed(self.call) for _ in range(times)))
+        self.host = min(self.host, statistics.median(self._host() for _ in range(times)))
+        self.device = min(self.device, statistics.median(self._device() for _ in range(3)))
+
+    def _host(self) -> float:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(self.burst):
+            self.call()
+        return (time.perf_counter() - start) / self.burst
+
+    def _device(self) -> float:
+        """The burst is queued while the device sleeps, so nothing waits for the host."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        synchronize()
+        torch.cuda._sleep(int(CYCLES * (1.5 * self.host * self.burst + 1e-3)))
+        start.record()
+        for _ in range(self.burst):
+            self.call()
+        end.record()
+        synchronize()
+        return start.elapsed_time(end) * 1e-3 / self.burst
+
+
+def prepared(one: Contestant, model: torch.nn.Module, inputs: Inputs) -> Figures:
+    """A contestant with its first calls behind it: inductor captures at the second."""
+    synchronize()
+    start = time.perf_counter()
+    call = one.prepare(model, inputs)
+    for _ in range(3):
+        call()
+    synchronize()
+    first = time.perf_counter() - start
+    call()
+    return Figures(call, first - 4 * timed(call), burst=1 if one is EAGER else 8)
+
+
+def check(name: str, figures: Figures, expected: torch.Tensor) -> None:
+    """What is fast and wrong does not count."""
+    got = figures.call().float()
+    error = ((got - expected).norm() / expected.norm()).item()
+    assert error < 0.03, f"{name}: relative error {error:.3f}"
+
+
+def contest(name: str, workload: Workload, contestants: list[Contestant], quick: bool) -> None:
+    """Measure all contestants on one model and print."""
+    torch._dynamo.reset()
+    with torch.device("cuda"):  # initialised there: a billion numbers take long on the host
+        model = build(workload.kind, workload.config).to(workload.dtype)
+    inputs = tuple(
+        x.to("cuda", workload.dtype if x.is_floating_point() else None)
+        for x in workload.inputs(workload.config)
+    )
+    figures = {}
+    for one in [FLOOR, *contestants]:
+        with console.status(f"{name}: preparing {one.name}"):
+            figures[one.name] = prepared(one, model, inputs)
+    expected = model(*inputs).float()
+    for key, one_of_them in figures.items():
+        check(key, one_of_them, expected)
+    floor = figures.pop(FLOOR.name).compile
+    for _ in track(range(3 if quick else 10), name, console=console, transient=True):
+        for one_of_them in figures.values():
+            one_of_them.measure(5 if quick else 15)
+    compilers = {c.name for c in contestants if c.compiler}
+    show(name, figures, floor, compilers)
+    judge(figures, floor)
+
+
+def show(name: str, figures: dict[str, Figures], floor: float, compilers: set[str]) -> None:
+    """One row for each contestant."""
+    columns = ["", "a call, waited for", "host", "device", "compile beyond aot_eager"]
+    shown = table(name, columns)
+    for key, f in figures.items():
+        compiling = duration(max(0.0, f.compile - floor)) if key in compilers else ""
+        shown.add_row(key, duration(f.wall), duration(f.host), duration(f.device), compiling)
+    console.print(shown)
+
+
+def judge(figures: dict[str, Figures], floor: float) -> None:
+    """Ratios to the goals."""
+    ours, rival = figures[OURS.name], figures.get(INDUCTOR.name)
+    by_hand = figures[BY_HAND.name]
+    verdict("device time against the graph by hand", ours.device / by_hand.device, DEVICE_GOAL)
+    if rival is not None:
+        verdict("host time against inductor", ours.host / rival.host, HOST_GOAL)
+        compiling = (ours.compile - floor) / (rival.compile - floor)
+        verdict("compile time against inductor", compiling, COMPILE_GOAL)
+        console.print(f"  device time against inductor: {ours.device / rival.device:.2f}")
+
+
+def verdict(what: str, got: float, goal: float) -> None:
+    """Whether a goal is met."""
+    word, style = ("met", "green") if got <= goal else ("missed", "red")
+    console.print(f"  {what}: {got:.2f}, at most {goal:.2f}: {word}", style=style)
+
+
+def arguments() -> argparse.Namespace:
+    """What the user asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", metavar="NAME", default="", help="models whose name has this")
+    parser.add_argument("--no-inductor", action="store_true", help="it takes longest to compile")
+    parser.add_argument("--quick", action="store_true", help="few turns: figures are rough")
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> None:
+    """Measure and print."""
+    options = arguments()
+    if not torch.cuda.is_available():
+        raise SystemExit("cuda_replay.py needs a CUDA device")
+    contestants = [EAGER, BY_HAND, *([] if options.no_inductor else [INDUCTOR]), *CAPTURED]
+    first = torch.nn.Linear(8, 8).cuda()
+    for one in [FLOOR, *contestants]:  # imports, pools of processes, libraries
+        with console.status(f"warming {one.name} up"):
+            one.prepare(first, (torch.ones(2, 8, device="cuda"),))()
+    for name, workload in MODELS.items():
+        if options.only.lower() in name.lower():
+            contest(name, replace(workload), contestants, options.quick)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,528 @@
+"""Capture on CUDA and, with the same code, on an NPU: kernels are recorded into a device graph, and
+a replay is one launch. Nothing here waits for the device once a graph is captured.
+
+Memory. A recording takes all its memory from a pool, which an empty device graph keeps alive. When
+keys share memory nothing of a finished recording stays allocated there, so the next one starts from
+the same empty pool and takes the same blocks. Its results are storage objects over raw addresses.
+Each holds on to the pool: a result that somebody keeps is overwritten by the next replay of another
+key, but its memory never goes to anybody else. When keys do not share, results stay allocated.
+
+Private copies of inputs are in the same pool, stay allocated and are shared by all its keys. So a
+result of one call can be an input of the next, whatever the key: copying one input never overwrites
+another.
+
+On an NPU this has not been run yet.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from torchair.capture.base import (
+    CaptureOptions,
+    Kept,
+    OfArgument,
+    Pooled,
+    Recording,
+    Request,
+    ResultSource,
+    Substrate,
+)
+from torchair.capture.rehearsal import Rehearsal, Walk
+from torchair.capture.updates import DeviceLists, Updates
+from torchair.engine.executor import picker
+from torchair.engine.guards import same_as
+from torchair.errors import CaptureError, InputError
+
+Handle = tuple[int, int]
+Feed = Callable[[Sequence[Any]], None]
+
+_captures = threading.RLock()
+"""One capture at a time in a process: device runtimes allow no more."""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """Where a kind of device keeps graphs, pools and streams in torch."""
+
+    kind: str
+    module: Any  # torch.cuda or torch.npu
+    new_graph: Callable[[], Any]
+    bindings: Any  # the module of C functions
+
+    @classmethod
+    def of(cls, kind: str) -> Accelerator:
+        """The accelerator of devices of a kind."""
+        if kind == "cuda":
+            return cls(kind, torch.cuda, torch.cuda.CUDAGraph, torch._C)
+        if kind == "npu":
+            module = torch.get_device_module(kind)
+            return cls(kind, module, module.NPUGraph, importlib.import_module("torch_npu")._C)
+        raise NotImplementedError(f"graphs cannot be captured on devices of kind {kind!r}")
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """A C function of this kind of device; one that does nothing where it has none."""
+        return getattr(self.bindings, f"_{self.kind}_{name}", lambda *args: None)
+
+    def storage_at(self, address: int, device: torch.device, size: int) -> torch.UntypedStorage:
+        """A storage object over memory that it does not own."""
+        owner = self.bindings if hasattr(self.bindings, _MAKE_STORAGE) else torch._C
+        return getattr(owner, _MAKE_STORAGE)(address, device, size)
+
+    @contextmanager
+    def unchanged_generators(self, device: torch.device) -> Iterator[None]:
+        """Random numbers drawn inside do not count."""
+        with torch.random.fork_rng([device.index], device_type=self.kind):
+            yield
+
+
+_MAKE_STORAGE = "_construct_storage_from_data_pointer"
+
+
+@cache
+def capture_stream(module: Any, device: torch.device) -> Any:
+    """The stream of all captures on a device: allocators give the memory of a stream to that stream
+    alone, so graphs captured on different ones could not share a pool."""
+    with module.device(device):
+        return module.Stream()
+
+
+class Memory:
+    """A pool, as long as somebody uses what is in it."""
+
+    def __init__(
+        self, accelerator: Accelerator, device: torch.device, stream: Any, handle: Handle | None
+    ) -> None:
+        self.handle: Handle = handle or accelerator.module.graph_pool_handle()
+        self.device = device
+        self._accelerator = accelerator
+        self._stream = stream
+        self.used = False
+        self._inputs: dict[int, torch.UntypedStorage] = {}
+        self._keeper = accelerator.new_graph()
+        self._broken: list[Any] = []
+        accelerator.module.synchronize()
+        accelerator.module.empty_cache()  # forgets what a pool of that handle was before
+        self._capture_nothing(self._keeper)
+
+    def _capture_nothing(self, graph: Any) -> None:
+        with warnings.catch_warnings(action="ignore"):  # that the graph is empty
+            self.record(graph, "thread_local", lambda: None)
+
+    def record(self, graph: Any, error_mode: str, body: Callable[[], Any]) -> Any:
+        """Capture what `body` does into a graph whose memory is here, and return its result. A
+        failure leaves stream, allocator and generators as they were."""
+        clear_workspaces = self._accelerator.function("clearCublasWorkspaces")
+        with self._accelerator.module.stream(self._stream), _no_garbage_collection():
+            clear_workspaces()  # so that recorded products have theirs in the pool
+            try:
+                graph.capture_begin(pool=self.handle, capture_error_mode=error_mode)
+                result = body()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
+            finally:
+                clear_workspaces()
+            return result
+
+    def _abandon(self, graph: Any) -> None:
+        """End a capture that failed.
+
+        The runtime may have ended it already, and then torch leaves its allocator and its
+        generators as if it went on: the first is told, the second learn it from an empty capture.
+        """
+        try:
+            with self._accelerator.module.stream(self._stream):  # it may have failed on another
+                graph.capture_end()
+            graph.reset()
+        except RuntimeError:
+            self._broken.append(graph)  # torch may still refer to it
+            with suppress(RuntimeError):
+                self._accelerator.function("endAllocateToPool")(self.device.index, self.handle)
+                self._accelerator.function("releasePool")(self.device.index, self.handle)
+            with suppress(RuntimeError):
+                self._capture_nothing(self._accelerator.new_graph())
+
+    def input_like(self, position: int, example: torch.Tensor) -> torch.Tensor:
+        """Memory for private copies of an argument, in the layout of the example."""
+        size = _extent(example) * example.element_size()
+        known = self._inputs.get(position)
+        if known is None or known.nbytes() < size:
+            grown = size if known is None else max(size, 2 * known.nbytes())
+            known = torch.UntypedStorage(grown, device=self.device)
+            self._inputs[position] = known
+        with torch.inference_mode(False):
+            empty = torch.empty(0, dtype=example.dtype, device=self.device)
+            return empty.set_(known, 0, example.shape, example.stride())
+
+    def result_at(self, address: int, size: int) -> torch.UntypedStorage:
+        """A storage object over some of the pool, which it keeps alive."""
+        made = self._accelerator.storage_at(address, self.device, size)
+        made._memory = self  # type: ignore[attr-defined]
+        return made
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection may destroy objects of the device, which is an error during a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last one of a tensor."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+class DeviceSubstrate(Substrate):
+    """Captures of one FX graph on one device.
+
+    Before the first capture the graph runs once on the side stream, see `rehearsal.py`: libraries
+    that it uses are then initialised, which they cannot do during a capture.
+    """
+
+    def __init__(
+        self, device: torch.device, pool: Handle | None = None,
+        updates: Updates | None = None, accelerator: Accelerator | None = None,
+    ) -> None:  # fmt: skip
+        self._accelerator = accelerator or Accelerator.of(device.type)
+        self._module = self._accelerator.module
+        index = self._module.current_device() if device.index is None else device.index
+        self._device = torch.device(device.type, index)
+        self._stream = capture_stream(self._module, self._device)
+        self._pool = pool
+        self._lists = DeviceLists(updates, self._device) if updates and updates.rules else None
+        self._memory: Memory | None = None
+        self._walk: Walk | None = None
+        self._rehearsed = False
+        self._order = StreamOrder(self._accelerator, self._device)
+
+    def capture(self, request: Request) -> Recording:
+        self._check(request)
+        walk = self._walk = self._walk or Walk(request.forward)
+        generators = self._accelerator.unchanged_generators(self._device)
+        with _captures, self._module.device(self._device), torch.no_grad(), generators:
+            try:
+                walk.settle(request.args)
+                if not self._rehearsed:
+                    self._rehearse(walk, request.args)
+                    self._rehearsed = True
+                self._module.synchronize()
+                self._module.empty_cache()  # during a capture it cannot make room
+                return self._record(walk, request)
+            except Exception as e:
+                raise walk.error(request.name, e) from e
+
+    def _check(self, request: Request) -> None:
+        """Errors that no node is to blame for."""
+        if self._module.is_current_stream_capturing():
+            raise CaptureError(
+                f"{request.name} cannot be captured: its caller is being captured",
+                hint="call the compiled function once before",
+            )
+        devices = {a.device for a in request.args if isinstance(a, torch.Tensor)}
+        others = {d for d in devices if d.type != "cpu"} - {self._device}
+        if others:
+            raise CaptureError(
+                f"{request.name} cannot be captured: it is on {self._device}, and some of its "
+                f"arguments are on {', '.join(sorted(map(str, others)))}"
+            )
+
+    def _rehearse(self, walk: Walk, args: Sequence[Any]) -> None:
+        stream, caller = self._stream, self._module.current_stream()
+        rehearsal = Rehearsal(args)
+        stream.wait_stream(caller)
+        try:
+            with self._module.stream(stream):
+                try:
+                    with rehearsal:
+                        walk(args)
+                finally:
+                    rehearsal.restore()
+        finally:
+            caller.wait_stream(stream)
+
+    def _record(self, walk: Walk, request: Request) -> Recording:
+        memory = self._memory_for(request.options)
+        graph = self._accelerator.new_graph()
+        given = list(request.args)
+        moving = [i for i in request.kinds.users if given[i].device == self._device]
+
+        def body() -> list[Any]:
+            if request.options.clone_input:
+                for i in moving:
+                    given[i] = memory.input_like(i, given[i])
+            with self._lists.forms() if self._lists is not None else nullcontext():
+                return [_plain(r) for r in walk(given)]
+
+        results = memory.record(graph, request.options.error_mode, body)
+        found = Results(given, walk.constants())
+        for result in results:
+            found.add(result)
+        inputs = Inputs(moving, [given[i] for i in moving], request)
+        feeds = [inputs.feed] if self._lists is None else [inputs.feed, self._lists.fill]
+        return DeviceRecording(graph, memory, self._order, feeds, found, request)
+
+    def _memory_for(self, options: CaptureOptions) -> Memory:
+        """The pool of the FX graph, or one for this capture alone where keys do not share."""
+        alone = not options.reuse and self._pool is None
+        if self._memory is None or (alone and self._memory.used):
+            self._memory = Memory(self._accelerator, self._device, self._stream, self._pool)
+        self._memory.used = True
+        return self._memory
+
+    def pool_handle(self) -> Handle:
+        if self._memory is None:
+            with _captures, self._module.device(self._device):
+                self._memory = Memory(self._accelerator, self._device, self._stream, self._pool)
+        return self._memory.handle
+
+    def limits(self) -> Any:
+        read = getattr(self._module, "get_stream_limit", None)
+        return None if read is None else read(self._module.current_stream(self._device))
+
+    def finish(self) -> None:
+        self._module.synchronize(self._device)
+
+    def trim(self) -> None:
+        self._memory = None  # results that somebody holds keep theirs
+        self._module.empty_cache()
+
+
+class StreamOrder:
+    """Lets replays follow each other when callers change the stream: they share memory."""
+
+    def __init__(self, accelerator: Accelerator, device: torch.device) -> None:
+        self._module = accelerator.module
+        self._current = accelerator.function("getCurrentRawStream")
+        self._device = device
+        self._index = device.index
+        self._last: int | None = None
+        self._stream: Any = None
+
+    def enter(self) -> None:
+        """Work of the current stream now comes after all replays before."""
+        current = self._current(self._index)
+        if current != self._last:
+            self._switch(current)
+
+    def _switch(self, current: int) -> None:
+        stream = self._module.current_stream(self._device)
+        if self._stream is not None and not self._module.is_current_stream_capturing():
+            stream.wait_stream(self._stream)
+        self._last, self._stream = current, stream
+
+
+@dataclass
+class Results:
+    """What is known of the results of a capture, once all of them are added."""
+
+    given: list[Any]  # what the graph ran on
+    constants: list[torch.Tensor]
+    sources: list[ResultSource] = field(default_factory=list)
+    storages: list[torch.UntypedStorage] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)  # address and size by group
+
+    def __post_init__(self) -> None:
+        self._positions: dict[int, int] = {}
+        for i, value in enumerate(self.given):
+            if isinstance(value, torch.Tensor):
+                self._positions.setdefault(value.untyped_storage().data_ptr(), i)
+        self._groups: dict[int, int] = {}
+        self._twins: dict[int, int] = {}
+        self._constants = {t.untyped_storage().data_ptr() for t in self.constants}
+
+    def add(self, result: Any) -> None:
+        """Find out where a result lives. It must stay alive until all are added."""
+        self.sources.append(self._source(result))
+
+    def _source(self, result: Any) -> ResultSource:
+        if not isinstance(result, torch.Tensor):
+            return Kept(result)
+        address = result.untyped_storage().data_ptr()
+        if address in self._positions and result.numel():
+            position = self._positions[address]
+            return OfArgument(view_of(position, self.given[position], result))
+        if result.device.type == "cpu":
+            return OfArgument(lambda args: result.clone())
+        if not result.numel():
+            return Kept(result.new_empty_strided(result.shape, result.stride()))
+        if address in self._constants:
+            return Kept(result)
+        return self._pooled(result, address)
+
+    def _pooled(self, result: torch.Tensor, address: int) -> Pooled:
+        group = self._groups.setdefault(address, len(self.places))
+        if group == len(self.places):
+            storage = result.untyped_storage()
+            self.storages.append(storage)
+            self.places.append((address, storage.nbytes()))
+        twin = self._twins.setdefault(id(result), len(self.sources))
+        return Pooled(
+            group, result.dtype, tuple(result.shape), result.stride(),
+            int(result.storage_offset()), twin,
+        )  # fmt: skip
+
+
+def _plain(result: Any) -> Any:
+    """A result whose data are what they look like."""
+    return result.resolve_conj().resolve_neg() if isinstance(result, torch.Tensor) else result
+
+
+def view_of(
+    position: int, base: torch.Tensor, result: torch.Tensor
+) -> Callable[[Sequence[Any]], torch.Tensor]:
+    """A function that makes a result from the arguments of a call, where the graph made it as a
+    view of `base` at that position."""
+    dtype, shape, strides = result.dtype, tuple(result.shape), result.stride()
+    start = result.storage_offset() * result.element_size()
+    shift = start - base.storage_offset() * base.element_size()
+    same_layout = (shape, strides) == (tuple(base.shape), base.stride())
+    if dtype is base.dtype and same_layout and not shift:
+        return itemgetter(position)
+    if dtype is base.dtype:
+        steps = shift // base.element_size()
+
+        def slide(args: Sequence[Any]) -> torch.Tensor:
+            argument = args[position]
+            return argument.as_strided(shape, strides, argument.storage_offset() + steps)
+
+        return slide
+
+    def reinterpret(args: Sequence[Any]) -> torch.Tensor:
+        argument = args[position]
+        begin = argument.storage_offset() * argument.element_size() + shift
+        empty = torch.empty(0, dtype=dtype, device=argument.device)
+        offset = begin // empty.element_size()
+        return empty.set_(argument.untyped_storage(), offset, shape, strides)
+
+    return reinterpret
+
+
+class Inputs:
+    """Brings arguments to where a graph reads them."""
+
+    def __init__(self, positions: list[int], targets: list[torch.Tensor], request: Request) -> None:
+        examples = [request.args[i] for i in positions]
+        self._positions, self._targets = positions, targets
+        self._pick = picker(positions)
+        self._check = same_as(examples).check if examples else None
+        self._whole = all(torch.ops.aten.is_non_overlapping_and_dense(t) for t in targets)
+        self._flat = [_flattened(t) for t in targets]
+        self._addresses = [] if request.options.clone_input else [t.data_ptr() for t in targets]
+        self.feed = self._chosen(request.options.clone_input)
+
+    def _chosen(self, private: bool) -> Callable[[Sequence[Any]], None]:
+        if not self._positions:
+            return lambda args: None
+        if not private:
+            return self._where_moved
+        if not self._whole:
+            return self._spans
+        return self._one if len(self._positions) == 1 else self._all
+
+    def _one(self, args: Sequence[Any]) -> None:
+        source = args[self._positions[0]]
+        if not self._check(source):  # type: ignore[misc]
+            self._checked(args)
+        self._targets[0].copy_(source, non_blocking=True)
+
+    def _all(self, args: Sequence[Any]) -> None:
+        sources = self._pick(args)
+        if not self._check(*sources):  # type: ignore[misc]
+            self._checked(args)
+        torch._foreach_copy_(self._targets, sources, True)  # type: ignore[arg-type]
+
+    def _spans(self, args: Sequence[Any]) -> None:
+        """Some arguments have gaps or repeat elements: all that they span is copied."""
+        sources = self._pick(args)
+        if self._check(*sources):  # type: ignore[misc]
+            flat = [_flattened(s) for s in sources]
+            torch._foreach_copy_(self._flat, flat, True)
+            return
+        self._checked(args)
+        for target, source in zip(self._targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
+
+    def _where_moved(self, args: Sequence[Any]) -> None:
+        """Without private copies the tensors of the first call are what the graph reads."""
+        for position, address, target in zip(
+            self._positions, self._addresses, self._targets, strict=True
+        ):
+            source = args[position]
+            if source.data_ptr() != address:
+                target.copy_(source, non_blocking=True)
+
+    def _checked(self, args: Sequence[Any]) -> None:
+        """Other strides or other bits of autograd do no harm, another type or size does."""
+        for position, target in zip(self._positions, self._targets, strict=True):
+            given = args[position]
+            if given.dtype is not target.dtype or given.shape != target.shape:
+                raise InputError(
+                    "an input does not fit the captured graph", index=position,
+                    expected=f"{target.dtype} {list(target.shape)}",
+                    got=f"{given.dtype} {list(given.shape)}",
+                )  # fmt: skip
+
+
+def _flattened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((_extent(tensor),), (1,))
+
+
+class DeviceRecording(Recording):
+    """A device graph, what it reads and where its results are."""
+
+    def __init__(
+        self, graph: Any, memory: Memory, order: StreamOrder, feeds: list[Feed],
+        results: Results, request: Request,
+    ) -> None:  # fmt: skip
+        self._graph = graph
+        self._memory = memory
+        self._held = None if request.options.reuse else results.storages
+        frozen = request.kinds.parameters if request.options.frozen_parameter else ()
+        self._read = [*results.constants, *(request.args[i] for i in frozen)]  # come what may
+        self._places = results.places
+        self._enter, self._feeds, self._launch = order.enter, feeds, graph.replay
+        self.sources = results.sources
+
+    def feed(self, args: Sequence[Any]) -> None:
+        self._enter()
+        if torch.is_grad_enabled():  # copies are not part of anybody's backward
+            with torch.no_grad():
+                return self._bring(args)
+        self._bring(args)
+
+    def _bring(self, args: Sequence[Any]) -> None:
+        for feed in self._feeds:
+            feed(args)
+
+    def replay(self) -> None:
+        self._launch()
+
+    def storage(self, group: int) -> torch.UntypedStorage:
+        if self._held is not None:
+            return self._held[group]
+        return self._memory.result_at(*self._places[group])
+
+    def reset(self) -> None:
+        self._graph.reset()
+        self.__dict__.clear()

@@ -1,0 +1,280 @@
+"""A graph is run once before a device records it: that loads libraries, and finds what no recording
+can hold while everything is still in order. Knows FX graphs and operators, no device."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchair.capture.base import Forward
+from torchair.convert.comments import fx_text, origin_of
+from torchair.errors import CaptureError
+from torchair.ops.streams import scopes_closed
+
+_ATEN = torch.ops.aten
+_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index",
+                       "_unsafe_index_put"})  # fmt: skip
+_COPIES = frozenset({"_to_copy", "copy", "copy_", "device_put"})
+_SIZES = (_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_numel.default)
+
+
+class Refusal(Exception):
+    """An operator that cannot be part of a recording: why, and what the user can do."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
+class Walk:
+    """A graph as a function that knows at which of its nodes it is.
+
+    What a graph computes on the host from constants and sizes alone is computed aside, by `settle`:
+    a recording holds what happens on the device, so for a recording those values are constants.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self.graph = _graph_of(forward)
+        self._steps = None if self.graph is None else _Steps(self.graph)
+        self._host = () if self.graph is None else tuple(host_nodes(self.graph.graph))
+        self._settled: dict[fx.Node, Any] = {}
+
+    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
+        with scopes_closed():
+            if self._steps is None:
+                return self._forward(*args)
+            try:
+                return self._steps.run(*args, initial_env=dict(self._settled))
+            finally:
+                self._steps.forget()
+
+    def settle(self, args: Sequence[Any]) -> None:
+        """Compute the host part for the numbers among the arguments."""
+        if self._steps is None or not self._host:
+            return
+        assert self.graph is not None
+        placeholders = self.graph.graph.find_nodes(op="placeholder")
+        steps = self._steps
+        steps.env = dict(zip(placeholders, args, strict=True))
+        for node in self._host:
+            steps.env[node] = steps.run_node(node)
+        self._settled = {node: steps.env[node] for node in self._host}
+        steps.forget()
+
+    def constants(self) -> list[torch.Tensor]:
+        """Tensors that the graph holds, or that were settled for it."""
+        if self.graph is None:
+            return []
+        names = [str(n.target) for n in self.graph.graph.find_nodes(op="get_attr")]
+        values = [*(_attribute(self.graph, name) for name in names), *self._settled.values()]
+        return [v for v in values if isinstance(v, torch.Tensor)]
+
+    def error(self, name: str, cause: Exception) -> CaptureError:
+        """What is to be raised for a failure: it names the node and the line of the model."""
+        node = None if self._steps is None else self._steps.node
+        origin = None if node is None else origin_of(node)
+        lines = str(cause).strip().splitlines()
+        traceback.clear_frames(cause.__traceback__)  # they hold memory of the device
+        return CaptureError(
+            f"{name} cannot be captured: {lines[0] if lines else type(cause).__name__}",
+            node=None if node is None else fx_text(node),
+            source=None if origin is None else origin.line,
+            hint=getattr(cause, "hint", _HINT),
+        )
+
+
+_HINT = (
+    "leave this part of the model out of torch.compile, or let the graph run eagerly where it "
+    'cannot be captured with capture_error_mode="relaxed"'
+)
+
+
+class _Steps(fx.Interpreter):
+    """Runs a graph node by node."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False
+        self.node: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.node = n
+        return super().run_node(n)
+
+    def forget(self) -> None:
+        """Hold neither arguments nor results."""
+        self.env, self.args_iter = {}, iter(())
+
+
+def _graph_of(forward: Forward) -> fx.GraphModule | None:
+    owner = forward if isinstance(forward, fx.GraphModule) else getattr(forward, "__self__", None)
+    return owner if isinstance(owner, fx.GraphModule) else None
+
+
+def _attribute(owner: Any, path: str) -> Any:
+    for name in path.split("."):
+        owner = getattr(owner, name)
+    return owner
+
+
+def host_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Nodes whose values the host knows without the device: made from constants and numbers, and
+    either on the host or copied from there."""
+    known: set[fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            if not isinstance(value, torch.Tensor):
+                known.add(node)
+        elif node.op == "get_attr":
+            known.add(node)
+        elif _is_size(node) or (set(node.all_input_nodes) <= known and _is_of_host(node)):
+            known.add(node)
+            yield node
+
+
+def _is_size(node: fx.Node) -> bool:
+    return node.target in _SIZES and node.all_input_nodes[0].op == "placeholder"
+
+
+def _is_of_host(node: fx.Node) -> bool:
+    """Whether an operator on known values gives one."""
+    stays = _on_host(node.meta.get("val")) or _is_copy_to_device(node)
+    return stays and _is_pure(node) and not _is_written(node)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if node.op != "call_function" or value is None:
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return not isinstance(value, torch.Tensor)
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not random and not node.target._schema.is_mutable
+
+
+def _on_host(value: Any) -> bool:
+    leaves = pytree.tree_leaves(value)
+    return bool(leaves) and all(
+        not isinstance(v, torch.Tensor) or v.device.type == "cpu" for v in leaves
+    )
+
+
+def _is_copy_to_device(node: fx.Node) -> bool:
+    source = node.args[0] if node.args else None
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    copies = isinstance(node.target, torch._ops.OpOverload) and _name(node.target) in _COPIES
+    return copies and isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _name(op: torch._ops.OpOverload) -> str:
+    return op._schema.name.partition("::")[2]
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether a user of a value updates it."""
+    return any(
+        isinstance(user.target, torch._ops.OpOverload)
+        and any(w is node for w in written(user.target, user.args, user.kwargs))
+        for user in node.users
+    )
+
+
+def written(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Iterator[Any]:
+    """Arguments that an operator updates."""
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+class Rehearsal(TorchDispatchMode):
+    """Runs operators eagerly, refuses those that a recording cannot hold, and keeps what arguments
+    held before the graph updated them, so that nobody can tell that it ran."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        super().__init__()
+        self._arguments: dict[int, list[torch.Tensor]] = {}
+        for tensor in (a for a in args if isinstance(a, torch.Tensor)):
+            self._arguments.setdefault(_memory_of(tensor), []).append(tensor)
+        self._arguments.pop(0, None)  # empty ones
+        self._before: dict[int, list[torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload):
+            self._check(func, args, kwargs)
+            self._keep(written(func, args, kwargs))
+        else:
+            self._keep(pytree.tree_leaves((args, kwargs)))  # it does not say what it updates
+        return func(*args, **kwargs)
+
+    def _keep(self, values: Iterable[Any]) -> None:
+        for tensor in values:
+            memory = _memory_of(tensor) if isinstance(tensor, torch.Tensor) else 0
+            if memory in self._arguments and memory not in self._before:
+                self._before[memory] = [t.detach().clone() for t in self._arguments[memory]]
+
+    def restore(self) -> None:
+        """Give updated arguments back what they held."""
+        for memory, values in self._before.items():
+            for tensor, value in zip(self._arguments[memory], values, strict=True):
+                tensor.data.copy_(value)
+        self._before.clear()
+
+    def _check(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        on_host = [t for t in tensors if t.device.type == "cpu"]
+        if any(_memory_of(t) in self._arguments for t in on_host):
+            raise Refusal(
+                f"{op} reads an argument that is on the CPU, and replays would read the value of "
+                "the first call again", "pass that argument on the device, or as a Python number"
+            )  # fmt: skip
+        if _changes_sides(op, args, kwargs):
+            raise Refusal(f"{op} copies between host and device", "keep the value on the device")
+        if len(on_host) < len(tensors) and _asks_device(op, args, kwargs):
+            raise Refusal(
+                f"{op} needs to know on the host what the device computes",
+                "use an operator whose result has a fixed size, and torch.where for decisions",
+            )
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _changes_sides(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether a copy has the host on one side alone."""
+    if _name(op) not in _COPIES:
+        return False
+    if _name(op) == "_to_copy":
+        target = kwargs.get("device")
+    else:
+        target = args[1].device if isinstance(args[1], torch.Tensor) else args[1]
+    if target is None:
+        return False
+    return (torch.device(target).type == "cpu") != (args[0].device.type == "cpu")
+
+
+def _asks_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+    if _name(op) in _INDEXING:
+        masks = (torch.bool, torch.uint8)
+        return any(isinstance(t, torch.Tensor) and t.dtype in masks for t in args[1])
+    if torch.Tag.data_dependent_output in op.tags:
+        return True
+    if op is _ATEN.repeat_interleave.Tensor:
+        return kwargs.get("output_size") is None
+    return torch.Tag.dynamic_output_shape in op.tags

@@ -1,0 +1,33 @@
+"""How to capture a graph on the device of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair.capture.base import Substrate
+from torchair.capture.cpu import EngineGraph, EngineSubstrate
+from torchair.capture.cuda import DeviceSubstrate
+from torchair.capture.tape import TapeSubstrate
+from torchair.capture.updates import Updates
+
+
+def substrate_for(
+    args: Sequence[Any],
+    engine: EngineGraph | None,
+    pool: tuple[int, int] | None,
+    updates: Updates,
+) -> Substrate:
+    """The device's own graphs on an accelerator; on the CPU the engine, or the tape for graphs that
+    the engine does not take and for host lists that differ between calls."""
+    device = next(
+        (a.device for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"),
+        torch.device("cpu"),
+    )
+    if device.type != "cpu":
+        return DeviceSubstrate(device, pool, updates)
+    if engine is None or updates.rules:
+        return TapeSubstrate(updates, pool)
+    return EngineSubstrate(engine, pool)

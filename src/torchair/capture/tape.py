@@ -1,0 +1,260 @@
+"""Capture of any function on the CPU: its operators are recorded on a tape and replayed. It serves
+graphs that the engine does not convert, and generated programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.capture.base import (
+    Forward,
+    Kept,
+    OfArgument,
+    Pooled,
+    Recording,
+    Request,
+    ResultSource,
+    Substrate,
+)
+from torchair.capture.pools import graph_pool_handle
+from torchair.capture.recorder import HostList, Recorder, below_autograd, unexpanded
+from torchair.capture.updates import Updates
+from torchair.engine.guards import same_as
+from torchair.errors import InputError
+
+
+class TapeSubstrate(Substrate):
+    """Captures a function of CPU tensors by recording the operators that it calls.
+
+    Each capture has memory of its own. `updates` tells which operators take lists of numbers that
+    differ between calls with one key.
+    """
+
+    def __init__(self, updates: Updates | None = None, pool: tuple[int, int] | None = None) -> None:
+        self._updates = updates if updates is not None else Updates()
+        self._pool = pool if pool is not None else graph_pool_handle()
+
+    def capture(self, request: Request) -> Recording:
+        return TapeRecording(request, self._updates)
+
+    def pool_handle(self) -> tuple[int, int]:
+        return self._pool
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """Where the tape reads a user input, in the layout of the first one."""
+
+    position: int
+    tensor: torch.Tensor
+    target: torch.Tensor  # the same without elements that lie on each other
+    address: int | None  # of memory that the caller may hand in again; None if it is ours alone
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether this very memory was handed in."""
+        return self.address is not None and tensor.data_ptr() == self.address
+
+    def check(self, tensor: torch.Tensor, rigid: bool) -> None:
+        """Refuse what cannot be copied here; `rigid` asks for the same strides too."""
+        first = self.tensor
+        alike = tensor.shape == first.shape and tensor.dtype is first.dtype
+        if not alike or (rigid and tensor.stride() != first.stride()):
+            raise InputError(
+                "an input does not fit the captured graph", index=self.position,
+                expected=f"{first.dtype} {list(first.shape)} with strides {first.stride()}",
+                got=f"{tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}",
+            )  # fmt: skip
+
+
+class TapeRecording(Recording):
+    """A tape with the buffers of its inputs and the storages of its results."""
+
+    def __init__(self, request: Request, updates: Updates) -> None:
+        self._updates = updates
+        self._lists = [HostList() for _ in updates.rules]
+        with torch.inference_mode(False), torch.no_grad():
+            given = self._place_inputs(request)
+        self.feed(request.args)
+        sites = updates.in_order()
+        recorder = Recorder(lambda op: self._lists_of(sites.take(op)))
+        try:
+            with torch.inference_mode(False), below_autograd(), recorder:
+                results = [
+                    r.resolve_conj().resolve_neg()
+                    if isinstance(r, torch.Tensor) and recorder.is_made(r) else r
+                    for r in _run(request.forward, given, recorder)
+                ]  # fmt: skip
+            sites.finish()
+            self._describe(results, given, recorder)
+        finally:
+            self._tape = recorder.finish()
+
+    def _lists_of(self, rules: Mapping[str, int]) -> dict[str, HostList]:
+        return {name: self._lists[rule] for name, rule in rules.items()}
+
+    # ---- arguments ----
+
+    def _place_inputs(self, request: Request) -> list[Any]:
+        """Arguments as the function sees them: buffers for user inputs, all others themselves."""
+        args = request.args
+        given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+        self._buffers: list[_Buffer] = []
+        for i in request.kinds.users:
+            own = request.options.clone_input or _shares_memory(i, args)
+            if own:
+                given[i] = torch.empty_strided(
+                    args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device
+                )
+            address = None if own else given[i].data_ptr()
+            self._buffers.append(_Buffer(i, given[i], unexpanded(given[i]), address))
+        self._check = same_as([args[b.position] for b in self._buffers]).check
+        # Inputs whose strides have to stay: elements lie on each other, or results are views.
+        self._rigid = {b.position for b in self._buffers if 0 in b.tensor.stride()}
+        return given
+
+    def feed(self, args: Sequence[Any]) -> None:
+        tensors = [args[b.position] for b in self._buffers]
+        if not self._check(*tensors):
+            for buffer, tensor in zip(self._buffers, tensors, strict=True):
+                buffer.check(tensor, buffer.position in self._rigid)
+        targets, sources = [], []
+        for buffer, tensor in zip(self._buffers, tensors, strict=True):
+            if not buffer.holds(tensor):
+                targets.append(buffer.target)
+                sources.append(tensor if buffer.target is buffer.tensor else unexpanded(tensor))
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            if len(targets) == 1:
+                targets[0].copy_(sources[0])
+            elif targets:
+                torch._foreach_copy_(targets, sources)
+        for held, value in zip(self._lists, self._updates.values(args), strict=True):
+            held.value = value
+
+    def replay(self) -> None:
+        self._tape.replay()
+
+    def write_back(self, args: Sequence[Any]) -> None:
+        for buffer in self._updated:
+            if not buffer.holds(args[buffer.position]):
+                with torch._C._AutoDispatchBelowADInplaceOrView():
+                    args[buffer.position].copy_(buffer.tensor)
+
+    # ---- results ----
+
+    def _describe(self, results: Sequence[Any], given: Sequence[Any], recorder: Recorder) -> None:
+        """Where each result is to be found. Results that share a storage form a group."""
+        self._updated = [b for b in self._buffers if recorder.is_written(b.tensor)]
+        self._groups: list[torch.Tensor] = []
+        self.sources: list[ResultSource] = []
+        groups: dict[int, int] = {}
+        for result in results:
+            if not isinstance(result, torch.Tensor):
+                self.sources.append(Kept(result))
+            elif not recorder.is_made(result):
+                self.sources.append(self._from_outside(result, given))
+            else:
+                group = groups.setdefault(_storage_id(result), len(self._groups))
+                if group == len(self._groups):
+                    self._groups.append(result.detach())
+                twin = next(n for n, other in enumerate(results) if other is result)
+                self.sources.append(_pooled(result, group, twin))
+
+    def _from_outside(self, result: torch.Tensor, given: Sequence[Any]) -> ResultSource:
+        """A result in memory that was there before: an argument, a view of one, or a constant."""
+        tensors = {i: t for i, t in enumerate(given) if isinstance(t, torch.Tensor)}
+        for i, tensor in tensors.items():
+            if tensor is result:
+                return _argument(i)
+        for i, tensor in tensors.items():
+            if _storage_id(tensor) == _storage_id(result):
+                self._rigid.add(i)
+                return OfArgument(_view_maker(i, tensor, result))
+        return Kept(result)
+
+    def storage(self, group: int) -> torch.UntypedStorage:
+        return self._groups[group].untyped_storage()
+
+    def reset(self) -> None:
+        self.__dict__.clear()
+
+
+# ---- running the function ----
+
+
+class _Steps(fx.Interpreter):
+    """Runs a graph node by node and tells the recorder where it is."""
+
+    def __init__(self, graph: fx.GraphModule, recorder: Recorder) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False
+        self._recorder = recorder
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._recorder.node = n
+        return super().run_node(n)
+
+
+def _run(forward: Forward, args: Sequence[Any], recorder: Recorder) -> Sequence[Any]:
+    owner = forward if isinstance(forward, fx.GraphModule) else getattr(forward, "__self__", None)
+    if not isinstance(owner, fx.GraphModule):
+        return forward(*args)
+    try:
+        return _Steps(owner, recorder).run(*args, enable_io_processing=False)
+    finally:
+        recorder.node = None
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _shares_memory(position: int, args: Sequence[Any]) -> bool:
+    """Whether another argument lies in the memory of this one."""
+    others = [a for i, a in enumerate(args) if i != position and isinstance(a, torch.Tensor)]
+    low, high = _extent(args[position])
+    return any(start < high and low < end for start, end in map(_extent, others))
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+# ---- results of a call ----
+
+
+def _pooled(tensor: torch.Tensor, group: int, twin: int) -> Pooled:
+    shape, strides, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    return Pooled(group, tensor.dtype, shape, strides, offset, twin)
+
+
+def _argument(position: int) -> OfArgument:
+    return OfArgument(lambda args: args[position])
+
+
+def _view_maker(
+    position: int, base: torch.Tensor, view: torch.Tensor
+) -> Callable[[Sequence[Any]], torch.Tensor]:
+    """A function that makes the view of the argument of a call that `view` is of `base`."""
+    shape, strides, dtype = tuple(view.shape), view.stride(), view.dtype
+    size, base_size = view.element_size(), base.element_size()
+    start = view.storage_offset() * size - base.storage_offset() * base_size
+    same_type, conjugate = dtype is base.dtype, view.is_conj() != base.is_conj()
+    negative = view.is_neg() != base.is_neg()
+
+    def make(args: Sequence[Any]) -> torch.Tensor:
+        tensor = args[position]
+        offset = (tensor.storage_offset() * base_size + start) // size
+        if same_type:
+            made = tensor.as_strided(shape, strides, offset)
+        else:
+            empty = torch.empty(0, dtype=dtype, device=tensor.device)
+            made = empty.set_(tensor.untyped_storage(), offset, shape, strides)
+        made = made.conj() if conjugate else made
+        return torch._neg_view(made) if negative else made
+
+    return make

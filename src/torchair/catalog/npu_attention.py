@@ -1,0 +1,157 @@
+"""Attention operators with lengths, pages and sparse modes, and the gradient of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair.catalog.core import Kernel, Op, add_row
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Fact
+from torchair.ops.npu.fusion_attention import (
+    Fusion,
+    fusion_attention,
+    fusion_attention_grad,
+    result_dims,
+)
+from torchair.ops.npu.infer_attention import Request
+from torchair.ops.npu.infer_operators import fused_request, prompt_request, step_request
+from torchair.ops.npu.layouts import request_dims
+
+_LENGTHS = ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
+_PACKED = DataType.DT_INT32  # the type that holds eight four-bit integers
+
+
+def _wide(dtype: int) -> int:
+    return DataType.DT_DOUBLE if dtype == DataType.DT_DOUBLE else DataType.DT_FLOAT
+
+
+# ---- inference ----
+
+
+def _value(op: Op) -> Fact:
+    facts = op.list("value") if isinstance(op.node.inputs["value"], list) else [op["value"]]
+    if len(facts) != 1:
+        raise ValueError(f"{op.node}: one tensor of values is supported, got {len(facts)}")
+    return facts[0]
+
+
+def infer_facts(op: Op) -> tuple[Fact, Fact]:
+    """What an operator for inference gives: the result, and the sums if it has them."""
+    value = _value(op)
+    dims, sums = request_dims(
+        op.attr("input_layout"), op.shape("query"), value.shape or (), op.attr("num_heads"),
+        op.attr("num_key_value_heads"), op.node.inputs.get("block_table") is not None,
+        value.dtype == _PACKED,
+    )  # fmt: skip
+    query = op.dtype("query")
+    dtype = query if not op.fed("quant_scale2") else DataType.DT_INT8
+    if not op.attr("softmax_lse_flag", False):
+        return Fact(dtype, dims), Fact(DataType.DT_FLOAT, (1,))
+    return Fact(dtype, dims), Fact(_wide(query), sums)
+
+
+def infer_kernel(op: Op, request: Callable[[dict[str, Any]], Request]) -> Kernel:
+    """The torch kernel of an operator for inference. Lengths arrive as tensors."""
+    proto, ports = op.node.prototype, list(op.node.inputs)
+    assert proto is not None
+    attrs = {spec.name: op.attr(spec.name) for spec in proto.attrs}
+
+    def run(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        named = dict(attrs, **dict(zip(ports, tensors, strict=True)))
+        for port in ("key", "value"):
+            named[port] = named[port][0] if isinstance(named[port], list) else named[port]
+        for port in _LENGTHS:
+            named[port] = numbers(named.get(port))
+        return request(named).run()
+
+    return run
+
+
+def numbers(tensor: Any) -> list[int] | None:
+    """Numbers that an operator takes from the host, out of the tensor that a graph has."""
+    if tensor is None:
+        return None
+    found: list[int] = tensor.reshape(-1).tolist()
+    return found
+
+
+def _first(request: Callable[[dict[str, Any]], Request]) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        kernel = infer_kernel(op, request)
+        return lambda *tensors: kernel(*tensors)[0]
+
+    return make
+
+
+add_row("PromptFlashAttention", lambda op: infer_facts(op)[0], _first(prompt_request))
+add_row("IncreFlashAttention", lambda op: infer_facts(op)[0], _first(step_request))
+
+
+# ---- training ----
+
+
+def _training_rule(op: Op) -> list[Fact]:
+    dims, saved = result_dims(
+        op.shape("query"), op.shape("key"), op.shape("value"), op.attr("head_num"),
+        op.attr("input_layout"),
+    )  # fmt: skip
+    dtype = op.dtype("query")
+    statistic = Fact(_wide(dtype), saved)
+    return [statistic, statistic, Fact(dtype, (0,)), Fact(dtype, dims)]
+
+
+def _call(op: Op, named: dict[str, Any], shift: str) -> Fusion:
+    unknown = ("drop_mask", "padding_mask", "q_start_idx", "kv_start_idx")
+    for port in unknown:
+        if named[port] is not None:
+            raise ValueError(f"{op.node}: input {port!r} is not supported")
+    if op.attr("keep_prob") != 1.0:
+        raise ValueError(f"{op.node}: dropout (keep_prob {op.attr('keep_prob')}) is not supported")
+    return Fusion(
+        named["query"], named["key"], named["value"], op.attr("head_num"),
+        op.attr("input_layout"), named[shift], named["atten_mask"], op.attr("scale_value"),
+        op.attr("pre_tockens"), op.attr("next_tockens"), numbers(named["prefix"]),
+        numbers(named["actual_seq_qlen"]), numbers(named["actual_seq_kvlen"]),
+        op.attr("sparse_mode"),
+    )  # fmt: skip
+
+
+def _training(op: Op) -> Kernel:
+    ports = list(op.node.inputs)
+
+    def run(*tensors: Any) -> Any:
+        named = dict(zip(ports, tensors, strict=True))
+        out, *statistics = fusion_attention(_call(op, named, "real_shift"))
+        return *statistics, out
+
+    return run
+
+
+def _training_grad_rule(op: Op) -> list[Fact]:
+    grads = [Fact(op.dtype(p), op.shape(p)) for p in ("query", "key", "value")]
+    shift = op.get("pse_shift")
+    last = Fact(op.dtype("query"), (0,)) if shift is None else Fact(shift.dtype, shift.shape)
+    return [*grads, last]
+
+
+def _training_grad(op: Op) -> Kernel:
+    ports = list(op.node.inputs)
+
+    def run(*tensors: Any) -> Any:
+        named = dict(zip(ports, tensors, strict=True))
+        saved = named["softmax_max"], named["softmax_sum"]
+        return fusion_attention_grad(_call(op, named, "pse_shift"), named["dy"], *saved)
+
+    return run
+
+
+add_row("FlashAttentionScore", _training_rule, _training)
+add_row("FlashAttentionScoreGrad", _training_grad_rule, _training_grad)
+
+
+def fused_kernel(op: Op) -> Kernel:
+    """The torch kernel of FusedInferAttentionScore with all that it may be given."""
+    return infer_kernel(op, fused_request)

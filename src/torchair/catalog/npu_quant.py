@@ -1,0 +1,187 @@
+"""Quantisation, and products of quantised operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchair.catalog.core import Kernel, Op, Trait, add_row
+from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Shape, broadcast
+from torchair.ops.npu import matmul, quant
+from torchair.ops.npu.grouped import FEATURES, Grouped
+
+_TEXTS = {
+    "torch.qint8": torch.int8, "torch.quint8": torch.uint8, "torch.qint32": torch.int32,
+    "torch.float8_e5m2": torch.float8_e5m2, "torch.float8_e4m3fn": torch.float8_e4m3fn,
+}  # fmt: skip
+"""Types by the text that Quantize has for them."""
+
+
+# ---- given scales ----
+
+
+def _quantize_rule(op: Op) -> Fact:
+    return Fact(torch_to_ge(_TEXTS[op.attr("dtype")]), op.shape("x"))
+
+
+def _quantize(op: Op) -> Kernel:
+    dtype = _TEXTS[op.attr("dtype")]
+    axis = quant.quantize_axis(len(op.shape("x")), op.attr("axis"))
+    return lambda x, scales, zero: quant.quantize(x, scales, zero, dtype, axis, divides=True)
+
+
+def _ascend_quant(op: Op) -> Kernel:
+    if op.attr("sqrt_mode") or op.attr("round_mode") != "round":
+        raise ValueError(f"{op.node}: only round_mode 'round' without sqrt_mode is supported")
+    dtype = ge_to_torch(op.attr("dst_type"))
+    axis = quant.quantize_axis(len(op.shape("x")), op.attr("axis"))
+    return lambda x, scale, offset: quant.quantize(x, scale, offset, dtype, axis, divides=False)
+
+
+def _of_type(op: Op) -> Fact:
+    return Fact(op.attr("dst_type"), op.shape("x"))
+
+
+add_row("Quantize", _quantize_rule, _quantize)
+add_row("AscendQuantV2", _of_type, _ascend_quant)
+
+
+# ---- scales from the values ----
+
+
+def _dynamic_rule(op: Op) -> list[Fact]:
+    mode = op.attr("quant_mode", "pertoken")
+    dims = tuple(quant.scale_dims(op.shape("x"), mode))
+    scale = Fact(DataType.DT_FLOAT, dims)
+    return [_of_type(op), scale, scale][: len(op.node.outputs)]
+
+
+def _dynamic(op: Op) -> Kernel:
+    dtype = ge_to_torch(op.attr("dst_type"))
+    mode, largest = op.attr("quant_mode", "pertoken"), op.attr("dst_type_max", 0.0)
+    quant.check_mode(mode)
+    if op.attr("is_symmetrical", True) is False:
+        raise ValueError(f"{op.node}: only the symmetrical form is supported")
+
+    def run(x: Any, smooth: Any, groups: Any) -> Any:
+        y, scale = quant.dynamic_quant(x, smooth, groups, dtype, mode, largest)
+        return (y, scale, torch.zeros_like(scale))[: len(op.node.outputs)]
+
+    return run
+
+
+add_row("DynamicQuant", _dynamic_rule, _dynamic)
+add_row("DynamicQuantV2", _dynamic_rule, _dynamic)
+
+
+# ---- products ----
+
+
+def _turned(x: Any, flag: bool) -> Any:
+    return x.transpose(-1, -2) if flag else x
+
+
+def _matrix(shape: Shape, turned: bool) -> Shape:
+    return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+
+
+def _product_rule(op: Op) -> Fact:
+    x1 = _matrix(op.shape("x1"), op.attr("transpose_x1"))
+    x2 = _matrix(op.shape("x2"), op.attr("transpose_x2"))
+    batch = broadcast(x1[:-2], x2[:-2]) if len(x1) + len(x2) > 4 else ()
+    return Fact(op.attr("dtype"), (*batch, x1[-2], x2[-1]))
+
+
+def _product(op: Op) -> Kernel:
+    dtype = ge_to_torch(op.attr("dtype"))
+    flags = op.attr("transpose_x1"), op.attr("transpose_x2")
+
+    def run(x1: Any, x2: Any, scale: Any, offset: Any, bias: Any, tokens: Any) -> torch.Tensor:
+        x1, x2 = (_turned(x, flag) for x, flag in zip((x1, x2), flags, strict=True))
+        return matmul.quant_matmul(x1, x2, scale, offset, bias, tokens, dtype)
+
+    return run
+
+
+def _weight_product_rule(op: Op) -> Fact:
+    x = op.shape("x")
+    weight = _matrix(op.shape("weight"), op.attr("transpose_weight"))
+    dtype = DataType.DT_INT8 if op.fed("quant_scale") else op.dtype("x")
+    return Fact(dtype, (*x[:-1], weight[-1]))
+
+
+def _weight_product(op: Op) -> Kernel:
+    turned, group = op.attr("transpose_weight"), op.attr("antiquant_group_size")
+    if op.attr("transpose_x"):
+        raise ValueError(f"{op.node}: transpose_x is not supported")
+
+    def run(x: Any, weight: Any, scale: Any, offset: Any, *results: Any) -> torch.Tensor:
+        factors = (scale, offset, *results, group)
+        return matmul.weight_quant_matmul(x, _turned(weight, turned), *factors)
+
+    return run
+
+
+add_row("QuantBatchMatmulV3", _product_rule, _product, Trait.CONTRACTION)
+add_row("WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION)
+
+
+# ---- products of groups ----
+
+_JOINED = (2, 3)
+_DTYPES = {0: torch.float16, 1: torch.bfloat16, 2: torch.int32}
+
+
+def _grouped_type(op: Op) -> torch.dtype:
+    """The type of the results: a number of its own, or with -1 the type of the operands."""
+    code = op.attr("dtype")
+    return _DTYPES[code] if code in _DTYPES else ge_to_torch(op.list("x")[0].dtype)
+
+
+def _grouped_rule(op: Op) -> list[Fact]:
+    xs, weights = ([f.shape or () for f in op.list(p)] for p in ("x", "weight"))
+    dtype, turned = torch_to_ge(_grouped_type(op)), op.attr("transpose_weight")
+    width = [_matrix(w, turned)[-1] for w in weights]
+    if op.attr("group_type") == FEATURES:
+        count = op.shape("group_list")[0]
+        return [Fact(dtype, (count, xs[0][0], width[0]))]
+    if op.attr("split_item") in _JOINED:
+        rows = sum((x[0] for x in xs[1:]), start=xs[0][0])
+        return [Fact(dtype, (rows, *xs[0][1:-1], width[0]))]
+    if len(xs) > 1 or op.attr("group_type") == -1:
+        wide = width * (len(xs) if len(width) == 1 else 1)
+        return [Fact(dtype, (*x[:-1], w)) for x, w in zip(xs, wide, strict=True)]
+    return [Fact(dtype, v.shape) for v in op.outputs]
+
+
+def _grouped(op: Op) -> Kernel:
+    dtype, turned = _grouped_type(op), op.attr("transpose_weight")
+    if op.attr("transpose_x"):
+        raise ValueError(f"{op.node}: transpose_x is not supported")
+    names = ("split_item", "group_type", "group_list_type", "act_type")
+    options = {name: op.attr(name) for name in names}
+
+    def run(
+        x: Any, weight: Any, bias: Any, scale: Any, offset: Any, factors: Any, shifts: Any,
+        groups: Any, tokens: Any,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        if _given(offset):
+            raise ValueError(f"{op.node}: input 'offset' is not supported")
+        return Grouped(
+            x, [_turned(w, turned) for w in weight], _given(bias), _given(scale),
+            _given(factors), _given(shifts), () if tokens is None else [tokens],
+            None if groups is None else groups.tolist(), dtype=dtype, **options,
+        ).run()  # fmt: skip
+
+    return run
+
+
+def _given(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A list of operands, of which an empty tensor alone stands for none."""
+    return [] if len(tensors) == 1 and not tensors[0].numel() else tensors
+
+
+add_row("GroupedMatmul", _grouped_rule, _grouped, Trait.CONTRACTION)

@@ -1,0 +1,183 @@
+"""Converters made from a torch schema and the prototype of the GE operator of the same name.
+
+`custom_define::my_op_test` becomes `MyOpTest`, if a user declared that type. Tensors go to inputs
+and the rest to attributes, in order of the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.registry import Entry, entry_of
+from torchair.errors import ConversionError
+from torchair.ge.dtypes import ge_to_torch
+from torchair.ge.operators import user_kernel
+from torchair.ge.prototypes import Prototype, is_declared, prototype
+from torchair.log import logger
+
+_BUILTIN = ("aten", "prim", "prims")
+
+
+def ge_type(target: Any) -> str:
+    """The GE operator that a torch operator is converted to: its name in camel case."""
+    name = target._schema.name.partition("::")[2].removesuffix("_functional")
+    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+
+def automatic_entry(target: Any) -> Entry | None:
+    """The generated converter of an operator whose GE type a user declared, None for any other;
+    ConversionError where the two do not fit."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace in _BUILTIN:
+        return None
+    return generate(target) if is_declared(ge_type(target)) else None
+
+
+def generate(target: Any) -> Entry:
+    """A converter of a torch operator; ConversionError says why there can be none."""
+    if not isinstance(target, torch._ops.OpOverload):
+        raise _refused(target, f"a {type(target).__name__} is not an operator overload")
+    if target.namespace in _BUILTIN:
+        raise _refused(target, f"operators of {target.namespace} are built in")
+    scalars = [a.name for a in target._schema.arguments if _holds(a.type, torch.NumberType)]
+    if scalars:
+        raise _refused(
+            target, f"argument {scalars[0]!r} is a Scalar, which no attribute kind holds"
+        )
+    op_type = ge_type(target)
+    proto = prototype(op_type)
+    if proto is None or not is_declared(op_type):
+        raise _refused(target, f"the GE operator {op_type} is not registered")
+    fit = _Fit(target, proto)
+    fit.check()
+    if user_kernel(op_type) is None:
+        ge.register_kernel(op_type, None, fit.kernel, updates=fit.updates)
+    logger.info("generated a converter: %s -> %s", target._schema, fit.text())
+    return entry_of(fit.convert, by_user=False)
+
+
+def _refused(target: Any, reason: str) -> ConversionError:
+    return ConversionError(
+        f"auto-generation of a converter failed for {target}: {reason}",
+        op=target,
+        schema=getattr(target, "_schema", None),
+    )
+
+
+def _holds(kind: Any, wanted: type) -> bool:
+    """Whether a schema type is, or has as its element, a type of that kind."""
+    if isinstance(kind, wanted):
+        return True
+    inner = getattr(kind, "getElementType", None)
+    return inner is not None and _holds(inner(), wanted)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A torch operator and the GE operator that stands for it."""
+
+    target: Any
+    proto: Prototype
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Arguments of the schema that are inputs."""
+        return [a for a in self.target._schema.arguments if _holds(a.type, torch.TensorType)]
+
+    @property
+    def others(self) -> list[Any]:
+        """Arguments of the schema that are attributes."""
+        return [a for a in self.target._schema.arguments if not _holds(a.type, torch.TensorType)]
+
+    @property
+    def written(self) -> list[str]:
+        """Arguments that the torch operator changes."""
+        arguments = self.target._schema.arguments
+        return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+    @property
+    def in_place(self) -> list[str]:
+        """Outputs of the GE operator that are inputs updated."""
+        inputs = {p.name for p in self.proto.inputs}
+        return [p.name for p in self.proto.outputs if p.name in inputs]
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """Inputs that the torch operator changes, by their GE names."""
+        return tuple(self.in_place) if self.written else ()
+
+    def check(self) -> None:
+        """Raise for the first count that differs."""
+        returns = len(self.target._schema.returns)
+        names = [a.name for a in self.tensors], [a.name for a in self.others]
+        inputs, attrs = ([x.name for x in xs] for xs in (self.proto.inputs, self.proto.attrs))
+        outputs = [p.name for p in self.proto.outputs]
+        if len(names[0]) != len(inputs):
+            raise self._differ("tensor arguments", names[0], "inputs", inputs)
+        if len(names[1]) > len(attrs):
+            raise self._differ("other arguments", names[1], "attributes", attrs)
+        if len(self.written) + returns != len(outputs):
+            results = [*self.written, *(f"result {i}" for i in range(returns))]
+            raise self._differ("written arguments and results", results, "outputs", outputs)
+        if self.written and len(self.written) != len(self.in_place):
+            raise self._differ("written arguments", self.written, "updated inputs", self.in_place)
+
+    def _differ(
+        self, ours: str, names: Sequence[str], theirs: str, ports: Sequence[str]
+    ) -> ConversionError:
+        return _refused(
+            self.target,
+            f"it has {len(names)} {ours} ({', '.join(names)}), "
+            f"{self.proto.type} has {len(ports)} {theirs} ({', '.join(ports)})",
+        )
+
+    def text(self) -> str:
+        """The call that the converter makes, for the log."""
+        given = [a.name for a in (*self.tensors, *self.others)]
+        return f"ge.custom_op({', '.join([repr(self.proto.type), *given])})"
+
+    def convert(self, *args: Any, **kwargs: Any) -> Any:
+        """One node of the GE operator from the arguments of the torch operator."""
+        given = self._bound(args, kwargs)
+        inputs = [given[a.name] for a in self.tensors]
+        if not self.written:
+            ports = zip(self.proto.inputs, inputs, strict=True)
+            inputs = [_copy(v) if p.name in self.in_place else v for p, v in ports]
+        attrs = [given[a.name] for a in self.others]
+        attrs += [None] * (len(self.proto.attrs) - len(attrs))
+        results = ge.custom_op(self.proto.type, *inputs, *attrs)
+        results = results if isinstance(results, tuple) else (results,)
+        named = zip(self.proto.outputs, results, strict=True)
+        kept = [v for p, v in named if p.name not in self.updates]
+        return None if not kept else kept[0] if len(kept) == 1 else kept
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        names = [a.name for a in self.target._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        for a in self.target._schema.arguments:
+            given.setdefault(a.name, a.default_value if a.has_default_value() else None)
+        return given
+
+    def kernel(self, *tensors: Any, **attrs: Any) -> Any:
+        """The torch operator itself, as kernel of the GE operator."""
+        given = {a.name: t for a, t in zip(self.tensors, tensors, strict=True)}
+        for argument, spec in zip(self.others, self.proto.attrs, strict=False):
+            given[argument.name] = _from_attr(argument, attrs.get(spec.name))
+        return self.target(**given)
+
+
+def _copy(value: Any) -> Any:
+    return [ge.Clone(v) for v in value] if isinstance(value, list) else ge.Clone(value)
+
+
+def _from_attr(argument: Any, value: Any) -> Any:
+    """An attribute as the torch operator wants it: types of tensors were numbers of GE."""
+    if "ScalarType" in str(argument.real_type) and isinstance(value, int):
+        return ge_to_torch(value)
+    if value is None and argument.has_default_value():
+        return argument.default_value
+    return value

@@ -1,0 +1,175 @@
+"""Converters of quantisation and of products of quantised operands of the `npu` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.promote import promote
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.dtypes import DataType, torch_to_ge
+from torchair.ge.graph import TensorSpec, Value
+from torchair.ops.npu import matmul, quant
+from torchair.ops.npu.checks import dtype_of
+from torchair.ops.npu.grouped import kind_of
+
+_TEXTS = {
+    torch.int8: "torch.qint8", torch.uint8: "torch.quint8", torch.int32: "torch.qint32",
+    torch.float8_e5m2: "torch.float8_e5m2", torch.float8_e4m3fn: "torch.float8_e4m3fn",
+}  # fmt: skip
+_PACKED = "four-bit integers, for which torch has no type"
+
+
+def _no_packed(*operands: Value) -> None:
+    if any(x.dtype == DataType.DT_INT32 for x in operands):
+        raise Decline(_PACKED)
+
+
+# ---- quantisation ----
+
+
+@builtin("npu.npu_quantize.default")
+def quantize(
+    self: Value, scales: Value, zero_points: Value | None, dtype: Any, axis: int = 1,
+    div_mode: bool = True,
+) -> Any:  # fmt: skip
+    """npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1,
+    bool div_mode=True) -> Tensor"""
+    kind = quant.quantize_type(dtype)
+    if kind == quant.INT4:
+        raise Decline(_PACKED)
+    if div_mode:
+        vectors = [
+            x if x is None or x.rank else ge.Unsqueeze(x, axes=[0]) for x in (scales, zero_points)
+        ]
+        return ge.Quantize(self, *vectors, dtype=_TEXTS[kind], axis=axis)
+    return ge.AscendQuantV2(
+        self, scales, zero_points, sqrt_mode=False, round_mode="round",
+        dst_type=torch_to_ge(kind), axis=axis,
+    )  # fmt: skip
+
+
+@builtin("npu.npu_dynamic_quant.default")
+def dynamic_quant(
+    input: Value, *, smooth_scales: Value | None = None, group_index: Value | None = None,
+    dst_type: Any = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
+) -> Any:  # fmt: skip
+    """npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None,
+    int? dst_type=None, str quant_mode="pertoken", float dst_type_max=0.0) -> (Tensor, Tensor)"""
+    kind = quant.dynamic_quant_type(dst_type)
+    if kind == quant.INT4:
+        raise Decline(_PACKED)
+    operands = (input, smooth_scales, group_index)
+    if quant_mode == "pertoken" and not dst_type_max:
+        return ge.DynamicQuant(*operands, dst_type=torch_to_ge(kind))
+    y, scale, _ = ge.DynamicQuantV2(
+        *operands, dst_type=torch_to_ge(kind), is_symmetrical=True, quant_mode=quant_mode,
+        dst_type_max=dst_type_max,
+    )  # fmt: skip
+    return y, scale
+
+
+# ---- products ----
+
+
+@builtin("npu.npu_quant_matmul.default")
+def quant_matmul(
+    x1: Value, x2: Value, scale: Value, *, offset: Value | None = None,
+    pertoken_scale: Value | None = None, bias: Value | None = None, output_dtype: Any = None,
+    **others: Any,
+) -> Any:  # fmt: skip
+    """npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None,
+    Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, ...) -> Tensor"""
+    _no_packed(x1, x2)
+    _no_others(others)
+    return ge.QuantBatchMatmulV3(
+        x1, x2, scale, offset, bias, pertoken_scale,
+        dtype=torch_to_ge(matmul.quant_matmul_type(output_dtype)), transpose_x1=False,
+        transpose_x2=False,
+    )  # fmt: skip
+
+
+def _no_others(others: dict[str, Any]) -> None:
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise Decline(f"argument {given[0]}")
+
+
+@builtin("npu.npu_weight_quant_batchmatmul.default")
+def weight_quant_batchmatmul(
+    x: Value, weight: Value, antiquant_scale: Value, antiquant_offset: Value | None = None,
+    quant_scale: Value | None = None, quant_offset: Value | None = None,
+    bias: Value | None = None, antiquant_group_size: int = 0, inner_precise: int = 0,
+    weight_dtype: Any = None,
+) -> Any:  # fmt: skip
+    """npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, ...)
+    -> Tensor"""
+    _no_packed(weight)
+    _no_others({"weight_dtype": weight_dtype})
+    if quant_scale is not None and quant_scale.dtype == DataType.DT_INT64:
+        quant_scale = ge.Cast(quant_scale, dst_type=DataType.DT_UINT64)
+    return ge.WeightQuantBatchMatmulV2(
+        x, weight, antiquant_scale, antiquant_offset, quant_scale, quant_offset, bias,
+        transpose_x=False, transpose_weight=False, antiquant_group_size=antiquant_group_size,
+        dtype=-1, inner_precise=inner_precise,
+    )  # fmt: skip
+
+
+# ---- products of groups ----
+
+_RESULTS = {torch.float16: 0, torch.bfloat16: 1, torch.int32: 2}
+_BIASES = {
+    DataType.DT_BF16: DataType.DT_FLOAT, DataType.DT_INT8: DataType.DT_INT32,
+    DataType.DT_FLOAT16: DataType.DT_FLOAT16,
+}  # fmt: skip
+
+
+def _filled(tensors: Sequence[Value] | None, dtype: int) -> list[Value]:
+    """A list of operands; one empty tensor stands for a list that is not there."""
+    if tensors:
+        return list(tensors)
+    return [ge.Fill(ge.Const([0]), ge.Const(0, dtype=dtype))]
+
+
+@builtin("npu.npu_grouped_matmul.default", "npu.npu_grouped_matmul.List")
+def grouped_matmul(
+    x: Sequence[Value], weight: Sequence[Value], *, bias: Any = None, scale: Any = None,
+    offset: Any = None, antiquant_scale: Any = None, antiquant_offset: Any = None,
+    per_token_scale: Any = None, group_list: Any = None, split_item: int | None = 0,
+    group_type: int | None = None, group_list_type: int | None = 0, act_type: int | None = 0,
+    tuning_config: Any = None, output_dtype: Any = None, meta_outputs: Sequence[TensorSpec],
+    **others: Any,
+) -> Any:  # fmt: skip
+    """npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, ...) -> Tensor[]"""
+    _no_packed(*weight)
+    _no_others(others)
+    tokens = per_token_scale or [None]
+    if len(tokens) > 1:
+        raise Decline("scales of rows for more than one x")
+    kind, own = x[0].dtype, DataType.DT_BF16
+    factors = own if kind == own else DataType.DT_FLOAT16
+    return ge.GroupedMatmul(
+        list(x), list(weight), _filled(bias, _BIASES.get(kind, DataType.DT_FLOAT)),
+        _filled(scale, DataType.DT_UINT64), _filled(offset, DataType.DT_FLOAT),
+        _filled(antiquant_scale, factors), _filled(antiquant_offset, factors),
+        None if group_list is None else promote(DataType.DT_INT64, group_list), tokens[0],
+        split_item=split_item or 0, dtype=_grouped_type(x, output_dtype), transpose_weight=False,
+        transpose_x=False, group_type=kind_of(group_type, x, group_list),
+        group_list_type=group_list_type or 0, act_type=act_type or 0,
+        size_of_y=len(meta_outputs),
+    )  # fmt: skip
+
+
+def _grouped_type(x: Sequence[Value], output_dtype: Any) -> int:
+    """How GroupedMatmul names the type of its results: -1 is that of `x`."""
+    if output_dtype is None:
+        return -1
+    wanted = dtype_of("npu_grouped_matmul", "output_dtype", output_dtype)
+    if torch_to_ge(wanted) == x[0].dtype:
+        return -1
+    if wanted not in _RESULTS:
+        raise Decline(f"results of {wanted}")
+    return _RESULTS[wanted]

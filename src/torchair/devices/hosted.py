@@ -1,0 +1,245 @@
+"""Devices whose tensors are in host memory under another name: their graphs run on the CPU engine.
+
+An emulated device says so with `host`, an attribute of its module in torch (`torch.npu.host`).
+Native programs read addresses only and take tensors of the device as they are. For all others the
+arguments are aliased, never copied.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from torchair.engine.executor import ProgramPool, picker
+from torchair.engine.guards import same_as
+from torchair.engine.session import TorchNpuGraph
+from torchair.ge import attr
+from torchair.ge.graph import Graph
+
+Run = Callable[[Sequence[Any]], Any]
+
+_DEVICE = re.compile(r'\{"device": "(\w+(?::\d+)?)"\}')  # as a generic node writes one
+
+
+class HostMemory(Protocol):
+    """What an emulated device offers."""
+
+    def as_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host over the same memory, for the time of a call."""
+
+    def kept_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host over the same memory, for as long as it is wanted."""
+
+    def as_device(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
+        """A tensor of the device over the same memory."""
+
+    @property
+    def tape(self) -> Any:
+        """What takes note of all work while a graph is being captured, None if none is."""
+
+
+def host_memory(device: torch.device | str) -> HostMemory | None:
+    """How to reach the memory of an emulated device, None for any other."""
+    module = getattr(torch, torch.device(device).type, None)
+    found: HostMemory | None = getattr(module, "host", None)
+    return found
+
+
+class Arguments:
+    """Arguments of the calls of one graph as tensors of the host."""
+
+    def __init__(self, host: HostMemory, still: Sequence[int] = ()) -> None:
+        """`still` are the positions of tensors that are the same in most calls: parameters."""
+        self._host, self._still = host, still
+        self._pick = picker(still)
+        self._addresses: list[int] = []
+        self._kept: list[torch.Tensor] = []
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Everything on the device aliased, for the time of a call."""
+        given = list(args)
+        for position, tensor in zip(self._still, self._parameters(args), strict=True):
+            given[position] = tensor
+        return [
+            a if not isinstance(a, torch.Tensor) or a.is_cpu else self._host.as_host(a)
+            for a in given
+        ]
+
+    def _parameters(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        tensors = self._pick(args)
+        addresses = [t.data_ptr() for t in tensors]
+        if addresses != self._addresses:
+            self._kept = [t if t.is_cpu else self._host.kept_on_host(t) for t in tensors]
+            self._addresses = addresses
+        return self._kept
+
+
+class HostedGraph(TorchNpuGraph):
+    """One graph in the engine, with arguments and results on an emulated device."""
+
+    def __init__(self, name: str, host: HostMemory, places: Sequence[int | None]) -> None:
+        """`places` are the numbers of the devices of the outputs, None for the host."""
+        super().__init__(name)
+        self._host = host
+        self._wraps = [(k, place) for k, place in enumerate(places) if place is not None]
+        self._guards: weakref.WeakKeyDictionary[ProgramPool, Any] = weakref.WeakKeyDictionary()
+        self._aliases = Arguments(host)
+
+    def load(self, graph: Graph, *args: Any, **kwargs: Any) -> None:
+        """Take a graph over; where it names the emulated device, the host is meant."""
+        for node in graph.nodes:
+            if node.type == "TorchCall":
+                text = node.attr("arguments")
+                node.attrs["arguments"] = attr.Str(_DEVICE.sub(_host_text, text))
+        for key, value in graph.objects.items():
+            if isinstance(value, fx.GraphModule):
+                graph.objects[key] = on_host(value)
+        super().load(graph, *args, **kwargs)
+        still = [k for k, source in enumerate(self._state.inputs) if source.static]
+        self._aliases = Arguments(self._host, still)
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Optimise the graph; parameters that are taken over are taken over for good."""
+        super().compile(None if inputs is None else self._aliases(inputs))
+
+    def _run(
+        self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        pool = self._latest
+        guards = self._guards.get(pool) if pool is not None else None
+        if pool is not None and guards is not None and guards.check(*self._pick(inputs)):
+            outputs = pool.run(inputs)
+        else:
+            aliases = self._aliases(inputs)
+            outputs = super()._run(aliases, assigned)
+            self._remember(inputs)
+            back = {id(a): t for a, t in zip(aliases, inputs, strict=True)}
+            outputs = [back.get(id(t), t) for t in outputs]
+        for k, place in self._wraps:
+            if outputs[k].is_cpu:
+                outputs[k] = self._host.as_device(outputs[k], place)
+        return outputs
+
+    def _remember(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Take inputs like these as they are the next time, if only addresses are read."""
+        pool = self._latest
+        if pool is not None and pool.native and pool.guards is not None:
+            self._guards[pool] = same_as(self._pick(inputs))
+
+
+class Return:
+    """The way back for the results of one call."""
+
+    def __init__(self, host: HostMemory, aliases: Sequence[Any], args: Sequence[Any]) -> None:
+        self._host = host
+        pairs = zip(aliases, args, strict=True)
+        self._pairs = [(alias, arg) for alias, arg in pairs if alias is not arg]
+
+    def of(self, result: Any, place: int | None) -> Any:
+        """A result of the host as one of the device: an argument, a view of one, or new."""
+        if not isinstance(result, torch.Tensor) or not result.is_cpu:
+            return result
+        for alias, arg in self._pairs:
+            if alias is result:
+                return arg
+            if torch._C._is_alias_of(alias, result):  # type: ignore[attr-defined]
+                if result.dtype is not arg.dtype:
+                    return self._host.as_device(result, arg.get_device())
+                start = arg.storage_offset() + result.storage_offset()
+                return torch.as_strided(arg, result.shape, result.stride(), start)
+        return result if place is None else self._host.as_device(result, place)
+
+
+class Hosted:
+    """A compiled graph as one operator of an emulated device, which a capture takes note of."""
+
+    def __init__(
+        self, host: HostMemory, run: Run, mutated: Sequence[int] = (),
+        places: Sequence[int | None] = (), still: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`mutated` are the arguments that `run` updates and `still` its parameters; `places` are
+        the devices of its results, where it does not see to that itself."""
+        self._host, self._run = host, run
+        self._mutated, self._places = mutated, places
+        self._aliases = Arguments(host, still)
+        self._wrapped: weakref.WeakValueDictionary[int, torch.Tensor] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def __call__(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run on tensors of the device."""
+        tape = self._host.tape
+        if tape is not None:
+            return self._record(tape, args)
+        aliases = self._aliases(args)
+        results = self._run(aliases)
+        back = Return(self._host, aliases, args)
+        return tuple(self._wrap(back, r, p) for r, p in zip_longest(results, self._places))
+
+    def _wrap(self, back: Return, result: Any, place: int | None) -> Any:
+        """A result that is the same tensor in every call is wrapped once."""
+        known = self._wrapped.get(id(result))
+        if known is not None:  # it holds the result, so the number means no other
+            return known
+        made = back.of(result, place)
+        if isinstance(result, torch.Tensor) and made is not result:
+            self._wrapped[id(result)] = made
+        return made
+
+    def _record(self, tape: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run, and let the capture that is under way take note."""
+        keep = self._host.kept_on_host
+        aliases = [a if not isinstance(a, torch.Tensor) or a.is_cpu else keep(a) for a in args]
+        written = [aliases[k] for k in self._mutated]
+        results = tape.call(lambda *a: self._run(list(a)), aliases, {}, written)
+        back = Return(self._host, aliases, args)
+        return tuple(back.of(r, place) for r, place in zip_longest(results, self._places))
+
+    def unless_captured(self, args: Sequence[Any]) -> Any:
+        """For what takes tensors of the device itself: aliases are for captures only."""
+        tape = self._host.tape
+        return self._run(args) if tape is None else self._record(tape, args)
+
+
+def on_host(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph in which the host stands for every emulated device."""
+    made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for node in made.graph.nodes:
+        node.args = _map_devices(node.args)
+        node.kwargs = _map_devices(node.kwargs)
+        if node.op == "get_attr":
+            _replace_attribute(made, str(node.target))
+    made.recompile()
+    return made
+
+
+def _replace_attribute(gm: fx.GraphModule, name: str) -> None:
+    """A constant or a subgraph, on the host."""
+    owner_name, _, last = name.rpartition(".")
+    owner = gm.get_submodule(owner_name)
+    value: Any = getattr(owner, last)
+    if isinstance(value, fx.GraphModule):
+        setattr(owner, last, on_host(value))
+    elif isinstance(value, torch.Tensor) and (host := host_memory(value.device)) is not None:
+        delattr(owner, last)
+        setattr(owner, last, host.kept_on_host(value))
+
+
+def _map_devices(tree: Any) -> Any:
+    return fx.node.map_aggregate(tree, _host_device)
+
+
+def _host_device(value: Any) -> Any:
+    named = isinstance(value, torch.device) and host_memory(value) is not None
+    return torch.device("cpu") if named else value
+
+
+def _host_text(match: re.Match[str]) -> str:
+    return '{"device": "cpu"}' if host_memory(match[1]) is not None else match[0]

@@ -1,0 +1,65 @@
+"""An `npu` device for machines without one, and the package `torch_npu` that scripts import.
+
+    import torchair.emulate
+    torchair.emulate.install()
+
+`torchair run script.py` does this before it runs a script. Importing torchair does not.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from torchair.emulate import finder
+from torchair.emulate.device import register
+from torchair.emulate.dynamo import install_hooks
+from torchair.emulate.facade import TorchNpu
+from torchair.emulate.state import STATE
+
+__all__ = ["DEVICES", "install", "installed", "why_not"]
+
+DEVICES = 8
+"""How many devices there are unless somebody asks for another number."""
+
+
+def installed() -> bool:
+    """Whether this process has the emulated device."""
+    return STATE.count > 0
+
+
+def why_not() -> str | None:
+    """Why the emulation cannot be installed here, None if it can or is."""
+    if installed():
+        return None
+    real = finder.real_package()
+    if real is not None:
+        return f"{real} is installed and used as it is"
+    name = torch._C._get_privateuse1_backend_name()
+    if name != "privateuseone":
+        return f"this process has the device {name!r} already, and torch has room for one"
+    return None
+
+
+def install(devices: int | None = None) -> bool:
+    """Make the device `npu` and the package `torch_npu` part of this process, for good.
+
+    Nothing happens where a real torch_npu is installed; then the answer is False. The number of
+    devices is 8, or as many as ASCEND_RT_VISIBLE_DEVICES names.
+    """
+    if why_not() is not None:
+        return False
+    if installed():
+        if devices not in (None, STATE.count):
+            raise RuntimeError(f"{STATE.count} emulated devices are installed already")
+        return True
+    register(devices if devices is not None else _visible_devices())
+    install_hooks()
+    finder.install(TorchNpu)
+    return True
+
+
+def _visible_devices() -> int:
+    named = [d for d in os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",") if d.strip()]
+    return len(named) or DEVICES

@@ -1,0 +1,68 @@
+"""Who answers `import torch_npu`: the real package if it is installed, else the emulation.
+
+The finder stands at the end of the import path, behind everything that finds real files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, distribution
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "torch_npu"
+_OURS = f"{PACKAGE}.dynamo.torchair"
+
+# Modules of the package: the module that stands for each, None for one that only holds others.
+MODULES: dict[str, str | None] = {
+    f"{PACKAGE}.npu": "torch.npu",
+    f"{PACKAGE}.npu.amp": "torch.npu.amp",
+    f"{PACKAGE}.profiler": "torchair.emulate.profiler",
+    f"{PACKAGE}.distributed": "torchair.emulate.hccl",
+    f"{PACKAGE}.dynamo": None,
+    _OURS: "torchair",
+}
+
+
+def real_package() -> str | None:
+    """What is known of an installed torch_npu, None if there is none."""
+    try:
+        found = distribution(PACKAGE)
+    except PackageNotFoundError:
+        spec = PathFinder.find_spec(PACKAGE)
+        return None if spec is None else f"{PACKAGE} in {spec.origin or spec.name}"
+    return f"{PACKAGE} {found.version}"
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds and makes the modules of the emulated package."""
+
+    def __init__(self, facade: Any) -> None:
+        """`facade` is the class of the module `torch_npu` itself."""
+        self._facade = facade
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == PACKAGE or name in MODULES or name.startswith(f"{_OURS}."):
+            return ModuleSpec(name, self, origin="torchair.emulate", is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        made: ModuleType = self._facade(PACKAGE) if spec.name == PACKAGE else ModuleType(spec.name)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        stands_for = MODULES.get(name, f"torchair{name.removeprefix(_OURS)}")
+        if name == PACKAGE:
+            module.fill()  # type: ignore[attr-defined]
+        elif stands_for is not None:
+            sys.modules[name] = importlib.import_module(stands_for)
+
+
+def install(facade: Any) -> None:
+    """Answer for the package from now on."""
+    if not any(isinstance(f, Finder) for f in sys.meta_path):
+        sys.meta_path.append(Finder(facade))

@@ -1,0 +1,184 @@
+"""The module `torch.npu`: what scripts ask of a device."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchair.emulate import generators, graphs, streams
+from torchair.emulate.autocast import DTYPES
+from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
+from torchair.emulate.state import DEVICE_TYPE, STATE
+from torchair.emulate.statistics import FUNCTIONS as STATISTICS
+from torchair.emulate.statistics import mem_get_info
+
+NAME = "torchair emulation of an Ascend NPU"
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What is known of a device."""
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    major: int = 0
+    minor: int = 0
+
+
+def is_available() -> bool:
+    """Whether there is a device to work on."""
+    return STATE.count > 0
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    return STATE.count
+
+
+def current_device() -> int:
+    """The number of the device that this thread has chosen."""
+    return STATE.here.device
+
+
+def set_device(device: Any) -> None:
+    """Choose a device for this thread."""
+    STATE.here.device = STATE.index_of(device)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for all work on a device: it is done."""
+    STATE.index_of(device)
+
+
+def get_device_name(device: Any = None) -> str:
+    """A name that says what the device is."""
+    STATE.index_of(device)
+    return NAME
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """Figures of a device: the host's."""
+    return DeviceProperties(NAME, mem_get_info(device)[1], torch.get_num_threads())
+
+
+def get_device_capability(device: Any = None) -> None:
+    """There is none, as with the real devices."""
+    STATE.index_of(device)
+
+
+def can_device_access_peer(device_id: Any, peer_device_id: Any) -> bool:
+    """All devices share one memory."""
+    return STATE.index_of(device_id) != STATE.index_of(peer_device_id)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Types that autocast may choose."""
+    return list(DTYPES)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """bfloat16 works."""
+    return True
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """Of the real devices: whether operators are compiled when they are called. No effect."""
+
+
+def is_jit_compile_false() -> bool:
+    """Operators are never compiled when they are called."""
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+def _always() -> bool:
+    return True
+
+
+def _exchange_device(index: int) -> int:
+    """Choose a device; the one chosen before is returned. A negative number changes nothing."""
+    before = STATE.here.device
+    if index >= 0:
+        STATE.here.device = STATE.checked(index)
+    return before
+
+
+class HostMemory:
+    """How the engine works on tensors of this device: they are in host memory."""
+
+    as_host = staticmethod(as_cpu)
+    kept_on_host = staticmethod(kept_on_cpu)
+    as_device = staticmethod(as_npu)
+
+    @property
+    def tape(self) -> Any:
+        """The capture that is under way in this thread, None if there is none."""
+        return STATE.here.tape
+
+
+def npu_module() -> ModuleType:
+    """The module, ready to be registered as `torch.npu`."""
+    module = ModuleType("torch.npu", __doc__)
+    module.__path__ = []  # type: ignore[attr-defined]  # `import torch.npu.amp` is possible
+    own = (
+        is_available, device_count, current_device, set_device, synchronize, get_device_name,
+        get_device_properties, get_device_capability, can_device_access_peer,
+        get_amp_supported_dtype, is_bf16_supported, set_compile_mode, is_jit_compile_false,
+        _is_in_bad_fork, _exchange_device,
+    )  # fmt: skip
+    names: dict[str, Any] = {f.__name__: f for f in own}
+    names |= {"init": _nothing, "_lazy_init": _nothing, "is_initialized": _always}
+    names |= {"_maybe_exchange_device": _exchange_device, "ipc_collect": _nothing}
+    names |= STATISTICS | _public(streams) | _public(graphs) | _public(generators)
+    names |= {"default_generators": tuple(generators.GENERATORS), "host": HostMemory()}
+    for name, value in names.items():
+        setattr(module, name, value)
+    module.amp = _amp_module()  # type: ignore[attr-defined]
+    return module
+
+
+def _public(module: ModuleType) -> dict[str, Any]:
+    """Functions and classes that a module defines for everyone."""
+    hidden = {"Generator", "make_generators"}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+        and not name.startswith("_")
+        and name not in hidden
+    }
+
+
+class autocast(torch.autocast):  # noqa: N801 (torch's own name for it)
+    """`torch.autocast` for this device."""
+
+    def __init__(
+        self, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True
+    ) -> None:
+        super().__init__(DEVICE_TYPE, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):  # type: ignore[name-defined]
+    """`torch.amp.GradScaler` for this device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(DEVICE_TYPE, *args, **kwargs)
+
+
+def _amp_module() -> ModuleType:
+    module = ModuleType("torch.npu.amp", "Mixed precision on the device.")
+    module.autocast, module.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    return module

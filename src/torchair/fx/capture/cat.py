@@ -1,0 +1,170 @@
+"""A concatenation along the first dim -> its parts are computed where they belong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.fx.capture.caution import cautious
+from torchair.fx.capture.forms import out_form
+from torchair.fx.capture.memory import Memory
+from torchair.fx.capture.sizes import Sizes
+from torchair.fx.capture.values import add_call, dims, ensure_values, tensor_of, written_by
+from torchair.fx.streams import mark_streams
+from torchair.ge.shapes import contiguous_strides
+from torchair.log import logger
+from torchair.ops.streams import STREAM_LABEL
+
+aten, air = torch.ops.aten, torch.ops.air
+
+
+class No(Exception):
+    """Says why a node stays as it is."""
+
+
+@cautious
+def remove_cat_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Allocate the result of `cat` first and let its inputs be computed into slices of it."""
+    nodes = gm.graph.find_nodes(op="call_function", target=aten.cat.default)
+    logger.debug("[remove_cat_ops] Found %s cat node(s)", len(nodes))
+    if not nodes:
+        return
+    ensure_values(gm)
+    mark_streams(gm.graph)
+    remover = _Remover(gm.graph)
+    optimized = 0
+    for node in nodes:
+        try:
+            remover.remove(node)
+            optimized += 1
+        except No as reason:
+            logger.debug("Skip %s: %s", node, reason)
+    logger.debug("remove_cat_ops: Optimized %s cat node(s)", optimized)
+
+
+class _Remover:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._memory = Memory(graph)
+        self._sizes = Sizes(graph)
+
+    def remove(self, cat: fx.Node) -> None:
+        """Rewrite one `cat`; No where that is not possible."""
+        result, parts = self._inputs(cat)
+        for part in parts:
+            self._check_part(part, cat, result)
+        shape = self._sizes.all_of(result.shape)
+        bounds = self._bounds(parts)
+        if shape is None:
+            raise No("its size is not known from the inputs of the graph")
+        buffer = self._allocate(cat, min(parts), shape)
+        for part, (start, end) in zip(parts, bounds, strict=True):
+            self._compute_in(part, buffer, start, end)
+        cat.replace_all_uses_with(buffer)
+        self._memory.forget(cat)
+        self._graph.erase_node(cat)
+        self._memory.learn(buffer)
+
+    def _inputs(self, cat: fx.Node) -> tuple[torch.Tensor, list[fx.Node]]:
+        given: Any = cat.args[0]
+        result = tensor_of(cat)
+        dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
+        if result is None or len(given) < 2:
+            raise No("it has less than two inputs")
+        if dim not in (0, -result.dim()):
+            raise No("it does not join along the first dim")
+        if len(set(given)) != len(given):
+            raise No("an input is there more than once")
+        if dims(result.stride()) != contiguous_strides(dims(result.shape)):
+            raise No("its result is not contiguous")
+        return result, list(given)
+
+    def _check_part(self, part: fx.Node, cat: fx.Node, result: torch.Tensor) -> None:
+        value = tensor_of(part)
+        if part.op != "call_function" or value is None:
+            raise No(f"{part} is not computed here")
+        target = part.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise No(f"{part} is not an operator")
+        if out_form(target, value.device.type) is None:
+            raise No(f"{target} has no form that writes into a given tensor")
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise No(f"{part} is random")
+        if any(u.target is aten.cat.default and u is not cat for u in part.users):
+            raise No(f"{part} is an input of another cat")
+        self._check_layout(part, value, result)
+        self._check_memory(part, cat)
+
+    def _check_layout(self, part: fx.Node, value: torch.Tensor, result: torch.Tensor) -> None:
+        if value.dtype != result.dtype or value.device != result.device:
+            raise No(f"{part} is of another type or on another device")
+        shape = dims(value.shape)
+        if len(shape) != result.dim() or shape[1:] != dims(result.shape)[1:]:
+            raise No(f"{part} has other dims")
+        if dims(value.stride()) != contiguous_strides(shape):
+            raise No(f"{part} is not contiguous")
+
+    def _check_memory(self, part: fx.Node, cat: fx.Node) -> None:
+        (storage,) = self._memory.of(part)
+        if any(storage in self._memory.of(n) for n in part.all_input_nodes):
+            raise No(f"{part} is a view")
+        if self._memory.is_returned(storage):
+            raise No(f"{part} is a result of the graph")
+        for shared in (storage, *self._memory.of(cat)):
+            writers = [u for u, by in self._memory.uses(shared) if by in written_by(u)]
+            if writers:
+                raise No(f"{writers[0]} writes to it")
+        if not self._memory.is_plain(storage):
+            raise No(f"{part} is seen as something else")
+
+    def _bounds(self, parts: list[fx.Node]) -> list[tuple[Any, Any]]:
+        bounds, start = [], 0
+        for part in parts:
+            end = start + part.meta["val"].shape[0]
+            pair = self._sizes.all_of([start, end])
+            if pair is None:
+                raise No(f"the size of {part} is not known from the inputs of the graph")
+            bounds.append((pair[0], pair[1]))
+            start = end
+        return bounds
+
+    def _allocate(self, cat: fx.Node, first: fx.Node, shape: list[Any]) -> fx.Node:
+        """The result, on the stream of the cat."""
+        value = cat.meta["val"]
+        options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+        label = cat.meta["stream_label"]
+        spot = first if label is not None else self._outside_of_streams(first)
+        with self._graph.inserting_before(spot):
+            switched = label not in (None, spot.meta["stream_label"])
+            if switched:
+                scope = ([STREAM_LABEL], [label])
+                add_call(self._graph, air.scope_enter.default, scope, like=cat, value=None)
+            empty = aten.empty.memory_format
+            buffer = add_call(self._graph, empty, (shape,), options, like=cat, value=value)
+            if switched:
+                add_call(self._graph, air.scope_exit.default, (), like=cat, value=None)
+        return buffer
+
+    def _outside_of_streams(self, node: fx.Node) -> fx.Node:
+        """The last place before a node that is on the default stream."""
+        while node.meta["stream_label"] is not None:
+            node = node.prev
+        return node.next if node.op == "placeholder" else node
+
+    def _compute_in(self, part: fx.Node, buffer: fx.Node, start: Any, end: Any) -> None:
+        form = out_form(part.target, part.meta["val"].device.type)
+        assert form is not None
+        with self._graph.inserting_before(part):
+            where = (buffer, 0, start, end)
+            piece = add_call(self._graph, aten.slice.Tensor, where, like=part)
+            self._memory.learn(piece)
+            self._memory.move(part, piece)
+            options = {**part.kwargs, form.argument: piece}
+            value = piece.meta["val"]
+            made = add_call(self._graph, form.op, part.args, options, like=part, value=value)
+        self._memory.learn(made)
+        part.replace_all_uses_with(made)
+        self._memory.forget(part)
+        self._graph.erase_node(part)

@@ -1,0 +1,222 @@
+"""`auto_functionalized` calls of operators that write to arguments -> the operators themselves, on
+copies or, where nobody can tell, on the arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.fx.capture.memory import place_of
+from torchair.fx.capture.reinplace import No, Reinplacer
+from torchair.fx.capture.values import add_call, fake_result, tensor_of
+
+aten = torch.ops.aten
+_FIRST, _SECOND = "auto_functionalized", "auto_functionalized_v2"
+_KEPT = "only_clone_these_tensors"
+
+
+def kind_of(node: fx.Node) -> str | None:
+    """Which of the two forms a node is; None if it is neither, or calls no plain operator."""
+    target = node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator) or not node.args:
+        return None
+    name = target.name()
+    plain = isinstance(node.args[0], torch._ops.OpOverload)
+    return name if plain and name in (_FIRST, _SECOND) else None
+
+
+def _written_arguments(node: fx.Node) -> list[str]:
+    arguments = _schema(node).arguments
+    return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _schema(node: fx.Node) -> Any:
+    return node.args[0]._schema  # type: ignore[union-attr]
+
+
+def _bases(node: fx.Node) -> dict[Any, Any]:
+    """The tensors that are written to, by the name or number that tells them apart."""
+    if kind_of(node) == _SECOND:
+        return dict(enumerate(node.kwargs.get("_all_bases", ())))  # type: ignore[arg-type]
+    return {name: node.kwargs.get(name) for name in _written_arguments(node)}
+
+
+def _makes_its_outputs(node: fx.Node) -> bool:
+    """Whether the operator is an `out=` form: what it writes to is not given but made."""
+    return any(f"_{name}_dtype" in node.kwargs for name in _written_arguments(node))
+
+
+def result_at(node: fx.Node, index: int) -> fx.Node | None:
+    """The node that takes a result of a call with several; one node, if there are more."""
+    takers = sorted(u for u in node.users if u.target is operator.getitem and u.args[1] == index)
+    for other in takers[1:]:
+        other.replace_all_uses_with(takers[0])
+        node.graph.erase_node(other)
+    return takers[0] if takers else None
+
+
+# ---- which arguments need no copy
+
+
+def refine(work: Reinplacer, node: fx.Node) -> None:
+    """Find the arguments that the operator may write to as they are."""
+    if kind_of(node) is None or _makes_its_outputs(node):
+        return
+    first = max(1, len(_schema(node).returns))
+    copied: list[Any] = []
+    taken: set[int] = set()
+    for position, (key, base) in enumerate(_bases(node).items()):
+        try:
+            if not isinstance(base, fx.Node) or not taken.isdisjoint(work.memory.of(base)):
+                raise No("it is no single tensor, or shares memory with another argument")
+            result = result_at(node, first + position)
+            storages = work.memory.of(base)
+            work.take(work.check(node, base, result, anywhere=True), base, result)
+            taken |= storages
+            if result is not None:
+                work.replace(result, base)
+        except No:
+            copied.append(key)
+    node.meta[_KEPT] = copied
+
+
+# ---- the operators themselves
+
+
+def decompose_auto_functionalized(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Call the operator that writes, after copies of the arguments that must keep their content."""
+    for node in list(gm.graph.nodes):
+        if kind_of(node) is not None:
+            with gm.graph.inserting_before(node):
+                _Decomposition(gm.graph, node).run()
+
+
+class _Decomposition:
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self._graph = graph
+        self._node = node
+        self._schema = _schema(node)
+        self._values: Any = node.meta["val"]
+
+    def run(self) -> None:
+        """Replace the node."""
+        made = _makes_its_outputs(self._node)
+        bases = {} if made else self._copies()
+        kwargs = {a.name: self._argument(a, bases, made) for a in self._schema.arguments}
+        call = self._call_operator(kwargs)
+        if made:
+            self._node.replace_all_uses_with(call)
+        else:
+            self._hand_out(call, bases)
+        self._graph.erase_node(self._node)
+
+    def _add(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        return add_call(self._graph, target, args, kwargs, like=self._node)
+
+    def _copies(self) -> dict[Any, Any]:
+        bases = _bases(self._node)
+        copied = self._node.meta.get(_KEPT, list(bases))
+        return {k: self._copy(b) if k in copied else b for k, b in bases.items()}
+
+    def _copy(self, base: Any) -> Any:
+        """A copy with the strides and the offset of the original, which views count on."""
+        if isinstance(base, (list, tuple)):
+            return [self._copy(b) for b in base]
+        value = tensor_of(base)
+        if value is None:
+            return base
+        offset, steps = place_of(value).area
+        if offset == 0 and (not steps or (len(steps) == 1 and steps[0][1] == 1)):
+            return self._add(aten.clone.default, base)
+        size, stride, start = self._layout(base, value)
+        whole = self._add(aten.as_strided.default, base, [self._room(base, value)], [1], 0)
+        copy = self._add(aten.clone.default, whole)
+        return self._add(aten.as_strided.default, copy, size, stride, start)
+
+    def _layout(self, base: fx.Node, value: torch.Tensor) -> tuple[list[Any], list[Any], Any]:
+        size = [self._number(s, aten.sym_size.int, base, i) for i, s in enumerate(value.shape)]
+        strides = enumerate(value.stride())
+        stride = [self._number(s, aten.sym_stride.int, base, i) for i, s in strides]
+        start = value.storage_offset()
+        return size, stride, self._number(start, aten.sym_storage_offset.default, base)
+
+    def _number(self, size: Any, ask: Any, base: fx.Node, *args: Any) -> Any:
+        return size if isinstance(size, int) else self._add(ask, base, *args)
+
+    def _room(self, base: fx.Node, value: torch.Tensor) -> Any:
+        """Number of elements up to the last one."""
+        size, stride, last = self._layout(base, value)
+        for count, step in zip(size, stride, strict=True):
+            last = self._sum(last, self._product(self._sum(count, -1), step))
+        return self._sum(last, 1)
+
+    def _sum(self, a: Any, b: Any) -> Any:
+        plain = isinstance(a, int) and isinstance(b, int)
+        return a + b if plain else self._add(operator.add, a, b)
+
+    def _product(self, a: Any, b: Any) -> Any:
+        plain = isinstance(a, int) and isinstance(b, int)
+        return a * b if plain else self._add(operator.mul, a, b)
+
+    def _argument(self, argument: Any, bases: dict[Any, Any], made: bool) -> Any:
+        given, name = self._node.kwargs, argument.name
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            return given.get(name, argument.default_value)
+        if made:
+            size, stride = given[f"_{name}_size"], given[f"_{name}_stride"]
+            options = {"dtype": given[f"_{name}_dtype"], "device": given[f"_{name}_device"]}
+            return self._add(aten.empty_strided.default, size, stride, **options)
+        if kind_of(self._node) == _FIRST:
+            return bases[name]
+        if f"_{name}_length" not in given:
+            return self._view(f"_{name}", bases)
+        length: Any = given[f"_{name}_length"]
+        return length and [self._view(f"_{name}_{i}", bases) for i in range(length)]
+
+    def _view(self, prefix: str, bases: dict[Any, Any]) -> Any:
+        """An argument, as a view of the tensor that it is in."""
+        given: Any = self._node.kwargs
+        index = given[f"{prefix}_base_index"]
+        if index is None:
+            return None
+        base = bases[index]
+        if f"{prefix}_alias" in given:
+            return self._add(aten.alias.default, base)
+        if f"{prefix}_storage_offset" in given:
+            layout = [given[f"{prefix}_{part}"] for part in ("size", "stride", "storage_offset")]
+            return self._add(aten.as_strided.default, base, *layout)
+        if f"{prefix}_slice_dim" in given:
+            bounds = [given[f"{prefix}_slice_{part}"] for part in ("dim", "start", "end")]
+            return self._add(aten.slice.Tensor, base, *bounds)
+        return base
+
+    def _call_operator(self, kwargs: dict[str, Any]) -> fx.Node:
+        """The call with arguments in the places where people write them."""
+        plain = [a.name for a in self._schema.arguments if not a.kwarg_only]
+        args = [kwargs.pop(name) for name in plain]
+        op: Any = self._node.args[0]
+        return add_call(
+            self._graph, op, args, kwargs, like=self._node, value=fake_result(op, args, kwargs)
+        )
+
+    def _hand_out(self, call: fx.Node, bases: dict[Any, Any]) -> None:
+        """Readers of results and of written tensors get them from the operator and the copies."""
+        returns = len(self._schema.returns)
+        first = max(1, returns)
+        written = list(bases.values())
+        for user in list(self._node.users):
+            index: Any = user.args[1]
+            if index >= first:
+                self._replace(user, written[index - first])
+            elif returns == 1:
+                self._replace(user, call)
+            else:
+                user.args = (call, index)
+
+    def _replace(self, user: fx.Node, by: Any) -> None:
+        user.replace_all_uses_with(by)
+        self._graph.erase_node(user)

@@ -1,0 +1,192 @@
+"""What passes know of a node's value from its fake result, and calls that are added to a graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from torchair.ge.shapes import Dim, from_torch
+
+aten = torch.ops.aten
+_UNKNOWN = object()
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a value."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from tensors_of(member)
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The fake result of a node that gives one tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of the memory of a fake tensor, as long as that tensor lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def dims(sizes: Sequence[Any]) -> tuple[Dim, ...]:
+    """Sizes or strides that can be compared without guards."""
+    return tuple(from_torch(d) for d in sizes)
+
+
+def arguments_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a call takes, each as often as it is taken."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a call writes to. What cannot be known counts as written."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return []
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _written_by_operator(node, target) if target._schema.is_mutable else []
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        pure = target.name().startswith("auto_functionalized")
+        return [] if pure else arguments_of(node)
+    return [] if node.op == "call_function" else arguments_of(node)
+
+
+def _written_by_operator(node: fx.Node, target: torch._ops.OpOverload) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.kwargs.get(argument.name)
+            if position < len(node.args):
+                given = node.args[position]
+            fx.map_arg(given, found.append)
+    return found
+
+
+_ABOUT_SIZES = frozenset(
+    {
+        aten.sym_size.int,
+        aten.sym_stride.int,
+        aten.sym_numel.default,
+        aten.sym_storage_offset.default,
+        torch.ops.air.keep.default,
+    }
+)
+
+
+def reads_nothing(node: fx.Node) -> bool:
+    """Whether a call looks at its tensors without touching what they hold: views, sizes."""
+    if node.target is operator.getitem or node.target in _ABOUT_SIZES:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return False
+    made = {storage_of(t) for t in tensors_of(node.meta.get("val"))}
+    given = {storage_of(t) for a in node.all_input_nodes for t in tensors_of(a.meta.get("val"))}
+    return bool(made) and made <= given
+
+
+def device_of(graph: fx.Graph) -> torch.device | None:
+    """The accelerator that a graph computes on, None for the CPU."""
+    for node in graph.nodes:
+        for tensor in tensors_of(node.meta.get("val")):
+            if tensor.device.type not in ("cpu", "meta"):
+                return tensor.device
+    return None
+
+
+# ---- new calls
+
+
+def fake_result(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call gives on the fake results of its arguments."""
+    plain, named = fx.map_arg((tuple(args), dict(kwargs)), lambda n: n.meta["val"])
+    modes = [t.fake_mode for t in tensors_of([*plain, *named.values()]) if hasattr(t, "fake_mode")]
+    with modes[0] if modes else FakeTensorMode():
+        return target(*plain, **named)
+
+
+def add_call(
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    like: fx.Node,
+    value: Any = _UNKNOWN,
+) -> fx.Node:
+    """A call at the insertion point of a graph, from the same line of the model as `like`. Its
+    result is `value`, or is found with fake tensors."""
+    made = graph.call_function(target, tuple(args), dict(kwargs or {}))
+    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "stream_label"):
+        if key in like.meta:
+            made.meta[key] = like.meta[key]
+    known = value is not _UNKNOWN
+    made.meta["val"] = value if known else fake_result(target, args, kwargs or {})
+    return made
+
+
+# ---- results that tell which nodes share memory
+
+
+def ensure_values(gm: fx.GraphModule) -> None:
+    """See to it that every node has a fake result, and that views share memory in those. A graph
+    that was traced with real tensors has results without that."""
+    if all(_tells(node, gm) for node in gm.graph.nodes):
+        return
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    modes = {id(m): m for n in placeholders if (m := _mode_of(n)) is not None}
+    mode = next(iter(modes.values())) if len(modes) == 1 else FakeTensorMode()
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            node.meta["val"] = _in_mode(node.meta.get("val"), mode)
+        elif node.op == "get_attr":
+            node.meta["val"] = _in_mode(_attribute(node, gm), mode)
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with mode:
+                node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _tells(node: fx.Node, gm: fx.GraphModule) -> bool:
+    if node.op == "get_attr":
+        return "val" in node.meta or not isinstance(_attribute(node, gm), torch.Tensor)
+    if node.op != "call_function":
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if "val" not in node.meta:
+        return schema is not None and not schema.returns
+    if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
+        return True
+    base, results = tensor_of(node.args[0] if node.args else None), tensors_of(node.meta["val"])
+    return base is None or all(storage_of(t) == storage_of(base) for t in results)
+
+
+def _attribute(node: fx.Node, gm: fx.GraphModule) -> Any:
+    return operator.attrgetter(str(node.target))(gm)
+
+
+def _mode_of(node: fx.Node) -> FakeTensorMode | None:
+    value = node.meta.get("val")
+    return value.fake_mode if isinstance(value, FakeTensor) else None
+
+
+def _in_mode(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(value, FakeTensor):
+        return mode.from_tensor(value)
+    if value.fake_mode is mode:
+        return value
+    with mode:
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )

@@ -1,0 +1,187 @@
+"""Data dumps: the values of a graph as files, by running it node by node or by saving nodes.
+
+Says what to run instead of a compiled graph; knows neither converters nor capture.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.fx.node import has_side_effect
+
+from torchair.configs.debug import rank_directory
+from torchair.configs.options import CAPTURE_MODES, NPUGRAPH_EX
+from torchair.configs.settings import Settings
+from torchair.log import logger
+from torchair.ops import save
+from torchair.store import DIRECTORY_MODE, atomic_write
+
+_ = save
+_SAVE = torch.ops.air.save_tensor.default
+_WITHOUT_NUMPY = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+Wanted = Callable[[fx.Node], fx.Node | None]
+"""Which node to dump in place of a node, None for no dump; `debug.data_dump.filter` is one."""
+
+
+def dumps_instead(settings: Settings) -> bool:
+    """Whether the user asks for data of the traced graph, which then runs without compilation."""
+    original = dumps_tensors(settings) and settings.tensor_dump_stage == "original"
+    return settings.data_dump_type is not None or _npy_of_eager_run(settings) or original
+
+
+def dumps_tensors(settings: Settings) -> bool:
+    """Whether the user asks for tensors of graphs that would be captured."""
+    return settings.tensor_dump and settings.mode in CAPTURE_MODES
+
+
+def dumping(
+    gm: fx.GraphModule,
+    name: str,
+    settings: Settings,
+    convertible: Callable[[Any], Any] = lambda _target: True,
+) -> Callable[..., Any]:
+    """What runs instead of a compiled graph when `dumps_instead` says so.
+
+    `convertible` tells of a target whether it has a converter; without one it is not dumped,
+    except in the mode `npugraph_ex`, which knows no converters.
+    """
+    if settings.data_dump_type is None and not _npy_of_eager_run(settings):
+        logger.warning("data dump is on: %s runs as traced, without compilation", name)
+        own = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        save_after_each_node(own, settings.tensor_dump_path)
+        return own
+    logger.warning("data dump is on: %s runs node by node, without compilation", name)
+    root = settings.tensor_dump_path
+    if settings.data_dump_type is not None:
+        root = rank_directory(settings.data_dump_path or ".")
+    return EagerDump(gm, os.path.join(root, name), _choice(settings, convertible))
+
+
+def _npy_of_eager_run(settings: Settings) -> bool:
+    return dumps_tensors(settings) and settings.run_eagerly
+
+
+def _choice(settings: Settings, convertible: Callable[[Any], Any]) -> Wanted:
+    choose = settings.data_dump_filter or (lambda node: node)
+    everything = settings.mode == NPUGRAPH_EX
+
+    def wanted(node: fx.Node) -> fx.Node | None:
+        return choose(node) if everything or convertible(node.target) else None
+
+    return wanted
+
+
+# ---- saving nodes in the graph
+
+
+def save_after_each_node(gm: fx.GraphModule, directory: str) -> None:
+    """Let the graph write each tensor it computes to `<directory>/<node>_device_<d>_<n>.pt`."""
+    operator = _save_operator()
+    has_side_effect(operator)
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not _makes_a_tensor(node) or node.target is operator:
+            continue
+        with gm.graph.inserting_after(node):
+            gm.graph.call_function(operator, (node,), {"save_path": f"{directory}/{node.name}.pt"})
+    gm.recompile()
+
+
+def _save_operator() -> Any:
+    """The operator of an NPU stack where there is one, else ours."""
+    packet = getattr(torch.ops.npu, "save_npugraph_tensor", None)
+    return _SAVE if packet is None else packet.default
+
+
+def _makes_a_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+# ---- running node by node
+
+
+class EagerDump:
+    """A graph that is interpreted, with the arguments and results of its nodes as numpy files.
+
+    They go to `<path>/worldsize<W>_global_rank<R>/<graph>/<step>/`, where `step` counts calls.
+    """
+
+    def __init__(self, gm: fx.GraphModule, directory: str, wanted: Wanted) -> None:
+        self._gm = gm
+        self._directory = directory
+        self._wanted = wanted
+        self._steps = itertools.count()
+
+    def __call__(self, *args: Any) -> Any:
+        folder = os.path.join(self._directory, str(next(self._steps)))
+        os.makedirs(folder, DIRECTORY_MODE, exist_ok=True)
+        return _Dumper(self._gm, folder, self._wanted).run(*args)
+
+
+class _Dumper(fx.Interpreter):
+    """One run of a graph."""
+
+    def __init__(self, gm: fx.GraphModule, folder: str, wanted: Wanted) -> None:
+        super().__init__(gm)
+        self._folder = folder
+        self._wanted = wanted
+
+    def run_node(self, n: fx.Node) -> Any:
+        shown = self._wanted(n) if n.op == "call_function" else None
+        if shown is None:
+            return super().run_node(n)
+        stem = f"{self._folder}/{shown.name}-{_target_name(shown)}"
+        arguments, _ = self.fetch_args_kwargs_from_env(n)
+        _write_all(f"{stem}.INPUT", arguments)  # before the node can change them
+        result = super().run_node(n)
+        results = result if isinstance(result, tuple | list) else (result,)
+        _write_all(f"{stem}.OUTPUT", results)
+        return result
+
+
+def _target_name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return str(getattr(target, "__name__", target)).replace("/", "_")
+
+
+def _write_all(stem: str, values: Sequence[Any]) -> None:
+    moment = datetime.now(UTC).strftime("%Y%m%d%H%M%S%f")
+    for i, value in enumerate(values):
+        if isinstance(value, list | tuple) and any(isinstance(x, torch.Tensor) for x in value):
+            for j, element in enumerate(value):
+                _write(f"{stem}.{i}.{j}.{moment}.npy", element)
+        else:
+            _write(f"{stem}.{i}.{moment}.npy", value)
+
+
+def _write(path: str, value: Any) -> None:
+    file = io.BytesIO()
+    np.save(file, as_array(value), allow_pickle=False)
+    atomic_write(path, file.getvalue())
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """A value of a graph as a numpy array; text for what is neither tensor nor number."""
+    if not isinstance(value, torch.Tensor):
+        return np.array(value if _fits_numpy(value) else str(value))
+    plain = value.detach().cpu().resolve_conj().resolve_neg()
+    wide = _WITHOUT_NUMPY.get(plain.dtype, plain.dtype)
+    if plain.is_floating_point() and plain.element_size() == 1:
+        wide = torch.float32
+    return plain.to(wide).numpy()
+
+
+def _fits_numpy(value: Any) -> bool:
+    items = value if isinstance(value, list | tuple) else (value,)
+    return all(isinstance(item, bool | int | float | complex | str) for item in items)

@@ -1,0 +1,190 @@
+"""SwiGLU and rotary position embedding, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair.ops.npu.checks import refuse_given, wide, wrong
+from torchair.ops.npu.library import Gradient, Operator
+
+Tensor = torch.Tensor
+
+
+# ---- swiglu: silu of the first half, times the second ----
+
+
+def swiglu(x: Tensor, dim: int = -1) -> Tensor:
+    """silu(a) * b, where a and b are the halves of `x` along a dim."""
+    a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
+    return (a * torch.sigmoid(a) * b).to(x.dtype)
+
+
+def swiglu_backward(grad_output: Tensor, x: Tensor, dim: int = -1) -> Tensor:
+    """The gradient of `x`."""
+    a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
+    grad, gate = grad_output.to(a.dtype), torch.sigmoid(a)
+    da = grad * b * gate * (1 + a * (1 - gate))
+    return torch.cat([da, grad * a * gate], dim).to(x.dtype)
+
+
+def _check_halves(x: Tensor, dim: int) -> None:
+    if x.shape[dim] % 2:
+        raise wrong("npu_swiglu", "self", f"dim {dim} of size {x.shape[dim]} has no two halves")
+
+
+def _swiglu(self: Tensor, dim: int = -1) -> Tensor:
+    _check_halves(self, dim)
+    return swiglu(self, dim)
+
+
+def _fake_swiglu(self: Tensor, dim: int = -1) -> Tensor:
+    _check_halves(self, dim)
+    dims = list(self.shape)
+    dims[dim] //= 2
+    return self.new_empty(dims)
+
+
+def _fake_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int = -1) -> Tensor:
+    return self.new_empty(self.shape)
+
+
+def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.dim = inputs[1]
+
+
+def _swiglu_gradient(ctx: Any, grad: Tensor) -> Any:
+    return torch.ops.npu.npu_swiglu_backward(grad, *ctx.saved_tensors, ctx.dim), None
+
+
+# ---- rotary embedding: x * r1 + rotated(x) * r2 ----
+
+ROTARY_MODES = ("half", "interleave", "quarter", "interleave-half")
+"""Names of the modes; the place of a name is the number that GE has for it."""
+
+
+def straight(x: Tensor, mode: str) -> Tensor:
+    """What `r1` is multiplied with: `x`, in the last mode with even positions before odd ones."""
+    if mode != "interleave-half":
+        return x
+    return torch.cat([x[..., ::2], x[..., 1::2]], -1)
+
+
+def rotated(x: Tensor, mode: str) -> Tensor:
+    """What `r2` is multiplied with: pairs (a, b) of features as (-b, a)."""
+    if mode == "interleave":
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    if mode == "quarter":
+        a, b, c, d = x.chunk(4, -1)
+        return torch.cat([-b, a, -d, c], -1)
+    a, b = (x[..., ::2], x[..., 1::2]) if mode == "interleave-half" else x.chunk(2, -1)
+    return torch.cat([-b, a], -1)
+
+
+def _straight_back(g: Tensor, mode: str) -> Tensor:
+    """The gradient through `straight`."""
+    return _interleaved(*g.chunk(2, -1)) if mode == "interleave-half" else g
+
+
+def _rotated_back(g: Tensor, mode: str) -> Tensor:
+    """The gradient through `rotated`: pairs turn the other way."""
+    if mode != "interleave-half":
+        return -rotated(g, mode)
+    first, second = g.chunk(2, -1)
+    return _interleaved(second, -first)
+
+
+def _interleaved(even: Tensor, odd: Tensor) -> Tensor:
+    return torch.stack([even, odd], -1).flatten(-2)
+
+
+def rotary(x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half") -> Tensor:
+    """Features turned in pairs by angles whose cosines and sines are `r1` and `r2`."""
+    values = x.to(wide(x.dtype))
+    cosine, sine = r1.to(values.dtype), r2.to(values.dtype)
+    return (straight(values, mode) * cosine + rotated(values, mode) * sine).to(x.dtype)
+
+
+def rotary_backward(
+    grad: Tensor, x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of all three operands, each with the dims of its own."""
+    values, g = x.to(wide(x.dtype)), grad.to(wide(x.dtype))
+    turned = _rotated_back(g * r2.to(g.dtype), mode)
+    dx = _straight_back(g * r1.to(g.dtype), mode) + turned
+    dr1 = (g * straight(values, mode)).sum_to_size(r1.shape)
+    dr2 = (g * rotated(values, mode)).sum_to_size(r2.shape)
+    return dx.to(x.dtype), dr1.to(r1.dtype), dr2.to(r2.dtype)
+
+
+def check_rotary(dims: Sequence[Any], mode: str, rotate: Any = None) -> None:
+    """Raise for a mode that does not exist or does not fit the last dim, or a rotation matrix."""
+    if mode not in ROTARY_MODES:
+        known = ", ".join(ROTARY_MODES)
+        raise wrong("npu_rotary_mul", "rotary_mode", f"{mode!r} is none of {known}")
+    parts = 4 if mode == "quarter" else 2
+    if dims[-1] % parts:
+        raise wrong("npu_rotary_mul", "self", f"{dims[-1]} features have no {parts} equal parts")
+    refuse_given("npu_rotary_mul", rotate=rotate)
+
+
+def _rotary(
+    self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
+    check_rotary(self.shape, rotary_mode, rotate)
+    return rotary(self, r1, r2, rotary_mode)
+
+
+def _fake_rotary(
+    self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
+    check_rotary(self.shape, rotary_mode, rotate)
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+def _fake_rotary_backward(
+    grad: Tensor, self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half"
+) -> Any:
+    operands = (self, r1, r2)
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in operands)
+
+
+def _keep_rotary(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.mode, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _rotary_gradient(ctx: Any, grad: Tensor) -> Any:
+    grads = torch.ops.npu.npu_rotary_mul_backward(grad, *ctx.saved_tensors, ctx.mode)
+    return *grads, None, None
+
+
+OPERATORS = (
+    Operator(
+        "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
+        _swiglu,
+        _fake_swiglu,
+        Gradient(_keep_swiglu, _swiglu_gradient),
+    ),
+    Operator(
+        "npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor",
+        swiglu_backward,
+        _fake_swiglu_backward,
+    ),
+    Operator(
+        "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
+        "Tensor? rotate=None) -> Tensor",
+        _rotary,
+        _fake_rotary,
+        Gradient(_keep_rotary, _rotary_gradient),
+    ),
+    Operator(
+        "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
+        "str rotary_mode='half') -> (Tensor, Tensor, Tensor)",
+        rotary_backward,
+        _fake_rotary_backward,
+    ),
+)

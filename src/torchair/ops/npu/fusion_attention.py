@@ -1,0 +1,323 @@
+"""`npu_fusion_attention`: attention for training, with its gradient."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchair.ops.npu.attend import Dropout, Scores, attend, attend_backward
+from torchair.ops.npu.checks import refuse, refuse_given, wide, wrong
+from torchair.ops.npu.layouts import by_heads, from_heads, head_dims, layout_dims
+from torchair.ops.npu.library import Gradient, Operator
+from torchair.ops.npu.masks import NO_LIMIT, PREFIX, PREFIX_SMALL, cut, full_mask, window_of
+
+Tensor = torch.Tensor
+NAME = "npu_fusion_attention"
+_COPIES = 8  # the device keeps each statistic of a query so often
+_SEEDS = 1 << 62  # seeds of dropout are below
+_LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
+
+
+Piece = tuple[range, range, range]
+"""Batches, queries and keys that are computed together."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A call of the operator: operands in their layout, and what decides the scores."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    heads: int
+    layout: str
+    pse: Tensor | None = None
+    mask: Tensor | None = None
+    scale: float = 1.0
+    before: int = NO_LIMIT
+    after: int = NO_LIMIT
+    prefix: Sequence[int] | None = None
+    query_ends: Sequence[int] | None = None
+    key_ends: Sequence[int] | None = None
+    sparse_mode: int = 0
+    keep: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_layout(self.layout)
+        if self.sparse_mode in (PREFIX, PREFIX_SMALL) and self.prefix is None:
+            raise wrong(NAME, "prefix", f"is needed for sparse_mode {self.sparse_mode}")
+        ragged = self.layout == "TND"
+        for name, ends in (("qlen", self.query_ends), ("kvlen", self.key_ends)):
+            if ragged and ends is None:
+                raise wrong(NAME, f"actual_seq_{name}", "is needed with the layout TND")
+            if not ragged and ends is not None:
+                raise wrong(NAME, f"actual_seq_{name}", "belongs to the layout TND")
+        if ragged and self.pse is not None:
+            raise refuse(NAME, "pse", "is not supported with the layout TND")
+
+    def by_heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value as (batch, heads, positions, features)."""
+        query = by_heads(self.query, self.layout, self.heads)
+        width = query.shape[-1]
+        flat = self.layout in ("BSH", "SBH")
+        key_heads = self.key.shape[-1] // width if flat else 0
+        return (
+            query,
+            by_heads(self.key, self.layout, key_heads),
+            by_heads(self.value, self.layout, key_heads),
+        )
+
+    def pieces(self, dims: Sequence[int], keys: int) -> list[Piece]:
+        """What is computed together: batches, their queries and their keys."""
+        batches, _, queries, _ = dims
+        if self.layout != "TND":
+            together = 1 if self.sparse_mode in (PREFIX, PREFIX_SMALL) else batches
+            return [
+                (range(b, b + together), range(queries), range(keys))
+                for b in range(0, batches, together)
+            ]
+        ends = [list(e) for e in (self.query_ends or (), self.key_ends or ())]
+        if len(ends[0]) != len(ends[1]):
+            raise wrong(NAME, "actual_seq_kvlen", "has not as many ends as actual_seq_qlen")
+        spans = [zip([0, *e[:-1]], e, strict=True) for e in ends]
+        return [(range(1), range(*q), range(*k)) for q, k in zip(*spans, strict=True)]
+
+    def dropout(self) -> Dropout | None:
+        """The pattern of dropout from its beginning, None without dropout."""
+        if self.keep == 1.0:
+            return None
+        return Dropout.seeded(self.keep, self.seed, self.query.device)
+
+    def scores(self, number: int, piece: Piece, dropout: Dropout | None) -> Scores:
+        """How scores of a piece are made."""
+        masked = self.mask is not None
+        prefix = self.prefix[number] if self.prefix is not None else 0
+        window = window_of(NAME, self.sparse_mode, self.before, self.after, masked, prefix)
+        hidden = full_mask(NAME, self.mask, self.sparse_mode, False)
+        batches, queries, keys = piece  # a ragged layout counts from the begin of each sequence
+        where = (batches, range(len(queries)), range(len(keys)))
+        shift = cut(self.pse, *where)
+        return Scores(self.scale, shift, True, cut(hidden, *where), window, dropout=dropout)
+
+
+def check_layout(layout: str) -> None:
+    """Raise for a layout that the operator does not have."""
+    if layout not in _LAYOUTS:
+        raise refuse(NAME, "input_layout", f"{layout!r} is none of {', '.join(_LAYOUTS)}")
+
+
+def _part(x: Tensor, batches: range, rows: range) -> Tensor:
+    return x[batches.start : batches.stop, :, rows.start : rows.stop]
+
+
+def fusion_attention(call: Fusion) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result, the largest score and the sum of exponentials of each query, and an empty
+    tensor where the device could keep the softmax."""
+    query, key, value = call.by_heads()
+    kind = wide(query.dtype)
+    dims = (*query.shape[:3], value.shape[-1])
+    out = query.new_zeros(dims, dtype=kind)
+    top = query.new_full((*dims[:3], 1), float("-inf"), dtype=kind)
+    total = query.new_zeros((*dims[:3], 1), dtype=kind)
+    dropout = call.dropout()
+    for number, piece in enumerate(call.pieces(query.shape, key.shape[2])):
+        batches, queries, keys = piece
+        k, v = _part(key, batches, keys), _part(value, batches, keys)
+        scores = call.scores(number, piece, dropout)
+        found = attend(_part(query, batches, queries), k, v, scores)
+        for whole, part in zip((out, top, total), found, strict=True):
+            _part(whole, batches, queries).copy_(part)
+    saved = [_as_saved(x, call.layout) for x in (top, total)]
+    empty = query.new_empty(0)
+    return from_heads(out.to(query.dtype), call.layout), *saved, empty  # type: ignore[return-value]
+
+
+def fusion_attention_grad(
+    call: Fusion, dy: Tensor, softmax_max: Tensor, softmax_sum: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and pse (empty if there is none), in their types."""
+    query, key, value = call.by_heads()
+    grad = by_heads(dy, call.layout, call.heads)
+    top, total = (_from_saved(x, call.layout) for x in (softmax_max, softmax_sum))
+    kind = wide(query.dtype)
+    made = [torch.zeros_like(x, dtype=kind) for x in (query, key, value)]
+    dpse = None if call.pse is None else torch.zeros_like(call.pse, dtype=kind)
+    dropout = call.dropout()
+    for number, piece in enumerate(call.pieces(query.shape, key.shape[2])):
+        batches, queries, keys = piece
+        g, q, largest, sums = (_part(x, batches, queries) for x in (grad, query, top, total))
+        k, v = _part(key, batches, keys), _part(value, batches, keys)
+        scores = call.scores(number, piece, dropout)
+        *found, shift = attend_backward(g, q, k, v, scores, largest, sums)
+        for whole, part, rows in zip(made, found, (queries, keys, keys), strict=True):
+            _part(whole, batches, rows).add_(part)
+        if dpse is not None and shift is not None:
+            mine = dpse if dpse.shape[0] == 1 else dpse[batches.start : batches.stop]
+            mine += shift
+    grads = [from_heads(x.to(query.dtype), call.layout) for x in made]
+    last = query.new_empty(0) if call.pse is None or dpse is None else dpse.to(call.pse.dtype)
+    return *grads, last  # type: ignore[return-value]
+
+
+def _as_saved(x: Tensor, layout: str) -> Tensor:
+    x = x[0].transpose(0, 1) if layout == "TND" else x
+    return x.expand(*x.shape[:-1], _COPIES).contiguous()
+
+
+def _from_saved(x: Tensor, layout: str) -> Tensor:
+    x = x[..., :1]
+    return x.transpose(0, 1).unsqueeze(0) if layout == "TND" else x
+
+
+def result_dims(
+    query: Sequence[Any], key: Sequence[Any], value: Sequence[Any], heads: Any, layout: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Dims of the result and of the statistics, from those of the operands."""
+    batch, count, length, width = head_dims(query, layout, heads)
+    if layout in ("BSH", "SBH"):
+        value_width = value[2] // (key[2] // width)
+    else:
+        value_width = value[-1]
+    saved = (length, count, _COPIES) if layout == "TND" else (batch, count, length, _COPIES)
+    return layout_dims((batch, count, length, value_width), layout), saved
+
+
+# ---- operators ----
+
+
+def _call(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str,
+    pse: Tensor | None = None, padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None, scale: float = 1.0, keep_prob: float = 1.0,
+    pre_tockens: int = NO_LIMIT, next_tockens: int = NO_LIMIT, inner_precise: int = 0,
+    prefix: Any = None, actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None,
+    sparse_mode: int = 0, gen_mask_parallel: bool = True, sync: bool = False,
+    softmax_layout: str = "", sink: Tensor | None = None, *, seed: int = 0,
+) -> Fusion:  # fmt: skip
+    refuse_given(NAME, padding_mask=padding_mask, sink=sink, softmax_layout=softmax_layout or None)
+    if not 0 < keep_prob <= 1:
+        raise wrong(NAME, "keep_prob", f"is {keep_prob}, a share between 0 and 1 is wanted")
+    return Fusion(
+        query, key, value, head_num, input_layout, pse, atten_mask, scale, pre_tockens,
+        next_tockens, prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, keep_prob, seed,
+    )  # fmt: skip
+
+
+def _forward(*args: Any, **options: Any) -> Any:
+    call = _call(*args, **options)
+    if call.keep == 1.0:
+        return *fusion_attention(call), 0, 0, 0
+    seed = int(torch.randint(_SEEDS, ()))
+    call = replace(call, seed=seed)
+    query, key, _ = call.by_heads()
+    return *fusion_attention(call), seed, 0, query.shape[:3].numel() * key.shape[2]
+
+
+def _fake(*args: Any, **options: Any) -> Any:
+    call = _call(*args, **options)
+    if call.keep != 1.0:
+        raise refuse(NAME, "keep_prob", "dropout draws a seed in each call: not in a graph")
+    dims, saved = result_dims(
+        call.query.shape, call.key.shape, call.value.shape, call.heads, call.layout
+    )
+    statistics = [call.query.new_empty(saved, dtype=wide(call.query.dtype)) for _ in range(2)]
+    return call.query.new_empty(dims), *statistics, call.query.new_empty(0), 0, 0, 0
+
+
+def _backward_call(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
+    pse: Tensor | None = None, padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None, softmax_max: Tensor | None = None,
+    softmax_sum: Tensor | None = None, softmax_in: Tensor | None = None,
+    attention_in: Tensor | None = None, scale_value: float = 1.0, keep_prob: float = 1.0,
+    pre_tockens: int = NO_LIMIT, next_tockens: int = NO_LIMIT, inner_precise: int = 0,
+    seed: int = 0, offset: int = 0, numels: int = 0, prefix: Any = None,
+    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, sparse_mode: int = 0,
+    gen_mask_parallel: bool = True, sync: bool = False,
+) -> Any:  # fmt: skip
+    if softmax_max is None or softmax_sum is None:
+        raise wrong(f"{NAME}_grad", "softmax_max", "and softmax_sum of the forward are needed")
+    call = _call(
+        query, key, value, head_num, input_layout, pse, padding_mask, atten_mask, scale_value,
+        keep_prob, pre_tockens, next_tockens, inner_precise, prefix, actual_seq_qlen,
+        actual_seq_kvlen, sparse_mode, seed=seed,
+    )  # fmt: skip
+    return fusion_attention_grad(call, dy, softmax_max, softmax_sum)
+
+
+def _fake_backward(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
+    pse: Tensor | None = None, **options: Any,
+) -> Any:  # fmt: skip
+    grads = [x.new_empty(x.shape) for x in (query, key, value)]
+    last = query.new_empty(0) if pse is None else pse.new_empty(pse.shape)
+    return *grads, last
+
+
+_KEPT = (
+    "head_num", "input_layout", "scale", "keep_prob", "pre_tockens", "next_tockens",
+    "inner_precise", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sparse_mode",
+    "gen_mask_parallel", "sync",
+)  # fmt: skip
+_PLACES = {name: k for k, name in enumerate(inspect.signature(_call).parameters)}
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    query, key, value = inputs[:3]
+    pse, mask = (inputs[_PLACES[name]] for name in ("pse", "atten_mask"))
+    out, top, total, softmax, ctx.seed, ctx.offset, ctx.count = output
+    ctx.save_for_backward(query, key, value, pse, mask, out, top, total, softmax)
+    ctx.options = {name: inputs[_PLACES[name]] for name in _KEPT}
+    ctx.arguments = len(inputs)
+    ctx.mark_non_differentiable(top, total, softmax)
+
+
+def _backward(ctx: Any, dy: Tensor, *others: Any) -> Any:
+    query, key, value, pse, mask, out, top, total, softmax = ctx.saved_tensors
+    options = dict(ctx.options)
+    heads, layout = options.pop("head_num"), options.pop("input_layout")
+    dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad(
+        query, key, value, dy, heads, layout, pse=pse, atten_mask=mask, softmax_max=top,
+        softmax_sum=total, softmax_in=softmax, attention_in=out,
+        scale_value=options.pop("scale"), seed=ctx.seed, offset=ctx.offset, numels=ctx.count,
+        **options,
+    )  # fmt: skip
+    grads: list[Any] = [dq, dk, dv, *[None] * (ctx.arguments - 3)]
+    grads[_PLACES["pse"]] = None if pse is None else dpse
+    return tuple(grads)
+
+
+_LENGTHS = (
+    "SymInt[]? prefix=None, SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_kvlen=None, "
+    "int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False"
+)
+
+OPERATORS = (
+    Operator(
+        "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, "
+        "str input_layout, Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, "
+        "float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
+        f"int next_tockens=2147483647, int inner_precise=0, {_LENGTHS}, "
+        'str softmax_layout="", Tensor? sink=None) '
+        "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)",
+        _forward,
+        _fake,
+        Gradient(_keep, _backward),
+    ),
+    Operator(
+        "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, "
+        "int head_num, str input_layout, *, Tensor? pse=None, Tensor? padding_mask=None, "
+        "Tensor? atten_mask=None, Tensor? softmax_max=None, Tensor? softmax_sum=None, "
+        "Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
+        "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, "
+        f"int inner_precise=0, int seed=0, int offset=0, int numels=0, {_LENGTHS}) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+        _backward_call,
+        _fake_backward,
+    ),
+)

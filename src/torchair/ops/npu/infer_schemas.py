@@ -1,0 +1,130 @@
+"""Names, arguments and results without data of the attention operators for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchair.ops.npu.checks import refuse_given, wide
+from torchair.ops.npu.layouts import request_dims
+
+Tensor = torch.Tensor
+Named = Mapping[str, Any]
+
+PROMPT, STEP = "npu_prompt_flash_attention", "npu_incre_flash_attention"
+FUSED, FUSED_V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+
+
+# ---- arguments ----
+
+
+def optional(names: str, kind: str = "Tensor") -> str:
+    """Arguments of a kind that may be left out."""
+    return ", ".join(f"{kind}? {name}=None" for name in names.split())
+
+
+LIMITS = "int pre_tokens=2147483647, int next_tokens={}"
+HEADS = 'str input_layout="BSH", int num_key_value_heads=0'
+
+
+def fused_arguments(lengths: str) -> str:
+    """Arguments of the fused operator; `lengths` is the type of its lengths."""
+    return (
+        f"Tensor query, Tensor key, Tensor value, *, {optional('pse_shift atten_mask')}, "
+        f"{optional('actual_seq_lengths actual_seq_lengths_kv', lengths)}, "
+        + optional(
+            "dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 "
+            "antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset "
+            "value_antiquant_scale value_antiquant_offset block_table query_padding_size "
+            "kv_padding_size key_shared_prefix value_shared_prefix"
+        )
+        + f", {optional('actual_shared_prefix_len', lengths)}, "
+        f"{optional('query_rope key_rope key_rope_antiquant_scale')}, "
+        f"int num_heads=1, float scale=1.0, {LIMITS.format(2147483647)}, {HEADS}, "
+        "int sparse_mode=0, int inner_precise=0, int block_size=0, int antiquant_mode=0, "
+        "int key_antiquant_mode=0, int value_antiquant_mode=0, bool softmax_lse_flag=False"
+    )
+
+
+def fused_v2_arguments(lengths: str) -> str:
+    """Arguments of the second version; `lengths` is the type of its lengths."""
+    return (
+        "Tensor query, Tensor key, Tensor value, *, "
+        f"{optional('query_rope key_rope pse_shift atten_mask')}, "
+        f"{optional('actual_seq_qlen actual_seq_kvlen', lengths)}, "
+        + optional(
+            "block_table dequant_scale_query dequant_scale_key dequant_offset_key "
+            "dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out "
+            "quant_offset_out quant_scale_p learnable_sink"
+        )
+        + ", int num_query_heads=1, int num_key_value_heads=0, float softmax_scale=1.0, "
+        f'{LIMITS.format(2147483647)}, str input_layout="BSH", int sparse_mode=0, '
+        "int block_size=0, int query_quant_mode=0, int key_quant_mode=0, int value_quant_mode=0, "
+        "int inner_precise=0, bool return_softmax_lse=False, "
+        + optional(
+            "query_dtype key_dtype value_dtype query_rope_dtype key_rope_dtype "
+            "dequant_scale_query_dtype dequant_scale_key_dtype dequant_scale_value_dtype "
+            "dequant_scale_key_rope_dtype out_dtype",
+            "int",
+        )
+    )
+
+
+_RENAMED = {
+    "actual_seq_qlen": "actual_seq_lengths",
+    "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "dequant_scale_key": "key_antiquant_scale",
+    "dequant_offset_key": "key_antiquant_offset",
+    "dequant_scale_value": "value_antiquant_scale",
+    "dequant_offset_value": "value_antiquant_offset",
+    "dequant_scale_key_rope": "key_rope_antiquant_scale",
+    "quant_scale_out": "quant_scale2",
+    "quant_offset_out": "quant_offset2",
+    "num_query_heads": "num_heads",
+    "softmax_scale": "scale",
+    "key_quant_mode": "key_antiquant_mode",
+    "value_quant_mode": "value_antiquant_mode",
+    "return_softmax_lse": "softmax_lse_flag",
+}
+"""Arguments of the second version that the first one has under another name."""
+
+
+def first_version(named: Named) -> dict[str, Any]:
+    """Arguments of the second version of the fused operator under the names of the first."""
+    dtypes = [n for n in named if n.endswith("_dtype")]
+    unknown = {name: named.get(name) for name in ("quant_scale_p", *dtypes)}
+    refuse_given(FUSED_V2, **unknown)
+    return {_RENAMED.get(name, name): value for name, value in named.items()}
+
+
+# ---- tensors without data ----
+
+
+def fake_one(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
+    """The result of an operator that has one, without data."""
+    return fake_results(query, value, named)[0]
+
+
+def fake_results(query: Tensor, value: Tensor, named: Named) -> tuple[Tensor, Tensor]:
+    """Both results, without data."""
+    dims, sums = request_dims(
+        named.get("input_layout", "BSH"), query.shape, value.shape, named.get("num_heads", 1),
+        named.get("num_key_value_heads") or 0, named.get("block_table") is not None,
+        value.dtype == torch.int32,
+    )  # fmt: skip
+    dtype = query.dtype if named.get("quant_scale2") is None else torch.int8
+    given = bool(named.get("softmax_lse_flag"))
+    kind = wide(query.dtype) if given else torch.float32
+    return query.new_empty(dims, dtype=dtype), query.new_empty(sums if given else [1], dtype=kind)
+
+
+def fake_fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
+    """Results of the fused operator without data."""
+    return fake_results(query, value, named)
+
+
+def fake_fused_v2(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
+    """Results of the second version without data."""
+    return fake_results(query, value, first_version(named))

@@ -1,0 +1,1 @@
+"""Programs on files: they need no device and no compiled graph."""

@@ -1,0 +1,1 @@
+"""Checks of task files: what a device would run on which stream, as a Chrome trace."""

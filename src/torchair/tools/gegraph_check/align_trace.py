@@ -1,0 +1,79 @@
+"""Move the tasks of a file so that a viewer shows the order events keep: a wait begins when what
+it waits for has ended.
+
+    python -m torchair.tools.gegraph_check.align_trace tasks.json tasks_aligned.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from torchair.tools.gegraph_check.tasks import (
+    RECORDS,
+    WAITS,
+    FilePath,
+    Task,
+    handle_of,
+    read_events,
+    set_clocks,
+    tasks_of,
+    write_events,
+)
+
+
+def align_trace_json(
+    input_path: FilePath, output_path: FilePath | None = None, merge_gap: float = 0.0
+) -> str:
+    """Write a file in which no task begins before the one ahead of it in its stream has ended, nor
+    a wait before its event was fired; tasks of a stream are `merge_gap` microseconds apart.
+
+    Without `output_path` the file is `<input>_aligned.json`. Returns its path.
+    """
+    events = read_events(input_path)
+    tasks = tasks_of(events)
+    stuck = {id(t) for t in set_clocks(tasks)}
+    begins = _begins(tasks, stuck, merge_gap)
+    aligned = [dict(e) for e in events]
+    for task in tasks:
+        aligned[task.number]["ts"] = begins[task.number]
+    target = f"{str(input_path).removesuffix('.json')}_aligned.json"
+    return write_events(target if output_path is None else output_path, aligned)
+
+
+def _begins(tasks: Sequence[Task], stuck: set[int], gap: float) -> dict[int, float]:
+    """When each task begins, from the earliest on: as in the file, or later."""
+    begins: dict[int, float] = {}
+    ends: dict[str, float] = {}
+    fired: dict[str, float] = {}
+    for task in sorted(tasks, key=lambda t: (sum(t.clock.values()), t.number)):
+        begin = float(task.event.get("ts", 0))
+        if task.stream in ends:
+            begin = max(begin, ends[task.stream] + gap)
+        waits = handle_of(task, WAITS)
+        if waits is not None and id(task) not in stuck:
+            begin = max(begin, fired.get(waits[1], begin))
+        begins[task.number] = begin
+        ends[task.stream] = begin + float(task.event.get("dur", 0))
+        record = handle_of(task, RECORDS)
+        if record is not None:
+            fired[record[1]] = ends[task.stream]
+    return begins
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="align_trace", description=__doc__.split("\n")[0])
+    parser.add_argument("input", help="task file")
+    parser.add_argument(
+        "output", nargs="?", help="file to write, <input>_aligned.json if not given"
+    )
+    parser.add_argument("--merge-gap", type=float, default=0.0, help="microseconds")
+    options = parser.parse_args(arguments)
+    print(align_trace_json(options.input, options.output, options.merge_gap))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
