@@ -129,13 +129,12 @@ def host_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
     either on the host or copied from there."""
     known: set[fx.Node] = set()
     for node in graph.nodes:
-        value = node.meta.get("val")
         if node.op == "placeholder":
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(node.meta.get("val"), torch.Tensor):
                 known.add(node)
-        elif node.op == "get_attr":
-            known.add(node)
-        elif _is_size(node) or (set(node.all_input_nodes) <= known and _is_of_host(node)):
+            continue
+        computed = set(node.all_input_nodes) <= known and _is_of_host(node)
+        if node.op == "get_attr" or _is_size(node) or computed:
             known.add(node)
             yield node
 
