@@ -26,14 +26,18 @@ _same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 """Compares the addresses of many tensors in one call; torch has it where it has CUDA."""
 
 
-def key_entries(gm: fx.GraphModule, ignored: frozenset[int] = frozenset()) -> Entries:
+def key_entries(
+    gm: fx.GraphModule, ignored: frozenset[int] = frozenset(), on_device: bool = False
+) -> Entries:
     """What of the arguments tells calls apart: numbers, unless `ignored` as host arguments that
-    replays update; and tensors with a dim whose symbol no number gives."""
+    replays update; and tensors with a dim whose symbol no number gives. For a graph on a device a
+    tensor of the host without dims is a number too: Dynamo makes those of floats."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     values: list[Any] = [n.meta.get("val") for n in placeholders]
     numbers = [i for i, v in enumerate(values) if isinstance(v, torch.SymInt | torch.SymFloat)]
     given: set[Any] = {values[i].node.expr for i in numbers}
     entries = [(i, True) for i in numbers if i not in ignored]
+    entries += [(i, True) for i, v in enumerate(values) if on_device and is_host_number(v)]
     for i, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             dims: list[Any] = [d for d in value.shape if isinstance(d, torch.SymInt)]
@@ -42,6 +46,15 @@ def key_entries(gm: fx.GraphModule, ignored: frozenset[int] = frozenset()) -> En
                 entries.append((i, False))
                 given |= symbols
     return tuple(sorted(entries))
+
+
+def is_host_number(value: Any) -> bool:
+    """Whether a tensor is a number on the host."""
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.dim()
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 class KeyMaker:
@@ -59,12 +72,12 @@ class KeyMaker:
         if not self._entries and not parameters:
             return lambda args: ()
         if not tensors and not parameters:
-            return lambda args: tuple([args[i] for i in numbers])
+            return lambda args: tuple([_number(args[i]) for i in numbers])
         if not self._entries and len(parameters) > 1:
             pick = itemgetter(*parameters)
             return lambda args: tuple([p.data_ptr() for p in pick(args)])
         return lambda args: (
-            *[args[i] for i in numbers],
+            *[_number(args[i]) for i in numbers],
             *[args[i].shape for i in tensors],
             *[args[i].data_ptr() for i in parameters],
         )
@@ -85,7 +98,7 @@ class KeyMaker:
 
     def text(self, args: Sequence[Any]) -> str:
         """The key of a call as it is logged."""
-        shown = [args[i] if number else list(args[i].shape) for i, number in self._entries]
+        shown = [_number(args[i]) if number else list(args[i].shape) for i, number in self._entries]
         key = str(shown) if shown else CONSTANT
         if self._parameters:
             key += str(hash(tuple(args[i].data_ptr() for i in self._parameters)))

@@ -237,7 +237,7 @@ class Rehearsal(TorchDispatchMode):
     def _check(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         on_host = [t for t in tensors if t.device.type == "cpu"]
-        if any(_memory_of(t) in self._arguments for t in on_host):
+        if any(t.dim() and _memory_of(t) in self._arguments for t in on_host):  # numbers are keys
             raise Refusal(
                 f"{op} reads an argument that is on the CPU, and replays would read the value of "
                 "the first call again", "pass that argument on the device, or as a Python number"

@@ -62,6 +62,7 @@ class AclConcreteGraph(ConcreteGraph):
         """`static` are arguments that stay where they are; `fresh_results` is for graphs whose
         results outlive the next replay, as what a forward graph saves for its backward."""
         self.forward = gm
+        gm.meta["graph_name"] = name
         self.name = name
         self._settings = settings
         self._engine = engine
@@ -84,10 +85,12 @@ class AclConcreteGraph(ConcreteGraph):
             trace.write_program(self.codegen())
 
     def _load(self, device: Device) -> None:
-        updates = find_updates(self.forward, on_device=device.name != "cpu")
+        on_device = device.name != "cpu"
+        updates = find_updates(self.forward, on_device)
         info = self._info
         info.updated_ops_param, info.ops_update_rulers = updates.parameters(), updates.rulers()
-        info.unupdated_sym_input_index = list(key_entries(self.forward, updates.ignored))
+        entries = key_entries(self.forward, updates.ignored, on_device)
+        info.unupdated_sym_input_index = list(entries)
         self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
         pool = self._options.pool
         find = partial(substrate_for, engine=self._engine, pool=pool, updates=updates)
