@@ -152,8 +152,15 @@ class Memory:
             with suppress(RuntimeError):
                 self._accelerator.function("endAllocateToPool")(self.device.index, self.handle)
                 self._accelerator.function("releasePool")(self.device.index, self.handle)
-            with suppress(RuntimeError):
-                self._capture_nothing(self._accelerator.new_graph())
+            with suppress(RuntimeError), warnings.catch_warnings(action="ignore"):
+                self._repair_generators()
+
+    def _repair_generators(self) -> None:
+        """Capture nothing, in a pool of its own: that of the failed capture is in no good state."""
+        module, graph = self._accelerator.module, self._accelerator.new_graph()
+        with module.stream(self._stream):
+            graph.capture_begin(pool=module.graph_pool_handle(), capture_error_mode="thread_local")
+            graph.capture_end()
 
     def input_like(self, position: int, example: torch.Tensor) -> torch.Tensor:
         """Memory for private copies of an argument, in the layout of the example."""

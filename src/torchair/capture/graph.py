@@ -137,7 +137,7 @@ class AclGraph:
     # ---- one call ----
 
     def __call__(self, *args: Any) -> Any:
-        return self.call(args)
+        return self.call(list(args))
 
     def call(self, args: Sequence[Any]) -> Any:
         """Capture if need be, then bring inputs, replay, bring updates back, hand results out."""
@@ -159,7 +159,7 @@ class AclGraph:
         """The key of the graph that serves this call, captured now if it is new; None when calls
         run eagerly."""
         with self._lock:
-            meta = self._ready(args)
+            meta = self._ready(list(args))
             return None if meta is None else meta.key
 
     def process_input(self, key: str, *args: Any) -> None:

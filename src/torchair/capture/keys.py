@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 from torchair.capture.base import ArgumentKinds
+from torchair.engine.executor import picker
+from torchair.engine.guards import same_as
 
 CONSTANT = "no_updated_input"
 Entries = tuple[tuple[int, bool], ...]
@@ -88,13 +90,16 @@ class KeyMaker:
         """A quick test whether a call has the key of this one and the tensors `also` where they
         are now; None where looking the key up is as quick."""
         positions = [*self._parameters, *also]
-        if _same_addresses is None or len(positions) < 4:
+        same = _same_addresses
+        if same is None or len(positions) < 4 or not isinstance(args, list):
             return None
         known = set(positions)
         addresses = [a.data_ptr() if i in known else None for i, a in enumerate(args)]
-        rest = KeyMaker(ArgumentKinds(), self._entries, frozen=True).raw
-        wanted, same = rest(args), _same_addresses
-        return lambda others: rest(others) == wanted and same(list(others), addresses, positions)
+        rest, pick = KeyMaker(ArgumentKinds(), self._entries, frozen=True).raw, picker(also)
+        wanted, alike = rest(args), same_as(pick(args)).check
+        return lambda others: (
+            same(others, addresses, positions) and rest(others) == wanted and alike(*pick(others))
+        )
 
     def text(self, args: Sequence[Any]) -> str:
         """The key of a call as it is logged."""
