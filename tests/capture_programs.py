@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from like_eager import sharing
 from torchair.fx.capture import CAPTURE_PASSES
+from torchair.fx.passes.view_to_reshape import view_to_reshape
 from torchair.scope import npu_stream_switch
 
 Tensors = list[torch.Tensor]
@@ -111,9 +112,12 @@ def program(seed: int, streams: bool = False) -> Callable[..., tuple[torch.Tenso
 
 
 def traced(fn: Callable[..., Any], *args: Any, mode: str = "fake") -> fx.GraphModule:
-    """A graph as AOTAutograd makes them: functional but for copies to arguments in the end."""
+    """A graph as the passes get them: functional but for copies to arguments in the end, and with
+    `reshape` for `view`."""
     functional = functionalize(fn, remove="mutations")
-    return make_fx(functional, tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
+    gm = make_fx(functional, tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
+    view_to_reshape(gm, None, None)
+    return gm
 
 
 def apply(gm: fx.GraphModule, *names: str, config: Any = None) -> fx.GraphModule:
@@ -136,6 +140,28 @@ def text(gm: fx.GraphModule) -> str:
             target = getattr(node.target, "__name__", "")
             lines.append(f"{node.name} = {target}({', '.join(args)})")
     return "\n".join(lines)
+
+
+def targets(gm: fx.GraphModule) -> list[str]:
+    """What a graph calls, in order."""
+    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def written(gm: fx.GraphModule) -> list[str]:
+    """The calls of a graph that write to arguments."""
+    nodes = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    return [str(n.target) for n in nodes if n.target._schema.is_mutable]
+
+
+def expect(gm: fx.GraphModule, wanted: str) -> None:
+    """The text of a graph must be this."""
+    lines = [line.strip() for line in wanted.strip().splitlines()]
+    assert text(gm).splitlines() == lines, "\n" + text(gm)
+
+
+def x34() -> torch.Tensor:
+    """An argument."""
+    return torch.randn(3, 4)
 
 
 def assert_same_effect(

@@ -6,8 +6,9 @@ from __future__ import annotations
 # name is the package's own `__init__`, on top of all. `flags` is below `log`, which reads its level
 # there; `store` writes files for `trace`.
 LAYERS: dict[int, tuple[str, ...]] = {
-    12: ("",),
-    11: ("cli", "viz", "legacy", "emulate"),
+    13: ("", "__main__"),
+    12: ("cli", "viz", "legacy"),
+    11: ("emulate",),
     10: ("inference", "llm_datadist", "npugraph_ex"),
     9: ("backend", "export", "explain", "verify"),
     8: ("pipeline",),
@@ -15,7 +16,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     6: ("capture", "tune"),
     5: ("devices",),
     4: ("convert", "engine", "serde"),
-    3: ("catalog", "fx", "codegen"),
+    3: ("catalog", "fx", "codegen", "hcom"),
     2: ("ge", "ops", "scope", "passes"),
     1: ("configs", "tools", "trace"),
     0: ("store",),
@@ -29,7 +30,9 @@ LAYERS: dict[int, tuple[str, ...]] = {
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
     ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
+    ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
+    ("torchair.emulate.facade", "torchair.emulate.ops"): "operators are defined on request",
     ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
     ("torchair.npugraph_ex", "torchair.fx.passes.patterns"): "needs torch.fx internals",
 }
@@ -70,6 +73,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "get_compiler",
         "get_npu_backend",
         "logger",
+        "patch_for_hcom",
         "register_fx_node_ge_converter",
         "register_replacement",
     }
@@ -79,7 +83,6 @@ PUBLIC_API: frozenset[str] = frozenset(
 PENDING_API: dict[str, str] = {
     "dynamo_export": "waits for export.py and the .air writer of serde",
     "npu_format_cast_via_cpu": "waits for the private tensor formats of emulate",
-    "patch_for_hcom": "waits for the collective operators of convert",
     "use_internal_format_weight": "waits for the private tensor formats of emulate",
 }
 

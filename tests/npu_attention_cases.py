@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import npu_references as reference
 import torch
+
+import npu_references as reference
 from npu_cases import BF16, HALF, Case, npu, randint, randn
 
 Tensor = torch.Tensor
@@ -17,12 +18,12 @@ TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 
 
 def bsh(x: Tensor) -> Tensor:
-    b, n, s, d = x.shape
+    b, n = x.shape[:2]
     return torch.stack([torch.cat([x[i, h] for h in range(n)], -1) for i in range(b)])
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    b, n, s, d = x.shape
+    b, n, s, _ = x.shape
     if layout == "BSH":
         return bsh(x)
     if layout == "SBH":
@@ -85,12 +86,12 @@ FUSION = [
 ] + [
     Case(
         f"fusion-mode-{mode}",
-        lambda q, k, v, mode=mode: npu.npu_fusion_attention(
-            q, k, v, 4, "BNSD", scale=0.4, sparse_mode=mode, atten_mask=TRIANGLE,
-            pre_tockens=2, next_tockens=1,
+        lambda q, k, v, m, mode=mode: npu.npu_fusion_attention(
+            q, k, v, 4, "BNSD", scale=0.4, sparse_mode=mode, atten_mask=m, pre_tockens=2,
+            next_tockens=1,
         )[0],
-        (Q, K, V),
-        lambda q, k, v, rule=rule: each_batch(q, k, v, 0.4, hidden=rule)[0],
+        (Q, K, V, TRIANGLE),
+        lambda q, k, v, m, rule=rule: each_batch(q, k, v, 0.4, hidden=rule)[0],
     )
     for mode, rule in ((2, causal(False)), (3, causal(True)), (4, causal(True, 2, 1)))
 ] + [
@@ -115,12 +116,12 @@ FUSION = [
     ),
     Case(
         "fusion-ragged",
-        lambda q, k, v: npu.npu_fusion_attention(
-            q, k, v, 4, "TND", scale=0.4, sparse_mode=3, atten_mask=TRIANGLE,
+        lambda q, k, v, m: npu.npu_fusion_attention(
+            q, k, v, 4, "TND", scale=0.4, sparse_mode=3, atten_mask=m,
             actual_seq_qlen=[2, 5, 9], actual_seq_kvlen=[3, 8, 12],
         )[0],
-        (randn(9, 4, 8), randn(12, 2, 8, seed=1), randn(12, 2, 8, seed=2)),
-        lambda q, k, v: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True))[0],
+        (randn(9, 4, 8), randn(12, 2, 8, seed=1), randn(12, 2, 8, seed=2), TRIANGLE),
+        lambda q, k, v, m: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True))[0],
     ),
     Case(
         "fusion-bfloat16",
@@ -141,7 +142,9 @@ def _with_statistics(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, pse: Tensor)
     out, sums = each_batch(q, k, v, 0.4, hidden=hidden, shift=pse, first=True)
     top = torch.full_like(sums, float("-inf"))
     for b in range(2):
-        scores = (torch.einsum("hid,hjd->hij", q[b].double(), k[b].double()) + pse[0].double()) * 0.4
+        scores = (
+            torch.einsum("hid,hjd->hij", q[b].double(), k[b].double()) + pse[0].double()
+        ) * 0.4
         top[b, :, :, 0] = scores.masked_fill(hidden(b, 5, 7), float("-inf")).amax(-1)
     seen = top > float("-inf")
     total = torch.where(seen, torch.exp(sums - torch.where(seen, top, 0.0)), 0.0)
@@ -191,12 +194,11 @@ PROMPTS = [
     ),
     Case(
         "prompt-band",
-        lambda q, k, v: npu.npu_prompt_flash_attention(
-            q, k, v, atten_mask=torch.zeros(5, 7, dtype=torch.bool), num_heads=4,
-            scale_value=0.4, input_layout="BNSD",
+        lambda q, k, v, m: npu.npu_prompt_flash_attention(
+            q, k, v, atten_mask=m, num_heads=4, scale_value=0.4, input_layout="BNSD"
         ),
-        (Q, K, V),
-        lambda q, k, v: each_batch(q, k, v, 0.4, hidden=causal(False))[0],
+        (Q, K, V, torch.zeros(5, 7, dtype=torch.bool)),
+        lambda q, k, v, m: each_batch(q, k, v, 0.4, hidden=causal(False))[0],
     ),
     Case(
         "prompt-shift",
@@ -208,12 +210,12 @@ PROMPTS = [
     ),
     Case(
         "prompt-lengths",
-        lambda q, k, v: npu.npu_prompt_flash_attention(
+        lambda q, k, v, m: npu.npu_prompt_flash_attention(
             q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", sparse_mode=3,
-            actual_seq_lengths=[3, 5], actual_seq_lengths_kv=[6, 5], atten_mask=TRIANGLE,
+            actual_seq_lengths=[3, 5], actual_seq_lengths_kv=[6, 5], atten_mask=m,
         ),
-        (Q, K, V),
-        lambda q, k, v: each_batch(
+        (Q, K, V, TRIANGLE),
+        lambda q, k, v, m: each_batch(
             q, k, v, 0.4, hidden=causal(True), lengths=(3, 5), key_lengths=(6, 5)
         )[0],
     ),
@@ -251,6 +253,10 @@ def flat_pages(x: Tensor) -> Tensor:
 
 def _stored(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
     return reference.nearest(x / scale - offset, -128, 127).reshape(x.shape).to(torch.int8)
+
+
+def _times(x: Tensor, scale: Tensor, *dims: int) -> Tensor:
+    return x.double() * scale.double().view(dims)
 
 
 SCALE, OFFSET = torch.tensor([[0.02], [0.03]]), torch.tensor([[3.0], [-2.0]])
@@ -310,7 +316,7 @@ STEPS = [
         ),
         (ONE, randint(-99, 99, 3, 2, 9, 8), randint(-99, 99, 3, 2, 9, 8), PER_FEATURE),
         lambda q, k, v, s: each_batch(
-            q, k.double() * s[0].double().view(2, 1, 8), v.double() * s[1].double().view(2, 1, 8), 0.4
+            q, _times(k, s[0], 2, 1, 8), _times(v, s[1], 2, 1, 8), 0.4
         )[0],
     ),
     Case(
@@ -322,7 +328,7 @@ STEPS = [
         (ONE, CK, CV, torch.tensor([2])),
         lambda q, k, v, p: torch.cat(
             [
-                each_batch(q[b : b + 1], k[b : b + 1, :, 7 - n : 7], v[b : b + 1, :, 7 - n : 7], 0.4)[0]
+                each_batch(q[b, None], k[b, None, :, 7 - n : 7], v[b, None, :, 7 - n : 7], 0.4)[0]
                 for b, n in enumerate((3, 5, 4))
             ]
         ),
@@ -342,13 +348,19 @@ def _fused(**options: Any) -> Any:
     return run
 
 
+def _rows(batch: int, count: int) -> list[Tensor]:
+    """Keys and values of a batch, positions first."""
+    return [x[batch, :, :count].transpose(0, 1) for x in (CK, CV)]
+
+
+_PACKED = randint(0, 2**31 - 1, 3, 2, 9, 1, dtype=torch.int32)
 _RAGGED = (randn(9, 4, 8), randn(12, 2, 8, seed=1), randn(12, 2, 8, seed=2))
 _ROPE = (randn(2, 4, 5, 4), randn(2, 2, 7, 4))
 
 FUSED = [
     Case(
         "fused-sums",
-        _fused(input_layout="BSH", softmax_lse_flag=True),
+        lambda *x: _fused(input_layout="BSH", softmax_lse_flag=True)(*x),
         tuple(laid_out(x, "BSH") for x in (Q2, K2, V2)),
         lambda q, k, v: (bsh(each_batch(Q2, K2, V2, 0.4)[0]), each_batch(Q2, K2, V2, 0.4)[1]),
     ),
@@ -360,12 +372,12 @@ FUSED = [
     ),
     Case(
         "fused-ragged",
-        _fused(
+        lambda q, k, v, m: _fused(
             input_layout="TND", actual_seq_lengths=[2, 5, 9], softmax_lse_flag=True,
-            actual_seq_lengths_kv=[3, 8, 12], sparse_mode=3, atten_mask=TRIANGLE,
-        ),
-        _RAGGED,
-        lambda q, k, v: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True)),
+            actual_seq_lengths_kv=[3, 8, 12], sparse_mode=3,
+        )(q, k, v, atten_mask=m),
+        (*_RAGGED, TRIANGLE),
+        lambda q, k, v, m: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True)),
     ),
     Case(
         "fused-ragged-band",
@@ -385,7 +397,7 @@ FUSED = [
         (randn(5, 4, 8), flat_pages(CK), flat_pages(CV), TABLE),
         lambda q, k, v, t: torch.cat(
             [
-                _ragged(q[a:b], *(x[i, :, :n].transpose(0, 1) for x in (CK, CV)), (b - a,), (n,), causal(True))[0]
+                _ragged(q[a:b], *_rows(i, n), (b - a,), (n,), causal(True))[0]
                 for i, (a, b, n) in enumerate(((0, 2, 9), (2, 3, 5), (3, 5, 4)))
             ]
         ),
@@ -403,7 +415,8 @@ FUSED = [
         )[0],
         (Q2, K2, V2, K2[:1, :, :3] + 1, V2[:1, :, :3] - 1),
         lambda q, k, v, a, b: each_batch(
-            q, *(torch.cat([p[:, :, :2].expand(2, -1, -1, -1), x], 2) for p, x in ((a, k), (b, v))), 0.4
+            q, torch.cat([a[:, :, :2].expand(2, -1, -1, -1), k], 2),
+            torch.cat([b[:, :, :2].expand(2, -1, -1, -1), v], 2), 0.4,
         )[0],
     ),
     Case(
@@ -412,18 +425,19 @@ FUSED = [
             q, k, v, key_antiquant_scale=s, value_antiquant_scale=t
         )[0],
         (ONE, randint(-99, 99, 3, 2, 9, 8), randint(-99, 99, 3, 2, 9, 8), *PER_FEATURE),
-        lambda q, k, v, s, t: each_batch(
-            q, k.double() * s.double().view(2, 1, 8), v.double() * t.double().view(2, 1, 8), 0.4
-        )[0],
+        lambda q, k, v, s, t: each_batch(q, _times(k, s, 2, 1, 8), _times(v, t, 2, 1, 8), 0.4)[0],
     ),
     Case(
         "fused-int8-tokens",
         lambda q, k, v, s, t: _fused(
             input_layout="BNSD", key_antiquant_mode=1, value_antiquant_mode=1
         )(q, k, v, key_antiquant_scale=s, value_antiquant_scale=t)[0],
-        (ONE, randint(-99, 99, 3, 2, 9, 8), randint(-99, 99, 3, 2, 9, 8), randn(3, 9).abs() / 50, randn(3, 9, seed=1).abs() / 50),
+        (
+            ONE, randint(-99, 99, 3, 2, 9, 8), randint(-99, 99, 3, 2, 9, 8),
+            randn(3, 9).abs() / 50, randn(3, 9, seed=1).abs() / 50,
+        ),
         lambda q, k, v, s, t: each_batch(
-            q, k.double() * s.double().view(3, 1, 9, 1), v.double() * t.double().view(3, 1, 9, 1), 0.4
+            q, _times(k, s, 3, 1, 9, 1), _times(v, t, 3, 1, 9, 1), 0.4
         )[0],
     ),
     Case(
@@ -453,7 +467,7 @@ FUSED = [
         lambda q, k, v, s: _fused(input_layout="BNSD")(
             q, k, v, key_antiquant_scale=s, value_antiquant_scale=s
         )[0],
-        (ONE, randint(0, 2**31 - 1, 3, 2, 9, 1, dtype=torch.int32), randint(0, 2**31 - 1, 3, 2, 9, 1, dtype=torch.int32), torch.tensor([0.2])),
+        (ONE, _PACKED, _PACKED.flip(2), torch.tensor([0.2])),
         lambda q, k, v, s: each_batch(q, _nibbles(k) * 0.2, _nibbles(v) * 0.2, 0.4)[0],
         generic=True,
     ),

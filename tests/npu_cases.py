@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import npu_references as reference
 import torch
 
+import npu_references as reference
 from torchair.ops import npu as library
 
 library.define()
@@ -29,6 +29,17 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+    def call(self, *tensors: Tensor) -> Any:
+        """What the function gives, as a flat tuple."""
+        return tuple(leaves(self.fn(*tensors)))
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The members of nested lists and tuples."""
+    if isinstance(tree, (list, tuple)):
+        return [leaf for member in tree for leaf in leaves(member)]
+    return [tree]
 
 
 def randn(*dims: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -230,10 +241,10 @@ QUANTS = [
     Case(
         f"quantize-{axis}-{divides}",
         lambda x, s, z, axis=axis, d=divides: npu.npu_quantize(x, s, z, torch.qint8, axis, d),
-        (randn(4, 6) * 30, randn(6 if axis == -1 else 4).abs() + 0.1, randint(-5, 5, 6 if axis == -1 else 4, dtype=torch.int32)),
+        (randn(4, 6) * 30, randn(n).abs() + 0.1, randint(-5, 5, n, dtype=torch.int32)),
         lambda x, s, z, axis=axis, d=divides: reference.quantize(x, s, z, axis, d, (-128, 127)),
     )
-    for axis, divides in ((-1, True), (0, True), (-1, False), (-2, False))
+    for axis, divides, n in ((-1, True, 6), (0, True, 4), (-1, False, 6), (-2, False, 4))
 ] + [
     Case(
         "quantize-unsigned",
@@ -277,7 +288,7 @@ QUANTS = [
         lambda x: npu.npu_dynamic_quant(x, quant_mode="pertensor"),
         (randn(4, 16),),
         lambda x: (
-            reference.nearest(x.double() / (x.double().abs().max() / 127), -128, 127).reshape(x.shape),
+            reference.nearest(x.double() * 127 / x.abs().max(), -128, 127).reshape(x.shape),
             x.double().abs().max().reshape(1) / 127,
         ),
     ),
@@ -377,17 +388,20 @@ PRODUCTS = [
         lambda x, w, s: npu.npu_weight_quant_batchmatmul(x, w, s),
         (randn(5, 2), torch.tensor([[0x76543210], [-1985229329]], dtype=torch.int32), randn(8)),
         lambda x, w, s: reference.product(
-            x, torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [-1, -2, -3, -4, -5, -6, -7, -8]]) * s.double()
+            x, torch.stack([torch.arange(8), -1 - torch.arange(8)]) * s.double()
         ),
         generic=True,
     ),
 ]  # fmt: skip
 
 _GROUPS = torch.tensor([2, 2, 7])
+_SMALL, _SMALL_WEIGHTS = randint(-9, 9, 7, 8), randint(-9, 9, 3, 8, 6)
 
 
 def _cut_products(x: Tensor, weights: Any) -> list[Tensor]:
-    return [reference.product(x[a:b], w) for a, b, w in zip((0, 2, 2), (2, 2, 7), weights, strict=True)]
+    return [
+        reference.product(x[a:b], w) for a, b, w in zip((0, 2, 2), (2, 2, 7), weights, strict=True)
+    ]
 
 
 GROUPED = [
@@ -409,7 +423,10 @@ GROUPED = [
             [x], [u, v, w], bias=[b, b, b], group_list=g, group_type=0, split_item=2,
             group_list_type=1, act_type=1,
         ),
-        (randn(7, 8), randn(8, 6), randn(8, 6, seed=1), randn(8, 6, seed=2), randn(6), torch.tensor([2, 0, 5])),
+        (
+            randn(7, 8), randn(8, 6), randn(8, 6, seed=1), randn(8, 6, seed=2), randn(6),
+            torch.tensor([2, 0, 5]),
+        ),
         lambda x, u, v, w, b, g: (torch.cat(_cut_products(x, (u, v, w))) + b.double()).relu(),
     ),
     Case(
@@ -436,7 +453,7 @@ GROUPED = [
             [x], [w], scale=[s], per_token_scale=[p], group_list=g, group_type=0, split_item=2,
             output_dtype=torch.bfloat16,
         ),
-        (randint(-9, 9, 7, 8), randint(-9, 9, 3, 8, 6), randn(3, 6, dtype=BF16), randn(7).abs(), _GROUPS),
+        (_SMALL, _SMALL_WEIGHTS, randn(3, 6, dtype=BF16), randn(7).abs(), _GROUPS),
         lambda x, w, s, p, g: torch.cat(
             [y * t.double() for y, t in zip(_cut_products(x, w), s, strict=True)]
         ) * p.double()[:, None],
@@ -448,7 +465,10 @@ GROUPED = [
             [x], [w], antiquant_scale=[s], antiquant_offset=[o], group_list=g, group_type=0,
             split_item=3,
         ),
-        (randn(7, 8, dtype=F16), randint(-9, 9, 3, 8, 6), randn(3, 6, dtype=F16), randn(3, 6, dtype=F16, seed=1), _GROUPS),
+        (
+            randn(7, 8, dtype=F16), _SMALL_WEIGHTS, randn(3, 6, dtype=F16),
+            randn(3, 6, dtype=F16, seed=1), _GROUPS,
+        ),
         lambda x, w, s, o, g: torch.cat(
             _cut_products(x, (w.double() + o.double()[:, None]) * s.double()[:, None])
         ),

@@ -58,6 +58,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("latency --quick --only MLP --no-inductor", ("against eager",)),
         ("memory --preset tiny --way torchair", ("libraries", "steady")),
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
+        ("streams --quick", ("one lane", "two lanes", "ratio")),
     ],
 )
 @pytest.mark.usefixtures("three_layers")

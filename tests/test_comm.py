@@ -35,9 +35,28 @@ def broadcast(x):
 
 
 def exchange(x):
-    """Without a converter; the buffer it reads is free for the next result."""
+    """The buffer it reads is free for the next result."""
     y = collectives.all_to_all_single(x + 1, None, None, RANKS)
     return (x * 5 - 1) * y
+
+
+def uneven_exchange(x):
+    """The first process sends one row and three, the second two and two."""
+    first = bool(dist.get_rank() == 0)
+    sent, received = ([1, 3], [1, 2]) if first else ([2, 2], [3, 2])
+    return collectives.all_to_all_single(x + 1, received, sent, RANKS) * 2
+
+
+def together(x):
+    a, b = collectives.all_reduce_coalesced([x, x.exp().to(x.dtype)], "max", RANKS)
+    c, d = collectives.all_gather_into_tensor_coalesced([x, x[:2]], RANKS)
+    return a, b, c, d
+
+
+def other_reductions(x):
+    """GE has no word for these: the generic node serves."""
+    y = x.long()
+    return tuple(collectives.all_reduce(y, word, RANKS) + 0 for word in ("band", "bor", "bxor"))
 
 
 def several(x):
@@ -59,7 +78,10 @@ CASES = {
     all_gather: ["HcomAllGather"],
     reduce_scatter: ["HcomReduceScatter"],
     broadcast: ["HcomBroadcast"],
-    exchange: [],
+    exchange: ["HcomAllToAll"],
+    uneven_exchange: ["HcomAllToAllV"],
+    together: ["HcomAllReduce"] * 2 + ["HcomAllGather"] * 2,
+    other_reductions: [],
     several: ["HcomAllReduce", "HcomAllGather", "HcomAllReduce"],
     by_ranks: ["HcomAllReduce", "HcomAllGather", "HcomReduceScatter"],
 }

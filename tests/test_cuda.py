@@ -1,12 +1,15 @@
 """The same compiler on CUDA tensors; run with `make test-cuda` on a machine with a GPU."""
 
 import copy
+import json
+import random
 import threading
 
 import pytest
 import torch
 
 import torchair
+from lane_tools import Delays, Sessions, compiled
 from models import (
     BERT,
     LLAMA,
@@ -22,8 +25,13 @@ from models import (
     mlp_inputs,
     resnet_inputs,
 )
+from random_graphs import Maker
 from tolerance import assert_close_to_reference
-from torchair.errors import InputError
+from torchair import ge, scope
+from torchair.engine.check import check_plan
+from torchair.engine.executor import Program
+from torchair.engine.session import DeviceInfo, TorchNpuGraph
+from torchair.errors import GraphError, InputError
 from torchair.pipeline import NpuFxCompiler
 
 pytestmark = pytest.mark.cuda
@@ -58,9 +66,7 @@ def fresh():
 def test_models_equal_eager(case, dynamic, dtype):
     kind, config, first, second = CASES[case]
     model = build(kind, config).to("cuda", dtype)
-    fast = torch.compile(
-        model, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True
-    )
+    fast = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True)
     for make in (first, second) if dynamic else (first,):
         inputs = to_cuda(make(config), dtype)
         got = fast(*inputs)
@@ -143,3 +149,169 @@ def test_mixed_devices_and_creation():
         x = torch.randn(2, n, device="cuda")
         torch.testing.assert_close(fast(x, 3), fn(x, 3))
         torch.testing.assert_close(fast(x, torch.tensor(2.5)), fn(x, torch.tensor(2.5)))
+
+
+# ---- streams
+
+
+class _Sleeps(Delays):
+    """The device sleeps before some steps, on the stream of their lane."""
+
+    def wrap(self, run, steps, lane):
+        def delayed(registers):
+            if self._pick.random() < 0.5:
+                torch.cuda._sleep(self._pick.randrange(200_000))
+            run(registers)
+
+        return delayed
+
+
+def _branches(x, y):
+    with scope.npu_stream_switch("left"):
+        a = torch.softmax(x @ y, -1)
+        a = torch.roll(a, 1, 0).sort(-1).values
+    with scope.npu_stream_switch("right"):
+        b = torch.roll(torch.tanh(y @ x), 1, 1)
+        b = b.cumsum(0) - b.mean()
+    return a + b, a.sum(), b, torch.roll(a, 3, 0)
+
+
+@torch.no_grad()
+def test_labels_are_streams_of_the_device(monkeypatch):
+    sessions = Sessions(monkeypatch)
+    sessions.watch = _Sleeps()
+    fast = compiled(_branches)
+    for _ in range(5):
+        x, y = torch.randn(2, 512, 512, device="cuda").unbind()
+        wanted = _branches(x, y)
+        for _ in range(20):
+            got = fast(x, y)
+            again = [t.clone() for t in got]
+            del got  # the next call may have this memory
+            for g, w in zip(again, wanted, strict=True):
+                torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+    assert sessions.plan.schedule.lanes == ["", "left", "right"]
+    assert check_plan(sessions.plan) == []
+
+
+@torch.no_grad()
+def test_updates_in_place_on_streams(monkeypatch):
+    def step(cache, new):
+        with scope.npu_stream_switch("reader"):
+            old = torch.exp(cache).cumsum(0)
+        with scope.npu_stream_switch("writer"):
+            cache.mul_(0.5).add_(new)
+        return old, cache - 1
+
+    sessions = Sessions(monkeypatch)
+    sessions.watch = _Sleeps()
+    fast = compiled(step)
+    mine, new = torch.randn(2, 256, 256, device="cuda").unbind()
+    mine, theirs = mine.clone(), mine.clone()
+    for _ in range(30):
+        for got, wanted in zip(fast(mine, new), step(theirs, new), strict=True):
+            torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_graphs_on_streams(seed):
+    pick = random.Random(seed)
+    made = Maker(seed, nodes=20)
+    for node in made.graph.nodes:
+        if node.type not in ("Data", "Const", "NetOutput") and pick.random() < 0.6:
+            node.attrs["_user_stream_label"] = ge.attr.Str(pick.choice("ab"))
+    session = TorchNpuGraph("random")
+    session.load(made.graph, device=DeviceInfo("cuda:0"))
+    session.watch = _Sleeps(seed)
+    inputs = [t.cuda() for t in made.inputs]
+    try:
+        got = session.run(inputs)
+    except GraphError as e:
+        assert "not implemented for" in str(e)  # types that torch has no kernel for on CUDA
+        return
+    plan = session.last_plan()
+    with torch.no_grad():
+        wanted = Program(plan).run(inputs)
+    for _ in range(5):
+        for g, w in zip(got, wanted, strict=True):
+            torch.testing.assert_close(g, w, equal_nan=True)
+        got = session.run(inputs)
+
+
+@torch.library.custom_op("lane_test::positive", mutates_args=())
+def _positive(x: torch.Tensor) -> torch.Tensor:
+    if x.min() <= 0:
+        raise ValueError("not positive")
+    return x.clone()
+
+
+_positive.register_fake(torch.empty_like)
+
+
+@torch.no_grad()
+def test_an_error_on_a_stream_leaves_the_graph_usable():
+    def model(x, y):
+        with scope.npu_stream_switch("s"):
+            a = torch.ops.lane_test.positive(x)
+        return a, y.cumsum(0)
+
+    fast = compiled(model)
+    good, y = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+    for x in (good, -good, good):
+        if x is good:
+            torch.testing.assert_close(fast(x, y), model(x, y))
+        else:
+            with pytest.raises(GraphError, match="not positive"):
+                fast(x, y)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@torch.no_grad()
+def test_streams_from_threads_and_in_a_graph_capture():
+    fast = compiled(_branches)
+    x, y = torch.randn(2, 64, 64, device="cuda").unbind()
+    wanted = _branches(x, y)
+    wrong = []
+
+    def work():
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                got = fast(x, y)
+            torch.cuda.current_stream().synchronize()
+        if not all(torch.allclose(g, w, atol=1e-4) for g, w in zip(got, wanted, strict=True)):
+            wrong.append(got)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        fast(x, y)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            got = fast(x, y)
+    x += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(got, _branches(x, y), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_timeline_of_device_streams(tmp_path):
+    config = torchair.CompilerConfig()
+    config.debug.timeline.type = "json"
+    config.debug.timeline.path = str(tmp_path)
+    fast = compiled(_branches, config)
+    x, y = torch.randn(2, 64, 64, device="cuda").unbind()
+    fast(x, y)
+    fast(x, y)
+    (path,) = tmp_path.iterdir()
+    slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {e["args"]["stream"] for e in slices} == {"", "left", "right"}
+    assert all(e["dur"] >= 0 for e in slices)

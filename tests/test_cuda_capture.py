@@ -288,11 +288,11 @@ def refused(forward: Any, *args: Any) -> CaptureError:
         (lambda x, y: (x[x > 0],), "needs to know on the host"),
         (lambda x, y: (x * x.sum().item(),), "needs to know on the host"),
         (lambda x, y: (x.cpu(),), "between host and device"),
-        (lambda x, y: (x * y,), "argument that is on the CPU"),
+        (lambda x, y: (x * y.sum(),), "argument that is on the CPU"),
     ],
 )
 def test_what_no_recording_holds_is_refused_before_it_starts(forward, words):
-    assert words in str(refused(forward, random(4), torch.tensor(2.0)))
+    assert words in str(refused(forward, random(4), torch.tensor([2.0])))
 
 
 @torch.no_grad()

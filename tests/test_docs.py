@@ -19,7 +19,9 @@ PROGRAMS = {
     "examples/tour.py": ("", ["README.md", "docs/tour.md"]),
     "examples/custom_op.py": ("", ["docs/writing_converters.md"]),
     "examples/own_operators.py": ("caller's cache: True", ["docs/custom_ops.md"]),
+    "examples/patterns.py": ("", ["docs/patterns.md"]),
     "examples/native.py": ("equal to eager", ["docs/cpu_engine.md"]),
+    "examples/streams.py": ("", ["docs/streams.md"]),
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
@@ -76,6 +78,7 @@ def test_readme_example_runs(tmp_path):
     "page, program",
     [
         ("tour.md", "tour.py"),
+        ("streams.md", "streams.py"),
         ("cpu_engine.md", "native.py"),
         ("npugraph_ex.md", "replay.py"),
         ("custom_ops.md", "own_operators.py"),

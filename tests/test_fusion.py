@@ -33,6 +33,7 @@ def report(fn: Callable[..., Any], *args: torch.Tensor, frozen: bool = False) ->
     """How the nodes of a function were grouped; what it computes equals eager."""
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = frozen
+    config.experimental_config.pattern_fusion_pass = False  # this is about the parts
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the reminder of frozen_parameter
         backend = torchair.get_npu_backend(compiler_config=config)

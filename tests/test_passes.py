@@ -26,6 +26,7 @@ from torchair.fx.streams import check_scopes
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.ops import npu
 
 aten = torch.ops.aten
 F, I8 = DataType.DT_FLOAT, DataType.DT_INT8
@@ -78,10 +79,7 @@ def test_a_slice_that_cuts_stays():
 
 
 def test_cache_update_through_a_view_becomes_in_place():
-    lib = torch.library.Library("npu", "FRAGMENT")
-    lib.define("scatter_update(Tensor data, Tensor indices, Tensor updates, int axis) -> Tensor")
-    lib.define("scatter_update_(Tensor(a!) data, Tensor i, Tensor u, int axis) -> Tensor(a!)")
-    lib.impl("scatter_update", lambda d, i, u, axis: d.clone(), "CompositeExplicitAutograd")
+    npu.define()
 
     def fn(cache, index, update):
         new = torch.ops.npu.scatter_update(cache.view(2, 6), index, update, 1)
@@ -97,8 +95,8 @@ def test_cache_update_through_a_view_becomes_in_place():
 
 def test_user_replacement_is_applied(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(patterns, "_pending", [])  # other tests must not meet this pattern
-    monkeypatch.setattr(patterns, "_matcher", [])
+    for kept in ("_waiting", "_registered", "_matcher"):
+        monkeypatch.setattr(patterns, kept, [])  # other tests must not meet this pattern
     torchair.register_replacement(
         lambda x, y: torch.sin(x) * torch.cos(y),
         lambda x, y: (torch.sin(x + y) + torch.sin(x - y)) / 2,

@@ -339,7 +339,7 @@ def test_what_torch_allocates_stays_as_long_as_any_lane_needs_it(late, sessions)
             a = torch.sort(rolled).values
             b = torch.cumsum(rolled, 1)
         c = torch.cumsum(rolled, 0)
-        return a + b, c, torch.sort(rolled, descending=True).values
+        return a, b, c, torch.sort(rolled, descending=True).values
 
     sessions.watch = Late(late)
     config = torchair.CompilerConfig()
@@ -539,6 +539,28 @@ def test_nodes_of_two_streams_are_not_fused(sessions):
     torch.testing.assert_close(compiled(chain)(x), chain(x))
     types = [[n.type for n in s.also] for s in sessions.plan.steps]
     assert types == [["Mul", "Exp"], ["Add", "Tanh"], ["Mul"]]
+
+
+def test_units_end_where_streams_meet(sessions):
+    """Work that waits for nothing is not fused with what does, nor what others wait for with what
+    comes after it."""
+
+    def model(x, y):
+        with scope.npu_stream_switch("s"):
+            b = torch.exp(y * 2)
+        a = torch.tanh(x * 3)
+        c = torch.sqrt(a + b)
+        with scope.npu_stream_switch("s"):
+            d = torch.sin(a - 1)
+        return torch.abs(c) * 5, d
+
+    args = torch.rand(6), torch.rand(6)
+    for got, wanted in zip(compiled(model)(*args), model(*args), strict=True):
+        torch.testing.assert_close(got, wanted)
+    types = sorted([n.type for n in s.also] for s in sessions.plan.steps)
+    assert types == [
+        ["Add", "Sqrt", "Abs", "Mul"], ["Mul", "Exp"], ["Mul", "Tanh"], ["Sub", "Sin"],
+    ]  # fmt: skip
 
 
 def test_rules_do_not_join_streams(sessions):

@@ -14,20 +14,24 @@ from torchair.log import logger
 if TYPE_CHECKING:
     from torchair.convert.registry import register_fx_node_ge_converter
     from torchair.fx.passes.patterns import register_replacement
+    from torchair.hcom import patch_for_hcom
 
 __all__ = [
     "CompilerConfig",
     "get_compiler",
     "get_npu_backend",
     "logger",
+    "patch_for_hcom",
     "register_fx_node_ge_converter",
     "register_replacement",
 ]
 
 _LAZY = {
+    "patch_for_hcom": "torchair.hcom",
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.patterns",
     "ge": "torchair.ge",
+    "scope": "torchair.scope",
 }
 
 legacy.install()

@@ -32,6 +32,9 @@ def get_npu_backend(
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A backend for `torch.compile(model, backend=...)`."""
+    from torchair.hcom import teach_dynamo
+
+    teach_dynamo()
     start_debug_log()
     config = compiler_config if compiler_config is not None else CompilerConfig()
     warn_ineffective(config)

@@ -1,5 +1,6 @@
 """The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
-keeps timelines of its graphs, `torchair check` looks for stream problems in a graph file."""
+keeps timelines of its graphs, `torchair check` looks for stream problems in a graph file,
+`torchair run` runs an Ascend script anywhere, `torchair env` describes this machine."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from torchair.catalog import infer
 from torchair.convert.table import lines
+from torchair.emulate import launcher, report
 from torchair.engine.check import check_graph
 from torchair.engine.passes import GraphState
 from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
@@ -33,7 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     check = commands.add_parser("check", help="races and deadlocks of streams in a graph file")
     check.add_argument("file", help="a graph: .py, .txt or .air")
+    launcher.add_options(commands.add_parser("run", help="run a script, with an emulated npu"))
+    commands.add_parser("env", help="versions and hardware, for bug reports")
     options = parser.parse_args(arguments)
+    if options.command == "run":
+        return launcher.run(launcher.options_of(options))
+    if options.command == "env":
+        print(report.environment())
+        return 0
     if options.command == "trace":
         return _trace(Path(options.script), options.arguments, Path(options.output))
     if options.command == "check":

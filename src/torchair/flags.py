@@ -22,6 +22,8 @@ class Flags:
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
     ``TORCHAIR_NATIVE``      ``native``: False for exactly ``0``; torch's kernels instead of ours
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
+    ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset
+    ``ASCEND_RT_VISIBLE_DEVICES``  ``visible_npus``: how many devices it names, None when unset
     ======================  ======================================================================
 
     Each debug level includes the ones before it:
@@ -44,6 +46,8 @@ class Flags:
     debug: int = 0
     native: bool = True
     timeline: str | None = None
+    dump: str | None = None
+    visible_npus: int | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Flags:
@@ -56,6 +60,8 @@ class Flags:
             debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
             native=environ.get("TORCHAIR_NATIVE") != "0",
             timeline=environ.get("TORCHAIR_TIMELINE") or None,
+            dump=environ.get("TORCHAIR_DUMP") or None,
+            visible_npus=_named_devices(environ.get("ASCEND_RT_VISIBLE_DEVICES", "")),
         )
 
 
@@ -67,3 +73,7 @@ def _debug_level(text: str) -> int:
         f"the environment variable TORCHAIR_DEBUG is {text!r}: "
         f"set it to a whole number from 0 to {_HIGHEST_DEBUG}, or unset it"
     )
+
+
+def _named_devices(text: str) -> int | None:
+    return len([name for name in text.split(",") if name.strip()]) or None

@@ -39,6 +39,17 @@ class Kind:
     verify: Callable[[Any], None]
     text: Callable[[Any], str]
     file_type: str
+    names: Callable[[Any], list[str]] = lambda _graph: []  # of nodes, in order
+    kinds: Callable[[Any], Counter[str]] | None = None  # a coarser count, for the log
+
+
+@dataclass
+class Look:
+    """What the log of a pass compares: counts by target, by kind, and names of nodes."""
+
+    counts: Counter[str]
+    kinds: Counter[str] | None
+    names: list[str]
 
 
 class PassRunner:
@@ -56,17 +67,17 @@ class PassRunner:
                 self._run_one(step, graph, context)
 
     def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...]) -> None:
-        before, print_before = self.kind.count(graph), self.kind.fingerprint(graph)
+        before, print_before = self._look(graph), self.kind.fingerprint(graph)
         start = time.perf_counter()
         step.fn(graph, *context)
         seconds = time.perf_counter() - start
         self._verify(step, graph)
-        after = self.kind.count(graph)
+        after = self._look(graph)
         record = PassRecord(
             step.name,
             seconds,
-            before.total(),
-            after.total(),
+            before.counts.total(),
+            after.counts.total(),
             changed=print_before != self.kind.fingerprint(graph),
         )
         self.trace.records.append(record)
@@ -75,13 +86,21 @@ class PassRunner:
             self.trace.write(what, self.kind.file_type, self.kind.text(graph))
         self._log(record, before, after)
 
+    def _look(self, graph: Any) -> Look:
+        kinds, wanted = self.kind.kinds, logger.isEnabledFor(logging.DEBUG)
+        return Look(
+            self.kind.count(graph),
+            kinds(graph) if kinds is not None and wanted else None,
+            self.kind.names(graph) if wanted else [],
+        )
+
     def _verify(self, step: Pass, graph: Any) -> None:
         try:
             self.kind.verify(graph)
         except Exception as e:
             raise GraphError(f"pass {step.name} left an invalid graph: {e}") from e
 
-    def _log(self, record: PassRecord, before: Counter[str], after: Counter[str]) -> None:
+    def _log(self, record: PassRecord, before: Look, after: Look) -> None:
         if Flags.read().debug >= 2:
             print(f"torchair pass {record.name:40s} {record.seconds * 1e3:8.2f} ms "
                   f"{record.nodes_before} -> {record.nodes_after} nodes")  # fmt: skip
@@ -89,20 +108,36 @@ class PassRunner:
             logger.debug("%s", difference_text(self.kind.name, record, before, after))
 
 
-def difference_text(
-    kind: str, record: PassRecord, before: Counter[str], after: Counter[str]
-) -> str:
-    """What a pass changed, as a table by target."""
+def difference_text(kind: str, record: PassRecord, before: Look, after: Look) -> str:
+    """What a pass changed: time, names of nodes, and tables of kinds and of targets."""
+    gone, new = set(before.names), set(after.names)
+    lines = [
+        f"After {kind} graph pass({record.name}) optimization:",
+        f"cost: {record.seconds:.6f}s",
+        f"nodes: {record.nodes_before} before, {record.nodes_after} after",
+        f"removed nodes: {_listed(n for n in before.names if n not in new)}",
+        f"added nodes: {_listed(n for n in after.names if n not in gone)}",
+    ]
+    if before.kinds is not None and after.kinds is not None:
+        lines += ["operation kinds:", *_table(before.kinds, after.kinds, whole=True)]
+    lines += ["targets:", *_table(before.counts, after.counts, whole=False)]
+    return "\n".join(lines)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _table(before: Counter[str], after: Counter[str], whole: bool) -> list[str]:
+    """Counts before and after, the totals first; without `whole` only rows that differ follow."""
     rows = [("name", "cnt(before)", "cnt(after)", "diff")]
-    totals = (before.total(), after.total())
-    rows.append(("total", str(totals[0]), str(totals[1]), f"{totals[1] - totals[0]:+d}"))
+    rows.append(_row("total", before.total(), after.total()))
     for name in sorted(before.keys() | after.keys()):
-        b, a = before[name], after[name]
-        if a != b:
-            rows.append((name, str(b), str(a), f"{a - b:+d}"))
+        if whole or before[name] != after[name]:
+            rows.append(_row(name, before[name], after[name]))
     width = max(len(r[0]) for r in rows)
-    table = "\n".join(f"  {r[0]:{width}s} {r[1]:>12s} {r[2]:>12s} {r[3]:>6s}" for r in rows)
-    return (
-        f"After {kind} graph pass({record.name}) optimization: cost {record.seconds:.6f}s, "
-        f"nodes {totals[0]} -> {totals[1]}\n{table}"
-    )
+    return [f"  {r[0]:{width}s} {r[1]:>12s} {r[2]:>12s} {r[3]:>6s}" for r in rows]
+
+
+def _row(name: str, before: int, after: int) -> tuple[str, str, str, str]:
+    return name, str(before), str(after), f"{after - before:+d}"

@@ -24,8 +24,7 @@ def is_plain(op: Op) -> bool:
 
 
 def _attention(op: Op) -> Kernel:
-    """Torch's own flash kernel on a CPU, where it serves; `pse_shift` is added to the scaled
-    scores."""
+    """Torch's own fused kernels, where they serve; `pse_shift` is added to the scaled scores."""
     general, sums = fused_kernel(op), op.attr("softmax_lse_flag")
     if not is_plain(op):
         return general
@@ -33,36 +32,36 @@ def _attention(op: Op) -> Kernel:
     scale, causal = op.attr("scale"), op.attr("sparse_mode") == LEFT_UP_CAUSAL
 
     def run(query: Any, key: Any, value: Any, shift: Any, *others: Any) -> Any:
-        if query.device.type != "cpu":
-            return general(query, key, value, shift, *others)
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key[0], value[0], 0.0, causal, attn_mask=shift, scale=scale
-        )
-        found = lse.unsqueeze(-1) if sums else lse.new_zeros(1, dtype=torch.float32)
+        query, keys, values, shift = (_dense(x) for x in (query, key[0], value[0], shift))
+        found = query.new_zeros(1, dtype=torch.float32)
+        if query.device.type == "cpu" and query.shape[-1] == values.shape[-1]:
+            out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+                query, keys, values, 0.0, causal, attn_mask=shift, scale=scale
+            )
+            found = lse.unsqueeze(-1) if sums else found
+        elif query.device.type != "cpu" and not sums:
+            out = _chosen_by_torch(query, keys, values, shift, causal, scale)
+        else:
+            return general(query, [keys], [values], shift, *others)
         return out.transpose(1, 2) if swap else out, found
 
     return run
 
 
-def _elsewhere(
-    query: Any, key: Any, value: Any, shift: Any, causal: bool, scale: float, sums_wanted: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elsewhere torch chooses among its kernels; the sums are computed if someone asks."""
+def _dense(x: Any) -> Any:
+    """Torch's kernels read the elements of a row as neighbours, without a look at the strides."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _chosen_by_torch(
+    query: Any, key: Any, value: Any, shift: Any, causal: bool, scale: float
+) -> torch.Tensor:
+    """Off the CPU torch knows several kernels, and which is best."""
+    shift = None if shift is None else shift.to(query.dtype)
     grouped = query.shape[1] != key.shape[1]
-    if shift is not None:
-        shift = shift.to(query.dtype)
-    out = torch.nn.functional.scaled_dot_product_attention(
+    return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, shift, 0.0, causal, scale=scale, enable_gqa=grouped
     )
-    if not sums_wanted:
-        return out, query.new_empty(query.shape[:3], dtype=torch.float32)
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = (query @ key.transpose(-1, -2)).float() * scale
-    scores = scores if shift is None else scores + shift
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    return out, scores.logsumexp(-1)
 
 
 add_row("FusedInferAttentionScore", infer_facts, _attention)

@@ -89,7 +89,7 @@ def finished(target: Any) -> Any:
 
 def is_collective(target: str) -> bool:
     """Whether a torch operator talks to other processes, by its name."""
-    return target.startswith(("_c10d_functional", "c10d_functional"))
+    return target.startswith(("_c10d_functional", "c10d_functional", "npu_define"))
 
 
 def _own(result: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:

@@ -8,10 +8,10 @@ import torch
 
 from torchair.catalog.core import Kernel, Op, Trait, add_row
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
-from torchair.ge.graph import Fact
+from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
 from torchair.ops.npu import matmul, quant
-from torchair.ops.npu.grouped import FEATURES, Grouped
+from torchair.ops.npu.grouped import ALONE, ENDS, FEATURES, JOINED, Grouped
 
 _TEXTS = {
     "torch.qint8": torch.int8, "torch.quint8": torch.uint8, "torch.qint32": torch.int32,
@@ -131,7 +131,6 @@ add_row("WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait
 
 # ---- products of groups ----
 
-_JOINED = (2, 3)
 _DTYPES = {0: torch.float16, 1: torch.bfloat16, 2: torch.int32}
 
 
@@ -148,13 +147,29 @@ def _grouped_rule(op: Op) -> list[Fact]:
     if op.attr("group_type") == FEATURES:
         count = op.shape("group_list")[0]
         return [Fact(dtype, (count, xs[0][0], width[0]))]
-    if op.attr("split_item") in _JOINED:
+    if op.attr("split_item") in JOINED:
         rows = sum((x[0] for x in xs[1:]), start=xs[0][0])
         return [Fact(dtype, (rows, *xs[0][1:-1], width[0]))]
-    if len(xs) > 1 or op.attr("group_type") == -1:
+    if not _is_cut(op.node):
         wide = width * (len(xs) if len(width) == 1 else 1)
         return [Fact(dtype, (*x[:-1], w)) for x, w in zip(xs, wide, strict=True)]
-    return [Fact(dtype, v.shape) for v in op.outputs]
+    counts = op.ints("group_list")
+    if op.attr("group_list_type") == ENDS:
+        counts = tuple(b - a for a, b in zip((0, *counts), counts, strict=False))
+    wide = width * (len(counts) if len(width) == 1 else 1)
+    return [Fact(dtype, (n, w)) for n, w in zip(counts, wide, strict=True)]
+
+
+def _is_cut(node: Node) -> bool:
+    """Whether one `x` is cut into results of their own, whose rows the group list tells."""
+    x = node.inputs["x"]
+    alone = node.attr("group_type") == ALONE or (isinstance(x, list) and len(x) > 1)
+    return not alone and node.attr("split_item") not in JOINED
+
+
+def _cuts(node: Node) -> list[Value]:
+    groups = node.inputs.get("group_list")
+    return [groups] if isinstance(groups, Value) and _is_cut(node) else []
 
 
 def _grouped(op: Op) -> Kernel:
@@ -184,4 +199,4 @@ def _given(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [] if len(tensors) == 1 and not tensors[0].numel() else tensors
 
 
-add_row("GroupedMatmul", _grouped_rule, _grouped, Trait.CONTRACTION)
+add_row("GroupedMatmul", _grouped_rule, _grouped, Trait.CONTRACTION, also_host=_cuts)

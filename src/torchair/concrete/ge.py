@@ -51,12 +51,14 @@ class GeConcreteGraph(ConcreteGraph):
         self.collect = input_reader(self.state.inputs)
         self._build_results = result_builder(self.signature.results, self.signature.symbols)
         updated = [self.state.inputs[k].args[0] for k in self.state.assigned.values()]
-        self.run = self._device.noted(self.run, updated)  # type: ignore[method-assign]
+        run: Any = self._device.noted(self.run, updated)
+        self.run = run  # type: ignore[method-assign]
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         with self._lock:
             if self._ready:
                 return
+            start = time.perf_counter()
             logger.info("start compile graph: %s.", self.graph.name)
             initialize_graph_engine(self._settings.global_options)
             self.session.load(
@@ -70,6 +72,15 @@ class GeConcreteGraph(ConcreteGraph):
             self._ready = True
             logger.info("end compile graph: %s and start run graph.", self.graph.name)
             self._report()
+            self._count(time.perf_counter() - start)
+
+    def _count(self, seconds: float) -> None:
+        """Leave figures where Dynamo keeps its own."""
+        from torch._dynamo.utils import counters
+
+        counters["torchair"]["dynamic" if self.graph.is_dynamic else "static"] += 1
+        counters["torchair"]["engine_microseconds"] += int(seconds * 1e6)
+        counters["torchair_generic"].update(self.generic)
 
     def _report(self) -> None:
         if Flags.read().debug >= 4:

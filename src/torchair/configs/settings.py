@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.debug import rank_directory
 from torchair.configs.section import read_path
+from torchair.flags import Flags
 
 FxPass = Callable[..., Any]
 """A user's pass, called with (gm, example_inputs, config)."""
@@ -156,6 +157,10 @@ class Settings:
         }
         if values["oo_level"] == "O1":
             values["topology_sorting_strategy"] = "StableRDFS"  # as ge.topoSortingMode says then
+        dump = Flags.read().dump
+        if dump is not None:
+            kind = values["graph_dump_type"] or "py"
+            values |= {"graph_dump_type": kind, "graph_dump_path": dump}
         return cls(
             **values,
             local_options=MappingProxyType(local_options),

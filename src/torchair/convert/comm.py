@@ -1,4 +1,5 @@
-"""Converters of functional collectives; the attribute `group` is the name of a process group."""
+"""Converters of collectives. The attribute `group` tells the process group: tag and members for
+gloo, its name for others."""
 
 from __future__ import annotations
 
@@ -11,13 +12,29 @@ import torch.distributed._functional_collectives  # defines the older operators
 
 from torchair import ge
 from torchair.convert.registry import Decline, builtin
-from torchair.ge.graph import Value
+from torchair.convert.shape import members
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import TensorSpec, Value, get_default_ge_graph
+from torchair.ge.shapes import is_static, numel
+from torchair.ops.collectives import group_rank, group_text, process_group
 
-_WORDS = {"product": "prod"}  # torch's word for a reduction: that of GE
+define = torch.ops.npu_define
+_WORDS = {"sum": "sum", "min": "min", "max": "max", "product": "prod", "prod": "prod"}
 
 
 def _reduction(name: str) -> str:
-    return _WORDS.get(name.lower(), name.lower())
+    """GE's word for a reduction of torch."""
+    word = _WORDS.get(name.lower())
+    if word is None:
+        raise Decline(f"GE has no reduction {name!r}; it has sum, min, max and prod")
+    return word
+
+
+def _described(tag: str, ranks: Sequence[int]) -> str:
+    return group_text(process_group(tag, ranks).group_name)
+
+
+# ---- torch's functional collectives ----
 
 
 def _all_reduce(group: str, input: Value, reduce_op: str) -> Value:
@@ -37,6 +54,38 @@ def _broadcast(group: str, input: Value, src: int) -> Value:
     return ge.HcomBroadcast([input], root_rank=src, group=group, fusion=0)[0]
 
 
+def _all_to_all(group: str, input: Value, received: Any, sent: Any) -> Value:
+    """all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes,
+    Any group_name) -> Tensor"""
+    if _all_equal(members(sent)) and _all_equal(members(received)):
+        return ge.HcomAllToAll(input, group=group)
+    rest = (input.shape or ())[1:]
+    if not is_static(rest) or isinstance(sent, Value) or isinstance(received, Value):
+        raise Decline("symbolic sizes of different parts")
+    width = int(numel(rest))  # type: ignore[arg-type]
+    counts = [[n * width for n in rows] for rows in (sent, received)]
+    return _exchange(group, input, counts[0], _starts(counts[0]), counts[1], _starts(counts[1]))
+
+
+def _all_equal(rows: Sequence[Any]) -> bool:
+    return all(r is rows[0] or (isinstance(r, int) and r == rows[0]) for r in rows)
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [sum(counts[:k]) for k in range(len(counts))]
+
+
+def _exchange(group: str, input: Value, *parts: Any) -> Value:
+    made: Value = ge.HcomAllToAllV(input, *parts, group=group)
+    return _kept(made)
+
+
+def _kept(value: Value) -> Value:
+    """A value whose node runs even if nobody reads it."""
+    get_default_ge_graph().keep_alive.append(value.node)
+    return value
+
+
 def wait_tensor(tensor: Value) -> Value:
     """wait_tensor(Tensor tensor) -> Tensor
 
@@ -50,7 +99,7 @@ def _by_name(make: Callable[..., Value]) -> Callable[..., Value]:
         *rest, group = args
         if not isinstance(group, str):
             raise Decline(f"a process group that is a {type(group).__name__} and not a name")
-        return make(group, *rest)
+        return make(group_text(group), *rest)
 
     return convert
 
@@ -60,15 +109,17 @@ def _by_ranks(make: Callable[..., Value], keeps_size: bool) -> Callable[..., Val
         """all_reduce(Tensor self, str reduceOp, str tag, int[] ranks, int group_size) -> Tensor"""
         *rest, tag, ranks, group_size = args
         size = (group_size,) if keeps_size else ()
-        return make(_group_of(ranks, tag), *rest, *size)
+        return make(_described(tag, ranks), *rest, *size)
 
     return convert
 
 
-def _group_of(ranks: Sequence[int], tag: str) -> str:
-    """The name of the group that older graphs describe by its members."""
-    found: Any = dist.distributed_c10d._resolve_group_name_by_ranks_and_tag(list(ranks), tag)
-    return found
+def _each(make: Callable[..., Value]) -> Callable[..., list[Value]]:
+    def convert(inputs: list[Value], *args: Any) -> list[Value]:
+        """all_reduce_coalesced(Tensor[] inputs, str reduce_op, Any group_name) -> Tensor[]"""
+        return [make(x, *args) for x in inputs]
+
+    return convert
 
 
 _COLLECTIVES: dict[str, tuple[Callable[..., Value], bool]] = {
@@ -76,6 +127,7 @@ _COLLECTIVES: dict[str, tuple[Callable[..., Value], bool]] = {
     "all_gather_into_tensor": (_all_gather, True),
     "reduce_scatter_tensor": (_reduce_scatter, True),
     "broadcast": (_broadcast, False),
+    "all_to_all_single": (_all_to_all, False),
 }
 
 
@@ -86,5 +138,158 @@ def _overload(namespace: str, name: str) -> Any:
 for _name, (_make, _sized) in _COLLECTIVES.items():
     builtin(_overload("_c10d_functional", _name))(_by_name(_make))
     builtin(_overload("c10d_functional", _name))(_by_ranks(_make, _sized))
+    builtin(_overload("_c10d_functional", f"{_name}_coalesced"))(_each(_by_name(_make)))
 for _namespace in ("_c10d_functional", "c10d_functional"):
     builtin(_overload(_namespace, "wait_tensor"))(wait_tensor)
+
+
+# ---- those of npu_define ----
+
+
+@builtin(define.broadcast.default)
+def broadcast(
+    self: Value,
+    src: int | None,
+    tag: str,
+    ranks: list[int],
+    group_size: int,
+    group_src: int | None = None,
+) -> Value:
+    """broadcast(Tensor self, int? src, str tag, int[] ranks, int group_size, int? group_src)"""
+    return _broadcast(_described(tag, ranks), self, group_rank(src, group_src, ranks))
+
+
+@builtin(define.allgather.default)
+def allgather(
+    tensor_list: list[Value], input: Value, tag: str, ranks: list[int], group_size: int
+) -> list[Value]:
+    """allgather(Tensor[] tensor_list, Tensor input, str tag, int[] ranks, int group_size)"""
+    group = _described(tag, ranks)
+    if any(t.shape != input.shape for t in tensor_list):
+        mine = dist.get_rank(process_group(tag, ranks))
+        sources = [input if k == mine else t for k, t in enumerate(tensor_list)]
+        return [_broadcast(group, x, k) for k, x in enumerate(sources)]
+    stacked = _all_gather(group, ge.Unsqueeze(input, axes=[0]), group_size)
+    axis = ge.Const(0, dtype=DataType.DT_INT32)
+    parts: list[Value] = ge.SplitV(stacked, [1] * group_size, axis, num_split=group_size)
+    return [ge.Squeeze(p, axis=[0]) for p in parts]
+
+
+@builtin(define.allgather_in_tensor.default)
+def allgather_in_tensor(
+    out: Value, input: Value, tag: str, ranks: list[int], group_size: int
+) -> Value:
+    """allgather_in_tensor(Tensor out, Tensor input, str tag, int[] ranks, int group_size)"""
+    dims = list(out.shape) if is_static(out.shape) else ge.Shape(out, dtype=DataType.DT_INT64)  # type: ignore[arg-type]
+    return _joined(dims, input, _described(tag, ranks), group_size)
+
+
+@builtin(define._allgather_in_tensor_shape.default)
+def allgather_in_tensor_shape(
+    output_size: Any, input: Value, tag: str, ranks: list[int], group_size: int
+) -> Value:
+    """_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, str tag, int[] ranks, ...)"""
+    return _joined(output_size, input, _described(tag, ranks), group_size)
+
+
+def _joined(dims: Any, input: Value, group: str, group_size: int) -> Value:
+    rows = input if input.shape != () else ge.Unsqueeze(input, axes=[0])
+    return ge.Reshape(_all_gather(group, rows, group_size), dims)
+
+
+@builtin(define.allgather_in_tensor_uneven.default)
+def allgather_in_tensor_uneven(
+    input: Value,
+    send_count: Any,
+    recv_counts: Any,
+    tag: str,
+    rank_list: list[int],
+    group_size: int,
+    recv_displacements: Any,
+) -> Value:
+    """allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, ...)"""
+    group = _described(tag, rank_list)
+    made = ge.HcomAllGatherV(input, send_count, recv_counts, recv_displacements, group=group)
+    return _kept(made)
+
+
+@builtin(define.all_to_all_single_npu.default)
+def all_to_all_single(
+    input: Value,
+    send_counts: Any,
+    send_displacements: Any,
+    recv_counts: Any,
+    recv_displacements: Any,
+    tag: str,
+    ranks: list[int],
+    group_size: int,
+) -> Value:
+    """all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, ..)"""
+    group = _described(tag, ranks)
+    if _all_equal([*members(send_counts), *members(recv_counts)]):
+        return ge.HcomAllToAll(input, group=group)
+    parts = (send_counts, send_displacements, recv_counts, recv_displacements)
+    return _exchange(group, input, *parts)
+
+
+@builtin(define.reduce_scatter_tensor_uneven.default)
+def reduce_scatter_tensor_uneven(
+    input: Value,
+    reduce_op: str,
+    send_counts: Any,
+    send_displacements: Any,
+    recv_count: Any,
+    tag: str,
+    rank_list: list[int],
+    group_size: int,
+) -> Value:
+    """reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, ...)"""
+    made = ge.HcomReduceScatterV(
+        input,
+        recv_count,
+        send_counts,
+        send_displacements,
+        reduction=_reduction(reduce_op),
+        group=_described(tag, rank_list),
+    )
+    return _kept(made)
+
+
+@builtin(define._send.default)
+def send(
+    self: Value,
+    dst: int | None,
+    ranks: list[int],
+    pg_tag: str,
+    tag: int,
+    group_dst: int | None,
+    shape: list[int],
+) -> None:
+    """_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, ...)"""
+    peer = group_rank(dst, group_dst, ranks)
+    ge.HcomSend(self, group=_described(pg_tag, ranks), sr_tag=tag, dest_rank=peer)
+    graph = get_default_ge_graph()
+    graph.keep_alive.append(graph.nodes[-1])
+
+
+@builtin(define._recv.default)
+def recv(
+    self: Value,
+    src: int | None,
+    ranks: list[int],
+    pg_tag: str,
+    tag: int,
+    group_src: int | None,
+    shape: list[int],
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, ...)"""
+    made = ge.HcomReceive(
+        group=_described(pg_tag, ranks),
+        sr_tag=tag,
+        src_rank=group_rank(src, group_src, ranks),
+        shape=list(shape),
+        dtype=meta_outputs.dtype,
+    )
+    return _kept(made)

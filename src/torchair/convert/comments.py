@@ -10,7 +10,6 @@ from torch import fx
 
 from torchair.ge.graph import Origin
 
-
 _OURS = tuple(f'"{Path(__file__).parents[1] / room}' for room in ("ops", "scope"))
 
 

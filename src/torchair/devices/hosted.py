@@ -44,6 +44,11 @@ class HostMemory(Protocol):
     def tape(self) -> Any:
         """What takes note of all work while a graph is being captured, None if none is."""
 
+    @property
+    def rows(self) -> Any:
+        """Who wants to know what runs on which stream, None if nobody does: `watch(graph)` looks
+        on while programs run."""
+
 
 def host_memory(device: torch.device | str) -> HostMemory | None:
     """How to reach the memory of an emulated device, None for any other."""
@@ -91,6 +96,8 @@ class HostedGraph(TorchNpuGraph):
         self._wraps = [(k, place) for k, place in enumerate(places) if place is not None]
         self._guards: weakref.WeakKeyDictionary[ProgramPool, Any] = weakref.WeakKeyDictionary()
         self._aliases = Arguments(host)
+        self._rows: Any = None
+        self._before: Any = None
 
     def load(self, graph: Graph, *args: Any, **kwargs: Any) -> None:
         """Take a graph over; where it names the emulated device, the host is meant."""
@@ -112,6 +119,9 @@ class HostedGraph(TorchNpuGraph):
     def _run(
         self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
+        rows = self._host.rows
+        if rows is not self._rows:
+            self._show(rows)
         pool = self._latest
         guards = self._guards.get(pool) if pool is not None else None
         if pool is not None and guards is not None and guards.check(*self._pick(inputs)):
@@ -126,6 +136,16 @@ class HostedGraph(TorchNpuGraph):
             if outputs[k].is_cpu:
                 outputs[k] = self._host.as_device(outputs[k], place)
         return outputs
+
+    def _show(self, rows: Any) -> None:
+        """Let a profiler look on from now on, or no longer; programs are bound anew for that."""
+        with self._lock:
+            if self._rows is None:
+                self._before = self.watch
+            self._rows = rows
+            self.watch = self._before if rows is None else rows.watch(self.name)
+            self._plans.clear()
+            self._latest = None
 
     def _remember(self, inputs: Sequence[torch.Tensor]) -> None:
         """Take inputs like these as they are the next time, if only addresses are read."""

@@ -8,15 +8,15 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from torchair.emulate import finder
 from torchair.emulate.device import register
 from torchair.emulate.dynamo import install_hooks
 from torchair.emulate.facade import TorchNpu
+from torchair.emulate.hccl import install_backend
 from torchair.emulate.state import STATE
+from torchair.flags import Flags
 
 __all__ = ["DEVICES", "install", "installed", "why_not"]
 
@@ -54,12 +54,8 @@ def install(devices: int | None = None) -> bool:
         if devices not in (None, STATE.count):
             raise RuntimeError(f"{STATE.count} emulated devices are installed already")
         return True
-    register(devices if devices is not None else _visible_devices())
+    register(devices if devices is not None else Flags.read().visible_npus or DEVICES)
     install_hooks()
+    install_backend()
     finder.install(TorchNpu)
     return True
-
-
-def _visible_devices() -> int:
-    named = [d for d in os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",") if d.strip()]
-    return len(named) or DEVICES

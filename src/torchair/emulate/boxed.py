@@ -120,7 +120,8 @@ class Operands:
         """Give arguments the memory and the dims that their aliases have now."""
         for original, alias in zip(self.originals, self.aliases, strict=True):
             if alias.data_ptr() != original.data_ptr():
-                storage, start = as_npu(alias, original.get_device()).untyped_storage(), 0
+                start: Any = 0
+                storage = as_npu(alias, original.get_device()).untyped_storage()
             elif alias.shape != original.shape or alias.stride() != original.stride():
                 storage, start = original.untyped_storage(), original.storage_offset()
             else:
@@ -163,10 +164,12 @@ class Boxed:
 
     def run(self, operands: Operands, given: list[Any], kwargs: dict[str, Any]) -> Any:
         """The operator on tensors of the host; a graph that is being captured takes note."""
-        tape = STATE.here.tape
-        if tape is None:
-            return self._call(*given, **kwargs)
-        return tape.run(self.operator, given, kwargs)
+        tape, rows = STATE.here.tape, STATE.rows
+        if tape is not None:
+            return tape.run(self.operator, given, kwargs)
+        if rows is not None:
+            return rows.timed(self._name, self._call, given, kwargs)
+        return self._call(*given, **kwargs)
 
     def _choose_generator(self, index: int, given: list[Any], kwargs: dict[str, Any]) -> None:
         """The device's generator where the caller named none."""
@@ -218,7 +221,7 @@ class BoxedOut(Boxed):
         for name in self._outs:
             out = kwargs.get(name)
             if isinstance(out, _Tensor) and not (empty_only and out.numel()):
-                kwargs[name] = torch.empty(0 if out.numel() else out.shape, dtype=out.dtype)
+                kwargs[name] = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)
                 operands.replace(out, kwargs[name])
 
 

@@ -16,17 +16,17 @@ from torchair.emulate.npu_module import npu_module
 from torchair.emulate.registry import Kernels
 from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE
 
-_acc: Any = torch._C._acc  # type: ignore[attr-defined]
+_acc: Any = torch._C._acc
 
 
-class _Guard(_acc.DeviceGuard):  # type: ignore[misc, name-defined]
+class _Guard(_acc.DeviceGuard):
     """Which device type torch's guards are about."""
 
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
+        return torch._C._autograd.DeviceType.PrivateUse1
 
 
-class _Hooks(_acc.PrivateUse1Hooks):  # type: ignore[misc, name-defined]
+class _Hooks(_acc.PrivateUse1Hooks):
     """What torch asks before it uses the device."""
 
     def is_available(self) -> bool:

@@ -69,7 +69,7 @@ def _add_interface(device_interface: Any) -> None:
 def _add_rules(trace_rules: Any) -> None:
     """`with torch.npu.stream(...)` belongs into a graph, as it does for other accelerators."""
     in_graph = trace_rules.TorchInGraphFunctionVariable
-    for name in ("stream", "set_stream", "current_stream"):
+    for name in ("stream", "set_stream"):
         trace_rules.manual_torch_name_rule_map[f"torch.{DEVICE_TYPE}.{name}"] = in_graph
     trace_rules.get_torch_obj_rule_map.cache_clear()
 

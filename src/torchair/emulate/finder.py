@@ -57,7 +57,7 @@ class Finder(MetaPathFinder, Loader):
         name = module.__name__
         stands_for = MODULES.get(name, f"torchair{name.removeprefix(_OURS)}")
         if name == PACKAGE:
-            module.fill()  # type: ignore[attr-defined]
+            module.fill()
         elif stands_for is not None:
             sys.modules[name] = importlib.import_module(stands_for)
 

@@ -13,11 +13,12 @@ import torch
 
 from torchair.emulate.state import DEVICE_TYPE, STATE
 
-_Base = torch._C.Generator
+_Base: Any = torch._C.Generator
+_Meta: Any = type(_Base)
 _FIRST_SEED = 67280421310721  # torch's own, before anyone has chosen one
 
 
-class _AnyGenerator(type(_Base)):  # type: ignore[misc]
+class _AnyGenerator(_Meta):
     """Takes generators that torch made itself for instances as well."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -32,14 +33,15 @@ class Generator(_Base, metaclass=_AnyGenerator):
     def __new__(cls, device: Any = "cpu") -> Generator:
         wanted = torch.device(device)
         emulated = wanted.type == DEVICE_TYPE
-        made = super().__new__(cls, "cpu" if emulated else wanted)
+        made: Generator = _Base.__new__(cls, "cpu" if emulated else wanted)
         made._npu = torch.device(DEVICE_TYPE, STATE.index_of(wanted)) if emulated else None
-        return made  # type: ignore[no-any-return]
+        return made
 
     @property
     def device(self) -> torch.device:
         """Where the numbers are wanted."""
-        return self._npu or _Base.device.__get__(self)  # type: ignore[attr-defined, no-any-return]
+        found: torch.device = self._npu or _Base.device.__get__(self)
+        return found
 
 
 GENERATORS: list[Generator] = []

@@ -65,7 +65,7 @@ class NPUGraph:
             file.writelines(f"{entry.call}\n" for entry in entries)
 
 
-class graph:  # noqa: N801 (torch_npu's own name for it)
+class graph:
     """A block whose work is captured instead of done."""
 
     def __init__(
@@ -97,5 +97,3 @@ def graph_pool_handle() -> tuple[int, int]:
 def is_current_stream_capturing() -> bool:
     """Whether this thread captures a graph."""
     return STATE.here.tape is not None
-
-

@@ -32,10 +32,10 @@ _as_strided = aten.as_strided.default
 _to_copy = aten._to_copy.default
 
 
-def overload(name: str) -> Any:
-    """An aten operator by the name that `torch.library` gives it."""
+def overload(name: str, library: str = "aten") -> Any:
+    """An operator by the name that `torch.library` gives it."""
     base, _, variant = name.partition(".")
-    return getattr(getattr(aten, base), variant or "default")
+    return getattr(getattr(getattr(torch.ops, library), base), variant or "default")
 
 
 def metadata_kernel(name: str) -> Kernel:

@@ -22,7 +22,7 @@ def install_methods() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
-    torch.Generator = Generator  # type: ignore[misc, assignment]
+    torch.Generator = Generator  # type: ignore[misc]
     _install_storages()
     _install_pinned_memory()
     _install_accelerator()
@@ -32,7 +32,7 @@ def install_methods() -> None:
 
 
 def _install_storages() -> None:
-    make = torch.UntypedStorage.__new__
+    make: Any = torch.UntypedStorage.__new__
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None:
@@ -41,7 +41,7 @@ def _install_storages() -> None:
             return make(cls, *args, device=device, **kwargs)
         return _empty_storage(args[0] if args else 0, device)
 
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
     base: Any = torch.storage._StorageBase
     base.npu = _storage_to_npu
     base.is_npu = property(lambda self: self.device.type == DEVICE_TYPE)

@@ -127,11 +127,16 @@ class HostMemory:
         """The capture that is under way in this thread, None if there is none."""
         return STATE.here.tape
 
+    @property
+    def rows(self) -> Any:
+        """The profiler that wants to know what runs, None if there is none."""
+        return STATE.rows
+
 
 def npu_module() -> ModuleType:
     """The module, ready to be registered as `torch.npu`."""
     module = ModuleType("torch.npu", __doc__)
-    module.__path__ = []  # type: ignore[attr-defined]  # `import torch.npu.amp` is possible
+    module.__path__ = []  # `import torch.npu.amp` is possible
     own = (
         is_available, device_count, current_device, set_device, synchronize, get_device_name,
         get_device_properties, get_device_capability, can_device_access_peer,
@@ -161,7 +166,7 @@ def _public(module: ModuleType) -> dict[str, Any]:
     }
 
 
-class autocast(torch.autocast):  # noqa: N801 (torch's own name for it)
+class autocast(torch.autocast):
     """`torch.autocast` for this device."""
 
     def __init__(
@@ -170,7 +175,7 @@ class autocast(torch.autocast):  # noqa: N801 (torch's own name for it)
         super().__init__(DEVICE_TYPE, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
-class GradScaler(torch.amp.GradScaler):  # type: ignore[name-defined]
+class GradScaler(torch.amp.GradScaler):
     """`torch.amp.GradScaler` for this device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -30,7 +31,12 @@ class Kernels:
         self._all.fallback(self._any_operator, KEY)
         for name in self._with_cpu_kernel():
             if name not in own:
-                self._aten.m.impl(name, KEY, self._lazy(name), False)
+                self._aten.impl(name, self._lazy("aten", name))
+        self._collectives = Library("c10d", "IMPL", KEY)
+        with warnings.catch_warnings(action="ignore"):  # torch's own kernels want a real device
+            for name in _named("c10d::"):
+                if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "CPU"):
+                    self._collectives.impl(name, self._lazy("c10d", name), allow_override=True)
 
     def _any_operator(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
         """For operators that have no kernel here, such as those of a user's library."""
@@ -39,13 +45,13 @@ class Kernels:
             kernel = self._boxed[operator] = boxed(operator)
         return kernel(*args, **kwargs)
 
-    def _lazy(self, name: str) -> Kernel:
+    def _lazy(self, library: str, name: str) -> Kernel:
         """The boxed kernel of an operator, made when it is first called."""
         made: list[Boxed] = []
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if not made:
-                made.append(boxed(overload(name)))
+                made.append(boxed(overload(name, library)))
             return made[0](*args, **kwargs)
 
         return kernel
@@ -54,11 +60,16 @@ class Kernels:
         """Names of aten operators whose CPU kernel serves, short of those with `out=`, which
         nobody calls often: the fallback is good enough for them."""
         has = torch._C._dispatch_has_kernel_for_dispatch_key
-        names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
         return [
-            name.removeprefix("aten::")
-            for name in names
+            name
+            for name in _named("aten::")
             if not name.endswith("out")
-            and (name.removeprefix("aten::") in _COMPOSITE_TOO or has(name, "CPU"))
-            and not has(name, KEY)
+            and (name in _COMPOSITE_TOO or has(f"aten::{name}", "CPU"))
+            and not has(f"aten::{name}", KEY)
         ]
+
+
+def _named(prefix: str) -> list[str]:
+    """Names of all operators of a library, without its name."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -10,7 +10,8 @@ import torch
 
 from torchair.emulate.state import DEVICE_TYPE, STATE
 
-_PRIVATE_USE = int(torch._C._autograd.DeviceType.PrivateUse1)  # type: ignore[attr-defined]
+_PRIVATE_USE: Any = torch._C._autograd.DeviceType.PrivateUse1
+_DEVICE_NUMBER = int(_PRIVATE_USE)
 
 
 class Stream(torch.Stream):
@@ -21,7 +22,7 @@ class Stream(torch.Stream):
             kwargs = {
                 "stream_id": next(STATE.stream_ids),
                 "device_index": STATE.index_of(device),
-                "device_type": _PRIVATE_USE,
+                "device_type": _DEVICE_NUMBER,
             }
         made: Stream = super().__new__(cls, **kwargs)
         return made
@@ -44,7 +45,7 @@ class Stream(torch.Stream):
     def wait_stream(self, stream: Any) -> None:
         """Nothing to wait for."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Event:
         """An event with the time of now."""
         event = event if event is not None else Event()
         event.record(self)
@@ -84,7 +85,7 @@ class Event(torch.Event):
                 raise ValueError("both events must be made with enable_timing=True")
             if event._at is None:
                 raise RuntimeError("both events must be recorded before the time between them")
-        return float(end_event._at - self._at) * 1e3  # type: ignore[operator]
+        return float(end_event._at - self._at) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Nothing to wait for."""
@@ -99,13 +100,14 @@ class Event(torch.Event):
 
 def default_stream(device: Any = None) -> Stream:
     """The stream of a device that work is on unless another is chosen."""
-    return Stream(stream_id=0, device_index=STATE.index_of(device), device_type=_PRIVATE_USE)
+    return Stream(stream_id=0, device_index=STATE.index_of(device), device_type=_DEVICE_NUMBER)
 
 
 def current_stream(device: Any = None) -> Stream:
     """The stream that this thread has chosen on a device."""
     if torch.compiler.is_compiling():
-        return torch.accelerator.current_stream(device)  # type: ignore[return-value]
+        given = () if device is None else (device,)
+        return torch.accelerator.current_stream(*given)  # type: ignore[return-value]
     found: Stream | None = STATE.here.streams.get(STATE.index_of(device))
     return found if found is not None else default_stream(device)
 
@@ -146,7 +148,7 @@ def stream(stream: Any) -> StreamContext:
     return StreamContext(stream)
 
 
-class device:  # noqa: N801 (torch's own name for it)
+class device:
     """A block of work on a device."""
 
     def __init__(self, device: Any) -> None:
@@ -161,7 +163,7 @@ class device:  # noqa: N801 (torch's own name for it)
         STATE.here.device = self._outer
 
 
-class device_of(device):  # noqa: N801
+class device_of(device):
     """A block of work on the device of a tensor, if it is on one."""
 
     def __init__(self, obj: Any) -> None:

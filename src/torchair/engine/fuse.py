@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 
 from torchair.catalog import Op, Trait, row_of, steering_values
+from torchair.engine.fuse_order import Streams, run_order
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower.build import Group, Space, reduced_space, single, whole
 from torchair.engine.lower.core import TYPES
@@ -22,7 +22,7 @@ from torchair.engine.spaces import (
     space_through,
     splits_rows,
 )
-from torchair.errors import GraphError, MissingHostValue
+from torchair.errors import MissingHostValue
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
 
@@ -124,6 +124,7 @@ class _Fuser:
         constant: Callable[[Value], bool], lane: Callable[[Node], str],
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
+        self.streams = Streams((n for n in graph.nodes if n.type not in _OUTSIDE), lane)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
         self.steering = _steering_nodes(graph)
@@ -193,6 +194,7 @@ class _Fuser:
         number = len(self.before)
         self.vertex[node] = number
         self.before.append(1 << number | self._needs(node))
+        self.streams.add(number, node)
         return number
 
     def _needs(self, node: Node) -> int:
@@ -323,6 +325,9 @@ class _Fuser:
             return f"{node.type} reads it through a view that moves elements"
         if not self._legal(unit, node, views):
             return f"{node.type} also needs what is computed from it elsewhere"
+        needs, known = self._needs_with(node, views), self.before[unit.number]
+        if why := self.streams.keep_out(node, needs, unit.nodes, known):
+            return why
         spaces = self._spaces(unit, node, seen)
         if isinstance(spaces, str):
             return spaces
@@ -439,12 +444,17 @@ class _Fuser:
         mark = 1 << other.number
         apart = not any(self._needs_outside(n, unit) & mark for n in rest)
         direct = all(
-            self.unit_of.get(v.node) in (unit, other) or not self._bits(v.node) & mark
-            for v in node.values()
-            if v.node not in unit.views
+            self.unit_of.get(source) in (unit, other) or not self._bits(source) & mark
+            for source in [*(v.node for v in node.values()), *node.control]
+            if source not in unit.views
         )
         apart = apart and direct and not self.before[other.number] & (1 << unit.number)
-        return apart and self._fits(unit, other, node)
+        return apart and self._fits(unit, other, node) and self._together(unit, other)
+
+    def _together(self, unit: Unit, other: Unit) -> bool:
+        """Whether streams let a unit take in another one that it reads."""
+        known = self.before[unit.number], self.before[other.number]
+        return self.streams.may_merge(unit.head, known[0], other.nodes, known[1])
 
     def _fits(self, unit: Unit, other: Unit, node: Node) -> bool:
         """Whether what a node of a unit reads of another runs along the axes where it is read."""
@@ -456,9 +466,9 @@ class _Fuser:
 
     def _needs_outside(self, node: Node, unit: Unit) -> int:
         bits = 0
-        for value in node.values():
-            if self.unit_of.get(value.node) is not unit:
-                bits |= self._bits(value.node)
+        for source in [*(v.node for v in node.values()), *node.control]:
+            if self.unit_of.get(source) is not unit:
+                bits |= self._bits(source)
         return bits
 
     def _inline_producers(self, unit: Unit, node: Node) -> None:
@@ -473,7 +483,7 @@ class _Fuser:
             private = all(
                 u is node or u in nodes for n in nodes for v in n.outputs for u in v.users()
             ) and not any(v in self.results for n in nodes for v in n.outputs)
-            if cheap and private:
+            if cheap and private and self._together(unit, other):
                 self._absorb(unit, other)
 
     def _absorb(self, unit: Unit, other: Unit) -> None:
@@ -528,37 +538,7 @@ class _Fuser:
             if node not in absorbed:
                 items[number] = self.unit_of.get(node, node)
                 last[number] = max(last.get(number, -1), self.position[node])
-        waits = {k: self.before[k] & ~(1 << k) for k in items}
-        alive = sum(1 << k for k in items)
-        readers: dict[int, list[int]] = {k: [] for k in items}
-        missing = {}
-        for k, bits in waits.items():
-            needed = _bits_of(bits & alive)
-            missing[k] = len(needed)
-            for n in needed:
-                readers[n].append(k)
-        ready = [(last[k], k) for k, n in missing.items() if not n]
-        heapify(ready)
-        order: list[Unit | Node] = []
-        while ready:
-            k = heappop(ready)[1]
-            order.append(items[k])
-            for r in readers[k]:
-                missing[r] -= 1
-                if not missing[r]:
-                    heappush(ready, (last[r], r))
-        if len(order) != len(items):
-            raise GraphError("fusion made units that wait for each other", graph=self.graph.name)
-        return order
-
-
-def _bits_of(bits: int) -> list[int]:
-    found = []
-    while bits:
-        low = bits & -bits
-        found.append(low.bit_length() - 1)
-        bits ^= low
-    return found
+        return run_order(items, last, self.before, self.graph.name)
 
 
 def _steering_nodes(graph: Graph) -> set[Node]:

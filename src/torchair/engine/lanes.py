@@ -6,6 +6,7 @@ its own. What a plan's schedule says is all there is to know: nothing is decided
 
 from __future__ import annotations
 
+import abc
 from _thread import LockType, allocate_lock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class _Task:
     borrows: list[int] = field(default_factory=list)  # slots that torch allocated elsewhere
 
 
-class LaneProgram(Program):
+class LaneProgram(Program, abc.ABC):
     """A plan with a schedule, bound to memory."""
 
     def __init__(self, plan: Plan, place: Place | None = None, watch: Watch | None = None) -> None:
@@ -93,13 +94,13 @@ class LaneProgram(Program):
         self._positions = [*first, 0]
         return [*(prepared(steps[k], self._arena, self.plan) for k in first), self._go]
 
+    @abc.abstractmethod
     def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
         """Take over the tasks of each lane, and make their events."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _go(self, registers: list[Any]) -> None:
         """Run all lanes."""
-        raise NotImplementedError
 
     def _pieces(self, order: Sequence[int]) -> list[list[int]]:
         """Native steps that follow each other, unless one waits or another lane waits for one; all

@@ -83,7 +83,8 @@ class Timeline:
             if before not in ran or k not in ran:
                 continue
             (row, _, end), (other, begin, _) = ran[before], ran[k]
-            own = {**shared, "id": f"{call}.{before}.{k}"}
+            names = {"of": plan.steps[before].node.name, "for": plan.steps[k].node.name}
+            own = {**shared, "id": f"{call}.{before}.{k}", "args": names}
             arrows.append({**own, "ph": "s", "tid": row, "ts": end})
             arrows.append({**own, "ph": "f", "bp": "e", "tid": other, "ts": begin})
         return arrows

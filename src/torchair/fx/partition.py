@@ -8,6 +8,8 @@ import torch
 from torch import fx
 from torch._functorch.partitioners import default_partition
 
+_OURS = ("air", "npu_define")
+
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
     """Forward and backward graph. Without help torch keeps an operator of ours that has no result,
@@ -20,5 +22,5 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
 
 
 def _is_effect(target: Any) -> bool:
-    ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "air"
+    ours = isinstance(target, torch._ops.OpOverload) and target.namespace in _OURS
     return ours and not target._schema.returns

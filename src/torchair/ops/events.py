@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair.ops import streams
-from torchair.ops.library import define_effect
+from torchair.ops.library import define_effect, while_tracing
 from torchair.ops.streams import EVENTS, TaggedEvent
 
 _lib = torch.library.Library("air", "FRAGMENT")
@@ -31,6 +31,8 @@ _EFFECTS: dict[str, Callable[..., Any]] = {
 }
 for _schema, _kernel in _EFFECTS.items():
     define_effect(_schema, _kernel)
+for _name in ("tagged_event_record", "tagged_event_wait"):  # without tensors Meta is never asked
+    torch.library.register_fake(f"air::{_name}", while_tracing, lib=_lib)
 
 _lib.define("current_stream() -> str[]")
 _lib.impl("current_stream", streams.current_stream, "CompositeExplicitAutograd")

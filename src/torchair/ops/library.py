@@ -13,17 +13,18 @@ from torchair.ops import streams
 _lib = torch.library.Library("air", "FRAGMENT")
 
 
-def _while_tracing(*args: object, **kwargs: object) -> None:
+def while_tracing(*args: object, **kwargs: object) -> None:
     """A graph that is traced has no streams to order yet."""
 
 
 def define_effect(schema: str, kernel: Callable[..., Any]) -> None:
-    """Define an operator of the `air` library that is called for its effect alone. Tracing does
-    not run it, and dead code elimination keeps it."""
+    """Define an operator of the `air` library that is called for its effect alone, which dead code
+    elimination must not remove."""
     _lib.define(schema)
-    name = schema.partition("(")[0]
+    name, _, arguments = schema.partition("(")
     _lib.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"air::{name}", _while_tracing, lib=_lib)
+    if "Tensor" in arguments:
+        _lib.impl(name, while_tracing, "Meta")
     has_side_effect(getattr(torch.ops.air, name).default)
 
 

@@ -8,6 +8,7 @@ from torchair.engine.lower import (  # noqa: F401
     index,
     loss,
     norm,
+    npu,
     reduce,
     shape,
     slicing,

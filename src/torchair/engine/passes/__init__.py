@@ -75,7 +75,7 @@ def _fingerprint(graph: Graph) -> int:
 
 def ge_kind(text: Callable[[Graph], str], file_type: str) -> Kind:
     """How the pass runner handles GE graphs; the text form is injected."""
-    return Kind("ge", _count, _fingerprint, verify, text, file_type)
+    return Kind("ge", _count, _fingerprint, verify, text, file_type, lambda g: list(g._nodes))
 
 
 __all__ = ["ENGINE_PASSES", "GE_PASSES", "GraphState", "ge_kind"]

@@ -19,7 +19,7 @@ def fuse_patterns(graph: Graph, state: GraphState) -> None:
         kind(last, state.native)
         for kind in PATTERNS
         for last in kind.last
-        if state.is_on(kind.__name__)
+        if state.fuses(kind.__name__)
     ]
     speak = _speaker()
     while rewrite(graph, patterns, speak):  # what a pattern leaves behind hides others

@@ -25,7 +25,7 @@ _MERGE_LIMIT = 1 << 12  # bytes of constants that are compared
 def apply_rules(graph: Graph, state: GraphState) -> None:
     """Remove identity work and fold transposes and biases into matrix products."""
     loud = Flags.read().debug >= 3
-    rules = [r for r in RULES if state.is_on(r.name)]
+    rules = [r for r in RULES if state.switches.get(r.name, True)]
     rewrite(graph, rules, _explain if loud or logger.isEnabledFor(logging.DEBUG) else None)
 
 

@@ -18,6 +18,6 @@ class GraphState:
     native: bool = False  # whether generated code will run the graph
     overlap: bool = False  # whether communication and computing shall overlap
 
-    def is_on(self, name: str) -> bool:
-        """Whether a rule or pattern is switched on; without a word about it, ALL decides."""
+    def fuses(self, name: str) -> bool:
+        """Whether a pattern is switched on; without a word about it, ALL decides."""
         return self.switches.get(name, self.switches.get("ALL", True))

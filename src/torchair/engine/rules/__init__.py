@@ -1,5 +1,6 @@
 """Rewrite rules of the engine, in builder syntax; each can be switched by its class name."""
 
+from torchair.engine.rules.copies import CopyOfResult
 from torchair.engine.rules.identity import (
     CastToSameType,
     IdentityNode,
@@ -22,4 +23,5 @@ RULES: tuple[Rule, ...] = (
     TransposeTwice(),
     *TRANSPOSE_RULES,
     *BIAS_RULES,
+    CopyOfResult(),
 )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair import ge
+from torchair.catalog import Op
+from torchair.catalog.attention import is_plain
 from torchair.engine.rules.pattern import (
     Inner,
     Mismatch,
@@ -20,7 +22,6 @@ from torchair.engine.rules.pattern import (
 )
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
-from torchair.ge.shapes import broadcast
 
 _TYPES = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
 _WIDEST_HEAD = 256
@@ -73,6 +74,8 @@ def _scores(value: Value, inner: Inner) -> _Scores:
     if made_by(value, "Add"):
         for scores, other in both_orders(value.node):
             if _is_scaled_product(scores):
+                if scores.shape != value.shape:
+                    raise Mismatch("the mask is larger than the scores", other)
                 inner.add(value)
                 value, mask = _below(scores, inner), other
                 break
@@ -128,11 +131,6 @@ class _Attention:
             raise Mismatch("its heads are too wide", self.query)
         if not isinstance(self.lead[-1], int):
             raise Mismatch("the number of heads is symbolic", self.query)
-        mask = self.scores.mask
-        if mask is not None and (
-            len(shape_of(mask)) > len(weights) or broadcast(weights, shape_of(mask)) != weights
-        ):
-            raise Mismatch("the mask is larger than the scores", mask)
         self.width, self.value_width = width, value_width
         self.length, self.span = weights[-2:]
 
@@ -167,7 +165,9 @@ class _Attention:
     def _four(self, x: Value, tail: tuple[Any, ...]) -> Value:
         """A matrix of each head as batch, heads, rows and columns."""
         dims = ((1, *self.lead)[-2:]) + tail
-        while x.shape != dims and made_by(x, "Reshape"):
+        while x.shape != dims and made_by(x, "Reshape", "TensorMove"):
+            x = operands(x)[0]
+        while made_by(x, "TensorMove"):  # the kernel reads any strides
             x = operands(x)[0]
         if x.shape == dims:
             return x
@@ -179,7 +179,10 @@ class _Attention:
         """Keys or values, one row for each position."""
         if as_rows:
             return self._four(x, (self.span, width))
-        return ge.Transpose(self._four(x, (width, self.span)), list(_SWAPPED))
+        x = self._four(x, (width, self.span))
+        if made_by(x, "Transpose") and operands(x)[1].content == _SWAPPED:
+            return operands(x)[0]
+        return ge.Transpose(x, list(_SWAPPED))
 
     def _mask(self) -> Value | None:
         mask = self.scores.mask
@@ -217,6 +220,8 @@ class RepeatedHeadsFusion(Pattern):
     last = ("FusedInferAttentionScore",)
 
     def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        if not is_plain(Op(node)):
+            return None
         query, key, value, *mask = node.values()
         sources = _repeated(key), _repeated(value)
         if sources[0] is None or sources[1] is None:
@@ -236,6 +241,7 @@ def _repeated(value: Value) -> Value | None:
     if not made_by(value, "Reshape"):
         return None
     wide = operands(value)[0]
+    wide = operands(wide)[0] if made_by(wide, "TensorMove") else wide
     if not made_by(wide, "BroadcastTo", "Expand") or wide.shape is None or len(wide.shape) != 5:
         return None
     source = operands(wide)[0]

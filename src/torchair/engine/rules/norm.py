@@ -109,13 +109,20 @@ class AddRmsNormFusion(Pattern):
         a, b = operands(total)
         if not (a.shape == b.shape == total.shape and a.dtype == b.dtype == total.dtype):
             raise Mismatch("the terms are broadcast or of different types", total)
-        if self.native and any(v.node.type in _PRODUCTS for v in (a, b)):
+        if self.native and any(_source(v).node.type in _PRODUCTS for v in (a, b)):
             raise Mismatch("the sum is computed by the product before it", total)
         if total.node.control or total.node.control_users:
             raise Mismatch("the sum carries control edges", total.node)
         if _depends_on(gamma, total):
             raise Mismatch("gamma is computed from the sum", gamma)
         return lambda: _with_sum(node, total, (a, b, gamma))
+
+
+def _source(value: Value) -> Value:
+    """What is under reshapes, which move nothing."""
+    while made_by(value, "Reshape"):
+        value = operands(value)[0]
+    return value
 
 
 def _with_sum(node: Node, total: Value, inputs: tuple[Value, Value, Value]) -> list[Value]:

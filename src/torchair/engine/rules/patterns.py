@@ -3,6 +3,7 @@
 from torchair.engine.rules.activation import GeluFusion, SwiGluFusion, SwishFusion
 from torchair.engine.rules.attention import AttentionFusion, RepeatedHeadsFusion
 from torchair.engine.rules.norm import AddRmsNormFusion, LayerNormFusion, RmsNormFusion
+from torchair.engine.rules.npu import NPU_PATTERNS
 from torchair.engine.rules.pattern import Pattern
 from torchair.engine.rules.rotary import RotaryMulFusion
 from torchair.engine.rules.transposed import BatchMatMulTransposeFusion
@@ -18,4 +19,5 @@ PATTERNS: tuple[type[Pattern], ...] = (
     AttentionFusion,
     RepeatedHeadsFusion,
     BatchMatMulTransposeFusion,
+    *NPU_PATTERNS,
 )

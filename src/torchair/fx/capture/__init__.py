@@ -10,10 +10,10 @@ from torchair.fx.capture.functionalized import decompose_auto_functionalized
 from torchair.fx.capture.inplace import reinplace_inplaceable_ops_pass, reinplace_input_mutated_ops
 from torchair.fx.capture.limits import replace_core_limit_nodes
 from torchair.fx.capture.markers import resolve_default_stream_markers
-from torchair.fx.capture.workspace import DYNAMIC_OPS, replace_dynamic_workspace_ops
+from torchair.fx.capture.workspace import replace_dynamic_workspace_ops
 from torchair.passes import Pass
 
-__all__ = ["CAPTURE_PASSES", "DYNAMIC_OPS"]
+__all__ = ["CAPTURE_PASSES"]
 
 CAPTURE_PASSES: tuple[Pass, ...] = (
     Pass("remove_cat_ops", remove_cat_ops, lambda s: s.remove_cat_ops),

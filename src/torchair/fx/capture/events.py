@@ -17,6 +17,7 @@ from torchair.fx.capture.values import (
     add_call,
     device_of,
     ensure_values,
+    fake_result,
     reads_nothing,
     tensor_of,
     written_by,
@@ -107,7 +108,7 @@ class _Synchronizer:
     def _needed(self, node: fx.Node) -> set[fx.Node]:
         """Nodes that have to be finished: those that made or wrote what this one reads, and all
         that used what it writes."""
-        if node.target is air.wait.default or reads_nothing(node):
+        if _is_mark(node) or reads_nothing(node):
             return set()
         written, used = self._accesses(node)
         found = set()
@@ -118,7 +119,7 @@ class _Synchronizer:
         return found
 
     def _note(self, node: fx.Node) -> None:
-        if node.op != "call_function" or reads_nothing(node):
+        if node.op != "call_function" or reads_nothing(node) or _is_mark(node):
             return
         written, used = self._accesses(node)
         for storage in self._memory.of(node) | used:
@@ -156,6 +157,10 @@ class _Synchronizer:
         return sorted(tensors)[:1]
 
 
+def _is_mark(node: fx.Node) -> bool:
+    return node.target in (air.wait.default, air.record.default)
+
+
 def apply_event_record(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
     """`wait` for a tensor becomes `wait` for a mark behind the node that computes it."""
     graph = gm.graph
@@ -165,6 +170,7 @@ def apply_event_record(gm: fx.GraphModule, example_inputs: Any, config: Any) -> 
     options = {} if device is None else {"device": device}
     for node in records:
         node.kwargs = {**options, **node.kwargs}
+        node.meta["val"] = fake_result(air.record.default, (), node.kwargs)
     marks: dict[fx.Node, fx.Node] = {}
     for wait in waits:
         producers: Any = wait.args[0]

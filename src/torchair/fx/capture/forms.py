@@ -91,19 +91,20 @@ class ManyInPlace:
     first_new: int  # the first result of the twin that is a new value
 
 
-_MANY = {
-    "npu_kv_rmsnorm_rope_cache_v2": (5, 6),
-    "npu_mla_prolog_v3": (9, 10),
-    "npu_add_rms_norm_v2": (0, 1),
+MANY_IN_PLACE = {
+    ("npu", "npu_kv_rmsnorm_rope_cache_v2"): (5, 6),
+    ("npu", "npu_mla_prolog_v3"): (9, 10),
+    ("npu", "npu_add_rms_norm_v2"): (0, 1),
 }
+"""Library and name of such operators, and the arguments that they update."""
 
 
 def many_in_place_forms() -> dict[Any, ManyInPlace]:
     """Functional twin: the operator that updates in place, for those that are installed."""
     found = {}
-    for name, written in _MANY.items():
-        plain = getattr(torch.ops.npu, f"{name}_functional", None)
-        form = getattr(torch.ops.npu, name, None)
+    for (library, name), written in MANY_IN_PLACE.items():
+        plain = getattr(getattr(torch.ops, library), f"{name}_functional", None)
+        form = getattr(getattr(torch.ops, library), name, None)
         if plain is None or form is None:
             continue
         results, own = len(plain.default._schema.returns), len(form.default._schema.returns)

@@ -138,6 +138,8 @@ class Reinplacer:
             raise No(f"{into} and another argument share memory")
         new = self._check_result(node, old, result)
         copies = self._own_copies(node, old, result)
+        if storage not in self.memory.inputs:
+            _check_views([into, *(a for copy in copies for a in copy.args[:2])] if copies else [])
         areas = {c: place_of(c.args[0].meta["val"]).area for c in copies}  # type: ignore[union-attr]
         cover = min((c for c in copies if areas[c] == place.area), default=None)
         if cover is None and storage in self.memory.inputs:
@@ -242,6 +244,16 @@ class Reinplacer:
 def _copies(user: fx.Node, node: fx.Node) -> bool:
     """Whether a node copies another one to somewhere."""
     return user.target is _COPY and user.args[1] is node and user.args[0] is not node
+
+
+def _check_views(nodes: Iterable[Any]) -> None:
+    """A `reshape` of a computed value may turn out to be a copy: whether it can be a view depends
+    on strides, and tracing has been wrong about those."""
+    for node in nodes:
+        while isinstance(node, fx.Node) and reads_nothing(node):
+            if node.target is aten.reshape.default:
+                raise No(f"{node} may have memory of its own")
+            node = node.args[0]
 
 
 def _is_apart(user: fx.Node, by: fx.Node, place: Place, dtype: torch.dtype) -> bool:

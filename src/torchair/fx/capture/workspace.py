@@ -15,62 +15,52 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class DynamicOp:
-    """An operator of a library that takes lengths from the host."""
+class WorkspaceOp:
+    """An operator that needs memory beside its results, how much depends on numbers it takes."""
 
     library: str
     name: str
-    updatable: tuple[str | int, ...]  # arguments that may change between replays, by name or place
-    workspace: str | None = None  # asks for the largest memory that any lengths need
-    outputs: tuple[str, ...] = ()  # arguments of the `out` form
+    asks: str  # the operator that tells the most it can need
+    outputs: tuple[str, ...]  # arguments of the `out` form
 
-    def overload(self, name: str = "default") -> Any:
-        """The operator, or another overload of it; None where the library does not have it."""
-        packet = getattr(getattr(torch.ops, self.library), self.name, None)
-        return getattr(packet, name, None)
+    def overload(self, name: str) -> Any:
+        """An overload of the operator; None where it does not exist."""
+        return _overload(self.library, self.name, name)
 
-    def asks(self) -> Any:
-        """The operator that tells the workspace, None where there is none."""
-        packet = getattr(getattr(torch.ops, self.library), self.workspace or "", None)
-        return getattr(packet, "default", None)
+    def question(self) -> Any:
+        """The operator that tells the workspace; None where it does not exist."""
+        return _overload(self.library, self.asks, "default")
 
 
-DYNAMIC_OPS = (
-    DynamicOp(
-        "npu",
-        "npu_fused_infer_attention_score",
-        ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"),
-        "_npu_fused_infer_attention_score_get_max_workspace",
-        ("attention_out", "softmax_lse"),
-    ),
-    DynamicOp(
-        "npu",
-        "npu_fused_infer_attention_score_v2",
-        ("actual_seq_qlen", "actual_seq_kvlen"),
-        "_npu_fused_infer_attention_score_v2_get_max_workspace",
-        ("attention_out", "softmax_lse"),
-    ),
-    DynamicOp("atb", "_npu_paged_attention", (7,)),
-    DynamicOp("atb", "_npu_paged_attention_splitfuse", (4, 6)),
+def _overload(library: str, name: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, library), name, None), overload, None)
+
+
+_SCORE = "npu_fused_infer_attention_score"
+WORKSPACE_OPS = tuple(
+    WorkspaceOp("npu", name, f"_{name}_get_max_workspace", ("attention_out", "softmax_lse"))
+    for name in (_SCORE, f"{_SCORE}_v2")
 )
-"""Operators of NPU stacks whose host arguments a captured graph can take anew."""
+"""Operators of NPU stacks. Without an `out` form and a question for the workspace, as on other
+devices, they stay what they are."""
 
 
 def replace_dynamic_workspace_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
     """Give such an operator its results and the largest workspace as arguments."""
     sizes: Sizes | None = None
-    for entry in DYNAMIC_OPS:
-        if entry.asks() is None or entry.overload("out") is None:
+    for entry in WORKSPACE_OPS:
+        if entry.question() is None or entry.overload("out") is None:
             continue
-        for node in gm.graph.find_nodes(op="call_function", target=entry.overload()):
+        plain = entry.overload("default")
+        for node in gm.graph.find_nodes(op="call_function", target=plain):
             sizes = sizes or Sizes(gm.graph)
             _replace(gm.graph, node, entry, sizes)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, entry: DynamicOp, sizes: Sizes) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: Sizes) -> None:
     kwargs = dict(node.kwargs)
     with graph.inserting_before(node):
-        kwargs["workspace"] = add_call(graph, entry.asks(), node.args, node.kwargs, like=node)
+        kwargs["workspace"] = add_call(graph, entry.question(), node.args, node.kwargs, like=node)
         for name, value in zip(entry.outputs, tensors_of(node.meta["val"]), strict=True):
             kwargs[name] = _allocate(graph, node, value, sizes)
         form, value = entry.overload("out"), node.meta["val"]

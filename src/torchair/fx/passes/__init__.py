@@ -46,4 +46,12 @@ def fx_text(gm: Any) -> str:
     return str(gm.print_readable(print_output=False))
 
 
-FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt")
+def _names(gm: fx.GraphModule) -> list[str]:
+    return [n.name for n in gm.graph.nodes]
+
+
+def _kinds(gm: fx.GraphModule) -> Counter[str]:
+    return Counter(n.op for n in gm.graph.nodes)
+
+
+FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds)

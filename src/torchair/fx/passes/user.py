@@ -1,13 +1,21 @@
-"""User passes before and after the built-in ones; they change the graph in place."""
+"""User passes before and after the built-in ones. They change the graph in place; what they return
+is ignored, what they raise stops the compilation, and the graph they leave is checked."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchair.errors import GraphError
 from torchair.log import logger
+
+State = dict[fx.Node, tuple[Any, ...]]
 
 
 def pre_pass(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
@@ -21,8 +29,144 @@ def post_pass(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
 
 
 def _run(name: str, gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    user = getattr(config, name).value
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("before %s: %s", name, gm.graph)
-    getattr(config, name).value(gm, example_inputs, config)
+    before = _state(gm)
+    results = _results(gm)
+    try:
+        user(gm, example_inputs, config)
+    except Exception as e:
+        e.add_note(f"raised by {name} ({_place(user)})")
+        raise
+    check = _Check(f"{name} ({_place(user)})", gm, example_inputs)
+    check.order()
+    check.values(before)
+    check.results(results)
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("after %s: %s", name, gm.graph)
+
+
+def _place(user: Callable[..., Any]) -> str:
+    code = getattr(user, "__code__", None)
+    name = getattr(user, "__qualname__", repr(user))
+    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
+
+
+def _state(gm: fx.GraphModule) -> State:
+    """What a node computes, to see whether a pass changed it."""
+    return {n: (n.target, n.args, n.kwargs) for n in gm.graph.nodes}
+
+
+def _results(gm: fx.GraphModule) -> list[Any]:
+    """Descriptions of what the graph returns."""
+    output = gm.graph.output_node()
+    found: list[Any] = []
+    fx.map_arg(output.args[0], lambda n: found.append(_seen(n.meta.get("val"))))
+    return found
+
+
+def _seen(value: Any) -> Any:
+    """Type and dims of a fake tensor; of anything else nothing."""
+    if isinstance(value, (list, tuple)):
+        return [_seen(v) for v in value]
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.dtype, [
+        str(d) for d in value.shape
+    ]  # as text, since comparing symbols has effects
+
+
+class _Check:
+    """Is what a pass left a graph; errors name the pass and the node."""
+
+    def __init__(self, name: str, gm: fx.GraphModule, example_inputs: Any) -> None:
+        self.name, self.gm = name, gm
+        mode = detect_fake_mode(example_inputs)
+        self.mode: Any = mode or FakeTensorMode(allow_non_fake_inputs=True)
+        self.inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
+
+    def _error(self, node: fx.Node | None, reason: str) -> GraphError:
+        return GraphError(
+            f"{self.name} left an invalid graph: {reason}",
+            node=None if node is None else f"{node.name} = {node.target}{_line(node)}",
+            hint="a pass must leave a graph that computes the same",
+        )
+
+    def order(self) -> None:
+        """Every value is there before it is used, and targets can be called."""
+        known: set[fx.Node] = set()
+        for node in self.gm.graph.nodes:
+            for source in node.all_input_nodes:
+                if source not in known:
+                    there = source in self.gm.graph.nodes
+                    why = "is only computed later" if there else "is not in the graph any more"
+                    raise self._error(node, f"it reads {source.name}, which {why}")
+            if node.op == "call_function" and not callable(node.target):
+                raise self._error(node, f"{node.target!r} cannot be called")
+            known.add(node)
+        if not any(n.op == "output" for n in known):
+            raise self._error(None, "it has no output")
+        try:
+            self.gm.graph.lint()
+        except Exception as e:
+            raise self._error(None, str(e)) from e
+
+    def values(self, before: State) -> None:
+        """Types and dims of what is new or changed, and of what follows from it."""
+        changed: set[fx.Node] = set()
+        for node in self.gm.graph.nodes:
+            if node.op != "call_function" or _is_mark(node.target):
+                continue
+            same = before.get(node) == (node.target, node.args, node.kwargs)
+            if same and "val" in node.meta and not changed.intersection(node.all_input_nodes):
+                continue
+            old = _seen(node.meta.get("val"))
+            node.meta["val"] = self._value(node)
+            if _seen(node.meta["val"]) != old:
+                changed.add(node)
+
+    def _value(self, node: fx.Node) -> Any:
+        args, kwargs = (
+            fx.map_arg(x, lambda n: n.meta["val"] if "val" in n.meta else self._given(n))
+            for x in (node.args, node.kwargs)
+        )
+        try:
+            with self.mode:
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as e:
+            raise self._error(node, f"{type(e).__name__}: {e}") from e
+
+    def _given(self, node: fx.Node) -> Any:
+        """The value of a node without description: an argument, or something the module holds."""
+        if node.op != "get_attr":
+            return self.inputs.get(node)
+        found: Any = self.gm
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        return found
+
+    def results(self, expected: list[Any]) -> None:
+        """The graph returns what callers were promised."""
+        got = _results(self.gm)
+        output = self.gm.graph.output_node()
+        if len(got) != len(expected):
+            raise self._error(output, f"it returns {len(got)} values instead of {len(expected)}")
+        for k, (g, e) in enumerate(zip(got, expected, strict=True)):
+            if g != e and None not in (g, e):
+                raise self._error(output, f"result {k} is {_shown(g)} instead of {_shown(e)}")
+
+
+def _is_mark(target: Any) -> bool:
+    """Scopes and ordering marks compute nothing."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "air"
+
+
+def _line(node: fx.Node) -> str:
+    """The user's line that a node came from, if that is known."""
+    trace = node.stack_trace
+    return f" ({trace.strip().splitlines()[-1].strip()})" if trace else ""
+
+
+def _shown(seen: Any) -> str:
+    return f"{seen[0]}[{', '.join(seen[1])}]" if isinstance(seen, tuple) else str(seen)

@@ -25,8 +25,12 @@ NAME = "npu_grouped_matmul"
 ALONE, ROWS, FEATURES = -1, 0, 2
 """Values of `group_type`: nothing is cut, the rows of `x` are, its features are."""
 
-_JOINED = (2, 3)  # values of split_item that give one result
-_SUMS, _COUNTS, _PAIRS = 0, 1, 2  # values of group_list_type
+JOINED = (2, 3)
+"""Values of `split_item` that give one result."""
+
+ENDS, COUNTS, PAIRS = 0, 1, 2
+"""Values of `group_list_type`: where groups end, how long they are, which one is how long."""
+
 _SHARED = 3  # dims of one weight for all groups
 
 _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
@@ -53,7 +57,7 @@ class Grouped:
     group_list: Sequence[Any] | None = None  # numbers, or pairs of them
     split_item: int = 0
     group_type: int = ALONE
-    group_list_type: int = _SUMS
+    group_list_type: int = ENDS
     act_type: int = 0
     dtype: torch.dtype | None = None
 
@@ -64,7 +68,7 @@ class Grouped:
         if self.group_type == FEATURES:
             return [self._over_features()]
         parts = self._parts()
-        if self.split_item not in _JOINED:
+        if self.split_item not in JOINED:
             return parts
         return [parts[0] if len(parts) == 1 else torch.cat(parts)]
 
@@ -76,7 +80,7 @@ class Grouped:
             raise refuse(NAME, "group_type", f"is {self.group_type}, known are -1, 0 and 2")
         x, pieces = self.x[0], self._pieces(self.x[0].shape[0])
         made = [self._product(x[a:b], g, self._tokens(0, a, b)) for g, a, b in pieces]
-        if self.split_item not in _JOINED:
+        if self.split_item not in JOINED:
             return made
         out = x.new_zeros((x.shape[0], made[0].shape[-1]), dtype=made[0].dtype)
         for part, (_, a, b) in zip(made, pieces, strict=True):
@@ -92,12 +96,12 @@ class Grouped:
         """Group, begin and end of each piece."""
         if self.group_list is None:
             raise wrong(NAME, "group_list", "is needed to cut one x into groups")
-        if self.group_list_type == _PAIRS:
+        if self.group_list_type == PAIRS:
             groups, counts = [int(g) for g, _ in self.group_list], [n for _, n in self.group_list]
             ends = _running(counts)
         else:
             given = [int(n) for n in self.group_list]
-            ends = _running(given) if self.group_list_type == _COUNTS else given
+            ends = _running(given) if self.group_list_type == COUNTS else given
             groups = list(range(len(ends)))
         if ends and (ends[-1] > length or ends != sorted(ends) or ends[0] < 0):
             raise wrong(NAME, "group_list", f"ends {ends} do not cut {length} rows")
@@ -191,7 +195,7 @@ def result_type(x: Sequence[Tensor], output_dtype: int | torch.dtype | None) -> 
 
 def _check_split(x: Sequence[Tensor], group_list: Any, split_item: int | None) -> None:
     """How large each result of one cut `x` is must be known before anything is computed."""
-    if split_item not in _JOINED and len(x) == 1 and isinstance(group_list, Tensor):
+    if split_item not in JOINED and len(x) == 1 and isinstance(group_list, Tensor):
         raise refuse(NAME, "split_item", "one x and a tensor as group_list give one result: use 2")
 
 
@@ -206,7 +210,7 @@ def _fake(
         count = group_list.shape[0] if isinstance(group_list, Tensor) else len(group_list)
         dims = [[count, x[0].shape[0], weight[0].shape[-1]]]
     else:
-        dims = _row_dims(x, weight, group_list, split_item in _JOINED, group_list_type)
+        dims = _row_dims(x, weight, group_list, split_item in JOINED, group_list_type)
     return [x[0].new_empty(d, dtype=dtype) for d in dims]
 
 
@@ -225,7 +229,7 @@ def _row_dims(
     if len(x) > 1 or group_list is None:
         return [[*t.shape[:-1], width(g)] for g, t in enumerate(x)]
     counts = list(group_list)
-    if list_type != _COUNTS:
+    if list_type != COUNTS:
         counts = [b - a for a, b in zip([0, *counts], counts, strict=False)]
     return [[n, width(g)] for g, n in enumerate(counts)]
 

@@ -103,7 +103,7 @@ def request_dims(
     """Dims of the result and of the sums, from those of the operands; numbers or symbols."""
     first, last = split_layout("attention", layout)
     batch, count, length, _ = head_dims(query, first, heads)
-    flat = first in ("BSH", "SBH", "SH") or (paged and len(value) == PAGES_OF_FEATURES)
+    flat = len(value) == PAGES_OF_FEATURES if paged else first in ("BSH", "SBH", "SH")
     width = value[-1] * (INT4_IN_INT32 if packed else 1)
     width = width // (key_heads or heads) if flat else width
     sums = (length, count, 1) if first in RAGGED else (batch, count, length, 1)

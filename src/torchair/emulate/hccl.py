@@ -1,0 +1,77 @@
+"""Process groups named `hccl`: gloo does the talking, tensors of the device are aliased.
+
+This is also the module `torch_npu.distributed`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchair.emulate.state import DEVICE_TYPE
+
+__all__ = [
+    "all_gather_into_tensor_uneven",
+    "is_hccl_available",
+    "reduce_scatter_tensor_uneven",
+]
+
+
+def is_hccl_available() -> bool:
+    """Whether process groups of this name can be made."""
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def install_backend() -> None:
+    """Let `init_process_group("hccl")` work. Collectives on tensors of the device reach gloo
+    through the boxed kernel, which runs them on the host."""
+    if not is_hccl_available():
+        return
+    dist.Backend.register_backend("hccl", _make_group, devices=[DEVICE_TYPE, "cpu"])
+    dist.is_hccl_available = is_hccl_available  # type: ignore[attr-defined]
+
+
+def _make_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def all_gather_into_tensor_uneven(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor,
+    output_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """Gather pieces of different length along the first dim, one of each rank."""
+    _refuse_async(async_op)
+    pieces = _pieces(output_tensor, output_split_sizes, group)
+    mine = dist.get_rank(group)
+    pieces[mine].copy_(input_tensor)
+    for rank, piece in enumerate(pieces):
+        if piece.numel():
+            dist.broadcast(piece, group=group, group_src=rank)
+
+
+def reduce_scatter_tensor_uneven(
+    output: torch.Tensor, input: torch.Tensor, input_split_sizes: list[int] | None = None,
+    op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """Reduce, and keep the piece along the first dim that belongs to this rank."""
+    _refuse_async(async_op)
+    whole = input.clone()
+    dist.all_reduce(whole, op, group=group)
+    output.copy_(_pieces(whole, input_split_sizes, group)[dist.get_rank(group)])
+
+
+def _pieces(whole: torch.Tensor, sizes: list[int] | None, group: Any) -> list[torch.Tensor]:
+    ranks = dist.get_world_size(group)
+    if sizes is None:
+        return list(whole.chunk(ranks))
+    if len(sizes) != ranks:
+        raise ValueError(f"{ranks} split sizes are needed, one for each rank, not {len(sizes)}")
+    return list(whole.split(sizes))
+
+
+def _refuse_async(async_op: bool) -> None:
+    if async_op:
+        raise NotImplementedError("the emulation does this at once; call it without async_op")

@@ -1,0 +1,159 @@
+"""`torchair run`: execute a script as Python would, with an emulated NPU if there is no real one.
+
+The script is the main module of the process. What it raises, and how it leaves, is its own affair:
+nothing of ours shows in its traceback or changes its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import importlib
+import io
+import os
+import random
+import runpy
+import sys
+from dataclasses import dataclass
+from multiprocessing import spawn
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from torchair import emulate
+from torchair.emulate import report
+from torchair.emulate.state import STATE
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user asked for."""
+
+    script: str
+    arguments: list[str]
+    module: bool = False
+    devices: int | None = None
+    seed: int | None = None
+    dump: str | None = None
+    timeline: str | None = None
+    explain: bool = False
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of `torchair run`."""
+    parser.add_argument("--devices", type=int, metavar="N", help="number of emulated devices")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of all random generators")
+    parser.add_argument("--dump", metavar="FOLDER", help="write every compiled graph there")
+    parser.add_argument("--timeline", metavar="FOLDER", help="write timelines of graphs there")
+    told = "at exit, tell about graphs, breaks, fallbacks and compile time"
+    parser.add_argument("--explain", action="store_true", help=told)
+    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    parser.add_argument("script", help="Python program, or module with -m")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def options_of(parsed: argparse.Namespace) -> RunOptions:
+    """The command line as options."""
+    names = RunOptions.__dataclass_fields__
+    return RunOptions(**{name: getattr(parsed, name) for name in names})
+
+
+def run(options: RunOptions) -> int:
+    """Execute the script; the exit code is 0 if it comes to its end."""
+    if not options.module and not os.path.exists(options.script):
+        print(f"torchair run: can't open file {options.script!r}: no such file", file=sys.stderr)
+        return 2
+    _prepare(options)
+    try:
+        _execute(options)
+    finally:
+        if options.explain:
+            print(report.explain(), file=sys.stderr)
+    return 0
+
+
+def _prepare(options: RunOptions) -> None:
+    """Everything that the script finds in place."""
+    folders = {"TORCHAIR_DUMP": options.dump, "TORCHAIR_TIMELINE": options.timeline}
+    for variable, folder in folders.items():
+        if folder is not None:
+            os.environ[variable] = os.path.abspath(folder)
+    if emulate.install(options.devices):
+        importlib.import_module("torch_npu")  # as torch loads the real one by itself
+        _follow_processes()
+    if options.seed is not None:
+        random.seed(options.seed)
+        torch.manual_seed(options.seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(options.seed % 2**32)
+
+
+def _execute(options: RunOptions) -> None:
+    sys.argv = [options.script, *options.arguments]
+    try:
+        if options.module:
+            runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+        else:
+            path = Path(options.script)
+            _place_in_path(str(path.resolve().parent))
+            code = compile(_source(path), str(path), "exec")
+            exec(code, _main_module(str(path)).__dict__)
+    except BaseException as error:
+        _show_own_frames_only(error)
+        raise
+
+
+def _place_in_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _source(path: Path) -> bytes:
+    with io.open_code(str(path.resolve())) as file:
+        return file.read()
+
+
+_replaced: list[Any] = []  # the main module before, whose functions are still running
+
+
+def _main_module(file: str) -> ModuleType:
+    """A new main module. Classes of the script are pickled by that name, and it stays."""
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=file, __builtins__=builtins, __cached__=None)
+    _replaced.append(sys.modules.get("__main__"))
+    sys.modules["__main__"] = module
+    return module
+
+
+def _show_own_frames_only(error: BaseException) -> None:
+    """Let an error that ends the process be shown without the frames that started the script."""
+    first = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    while first is not None and "runpy" in first.tb_frame.f_code.co_filename:
+        first = first.tb_next
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if value is error:
+            show(kind, value.with_traceback(first), first)
+        else:
+            show(kind, value, traceback)
+
+    sys.excepthook = hook
+
+
+def _follow_processes() -> None:
+    """Let processes that multiprocessing starts afresh have the device too."""
+    command_line = spawn.get_command_line
+
+    def with_device(**kwargs: Any) -> list[str]:
+        command = list(command_line(**kwargs))
+        at = command.index("-c") + 1
+        install = f"import torchair.emulate; torchair.emulate.install({STATE.count})"
+        command[at] = f"{install}; {command[at]}"
+        return command
+
+    spawn.get_command_line = with_device

@@ -1,0 +1,281 @@
+"""`torch.distributed` inside of a graph: what Dynamo traces instead of the functions that write to
+their arguments, and `patch_for_hcom`, which replaces those functions themselves."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchair.ops import collectives
+
+_define = torch.ops.npu_define
+_ = collectives
+
+
+def _members(group: Any) -> tuple[str, list[int]]:
+    """Tag and members of a group, None being the one of all processes."""
+    group = dist.group.WORLD if group is None else group
+    return c10d._get_group_tag(group), c10d.get_process_group_ranks(group)
+
+
+def _refuse_async(async_op: bool) -> None:
+    assert not async_op, "a collective in a graph cannot be asynchronous: async_op must be False"
+
+
+def _starts(counts: Sequence[Any]) -> list[Any]:
+    return [sum(counts[:k]) for k in range(len(counts))]
+
+
+def _width(x: torch.Tensor) -> Any:
+    """Elements in a row of a tensor."""
+    width: Any = 1
+    for d in x.shape[1:]:
+        width = width * d
+    return width
+
+
+# ---- what is traced; names and parameters are those that Dynamo looks for ----
+
+
+def npu_broadcast(
+    tensor: torch.Tensor, src: int | None = None, group: Any = None, async_op: bool = False,
+    group_src: int | None = None,
+) -> None:  # fmt: skip
+    """`torch.distributed.broadcast`"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    tensor.copy_(_define.broadcast(tensor, src, tag, ranks, len(ranks), group_src))
+
+
+def npu_all_to_all(
+    output_tensor_list: list[torch.Tensor], input_tensor_list: list[torch.Tensor],
+    group: Any = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """`torch.distributed.all_to_all`"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    send = [t.numel() for t in input_tensor_list]
+    receive = [t.numel() for t in output_tensor_list]
+    flat = torch.cat([t.reshape(-1) for t in input_tensor_list])
+    made = _define.all_to_all_single_npu(
+        flat, send, _starts(send), receive, _starts(receive), tag, ranks, len(ranks)
+    )
+    for tensor, start in zip(output_tensor_list, _starts(receive), strict=True):
+        tensor.copy_(made[start : start + tensor.numel()].view(tensor.shape))
+
+
+def npu_all_to_all_single(
+    output: torch.Tensor, input: torch.Tensor, output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """`torch.distributed.all_to_all_single`"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    size = len(ranks)
+    send = _elements(input, input_split_sizes, size)
+    receive = _elements(output, output_split_sizes, size)
+    made = _define.all_to_all_single_npu(
+        input, send, _starts(send), receive, _starts(receive), tag, ranks, size
+    )
+    output.copy_(made)
+
+
+def _elements(x: torch.Tensor, rows: list[int] | None, size: int) -> list[Any]:
+    rows = rows if rows else [x.shape[0] // size] * size
+    return [n * _width(x) for n in rows]
+
+
+def npu_send(
+    tensor: torch.Tensor, dst: int | None = None, group: Any = None, tag: int = 0,
+    group_dst: int | None = None,
+) -> None:  # fmt: skip
+    """`torch.distributed.send`"""
+    group_tag, ranks = _members(group)
+    _define._send(tensor, dst, ranks, group_tag, tag, group_dst, tensor.shape)
+
+
+def npu_recv(
+    tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0,
+    group_src: int | None = None,
+) -> int:  # fmt: skip
+    """`torch.distributed.recv`; the sender must be named"""
+    group_tag, ranks = _members(group)
+    assert src is not None or group_src is not None, "recv in a graph needs the rank of the sender"
+    tensor.copy_(_define._recv(tensor, src, ranks, group_tag, tag, group_src, tensor.shape))
+    return src if src is not None else ranks[group_src]  # type: ignore[index]
+
+
+def npu_all_gather_into_tensor(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None,
+    async_op: bool = False,
+) -> None:  # fmt: skip
+    """`torch.distributed.all_gather_into_tensor`, with pieces one after the other or stacked"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    size, shape = len(ranks), input_tensor.shape
+    joined = (size * shape[0], *shape[1:]) if len(shape) else (size,)
+    if output_tensor.shape != joined and output_tensor.shape != (size, *shape):
+        raise ValueError(
+            f"all_gather of {list(shape)} from {size} ranks into {list(output_tensor.shape)}"
+        )
+    output_tensor.copy_(_define.allgather_in_tensor(output_tensor, input_tensor, tag, ranks, size))
+
+
+def npu_all_gather(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> None:
+    """`torch.distributed.all_gather`, of tensors of equal or different dims"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    made = _define.allgather(tensor_list, tensor, tag, ranks, len(ranks))
+    for target, source in zip(tensor_list, made, strict=True):
+        target.copy_(source)
+
+
+def npu_all_reduce(
+    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> None:
+    """`torch.distributed.all_reduce`"""
+    _refuse_async(async_op)
+    name = dist.group.WORLD.group_name if group is None else group.group_name
+    made = torch.ops._c10d_functional.all_reduce(tensor, reduce_op_name(op), name)
+    tensor.copy_(torch.ops._c10d_functional.wait_tensor(made))
+
+
+def npu_all_gather_into_tensor_uneven(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor,
+    output_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """`torch_npu.distributed.all_gather_into_tensor_uneven`"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    rows = _checked(output_split_sizes, output_tensor, len(ranks))
+    counts = [n * _width(output_tensor) for n in rows]
+    made = _define.allgather_in_tensor_uneven(
+        input_tensor, input_tensor.numel(), counts, tag, ranks, len(ranks), _starts(counts)
+    )
+    output_tensor.copy_(made)
+
+
+def npu_reduce_scatter_tensor_uneven(
+    output: torch.Tensor, input: torch.Tensor, input_split_sizes: list[int] | None = None,
+    op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """`torch_npu.distributed.reduce_scatter_tensor_uneven`"""
+    _refuse_async(async_op)
+    tag, ranks = _members(group)
+    counts = [n * _width(input) for n in _checked(input_split_sizes, input, len(ranks))]
+    word = reduce_op_name(op)
+    made = _define.reduce_scatter_tensor_uneven(
+        input, word, counts, _starts(counts), output.numel(), tag, ranks, len(ranks)
+    )
+    output.copy_(made)
+
+
+def _checked(rows: list[int] | None, whole: torch.Tensor, size: int) -> list[int]:
+    rows = [whole.shape[0] // size] * size if rows is None else rows
+    assert sum(rows) == whole.shape[0], (
+        f"split sizes {rows} do not add up to the {whole.shape[0]} rows of the tensor"
+    )
+    return rows
+
+
+def reduce_op_name(op: Any) -> str:
+    """Torch's word for a reduction; ValueError for what is none."""
+    if isinstance(op, str):
+        return op
+    for known, word in _WORDS:
+        if op == known:
+            return word
+    raise ValueError(f"{op} is not a reduction that a graph knows")
+
+
+_WORDS = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.PRODUCT, "product"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.BAND, "band"),
+    (dist.ReduceOp.BOR, "bor"),
+    (dist.ReduceOp.BXOR, "bxor"),
+    (dist.ReduceOp.AVG, "avg"),
+)
+
+
+# ---- how Dynamo gets to know ----
+
+_TRACED: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("_all_gather_base", npu_all_gather_into_tensor),
+    ("all_gather_into_tensor", npu_all_gather_into_tensor),
+    ("all_to_all", npu_all_to_all),
+    ("broadcast", npu_broadcast),
+    ("send", npu_send),
+    ("recv", npu_recv),
+)
+_TRACED_NPU: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("all_gather_into_tensor_uneven", npu_all_gather_into_tensor_uneven),
+    ("reduce_scatter_tensor_uneven", npu_reduce_scatter_tensor_uneven),
+)
+
+
+def teach_dynamo() -> None:
+    """Let Dynamo trace collectives that it would break a graph at. What it knows already stays."""
+    if not dist.is_available():
+        return
+    from torch.distributed import _functional_collectives as functional
+
+    known: dict[Any, Any] = functional.traceable_collective_remaps
+    npu = sys.modules.get("torch_npu.distributed")
+    wanted = [(getattr(c10d, name, None), made) for name, made in _TRACED]
+    wanted += [(getattr(npu, name, None), made) for name, made in _TRACED_NPU]
+    for original, made in wanted:
+        if original is not None and original not in known:
+            known[original] = made
+            setattr(functional, made.__name__, made)  # Dynamo looks for it there
+
+
+# ---- patching, for code that torch does not remap ----
+
+_PATCHED: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("all_reduce", npu_all_reduce),
+    ("all_gather", npu_all_gather),
+    ("all_gather_into_tensor", npu_all_gather_into_tensor),
+    ("broadcast", npu_broadcast),
+    ("all_to_all_single", npu_all_to_all_single),
+    ("all_to_all", npu_all_to_all),
+)
+
+
+def patch_for_hcom() -> None:
+    """Replace collectives of `torch.distributed` by functions that can be traced. Outside of a
+    graph the original runs. Current torch needs no patch, and says so."""
+    warnings.warn(
+        "patch_for_hcom is not needed: collectives are traced as they are with this torch",
+        UserWarning, stacklevel=2,
+    )  # fmt: skip
+    for name, traced in _PATCHED:
+        original = getattr(dist, name)
+        if not hasattr(original, "_torchair_original"):
+            setattr(dist, name, _either(original, traced))
+    deepspeed = sys.modules.get("deepspeed.comm")
+    for name in ("all_reduce", "inference_all_reduce"):
+        original = getattr(deepspeed, name, None)
+        if original is not None and not hasattr(original, "_torchair_original"):
+            setattr(deepspeed, name, _either(original, npu_all_reduce))
+
+
+def _either(original: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        call = traced if torch.compiler.is_compiling() else original
+        return call(*args, **kwargs)
+
+    choose._torchair_original = original  # type: ignore[attr-defined]
+    return choose

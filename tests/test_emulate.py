@@ -1,0 +1,144 @@
+"""The emulated device: installed on request only, and doing what the checks say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+SOURCE = TESTS.parent / "src"
+
+
+def run(*arguments: str, path: str = "", **kwargs) -> subprocess.CompletedProcess[str]:
+    """Python with our sources on its path, and nothing of the user's environment."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TNG_"))}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, str(SOURCE)]))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment, capture_output=True, text=True, check=False, **kwargs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("group", ["eager", "compiled", "transformers", "distributed"])
+def test_device(group):
+    done = run(str(TESTS / "emulated_checks.py"), group)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+def test_importing_torchair_installs_nothing():
+    done = run("-c", """if True:
+        import importlib.util, sys, torch, torchair
+        assert not hasattr(torch, "npu") and not hasattr(torch.Tensor, "npu")
+        assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+        assert importlib.util.find_spec("torch_npu") is None
+        assert not any(m.startswith("torchair.emulate") for m in sys.modules)
+        import torchair.emulate
+        assert not hasattr(torch, "npu") and not torchair.emulate.installed()
+        assert torchair.emulate.why_not() is None
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_installing_is_light():
+    done = run("-c", """if True:
+        import sys, torchair.emulate
+        torchair.emulate.install()
+        import torch_npu
+        assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_tells_what_it_has():
+    done = run("-c", """if True:
+        import importlib.util, sys
+        import torchair, torchair.emulate
+        assert torchair.emulate.install(3)
+        import torch, torch_npu, torch_npu.npu, torch_npu.profiler, torch.npu.amp
+        from torch_npu.dynamo import torchair as same
+        from torch_npu.dynamo.torchair.configs.compiler_config import CompilerConfig
+        from torch_npu.npu.amp import autocast
+        assert same is torchair and CompilerConfig is torchair.CompilerConfig
+        assert torch_npu.npu is torch.npu and torch.npu.device_count() == 3
+        assert importlib.util.find_spec("torch_npu") is not None
+        assert torch_npu.__version__.startswith(torch.__version__.partition("+")[0])
+        assert torchair.__spec__.name == "torchair"
+        try:
+            torch_npu.npu_rms_nrom
+        except AttributeError as e:
+            print(e)
+        try:
+            import torch_npu.nonsense
+        except ModuleNotFoundError as e:
+            print(e)
+        try:
+            torchair.emulate.install(4)
+        except RuntimeError as e:
+            print(e)
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    unknown, module, again = done.stdout.splitlines()
+    assert unknown.startswith("torch_npu.npu_rms_nrom is not part of the emulation. Did you mean")
+    assert " npu_rms_norm" in unknown and "It has: " in unknown and "profiler" in unknown
+    assert module == "No module named 'torch_npu.nonsense'"
+    assert again == "3 emulated devices are installed already"
+
+
+def make_distribution(folder: Path) -> None:
+    info = folder / "torch_npu-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 9.9\n")
+
+
+REPORT = """
+import sys, torch, torchair
+print(hasattr(torch, "npu"), torch._C._get_privateuse1_backend_name(), *sys.argv[1:])
+import torch_npu
+print(torch_npu.WHO)
+"""
+
+
+@pytest.mark.parametrize("with_metadata", [True, False])
+def test_a_real_package_is_left_alone(tmp_path, with_metadata):
+    (tmp_path / "torch_npu").mkdir()
+    (tmp_path / "torch_npu" / "__init__.py").write_text("WHO = 'the real one'\n")
+    if with_metadata:
+        make_distribution(tmp_path)
+    (tmp_path / "script.py").write_text(REPORT)
+    done = run("-m", "torchair", "run", str(tmp_path / "script.py"), "x", path=str(tmp_path))
+    assert done.stdout.splitlines() == ["False privateuseone x", "the real one"], done.stderr
+
+
+def test_a_distribution_alone_is_enough_to_step_aside(tmp_path):
+    make_distribution(tmp_path)
+    code = """if True:
+        import sys, torch, torchair.emulate
+        before = list(sys.meta_path)
+        assert not torchair.emulate.install()
+        assert sys.meta_path == before and not hasattr(torch, "npu")
+        print(torchair.emulate.why_not())
+    """
+    done = run("-c", code, path=str(tmp_path))
+    assert done.stdout == "torch_npu 9.9 is installed and used as it is\n", done.stderr
+
+
+def test_another_device_is_left_alone():
+    done = run("-c", """if True:
+        import torch, torchair.emulate
+        torch.utils.rename_privateuse1_backend("other")
+        assert not torchair.emulate.install()
+        print(torchair.emulate.why_not())
+    """)  # fmt: skip
+    assert "'other'" in done.stdout, done.stderr
+
+
+def test_visible_devices_are_counted():
+    code = "import torchair.emulate, torch; torchair.emulate.install(); print(torch.npu.device_count())"
+    assert (
+        run("-c", f"import os; os.environ['ASCEND_RT_VISIBLE_DEVICES'] = '0, 2'; {code}").stdout
+        == "2\n"
+    )
