@@ -142,7 +142,7 @@ def check_patched(rank, folder):
         compiled(gather)(given(rank)), torch.cat([given(0)[:2], given(1)[:3]])
     )
     torch.testing.assert_close(compiled(reduce)(given(rank)), given(0) + 1)
-    with pytest.raises(Exception, match="async_op must be False|Observed exception"):
+    with pytest.raises(Exception, match=r"async_op must be False|Observed exception"):
         compiled(late)(given(rank))
     x = given(rank)
     late(x).wait()  # outside of a graph the original runs

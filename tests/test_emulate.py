@@ -137,8 +137,11 @@ def test_another_device_is_left_alone():
 
 
 def test_visible_devices_are_counted():
-    code = "import torchair.emulate, torch; torchair.emulate.install(); print(torch.npu.device_count())"
-    assert (
-        run("-c", f"import os; os.environ['ASCEND_RT_VISIBLE_DEVICES'] = '0, 2'; {code}").stdout
-        == "2\n"
-    )
+    done = run("-c", """if True:
+        import os
+        os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "0, 2"
+        import torch, torchair.emulate
+        torchair.emulate.install()
+        print(torch.npu.device_count())
+    """)  # fmt: skip
+    assert done.stdout == "2\n", done.stderr

@@ -144,7 +144,8 @@ def npu_all_reduce(
 ) -> None:
     """`torch.distributed.all_reduce`"""
     _refuse_async(async_op)
-    name = dist.group.WORLD.group_name if group is None else group.group_name
+    group = dist.group.WORLD if group is None else group
+    name = group.group_name  # type: ignore[union-attr]
     made = torch.ops._c10d_functional.all_reduce(tensor, reduce_op_name(op), name)
     tensor.copy_(torch.ops._c10d_functional.wait_tensor(made))
 

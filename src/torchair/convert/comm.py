@@ -62,7 +62,7 @@ def _all_to_all(group: str, input: Value, received: Any, sent: Any) -> Value:
     rest = (input.shape or ())[1:]
     if not is_static(rest) or isinstance(sent, Value) or isinstance(received, Value):
         raise Decline("symbolic sizes of different parts")
-    width = int(numel(rest))  # type: ignore[arg-type]
+    width = int(numel(rest))
     counts = [[n * width for n in rows] for rows in (sent, received)]
     return _exchange(group, input, counts[0], _starts(counts[0]), counts[1], _starts(counts[1]))
 

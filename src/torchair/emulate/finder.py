@@ -45,9 +45,13 @@ class Finder(MetaPathFinder, Loader):
         self._facade = facade
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name == PACKAGE or name in MODULES or name.startswith(f"{_OURS}."):
-            return ModuleSpec(name, self, origin="torchair.emulate", is_package=True)
+        if name == PACKAGE or name in MODULES:
+            return self.spec(name)
         return None
+
+    def spec(self, name: str) -> ModuleSpec:
+        """How to load a module of the package."""
+        return ModuleSpec(name, self, origin="torchair.emulate", is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         made: ModuleType = self._facade(PACKAGE) if spec.name == PACKAGE else ModuleType(spec.name)
@@ -62,7 +66,20 @@ class Finder(MetaPathFinder, Loader):
             sys.modules[name] = importlib.import_module(stands_for)
 
 
+class OurModules(MetaPathFinder):
+    """Finds modules of torchair under their names in the package, before the path does: that would
+    find their files and load them a second time."""
+
+    def __init__(self, finder: Finder) -> None:
+        self._finder = finder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return self._finder.spec(name) if name.startswith(f"{_OURS}.") else None
+
+
 def install(facade: Any) -> None:
     """Answer for the package from now on."""
     if not any(isinstance(f, Finder) for f in sys.meta_path):
-        sys.meta_path.append(Finder(facade))
+        finder = Finder(facade)
+        sys.meta_path.append(finder)
+        sys.meta_path.insert(0, OurModules(finder))

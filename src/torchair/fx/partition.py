@@ -8,11 +8,9 @@ import torch
 from torch import fx
 from torch._functorch.partitioners import default_partition
 
-_OURS = ("air", "npu_define")
-
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-    """Forward and backward graph. Without help torch keeps an operator of ours that has no result,
+    """Forward and backward graph. Without help torch keeps an operator of ours that has an effect,
     such as a print, in both: it belongs where it was traced."""
     for node in joint.graph.nodes:
         if _is_effect(node.target):
@@ -22,5 +20,8 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
 
 
 def _is_effect(target: Any) -> bool:
-    ours = isinstance(target, torch._ops.OpOverload) and target.namespace in _OURS
-    return ours and not target._schema.returns
+    """Prints, scopes, and collectives, which all processes must start equally often."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    quiet = target.namespace == "air" and not target._schema.returns
+    return quiet or target.namespace == "npu_define"

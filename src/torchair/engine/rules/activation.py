@@ -232,8 +232,8 @@ def _half(
         return None
     dim = axis % x.rank
     whole, size = x.shape[dim], part.shape[dim]
-    if not isinstance(whole, int) or whole != 2 * size:  # type: ignore[operator]
+    if not isinstance(whole, int) or whole != 2 * size:
         return None
-    if bounds is not None and bounds[0] not in ((0, -whole) if which == 0 else (size, -size)):  # type: ignore[operator]
+    if bounds is not None and bounds[0] not in ((0, -whole) if which == 0 else (size, -size)):
         return None
     return x, which, dim

@@ -127,10 +127,10 @@ class _Check:
                 changed.add(node)
 
     def _value(self, node: fx.Node) -> Any:
-        args, kwargs = (
-            fx.map_arg(x, lambda n: n.meta["val"] if "val" in n.meta else self._given(n))
-            for x in (node.args, node.kwargs)
+        found: Any = fx.map_arg(
+            (node.args, node.kwargs), lambda n: n.meta["val"] if "val" in n.meta else self._given(n)
         )
+        args, kwargs = found
         try:
             with self.mode:
                 return node.target(*args, **kwargs)  # type: ignore[operator]
