@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import logging
 import weakref
+from contextlib import nullcontext as _calm
 
 import pytest
 import torch
@@ -69,6 +71,32 @@ def test_one_key_gives_the_same_tensor():
     assert first is second
     torch.testing.assert_close(first, torch.full((4,), 6.0))
     assert len(graphs) == 1
+
+
+def test_log_lines(caplog):
+    torchair.logger.addHandler(caplog.handler)
+    caplog.set_level(logging.DEBUG, logger="torchair")
+    try:
+        run, graphs = captured(lambda x, y: x.add_(y), static_capture_size_limit=1, dynamic=True)
+        x, y = torch.zeros(4), torch.ones(4)
+        for other in (x, x, torch.zeros(4)):
+            with pytest.warns(UserWarning, match="limit reached") if other is not x else _calm():
+                run(other, y)
+    finally:
+        torchair.logger.removeHandler(caplog.handler)
+    name = graphs[0].name
+    said = [r.getMessage() for r in caplog.records if f" {name}" in r.getMessage()]
+    said = [
+        line.partition(f" {name}")[0] for line in said if "AclGraph" in line or "capture" in line
+    ]
+    assert said == [
+        "No find captured AclGraph of fx_graph",
+        "Success to capture fx_graph",
+        "For graph",
+        "Find captured AclGraph of fx_graph",
+        "The current AclGraph no needs to be recaptured of fx_graph",
+        "The current AclGraph needs to be recaptured for fx_graph",
+    ]
 
 
 def test_a_result_as_the_next_input():

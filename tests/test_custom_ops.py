@@ -11,6 +11,7 @@ import torch
 import torchair
 from torchair import ge
 from torchair.convert.automatic import ge_type, generate
+from torchair.convert.inference_rule import rule_text
 from torchair.convert.registry import unregister
 from torchair.errors import ConversionError, GraphError
 from torchair.ge.graph import Graph
@@ -476,3 +477,58 @@ def test_a_node_without_meaning_names_the_way_out(lib):
             check(lambda x, y: op(x))
     finally:
         unregister(op)
+
+
+# ---- formulas of dims
+
+
+def rule_of(op, *args):
+    return json.loads(rule_text(op, args, {}))
+
+
+def test_formulas_of_dims(lib):
+    op = define(
+        lib,
+        "shapes(Tensor x, Tensor? y, int n) -> (Tensor, Tensor)",
+        lambda x, y, n: (
+            x.new_empty(x.shape[0] * 2 + 1, x.shape[1] // n),
+            x.new_empty(x.shape[0] + y.shape[0], dtype=torch.int64),
+        ),
+    )
+    assert rule_of(op, torch.ones(4, 6), torch.ones(5), 3) == {
+        "shape": {
+            "inputs": [["s0", "s1"], ["s2"]],
+            "outputs": [["(1 + (2*s0))", "Floor(Div(s1, 3))"], ["(s0 + s2)"]],
+        },
+        "dtype": [ge.DataType.DT_FLOAT, ge.DataType.DT_INT64],
+    }
+
+
+def test_nodes_of_users_carry_the_formulas(lib):
+    op = define(lib, "twice_as_long(Tensor x) -> Tensor", lambda x: torch.cat([x, x]))
+    ge.register_operator("TwiceAsLong", inputs=["x"], outputs=["y"])
+    run, graphs = compiled(lambda x: op(x) + 1)
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(run(x), torch.cat([x, x]) + 1)
+    (node,) = [n for n in graphs[0].nodes if n.type == "TwiceAsLong"]
+    assert json.loads(node.attr("_inference_rule"))["shape"] == {
+        "inputs": [["s0", "s1"]],
+        "outputs": [["(2*s0)", "s1"]],
+    }
+
+
+def test_dims_without_a_formula_have_no_rule(lib):
+    op = define(
+        lib,
+        "some(Tensor x) -> Tensor",
+        lambda x: x[: max(1, x.shape[0] // 2)],
+        lambda x: x.new_empty(torch.sym_max(x.shape[0], 7) >> 1),
+    )
+    with pytest.raises(ValueError, match="has no form in a rule"):
+        rule_text(op, (torch.ones(3),), {})
+    ge.register_operator("Some", inputs=["x"], outputs=["y"])
+    run, graphs = compiled(lambda x: op(x) + 1)
+    x = torch.randn(14)
+    torch.testing.assert_close(run(x), x[:7] + 1)
+    (node,) = [n for n in graphs[0].nodes if n.type == "Some"]
+    assert node.attr("_inference_rule") is None

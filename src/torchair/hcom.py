@@ -145,7 +145,7 @@ def npu_all_reduce(
     """`torch.distributed.all_reduce`"""
     _refuse_async(async_op)
     group = dist.group.WORLD if group is None else group
-    name = group.group_name  # type: ignore[union-attr]
+    name = group.group_name
     made = torch.ops._c10d_functional.all_reduce(tensor, reduce_op_name(op), name)
     tensor.copy_(torch.ops._c10d_functional.wait_tensor(made))
 

@@ -232,6 +232,12 @@ def _collective(target: Target, *args: Any) -> Extra:
     return Extra(Expr(by_name.wait_tensor.default, (Expr(target, args),)), target=target)
 
 
+def _several(target: Target, *args: Any) -> Extra:
+    """A collective on a list of tensors, of which the last result is waited for."""
+    last = Expr(operator.getitem, (Expr(target, ([POSITIVE, POSITIVE], *args)), 1))
+    return Extra(Expr(by_name.wait_tensor.default, (last,)), target=target)
+
+
 def _pairs(target: Target) -> Extra:
     """A call on lists of two tensors, with a tensor of two scales."""
     args = [POSITIVE, POSITIVE], [POSITIVE, POSITIVE], [POSITIVE, POSITIVE], torch.tensor([0.5, 2])
@@ -370,10 +376,15 @@ EXTRA: tuple[Extra, ...] = (
     _collective(by_name.all_gather_into_tensor.default, POSITIVE, 1, GROUP),
     _collective(by_name.reduce_scatter_tensor.default, POSITIVE, "sum", 1, GROUP),
     _collective(by_name.broadcast.default, POSITIVE, 0, GROUP),
+    _collective(by_name.all_to_all_single.default, POSITIVE, [2], [2], GROUP),
+    _several(by_name.all_reduce_coalesced.default, "sum", GROUP),
+    _several(by_name.all_gather_into_tensor_coalesced.default, 1, GROUP),
+    _several(by_name.reduce_scatter_tensor_coalesced.default, "sum", 1, GROUP),
     _call(by_name.wait_tensor.default, POSITIVE),
     _collective(by_ranks.all_reduce.default, POSITIVE, "sum", "", [0], 1),
     _collective(by_ranks.all_gather_into_tensor.default, POSITIVE, "", [0], 1),
     _collective(by_ranks.reduce_scatter_tensor.default, POSITIVE, "sum", "", [0], 1),
     _collective(by_ranks.broadcast.default, POSITIVE, 0, "", [0], 1),
+    _collective(by_ranks.all_to_all_single.default, POSITIVE, [2], [2], "", [0], 1),
     _call(by_ranks.wait_tensor.default, POSITIVE),
 )  # fmt: skip

@@ -204,18 +204,25 @@ class AclGraph:
         """The captured graph for a call, None when calls run eagerly."""
         latest = self._latest
         if latest is not None and latest.serves is not None and latest.serves(args):
-            return latest
+            return self._found(latest)
         meta = self._by_raw.get(self._raw(args))
         if meta is not None and not self._outdated(meta, args):
-            if self.options.evict:
-                self.captured.move_to_end(meta.key)
-            self._latest = meta
-            return meta
+            return self._found(meta)
         if self.fallen_back:
             return None
         if not self._started:
             self._start(args)
         return self._capture_new(args, meta)
+
+    def _found(self, meta: GraphMeta) -> GraphMeta:
+        self._latest = meta
+        if self.options.evict:
+            self.captured.move_to_end(meta.key)
+        if logger.isEnabledFor(logging.DEBUG):
+            where = f"of fx_graph {self.name}, graph key {meta.key}"
+            logger.debug("Find captured AclGraph %s", where)
+            logger.debug("The current AclGraph no needs to be recaptured %s", where)
+        return meta
 
     def _start(self, args: Sequence[Any]) -> None:
         for _ in range(self._warmups):

@@ -22,6 +22,7 @@ from torchair.convert import functional
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.comments import origin_of
 from torchair.convert.generic import Scalar, torch_call
+from torchair.convert.inference_rule import attach_rule, is_users
 from torchair.convert.registry import Decline, Entry, find
 from torchair.convert.scopes import Scopes, Token
 from torchair.convert.views import ViewFolder
@@ -180,9 +181,18 @@ class GraphConverter:
         first = len(self.graph)
         meta = self._meta(node)
         npu = self._dispatch(node, meta)
-        self._finish(node, meta, npu, self.graph.newest(len(self.graph) - first))
+        created = self.graph.newest(len(self.graph) - first)
+        self._finish(node, meta, npu, created)
+        if any(is_users(n.type) for n in created):
+            self._attach_rule(node, created)
         self._env[node] = ValuePack(meta, npu)
         self.graph.origin = None
+
+    def _attach_rule(self, node: fx.Node, created: list[Node]) -> None:
+        args, kwargs = (
+            fx.map_arg(x, lambda n: self._env[n].meta) for x in (node.args, node.kwargs)
+        )
+        attach_rule(node.target, args, kwargs, created)
 
     def _comment(self, origin: Origin | None) -> None:
         if origin is None:

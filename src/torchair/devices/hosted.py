@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from torchair.engine.executor import ProgramPool, picker
+from torchair.engine.executor import picker
 from torchair.engine.guards import same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr
@@ -25,6 +25,8 @@ from torchair.ge.graph import Graph
 
 Run = Callable[[Sequence[Any]], Any]
 
+_GUARDS = "guards_on_device"  # of a pool: a test that inputs on the device are like earlier ones
+_address = torch.Tensor.data_ptr
 _DEVICE = re.compile(r'\{"device": "(\w+(?::\d+)?)"\}')  # as a generic node writes one
 
 
@@ -62,28 +64,39 @@ class Arguments:
 
     def __init__(self, host: HostMemory, still: Sequence[int] = ()) -> None:
         """`still` are the positions of tensors that are the same in most calls: parameters."""
-        self._host, self._still = host, still
-        self._pick = picker(still)
+        self._host, self._still = host, list(still)
+        self._pick = picker(self._still)
         self._addresses: list[int] = []
-        self._kept: list[torch.Tensor] = []
+        self._starts: frozenset[int] = frozenset()
+        self._kept: list[Any] = []  # by position: parameters, None for what may differ
+        self._moving: list[int] = []
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Everything on the device aliased, for the time of a call."""
-        given = list(args)
-        for position, tensor in zip(self._still, self._parameters(args), strict=True):
-            given[position] = tensor
-        return [
-            a if not isinstance(a, torch.Tensor) or a.is_cpu else self._host.as_host(a)
-            for a in given
-        ]
+        addresses = list(map(_address, self._pick(args)))
+        if addresses != self._addresses or len(args) != len(self._kept):
+            self._keep(args, addresses)
+        given = self._kept.copy()
+        for k in self._moving:
+            value = args[k]
+            aliased = isinstance(value, torch.Tensor) and not value.is_cpu
+            given[k] = self._host.as_host(value) if aliased else value
+        return given
 
-    def _parameters(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        tensors = self._pick(args)
-        addresses = [t.data_ptr() for t in tensors]
-        if addresses != self._addresses:
-            self._kept = [t if t.is_cpu else self._host.kept_on_host(t) for t in tensors]
-            self._addresses = addresses
-        return self._kept
+    def shared_by(self, result: torch.Tensor, given: Sequence[Any]) -> bool:
+        """Whether a result is in the memory of one of the arguments `given`."""
+        start = result.untyped_storage().data_ptr()
+        moving = (given[k] for k in self._moving)
+        return start in self._starts or any(
+            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() == start for a in moving
+        )
+
+    def _keep(self, args: Sequence[Any], addresses: list[int]) -> None:
+        self._addresses, self._starts = addresses, frozenset(addresses)
+        self._kept = [None] * len(args)
+        self._moving = sorted(set(range(len(args))).difference(self._still))
+        for k in self._still:
+            self._kept[k] = args[k] if args[k].is_cpu else self._host.kept_on_host(args[k])
 
 
 class HostedGraph(TorchNpuGraph):
@@ -94,7 +107,6 @@ class HostedGraph(TorchNpuGraph):
         super().__init__(name)
         self._host = host
         self._wraps = [(k, place) for k, place in enumerate(places) if place is not None]
-        self._guards: weakref.WeakKeyDictionary[ProgramPool, Any] = weakref.WeakKeyDictionary()
         self._aliases = Arguments(host)
         self._rows: Any = None
         self._before: Any = None
@@ -123,9 +135,9 @@ class HostedGraph(TorchNpuGraph):
         if rows is not self._rows:
             self._show(rows)
         pool = self._latest
-        guards = self._guards.get(pool) if pool is not None else None
-        if pool is not None and guards is not None and guards.check(*self._pick(inputs)):
-            outputs = pool.run(inputs)
+        guards = getattr(pool, _GUARDS, None)
+        if guards is not None and guards.check(*self._pick(inputs)):
+            outputs = pool.run(inputs)  # type: ignore[union-attr]
         else:
             aliases = self._aliases(inputs)
             outputs = super()._run(aliases, assigned)
@@ -151,24 +163,24 @@ class HostedGraph(TorchNpuGraph):
         """Take inputs like these as they are the next time, if only addresses are read."""
         pool = self._latest
         if pool is not None and pool.native and pool.guards is not None:
-            self._guards[pool] = same_as(self._pick(inputs))
+            setattr(pool, _GUARDS, same_as(self._pick(inputs)))
 
 
 class Return:
     """The way back for the results of one call."""
 
     def __init__(self, host: HostMemory, aliases: Sequence[Any], args: Sequence[Any]) -> None:
-        self._host = host
-        pairs = zip(aliases, args, strict=True)
-        self._pairs = [(alias, arg) for alias, arg in pairs if alias is not arg]
+        self._host, self.aliases, self._args = host, aliases, args
 
     def of(self, result: Any, place: int | None) -> Any:
         """A result of the host as one of the device: an argument, a view of one, or new."""
         if not isinstance(result, torch.Tensor) or not result.is_cpu:
             return result
-        for alias, arg in self._pairs:
+        for alias, arg in zip(self.aliases, self._args, strict=True):
             if alias is result:
                 return arg
+            if alias is arg:
+                continue
             if torch._C._is_alias_of(alias, result):  # type: ignore[attr-defined]
                 if result.dtype is not arg.dtype:
                     return self._host.as_device(result, arg.get_device())
@@ -204,13 +216,15 @@ class Hosted:
         return tuple(self._wrap(back, r, p) for r, p in zip_longest(results, self._places))
 
     def _wrap(self, back: Return, result: Any, place: int | None) -> Any:
-        """A result that is the same tensor in every call is wrapped once."""
+        """A result of the device; the one that was made before if somebody has it still."""
+        if place is None or not isinstance(result, torch.Tensor):
+            return back.of(result, place)
         known = self._wrapped.get(id(result))
         if known is not None:  # it holds the result, so the number means no other
             return known
-        made = back.of(result, place)
-        if isinstance(result, torch.Tensor) and made is not result:
-            self._wrapped[id(result)] = made
+        if self._aliases.shared_by(result, back.aliases):
+            return back.of(result, place)
+        made = self._wrapped[id(result)] = self._host.as_device(result, place)
         return made
 
     def _record(self, tape: Any, args: Sequence[Any]) -> tuple[Any, ...]:

@@ -128,7 +128,9 @@ def _plain(proto: Prototype, name: str, attr: Attr) -> Any:
 
 
 def _custom(node: Node) -> Form:
-    attrs = {k: a for k, a in sorted(node.attrs.items()) if k != "_readable_value"}
+    """The form for any node; what passes and the engine note down follows in lines of its own."""
+    noted = [k for k in node.attrs if k.startswith("_") and k.isidentifier()]
+    attrs = {k: a for k, a in sorted(node.attrs.items()) if k not in noted}
     outputs = list(node.outputs)
     kwargs = {
         "inputs": dict(node.inputs),
