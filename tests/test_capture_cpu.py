@@ -279,6 +279,22 @@ def test_sizes_that_depend_on_data(relaxed):
         torch._dynamo.config.capture_dynamic_output_shape_ops = False
 
 
+def test_streams_run_side_by_side():
+    def branches(x):
+        with torchair.scope.npu_stream_switch("1"):
+            a = torch.cumsum(x.sin(), 0)
+        with torchair.scope.npu_stream_switch("2"):
+            b = torch.cumsum(x.cos(), 0)
+        return a * b
+
+    run, graphs = captured(branches)
+    for _ in range(5):
+        x = torch.randn(1000, dtype=torch.float64)
+        torch.testing.assert_close(run(x), torch.cumsum(x.sin(), 0) * torch.cumsum(x.cos(), 0))
+    (meta,) = graphs[0].graph.captured.values()
+    assert len(meta.recording._program.plan.schedule.lanes) == 3
+
+
 MODELS = {
     "mlp": (Mlp, MLP["tiny"], lambda c: mlp_inputs(c)),
     "resnet": (ResNet, RESNET["tiny"], lambda c: resnet_inputs(c)),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchair.engine.executor import ARENA, NativeProgram, Program, explain
+from torchair.engine.lanes import bind_lanes
 from torchair.engine.native import BadIndex, Memory, Segment
 from torchair.engine.plan import Plan, Root, Step
 
@@ -49,7 +50,7 @@ class FixedProgram:
     """A plan over given memory. Set inputs, run, then look at `places`."""
 
     def __init__(self, plan: Plan, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-        self._plan = plan
+        self.plan = plan
         self._memory = memory
         self._starts: dict[int, tuple[int, int]] = {}  # of each piece: (byte, length)
         at = 0
@@ -62,13 +63,13 @@ class FixedProgram:
         self.run: Callable[[], None]
         self.words: dict[int, int] = {}  # input: its word in `given`, if only its address counts
         self.given: Any = None
-        if NativeProgram.suits(plan):
+        if plan.schedule is None and NativeProgram.suits(plan):
             self._bind_native()
         else:
             self._bind()
 
     def _bind_native(self) -> None:
-        plan, base = self._plan, self._memory.data_ptr()
+        plan, base = self.plan, self._memory.data_ptr()
         roots = [plan.place(o.slot)[0] for o in plan.outputs]
         fresh = [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
         slots = [r.slot for _, r in fresh]
@@ -99,7 +100,8 @@ class FixedProgram:
         return Placed(root.slot, root.meta.dtype, shape, strides)
 
     def _bind(self) -> None:
-        program = Program(self._plan, self._piece)
+        bind = Program if self.plan.schedule is None else bind_lanes
+        program = bind(self.plan, self._piece)
         self.set = self.inputs.__setitem__
 
         def run() -> None:
@@ -131,7 +133,7 @@ class FixedProgram:
         for k, given in enumerate(self.inputs):
             if tensor is given:
                 return k
-        root = self._plan.places.get(self._plan.outputs[number].slot, (None, 0))[0]
+        root = self.plan.places.get(self.plan.outputs[number].slot, (None, 0))[0]
         start, size = self._starts.get(root.slot, (0, 0)) if root is not None else (0, 0)
         inside = tensor.data_ptr() - self._memory.data_ptr() - start
         if size and 0 <= inside < size:
