@@ -382,6 +382,8 @@ def eager_graphs_replay():
     graph.reset()
     raises(RuntimeError, graph.replay, "captured")
     assert torch.npu.graph_pool_handle() != torch.npu.graph_pool_handle()
+    raises(AttributeError, lambda: torch.npu.nonsense, "torch.npu.nonsense")
+    assert not hasattr(torch.npu, "nonsense") and torch.npu.npugraph_ex.CompilerConfig
 
 
 def eager_graphs_hold_their_memory():
@@ -473,8 +475,10 @@ def compiled_results_on_either_device():
     host, device = fast(x)
     assert host.is_cpu and device.is_npu
     equal(host, device.cpu())
-    made = torch.compile(lambda n: torch.ones(n, device="npu") * 2, backend=backend())(3)
-    assert made.is_npu and made.tolist() == [2, 2, 2]
+    for mode in MODES:
+        torch._dynamo.reset()
+        make = torch.compile(lambda n: torch.ones(n, device="npu") * 2, backend=backend(mode))
+        assert make(3).is_npu and make(3).tolist() == [2, 2, 2]
     both = torch.compile(lambda x, h: x + h.to(x.device), backend=backend())(x, torch.ones(3))
     assert both.is_npu
     equal(both, x + 1)
@@ -504,6 +508,16 @@ def compiled_sizes_may_vary():
         for n in (3, 5, 3, 7):
             x = torch.randn(n, 4).npu()
             equal(fast(x), (x @ x.t()).softmax(-1))
+
+
+def compiled_graphs_update_pieces_of_one_buffer():
+    """Other dims at the same address are another argument."""
+    for mode in MODES:
+        torch._dynamo.reset()
+        fast = torch.compile(lambda x: x.add_(1).sum(), backend=backend(mode), dynamic=True)
+        buffer = torch.zeros(8).npu()
+        assert [fast(buffer[:n]).item() for n in (3, 5, 3, 8)] == [3, 8, 9, 19], mode
+        assert buffer.tolist() == [4, 4, 4, 2, 2, 1, 1, 1]
 
 
 def compiled_training():

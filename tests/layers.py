@@ -33,6 +33,8 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
     ("torchair.emulate.facade", "torchair.emulate.ops"): "operators are defined on request",
+    ("torchair.emulate.graphs", "torchair.capture"): "loads the engine, for one number",
+    ("torchair.emulate.npu_module", "torchair.npugraph_ex"): "a script that wants it asks",
     ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
     ("torchair.npugraph_ex", "torchair.fx.passes.patterns"): "needs torch.fx internals",
 }

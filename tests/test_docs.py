@@ -20,6 +20,7 @@ PROGRAMS = {
     "examples/custom_op.py": ("", ["docs/writing_converters.md"]),
     "examples/own_operators.py": ("caller's cache: True", ["docs/custom_ops.md"]),
     "examples/patterns.py": ("", ["docs/patterns.md"]),
+    "examples/collectives.py": ("equal to one process", ["docs/collectives.md"]),
     "examples/native.py": ("equal to eager", ["docs/cpu_engine.md"]),
     "examples/streams.py": ("", ["docs/streams.md"]),
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),

@@ -98,10 +98,11 @@ def test_interrupts_pass_through(write):
     process = subprocess.Popen(
         [sys.executable, "-m", "torchair", "run", script],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     assert errors.endswith("KeyboardInterrupt\n") and "torchair" not in errors
 

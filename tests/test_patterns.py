@@ -264,6 +264,20 @@ def test_transposes_around_attention_cancel():
     assert node.attr("input_layout") == "BNSD_BSND" and node.attr("scale") == 0.25
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_rows_that_see_nothing_are_zero(native):
+    q, k, v = (randn(1, 2, 40, 16) for _ in range(3))
+    mask = torch.zeros(40, 40)
+    mask[3] = float("-inf")
+    mask[5, 2:] = float("-inf")
+    mask[7] = torch.finfo(torch.float32).min
+    with torch.no_grad():
+        got = Compiled(attention_masked, native).run(q, k, v, mask)
+        eager = attention_masked(q, k, v, mask)
+    assert eager[:, :, 3].isnan().all() and not got[:, :, 3].any()
+    torch.testing.assert_close(got, eager.nan_to_num())
+
+
 def test_repeated_heads_are_not_copied():
     made = check(attention_grouped, *(randn(*s) for s in FORMS[attention_grouped][1]))
     (node,) = [n for n in made.graphs[0].graph.nodes if n.type == "FusedInferAttentionScore"]

@@ -80,7 +80,8 @@ class AclConcreteGraph(ConcreteGraph):
             self.dump(where + dump_name(f"dynamo_optimized_{self.name}", "py"))
         if Flags.read().debug >= 4:
             print(fx_text(self.forward))
-        self._load(device_of(example_inputs))
+        device = device_of(example_inputs)
+        self._load(device.with_results_on(devices_of_results(self.forward)))
         if trace.writes:
             trace.write_program(self.codegen())
 

@@ -52,7 +52,7 @@ def rule_text(target: Any, args: Any, kwargs: Any) -> str:
 
     def fresh(t: torch.Tensor) -> torch.Tensor:
         sizes = [_hint(d) for d in t.shape]
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(sizes))
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(sizes))
         example = torch.empty(sizes, dtype=t.dtype, device="meta")
         made = mode.from_tensor(example, symbolic_context=context)
         for d in made.shape:

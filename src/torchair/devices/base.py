@@ -65,7 +65,7 @@ class EmulatedDevice(Device):
     def hosted(
         self, run: Run, outputs: Sequence[str], mutated: Sequence[int], still: Sequence[int]
     ) -> Run:
-        return Hosted(self.memory, run, mutated, _places(outputs), still)
+        return Hosted(self.memory, run, mutated, _places(outputs), [*still, *mutated])
 
     def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
         return on_host(gm)

@@ -48,8 +48,8 @@ class HostMemory(Protocol):
 
     @property
     def rows(self) -> Any:
-        """Who wants to know what runs on which stream, None if nobody does: `watch(graph)` looks
-        on while programs run."""
+        """Who wants to know what runs on which stream, None if nobody does: `watch(graph, device)`
+        looks on while programs run."""
 
 
 def host_memory(device: torch.device | str) -> HostMemory | None:
@@ -63,18 +63,21 @@ class Arguments:
     """Arguments of the calls of one graph as tensors of the host."""
 
     def __init__(self, host: HostMemory, still: Sequence[int] = ()) -> None:
-        """`still` are the positions of tensors that are the same in most calls: parameters."""
+        """`still` are the positions of tensors that are the same in most calls: parameters, and
+        what a captured graph updates."""
         self._host, self._still = host, list(still)
         self._pick = picker(self._still)
-        self._addresses: list[int] = []
+        self._addresses: list[int] | None = None
+        self._guards: Any = None
         self._starts: frozenset[int] = frozenset()
         self._kept: list[Any] = []  # by position: parameters, None for what may differ
         self._moving: list[int] = []
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Everything on the device aliased, for the time of a call."""
-        addresses = list(map(_address, self._pick(args)))
-        if addresses != self._addresses or len(args) != len(self._kept):
+        tensors = self._pick(args)
+        addresses = list(map(_address, tensors))
+        if addresses != self._addresses or not self._guards.check(*tensors):
             self._keep(args, addresses)
         given = self._kept.copy()
         for k in self._moving:
@@ -93,6 +96,7 @@ class Arguments:
 
     def _keep(self, args: Sequence[Any], addresses: list[int]) -> None:
         self._addresses, self._starts = addresses, frozenset(addresses)
+        self._guards = same_as(self._pick(args))
         self._kept = [None] * len(args)
         self._moving = sorted(set(range(len(args))).difference(self._still))
         for k in self._still:
@@ -155,7 +159,8 @@ class HostedGraph(TorchNpuGraph):
             if self._rows is None:
                 self._before = self.watch
             self._rows = rows
-            self.watch = self._before if rows is None else rows.watch(self.name)
+            device = self._wraps[0][1] if self._wraps else 0
+            self.watch = self._before if rows is None else rows.watch(self.name, device)
             self._plans.clear()
             self._latest = None
 

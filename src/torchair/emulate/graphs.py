@@ -11,8 +11,9 @@ import torch
 from torchair.emulate.state import STATE
 from torchair.emulate.streams import Stream, StreamContext
 from torchair.emulate.tape import Tape
+from torchair.store import atomic_write
 
-_pools = itertools.count(1)
+_private_pools = itertools.count(1)  # of graphs that share memory with no other
 
 
 class NPUGraph:
@@ -30,7 +31,7 @@ class NPUGraph:
             raise RuntimeError("this thread is capturing a graph already")
         if capture_error_mode not in ("global", "thread_local", "relaxed"):
             raise ValueError(f"unknown capture_error_mode {capture_error_mode!r}")
-        self._pool = pool if pool is not None else graph_pool_handle()
+        self._pool = pool if pool is not None else (next(_private_pools), 0)
         self._tape = STATE.here.tape = Tape()
 
     def capture_end(self) -> None:
@@ -61,8 +62,7 @@ class NPUGraph:
     def debug_dump(self, debug_path: str) -> None:
         """Write the names of the captured operators, one in a line."""
         entries = self._tape.entries if self._tape is not None else []
-        with open(debug_path, "w", encoding="utf-8") as file:
-            file.writelines(f"{entry.call}\n" for entry in entries)
+        atomic_write(debug_path, "".join(f"{entry.call}\n" for entry in entries).encode())
 
 
 class graph:
@@ -90,8 +90,10 @@ class graph:
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """A handle of a new memory pool."""
-    return (0, next(_pools))
+    """A handle of a new memory pool, for graphs that are captured here or compiled."""
+    from torchair.capture import graph_pool_handle as new_handle
+
+    return new_handle()
 
 
 def is_current_stream_capturing() -> bool:

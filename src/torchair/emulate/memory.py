@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from threading import RLock
 
 import torch
 
@@ -77,25 +78,28 @@ class Meter:
         self.allocations = 0
         self.frees = 0
         self._lives: dict[int, _Life] = {}
+        self._lock = RLock()  # memory may be freed while some is being counted
 
     def watch(self, storage: torch.UntypedStorage) -> None:
         """Count a piece of memory until it is freed."""
         life = _Life(storage, self._freed)
         life.size, life.key = storage.nbytes(), id(life)
-        self._lives[life.key] = life
-        self.allocations += 1
-        self.allocated += life.size
-        if self.allocated > self.most_allocated:
-            self.most_allocated = self.allocated
-        if self.allocated > self.reserved:
-            self.reserved = self.allocated
-            self.most_reserved = max(self.most_reserved, self.reserved)
+        with self._lock:
+            self._lives[life.key] = life
+            self.allocations += 1
+            self.allocated += life.size
+            if self.allocated > self.most_allocated:
+                self.most_allocated = self.allocated
+            if self.allocated > self.reserved:
+                self.reserved = self.allocated
+                self.most_reserved = max(self.most_reserved, self.reserved)
 
     def _freed(self, life: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(life, _Life)
-        del self._lives[life.key]
-        self.frees += 1
-        self.allocated -= life.size
+        with self._lock:
+            del self._lives[life.key]
+            self.frees += 1
+            self.allocated -= life.size
 
     @property
     def pieces(self) -> int:

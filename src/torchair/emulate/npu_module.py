@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -95,6 +96,10 @@ def is_jit_compile_false() -> bool:
     return True
 
 
+def set_option(option: dict[str, Any]) -> None:
+    """Of the real devices: options of their run time. No effect."""
+
+
 def _is_in_bad_fork() -> bool:
     return False
 
@@ -141,17 +146,26 @@ def npu_module() -> ModuleType:
         is_available, device_count, current_device, set_device, synchronize, get_device_name,
         get_device_properties, get_device_capability, can_device_access_peer,
         get_amp_supported_dtype, is_bf16_supported, set_compile_mode, is_jit_compile_false,
-        _is_in_bad_fork, _exchange_device,
+        set_option, _is_in_bad_fork, _exchange_device,
     )  # fmt: skip
     names: dict[str, Any] = {f.__name__: f for f in own}
     names |= {"init": _nothing, "_lazy_init": _nothing, "is_initialized": _always}
     names |= {"_maybe_exchange_device": _exchange_device, "ipc_collect": _nothing}
     names |= STATISTICS | _public(streams) | _public(graphs) | _public(generators)
     names |= {"default_generators": tuple(generators.GENERATORS), "host": HostMemory()}
+    names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}
+    names |= {name: SimpleNamespace(allow_hf32=True) for name in ("conv", "matmul")}
     for name, value in names.items():
         setattr(module, name, value)
     module.amp = _amp_module()  # type: ignore[attr-defined]
     return module
+
+
+def _later(name: str) -> Any:
+    """What is loaded when it is first asked for."""
+    if name == "npugraph_ex":
+        return importlib.import_module("torchair.npugraph_ex")
+    raise AttributeError(f"torch.npu.{name} is not part of the emulation")
 
 
 def _public(module: ModuleType) -> dict[str, Any]:

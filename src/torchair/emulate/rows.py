@@ -31,25 +31,24 @@ class Rows:
         stream = STATE.here.streams.get(STATE.here.device)
         number = stream.stream_id if stream is not None else 0
         lane = f"stream {number}" if number else ""
-        self.add(name, "kernel", lane, begin / 1e3, _clock() / 1e3, {})
+        self.add(name, STATE.here.device, lane, begin / 1e3, _clock() / 1e3, {})
         return result
 
     def add(
-        self, name: str, kind: str, lane: str, begin: float, end: float, details: Event
+        self, name: str, device: int, lane: str, begin: float, end: float, details: Event
     ) -> None:
         """One slice."""
-        device = STATE.here.device
         with self._lock:
             row = self._rows.setdefault((device, lane), len(self._rows))
             where = {"device": device, "stream": row, **details}
             self._events.append(
-                {"ph": "X", "cat": kind, "name": name, "pid": device, "tid": row,
+                {"ph": "X", "cat": "kernel", "name": name, "pid": device, "tid": row,
                  "ts": begin, "dur": end - begin, "args": where}
             )  # fmt: skip
 
-    def watch(self, graph: str) -> Callable[[Any], Any]:
+    def watch(self, graph: str, device: int) -> Callable[[Any], Any]:
         """Someone who looks on while programs of a graph run."""
-        return lambda plan: _Onlooker(self, graph, plan)
+        return lambda plan: _Onlooker(self, graph, device, plan)
 
     def events(self, shift: float) -> list[Event]:
         """Everything as events of a Chrome trace, with `shift` microseconds added to times."""
@@ -75,8 +74,8 @@ class _Onlooker:
 
     alone = True
 
-    def __init__(self, rows: Rows, graph: str, plan: Any) -> None:
-        self._rows, self._graph, self._plan = rows, graph, plan
+    def __init__(self, rows: Rows, graph: str, device: int, plan: Any) -> None:
+        self._rows, self._graph, self._device, self._plan = rows, graph, device, plan
 
     def begin(self) -> None:
         """A call begins."""
@@ -96,7 +95,7 @@ class _Onlooker:
         def noted(registers: list[Any]) -> None:
             begin = _clock()
             run(registers)
-            self._rows.add(name, "kernel", lane, begin / 1e3, _clock() / 1e3, details)
+            self._rows.add(name, self._device, lane, begin / 1e3, _clock() / 1e3, details)
 
         return noted
 

@@ -39,7 +39,7 @@ def _run(name: str, gm: fx.GraphModule, example_inputs: Any, config: Any) -> Non
     except Exception as e:
         e.add_note(f"raised by {name} ({_place(user)})")
         raise
-    check = _Check(f"{name} ({_place(user)})", gm, example_inputs)
+    check = _Check(name, _place(user), gm, example_inputs)
     check.order()
     check.values(before)
     check.results(results)
@@ -80,17 +80,17 @@ def _seen(value: Any) -> Any:
 class _Check:
     """Is what a pass left a graph; errors name the pass and the node."""
 
-    def __init__(self, name: str, gm: fx.GraphModule, example_inputs: Any) -> None:
-        self.name, self.gm = name, gm
+    def __init__(self, name: str, place: str, gm: fx.GraphModule, example_inputs: Any) -> None:
+        self.name, self.place, self.gm = name, place, gm
         mode = detect_fake_mode(example_inputs)
         self.mode: Any = mode or FakeTensorMode(allow_non_fake_inputs=True)
         self.inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
 
     def _error(self, node: fx.Node | None, reason: str) -> GraphError:
         return GraphError(
-            f"{self.name} left an invalid graph: {reason}",
+            f"pass {self.name} left an invalid graph: {reason}",
             node=None if node is None else f"{node.name} = {node.target}{_line(node)}",
-            hint="a pass must leave a graph that computes the same",
+            hint=f"look at the pass: {self.place}",
         )
 
     def order(self) -> None:
