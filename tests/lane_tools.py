@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import torchair
+from torchair.engine.check import check_graph, check_plan
 from torchair.engine.lanes import Watch
 from torchair.engine.plan import Plan
 from torchair.engine.session import TorchNpuGraph
@@ -141,3 +144,24 @@ def compiled(function: Callable[..., Any], config: Any = None, **options: Any) -
     """The function through torch.compile, whole."""
     backend = torchair.get_npu_backend(compiler_config=config)
     return torch.compile(function, backend=backend, fullgraph=True, **options)
+
+
+@contextmanager
+def nothing_found() -> Iterator[None]:
+    """The checker must have nothing to say of graphs compiled inside, nor of their plans."""
+    compile_graph, plan_graph = TorchNpuGraph.compile, TorchNpuGraph._plan
+
+    def compiled(self: TorchNpuGraph, inputs: Any = None) -> None:
+        compile_graph(self, inputs)
+        assert check_graph(self.graph, self._state.assigned) == []
+
+    def planned(self: TorchNpuGraph, *args: Any) -> Any:
+        plan = plan_graph(self, *args)
+        assert check_plan(plan) == []
+        return plan
+
+    with (
+        patch.object(TorchNpuGraph, "compile", compiled),
+        patch.object(TorchNpuGraph, "_plan", planned),
+    ):
+        yield

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import torchair
 from generic_nodes import collect_generic_nodes, report
+from lane_tools import nothing_found
 from tolerance import assert_close, assert_close_to_reference, double_copy, to_double
 
 FLOATS = (torch.float32, torch.bfloat16)
@@ -214,7 +215,7 @@ def _check(
     """Compile and compare at two sizes if dynamic, else twice at one; gives the generic nodes."""
     backend = torchair.get_npu_backend()
     fast = torch.compile(model, backend=backend, dynamic=dynamic, **options)
-    with torch.no_grad(), collect_generic_nodes() as generic:
+    with torch.no_grad(), nothing_found(), collect_generic_nodes() as generic:
         for batch, length in ((2, 6), (3, 10) if dynamic else (2, 6)):
             inputs = case.arguments(batch, length, dtype)
             got, eager = fast(**inputs), model(**inputs)
