@@ -520,6 +520,34 @@ def compiled_graphs_update_pieces_of_one_buffer():
         assert buffer.tolist() == [4, 4, 4, 2, 2, 1, 1, 1]
 
 
+def compiled_calls_that_cannot_be_replayed():
+    """Beyond the limit of captures calls run eagerly; what the engine does not take is taped."""
+    import torchair
+
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    config.debug.aclgraph.static_capture_size_limit = 1
+    model = nn.Linear(3, 3).npu()
+    limited = torchair.get_npu_backend(compiler_config=config)
+
+    def work(x):
+        return model(x) + torch.ones(3, device=x.device)
+
+    with torch.no_grad():
+        fast = torch.compile(work, backend=limited, dynamic=True)
+        for n in (2, 4, 2, 5):
+            x = torch.randn(n, 3).npu()
+            equal(fast(x), work(x))
+
+        def strided(x):
+            return torch.as_strided(model(x), (2, 2), (1, 1)) * 2
+
+        fast = torch.compile(strided, backend=backend("reduce-overhead"), dynamic=False)
+        for _ in range(3):
+            x = torch.randn(2, 3).npu()
+            equal(fast(x), strided(x))
+
+
 def compiled_training():
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -258,6 +258,26 @@ def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
     assert len(graph) == before - 1
 
 
+class OneForAll(Rule):
+    """A split of which one part is read -> another split, its first part for all"""
+
+    def pattern(self, x):
+        return ge.SplitD(x, split_dim=0, num_split=2, size_of_y=2)[0]
+
+    def replace(self, match, x):
+        return [ge.SplitV(x, [4, 4], 0, num_split=2, size_of_y=2)[0]] * 2
+
+
+def test_nothing_is_learnt_from_a_result_that_nobody_reads(graph):
+    x = data(shape=(8, symbol("s0")))
+    first, second = ge.SplitD(x, split_dim=0, num_split=2, size_of_y=2)
+    second.shape = (1,)
+    result = ge.Neg(first)
+    NetOutput([result])
+    assert rewrite(graph, [OneForAll()]) == 1
+    assert result.node.inputs["x"].shape == (4, symbol("s0"))
+
+
 def test_rule_keeps_names_scopes_and_order(graph):
     x, w = data(0), data(1, shape=(3, 4))
     before = ge.Abs(x)

@@ -95,9 +95,11 @@ class AclConcreteGraph(ConcreteGraph):
         self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
         pool = self._options.pool
         find = partial(substrate_for, engine=self._engine, pool=pool, updates=updates)
-        self.graph.load(info, find)
+        self.graph.load(info, lambda args: find(device.host_arguments(args)))
         kinds, results = info.kinds(), devices_of_results(self.forward)
-        run = device.hosted(self.graph.call, results, kinds.mutated, kinds.parameters)
+        by_engine = self._engine is not None and not updates.rules
+        fixed = (*kinds.parameters, *kinds.mutated) if by_engine else ()
+        run = device.hosted(self.graph.call, results, kinds.mutated, fixed)
         self.run = run  # type: ignore[method-assign, assignment]
 
     def codegen(self) -> str:

@@ -14,6 +14,7 @@ from torchair.configs.settings import Settings
 from torchair.convert import Conversion
 from torchair.devices import Device
 from torchair.engine.calls import input_reader, layouts_of, result_builder
+from torchair.engine.dump import take_dump_options
 from torchair.engine.options import initialize_graph_engine
 from torchair.engine.passes import GE_PASSES, GraphState, ge_kind
 from torchair.flags import Flags
@@ -60,13 +61,15 @@ class GeConcreteGraph(ConcreteGraph):
                 return
             start = time.perf_counter()
             logger.info("start compile graph: %s.", self.graph.name)
-            initialize_graph_engine(self._settings.global_options)
+            options, dump = take_dump_options(self._settings.global_options)
+            initialize_graph_engine(options)
             self.session.load(
                 self.graph,
                 self._settings.local_options,
                 state=self.state,
                 layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
                 device=self._device.info,
+                dump=dump,
             )
             self.session.compile(inputs)
             self._ready = True

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.devices.hosted import Hosted, HostedGraph, HostMemory, Run, host_memory, on_host
+from torchair.devices.hosted import (
+    Hosted,
+    HostedGraph,
+    HostMemory,
+    Run,
+    aliased,
+    forward_on_host,
+    host_memory,
+)
 from torchair.engine.session import DeviceInfo, TorchNpuGraph
 
 
@@ -39,15 +47,19 @@ class Device:
         return run
 
     def hosted(
-        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], still: Sequence[int]
+        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
     ) -> Run:
-        """A graph that takes tensors of the host only, called with tensors of the device. `still`
-        are its parameters, `mutated` the arguments that it updates."""
+        """A graph that takes tensors of the host, called with tensors of the device. `mutated` are
+        the arguments that it updates, `fixed` those of which it wants the address only."""
         return run
 
     def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
         """The graph for such a call."""
         return gm
+
+    def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments of such a call, all of them as tensors of the host."""
+        return args
 
 
 @dataclass(frozen=True)
@@ -63,12 +75,15 @@ class EmulatedDevice(Device):
         return Hosted(self.memory, run, mutated).unless_captured
 
     def hosted(
-        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], still: Sequence[int]
+        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
     ) -> Run:
-        return Hosted(self.memory, run, mutated, _places(outputs), [*still, *mutated])
+        return Hosted(self.memory, run, mutated, _places(outputs), fixed)
 
     def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
-        return on_host(gm)
+        return forward_on_host(gm, self.memory)
+
+    def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        return aliased(self.memory, args)
 
 
 def device_of(inputs: Iterable[Any]) -> Device:

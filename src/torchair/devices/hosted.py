@@ -18,12 +18,14 @@ import torch
 from torch import fx
 
 from torchair.engine.executor import picker
+from torchair.engine.fixed import FixedProgram
 from torchair.engine.guards import same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr
 from torchair.ge.graph import Graph
 
 Run = Callable[[Sequence[Any]], Any]
+Memory = Callable[[int], torch.Tensor]
 
 _GUARDS = "guards_on_device"  # of a pool: a test that inputs on the device are like earlier ones
 _address = torch.Tensor.data_ptr
@@ -59,48 +61,33 @@ def host_memory(device: torch.device | str) -> HostMemory | None:
     return found
 
 
+def aliased(host: HostMemory, args: Sequence[Any], keep: bool = False) -> list[Any]:
+    """Arguments with everything on the device as tensors of the host; `keep` is for those that are
+    held longer than a call."""
+    alias = host.kept_on_host if keep else host.as_host
+    return [a if not isinstance(a, torch.Tensor) or a.is_cpu else alias(a) for a in args]
+
+
 class Arguments:
     """Arguments of the calls of one graph as tensors of the host."""
 
     def __init__(self, host: HostMemory, still: Sequence[int] = ()) -> None:
-        """`still` are the positions of tensors that are the same in most calls: parameters, and
-        what a captured graph updates."""
+        """`still` are the positions of tensors that are the same in most calls: parameters."""
         self._host, self._still = host, list(still)
         self._pick = picker(self._still)
         self._addresses: list[int] | None = None
-        self._guards: Any = None
-        self._starts: frozenset[int] = frozenset()
-        self._kept: list[Any] = []  # by position: parameters, None for what may differ
-        self._moving: list[int] = []
+        self._kept: list[torch.Tensor] = []
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Everything on the device aliased, for the time of a call."""
         tensors = self._pick(args)
         addresses = list(map(_address, tensors))
-        if addresses != self._addresses or not self._guards.check(*tensors):
-            self._keep(args, addresses)
-        given = self._kept.copy()
-        for k in self._moving:
-            value = args[k]
-            aliased = isinstance(value, torch.Tensor) and not value.is_cpu
-            given[k] = self._host.as_host(value) if aliased else value
-        return given
-
-    def shared_by(self, result: torch.Tensor, given: Sequence[Any]) -> bool:
-        """Whether a result is in the memory of one of the arguments `given`."""
-        start = result.untyped_storage().data_ptr()
-        moving = (given[k] for k in self._moving)
-        return start in self._starts or any(
-            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() == start for a in moving
-        )
-
-    def _keep(self, args: Sequence[Any], addresses: list[int]) -> None:
-        self._addresses, self._starts = addresses, frozenset(addresses)
-        self._guards = same_as(self._pick(args))
-        self._kept = [None] * len(args)
-        self._moving = sorted(set(range(len(args))).difference(self._still))
-        for k in self._still:
-            self._kept[k] = args[k] if args[k].is_cpu else self._host.kept_on_host(args[k])
+        if addresses != self._addresses:
+            self._addresses, self._kept = addresses, aliased(self._host, tensors, keep=True)
+        given = list(args)
+        for k, tensor in zip(self._still, self._kept, strict=True):
+            given[k] = tensor
+        return aliased(self._host, given)
 
 
 class HostedGraph(TorchNpuGraph):
@@ -131,6 +118,10 @@ class HostedGraph(TorchNpuGraph):
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         """Optimise the graph; parameters that are taken over are taken over for good."""
         super().compile(None if inputs is None else self._aliases(inputs))
+
+    def fix(self, inputs: Sequence[torch.Tensor], memory: Memory) -> FixedProgram:
+        """A program over given memory, for capture."""
+        return super().fix(aliased(self._host, inputs, keep=True), memory)
 
     def _run(
         self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
@@ -199,43 +190,51 @@ class Hosted:
 
     def __init__(
         self, host: HostMemory, run: Run, mutated: Sequence[int] = (),
-        places: Sequence[int | None] = (), still: Sequence[int] = (),
+        places: Sequence[int | None] = (), fixed: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`mutated` are the arguments that `run` updates and `still` its parameters; `places` are
-        the devices of its results, where it does not see to that itself."""
+        """`mutated` are the arguments that `run` updates, and `fixed` those of which it wants to
+        know the address only; `places` are the devices of its results, where it does not see to
+        that itself."""
         self._host, self._run = host, run
-        self._mutated, self._places = mutated, places
-        self._aliases = Arguments(host, still)
-        self._wrapped: weakref.WeakValueDictionary[int, torch.Tensor] = (
-            weakref.WeakValueDictionary()
-        )
+        self._mutated, self._places, self._fixed = mutated, places, frozenset(fixed)
+        self._moving: list[int] | None = None  # tensors that may differ from call to call
+        self._made: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}  # by number of the result
 
     def __call__(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run on tensors of the device."""
-        tape = self._host.tape
-        if tape is not None:
-            return self._record(tape, args)
-        aliases = self._aliases(args)
-        results = self._run(aliases)
-        back = Return(self._host, aliases, args)
-        return tuple(self._wrap(back, r, p) for r, p in zip_longest(results, self._places))
+        if self._host.tape is not None:
+            return self._record(self._host.tape, args)
+        if self._moving is None:
+            tensors = [k for k, a in enumerate(args) if isinstance(a, torch.Tensor)]
+            self._moving = [k for k in tensors if k not in self._fixed]
+        given = list(args)
+        for k in self._moving:
+            if not given[k].is_cpu:
+                given[k] = self._host.as_host(given[k])
+        results = self._run(given)
+        return tuple([self._wrap(k, r, given, args) for k, r in enumerate(results)])
 
-    def _wrap(self, back: Return, result: Any, place: int | None) -> Any:
+    def _wrap(self, number: int, result: Any, given: Sequence[Any], args: Sequence[Any]) -> Any:
         """A result of the device; the one that was made before if somebody has it still."""
-        if place is None or not isinstance(result, torch.Tensor):
-            return back.of(result, place)
-        known = self._wrapped.get(id(result))
-        if known is not None:  # it holds the result, so the number means no other
-            return known
-        if self._aliases.shared_by(result, back.aliases):
-            return back.of(result, place)
-        made = self._wrapped[id(result)] = self._host.as_device(result, place)
+        place = self._places[number]
+        if not isinstance(result, torch.Tensor) or not result.is_cpu:
+            return result
+        key, known = self._made.get(number, (0, None))
+        made = known() if known is not None and key == id(result) else None
+        if made is not None:  # it holds the result, so that address means no other
+            return made
+        start = result.untyped_storage().data_ptr()
+        if any(given[k].untyped_storage().data_ptr() == start for k in self._moving or ()):
+            return Return(self._host, given, args).of(result, place)
+        if place is None:
+            return result
+        made = self._host.as_device(result, place)
+        self._made[number] = (id(result), weakref.ref(made))
         return made
 
     def _record(self, tape: Any, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run, and let the capture that is under way take note."""
-        keep = self._host.kept_on_host
-        aliases = [a if not isinstance(a, torch.Tensor) or a.is_cpu else keep(a) for a in args]
+        aliases = aliased(self._host, args, keep=True)
         written = [aliases[k] for k in self._mutated]
         results = tape.call(lambda *a: self._run(list(a)), aliases, {}, written)
         back = Return(self._host, aliases, args)
@@ -245,6 +244,13 @@ class Hosted:
         """For what takes tensors of the device itself: aliases are for captures only."""
         tape = self._host.tape
         return self._run(args) if tape is None else self._record(tape, args)
+
+
+def forward_on_host(gm: fx.GraphModule, host: HostMemory) -> fx.GraphModule:
+    """A graph for tensors of the host, which takes those of the device too."""
+    made = on_host(gm)
+    made.register_forward_pre_hook(lambda _, args: tuple(aliased(host, args)))
+    return made
 
 
 def on_host(gm: fx.GraphModule) -> fx.GraphModule:

@@ -7,7 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 
 from torchair.catalog import steering_values
 from torchair.engine.check import report
+from torchair.engine.dump import DumpOptions, GraphDump
+from torchair.engine.ending import Promises
 from torchair.engine.executor import ProgramPool, picker
 from torchair.engine.fixed import FixedProgram, late_step, memory_of
 from torchair.engine.guards import same_as
@@ -88,6 +90,7 @@ class TorchNpuGraph:
         self._planner: Planner | None = None
         self._plans: OrderedDict[Any, ProgramPool] = OrderedDict()
         self._latest: ProgramPool | None = None
+        self._dump: GraphDump | None = None
         self._lock = Lock()
         self.watch: Watch | None = None  # who looks on while programs run
 
@@ -100,8 +103,10 @@ class TorchNpuGraph:
         state: GraphState | None = None,
         layouts: Sequence[Layout | None] | None = None,
         device: DeviceInfo | None = None,
+        dump: DumpOptions | None = None,
     ) -> None:
-        """Take a graph over. It belongs to the engine from now on and is changed by `compile`."""
+        """Take a graph over. It belongs to the engine from now on and is changed by `compile`,
+        unless its data are to be dumped: then it runs as it is."""
         with label("TorchNpuGraphBase::Load"):
             verify(graph)
             if graph.output is None:
@@ -117,6 +122,14 @@ class TorchNpuGraph:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
             self._planner = None
             self._plans.clear()
+            self._dump = None if dump is None else self._new_dump(dump)
+
+    def _new_dump(self, options: DumpOptions) -> GraphDump:
+        self._options = replace(self._options, native=False)
+        data = [n.outputs[0] for n in self.graph.data]
+        results = self.graph.output.values()  # type: ignore[union-attr]
+        promises = Promises(results, data, self._state.assigned, self._layouts_of(len(results)))
+        return GraphDump(self.name, self.graph, self._device.name, promises, options)
 
     @pretty_error_msg
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -137,7 +150,7 @@ class TorchNpuGraph:
             start = time.perf_counter()
             runner = PassRunner(ge_kind(lambda g: "", "txt"), self._options, self.trace)
             passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
-            runner.run(passes, graph, self._state)
+            runner.run(passes if self._dump is None else [], graph, self._state)
             passed = time.perf_counter()
             self._lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
             self._natives = self._fuse(graph, inputs)
@@ -156,10 +169,13 @@ class TorchNpuGraph:
             graph,
             self._device.name,
             self._state.assigned,
-            [*self._layouts, *[None] * outputs][:outputs],
+            self._layouts_of(outputs),
             self._natives,
             self._lanes,
         )
+
+    def _layouts_of(self, outputs: int) -> list[Layout | None]:
+        return [*self._layouts, *[None] * outputs][:outputs]
 
     def _fuse(self, graph: Graph, inputs: Sequence[torch.Tensor] | None) -> Natives | None:
         """Native units of the graph, None where generated code is off or cannot run."""
@@ -245,7 +261,7 @@ class TorchNpuGraph:
     def _run(
         self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        pool = self._latest
+        pool: ProgramPool | GraphDump | None = self._latest
         if pool is None or pool.guards is None or not pool.guards.check(*self._pick(inputs)):
             pool = self._find(inputs)
         if pool.native:
@@ -268,14 +284,17 @@ class TorchNpuGraph:
                 target.copy_(value)
         return outputs
 
-    def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
-        """The plan for inputs like these, made now if need be."""
+    def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | GraphDump:
+        """The plan for inputs like these, made now if need be; or what dumps the graph."""
         if len(inputs) != len(self._data):
             raise InputError(
                 "wrong number of inputs", expected=str(len(self._data)), got=str(len(inputs))
             )
         for check in self._checks:
             check(inputs)
+        if self._dump is not None:
+            self._input_facts(inputs)  # checks dims that vary
+            return self._dump
         key = tuple([k(inputs) for k in self._key_of])
         pool = self._plans.get(key)
         if pool is None:

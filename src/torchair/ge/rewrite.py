@@ -187,6 +187,8 @@ def _substitute(graph: Graph, node: Node, result: Any, made: list[Node]) -> None
     if len(values) != len(node.outputs):
         raise GraphError(f"a rule gave {len(values)} values", node=node.name)
     for old, new in zip(node.outputs, values, strict=True):
+        if not old.uses:
+            continue  # a rule may give anything for what nobody reads: nothing is learnt from it
         if new.node in made:
             new.learn(old.fact)
             new.attrs = dict(old.attrs) | new.attrs

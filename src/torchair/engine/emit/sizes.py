@@ -78,6 +78,8 @@ class Sizes:
 
     def _strides_of(self, k: int, value: Value) -> tuple[Int, ...]:
         meta = self._metas[value]
+        if self._book is not None and not _fits(value.shape, meta):
+            raise NotNative(f"{value} does not have the dims that its graph declares")
         if self._book is None or (meta.is_contiguous() and is_static(value.shape)):
             return meta.stride()
         if meta.is_contiguous():
@@ -120,6 +122,13 @@ class Sizes:
 
     def words(self, metas: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return () if self._recipe is None else self._recipe[1](self._given(metas))
+
+
+def _fits(shape: Any, meta: torch.Tensor) -> bool:
+    """Whether declared dims agree with real ones, so that what is derived from them is right."""
+    return len(shape or ()) == meta.dim() and all(
+        isinstance(d, Sym) or d == n for d, n in zip(shape or (), meta.shape, strict=True)
+    )
 
 
 def _contiguous(dims: Sequence[Int]) -> tuple[Int, ...]:
