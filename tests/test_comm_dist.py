@@ -58,6 +58,7 @@ def _enter(rank, check, folder, count):
     try:
         check(rank, Path(folder))
         Path(folder, f"done{rank}").touch()
+        dist.barrier()  # nobody leaves while another still talks to it
         dist.barrier()
     finally:
         dist.destroy_process_group()
