@@ -28,7 +28,7 @@ demo: setup  ## compile and run a small model
 
 test: lint  ## lint, then all tests that need no accelerator
 	@echo "== tests"
-	$(PY) -m pytest tests -n $(WORKERS) -m "not cuda and not slow"
+	$(PY) -m pytest tests -n $(WORKERS) --dist worksteal -m "not cuda and not slow"
 
 lint: setup  ## ruff and mypy
 	@echo "== ruff"
