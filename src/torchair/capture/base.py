@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -107,7 +107,6 @@ class Request:
     args: Sequence[Any]  # of the call that asks for it
     kinds: ArgumentKinds
     options: CaptureOptions
-    stale: list[torch.Tensor] = field(default_factory=list)  # live results whose memory is reused
 
 
 class Substrate(abc.ABC):

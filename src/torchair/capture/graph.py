@@ -267,11 +267,7 @@ class AclGraph:
         return meta
 
     def _capture(self, key: str, args: Sequence[Any]) -> GraphMeta:
-        stale = [t for m in self.captured.values() for t in m.outputs.living()]
-        request = Request(
-            self.name, self.forward, args, self.kinds, self.options,
-            stale if self.options.reuse else [],
-        )  # fmt: skip
+        request = Request(self.name, self.forward, args, self.kinds, self.options)
         with _labelled("acl_graph_capture"), torch.no_grad():
             recording = self.substrate.capture(request)
         mutated = [(i, args[i].data_ptr(), args[i].stride()) for i in self.kinds.mutated]
