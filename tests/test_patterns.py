@@ -345,7 +345,8 @@ def test_training_keeps_what_backward_needs():
 
 
 def test_a_transformer_with_attention_spelled_out():
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=100, attn_implementation="eager",

@@ -114,12 +114,7 @@ class NpuFxCompiler:
         static: frozenset[int], trace: Trace,
     ) -> ConcreteGraph:  # fmt: skip
         """Modes reduce-overhead and npugraph_ex."""
-        name, kind = _next_name(), settings.graph_dump_type
-        if kind not in (None, "py"):
-            raise NotImplementedError(f"graph_dump.type is {kind!r}; captured graphs dump as 'py'")
-        if kind is not None:
-            path = f"{settings.graph_dump_path}/{dump_name(f'dynamo_original_{name}', kind)}"
-            atomic_write(path, fx_text(gm).encode())
+        name = _next_name()
         eager = settings.run_eagerly or settings.tensor_dump
         engine = None if eager else self._engine_of(gm, inputs, static, name)
         graph = AclConcreteGraph(gm, name, settings, static, engine, self._training)

@@ -72,12 +72,11 @@ class AclConcreteGraph(ConcreteGraph):
     def optimize_graph_without_runtime(
         self, trace: Trace, example_inputs: Sequence[Any] = (), config: CompilerConfig | None = None
     ) -> None:
+        self._dump_if_wanted("original")
         runner = PassRunner(FX_KIND, self._settings, trace)
         runner.run(CAPTURE_PASSES, self.forward, example_inputs, config)
         self.forward.recompile()
-        if self._settings.graph_dump_type is not None:
-            where = f"{self._settings.graph_dump_path}/"
-            self.dump(where + dump_name(f"dynamo_optimized_{self.name}", "py"))
+        self._dump_if_wanted("optimized")
         if Flags.read().debug >= 4:
             print(fx_text(self.forward))
         device = device_of(example_inputs)
@@ -111,6 +110,13 @@ class AclConcreteGraph(ConcreteGraph):
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         if inputs is not None:
             self.graph.compile(*inputs)
+
+    def _dump_if_wanted(self, state: str) -> None:
+        kind, folder = self._settings.graph_dump_type, self._settings.graph_dump_path
+        if kind not in (None, "py"):
+            raise NotImplementedError(f"graph_dump.type is {kind!r}; captured graphs dump as 'py'")
+        if kind is not None:
+            self.dump(f"{folder}/{dump_name(f'dynamo_{state}_{self.name}', kind)}")
 
     def dump(self, path: str) -> None:
         atomic_write(path, fx_text(self.forward).encode())
