@@ -22,6 +22,7 @@ from capture_programs import (
 from torchair import CompilerConfig, ops
 from torchair.configs.settings import Settings
 from torchair.fx.capture import CAPTURE_PASSES, events, workspace
+from torchair.fx.capture.caution import cautious
 from torchair.ops.events import DEFAULT_STREAM
 from torchair.scope import limit_core_num, npu_stream_switch
 
@@ -509,3 +510,15 @@ def test_random_functions(first):
         gm = checked(program(seed), *inputs(seed))
         updates += len([name for name in written(gm) if "copy_" not in name])
     assert updates > 20
+
+
+def test_a_pass_that_fails_changes_nothing():
+    def halfway(gm, example_inputs, config):
+        gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)[0].target = None
+        raise KeyError("something unforeseen")
+
+    x = torch.randn(3)
+    gm = make_fx(lambda x: x.sin() + 1)(x)
+    cautious(halfway)(gm, (x,), None)
+    gm.recompile()
+    torch.testing.assert_close(gm(x), x.sin() + 1)

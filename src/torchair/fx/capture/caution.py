@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -14,15 +15,18 @@ _Pass = Callable[[fx.GraphModule, Any, Any], None]
 
 
 def cautious(fn: _Pass) -> _Pass:
-    """A pass that is left out, with a warning, where a graph has something it cannot handle."""
+    """A pass that is left out, with a warning, where a graph has something it cannot handle; what
+    it had changed by then is undone."""
 
     @wraps(fn)
     def run(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+        before = copy.deepcopy(gm.graph)
         try:
             fn(gm, example_inputs, config)
         except NotImplementedError:
             raise
         except Exception as error:
+            gm.graph = before
             logger.warning("the pass %s is left out: %s", fn.__name__, error, exc_info=True)
 
     return run
