@@ -13,9 +13,9 @@ from torch import Tensor
 
 from common import console, interleaved, ratio, table
 from torchair.codegen.abi import Kernel
-from torchair.codegen.llvm.attention import Attention, attention, scratch_bytes
-from torchair.codegen.llvm.driver import HEADER, STEP, entry_point
-from torchair.codegen.llvm.jit import Library
+from torchair.codegen.cpu.attention.kernel import Attention, attention, scratch_bytes
+from torchair.codegen.cpu.driver import HEADER, STEP, entry_point
+from torchair.codegen.cpu.jit import Library
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

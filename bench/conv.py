@@ -13,9 +13,16 @@ import torch.nn.functional as F
 
 from common import console, interleaved, ratio, table
 from torchair.codegen.abi import Kernel
-from torchair.codegen.llvm.conv import Conv, conv, output_size, pack, plain_store, scratch_bytes
-from torchair.codegen.llvm.jit import Library
-from torchair.codegen.llvm.target import host
+from torchair.codegen.cpu.conv.kernel import (
+    Conv,
+    conv,
+    output_size,
+    pack,
+    plain_store,
+    scratch_bytes,
+)
+from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.machine import host
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from common import console, interleaved, ratio, table
 from torchair.codegen.abi import Kernel
+from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.matmul.kernel import MatMul, matmul, pack, plain_store, scratch_bytes
 from torchair.codegen.llvm import driver
-from torchair.codegen.llvm.jit import Library
-from torchair.codegen.llvm.matmul import MatMul, matmul, pack, plain_store, scratch_bytes
 
 ROWS = (1, 4, 16, 128, 512)
 SHAPES = ((768, 768), (768, 3072), (3072, 768), (768, 32000))

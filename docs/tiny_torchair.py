@@ -282,7 +282,7 @@ def rewrite(graph: Graph, rules: tuple[Any, ...]) -> None:
         graph.sort()
 
 
-# ---- engine/planner.py and engine/memory.py: which calls in which order, on which bytes.
+# ---- engine/plan/planner.py and engine/plan/memory.py: which calls in which order, on which bytes.
 
 
 @dataclass
@@ -348,7 +348,7 @@ def place(roots: list[Root]) -> int:
     return max((r.offset + r.size for r in done), default=0)
 
 
-# ---- engine/executor.py: a plan bound to memory. A call walks over prepared steps.
+# ---- engine/run/executor.py: a plan bound to memory. A call walks over prepared steps.
 
 
 class Program:

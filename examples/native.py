@@ -22,15 +22,15 @@ from torch._functorch.aot_autograd import aot_module_simplified
 import torchair
 from torchair import ge
 from torchair.catalog.core import Op, Trait, add_row, same_as
-from torchair.codegen.llvm.nest import print_nest
-from torchair.codegen.llvm.target import Target
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
 from torchair.codegen.numbers import Book
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.lower import LOWERINGS, LowerOp, Tensor
 from torchair.engine.lower.core import elementwise, lowering, number
-from torchair.engine.plan import Plan
+from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace

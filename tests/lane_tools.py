@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import torchair
-from torchair.engine.check import check_graph, check_plan
-from torchair.engine.lanes import Watch
-from torchair.engine.plan import Plan
+from torchair.engine.inspect.check import check_graph, check_plan
+from torchair.engine.plan.records import Plan
+from torchair.engine.run.lanes import Watch
 from torchair.engine.session import TorchNpuGraph
 
 PATIENCE = 20  # seconds until two lanes that should meet are given up

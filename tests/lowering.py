@@ -15,9 +15,9 @@ import torch
 from torchair.catalog import Op, infer, row_of
 from torchair.catalog.reference import tensor_args
 from torchair.codegen.abi import Kernel
-from torchair.codegen.llvm.jit import Library, run_kernel
-from torchair.codegen.llvm.nest import print_nest
-from torchair.codegen.llvm.target import Target, host
+from torchair.codegen.cpu.jit import Library, run_kernel
+from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import simplify, with_words
 from torchair.codegen.numbers import Book
 from torchair.engine.lower import LOWERINGS

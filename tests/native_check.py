@@ -17,15 +17,15 @@ import torch
 from like_eager import twin
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import run_node, tensor_args, tensor_fact
-from torchair.codegen.llvm.jit import run_kernel
-from torchair.codegen.llvm.target import host
-from torchair.engine.emit import FAULT, SCRATCH, NativeCall, Packed
-from torchair.engine.fuse import Fusion, Unit
-from torchair.engine.native import library
-from torchair.engine.natives import Natives
-from torchair.engine.plan import SIZES_AT, Plan
-from torchair.engine.planner import Planner
+from torchair.codegen.cpu.jit import run_kernel
+from torchair.codegen.cpu.machine import host
+from torchair.engine.fuse.units import Fusion, Unit
+from torchair.engine.plan.planner import Planner
+from torchair.engine.plan.records import SIZES_AT, Plan
+from torchair.engine.run.segment import library
 from torchair.engine.session import TorchNpuGraph
+from torchair.engine.units import FAULT, SCRATCH, NativeCall, Packed
+from torchair.engine.units.natives import Natives
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 

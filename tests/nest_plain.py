@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from torchair.codegen.abi import Size, Word
-from torchair.codegen.llvm.jit import Library, run_kernel
-from torchair.codegen.llvm.nest import print_nest
-from torchair.codegen.llvm.target import Target, host
+from torchair.codegen.cpu.jit import Library, run_kernel
+from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions, with_words
 
 NUMPY: dict[str, Any] = {

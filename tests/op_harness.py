@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchair.catalog import infer, interpret
 from torchair.convert import Conversion, GraphConverter
-from torchair.engine.calls import random_offsets
+from torchair.engine.run.calls import random_offsets
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, free_symbols
 from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, SymbolResult

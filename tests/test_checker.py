@@ -17,12 +17,12 @@ from test_transformers import CASES as MODELS
 from torchair import ge, ops, scope
 from torchair.catalog import infer
 from torchair.cli import main
-from torchair.engine.check import Finding, check_graph, check_plan, report
+from torchair.engine.inspect.check import Finding, check_graph, check_plan, report
+from torchair.engine.inspect.tasks import graph_tasks
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.options import finalize_graph_engine
-from torchair.engine.passes import GraphState
-from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
-from torchair.engine.streams import Lanes
-from torchair.engine.tasks import graph_tasks
+from torchair.engine.plan.streams import Lanes
 from torchair.ge import attrs as attr
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType

@@ -28,8 +28,8 @@ from models import (
 from random_graphs import Maker
 from tolerance import assert_close_to_reference
 from torchair import ge, scope
-from torchair.engine.check import check_plan
-from torchair.engine.executor import Program
+from torchair.engine.inspect.check import check_plan
+from torchair.engine.run.executor import Program
 from torchair.engine.session import DeviceInfo, TorchNpuGraph
 from torchair.errors import GraphError, InputError
 from torchair.pipeline import NpuFxCompiler

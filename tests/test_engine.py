@@ -7,10 +7,10 @@ import torch
 
 from torchair import ge
 from torchair.catalog import infer, interpret
-from torchair.engine.memory import Buffer, aligned, lower_bound, place
+from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
+from torchair.engine.optimize.passes.ordering import choose_order
 from torchair.engine.options import EngineOptions
-from torchair.engine.passes import ENGINE_PASSES, GE_PASSES, GraphState
-from torchair.engine.passes.ordering import choose_order
+from torchair.engine.plan.memory import Buffer, aligned, lower_bound, place
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
 from torchair.ge.build import Data, NetOutput
@@ -296,7 +296,7 @@ def test_a_late_view_of_planned_memory_is_kept_safe():
 
 
 def test_expanded_strides_are_never_written_to():
-    from torchair.engine.planner import Layout
+    from torchair.engine.plan.planner import Layout
 
     with Graph("g", infer) as g:
         x = data(0, (3, 1))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torchair
-from torchair.engine.dump import DumpOptions, take_dump_options
+from torchair.engine.inspect.dump import DumpOptions, take_dump_options
 from torchair.engine.options import engine, finalize_graph_engine
 
 RANK = "worldsize1_global_rank0"

@@ -9,7 +9,7 @@ import torch
 
 from lowering import Host, OneNode, check, check_dynamic, check_node, constant, layouts
 from torchair.catalog import Trait, rows
-from torchair.codegen.llvm.target import host
+from torchair.codegen.cpu.machine import host
 from torchair.engine.lower import LOWERINGS
 from torchair.ge.dtypes import DataType, torch_to_ge
 

@@ -10,9 +10,9 @@ import torch
 from lowering import OneNode, check, check_dynamic, check_node, layouts
 from torchair import ge
 from torchair.catalog import infer, interpret
-from torchair.codegen.llvm.jit import Library, run_kernel
-from torchair.codegen.llvm.nest import print_nest
-from torchair.codegen.llvm.target import host
+from torchair.codegen.cpu.jit import Library, run_kernel
+from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import expressions, simplify, with_words
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower.build import Group, Operand, build_nest, whole

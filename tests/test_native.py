@@ -21,9 +21,9 @@ from like_eager import twin
 from native_check import capture, check_units, differences, largest, native_types
 from random_functions import Program
 from random_graphs import Maker
-from torchair.engine.emit import emitter
-from torchair.engine.native import library
+from torchair.engine.run.segment import library
 from torchair.engine.session import TorchNpuGraph
+from torchair.engine.units import emitter
 
 
 def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: bool) -> Any:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from torchair.codegen.abi import Size, Word
-from torchair.codegen.llvm.attention import Attention, attention, scratch_bytes
-from torchair.codegen.llvm.jit import Library, module_text, run_kernel
-from torchair.codegen.llvm.target import Target, host
+from torchair.codegen.cpu.attention.kernel import Attention, attention, scratch_bytes
+from torchair.codegen.cpu.jit import Library, module_text, run_kernel
+from torchair.codegen.cpu.machine import Target, host
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool"}
 CLOSE = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from torchair.codegen.abi import Size, Word
-from torchair.codegen.llvm.conv import (
+from torchair.codegen.cpu.conv.kernel import (
     Conv,
     Store,
     conv,
@@ -21,11 +21,11 @@ from torchair.codegen.llvm.conv import (
     plain_store,
     scratch_bytes,
 )
-from torchair.codegen.llvm.conv_winograd import patches
-from torchair.codegen.llvm.jit import Library, module_text, run_kernel
-from torchair.codegen.llvm.pool import Pool, pool
-from torchair.codegen.llvm.target import Target, host
-from torchair.codegen.llvm.writer import KernelWriter
+from torchair.codegen.cpu.conv.winograd import patches
+from torchair.codegen.cpu.jit import Library, module_text, run_kernel
+from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.pool import Pool, pool
+from torchair.codegen.text.writer import KernelWriter
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 TOLERANCE = {"f32": 2e-5, "bf16": 3e-2, "f16": 4e-3}

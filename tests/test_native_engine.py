@@ -33,8 +33,8 @@ from random_functions import Program
 from random_graphs import Maker
 from test_transformers import CASES
 from tolerance import assert_close, double_copy, to_double
-from torchair.engine.emit import kernels
 from torchair.engine.session import TorchNpuGraph
+from torchair.engine.units import kernels
 from torchair.ge.graph import Graph
 
 Resize = Callable[[int], int]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from torchair.codegen.abi import Kernel, Size, Word
-from torchair.codegen.llvm.jit import Library, run_kernel
-from torchair.codegen.llvm.matmul import (
+from torchair.codegen.cpu.jit import Library, run_kernel
+from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.matmul.kernel import (
     MatMul,
     choose,
     matmul,
@@ -18,8 +19,7 @@ from torchair.codegen.llvm.matmul import (
     plain_store,
     scratch_bytes,
 )
-from torchair.codegen.llvm.target import Target, host
-from torchair.codegen.llvm.writer import KernelWriter
+from torchair.codegen.text.writer import KernelWriter
 
 TYPES = {
     "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64,

@@ -28,10 +28,9 @@ from nest_plain import (
     to_bf16,
 )
 from nest_random import Maker
-from torchair.codegen.llvm.jit import module_text, run_kernel
-from torchair.codegen.llvm.nest import emit_point, print_nest
-from torchair.codegen.llvm.target import Target, host
-from torchair.codegen.llvm.writer import KernelWriter
+from torchair.codegen.cpu.jit import module_text, run_kernel
+from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.nest.kernel import emit_point, print_nest
 from torchair.codegen.loops import (
     Access,
     Expr,
@@ -46,6 +45,7 @@ from torchair.codegen.loops import (
     simplify,
     size,
 )
+from torchair.codegen.text.writer import KernelWriter
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda t: str(t.bits))
 each_way = pytest.mark.parametrize("dynamic", [False, True], ids=["ints", "words"])

@@ -8,16 +8,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchair
 from torchair import ge
 from torchair.catalog import infer
-from torchair.engine.passes import GraphState
-from torchair.engine.passes.ordering import (
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.ordering import (
     explicit_order_for_cmo,
     explicit_order_for_side_effect_nodes,
 )
-from torchair.engine.passes.quant import (
+from torchair.engine.optimize.passes.quant import (
     move_mm_weight_transpose_after_bitcast,
     move_transpose_into_mm,
 )
-from torchair.engine.passes.updates import optimize_reference_op_redundant_copy
+from torchair.engine.optimize.passes.updates import optimize_reference_op_redundant_copy
 from torchair.errors import ScopeError
 from torchair.fx.passes import patterns
 from torchair.fx.passes.noop import optimize_noop_ops

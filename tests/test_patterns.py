@@ -13,8 +13,8 @@ from torch import nn
 import torchair
 from tolerance import assert_close, to_double
 from torchair.core._backend import finalize_graph_engine
-from torchair.engine.rules.patterns import PATTERNS
-from torchair.engine.switches import read_switches
+from torchair.engine.optimize.rules.patterns import PATTERNS
+from torchair.engine.optimize.switches import read_switches
 from torchair.fx.passes import patterns
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]

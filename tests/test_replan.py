@@ -20,12 +20,12 @@ from native_check import capture
 from torchair import ge
 from torchair.catalog import infer
 from torchair.engine import native
-from torchair.engine.emit import Emitter
-from torchair.engine.memory import Buffer, Packing, lower_bound, place
-from torchair.engine.plan import Plan
-from torchair.engine.planner import Planner
-from torchair.engine.replan import shown
+from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
+from torchair.engine.plan.planner import Planner
+from torchair.engine.plan.records import Plan
+from torchair.engine.plan.replan import shown
 from torchair.engine.session import TorchNpuGraph
+from torchair.engine.units import Emitter
 from torchair.errors import GraphError
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType

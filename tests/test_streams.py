@@ -19,15 +19,15 @@ import torchair
 from lane_tools import Delays, Late, Meeting, Names, Sessions, compiled
 from random_graphs import Maker
 from torchair import ops, scope
-from torchair.codegen.llvm.driver import limit_threads
-from torchair.engine.check import check_plan
-from torchair.engine.executor import NativeProgram, Program
+from torchair.codegen.cpu.driver import limit_threads
+from torchair.engine.inspect.check import check_plan
+from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import finalize_graph_engine
-from torchair.engine.outline import range_of
-from torchair.engine.passes import GraphState
+from torchair.engine.plan.streams import COMMUNICATION, Order, order_of
+from torchair.engine.run.executor import NativeProgram, Program
+from torchair.engine.run.outline import range_of
+from torchair.engine.run.workers import Workers
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.streams import COMMUNICATION, Order, order_of
-from torchair.engine.workers import Workers
 from torchair.errors import GraphError
 from torchair.ge import attrs as attr
 from torchair.ge.signature import InputSource
@@ -647,7 +647,7 @@ def test_workers_are_kept_and_not_taken_over_by_a_child(monkeypatch):
     run()
     run()
     assert ran[0] == ran[1]
-    monkeypatch.setattr("torchair.engine.workers.os.getpid", lambda: -1)
+    monkeypatch.setattr("torchair.engine.run.workers.os.getpid", lambda: -1)
     run()
     assert ran[2] != ran[0]
 

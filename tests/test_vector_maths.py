@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from torchair.codegen.abi import Kernel, Word
+from torchair.codegen.cpu.jit import Library, module_text, run_kernel
+from torchair.codegen.cpu.machine import Target, host
 from torchair.codegen.llvm import maths
-from torchair.codegen.llvm.jit import Library, module_text, run_kernel
-from torchair.codegen.llvm.target import Target, host
-from torchair.codegen.llvm.writer import KernelWriter, f32
+from torchair.codegen.text.writer import KernelWriter, f32
 
 Array = np.ndarray
 ELEMENTS = {"f32": ("float", np.float32), "f64": ("double", np.float64)}

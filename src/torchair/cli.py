@@ -14,9 +14,9 @@ from pathlib import Path
 from torchair.catalog import infer
 from torchair.convert.table import lines
 from torchair.emulate import launcher, report
-from torchair.engine.check import check_graph
-from torchair.engine.passes import GraphState
-from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.inspect.check import check_graph
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.serde import read_graph
 
 HEAD = ("torch operator", "GE operators", "checked types", "where")

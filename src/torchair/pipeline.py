@@ -2,7 +2,7 @@
 
     gm    = FX_PASSES(gm)            torch.fx, still aten            fx/
     graph = convert(gm)              aten -> GE operators            convert/, meaning: catalog/
-    graph = GE_PASSES(graph)         packing, updates, order         engine/passes/
+    graph = GE_PASSES(graph)         packing, updates, order         engine/optimize/passes/
     plan  = session.compile(graph)   rules, memory plan, steps       engine/, at the first call
 
 In the modes that capture, the FX graph goes through CAPTURE_PASSES (fx/capture/) instead and is

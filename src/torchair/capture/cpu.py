@@ -22,11 +22,11 @@ from torchair.capture.base import (
     Substrate,
 )
 from torchair.capture.pools import POOLS, Block, Pool
-from torchair.engine.calls import result_maker
-from torchair.engine.executor import picker
-from torchair.engine.fixed import Placed
-from torchair.engine.guards import same_as
-from torchair.engine.passes import GraphState
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.run.calls import result_maker
+from torchair.engine.run.executor import picker
+from torchair.engine.run.fixed import Placed
+from torchair.engine.run.guards import same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import InputError
 from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, Signature

@@ -41,8 +41,8 @@ from torchair.capture.base import (
 )
 from torchair.capture.rehearsal import Rehearsal, Walk
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.engine.executor import picker
-from torchair.engine.guards import same_as
+from torchair.engine.run.executor import picker
+from torchair.engine.run.guards import same_as
 from torchair.errors import CaptureError, InputError
 
 Handle = tuple[int, int]

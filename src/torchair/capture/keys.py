@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from torchair.capture.base import ArgumentKinds
-from torchair.engine.executor import picker
-from torchair.engine.guards import same_as
+from torchair.engine.run.executor import picker
+from torchair.engine.run.guards import same_as
 
 CONSTANT = "no_updated_input"
 Entries = tuple[tuple[int, bool], ...]

@@ -13,10 +13,10 @@ from torchair.concrete.base import ConcreteGraph
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion
 from torchair.devices import Device
-from torchair.engine.calls import input_reader, layouts_of, result_builder
-from torchair.engine.dump import take_dump_options
+from torchair.engine.inspect.dump import take_dump_options
+from torchair.engine.optimize.passes import GE_PASSES, GraphState, ge_kind
 from torchair.engine.options import initialize_graph_engine
-from torchair.engine.passes import GE_PASSES, GraphState, ge_kind
+from torchair.engine.run.calls import input_reader, layouts_of, result_builder
 from torchair.flags import Flags
 from torchair.ge.signature import Computed, Result
 from torchair.log import EVENT_LEVEL, logger

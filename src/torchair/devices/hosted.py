@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from torchair.engine.executor import picker
-from torchair.engine.fixed import FixedProgram
-from torchair.engine.guards import same_as
+from torchair.engine.run.executor import picker
+from torchair.engine.run.fixed import FixedProgram
+from torchair.engine.run.guards import same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr
 from torchair.ge.graph import Graph

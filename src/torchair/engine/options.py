@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from torchair.configs.settings import parse_switches
-from torchair.engine.switches import read_switches
+from torchair.engine.optimize.switches import read_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.log import native_logger

@@ -15,22 +15,22 @@ from typing import Any
 import torch
 
 from torchair.catalog import steering_values
-from torchair.engine.check import report
-from torchair.engine.dump import DumpOptions, GraphDump
-from torchair.engine.ending import Promises
-from torchair.engine.executor import ProgramPool, picker
-from torchair.engine.fixed import FixedProgram, late_step, memory_of
-from torchair.engine.guards import same_as
-from torchair.engine.lanes import Watch, bind_lanes
-from torchair.engine.native import BrokenKernels, available, library
-from torchair.engine.natives import Natives
+from torchair.engine.inspect.check import report
+from torchair.engine.inspect.dump import DumpOptions, GraphDump
+from torchair.engine.inspect.timeline import Timeline
+from torchair.engine.optimize.passes import ENGINE_PASSES, GraphState, ge_kind
+from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
-from torchair.engine.passes import ENGINE_PASSES, GraphState, ge_kind
-from torchair.engine.passes.updates import mapping_assign_op_to_graph_output
-from torchair.engine.plan import Plan
-from torchair.engine.planner import Layout, Planner
-from torchair.engine.streams import Lanes, schedule_of
-from torchair.engine.timeline import Timeline
+from torchair.engine.plan.ending import Promises
+from torchair.engine.plan.planner import Layout, Planner
+from torchair.engine.plan.records import Plan
+from torchair.engine.plan.streams import Lanes, schedule_of
+from torchair.engine.run.executor import ProgramPool, picker
+from torchair.engine.run.fixed import FixedProgram, late_step, memory_of
+from torchair.engine.run.guards import same_as
+from torchair.engine.run.lanes import Watch, bind_lanes
+from torchair.engine.run.segment import BrokenKernels, available, library
+from torchair.engine.units.natives import Natives
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge

@@ -1,0 +1,1 @@
+"""The CPU target: generators of kernels, compiling them, the driver that walks records."""

@@ -1,0 +1,1 @@
+"""Attention for the CPU: prefill and decode."""

@@ -1,0 +1,63 @@
+"""Fused attention: softmax(scale * q kᵀ + mask) v without the matrix of scores in memory."""
+
+from __future__ import annotations
+
+from torchair.codegen.abi import Kernel
+from torchair.codegen.cpu.attention.decode import Decode, decode_areas
+from torchair.codegen.cpu.attention.prefill import Prefill
+from torchair.codegen.cpu.attention.spec import FEW_ROWS, Attention, Sizes
+from torchair.codegen.cpu.attention.tile import prefill_areas
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.writer import KernelWriter
+
+__all__ = ["Attention", "attention", "scratch_bytes"]
+
+
+def attention(spec: Attention, target: Target, label: str = "attention") -> Kernel:
+    """The kernel of a spec.
+
+    Its words are the addresses of q, k, v, mask, out, lse (mask and lse may be anything where the
+    spec has none) and of `threads * scratch_bytes` of work memory, aligned to 64 bytes; then the
+    run-time sizes. There is a form for few queries and one for many; if the number of queries is
+    given at run time, the kernel has both.
+    """
+    w = KernelWriter(target)
+    per_thread = scratch_bytes(spec, target)
+    few, many = _forms(spec)
+    if few and many:
+        _both(w, spec, per_thread)
+    else:
+        (Decode if few else Prefill)(w, spec, per_thread, w).write()
+    return w.kernel(label)
+
+
+def scratch_bytes(spec: Attention, target: Target) -> int:
+    """The work memory that the kernel of a spec needs for each thread, in bytes."""
+    few, many = _forms(spec)
+    return max(
+        decode_areas(spec, target).bytes if few else 0,
+        prefill_areas(spec, target).bytes if many else 0,
+    )
+
+
+def _forms(spec: Attention) -> tuple[bool, bool]:
+    """Whether a kernel of this spec may meet few, and many, query rows."""
+    if spec.rows is not None:
+        return spec.rows <= FEW_ROWS, spec.rows > FEW_ROWS
+    return (spec.group or 1) <= FEW_ROWS, True
+
+
+def _both(w: KernelWriter, spec: Attention, per_thread: int) -> None:
+    """Both forms as functions, and the choice between them."""
+    few = w(f"icmp sle i64 {Sizes(w, spec).rows}, {FEW_ROWS}")
+    many = w(f"xor i1 {few}, true")
+    forms: list[tuple[str, str, type[Decode] | type[Prefill]]]
+    forms = [("few", few, Decode), ("many", many, Prefill)]
+    for name, condition, form in forms:
+        part = KernelWriter(w.target)
+        form(part, spec, per_thread, w).write()
+        w.declared.update(part.declared)
+        signature = f"void @ENTRY.{name}(i64 %tid, i64 %nt, ptr noalias %words)"
+        w.helper(name, part.text(f"internal {signature}"))
+        with w.when(condition):
+            w.do(f"call {signature}")

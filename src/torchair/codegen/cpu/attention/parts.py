@@ -1,0 +1,304 @@
+"""Vectors of an attention kernel: read, widen, exponentiate, narrow, write and transpose them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torchair.codegen.abi import BYTES
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
+
+MINUS_INFINITY = f32(-math.inf)
+LOG2_E = 1 / math.log(2)
+
+# Minimax for 2**x on [0, 1) with 2**0 = 1 exactly; relative error 1.5e-7 in float32.
+_POWER = (0.00186713019, 0.00901703006, 0.0557999133, 0.24016445, 0.693151312, 1.0)
+
+_RAW = {"f32": "float", "bf16": "i16", "f16": "half", "bool": "i8"}
+_SUFFIX = {"f32": "f32", "bf16": "i16", "f16": "f16", "bool": "i8"}
+
+
+def either(
+    w: Writer, condition: str, kind: str, yes: Callable[[], str], no: Callable[[], str]
+) -> str:
+    """The value of `yes` if the condition holds, else of `no`; only that one is computed."""
+    n = w.name("E")
+    w.do(f"br i1 {condition}, label %{n}.yes, label %{n}.no")
+    ways = []
+    for label, way in (("yes", yes), ("no", no)):
+        w.label(f"{n}.{label}")
+        ways.append(f"[ {way()}, %{w.block} ]")
+        w.do(f"br label %{n}.done")
+    w.label(f"{n}.done")
+    return w(f"phi {kind} {', '.join(ways)}")
+
+
+def any_lane(w: Writer, flags: str) -> str:
+    """Whether a lane of a vector of i1 is true."""
+    bits = w(f"bitcast {w.vector('i1')} {flags} to i{w.lanes}")
+    return w(f"icmp ne i{w.lanes} {bits}, 0")
+
+
+def before(w: Writer, count: str) -> str:
+    """Which lanes have a number below `count`."""
+    numbers = ", ".join(f"i64 {j}" for j in range(w.lanes))
+    return w(f"icmp slt {w.vector('i64')} <{numbers}>, {w.splat('i64', count)}")
+
+
+def load(w: Writer, at: str, kind: str = "float") -> str:
+    """A vector of work memory, where all vectors are aligned."""
+    return w(f"load {w.vector(kind)}, ptr {at}, align {w.target.bits // 8}")
+
+
+def store(w: Writer, value: str, at: str) -> None:
+    """Store a vector of float32 in work memory."""
+    w.do(f"store {w.vector('float')} {value}, ptr {at}, align {w.target.bits // 8}")
+
+
+def fma(w: Writer, a: str, b: str, c: str) -> str:
+    """a * b + c on vectors, fused where the processor can."""
+    vt = w.vector("float")
+    args = ((vt, a), (vt, b), (vt, c))
+    return w.fast_call(REASSOCIATE, vt, f"llvm.fmuladd.v{w.lanes}f32", *args)
+
+
+def larger(w: Writer, a: str, b: str) -> str:
+    """The larger of two vectors, lane by lane; b where a is not a number."""
+    vt = w.vector("float")
+    more = w(f"fcmp ogt {vt} {a}, {b}")
+    return w(f"select {w.vector('i1')} {more}, {vt} {a}, {vt} {b}")
+
+
+def exp2(w: Writer, x: str) -> str:
+    """2**x for x <= 0; exactly 0 from -127 down, and not a number where x is not."""
+    vt, it = w.vector("float"), w.vector("i32")
+    low = w(f"fcmp olt {vt} {x}, splat (float {f32(-127.0)})")
+    x = w(f"select {w.vector('i1')} {low}, {vt} splat (float {f32(-127.0)}), {vt} {x}")
+    whole = w.call(vt, f"llvm.floor.v{w.lanes}f32", (vt, x))
+    part = w(f"fsub {vt} {x}, {whole}")
+    power = f"splat (float {f32(_POWER[0])})"
+    for factor in _POWER[1:]:
+        power = fma(w, power, part, f"splat (float {f32(factor)})")
+    shift = w(f"fptosi {vt} {whole} to {it}")
+    shift = w(f"shl {it} {shift}, splat (i32 23)")
+    bits = w(f"bitcast {vt} {power} to {it}")
+    bits = w(f"add {it} {bits}, {shift}")
+    return w(f"bitcast {it} {bits} to {vt}")
+
+
+def difference(w: Writer, x: str, top: str, natural: bool) -> str:
+    """The exponent of 2 for a score and the largest one; scores may be in natural units."""
+    vt = w.vector("float")
+    x = w(f"fsub {vt} {x}, {top}")
+    return w(f"fmul {vt} {x}, splat (float {f32(LOG2_E)})") if natural else x
+
+
+def finite(w: Writer, top: str) -> str:
+    """A vector with 0 in place of minus infinity, to subtract from scores that are all so low."""
+    vt = w.vector("float")
+    none = w(f"fcmp oeq {vt} {top}, splat (float {MINUS_INFINITY})")
+    return w(f"select {w.vector('i1')} {none}, {vt} zeroinitializer, {vt} {top}")
+
+
+def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
+    """Write `body(first, valid)` for the vectors of a row, as a loop if they are many."""
+    whole = width // w.lanes * w.lanes
+    if whole > 2 * w.lanes:
+        with w.loop("0", str(whole), w.lanes) as loop:
+            body(loop.index, w.lanes)
+    else:
+        for first in range(0, whole, w.lanes):
+            body(str(first), w.lanes)
+    if whole < width:
+        body(str(whole), width - whole)
+
+
+# ---- elements in memory ----
+
+
+def widen(w: Writer, dtype: str, value: str) -> str:
+    """A vector of elements as float32; of truth values, 0 and minus infinity."""
+    vt, it, raw = w.vector("float"), w.vector("i32"), w.vector(_RAW[dtype])
+    if dtype == "bf16":
+        value = w(f"zext {raw} {value} to {it}")
+        value = w(f"shl {it} {value}, splat (i32 16)")
+        return w(f"bitcast {it} {value} to {vt}")
+    if dtype == "bool":
+        seen = w(f"icmp ne {raw} {value}, zeroinitializer")
+        low = f"splat (float {MINUS_INFINITY})"
+        return w(f"select {w.vector('i1')} {seen}, {vt} zeroinitializer, {vt} {low}")
+    return value if dtype == "f32" else w(f"fpext {raw} {value} to {vt}")
+
+
+def narrow(w: Writer, dtype: str, value: str) -> str:
+    """A vector of float32 as elements, rounded to the nearest, ties to even."""
+    vt, it = w.vector("float"), w.vector("i32")
+    if dtype == "f32":
+        return value
+    if dtype == "f16":
+        return w(f"fptrunc {vt} {value} to {w.vector('half')}")
+    bits = w(f"bitcast {vt} {value} to {it}")
+    odd = w(f"lshr {it} {bits}, splat (i32 16)")
+    odd = w(f"and {it} {odd}, splat (i32 1)")
+    up = w(f"add {it} {bits}, {odd}")
+    up = w(f"add {it} {up}, splat (i32 32767)")
+    nan = w(f"fcmp uno {vt} {value}, {value}")
+    quiet = w(f"or {it} {bits}, splat (i32 4194304)")
+    bits = w(f"select {w.vector('i1')} {nan}, {it} {quiet}, {it} {up}")
+    bits = w(f"lshr {it} {bits}, splat (i32 16)")
+    return w(f"trunc {it} {bits} to {w.vector('i16')}")
+
+
+def read(
+    w: Writer, dtype: str, base: str, stride: str, valid: int, lanes: int | None = None
+) -> str:
+    """The first `valid` elements from an address on, as stored; zeros behind them."""
+    n = lanes or w.lanes
+    vt, kind = f"<{n} x {_RAW[dtype]}>", _RAW[dtype]
+    if stride == "1" and valid >= n:
+        return w(f"load {vt}, ptr {base}, align {BYTES[dtype]}")
+    if stride == "1":
+        return _masked_load(w, dtype, base, _first(valid, n), n)
+    value = "zeroinitializer"
+    for j in range(min(valid, n)):
+        at = w.offset(base, kind, w.mul(stride, str(j)))
+        one = w(f"load {kind}, ptr {at}, align {BYTES[dtype]}")
+        value = w(f"insertelement {vt} {value}, {kind} {one}, i64 {j}")
+    return value
+
+
+def read_up_to(w: Writer, dtype: str, base: str, stride: str, count: str) -> str:
+    """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
+    kind, raw, vt = _RAW[dtype], w.vector(_RAW[dtype]), w.vector("float")
+    inside = before(w, count)
+    if stride == "1" and w.target.bits == 512:
+        value = _masked_load(w, dtype, base, inside, w.lanes)
+    elif stride == "1":  # here a masked load may become many instructions
+        whole = w(f"icmp sge i64 {count}, {w.lanes}")
+        load = f"load {raw}, ptr {base}, align {BYTES[dtype]}"
+        value = either(
+            w, whole, raw, lambda: w(load), lambda: _masked_load(w, dtype, base, inside, w.lanes)
+        )
+    else:
+        value, last = "poison", w.sub(count, "1")
+        for j in range(w.lanes):
+            at = w.offset(base, kind, w.mul(stride, w.least(str(j), last)))
+            one = w(f"load {kind}, ptr {at}, align {BYTES[dtype]}")
+            value = w(f"insertelement {raw} {value}, {kind} {one}, i64 {j}")
+    value = widen(w, dtype, value)
+    low = f"splat (float {MINUS_INFINITY})"
+    return w(f"select {w.vector('i1')} {inside}, {vt} {value}, {vt} {low}")
+
+
+def write(w: Writer, dtype: str, value: str, base: str, stride: str, valid: int) -> None:
+    """Store the first `valid` lanes of a narrowed vector."""
+    kind, vt = _RAW[dtype], w.vector(_RAW[dtype])
+    if stride == "1" and valid >= w.lanes:
+        w.do(f"store {vt} {value}, ptr {base}, align {BYTES[dtype]}")
+    elif stride == "1" and valid > 1:  # of one lane, LLVM 22 stores twice as much as is narrowed
+        name = f"llvm.masked.store.v{w.lanes}{_SUFFIX[dtype]}.p0"
+        masks = w.vector("i1")
+        w.declared[name] = f"declare void @{name}({vt}, ptr, {masks})"
+        at, mask = f"ptr align {BYTES[dtype]} {base}", _first(valid, w.lanes)
+        w.do(f"call void @{name}({vt} {value}, {at}, {masks} {mask})")
+    else:
+        for j in range(min(valid, w.lanes)):
+            one = w(f"extractelement {vt} {value}, i64 {j}")
+            at = w.offset(base, kind, w.mul(stride, str(j)))
+            w.do(f"store {kind} {one}, ptr {at}, align {BYTES[dtype]}")
+
+
+def _first(valid: int, lanes: int) -> str:
+    """A mask with the first lanes on."""
+    return "<" + ", ".join(f"i1 {int(j < valid)}" for j in range(lanes)) + ">"
+
+
+def _masked_load(w: Writer, dtype: str, base: str, mask: str, lanes: int) -> str:
+    """The elements under a mask, zeros elsewhere."""
+    vt, masks = f"<{lanes} x {_RAW[dtype]}>", f"<{lanes} x i1>"
+    name = f"llvm.masked.load.v{lanes}{_SUFFIX[dtype]}.p0"
+    w.declared[name] = f"declare {vt} @{name}(ptr, {masks}, {vt})"
+    at = f"ptr align {BYTES[dtype]} {base}"
+    return w(f"call {vt} @{name}({at}, {masks} {mask}, {vt} zeroinitializer)")
+
+
+# ---- lanes ----
+
+
+def _shuffle(w: Writer, a: str, b: str, lanes: list[int], of: int) -> str:
+    """Lanes of two vectors of `of` lanes each, those of the second numbered on."""
+    vt = f"<{of} x float>"
+    chosen = ", ".join(f"i32 {j}" for j in lanes)
+    return w(f"shufflevector {vt} {a}, {vt} {b}, <{len(lanes)} x i32> <{chosen}>")
+
+
+def _interleave(w: Writer, a: str, b: str, size: int, of: int) -> tuple[str, str]:
+    """The first halves of every four lanes of a and b, in turns of `size`; the second halves."""
+    turns = [0, of, 1, of + 1] if size == 1 else [0, 1, of, of + 1]
+    low, high = ([j + half + x for j in range(0, of, 4) for x in turns] for half in (0, 2))
+    return _shuffle(w, a, b, low, of), _shuffle(w, a, b, high, of)
+
+
+def transposer(w: KernelWriter) -> str:
+    """The name of a function that transposes float32; rows and columns are multiples of four.
+
+    Its arguments are an address and the elements from row to row, of the source, then of the
+    result, and the numbers of rows and columns of the source. Squares of four are soon compiled,
+    and narrow shuffles are as fast as wide ones are for their size.
+    """
+    h, name, vt = Writer(w.target), "@ENTRY.transpose", "<4 x float>"
+    with h.loop("0", "%rows", 4) as down, h.loop("0", "%columns", 4) as right:
+        base = h.offset("%from", "float", h.add(h.mul("%from_row", down.index), right.index))
+        to = h.offset("%to", "float", h.add(h.mul("%to_row", right.index), down.index))
+        rows = []
+        for i in range(4):
+            at = h.offset(base, "float", h.mul("%from_row", str(i)))
+            rows.append(h(f"load {vt}, ptr {at}, align 4"))
+        for c, column in enumerate(_square(h, rows)):
+            at = h.offset(to, "float", h.mul("%to_row", str(c)))
+            h.do(f"store {vt} {column}, ptr {at}, align 4")
+    places = "ptr %from, i64 %from_row, ptr noalias %to, i64 %to_row"
+    w.helper(name, h.text(f"internal void {name}({places}, i64 %rows, i64 %columns)"))
+    return name
+
+
+def _square(h: Writer, rows: list[str]) -> list[str]:
+    """The columns of four rows of four."""
+    low = _interleave(h, rows[0], rows[1], 1, 4)
+    high = _interleave(h, rows[2], rows[3], 1, 4)
+    return [x for a, b in zip(low, high, strict=True) for x in _interleave(h, a, b, 2, 4)]
+
+
+def four_sums(w: Writer, vectors: list[str]) -> str:
+    """The sums of the lanes of four vectors, as a vector of four."""
+    n = w.lanes
+    low = _added(w, *_interleave(w, vectors[0], vectors[1], 1, n), n)
+    high = _added(w, *_interleave(w, vectors[2], vectors[3], 1, n), n)
+    total = _added(w, *_interleave(w, low, high, 2, n), n)
+    while n > 4:
+        halves = [_shuffle(w, total, "poison", list(range(s, s + n // 2)), n) for s in (0, n // 2)]
+        n //= 2
+        total = _added(w, halves[0], halves[1], n)
+    return total
+
+
+def _added(w: Writer, a: str, b: str, lanes: int) -> str:
+    return w(f"fadd {REASSOCIATE} <{lanes} x float> {a}, {b}")
+
+
+def largest(w: Writer, x: str) -> str:
+    """The largest lane of a vector, in every lane."""
+    shift = w.lanes // 2
+    while shift:
+        turned = _shuffle(w, x, "poison", [j ^ shift for j in range(w.lanes)], w.lanes)
+        x = larger(w, turned, x)
+        shift //= 2
+    return x
+
+
+def dot_pairs(w: Writer, a: str, b: str, total: str) -> str:
+    """total + the products of the pairs of bf16 in each lane of two vectors of raw elements."""
+    wide, narrow_ = "<16 x float>", "<32 x bfloat>"
+    a, b = (w(f"bitcast <32 x i16> {x} to {narrow_}") for x in (a, b))
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    return w.call(wide, name, (wide, total), (narrow_, a), (narrow_, b))

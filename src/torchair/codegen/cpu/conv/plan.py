@@ -1,0 +1,272 @@
+"""What a convolution is, and how its work is cut into panels, tiles and blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from torchair.codegen.abi import BYTES, Size, Word
+from torchair.codegen.cpu.conv.results import Panels
+from torchair.codegen.cpu.machine import Target
+
+WINDOW_BYTES = 160 * 1024
+"""Most bytes of input that a block keeps in scratch, so that it stays in the second cache."""
+
+MOST_COLUMNS = 14
+"""Widest tile: what 32 vector registers hold beside two vectors of weights."""
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution over (batch, channels, height, width); in one dimension the height is 1.
+
+    `padding` is (top, bottom, left, right). `x` are the strides of the input over (n, c, h, w), in
+    elements; any layout is right, channels-last is the fast one.
+
+    `winograd` is the largest patch of results, per side, that Winograd's method may use where it
+    pays: 0 for direct sums only, 2 for patches about as exact as a direct sum, 4 for faster ones
+    with some five times its rounding error. With patches an infinite or NaN input also spoils the
+    other results of its patch.
+    """
+
+    dtype: str  # "f32", "bf16" or "f16", of the input and of the weights
+    batch: Size
+    channels: int
+    height: Size
+    width: Size
+    out_channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    x: tuple[Size, Size, Size, Size]
+    winograd: int = 2
+
+    @property
+    def group_in(self) -> int:
+        """Input channels of a group."""
+        return self.channels // self.groups
+
+    @property
+    def group_out(self) -> int:
+        """Output channels of a group."""
+        return self.out_channels // self.groups
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is a group of its own, so that channels can share a vector."""
+        return self.groups == self.channels == self.out_channels and self.channels > 1
+
+    @property
+    def results(self) -> tuple[int, int] | None:
+        """Rows and columns of the result, if the size of the image is known."""
+        if isinstance(self.height, Word) or isinstance(self.width, Word):
+            return None
+        top, bottom, left, right = self.padding
+        rows = (self.height + top + bottom - self.extent(0)) // self.stride[0] + 1
+        return rows, (self.width + left + right - self.extent(1)) // self.stride[1] + 1
+
+    def extent(self, axis: int) -> int:
+        """How many input rows (axis 0) or columns (axis 1) one result depends on."""
+        return (self.kernel[axis] - 1) * self.dilation[axis] + 1
+
+
+def output_size(spec: Conv) -> tuple[int, int, int, int]:
+    """The sizes (n, c, h, w) of the result, when the sizes of the input are known."""
+    if spec.results is None or isinstance(spec.batch, Word):
+        raise ValueError("a size of the input is only known at run time")
+    return spec.batch, spec.out_channels, *spec.results
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a convolution is cut.
+
+    A panel is `vectors` vectors of output channels. A tile is the results of one panel at
+    `tile_rows` x `columns` output pixels, held in registers. A block is `rows` x `columns_of_block`
+    output pixels; the input they depend on, its window, is copied to scratch with its padding,
+    unless the input can be read where it is (`direct`). The window is [row][column][channel], or
+    [channel][row][column] if `planar`.
+    """
+
+    spec: Conv
+    lanes: int
+    kind: str  # "dense", "dot" (pairs of bf16) or "depthwise"
+    planar: bool
+    direct: bool
+    vectors: int
+    columns: int
+    tile_rows: int
+    rows: int
+    columns_of_block: int
+    pitch: int  # elements from a column to the next in a window that is not planar
+
+    @property
+    def element(self) -> str:
+        """Type of the elements in the window and in the packed weights."""
+        return "bf16" if self.kind == "dot" else "f32"
+
+    @property
+    def panel(self) -> int:
+        """Output channels in a panel."""
+        return self.vectors * self.lanes
+
+    @property
+    def panels(self) -> Panels:
+        """The panels of all output channels."""
+        if self.kind == "depthwise":
+            return Panels(1, self.spec.channels, self.panel)
+        return Panels(self.spec.groups, self.spec.group_out, self.panel)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the window holds only the rows in use, not those between dilated ones."""
+        return not self.direct and self.rows == 1
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the window."""
+        if self.sparse:
+            return self.spec.kernel[0]
+        return (self.rows - 1) * self.spec.stride[0] + self.spec.extent(0)
+
+    @property
+    def window_columns(self) -> int:
+        """Columns of the window."""
+        return (self.columns_of_block - 1) * self.spec.stride[1] + self.spec.extent(1)
+
+    @property
+    def depth(self) -> int:
+        """Input channels of a group as the weights are packed, an even number for pairs."""
+        if self.kind == "depthwise":
+            return 1
+        return self.spec.group_in + (self.spec.group_in % 2 if self.kind == "dot" else 0)
+
+    @property
+    def window_elements(self) -> int:
+        """Elements of the window."""
+        return self.window_rows * self.window_columns * self.pitch
+
+    @cached_property
+    def strides(self) -> tuple[int, int, int]:
+        """Elements between channels, rows and columns of what the tiles read."""
+        if self.direct:
+            _, c, h, w = self.spec.x
+            assert isinstance(c, int) and isinstance(h, int) and isinstance(w, int)
+            return c, h, w
+        if self.planar:
+            return self.window_rows * self.window_columns, self.window_columns, 1
+        return 1, self.window_columns * self.pitch, self.pitch
+
+    @cached_property
+    def steps(self) -> list[tuple[int, int]]:
+        """The sum of a result as nested loops (count, elements between); weights lie in order."""
+        kernel, (channel, row, column) = self.spec.kernel, self.strides
+        rows = (kernel[0], row * (1 if self.sparse else self.spec.dilation[0]))
+        columns = (kernel[1], column * self.spec.dilation[1])
+        pair = 2 if self.kind == "dot" else 1
+        depth = (self.depth // pair, channel * pair)
+        return merge([depth, rows, columns] if self.planar else [rows, columns, depth])
+
+    @property
+    def turns(self) -> int:
+        """Turns of the outer loops of the sum for one kernel row, or 0: kernel rows that fall on
+        padding can be left out if a tile has one row and the outermost loop is over them."""
+        count = math.prod(n for n, _ in self.steps[:-1])
+        fits = (
+            self.tile_rows == 1
+            and not self.planar
+            and count % self.spec.kernel[0] == 0
+            and len(self.steps) > 1
+        )
+        return count // self.spec.kernel[0] if fits and any(self.spec.padding[:2]) else 0
+
+    def offset(self, row: int, column: int) -> int:
+        """Elements from the first pixel of a tile to another."""
+        _, h, w = self.strides
+        return row * self.spec.stride[0] * h + column * self.spec.stride[1] * w
+
+    @property
+    def panel_elements(self) -> int:
+        """Elements of the weights of one panel."""
+        return self.spec.kernel[0] * self.spec.kernel[1] * self.depth * self.panel
+
+
+def merge(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same walk with fewer loops: one that continues where an inner one ends joins it."""
+    merged = [loops[-1]]
+    for count, stride in reversed(loops[:-1]):
+        inner, step = merged[0]
+        if count == 1:
+            continue
+        if inner == 1:
+            merged[0] = (count, stride)
+        elif stride == inner * step:
+            merged[0] = (inner * count, step)
+        else:
+            merged.insert(0, (count, stride))
+    return merged
+
+
+@lru_cache(maxsize=256)
+def plan(spec: Conv, target: Target) -> Plan:
+    """The cut of a convolution for a processor."""
+    kind = _kind(spec, target)
+    planar = kind == "dense" and spec.x[3] == 1 and spec.x[1] != 1
+    vectors = 1 if kind == "depthwise" or spec.group_out <= target.lanes else 2
+    widest = min(MOST_COLUMNS, (target.registers - vectors - 1) // vectors)
+    if kind == "depthwise":  # its inputs are vectors too
+        widest = target.registers // 4
+    direct = kind != "depthwise" and not planar and _readable(spec, kind)
+    pitch = _pitch(spec, kind, planar, vectors * target.lanes)
+    cut = Plan(spec, target.lanes, kind, planar, direct, vectors, widest, 1, 1, widest, pitch)
+    if spec.results is None:
+        return cut
+    high, wide = (max(1, size) for size in spec.results)
+    dilated = spec.dilation[0] > 1 and not direct
+    tile_rows = 1 if dilated or 2 * wide >= widest else min(widest // wide, high)
+    columns = -(-wide // -(-wide // widest))
+    row_bytes = wide * spec.stride[1] * spec.stride[0] * pitch * BYTES[cut.element]
+    rows = 1 if dilated else _rows(spec, high, tile_rows, row_bytes)
+    return replace(cut, columns=columns, tile_rows=tile_rows, rows=rows, columns_of_block=wide)
+
+
+def _kind(spec: Conv, target: Target) -> str:
+    if spec.depthwise:
+        return "depthwise"
+    if spec.dtype != "bf16" or not target.dot_bf16:
+        return "dense"
+    return "dot" if spec.group_in % 2 == 0 or (spec.groups == 1 and spec.channels > 2) else "dense"
+
+
+def _readable(spec: Conv, kind: str) -> bool:
+    """Whether tiles can read the input where it is: no padding, channels-last, the same type,
+    sizes known, and columns that do not all fall into one set of the first cache."""
+    _, channel, row, column = spec.x
+    known = isinstance(row, int) and isinstance(column, int) and isinstance(spec.height, int)
+    if not known or not isinstance(spec.width, int) or channel != 1 or any(spec.padding):
+        return False
+    assert isinstance(column, int)
+    if spec.dtype != ("bf16" if kind == "dot" else "f32") or (kind == "dot" and spec.group_in % 2):
+        return False
+    return column * spec.stride[1] * BYTES[spec.dtype] % 4096 != 0 or spec.width == 1
+
+
+def _pitch(spec: Conv, kind: str, planar: bool, panel: int) -> int:
+    if planar:
+        return spec.channels
+    if kind == "depthwise":
+        return -(-spec.channels // panel) * panel
+    channels = spec.channels + (spec.channels % 2 if kind == "dot" else 0)
+    aliased = channels * spec.stride[1] * (2 if kind == "dot" else 4) % 2048 == 0
+    return channels + (32 if kind == "dot" else 16) * aliased
+
+
+def _rows(spec: Conv, high: int, tile_rows: int, row_bytes: int) -> int:
+    """Output rows of a block: as many as fit the scratch, cut evenly."""
+    most = max(1, (WINDOW_BYTES // row_bytes - spec.extent(0)) // tile_rows) * tile_rows
+    bands = max(1, -(-high // most))
+    even = -(-high // bands)
+    return -(-even // tile_rows) * tile_rows

@@ -1,0 +1,408 @@
+"""3 x 3 convolution by Winograd's method: fewer products, between transforms of small patches.
+
+A patch of (m + 2) x (m + 2) inputs gives m x m results. Both are seen as polynomials and evaluated
+at the points 0, +p, -p, ..., infinity in either direction; at each pair of points the channels are
+one matrix product. For m = 2 that is 16 products in place of 36, as exact as the direct sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from torchair.codegen.abi import BYTES, STORAGE, Size
+from torchair.codegen.cpu.conv.plan import Conv, plan
+from torchair.codegen.cpu.conv.results import Panels, Store
+from torchair.codegen.cpu.conv.tile import Tile, tile
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
+
+POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
+"""The positive points, by m. Those for 4 are not whole numbers because they keep errors small."""
+
+PATCH_BYTES = 320 * 1024
+"""Most bytes of transformed input of a block, so that they stay in the second cache."""
+
+WEIGHT_BYTES = 3 * 1024 * 1024
+"""Most bytes of transformed weights for m = 4; more would come from memory too slowly."""
+
+CACHED = 1024 * 1024
+"""Bytes of weights that may still be in the second cache from the last time."""
+
+AHEAD = 4096
+"""How many bytes ahead other weights are fetched: a page, since the processor by itself does not
+look beyond one."""
+
+
+@dataclass(frozen=True)
+class Patches:
+    """How the work is cut: patches in groups, which a tile takes at once, groups in blocks."""
+
+    spec: Conv
+    m: int
+    vectors: int
+    lanes: int
+    group: int  # patches in a group
+    groups: int  # groups in a block
+
+    @property
+    def side(self) -> int:
+        """Rows and columns of a patch."""
+        return self.m + 2
+
+    @property
+    def places(self) -> int:
+        """Pairs of points, each a matrix product."""
+        return self.side**2
+
+    @property
+    def block(self) -> int:
+        """Patches in a block."""
+        return self.group * self.groups
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a transformed patch to the next: not a multiple of a cache page."""
+        return self.spec.channels + 16
+
+    @property
+    def panels(self) -> Panels:
+        """The output channels."""
+        return Panels(1, self.spec.out_channels, self.vectors * self.lanes)
+
+    @property
+    def inputs(self) -> int:
+        """Elements of transformed input in the scratch of a thread."""
+        return self.places * self.block * self.pitch
+
+    @property
+    def sums(self) -> int:
+        """Elements of products in the scratch of a thread."""
+        return self.places * self.block * self.panels.size
+
+
+@lru_cache(maxsize=256)
+def patches(spec: Conv, target: Target) -> Patches | None:
+    """The cut of a convolution, or None if it should be a direct sum."""
+    if not _fits(spec, target):
+        return None
+    m = 4 if spec.winograd >= 4 and _pays(spec, 4) else 2
+    if not _pays(spec, m):
+        return None
+    vectors = 2
+    most = min(14, (target.registers - vectors - 1) // vectors)
+    total = _count(spec, m)
+    if total is None:
+        return Patches(spec, m, vectors, target.lanes, most, 2)
+    if total <= target.registers - 4:  # one pass over the weights, of which there are many
+        vectors, most = 1, target.registers - 4
+    group = _ceil(total, _ceil(total, most))
+    each = 4 * (m + 2) ** 2 * group * (spec.channels + 16)
+    blocks = _ceil(total, group * max(1, PATCH_BYTES // each))
+    return Patches(spec, m, vectors, target.lanes, group, _ceil(total, group * blocks))
+
+
+def _fits(spec: Conv, target: Target) -> bool:
+    """Whether the method applies: 3 x 3, dense in channels, and enough of them."""
+    plain = spec.stride == spec.dilation == (1, 1) and spec.groups == 1 and spec.x[1] == 1
+    many = min(spec.channels, spec.out_channels) >= 32 and spec.channels % target.lanes == 0
+    dense = plan(spec, target).kind == "dense"
+    return spec.winograd >= 2 and spec.kernel == (3, 3) and plain and many and dense
+
+
+def _pays(spec: Conv, m: int) -> bool:
+    """Whether patches save enough: they have more weights, and some results are outside."""
+    weights = 4 * (m + 2) ** 2 * spec.channels * spec.out_channels
+    if m == 4 and weights > WEIGHT_BYTES:
+        return False
+    total = _count(spec, m)
+    if total is None:
+        return True
+    n, (high, wide) = _batch(spec), spec.results or (0, 0)
+    direct, ours = 9 * n * high * wide, (m + 2) ** 2 * total
+    return total >= 8 and direct > 1.4 * ours
+
+
+def _count(spec: Conv, m: int) -> int | None:
+    """Patches of the whole batch, if the size of the image is known."""
+    if spec.results is None:
+        return None
+    high, wide = spec.results
+    return _batch(spec) * _ceil(high, m) * _ceil(wide, m)
+
+
+def _batch(spec: Conv) -> int:
+    """The size of the batch, as far as it matters for the cut."""
+    return spec.batch if isinstance(spec.batch, int) else 1
+
+
+def _ceil(size: int, unit: int) -> int:
+    return -(-size // unit)
+
+
+def scratch_bytes(cut: Patches) -> int:
+    """Bytes of scratch that each thread needs."""
+    return -(-4 * (cut.inputs + cut.sums) // 64) * 64
+
+
+def pack(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
+    """The transformed weights: for each panel and pair of points, [channel][output channel]."""
+    points = _signed(cut.m)
+    rows = []
+    for i, p in enumerate(points):
+        scale = 1.0
+        for k, q in enumerate(points):
+            scale *= p - q if k != i else 1.0
+        rows.append([1 / scale, p / scale, p * p / scale])
+    g = torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
+    there = torch.einsum("ai,ocij,bj->abco", g, weight.double(), g).flatten(0, 1)
+    panels = cut.panels
+    full = torch.zeros(*there.shape[:2], panels.count * panels.size)
+    full[..., : panels.channels] = there
+    return full.unflatten(2, (panels.count, panels.size)).permute(2, 0, 1, 3)
+
+
+def _signed(m: int) -> list[float]:
+    return [0.0, *(sign * p for p in POINTS[m] for sign in (1, -1))]
+
+
+def write(w: KernelWriter, cut: Patches, target: Target, store: Store) -> None:
+    """Writes the entry function: this thread's share of (block of patches, panel)."""
+    _Blocks(w, cut, target, store).write()
+
+
+class _Blocks:
+    """The text of the entry function."""
+
+    def __init__(self, w: KernelWriter, cut: Patches, target: Target, store: Store) -> None:
+        self.w, self.cut, self.spec, self.target, self.store = w, cut, cut.spec, target, store
+        pixels = tuple(k * cut.pitch for k in range(cut.group))
+        steps = ((cut.spec.channels, 1),)
+        weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
+        ahead = AHEAD if weights > CACHED else 0
+        shape = Tile("dense", pixels, steps, cut.vectors, ahead=ahead)
+        self.tile = tile(w, shape, target)
+        _spread(w, cut, target)
+        _collect(w, cut, target)
+        self.results = w.scratch(4 * cut.m**2 * cut.panels.size)
+        self.zeros = w.scratch(BYTES[cut.spec.dtype] * cut.spec.channels)
+        size = scratch_bytes(cut)
+        self.inputs = w.entry(f"getelementptr [{size} x i8], ptr {w.pointer(2)}, i64 %tid")
+        self.sums = w.entry(f"getelementptr float, ptr {self.inputs}, i64 {cut.inputs}")
+
+    def write(self) -> None:
+        """The whole function."""
+        w, cut = self.w, self.cut
+        size = ("i64", str(BYTES[self.spec.dtype] * self.spec.channels))
+        fill = (("ptr", self.zeros), ("i8", "0"), size, ("i1", "false"))
+        w.call("void", "llvm.memset.p0.i64", *fill)
+        total = _total(w, cut)
+        blocks = w.div(w.add(total, str(cut.block - 1)), str(cut.block))
+        panels = str(cut.panels.count)
+        low, high = w.share(w.mul(blocks, panels))
+        with w.loop(low, high, carried=[("i64", "-1")]) as unit:
+            block, panel = w.div(unit.index, panels), w.rem(unit.index, panels)
+            first = w.mul(block, str(cut.block))
+            last = w.least(w.add(first, str(cut.block)), total)
+            with w.when(w(f"icmp ne i64 {block}, {unit.carried[0]}")):
+                args = f"ptr %words, ptr {self.inputs}, ptr {self.zeros}, i64 {first}, i64 {last}"
+                w.do(f"call void @ENTRY.spread({args})")
+            unit.next = [block]
+            self.products(panel, w.sub(last, first))
+            self.finish(panel, first, last)
+
+    def products(self, panel: str, count: str) -> None:
+        """The matrix product at each pair of points, for so many patches."""
+        w, cut = self.w, self.cut
+        per_place = self.spec.channels * cut.panels.size
+        weights = w.offset(w.pointer(1), "float", w.mul(panel, str(cut.places * per_place)))
+        with w.loop("0", str(cut.places)) as place:
+            p = w.offset(weights, "float", w.mul(place.index, str(per_place)))
+            with w.loop("0", count, cut.group) as group:
+                patch = w.add(w.mul(place.index, str(cut.block)), group.index)
+                x = w.offset(self.inputs, "float", w.mul(patch, str(cut.pitch)))
+                to = w.offset(self.sums, "float", w.mul(patch, str(cut.panels.size)))
+                w.do(f"call void @{self.tile}(ptr {x}, ptr {p}, ptr {to})")
+
+    def finish(self, panel: str, first: str, last: str) -> None:
+        """Transform the products back and hand out the results that are inside the image."""
+        w, cut, m = self.w, self.cut, str(self.cut.m)
+        high, wide = _results(w, self.spec)
+        with w.loop(first, last) as patch:
+            n, row, column = _where(w, cut, patch.index)
+            at = w.mul(w.sub(patch.index, first), str(cut.panels.size))
+            sums = w.offset(self.sums, "float", at)
+            w.do(f"call void @ENTRY.collect(ptr {sums}, ptr {self.results})")
+            row, column = w.mul(row, m), w.mul(column, m)
+            rows, columns = w.least(m, w.sub(high, row)), w.least(m, w.sub(wide, column))
+            with w.loop("0", rows) as i, w.loop("0", columns) as j:
+                pixel = w.add(w.mul(i.index, m), j.index)
+                place = w.offset(self.results, "float", w.mul(pixel, str(cut.panels.size)))
+                where = (n, w.add(row, i.index), w.add(column, j.index))
+                cut.panels.hand_out(w, self.store, panel, place, *where)
+
+
+def _results(w: KernelWriter, spec: Conv) -> tuple[str, str]:
+    """Rows and columns of the result."""
+    top, bottom, left, right = spec.padding
+    return (
+        w.add(w.size(spec.height), str(top + bottom - 2)),
+        w.add(w.size(spec.width), str(left + right - 2)),
+    )
+
+
+def _across(w: KernelWriter, cut: Patches) -> tuple[str, str]:
+    """Patches from top to bottom and from left to right."""
+    high, wide = (w.div(w.add(size, str(cut.m - 1)), str(cut.m)) for size in _results(w, cut.spec))
+    return high, wide
+
+
+def _total(w: KernelWriter, cut: Patches) -> str:
+    high, wide = _across(w, cut)
+    return w.mul(w.size(cut.spec.batch), w.mul(high, wide))
+
+
+def _where(w: KernelWriter, cut: Patches, patch: str) -> tuple[str, str, str]:
+    """Image, row and column of a patch."""
+    high, wide = _across(w, cut)
+    line = w.div(patch, wide)
+    return w.div(line, high), w.rem(line, high), w.rem(patch, wide)
+
+
+def _spread(outer: KernelWriter, cut: Patches, target: Target) -> None:
+    """Adds the function that transforms the inputs of patches `%first` to `%last`."""
+    w = KernelWriter(target)
+    spec = cut.spec
+    element, size = STORAGE[spec.dtype], BYTES[spec.dtype]
+    with w.loop("%first", "%last") as patch:
+        sources = _sources(w, cut, patch.index)
+        to = w.mul(w.sub(patch.index, "%first"), str(cut.pitch))
+        to = w.offset("%to", "float", to)
+        with w.loop("0", str(spec.channels), w.lanes) as channel:
+            values = []
+            for source in sources:
+                place = w.offset(source, element, channel.index)
+                value = w(f"load {w.vector(element)}, ptr {place}, align {size}")
+                if element != "float":
+                    value = w(f"fpext {w.vector(element)} {value} to {w.vector('float')}")
+                values.append(value)
+            at = w.offset(to, "float", channel.index)
+            for k, value in enumerate(_both(w, cut, values, _evaluate)):
+                place = w.offset(at, "float", str(k * cut.block * cut.pitch))
+                w.do(f"store {w.vector('float')} {value}, ptr {place}, align {4 * w.lanes}")
+    args = "ptr %words, ptr noalias %to, ptr %zeros, i64 %first, i64 %last"
+    outer.helper("ENTRY.spread", w.text(f"internal void @ENTRY.spread({args})"))
+    outer.declared.update(w.declared)
+
+
+def _sources(w: KernelWriter, cut: Patches, patch: str) -> list[str]:
+    """Where the pixels of a patch are; those outside the image are read from zeros."""
+    spec, m = cut.spec, str(cut.m)
+    n, row, column = _where(w, cut, patch)
+    top = w.sub(w.mul(row, m), str(spec.padding[0]))
+    left = w.sub(w.mul(column, m), str(spec.padding[2]))
+    image = w.mul(n, w.size(spec.x[0]))
+    rows = [_inside(w, w.add(top, str(i)), spec.height, spec.x[2]) for i in range(cut.side)]
+    columns = [_inside(w, w.add(left, str(j)), spec.width, spec.x[3]) for j in range(cut.side)]
+    found = []
+    for row_ok, row_at in rows:
+        base = w.add(image, row_at)
+        for column_ok, column_at in columns:
+            place = w.offset(w.pointer(0), STORAGE[spec.dtype], w.add(base, column_at))
+            ok = w(f"and i1 {row_ok}, {column_ok}")
+            found.append(w(f"select i1 {ok}, ptr {place}, ptr %zeros"))
+    return found
+
+
+def _inside(w: KernelWriter, index: str, size: Size, stride: Size) -> tuple[str, str]:
+    """Whether an index is inside the image, and its offset."""
+    return w(f"icmp ult i64 {index}, {w.size(size)}"), w.mul(index, w.size(stride))
+
+
+def _collect(outer: KernelWriter, cut: Patches, target: Target) -> None:
+    """Adds the function that turns the products of one patch into results."""
+    w = Writer(target)
+    vector = w.vector("float")
+    step, size = cut.block * cut.panels.size, cut.panels.size
+    for j in range(cut.vectors):
+        values = []
+        for k in range(cut.places):
+            place = w.offset("%sums", "float", str(k * step + j * w.lanes))
+            values.append(w(f"load {vector}, ptr {place}, align {4 * w.lanes}"))
+        for k, value in enumerate(_both(w, cut, values, _interpolate)):
+            place = w.offset("%to", "float", str(k * size + j * w.lanes))
+            w.do(f"store {vector} {value}, ptr {place}, align {4 * w.lanes}")
+    args = "ptr noalias %sums, ptr noalias %to"
+    outer.helper("ENTRY.collect", w.text(f"internal void @ENTRY.collect({args})"))
+    outer.declared.update(w.declared)
+
+
+Transform = Callable[[Writer, Sequence[str], Sequence[float]], list[str]]
+
+
+def _both(w: Writer, cut: Patches, values: Sequence[str], transform: Transform) -> list[str]:
+    """A transform of a square of values along its rows and then along its columns."""
+    side, points = cut.side, POINTS[cut.m]
+    rows = [transform(w, values[k : k + side], points) for k in range(0, side * side, side)]
+    columns = [transform(w, column, points) for column in zip(*rows, strict=True)]
+    return [value for row in zip(*columns, strict=True) for value in row]
+
+
+def _evaluate(w: Writer, d: Sequence[str], points: Sequence[float]) -> list[str]:
+    """The inputs times the polynomials that vanish at all points but one."""
+    squares = [p * p for p in points]
+    found = [_sum(w, _product(squares), d[0::2])]
+    for p in points:
+        rest = _product([q for q in squares if q != p * p])
+        even, odd = _sum(w, rest, d[2::2]), _sum(w, rest, d[1::2])
+        found += [_sum(w, [1.0, p], [even, odd]), _sum(w, [1.0, -p], [even, odd])]
+    return [*found, _sum(w, _product(squares), d[1::2])]
+
+
+def _interpolate(w: Writer, d: Sequence[str], points: Sequence[float]) -> list[str]:
+    """The coefficients of a polynomial that is known as a sum over the points."""
+    pairs = list(zip(d[1:-1:2], d[2:-1:2], strict=True))
+    sums = [_sum(w, [1.0, 1.0], pair) for pair in pairs]
+    gaps = [_sum(w, [1.0, -1.0], pair) for pair in pairs]
+    found = []
+    for k in range(2 * len(points)):
+        powers = [p**k for p in points]
+        parts = list(gaps if k % 2 else sums)
+        if k == 0:
+            found.append(_sum(w, [1.0, *powers], [d[0], *parts]))
+        elif k == 2 * len(points) - 1:
+            found.append(_sum(w, [1.0, *powers], [d[-1], *parts]))
+        else:
+            found.append(_sum(w, powers, parts))
+    return found
+
+
+def _product(squares: Sequence[float]) -> list[float]:
+    """Coefficients of the product of (t - square), from the constant one on."""
+    found = [1.0]
+    for square in squares:
+        found = [a - square * b for a, b in zip([0.0, *found], [*found, 0.0], strict=True)]
+    return found
+
+
+def _sum(w: Writer, factors: Sequence[float], values: Sequence[str]) -> str:
+    """The sum of values times constants."""
+    kind, total = w.vector("float"), ""
+    ordered = sorted(zip(factors, values, strict=False), key=lambda pair: pair[0] != 1.0)
+    for factor, value in ordered:
+        if not total:
+            total = value if factor == 1.0 else w(f"fmul {kind} {value}, {_literal(factor)}")
+        elif factor in (1.0, -1.0):
+            name = "fadd" if factor == 1.0 else "fsub"
+            total = w(f"{name} {REASSOCIATE} {kind} {total}, {value}")
+        else:
+            args = ((kind, value), (kind, _literal(factor)), (kind, total))
+            total = w.fast_call(REASSOCIATE, kind, f"llvm.fmuladd.v{w.lanes}f32", *args)
+    return total
+
+
+def _literal(value: float) -> str:
+    return f"splat (float {f32(value)})"

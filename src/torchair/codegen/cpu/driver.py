@@ -1,0 +1,222 @@
+"""The native function that runs a list of kernels: one parallel region, light barriers between.
+
+It walks records instead of being compiled for each program, so that a plan for new sizes needs no
+compiler: the records name the kernels, and an argument block of words belongs to each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from torchair.codegen.abi import Kernel
+from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.machine import Target
+
+BARRIER = 1
+"""Flag of a step: wait for all threads before it."""
+
+HEADER = 8  # words: steps, their number, threads, patches, their number, slots, barrier, unused
+STEP = 3  # words: function, argument block, flags
+PATCH = 3  # words: where to write, slot, bytes to add
+
+_SPINS = 256  # looks at the barrier before a thread offers its core to others
+
+_TEXT = """
+define internal void @ENTRY.wait(ptr %counter, i64 %target) #0 {
+entry:
+  %old = atomicrmw add ptr %counter, i64 1 acq_rel
+  %mine = add i64 %old, 1
+  %last = icmp sge i64 %mine, %target
+  br i1 %last, label %done, label %spin
+spin:
+  %n = phi i64 [ 0, %entry ], [ %more, %next ]
+  PAUSE
+  %seen = load atomic i64, ptr %counter acquire, align 8
+  %all = icmp sge i64 %seen, %target
+  br i1 %all, label %done, label %still
+still:
+  %more = add i64 %n, 1
+  %long = icmp sgt i64 %more, SPINS
+  br i1 %long, label %yield, label %next
+yield:
+  %ignored = call i32 @sched_yield()
+  br label %next
+next:
+  br label %spin
+done:
+  ret void
+}
+
+define internal void @ENTRY.walk(ptr %program, i64 %tid, i64 %nt) #0 {
+entry:
+  %steps = load ptr, ptr %program
+  %count.at = getelementptr i64, ptr %program, i64 1
+  %count = load i64, ptr %count.at
+  %counter.at = getelementptr i64, ptr %program, i64 6
+  %counter = load ptr, ptr %counter.at
+  %alone = icmp eq i64 %nt, 1
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %ready ]
+  %round = phi i64 [ 0, %entry ], [ %round.next, %ready ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %step, label %done
+step:
+  %at = mul i64 %i, STEPWORDS
+  %record = getelementptr i64, ptr %steps, i64 %at
+  %function = load ptr, ptr %record
+  %words.at = getelementptr i64, ptr %record, i64 1
+  %words = load ptr, ptr %words.at
+  %flags.at = getelementptr i64, ptr %record, i64 2
+  %flags = load i64, ptr %flags.at
+  %b = and i64 %flags, 1
+  %b1 = icmp ne i64 %b, 0
+  %others = xor i1 %alone, true
+  %waits = and i1 %b1, %others
+  br i1 %waits, label %sync, label %ready
+sync:
+  %reached = add i64 %round, %nt
+  call void @ENTRY.wait(ptr %counter, i64 %reached)
+  br label %ready
+ready:
+  %round.next = phi i64 [ %round, %step ], [ %reached, %sync ]
+  call void %function(i64 %tid, i64 %nt, ptr %words)
+  %i.next = add i64 %i, 1
+  br label %head
+done:
+  ret void
+}
+
+define internal void @ENTRY.region(ptr %program) #0 {
+  %t = call i32 @omp_get_thread_num()
+  %k = call i32 @omp_get_num_threads()
+  %tid = sext i32 %t to i64
+  %nt = sext i32 %k to i64
+  call void @ENTRY.walk(ptr %program, i64 %tid, i64 %nt)
+  ret void
+}
+
+define void @ENTRY(ptr %program) #0 {
+entry:
+  %patches.at = getelementptr i64, ptr %program, i64 3
+  %patches = load ptr, ptr %patches.at
+  %count.at = getelementptr i64, ptr %program, i64 4
+  %count = load i64, ptr %count.at
+  %slots.at = getelementptr i64, ptr %program, i64 5
+  %slots = load ptr, ptr %slots.at
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %patch ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %patch, label %go
+patch:
+  %at = mul i64 %i, PATCHWORDS
+  %record = getelementptr i64, ptr %patches, i64 %at
+  %target = load ptr, ptr %record
+  %slot.at = getelementptr i64, ptr %record, i64 1
+  %slot = load i64, ptr %slot.at
+  %plus.at = getelementptr i64, ptr %record, i64 2
+  %plus = load i64, ptr %plus.at
+  %address.at = getelementptr i64, ptr %slots, i64 %slot
+  %address = load i64, ptr %address.at
+  %moved = add i64 %address, %plus
+  store i64 %moved, ptr %target
+  %i.next = add i64 %i, 1
+  br label %head
+go:
+  %threads.at = getelementptr i64, ptr %program, i64 2
+  %threads = load i64, ptr %threads.at
+  %one = icmp sle i64 %threads, 1
+  br i1 %one, label %alone, label %together
+alone:
+  call void @ENTRY.walk(ptr %program, i64 0, i64 1)
+  ret void
+together:
+  %counter.at = getelementptr i64, ptr %program, i64 6
+  %counter = load ptr, ptr %counter.at
+  store i64 0, ptr %counter
+  %wanted = trunc i64 %threads to i32
+  call void @GOMP_parallel(ptr @ENTRY.region, ptr %program, i32 %wanted, i32 0)
+  ret void
+}
+"""
+
+def driver(target: Target) -> Kernel:
+    """The code of the driver for a processor."""
+    pause = "call void @llvm.x86.sse2.pause()" if target.arch == "x86_64" else "fence acquire"
+    text = _TEXT.replace("PAUSE", pause).replace("SPINS", str(_SPINS))
+    text = text.replace("STEPWORDS", str(STEP)).replace("PATCHWORDS", str(PATCH))
+    declared = [
+        "declare i32 @sched_yield()",
+        "declare i32 @omp_get_thread_num()",
+        "declare i32 @omp_get_num_threads()",
+        "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
+    ]
+    if target.arch == "x86_64":
+        declared.append("declare void @llvm.x86.sse2.pause()")
+    return Kernel.of("run", text, declared)
+
+
+def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
+    """The driver as a Python callable of one address; the interpreter lock is released."""
+    bind_threads()
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address(driver(library.target)))
+
+
+@cache
+def bind_threads() -> bool:
+    """Make the thread pool that torch computes with known to the JIT; False if there is none, and
+    then programs run on one thread."""
+    import llvmlite.binding as llvm
+
+    symbols = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    for path in _loaded_pools():
+        pool = ctypes.CDLL(path)
+        if all(hasattr(pool, s) for s in symbols):
+            for s in symbols:
+                llvm.add_symbol(s, ctypes.cast(getattr(pool, s), ctypes.c_void_p).value)
+            return True
+    nothing = ctypes.CFUNCTYPE(None)(lambda: None)
+    bind_threads.unused = nothing  # type: ignore[attr-defined]
+    for s in symbols:
+        llvm.add_symbol(s, ctypes.cast(nothing, ctypes.c_void_p).value)
+    return False
+
+
+class limit_threads:
+    """While this is open, parallel regions of the calling thread have at most so many threads,
+    torch's own as well."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._before = 0
+
+    def __enter__(self) -> None:
+        pool = _pool()
+        if pool is not None:
+            self._before = pool.omp_get_max_threads()
+            pool.omp_set_num_threads(min(self._count, self._before))
+
+    def __exit__(self, *error: object) -> None:
+        pool = _pool()
+        if pool is not None:
+            pool.omp_set_num_threads(self._before)
+
+
+@cache
+def _pool() -> ctypes.CDLL | None:
+    """The OpenMP library that torch computes with."""
+    pools = [ctypes.CDLL(path) for path in _loaded_pools()]
+    return next((p for p in pools if hasattr(p, "omp_set_num_threads")), None)
+
+
+def _loaded_pools() -> list[str]:
+    """Paths of OpenMP libraries in this process, torch's own first."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    found = [p for p in paths if any(n in Path(p).name for n in ("libgomp", "libiomp", "libomp"))]
+    return sorted(found, key=lambda p: ("torch" not in p, p))

@@ -1,0 +1,273 @@
+"""The ways B reaches the registers: streamed as dot products, as panels packed ahead of time, or
+in place, copied to panels piece by piece where its layout asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.cpu.matmul.gemv import DotCode
+from torchair.codegen.cpu.matmul.pack import PackCode
+from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Product, Tile, divide_up
+from torchair.codegen.cpu.matmul.tile import TileCode
+
+PANEL_BYTES = 192 * 1024
+"""Most of a panel that is used in one round over k: it stays in the second level cache."""
+
+AHEAD = 16 * 1024
+"""Bytes that the only tile of a panel fetches ahead."""
+
+STRIP, COPY_STRIP = 48, 192
+"""Rows of A in a unit of work: few, to keep many threads busy; more if B is copied for them."""
+
+Place = tuple[str, str, str]
+"""A position (batch, k, n) in B."""
+
+
+class Form(Protocol):
+    """How B reaches the registers."""
+
+    @property
+    def tile(self) -> Tile:
+        """The tallest tile."""
+
+    @property
+    def block(self) -> int:
+        """Most k that one round takes."""
+
+    @property
+    def one_round(self) -> bool:
+        """Whether k is known to be no more than that."""
+
+    @property
+    def strip(self) -> int:
+        """Rows of A that a unit of work should have, about."""
+
+    def define(self, rows: int) -> None:
+        """Write the function for tiles of so many rows."""
+
+    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+        """Make `count` rows of B ready, unless `fresh` is false: then they are already."""
+
+    def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
+        """Add the products of `rows` rows of A, which begin at `a` with number `row`."""
+
+
+class DotForm:
+    """Dot products of rows of A with rows of memory that are columns of B."""
+
+    block = 0
+    one_round = True
+    strip = STRIP
+
+    def __init__(self, product: Product, rows: int) -> None:
+        self.product = product
+        self.tile = Tile(rows, 1)
+        self._b = self._last = ""
+
+    def define(self, rows: int) -> None:
+        p = self.product
+        code = DotCode(p.w.target, p.numbers, rows, p.a_row, p.b_column, p.k, _fits_cache(p.spec))
+        _define(p, f"dot{rows}", code)
+
+    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+        p, n = self.product, place[2]
+        self._b = p.address_of_b(*place)
+        self._last = p.w.least(p.w.sub(p.w.sub(p.n, "1"), n), str(p.w.lanes - 1))
+
+    def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
+        p = self.product
+        sizes = [("i64", x) for x in (p.k, self._last, p.a_row, p.b_column)]
+        _call(p, f"dot{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals), *sizes)
+
+
+class PanelForm:
+    """Tiles over panels that were packed ahead of time.
+
+    Panels follow each other in memory. While several tiles use one, each fetches its part of
+    the next one into the cache.
+    """
+
+    name = "panel"
+    strip = STRIP
+
+    def __init__(self, product: Product, tile: Tile) -> None:
+        self.product = product
+        self.tile = tile
+        self.width = tile.vectors * product.w.lanes
+        self.block = most_of_k(product.numbers, self.width)
+        k = product.spec.k
+        self.one_round = isinstance(k, int) and k <= self.block
+        self._interleave = False
+        self._b_row = str(self.width)
+        self._b = self._count = self._first = ""
+
+    def define(self, rows: int) -> None:
+        p = self.product
+        code = TileCode(
+            p.w.target, p.numbers, Tile(rows, self.tile.vectors),
+            p.a_row, p.a_k, self._b_row, p.k if self.one_round else "%k",
+            not self.one_round, self._fetch(), self._interleave,
+        )  # fmt: skip
+        _define(p, f"{self.name}{rows}", code)
+
+    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+        w, p, (_, k, n) = self.product.w, self.product, place
+        pair = str(p.numbers.pair)
+        whole = w.mul(n, divide_up(w, p.k, pair))
+        index = w.add(whole, w.mul(w.div(k, pair), str(self.width)))
+        self._start(w.offset(w.pointer(1), p.numbers.cell, index), place, count)
+
+    def _start(self, b: str, place: Place, count: str) -> None:
+        self._b, self._count = b, count
+        k = place[1]
+        self._first = self.product.w(f"icmp eq i64 {k}, 0") if k != "0" else "true"
+
+    def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
+        p = self.product
+        _call(
+            p, f"{self.name}{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals),
+            ("i64", self._count), ("i1", self._first), ("i64", p.a_row), ("i64", p.a_k),
+            ("i64", self._b_row), ("ptr", self._ahead(row)),
+        )  # fmt: skip
+
+    @property
+    def _lines(self) -> int:
+        """Cache lines of a step of a panel."""
+        numbers = self.product.numbers
+        return max(1, self.width * numbers.pair * numbers.bytes // 64)
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles that use a panel; many, if that is not known."""
+        m = self.product.spec.m
+        return -(-m // self.tile.rows) if isinstance(m, int) else self._lines
+
+    def _fetch(self) -> tuple[int, int]:
+        """Cache lines that a step of each tile fetches, and how far those of steps are apart. A
+        single tile fetches one for every step of its panel, which wakes the prefetcher of the
+        processor; several tiles share the lines of the next panel."""
+        if self._tiles <= 1:
+            return (0, 0) if _fits_cache(self.product.spec) else (1, 64 * self._lines)
+        lines = -(-self._lines // self._tiles)
+        return lines, 64 * lines
+
+    def _ahead(self, row: str) -> str:
+        """Where a tile begins to fetch."""
+        w, (lines, _) = self.product.w, self._fetch()
+        if lines == 0:
+            return self._b
+        if self._tiles <= 1:
+            return w.offset(self._b, "i8", str(AHEAD))
+        steps = divide_up(w, self._count, str(self.product.numbers.pair))
+        done = w.mul(w.div(row, str(self.tile.rows)), str(lines))
+        skipped = w.mul(w.mul(steps, w.add(done, str(self._lines))), "64")
+        useful = w(f"icmp slt i64 {done}, {self._lines}")
+        return w(f"select i1 {useful}, ptr {w.offset(self._b, 'i8', skipped)}, ptr {self._b}")
+
+
+class CopyForm(PanelForm):
+    """Tiles over panels that are copied from B piece by piece into scratch memory."""
+
+    name = "copy"
+    strip = COPY_STRIP
+
+    def __init__(self, product: Product, tile: Tile) -> None:
+        super().__init__(product, tile)
+        self._layout = product.numbers  # of the copy
+        self._bytes = copied_bytes(product.spec, product.w.target, tile, self.name)
+        place = product.w.mul("%tid", str(self._bytes))
+        self._panel = product.w.offset(product.w.pointer(2), "i8", place) if self._bytes else ""
+
+    def define(self, rows: int) -> None:
+        super().define(rows)
+        p = self.product
+        if self._bytes:
+            code = PackCode(p.w.target, self._layout, self.tile.vectors, p.b_k, p.b_column)
+            _define(p, f"{self.name}.pack", code)
+
+    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+        if fresh is None:
+            self._copy(place, count)
+        else:
+            with self.product.w.when(fresh):
+                self._copy(place, count)
+        self._start(self._panel, place, count)
+
+    def _copy(self, place: Place, count: str) -> None:
+        p = self.product
+        columns = p.w.least(p.w.sub(p.n, place[2]), str(self.width))
+        sizes = [("i64", x) for x in (count, columns, p.b_k, p.b_column)]
+        _call(p, f"{self.name}.pack", ("ptr", p.address_of_b(*place)), ("ptr", self._panel), *sizes)
+
+    def _fetch(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class DirectForm(CopyForm):
+    """Tiles over B in place: its rows of memory run along n. Only a last panel that is not full
+    is copied, since vectors must not read beyond the matrix."""
+
+    name = "direct"
+    strip = STRIP
+
+    def __init__(self, product: Product, tile: Tile) -> None:
+        super().__init__(product, tile)
+        self._layout = replace(product.numbers, pair=1)
+        self._interleave = product.numbers.pair == 2
+        self._b_row = "%b_row" if self._bytes else product.b_k
+
+    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+        w, p = self.product.w, self.product
+        b = p.address_of_b(*place)
+        if self._bytes:
+            partial = w(f"icmp slt i64 {w.sub(p.n, place[2])}, {self.width}")
+            fresh = partial if fresh is None else w(f"and i1 {partial}, {fresh}")
+            with w.when(fresh):
+                self._copy(place, count)
+            b = w(f"select i1 {partial}, ptr {self._panel}, ptr {b}")
+            self._b_row = w(f"select i1 {partial}, i64 {self.width}, i64 {p.b_k}")
+        self._start(b, place, count)
+
+
+def most_of_k(numbers: Numbers, width: int) -> int:
+    """How many k of a panel one round takes."""
+    return PANEL_BYTES // (width * numbers.bytes)
+
+
+def contiguous(spec: MatMul) -> str:
+    """Along which of k and n the rows of memory of B run; neither if both strides are large."""
+    return "k" if spec.b[1] == 1 else "n" if spec.b[2] == 1 else ""
+
+
+def copied_bytes(spec: MatMul, target: Target, tile: Tile, form: str) -> int:
+    """Bytes of scratch memory that copies of panels take, for one thread."""
+    numbers, width = Numbers.of(spec.dtype, target), tile.vectors * target.lanes
+    if form == "direct" and isinstance(spec.n, int) and spec.n % width == 0:
+        return 0
+    k = most_of_k(numbers, width)
+    k = min(k, spec.k + spec.k % numbers.pair) if isinstance(spec.k, int) else k
+    return -(-max(k, 1) * width * numbers.bytes // 64) * 64
+
+
+def _fits_cache(spec: MatMul) -> bool:
+    """Whether B is so small that it may well be in the cache already."""
+    if isinstance(spec.n, int) and isinstance(spec.k, int):
+        return spec.n * spec.k <= 2**18
+    return False
+
+
+class _Code(Protocol):
+    def text(self, name: str) -> tuple[str, dict[str, str]]: ...
+
+
+def _define(p: Product, name: str, code: _Code) -> None:
+    text, declared = code.text(f"ENTRY.{name}")
+    p.w.helper(name, text)
+    p.w.declared.update(declared)
+
+
+def _call(p: Product, name: str, *args: tuple[str, str]) -> None:
+    given = ", ".join(f"{kind} {value}" for kind, value in args)
+    p.w.do(f"call void @ENTRY.{name}({given})")

@@ -1,0 +1,168 @@
+"""What a matrix product kernel is asked for, and the words its generators share: number formats,
+register tiles, and the sizes of a product as values of the kernel being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchair.codegen.abi import BYTES, STORAGE, Size
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer
+
+Store = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
+"""Takes each finished vector of results: `store(w, (b, m, n), vector, mask)` gets C[b, m, n...]
+as one vector of float32 (float64 for f64) and a mask of its valid lanes, None when all are."""
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """The product C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n].
+
+    Strides count elements. Word 0 of the argument block is the address of A, word 1 that of B,
+    and word 2 that of the scratch memory where `scratch_bytes` asks for some.
+    """
+
+    dtype: str  # of A and B in memory: f32, bf16, f16 or f64
+    batch: Size
+    m: Size
+    n: Size
+    k: Size
+    a: tuple[Size, Size, Size]  # strides of A over (batch, m, k)
+    b: tuple[Size, Size, Size]  # strides of B over (batch, k, n); unused when packed
+    packed: bool = False  # B is one matrix laid out by pack()
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How elements are multiplied: their type in memory, the type of the sums, and how many
+    neighbours along k one lane takes (2 for the dot products of bf16 pairs)."""
+
+    dtype: str
+    lanes: int
+    pair: int
+
+    @classmethod
+    def of(cls, dtype: str, target: Target) -> Numbers:
+        """The arithmetic that this target has for a type."""
+        return cls(dtype, target.lanes, 2 if dtype == "bf16" and target.dot_bf16 else 1)
+
+    @property
+    def memory(self) -> str:
+        """LLVM type of an element in memory, as integers where only their bits are moved."""
+        return {"bf16": "i16"}.get(self.dtype, STORAGE[self.dtype])
+
+    @property
+    def bytes(self) -> int:
+        """Size of an element in memory."""
+        return BYTES[self.dtype]
+
+    @property
+    def cell(self) -> str:
+        """LLVM type of what one lane takes from memory: an element, or a pair as an integer."""
+        return "i32" if self.pair == 2 else self.memory
+
+    @property
+    def total(self) -> str:
+        """LLVM type of a sum."""
+        return "double" if self.dtype == "f64" else "float"
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of a sum."""
+        return 8 if self.dtype == "f64" else 4
+
+    @property
+    def totals(self) -> str:
+        """The vector type of sums."""
+        return f"<{self.lanes} x {self.total}>"
+
+    @property
+    def cells(self) -> str:
+        """The vector type of cells."""
+        return f"<{self.lanes} x {self.cell}>"
+
+    def factors(self, w: Writer, cells: str) -> str:
+        """A vector of cells from memory, as the multiplication wants it."""
+        if self.pair == 2:
+            return w(f"bitcast {self.cells} {cells} to <{2 * self.lanes} x bfloat>")
+        if self.dtype == "bf16":
+            wide = w(f"zext {self.cells} {cells} to <{self.lanes} x i32>")
+            high = w(f"shl <{self.lanes} x i32> {wide}, splat (i32 16)")
+            return w(f"bitcast <{self.lanes} x i32> {high} to {self.totals}")
+        if self.dtype == "f16":
+            return w(f"fpext {self.cells} {cells} to {self.totals}")
+        return cells
+
+    def multiply_add(self, w: Writer, a: str, b: str, total: str) -> str:
+        """a * b + total, lane by lane."""
+        if self.pair == 2:
+            wide = f"<{2 * self.lanes} x bfloat>"
+            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+            return w.call(self.totals, name, (self.totals, total), (wide, a), (wide, b))
+        name = f"llvm.fmuladd.v{self.lanes}f{8 * self.total_bytes}"
+        args = [(self.totals, x) for x in (a, b, total)]
+        return w.fast_call(REASSOCIATE, self.totals, name, *args)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Results that are summed up in registers: `rows` of A times `vectors` of columns of B."""
+
+    rows: int
+    vectors: int
+
+
+def widest_tile(dtype: str, target: Target) -> Tile:
+    """The tile that fills the registers, leaving some for the factors. Its width is also that of
+    the panels of `pack`. Four vectors keep the adders busy even with a single row."""
+    vectors = 4 if target.registers >= 32 else 2
+    return Tile(6, vectors // 2 if dtype == "f64" else vectors)
+
+
+class Product:
+    """A MatMul inside its kernel: sizes and strides as values."""
+
+    def __init__(self, w: KernelWriter, spec: MatMul) -> None:
+        self.w = w
+        self.spec = spec
+        self.numbers = Numbers.of(spec.dtype, w.target)
+        self.batch, self.m, self.n, self.k = map(w.size, (spec.batch, spec.m, spec.n, spec.k))
+        self.a_batch, self.a_row, self.a_k = map(w.size, spec.a)
+        self.b_batch, self.b_k, self.b_column = map(w.size, spec.b)
+
+    def address_of_a(self, batch: str, m: str, k: str) -> str:
+        """Where A[batch, m, k] is."""
+        terms = ((batch, self.a_batch), (m, self.a_row), (k, self.a_k))
+        return self._address(self.w.pointer(0), terms)
+
+    def address_of_b(self, batch: str, k: str, n: str) -> str:
+        """Where B[batch, k, n] is, unless it is packed."""
+        terms = ((batch, self.b_batch), (k, self.b_k), (n, self.b_column))
+        return self._address(self.w.pointer(1), terms)
+
+    def _address(self, base: str, terms: tuple[tuple[str, str], ...]) -> str:
+        index = "0"
+        for position, stride in terms:
+            index = self.w.add(index, self.w.mul(position, stride))
+        return self.w.offset(base, self.numbers.memory, index)
+
+
+def divide_up(w: Writer, a: str, b: str) -> str:
+    """a / b rounded up, for numbers that are not negative."""
+    if b == "1":
+        return a
+    return w.div(w.add(a, w.sub(b, "1")), b)
+
+
+def round_up(w: Writer, a: str, unit: int) -> str:
+    """The next multiple of `unit`."""
+    return w.mul(divide_up(w, a, str(unit)), str(unit))
+
+
+def most(w: Writer, a: str, b: str) -> str:
+    """max(a, b) over i64."""
+    if not a.startswith("%") and not b.startswith("%"):
+        return str(max(int(a), int(b)))
+    more = w(f"icmp sgt i64 {a}, {b}")
+    return w(f"select i1 {more}, i64 {a}, i64 {b}")

@@ -1,0 +1,156 @@
+"""The inner loop of blocked products: a tile of results stays in registers while A is broadcast
+element by element and B is read as vectors along n."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.cpu.matmul.pack import pair_up
+from torchair.codegen.cpu.matmul.spec import Numbers, Tile
+from torchair.codegen.text.writer import Writer
+
+ARGUMENTS = (
+    "ptr %a", "ptr %b", "ptr %totals", "i64 %k", "i1 %first",
+    "i64 %a_row", "i64 %a_k", "i64 %b_row", "ptr %ahead",
+)  # fmt: skip
+"""A and B at their first element, the tile of sums, how many k, whether the sums begin here,
+the strides of A, the cells between rows of B, and memory to bring into the cache meanwhile."""
+
+
+@dataclass(frozen=True)
+class TileCode:
+    """One function that adds the products of `k` columns of A and rows of B to a tile of sums.
+
+    Strides that are literals become part of the code, the others are taken as arguments.
+    """
+
+    target: Target
+    numbers: Numbers
+    tile: Tile
+    a_row: str
+    a_k: str
+    b_row: str
+    k: str  # a literal if every call has the same number
+    continues: bool = True  # the sums may have been begun before
+    fetch: tuple[int, int] = (0, 0)  # cache lines to fetch ahead in each step, and their distance
+    interleave: bool = False  # pairs of B are apart, in two rows of elements
+
+    def text(self, name: str) -> tuple[str, dict[str, str]]:
+        """The function, and the declarations it needs."""
+        t = Writer(self.target)
+        stride = self._inside(self.a_row, "%a_row")
+        rows = [
+            t.offset("%a", self.numbers.memory, t.mul(str(i), stride))
+            for i in range(self.tile.rows)
+        ]
+        totals = self._sum(t, rows, self._start(t))
+        for i, total in enumerate(totals):
+            t.do(f"store {self.numbers.totals} {total}, ptr {self._slot(t, i)}, align 16")
+        return t.text(f"internal void @{name}({', '.join(ARGUMENTS)})"), t.declared
+
+    def _inside(self, value: str, argument: str) -> str:
+        return argument if value.startswith("%") else value
+
+    def _slot(self, t: Writer, i: int) -> str:
+        return t.offset("%totals", self.numbers.totals, str(i))
+
+    def _start(self, t: Writer) -> list[str]:
+        vector = self.numbers.totals
+        count = self.tile.rows * self.tile.vectors
+        if not self.continues:
+            return ["zeroinitializer"] * count
+        loaded = [t(f"load {vector}, ptr {self._slot(t, i)}, align 16") for i in range(count)]
+        return [
+            t(f"select i1 %first, {vector} zeroinitializer, {vector} {before}") for before in loaded
+        ]
+
+    def _sum(self, t: Writer, rows: Sequence[str], totals: list[str]) -> list[str]:
+        """One step for each k or pair. A step of a full tile keeps the adders busy for longer
+        than its loop needs, so steps are not unrolled."""
+        k, pair = self._inside(self.k, "%k"), self.numbers.pair
+        steps, odd = t.div(k, str(pair)), t.rem(k, str(pair))
+        totals = self._loop(t, rows, totals, ("0", steps))
+        if odd == "0":
+            return totals
+        return self._loop(t, rows, totals, (steps, t.add(steps, odd)), half=True)
+
+    def _loop(
+        self,
+        t: Writer,
+        rows: Sequence[str],
+        totals: list[str],
+        span: tuple[str, str],
+        half: bool = False,
+    ) -> list[str]:
+        carried = [(self.numbers.totals, x) for x in totals]
+        with t.loop(*span, carried=carried) as loop:
+            if not half:
+                self._fetch(t, loop.index)
+            loop.next = self._step(t, rows, loop.carried, loop.index, half)
+        return loop.results
+
+    def _fetch(self, t: Writer, step: str) -> None:
+        lines, distance = self.fetch
+        for line in range(lines):
+            at = t.offset("%ahead", "i8", t.mul(step, str(distance)))
+            kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
+            t.call("void", "llvm.prefetch.p0", ("ptr", t.offset(at, "i8", str(64 * line))), *kinds)
+
+    def _step(
+        self, t: Writer, rows: Sequence[str], totals: list[str], step: str, half: bool
+    ) -> list[str]:
+        numbers = self.numbers
+        columns = self._mixed(t, step, half) if self.interleave else self._columns(t, step)
+        after = []
+        for i, row in enumerate(rows):
+            factor = self._broadcast(t, row, step, half)
+            for j, column in enumerate(columns):
+                total = totals[i * self.tile.vectors + j]
+                after.append(numbers.multiply_add(t, factor, column, total))
+        return after
+
+    def _columns(self, t: Writer, step: str) -> list[str]:
+        """The vectors of a row of B."""
+        numbers, stride = self.numbers, self._inside(self.b_row, "%b_row")
+        row = t.offset("%b", numbers.cell, t.mul(step, stride))
+        found = []
+        for j in range(self.tile.vectors):
+            at = t.offset(row, numbers.cells, str(j))
+            cells = t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}")
+            found.append(numbers.factors(t, cells))
+        return found
+
+    def _mixed(self, t: Writer, step: str, half: bool) -> list[str]:
+        """The vectors of two rows of B as pairs; a last half pair gets zeros."""
+        numbers, stride = self.numbers, self._inside(self.b_row, "%b_row")
+        first = t.offset("%b", numbers.memory, t.mul(t.mul(step, "2"), stride))
+        rows = [first] if half else [first, t.offset(first, numbers.memory, stride)]
+        return [
+            numbers.factors(t, pair_up(t, numbers, [t.offset(r, kind, str(j)) for r in rows]))
+            for kind in [f"<{numbers.lanes} x {numbers.memory}>"]
+            for j in range(self.tile.vectors)
+        ]
+
+    def _broadcast(self, t: Writer, row: str, step: str, half: bool) -> str:
+        """One cell of A in all lanes."""
+        numbers = self.numbers
+        stride = self._inside(self.a_k, "%a_k")
+        first = t.mul(step, str(numbers.pair))
+        at = t.offset(row, numbers.memory, t.mul(first, stride))
+        if numbers.pair == 1:
+            cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
+        elif stride == "1" and not half:
+            cell = t(f"load i32, ptr {at}, align 2")
+        else:
+            cell = self._pair(t, at, stride, half)
+        return numbers.factors(t, t.splat(numbers.cell, cell))
+
+    def _pair(self, t: Writer, at: str, stride: str, half: bool) -> str:
+        low = t(f"zext i16 {t(f'load i16, ptr {at}, align 2')} to i32")
+        if half:
+            return low
+        second = t(f"load i16, ptr {t.offset(at, 'i16', stride)}, align 2")
+        high = t(f"shl i32 {t(f'zext i16 {second} to i32')}, 16")
+        return t(f"or i32 {low}, {high}")

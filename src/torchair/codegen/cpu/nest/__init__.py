@@ -1,0 +1,1 @@
+"""Loop nests as kernels for the CPU."""

@@ -1,0 +1,254 @@
+"""Reading and writing elements: contiguous, at distances, masked; bf16 and f16 as float32.
+
+Registers hold what `nest_values` says; memory holds bool as a byte and the short floats as 16 bits.
+A mask of None means every lane.
+"""
+
+from __future__ import annotations
+
+from torchair.codegen.abi import BYTES, STORAGE
+from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.values import literal, prefix_mask, select, shaped
+from torchair.codegen.text.writer import Writer, f32
+
+
+def memory_element(dtype: str) -> str:
+    """The LLVM type that is read and written."""
+    return "i16" if dtype in ("bf16", "f16") else STORAGE[dtype]
+
+
+def load_scalar(w: Writer, dtype: str, pointer: str, mask: str | None) -> str:
+    """One element; zero if an i1 mask is false, and then nothing is read there."""
+    t = memory_element(dtype)
+    if mask is None:
+        return _arrived(w, w(f"load {t}, ptr {pointer}"), dtype, 0)
+    # The argument block can always be read.
+    place = w(f"select i1 {mask}, ptr {pointer}, ptr %words")
+    got = _arrived(w, w(f"load {t}, ptr {place}"), dtype, 0)
+    kept = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+    return select(w, mask, got, literal(0, kept, 0), kept, 0)
+
+
+def store_scalar(w: Writer, dtype: str, value: str, pointer: str, mask: str | None) -> None:
+    """Write one element, if an i1 mask allows."""
+    t = memory_element(dtype)
+    value = _leaving(w, value, dtype, 0)
+    if mask is None:
+        w.do(f"store {t} {value}, ptr {pointer}")
+        return
+    with w.when(mask):
+        w.do(f"store {t} {value}, ptr {pointer}")
+
+
+def load_vector(w: Writer, dtype: str, pointer: str, lanes: int, mask: str | None) -> str:
+    """Neighbouring elements; zero in lanes that are masked off."""
+    element, align = memory_element(dtype), BYTES[dtype]
+    t = f"<{lanes} x {element}>"
+    if mask is None:
+        return _arrived(w, w(f"load {t}, ptr {pointer}, align {align}"), dtype, lanes)
+    got = w.call(
+        t,
+        f"llvm.masked.load.{_suffix(element, lanes)}.p0",
+        ("ptr", f"align {align} {pointer}"),
+        (f"<{lanes} x i1>", mask),
+        (t, "zeroinitializer"),
+    )
+    return _arrived(w, got, dtype, lanes)
+
+
+def store_vector(
+    w: Writer, dtype: str, value: str, pointer: str, lanes: int, mask: str | None
+) -> None:
+    """Write neighbouring elements."""
+    element, align = memory_element(dtype), BYTES[dtype]
+    t = f"<{lanes} x {element}>"
+    value = _leaving(w, value, dtype, lanes)
+    if mask is None:
+        w.do(f"store {t} {value}, ptr {pointer}, align {align}")
+        return
+    if mask == prefix_mask(lanes, 1):  # LLVM 22 stores too much if the value was truncated
+        one = w(f"extractelement {t} {value}, i64 0")
+        w.do(f"store {element} {one}, ptr {pointer}, align {align}")
+        return
+    w.call(
+        "void",
+        f"llvm.masked.store.{_suffix(element, lanes)}.p0",
+        (t, value),
+        ("ptr", f"align {align} {pointer}"),
+        (f"<{lanes} x i1>", mask),
+    )
+
+
+def gather(
+    w: Writer, dtype: str, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
+) -> str:
+    """The elements at (type, vector) of distances from an address."""
+    element = memory_element(dtype)
+    t = f"<{lanes} x {element}>"
+    places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
+    got = w.call(
+        t,
+        f"llvm.masked.gather.{_suffix(element, lanes)}.v{lanes}p0",
+        (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"),
+        (f"<{lanes} x i1>", mask or "splat (i1 true)"),
+        (t, "zeroinitializer"),
+    )
+    return _arrived(w, got, dtype, lanes)
+
+
+def load_apart(w: Writer, dtype: str, pointer: str, stride: int, lanes: int) -> str:
+    """Elements at a constant distance, one by one."""
+    element = memory_element(dtype)
+    t = f"<{lanes} x {element}>"
+    got = "poison"
+    for k in range(lanes):
+        one = w(f"load {element}, ptr {w.offset(pointer, element, str(k * stride))}")
+        got = w(f"insertelement {t} {got}, {element} {one}, i64 {k}")
+    return _arrived(w, got, dtype, lanes)
+
+
+def scatter(
+    w: Writer,
+    dtype: str,
+    value: str,
+    pointer: str,
+    index: tuple[str, str],
+    lanes: int,
+    mask: str | None,
+) -> None:
+    """Write elements at distances from an address."""
+    element = memory_element(dtype)
+    value = _leaving(w, value, dtype, lanes)
+    places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
+    w.call(
+        "void",
+        f"llvm.masked.scatter.{_suffix(element, lanes)}.v{lanes}p0",
+        (f"<{lanes} x {element}>", value),
+        (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"),
+        (f"<{lanes} x i1>", mask or "splat (i1 true)"),
+    )
+
+
+def _suffix(element: str, lanes: int) -> str:
+    return f"v{lanes}{ {'float': 'f32', 'double': 'f64'}.get(element, element) }"
+
+
+# ---- between memory and registers ----
+
+
+def _arrived(w: Writer, x: str, dtype: str, lanes: int) -> str:
+    if dtype == "bool":
+        return w(f"icmp ne {shaped('i8', lanes)} {x}, {_integer(0, 8, lanes)}")
+    if dtype == "bf16":
+        wide = _bits(w, "zext", x, 16, 32, lanes)
+        high = w(f"shl {shaped('i32', lanes)} {wide}, {_integer(16, 32, lanes)}")
+        return _as_float(w, high, lanes)
+    if dtype == "f16":
+        return _from_half(w, x, lanes)
+    return x
+
+
+def _leaving(w: Writer, x: str, dtype: str, lanes: int) -> str:
+    if dtype == "bool":
+        return w(f"zext {shaped('i1', lanes)} {x} to {shaped('i8', lanes)}")
+    if dtype == "bf16":
+        return _to_bf16(w, x, lanes)
+    if dtype == "f16":
+        return _to_half(w, x, lanes)
+    return x
+
+
+def _to_bf16(w: Writer, x: str, lanes: int) -> str:
+    """Round to the nearest, ties to even, by integer arithmetic; NaN stays NaN."""
+    t, f = shaped("i32", lanes), shaped("float", lanes)
+    bits = w(f"bitcast {f} {x} to {t}")
+    odd = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(1, 32, lanes)}")
+    up = w(f"add {t} {bits}, {_integer(0x7FFF, 32, lanes)}")
+    rounded = _shifted(w, w(f"add {t} {up}, {odd}"), 16, lanes)
+    nan = w(f"fcmp uno {f} {x}, {x}")
+    rounded = select(w, nan, _integer(0x7FC0, 32, lanes), rounded, "i32", lanes)
+    return _bits(w, "trunc", rounded, 32, 16, lanes)
+
+
+def _has_half(target: Target) -> bool:
+    """Whether the processor converts f16 itself; otherwise LLVM would call a library."""
+    return target.arch != "x86_64" or "+f16c" in target.features
+
+
+def _from_half(w: Writer, x: str, lanes: int) -> str:
+    if _has_half(w.target):
+        half = w(f"bitcast {shaped('i16', lanes)} {x} to {shaped('half', lanes)}")
+        return w(f"fpext {shaped('half', lanes)} {half} to {shaped('float', lanes)}")
+    t, f = shaped("i32", lanes), shaped("float", lanes)
+    wide = _bits(w, "zext", x, 16, 32, lanes)
+    sign = w(f"and {t} {wide}, {_integer(0x8000, 32, lanes)}")
+    rest = w(f"and {t} {wide}, {_integer(0x7FFF, 32, lanes)}")
+    moved = w(f"shl {t} {rest}, {_integer(13, 32, lanes)}")
+    scaled = w(f"fmul {f} {_as_float(w, moved, lanes)}, {_number(2.0**112, lanes)}")
+    special = w(f"icmp uge {t} {moved}, {_integer(0x0F800000, 32, lanes)}")
+    full = select(w, special, _integer(0x7F800000, 32, lanes), _integer(0, 32, lanes), "i32", lanes)
+    bits = w(f"or {t} {w(f'bitcast {f} {scaled} to {t}')}, {full}")
+    high = w(f"shl {t} {sign}, {_integer(16, 32, lanes)}")
+    return _as_float(w, w(f"or {t} {bits}, {high}"), lanes)
+
+
+def _to_half(w: Writer, x: str, lanes: int) -> str:
+    f, t = shaped("float", lanes), shaped("i32", lanes)
+    if w.target.arch != "x86_64":
+        half = w(f"fptrunc {f} {x} to {shaped('half', lanes)}")
+        return w(f"bitcast {shaped('half', lanes)} {half} to {shaped('i16', lanes)}")
+    if _has_half(w.target) and lanes in (0, 4, 8, 16):
+        return _to_half_x86(w, x, lanes)
+    bits = w(f"bitcast {f} {x} to {t}")
+    size = w(f"and {t} {bits}, {_integer(0x7FFFFFFF, 32, lanes)}")
+    odd = w(f"and {t} {_shifted(w, size, 13, lanes)}, {_integer(1, 32, lanes)}")
+    moved = w(f"add {t} {size}, {_integer(0xFFF - (112 << 23), 32, lanes)}")
+    result = _shifted(w, w(f"add {t} {moved}, {odd}"), 13, lanes)
+    tiny = w(f"fadd {f} {_as_float(w, size, lanes)}, {_number(0.5, lanes)}")
+    small = w(f"sub {t} {w(f'bitcast {f} {tiny} to {t}')}, {_integer(126 << 23, 32, lanes)}")
+    is_small = w(f"icmp ult {t} {size}, {_integer(0x38800000, 32, lanes)}")
+    result = select(w, is_small, small, result, "i32", lanes)
+    is_large = w(f"icmp uge {t} {size}, {_integer(0x47800000, 32, lanes)}")
+    result = select(w, is_large, _integer(0x7C00, 32, lanes), result, "i32", lanes)
+    nan = w(f"icmp ugt {t} {size}, {_integer(0x7F800000, 32, lanes)}")
+    result = select(w, nan, _integer(0x7E00, 32, lanes), result, "i32", lanes)
+    sign = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(0x8000, 32, lanes)}")
+    return _bits(w, "trunc", w(f"or {t} {result}, {sign}"), 32, 16, lanes)
+
+
+def _to_half_x86(w: Writer, x: str, lanes: int) -> str:
+    """The instruction itself: LLVM may turn `fptrunc` of a conversion into a library call."""
+    if lanes == 16:
+        t = "<16 x i16>"
+        name = "llvm.x86.avx512.mask.vcvtps2ph.512"
+        nothing = ((t, "zeroinitializer"), ("i16", "-1"))
+        return w.call(t, name, ("<16 x float>", x), ("i32", "0"), *nothing)
+    if lanes == 8:
+        return w.call("<8 x i16>", "llvm.x86.vcvtps2ph.256", ("<8 x float>", x), ("i32", "0"))
+    if not lanes:
+        x = w(f"insertelement <4 x float> zeroinitializer, float {x}, i64 0")
+    got = w.call("<8 x i16>", "llvm.x86.vcvtps2ph.128", ("<4 x float>", x), ("i32", "0"))
+    if not lanes:
+        return w(f"extractelement <8 x i16> {got}, i64 0")
+    low = "<4 x i32> <i32 0, i32 1, i32 2, i32 3>"
+    return w(f"shufflevector <8 x i16> {got}, <8 x i16> poison, {low}")
+
+
+def _integer(value: int, bits: int, lanes: int) -> str:
+    return literal(value, f"i{bits}", lanes)
+
+
+def _number(value: float, lanes: int) -> str:
+    return f"splat (float {f32(value)})" if lanes else f32(value)
+
+
+def _shifted(w: Writer, x: str, by: int, lanes: int) -> str:
+    return w(f"lshr {shaped('i32', lanes)} {x}, {_integer(by, 32, lanes)}")
+
+
+def _bits(w: Writer, how: str, x: str, source: int, target: int, lanes: int) -> str:
+    return w(f"{how} {shaped(f'i{source}', lanes)} {x} to {shaped(f'i{target}', lanes)}")
+
+
+def _as_float(w: Writer, x: str, lanes: int) -> str:
+    return w(f"bitcast {shaped('i32', lanes)} {x} to {shaped('float', lanes)}")

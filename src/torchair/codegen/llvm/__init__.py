@@ -1,1 +1,0 @@
-"""LLVM IR as text, its compilation in memory, and the generators that write it."""

@@ -1,0 +1,1 @@
+"""LLVM text that any target can use: writer, values, operators, reductions, maths."""

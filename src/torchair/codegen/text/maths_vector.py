@@ -1,0 +1,233 @@
+"""Vectors of numbers as Python values: their operators write LLVM instructions, so that a formula
+of the maths library reads like a formula. No fast-math flags are used here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchair.codegen.text.writer import Writer, f32, f64
+
+_FLOATS = {"float": ("f32", f32, "i32"), "double": ("f64", f64, "i64")}
+_BITS = {"i32": "float", "i64": "double"}
+
+
+class Vector:
+    """A vector while its formula is written; `kind` is the LLVM type of its elements.
+
+    The other operand of an operator may be a number, which then stands in every lane.
+    """
+
+    __slots__ = ("kind", "lanes", "name", "w")
+
+    def __init__(self, w: Writer, lanes: int, kind: str, name: str) -> None:
+        self.w = w
+        self.lanes = lanes
+        self.kind = kind
+        self.name = name
+
+    @property
+    def type(self) -> str:
+        """The LLVM type of the vector."""
+        return f"<{self.lanes} x {self.kind}>"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating point numbers."""
+        return self.kind in _FLOATS
+
+    def of(self, kind: str, name: str) -> Vector:
+        """Another value with as many lanes."""
+        return Vector(self.w, self.lanes, kind, name)
+
+    def like(self, value: Operand) -> Vector:
+        """An operand as a vector of this type."""
+        if isinstance(value, Vector):
+            return value
+        text = _FLOATS[self.kind][1](value) if self.is_float else str(int(value))
+        return self.of(self.kind, f"splat ({self.kind} {text})")
+
+    # ---- arithmetic ----
+
+    def _binary(self, name: str, left: Operand, right: Operand) -> Vector:
+        code = f"f{name}" if self.is_float else name
+        a, b = self.like(left).name, self.like(right).name
+        return self.of(self.kind, self.w(f"{code} {self.type} {a}, {b}"))
+
+    def __add__(self, other: Operand) -> Vector:
+        return self._binary("add", self, other)
+
+    def __radd__(self, other: float) -> Vector:
+        return self._binary("add", other, self)
+
+    def __sub__(self, other: Operand) -> Vector:
+        return self._binary("sub", self, other)
+
+    def __rsub__(self, other: float) -> Vector:
+        return self._binary("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Vector:
+        return self._binary("mul", self, other)
+
+    def __rmul__(self, other: float) -> Vector:
+        return self._binary("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Vector:
+        return self._binary("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Vector:
+        return self._binary("div", other, self)
+
+    def __lshift__(self, count: int) -> Vector:
+        return self._binary("shl", self, count)
+
+    def __rshift__(self, count: int) -> Vector:
+        return self._binary("ashr", self, count)
+
+    def __and__(self, other: Operand) -> Vector:
+        return self._binary("and", self, other)
+
+    def __or__(self, other: Operand) -> Vector:
+        return self._binary("or", self, other)
+
+    def __xor__(self, other: Operand) -> Vector:
+        return self._binary("xor", self, other)
+
+    def __neg__(self) -> Vector:
+        return self.of(self.kind, self.w(f"fneg {self.type} {self.name}"))
+
+    def __abs__(self) -> Vector:
+        return self.intrinsic("fabs")
+
+    # ---- comparisons: all are false for NaN, but `differs`, which is true ----
+
+    def compare(self, ordered: str, integer: str, other: Operand) -> Vector:
+        """A vector of i1."""
+        code = f"fcmp {ordered}" if self.is_float else f"icmp {integer}"
+        right = self.like(other).name
+        return self.of("i1", self.w(f"{code} {self.type} {self.name}, {right}"))
+
+    def __lt__(self, other: Operand) -> Vector:
+        return self.compare("olt", "slt", other)
+
+    def __le__(self, other: Operand) -> Vector:
+        return self.compare("ole", "sle", other)
+
+    def __gt__(self, other: Operand) -> Vector:
+        return self.compare("ogt", "sgt", other)
+
+    def __ge__(self, other: Operand) -> Vector:
+        return self.compare("oge", "sge", other)
+
+    def equals(self, other: Operand) -> Vector:
+        """Where the two are equal."""
+        return self.compare("oeq", "eq", other)
+
+    def differs(self, other: Operand) -> Vector:
+        """Where the two are not equal, or one is NaN."""
+        return self.compare("une", "ne", other)
+
+    def select(self, yes: Vector, no: Operand) -> Vector:
+        """Of a vector of i1: `yes` where it is true, `no` elsewhere."""
+        values = f"{yes.type} {yes.name}, {yes.type} {yes.like(no).name}"
+        return yes.of(yes.kind, self.w(f"select {self.type} {self.name}, {values}"))
+
+    def any(self) -> str:
+        """Of a vector of i1: whether one is true, as an i1."""
+        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
+        return self.w.call("i1", name, (self.type, self.name))
+
+    def at_most(self, high: float) -> Vector:
+        """The smaller of the vector and a number; NaN stays."""
+        return (self > high).select(self.like(high), self)
+
+    def limit(self, low: float, high: float) -> Vector:
+        """The vector cut to a range; NaN stays."""
+        top = self.at_most(high)
+        return (top < low).select(self.like(low), top)
+
+    # ---- other instructions ----
+
+    def intrinsic(self, name: str, *others: Operand) -> Vector:
+        """An LLVM intrinsic whose operands all have this type."""
+        full = f"llvm.{name}.v{self.lanes}{_FLOATS[self.kind][0]}"
+        args = [(self.type, v.name) for v in (self, *map(self.like, others))]
+        return self.of(self.kind, self.w.call(self.type, full, *args))
+
+    def fused(self, factor: Operand, addend: Operand) -> Vector:
+        """self * factor + addend with one rounding; only for targets that have it."""
+        return self.intrinsic("fma", factor, addend)
+
+    def times_plus(self, factor: Operand, addend: Operand) -> Vector:
+        """self * factor + addend the fast way: with one rounding if the target can."""
+        if self.w.target.fma:
+            return self.fused(factor, addend)
+        return self * factor + addend
+
+    def signed(self, sign: Vector) -> Vector:
+        """The vector with the signs of another."""
+        return self.intrinsic("copysign", sign)
+
+    def sqrt(self) -> Vector:
+        """The square root, correctly rounded."""
+        return self.intrinsic("sqrt")
+
+    def polynomial(self, coefficients: Sequence[float]) -> Vector:
+        """c0 + c1 x + c2 x^2 + ..., by Horner's rule."""
+        result = self.like(coefficients[-1])
+        for c in reversed(coefficients[:-1]):
+            result = result.times_plus(self, c)
+        return result
+
+    def to(self, kind: str) -> Vector:
+        """Converted to another kind of number."""
+        if kind == self.kind:
+            return self
+        if self.is_float:
+            code = {"double": "fpext", "float": "fptrunc"}.get(kind, "fptosi")
+        else:
+            code = "sitofp" if kind in _FLOATS else ("trunc" if kind == "i32" else "sext")
+        to = f"<{self.lanes} x {kind}>"
+        return self.of(kind, self.w(f"{code} {self.type} {self.name} to {to}"))
+
+    def bits(self) -> Vector:
+        """The same bits as integers, or those of integers as floats."""
+        kind = _FLOATS[self.kind][2] if self.is_float else _BITS[self.kind]
+        to = f"<{self.lanes} x {kind}>"
+        return self.of(kind, self.w(f"bitcast {self.type} {self.name} to {to}"))
+
+
+Operand = Vector | float
+"""What an operator takes on its right side."""
+
+
+def by_lane(function: str, *args: Vector) -> Vector:
+    """A function of the C library over doubles, called for one lane after the other."""
+    w, lanes = args[0].w, args[0].lanes
+    places = [w.scratch(8 * lanes) for _ in args]
+    for place, arg in zip(places, args, strict=True):
+        wide = arg.to("double")
+        w.do(f"store {wide.type} {wide.name}, ptr {place}, align 8")
+    with w.loop("0", str(lanes)) as loop:
+        slots = [w.offset(place, "double", loop.index) for place in places]
+        values = [("double", w(f"load double, ptr {slot}")) for slot in slots]
+        w.do(f"store double {w.call('double', function, *values)}, ptr {slots[0]}")
+    result = args[0].of("double", "")
+    result.name = w(f"load {result.type}, ptr {places[0]}, align 8")
+    return result.to(args[0].kind)
+
+
+def rescued(wrong: Vector, fast: Vector, function: str, *args: Vector) -> Vector:
+    """`fast`, but a function of the C library in the lanes where `wrong` holds.
+
+    The common case costs one test; the library is called in a block of its own.
+    """
+    w = fast.w
+    label, before = w.name("R"), w.block
+    w.do(f"br i1 {wrong.any()}, label %{label}.slow, label %{label}.done")
+    w.label(f"{label}.slow")
+    slow = wrong.select(by_lane(function, *args), fast)
+    last = w.block
+    w.do(f"br label %{label}.done")
+    w.label(f"{label}.done")
+    phi = f"phi {fast.type} [ {fast.name}, %{before} ], [ {slow.name}, %{last} ]"
+    return fast.of(fast.kind, w(phi))

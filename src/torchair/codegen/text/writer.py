@@ -1,0 +1,273 @@
+"""Writing LLVM IR as text: instructions, loops, conditions, and the frame of a kernel."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torchair.codegen.abi import Kernel, Size, Word
+from torchair.codegen.cpu.machine import Target
+
+REASSOCIATE = "reassoc nsz contract"
+"""Flags for sums whose order is free: products and reductions. Never nnan or ninf."""
+
+
+def f32(x: float) -> str:
+    """A float32 literal."""
+    try:
+        (x,) = struct.unpack("f", struct.pack("f", x))
+    except OverflowError:
+        x = float("inf") if x > 0 else float("-inf")
+    return f64(x)
+
+
+def f64(x: float) -> str:
+    """A float64 literal; LLVM writes float32 ones the same way."""
+    return f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}"
+
+
+@dataclass
+class Loop:
+    """A counted loop while its body is written. Set `next` to the values carried to the next
+    round; after the loop `results` are the last ones."""
+
+    index: str
+    carried: list[str]
+    next: list[str] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[str]:
+        """The carried values when the loop has ended."""
+        return self.carried
+
+
+class Writer:
+    """The text of one function. A value is a string: an SSA name or a literal.
+
+    `w("add i64 %a, 1")` writes an instruction and returns the name of its result; `w.do(...)`
+    writes one without result. Addresses in `entry` are computed before everything else.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.lanes = target.lanes
+        self.declared: dict[str, str] = {}
+        self.block = "start"  # label of the block being written
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._known: dict[str, str] = {}
+
+    # ---- instructions ----
+
+    def name(self, prefix: str = "v") -> str:
+        """A fresh name, without its sign."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def __call__(self, text: str) -> str:
+        name = f"%{self.name()}"
+        self._lines.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        """An instruction without result."""
+        self._lines.append(f"  {text}")
+
+    def entry(self, text: str) -> str:
+        """An instruction of the entry block, written once however often it is asked for."""
+        if text not in self._known:
+            name = self._known[text] = f"%{self.name('e')}"
+            self._entry.append(f"  {name} = {text}")
+        return self._known[text]
+
+    def scratch(self, bytes_: int) -> str:
+        """Memory of this thread for the time of the call; for at most some 100 KiB."""
+        name = f"%{self.name('s')}"
+        self._entry.append(f"  {name} = alloca [{bytes_} x i8], align 64")
+        return name
+
+    def call(self, result: str, function: str, *args: tuple[str, str]) -> str:
+        """Call a function, declaring it: `w.call("float", "llvm.sqrt.f32", ("float", x))`."""
+        text = self._call(result, function, args)
+        if result == "void":
+            self.do(text)
+            return ""
+        return self(text)
+
+    def fast_call(self, flags: str, result: str, function: str, *args: tuple[str, str]) -> str:
+        """A call with fast-math flags."""
+        return self(self._call(result, function, args).replace("call ", f"call {flags} ", 1))
+
+    def _call(self, result: str, function: str, args: Sequence[tuple[str, str]]) -> str:
+        types = ", ".join(t for t, _ in args)
+        self.declared[function] = f"declare {result} @{function}({types})"
+        given = ", ".join(f"{t} {a}" for t, a in args)
+        return f"call {result} @{function}({given})"
+
+    def vector(self, element: str) -> str:
+        """The vector type of this target for an element: as many as float32 fit a register."""
+        return f"<{self.lanes} x {element}>"
+
+    def splat(self, element: str, value: str, lanes: int | None = None) -> str:
+        """A vector of equal elements."""
+        n = self.lanes if lanes is None else lanes
+        if not value.startswith("%"):
+            return f"splat ({element} {value})"
+        vt = f"<{n} x {element}>"
+        first = self(f"insertelement {vt} poison, {element} {value}, i64 0")
+        return self(f"shufflevector {vt} {first}, {vt} poison, <{n} x i32> zeroinitializer")
+
+    def offset(self, pointer: str, element: str, index: str) -> str:
+        """The address `index` elements further."""
+        if index == "0":
+            return pointer
+        return self(f"getelementptr {element}, ptr {pointer}, i64 {index}")
+
+    # ---- integers: folded while they are literals ----
+
+    def add(self, a: str, b: str) -> str:
+        """a + b over i64."""
+        if a == "0" or b == "0":
+            return b if a == "0" else a
+        if _literal(a) and _literal(b):
+            return str(int(a) + int(b))
+        return self(f"add i64 {a}, {b}")
+
+    def mul(self, a: str, b: str) -> str:
+        """a * b over i64."""
+        if a == "0" or b == "0":
+            return "0"
+        if a == "1" or b == "1":
+            return b if a == "1" else a
+        if _literal(a) and _literal(b):
+            return str(int(a) * int(b))
+        return self(f"mul i64 {a}, {b}")
+
+    def sub(self, a: str, b: str) -> str:
+        """a - b over i64."""
+        if b == "0":
+            return a
+        if _literal(a) and _literal(b):
+            return str(int(a) - int(b))
+        return self(f"sub i64 {a}, {b}")
+
+    def div(self, a: str, b: str) -> str:
+        """a / b for numbers that are not negative."""
+        if b == "1":
+            return a
+        if _literal(a) and _literal(b):
+            return str(int(a) // int(b))
+        return self(f"udiv i64 {a}, {b}")
+
+    def rem(self, a: str, b: str) -> str:
+        """a % b for numbers that are not negative."""
+        if b == "1":
+            return "0"
+        if _literal(a) and _literal(b):
+            return str(int(a) % int(b))
+        return self(f"urem i64 {a}, {b}")
+
+    def least(self, a: str, b: str) -> str:
+        """min(a, b) over i64."""
+        if _literal(a) and _literal(b):
+            return str(min(int(a), int(b)))
+        less = self(f"icmp slt i64 {a}, {b}")
+        return self(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    # ---- control ----
+
+    def label(self, name: str) -> None:
+        """Begin a block."""
+        self._lines.append(f"{name}:")
+        self.block = name
+
+    @contextmanager
+    def loop(
+        self, start: str, stop: str, step: str | int = 1, carried: Sequence[tuple[str, str]] = ()
+    ) -> Iterator[Loop]:
+        """`for index in range(start, stop, step)`, with (type, first value) of what is carried."""
+        n = self.name("L")
+        index = f"%{n}.i"
+        names = [f"%{n}.c{k}" for k in range(len(carried))]
+        before = self.block
+        self.do(f"br label %{n}.head")
+        self.label(f"{n}.head")
+        hole = len(self._lines)
+        test = self(f"icmp slt i64 {index}, {stop}")
+        self.do(f"br i1 {test}, label %{n}.body, label %{n}.exit")
+        self.label(f"{n}.body")
+        loop = Loop(index, names)
+        yield loop
+        if len(loop.next) != len(carried):
+            raise ValueError(f"the loop carries {len(carried)} values, its body gave {loop.next}")
+        after = self(f"add i64 {index}, {step}")
+        last = self.block
+        self.do(f"br label %{n}.head")
+        phis = [f"  {index} = phi i64 [ {start}, %{before} ], [ {after}, %{last} ]"]
+        phis += [
+            f"  {name} = phi {kind} [ {first}, %{before} ], [ {again}, %{last} ]"
+            for name, (kind, first), again in zip(names, carried, loop.next, strict=True)
+        ]
+        self._lines[hole:hole] = phis
+        self.label(f"{n}.exit")
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """A part that runs only if an i1 is true."""
+        n = self.name("W")
+        self.do(f"br i1 {condition}, label %{n}.then, label %{n}.done")
+        self.label(f"{n}.then")
+        yield
+        self.do(f"br label %{n}.done")
+        self.label(f"{n}.done")
+
+    def text(self, signature: str, attributes: str = "") -> str:
+        """The whole function: `signature` is what stands between `define` and the brace."""
+        lines = [f"define {signature} #0 {{", "entry:", *self._entry, "  br label %start", "start:"]
+        return "\n".join([*lines, *self._lines, "  ret void", "}", ""])
+
+
+class KernelWriter(Writer):
+    """The entry function of a kernel: `%tid`, `%nt`, and the words of its argument block."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._helpers: dict[str, str] = {}
+
+    def pointer(self, index: int) -> str:
+        """The address in a word."""
+        return self.entry(f"load ptr, ptr {self._word(index)}")
+
+    def size(self, size: Size) -> str:
+        """A size: its literal, or the value of its word."""
+        if isinstance(size, Word):
+            return self.entry(f"load i64, ptr {self._word(size.index)}")
+        return str(size)
+
+    def _word(self, index: int) -> str:
+        return self.entry(f"getelementptr i64, ptr %words, i64 {index}")
+
+    def share(self, total: str, unit: int = 1) -> tuple[str, str]:
+        """First and last+1 of this thread's part of `range(total)`, cut at multiples of `unit`."""
+        blocks = total if unit == 1 else self.div(self.add(total, str(unit - 1)), str(unit))
+        low = self.div(self.mul(blocks, "%tid"), "%nt")
+        high = self.div(self.mul(blocks, self.add("%tid", "1")), "%nt")
+        if unit == 1:
+            return low, high
+        return self.mul(low, str(unit)), self.least(self.mul(high, str(unit)), total)
+
+    def helper(self, name: str, text: str) -> None:
+        """Another function that the kernel calls; name it `@ENTRY.something` in both texts."""
+        self._helpers[name] = text
+
+    def kernel(self, label: str) -> Kernel:
+        """The finished kernel."""
+        own = self.text("void @ENTRY(i64 %tid, i64 %nt, ptr noalias %words)")
+        return Kernel.of(label, "".join([*self._helpers.values(), own]), self.declared.values())
+
+
+def _literal(x: str) -> bool:
+    return not x.startswith("%")

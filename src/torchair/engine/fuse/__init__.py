@@ -1,0 +1,1 @@
+"""Which nodes of a graph run as one kernel."""

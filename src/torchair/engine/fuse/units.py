@@ -1,0 +1,577 @@
+"""Fusion: which nodes of a graph run as one native kernel.
+
+Walks the graph once. A node joins the unit that made one of its operands if it runs over the same
+axes, otherwise it begins a unit of its own; `Unit.why` says which and why not. Values that nobody
+outside reads never reach memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from torchair.catalog import Op, Trait, row_of, steering_values
+from torchair.engine.fuse.order import Streams, run_order
+from torchair.engine.fuse.spaces import (
+    aligned,
+    epilogue_spaces,
+    map_space,
+    space_through,
+    splits_rows,
+)
+from torchair.engine.lower import LOWERINGS
+from torchair.engine.lower.build import Group, Space, reduced_space, single, whole
+from torchair.engine.lower.core import TYPES
+from torchair.errors import MissingHostValue
+from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.shapes import is_static, numel
+
+_OUTSIDE = ("Data", "RefData", "Const", "NetOutput")
+_NODES = 48  # of one unit: more would not fit the registers any more
+_LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
+
+Check = Callable[[Node], str | None]
+
+
+@dataclass
+class Unit:
+    """Nodes that run as one kernel.
+
+    Kinds: `loops`, and those that a special generator serves: `matmul`, `conv`, `attention`,
+    `pool`. In those the group holds what is done to each result before it is stored.
+    """
+
+    kind: str
+    head: Node
+    group: Group
+    number: int
+    position: int
+    views: list[Node] = field(default_factory=list)  # recomputed here, may also be needed outside
+    inputs: list[Value] = field(default_factory=list)  # read from memory, each once
+    outputs: list[Value] = field(default_factory=list)  # written to memory
+    why: str = ""
+    folded: Node | None = None  # a normalisation that became part of constant weights
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes that the kernel computes, but for views."""
+        return [n for n in self.all_nodes if n not in self.views]
+
+    @property
+    def all_nodes(self) -> list[Node]:
+        """All nodes that the kernel computes."""
+        own = [] if self.kind == "loops" else [self.head]
+        fold = [] if self.folded is None else [self.folded]
+        return [*own, *fold, *self.group.nodes]
+
+    def find_inputs(self) -> list[Value]:
+        """Values read from memory, each once."""
+        inside = set(self.nodes) | set(self.views)
+        found: dict[Value, None] = {}
+        for node in self.all_nodes:
+            for value in operands_of(node):
+                if value.node not in inside and not is_number(value):
+                    found[value] = None
+        return list(found)
+
+
+@dataclass
+class Fusion:
+    """What became of a graph: its units and single nodes in an order that can run."""
+
+    order: list[Unit | Node]
+    units: list[Unit]
+    absorbed: set[Node]  # views that exist inside units only
+    alone: dict[Node, str]  # why a node is not native
+
+    def report(self) -> str:
+        """One line for each unit and each node that is not native, for people."""
+        lines = []
+        for item in self.order:
+            if isinstance(item, Unit):
+                names = " ".join(n.type for n in item.nodes)
+                lines.append(f"{item.kind:9s} {names}   ({item.why or 'nothing joined after it'})")
+            elif self.alone.get(item):
+                lines.append(f"torch     {item.type}   ({self.alone[item]})")
+        return "\n".join(lines)
+
+
+def operands_of(node: Node) -> list[Value]:
+    """Inputs that are data, as opposed to host numbers that steer the operator."""
+    row = row_of(node.type)
+    host = row.host if row is not None else frozenset()
+    return [v for port, _, v in node.slots() if v is not None and port not in host]
+
+
+def is_number(value: Value) -> bool:
+    """A constant that becomes part of the code."""
+    return value.node.type == "Const" and value.shape == ()
+
+
+def fuse(
+    graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool],
+    lane: Callable[[Node], str] = lambda node: "",
+) -> Fusion:  # fmt: skip
+    """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
+    of unit and a function that tells why a node cannot be served; `constant` tells which values
+    are the same in every call, `lane` which nodes must not run together."""
+    return _Fuser(graph, heads, constant, lane).run()
+
+
+class _Fuser:
+    def __init__(
+        self, graph: Graph, heads: dict[str, tuple[str, Check]],
+        constant: Callable[[Value], bool], lane: Callable[[Node], str],
+    ) -> None:  # fmt: skip
+        self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
+        self.streams = Streams((n for n in graph.nodes if n.type not in _OUTSIDE), lane)
+        self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.results = set(graph.output.values()) if graph.output is not None else set()
+        self.steering = _steering_nodes(graph)
+        self.unit_of: dict[Node, Unit] = {}
+        self.vertex: dict[Node, int] = {}
+        self.before: list[int] = []  # by vertex: bits of all vertices it depends on, itself too
+        self.alone: dict[Node, str] = {}
+        self.units: list[Unit] = []
+
+    def run(self) -> Fusion:
+        for node in self.graph.nodes:
+            if node.type in _OUTSIDE:
+                continue
+            reason = self._declines(node)
+            if reason is not None:
+                self.alone[node] = reason
+                self._new_vertex(node)
+            elif node.type in self.heads:
+                self._begin_special(node)
+            else:
+                self._place(node)
+        units = [u for u in self.units if u.group.nodes or u.kind != "loops"]
+        absorbed = self._absorbed_views(units)
+        for unit in units:
+            unit.inputs = unit.find_inputs()
+            unit.outputs = self._outputs(unit, absorbed)
+        return Fusion(self._order(absorbed), units, absorbed, self.alone)
+
+    # ---- what can be native ----
+
+    def _declines(self, node: Node) -> str | None:
+        row = row_of(node.type)
+        if row is None or row.has(Trait.SIDE_EFFECT | Trait.RANDOM) or node.control_users:
+            return "it has effects or an order to keep"
+        if row.has(Trait.VIEW):
+            return ""  # costs nothing: the planner makes a view of memory
+        if node in self.steering:
+            return "its numbers steer sizes"
+        if node.type not in LOWERINGS and node.type not in self.heads:
+            return "no rule for this operator"
+        values = [*operands_of(node), *node.outputs]
+        if any(v.shape is None for v in values):
+            return "sizes that only the data tell"
+        if any(v.dtype not in TYPES for v in operands_of(node)):
+            return "a type that generated code does not have"
+        if any(v.dtype not in TYPES for v in node.outputs if v.uses or v in self.results):
+            return "a type that generated code does not have"
+        return self._rule_declines(node)
+
+    def _rule_declines(self, node: Node) -> str | None:
+        if node.type in self.heads:
+            return self.heads[node.type][1](node)
+        lowering = LOWERINGS[node.type]
+        try:
+            for value in steering_values(node):
+                if value.content is None:
+                    return "its axes or sizes are not known"
+            if lowering.reduces is not None:
+                lowering.reduces(Op(node))
+            return lowering.declines(Op(node)) if lowering.declines is not None else None
+        except MissingHostValue:
+            return "its axes or sizes are not known"
+
+    # ---- who depends on whom ----
+
+    def _new_vertex(self, node: Node) -> int:
+        number = len(self.before)
+        self.vertex[node] = number
+        self.before.append(1 << number | self._needs(node))
+        self.streams.add(number, node)
+        return number
+
+    def _needs(self, node: Node) -> int:
+        bits = 0
+        for value in node.values():
+            bits |= self._bits(value.node)
+        for other in node.control:
+            bits |= self._bits(other)
+        return bits
+
+    def _needs_with(self, node: Node, views: Iterable[Node]) -> int:
+        """What a node needs that computes views itself: what they read, not the views."""
+        inside, bits = set(views), 0
+        for reader in (node, *inside):
+            for source in [*(v.node for v in reader.values()), *reader.control]:
+                bits |= 0 if source in inside else self._bits(source)
+        return bits
+
+    def _bits(self, node: Node) -> int:
+        number = self.vertex.get(node)
+        return 0 if number is None else self.before[number]
+
+    def _grow(self, unit: Unit, bits: int) -> None:
+        """A unit depends on more now, and with it all that depend on the unit."""
+        mark, total = 1 << unit.number, self.before[unit.number] | bits
+        for k, known in enumerate(self.before):
+            if known & mark:
+                self.before[k] = known | total
+
+    def _legal(self, unit: Unit, node: Node, inlined: Iterable[Node]) -> bool:
+        """Whether nothing that the node reads waits for the unit, but the unit itself."""
+        mark, inside = 1 << unit.number, set(inlined)
+        for reader in (node, *inside):
+            for source in [*(v.node for v in reader.values()), *reader.control]:
+                if self.unit_of.get(source) is unit or source in inside:
+                    continue
+                if self._bits(source) & mark:
+                    return False
+        return True
+
+    # ---- placing a node ----
+
+    def _begin(self, kind: str, node: Node, group: Group, why: str) -> Unit:
+        number = self._new_vertex(node)
+        unit = Unit(kind, node, group, number, self.position[node], why=why)
+        self.unit_of[node] = unit
+        self.units.append(unit)
+        return unit
+
+    def _begin_special(self, node: Node) -> None:
+        kind = self.heads[node.type][0]
+        out = node.outputs[0]
+        group = Group([], out, spaces={out: whole(out)}, given=[out])
+        bias = node.inputs.get("bias")
+        if isinstance(bias, Value):
+            group.bias = (bias, 1 if kind == "conv" else -1)
+        self._begin(kind, node, group, "")
+
+    def _place(self, node: Node) -> None:
+        kind = LOWERINGS[node.type].kind
+        if kind == "update":
+            self._begin("loops", node, single(node), "it updates memory in place")
+            return
+        why = "begins here"
+        if node.type == "BNInfer" and self._fold(node):
+            return
+        if kind != "move":
+            for unit in self._candidates(node):
+                why = self._try(unit, node)
+                if not why:
+                    self._merge_others(unit, node)
+                    return
+                unit.why = why
+        unit = self._begin("loops", node, single(node), "")
+        self._inline_producers(unit, node)
+
+    def _fold(self, norm: Node) -> bool:
+        """A batch normalisation right after a convolution becomes part of its weights, if all of
+        its numbers are constant and nothing else reads the convolution."""
+        unit = self.unit_of.get(norm.values()[0].node)
+        if unit is None or unit.kind != "conv" or unit.folded is not None or unit.group.nodes:
+            return False
+        if self.lane(unit.head) != self.lane(norm):
+            return False
+        out = unit.head.outputs[0]
+        parameters = norm.values()[1:]
+        bias = unit.head.inputs.get("bias")
+        fixed = all(self.constant(v) for v in parameters)
+        fixed = fixed and (not isinstance(bias, Value) or self.constant(bias))
+        if not fixed or out.users() != [norm] or out in self.results:
+            return False
+        made = norm.outputs[0]
+        offset = norm.inputs["offset"]
+        assert isinstance(offset, Value)
+        unit.folded = norm
+        unit.group = Group([], made, spaces={made: whole(made)}, given=[made], bias=(offset, 1))
+        self.unit_of[norm] = unit
+        self.vertex[norm] = unit.number
+        return True
+
+    def _candidates(self, node: Node) -> list[Unit]:
+        """Units that made an operand, perhaps seen through views, the latest first."""
+        found = {}
+        for value in operands_of(node):
+            source = value.node
+            while source not in self.unit_of and _is_view(source):
+                source = source.values()[0].node
+            unit = self.unit_of.get(source)
+            if unit is not None and self.lane(unit.head) == self.lane(node):
+                found[unit.number] = unit
+        return [found[k] for k in sorted(found, reverse=True)]
+
+    def _try(self, unit: Unit, node: Node) -> str:
+        """Let a node join a unit; the reason if it cannot."""
+        if unit.kind in ("attention", "pool"):
+            return f"{unit.kind} takes nothing in after itself"
+        if len(unit.group.nodes) >= _NODES:
+            return "the unit is large enough"
+        if any(LOWERINGS[n.type].kind == "update" for n in unit.group.nodes):
+            return "what it updates must be in memory first"
+        seen: dict[Value, Space] = {}
+        views: dict[Node, None] = {}
+        for value in operands_of(node):
+            space = self._seen(unit, value, views)
+            if space is not None:
+                seen[value] = space
+        if not seen:
+            return f"{node.type} reads it through a view that moves elements"
+        if not self._legal(unit, node, views):
+            return f"{node.type} also needs what is computed from it elsewhere"
+        needs, known = self._needs_with(node, views), self.before[unit.number]
+        if why := self.streams.keep_out(node, needs, unit.nodes, known):
+            return why
+        spaces = self._spaces(unit, node, seen)
+        if isinstance(spaces, str):
+            return spaces
+        self._join(unit, node, spaces, seen, views)
+        return ""
+
+    def _join(
+        self, unit: Unit, node: Node, spaces: dict[Value, Space], seen: dict[Value, Space],
+        views: Iterable[Node],
+    ) -> None:  # fmt: skip
+        group = unit.group
+        for view in views:
+            if view not in unit.views:
+                unit.views.append(view)
+                group.nodes.append(view)
+        for value, space in seen.items():
+            group.spaces.setdefault(value, space)
+        row = LOWERINGS[node.type]
+        if row.kind == "reduce":
+            group.reduced = _reduced(node)
+        first = next(iter(spaces))
+        if unit.kind != "loops" and not any(n not in unit.views for n in group.nodes):
+            if len(group.shape) != len(first.shape or ()):
+                group.spaces.pop(group.given[0], None)  # its rows run along several axes now
+            group.domain = first
+        group.nodes.append(node)
+        group.spaces.update(spaces)
+        self.unit_of[node] = unit
+        self.vertex[node] = unit.number
+        self._grow(unit, self._needs_with(node, views))
+
+    def _seen(self, unit: Unit, value: Value, views: dict[Node, None]) -> Space | None:
+        """The space of an operand that the unit makes, perhaps through views that move nothing."""
+        if self.unit_of.get(value.node) is unit:
+            return unit.group.spaces.get(value)
+        if not _is_view(value.node) or value.node.type not in LOWERINGS or unit.kind == "conv":
+            return None
+        if value.node in unit.views:
+            views[value.node] = None
+            return unit.group.spaces.get(value)
+        base = value.node.values()[0]
+        space = self._seen(unit, base, views)
+        if space is None:
+            return None
+        if unit.kind in ("matmul",) and unit.group.given == [base] and splits_rows(base, value):
+            fresh = all(n in unit.views for n in unit.group.nodes)
+            if fresh and base.users() == [value.node] and base not in self.results:
+                views[value.node] = None
+                return whole(value)
+        made = space_through(base, space, value)
+        if made is not None:
+            views[value.node] = None
+        return made
+
+    def _spaces(
+        self, unit: Unit, node: Node, seen: dict[Value, Space]
+    ) -> dict[Value, Space] | str:
+        row = LOWERINGS[node.type]
+        if row.kind == "reduce":
+            return self._reduce_spaces(unit, node, seen)
+        if unit.kind != "loops":
+            return epilogue_spaces(unit.group, unit.views, node, seen)
+        spaces = {}
+        for out in node.outputs:
+            space = map_space(unit.group, out, seen)
+            if space is None:
+                return f"{node.type} runs over other axes"
+            spaces[out] = space
+        return spaces
+
+    def _reduce_spaces(
+        self, unit: Unit, node: Node, seen: dict[Value, Space]
+    ) -> dict[Value, Space] | str:
+        if unit.kind != "loops":
+            return f"{node.type} needs a whole row"
+        group, domain = unit.group, node.inputs[LOWERINGS[node.type].domain]
+        assert isinstance(domain, Value)
+        if seen.get(domain) != whole(domain) or domain.shape != group.shape:
+            return f"{node.type} reduces something else"
+        if any(not aligned(s, whole(domain)) for s in seen.values()):
+            return f"{node.type} runs over other axes"
+        reduced = _reduced(node)
+        if group.reduced and group.reduced != reduced:
+            return f"{node.type} reduces other axes"
+        if not group.reduced and _one_long_row(group.shape, reduced):
+            return f"{node.type} would leave all the work to one thread"
+        return {v: reduced_space(v, domain, reduced) for v in node.outputs}
+
+    # ---- units into units ----
+
+    def _merge_others(self, unit: Unit, node: Node) -> None:
+        """Other units that feed this node and run over the same axes become part of the unit."""
+        if unit.kind != "loops":
+            return
+        for other in self._candidates(node):
+            if other is not unit and self._mergeable(unit, other, node):
+                self._absorb(unit, other)
+                unit.group.spaces.update(other.group.spaces)
+                unit.group.reduced |= other.group.reduced
+
+    def _mergeable(self, unit: Unit, other: Unit, node: Node) -> bool:
+        if other.kind != "loops" or other.group.shape != unit.group.shape:
+            return False
+        if any(LOWERINGS[n.type].kind == "update" for n in other.group.nodes):
+            return False
+        if len(unit.group.nodes) + len(other.group.nodes) > _NODES:
+            return False
+        one, two = unit.group.reduced, other.group.reduced
+        if one and two and one != two:
+            return False
+        if (one or two) and _one_long_row(unit.group.shape, one | two):
+            return False
+        rest = [n for n in unit.group.nodes if n is not node and n not in unit.views]
+        mark = 1 << other.number
+        apart = not any(self._needs_outside(n, unit) & mark for n in rest)
+        direct = all(
+            self.unit_of.get(source) in (unit, other) or not self._bits(source) & mark
+            for source in [*(v.node for v in node.values()), *node.control]
+            if source not in unit.views
+        )
+        apart = apart and direct and not self.before[other.number] & (1 << unit.number)
+        return apart and self._fits(unit, other, node) and self._together(unit, other)
+
+    def _together(self, unit: Unit, other: Unit) -> bool:
+        """Whether streams let a unit take in another one that it reads."""
+        known = self.before[unit.number], self.before[other.number]
+        return self.streams.may_merge(unit.head, known[0], other.nodes, known[1])
+
+    def _fits(self, unit: Unit, other: Unit, node: Node) -> bool:
+        """Whether what a node of a unit reads of another runs along the axes where it is read."""
+        reduces = LOWERINGS[node.type].kind == "reduce"
+        place = whole(unit.group.domain) if reduces else unit.group.spaces[node.outputs[0]]
+        read = [v for v in operands_of(node) if self.unit_of.get(v.node) is other]
+        spaces = [other.group.spaces.get(v) for v in read]
+        return all(s is not None and aligned(s, place) for s in spaces)
+
+    def _needs_outside(self, node: Node, unit: Unit) -> int:
+        bits = 0
+        for source in [*(v.node for v in node.values()), *node.control]:
+            if self.unit_of.get(source) is not unit:
+                bits |= self._bits(source)
+        return bits
+
+    def _inline_producers(self, unit: Unit, node: Node) -> None:
+        """What only this node reads, and what is cheap, is computed where it is read."""
+        if unit.group.reduced and _one_long_row(unit.group.shape, unit.group.reduced):
+            return
+        for other in self._candidates(node):
+            if other is unit or other.kind != "loops" or other.group.reduced or other.views:
+                continue
+            nodes = other.group.nodes
+            cheap = len(nodes) <= 6 and all(LOWERINGS[n.type].kind == "map" for n in nodes)
+            private = all(
+                u is node or u in nodes for n in nodes for v in n.outputs for u in v.users()
+            ) and not any(v in self.results for n in nodes for v in n.outputs)
+            if cheap and private and self._together(unit, other):
+                self._absorb(unit, other)
+
+    def _absorb(self, unit: Unit, other: Unit) -> None:
+        group = unit.group
+        group.nodes = sorted(
+            dict.fromkeys([*group.nodes, *other.group.nodes]), key=self.position.__getitem__
+        )
+        unit.views += [v for v in other.views if v not in unit.views]
+        for n in other.group.nodes:
+            if self.unit_of.get(n) is other:
+                self.unit_of[n] = unit
+                self.vertex[n] = unit.number
+        other.group.nodes = []
+        bits = self.before[other.number]
+        mark = 1 << other.number
+        for k, known in enumerate(self.before):
+            if known & mark and k != other.number:
+                self.before[k] = known | 1 << unit.number
+        self._grow(unit, bits)
+
+    # ---- the end ----
+
+    def _absorbed_views(self, units: list[Unit]) -> set[Node]:
+        """Views that only units read which compute through them."""
+        inside: dict[Node, list[Unit]] = {}
+        for unit in units:
+            for view in unit.views:
+                inside.setdefault(view, []).append(unit)
+        absorbed: set[Node] = set()
+        for view in sorted(inside, key=self.position.__getitem__, reverse=True):
+            users = [u for v in view.outputs for u in v.users()]
+            private = not any(v in self.results for v in view.outputs)
+            served = all(u in absorbed or self.unit_of.get(u) in inside[view] for u in users)
+            if users and private and served:
+                absorbed.add(view)
+        return absorbed
+
+    def _outputs(self, unit: Unit, absorbed: set[Node]) -> list[Value]:
+        inside = set(unit.nodes) | {v for v in unit.views if v in absorbed}
+        return [
+            v
+            for n in unit.nodes
+            for v in n.outputs
+            if v in self.results or any(u not in inside for u in v.users())
+        ]
+
+    def _order(self, absorbed: set[Node]) -> list[Unit | Node]:
+        """Units and single nodes so that what is read was made before, else as in the graph."""
+        items: dict[int, Unit | Node] = {}
+        last: dict[int, int] = {}
+        for node, number in self.vertex.items():
+            if node not in absorbed:
+                items[number] = self.unit_of.get(node, node)
+                last[number] = max(last.get(number, -1), self.position[node])
+        return run_order(items, last, self.before, self.graph.name)
+
+
+def _steering_nodes(graph: Graph) -> set[Node]:
+    """Nodes whose values decide sizes somewhere, or small integers known while planning."""
+    found: set[Node] = set()
+    stack = [v.node for n in graph.nodes for v in steering_values(n)]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node.type != "Shape":  # which asks for dims, not for numbers
+                stack += [v.node for v in node.values()]
+    known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
+    return found | known
+
+
+def _is_view(node: Node) -> bool:
+    row = row_of(node.type)
+    return row is not None and row.has(Trait.VIEW) and len(node.outputs) == 1
+
+
+def _reduced(node: Node) -> frozenset[int]:
+    row = LOWERINGS[node.type]
+    domain = node.inputs[row.domain]
+    assert isinstance(domain, Value) and row.reduces is not None
+    rank = max(len(domain.shape or ()), 1)
+    return frozenset(d % rank for d in row.reduces(Op(node)))
+
+
+def _one_long_row(shape: Iterable[object], reduced: frozenset[int]) -> bool:
+    dims = list(shape)
+    if not is_static(dims):  # type: ignore[arg-type]
+        return len(reduced) == len(dims)
+    rows = numel(d for i, d in enumerate(dims) if i not in reduced)  # type: ignore[misc]
+    row = numel(d for i, d in enumerate(dims) if i in reduced)  # type: ignore[misc]
+    return rows < 8 and row > _LONG_ROW  # type: ignore[operator]

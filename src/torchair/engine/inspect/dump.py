@@ -1,0 +1,248 @@
+"""The data dump of the engine: a graph runs node by node, and tensors of its nodes become files.
+
+Says besides, in a JSON file, what is dumped of which graph of the process.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchair.catalog import row_of
+from torchair.catalog.reference import run_node, tensor_fact
+from torchair.engine.plan.ending import Promises
+from torchair.engine.plan.strides import symbols_of
+from torchair.fx.dump import as_array
+from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.log import logger
+from torchair.store import atomic_write
+
+_STARTED = time.time()  # an older file is of another process that had the same id
+_LOCK = Lock()  # of the JSON file
+_MARK = "torchair_enable_data_dump"  # of nodes inside `scope.data_dump()`
+_NOT_COMPUTED = ("Data", "RefData", "Const", "NetOutput")
+_PREFIXES = ("ge.exec.enableDump", "ge.exec.dump", "ge.quant_dumpable")
+_COLUMNS = ("op_type", "node", "io", "index", "dtype", "shape", "min", "max", "mean")
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """What to dump, as the global options `ge.exec.dump...` say it."""
+
+    path: str  # with the folder of the rank, `worldsize<W>_global_rank<R>`
+    mode: str = "all"
+    data: str = "tensor"
+    step: str = ""
+    layer: str = ""
+    quant_dumpable: str = "0"
+
+    def takes(self, step: int) -> bool:
+        """Whether a run is one of the chosen ones, like `0|2-5`; all are if none is chosen."""
+        ranges = [part.split("-") for part in self.step.split("|") if part]
+        return not ranges or any(int(r[0]) <= step <= int(r[-1]) for r in ranges)
+
+
+def take_dump_options(options: Mapping[str, str]) -> tuple[dict[str, str], DumpOptions | None]:
+    """Global options without those of the dump, which may differ from graph to graph, and what
+    these say; None if the dump is off."""
+    rest = {k: v for k, v in options.items() if not k.startswith(_PREFIXES)}
+    if options.get("ge_dump_with_acl_config"):
+        logger.warning("dump_config_path has no effect: set dump_config.enable_dump and its kin")
+    if options.get("ge.exec.enableDump") != "1":
+        return rest, None
+    return rest, DumpOptions(
+        path=options["ge.exec.dumpPath"],
+        mode=options.get("ge.exec.dumpMode", "all"),
+        data=options.get("ge.exec.dumpData", "tensor"),
+        step=options.get("ge.exec.dumpStep") or "",
+        layer=options.get("ge.exec.dumpLayer") or "",
+        quant_dumpable=options.get("ge.quant_dumpable", "0"),
+    )
+
+
+def layer_of(graph: Graph, options: DumpOptions) -> list[str]:
+    """Names of nodes, and types of the nodes that `scope.data_dump()` marks."""
+    marked = [n.type for n in graph.nodes if n.attr(_MARK) == "True" and _is_computed(n)]
+    return list(dict.fromkeys([*options.layer.split(), *marked]))
+
+
+def _is_computed(node: Node) -> bool:
+    return node.type not in _NOT_COMPUTED
+
+
+def tell(name: str, layer: Sequence[str], options: DumpOptions) -> Path:
+    """Enter a graph into the JSON file of this process, and give its path."""
+    world, _, rank = os.path.basename(options.path).partition("_global_")
+    path = Path("ge_dump_data_json", f"dump_options_{world}_{rank}_pid{os.getpid()}.json")
+    with _LOCK:
+        told = [*_told_before(path), {"model_name": name, "layer": list(layer)}]
+        settings = {
+            "dump_path": options.path,
+            "dump_mode": options.mode,
+            "dump_data": options.data,
+            "dump_step": options.step,
+            "quant_dumpable": options.quant_dumpable,
+            "dump_list": told,
+        }
+        return atomic_write(path, json.dumps({"dump": settings}, indent=4).encode())
+
+
+def _told_before(path: Path) -> list[Any]:
+    """Graphs that this process has entered already."""
+    if not path.is_file() or path.stat().st_mtime < _STARTED - 1:
+        return []
+    try:
+        return list(json.loads(path.read_text())["dump"]["dump_list"])
+    except (ValueError, KeyError, TypeError):  # not a file of ours
+        return []
+
+
+class GraphDump:
+    """Runs a graph with the catalogue's kernels, in the place of a plan."""
+
+    native = False
+    guards: Any = None
+
+    def __init__(
+        self, name: str, graph: Graph, device: str, promises: Promises, options: DumpOptions
+    ) -> None:
+        self._nodes = [n for n in topological(graph.nodes, name) if n.type != "NetOutput"]
+        self._device, self._promises, self._options = device, promises, options
+        layer = layer_of(graph, options)
+        self._layer = frozenset(layer)
+        moment = datetime.now().strftime("%Y%m%d%H%M%S")
+        number = name.rpartition("_")[2]
+        model = number if number.isdigit() else "0"
+        index = torch.device(device).index or 0
+        self._folder = Path(options.path, moment, str(index), name, model)
+        self._steps = itertools.count()
+        tell(name, layer, options)
+        logger.warning("graph %s runs unfused, node by node: its data are dumped", name)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for one set of inputs; those that the graph updates are updated."""
+        step = next(self._steps)
+        files = _Files(self._folder / str(step), self._options)
+        wanted = self._wanted if self._options.takes(step) else lambda node: False
+        try:
+            env = self._compute(inputs, files, wanted)
+        finally:
+            files.close()
+        return self._results(inputs, env)
+
+    def _wanted(self, node: Node) -> bool:
+        if not self._layer:
+            return _is_computed(node)
+        return node.name in self._layer or node.type in self._layer
+
+    def _compute(
+        self, inputs: Sequence[torch.Tensor], files: _Files, wanted: Callable[[Node], bool]
+    ) -> dict[Value, torch.Tensor]:
+        env = dict(zip(self._promises.data, inputs, strict=True))
+        for node in self._nodes:
+            fed = bool(node.outputs) and node.outputs[0] in env
+            shown = wanted(node)
+            if shown:  # before the node can change them
+                files.add(node, "input", [env[v] for v in node.values()])
+            if not fed:
+                made = self._placed(node, run_node(node, env), env)
+                env.update(zip(node.outputs, made, strict=True))
+            if shown:
+                files.add(node, "output", [env[v] for v in node.outputs])
+        return env
+
+    def _placed(
+        self, node: Node, made: list[torch.Tensor], env: Mapping[Value, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Results on the device where a plan has them."""
+        if self._device == "cpu":
+            return made
+        row = row_of(node.type)
+        host = row.host if row is not None else ()
+        fed = [v for port, _, v in node.slots() if v is not None and port not in host]
+        data = [v for v in fed if v.node.type != "Const"]
+        near = "cpu" if data and all(env[v].is_cpu for v in data) else self._device
+        places = {"CPU": "cpu", "NPU": self._device}
+        return [
+            tensor.to(places.get(value.device_type, near))
+            for value, tensor in zip(node.outputs, made, strict=True)
+        ]
+
+    def _results(
+        self, inputs: Sequence[torch.Tensor], env: Mapping[Value, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Outputs in memory of their own, with the strides promised; then inputs are updated."""
+        data, assigned = self._promises.data, self._promises.assigned
+        facts = [(v, tensor_fact(t, v)) for v, t in zip(data, inputs, strict=True)]
+        sizes = symbols_of(facts)
+        outputs = [self._own(k, env[v], sizes) for k, v in enumerate(self._promises.results)]
+        for k, d in assigned.items():
+            outputs[k] = inputs[d].copy_(outputs[k])
+        return outputs
+
+    def _own(self, k: int, tensor: torch.Tensor, sizes: Mapping[str, int]) -> torch.Tensor:
+        strides = self._promises.strides(k, sizes)
+        if k in self._promises.assigned or strides is None:
+            return tensor.clone()
+        start = self._promises.offset(k, sizes) or 0
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
+        length = start + last + 1 if tensor.numel() else start
+        memory = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
+        return memory.as_strided(tensor.shape, strides, start).copy_(tensor)
+
+
+class _Files:
+    """What is written of one run."""
+
+    def __init__(self, folder: Path, options: DumpOptions) -> None:
+        self._folder, self._options = folder, options
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, node: Node, side: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Inputs or outputs of a node, unless only the others are wanted."""
+        if self._options.mode not in ("all", side):
+            return
+        for i, tensor in enumerate(tensors):
+            if self._options.data == "stats":
+                self._rows.append((node.type, node.name, side, i, *_statistics(tensor)))
+            else:
+                self._write(f"{node.type}.{node.name}.{side}.{i}.npy", tensor)
+
+    def _write(self, name: str, tensor: torch.Tensor) -> None:
+        file = io.BytesIO()
+        np.save(file, as_array(tensor), allow_pickle=False)
+        atomic_write(self._folder / name.replace("/", "_"), file.getvalue())
+
+    def close(self) -> None:
+        """Write the statistics, if they are what is wanted."""
+        if not self._rows:
+            return
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerows([_COLUMNS, *self._rows])
+        atomic_write(self._folder / "stats.csv", text.getvalue().encode())
+
+
+def _statistics(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Type, dims, least and greatest element and mean; the last three are empty where a tensor
+    has no elements or no order."""
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__, "", "", "", ""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    numbers = as_array(tensor)
+    if not numbers.size or numbers.dtype.kind not in "biuf":
+        return kind, list(tensor.shape), "", "", ""
+    return kind, list(tensor.shape), numbers.min(), numbers.max(), numbers.mean(dtype=np.float64)

@@ -1,0 +1,158 @@
+"""Timelines: when each step ran on which lane, as a Chrome trace (chrome://tracing, Perfetto)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+
+from torchair.engine.plan.records import Plan, Step
+from torchair.engine.run.executor import Run
+from torchair.engine.run.lanes import Recorder
+from torchair.store import atomic_write
+
+_CALLS = 16  # the last calls that a file shows
+
+Slice = tuple[str, int, float, float]
+"""Lane, number of a step, begin and end in microseconds."""
+
+
+class Timeline:
+    """The timeline of one graph: a file that is written anew after each call."""
+
+    def __init__(self, graph: str, folder: str) -> None:
+        now = datetime.now(UTC).strftime("%Y%m%d%H%M%S%f")
+        self.path = Path(folder) / f"timeline_{graph}_pid_{os.getpid()}_ts_{now}.json"
+        self.graph = graph
+        self._calls: deque[list[dict[str, Any]]] = deque(maxlen=_CALLS)
+        self._number = count()
+        self._lanes: dict[str, int] = {}
+        self._lock = Lock()
+
+    def recorder(self, plan: Plan) -> Recorder:
+        """Someone who looks on while one program runs."""
+        return _OnCpu(self, plan) if plan.device == "cpu" else _OnStreams(self, plan)
+
+    def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
+        """Take a call over, and write the file."""
+        with self._lock:
+            number = next(self._number)
+            for lane in plan.schedule.lanes if plan.schedule is not None else ():
+                self._lanes.setdefault(lane, len(self._lanes))
+            made = [self._slice(plan.steps[k], lane, number, t0, t1) for lane, k, t0, t1 in slices]
+            self._calls.append([*made, *self._arrows(plan, slices, number)])
+            events = [*self._names(), *(e for call in self._calls for e in call)]
+            text = json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}, indent=1)
+            atomic_write(self.path, text.encode())
+
+    def _names(self) -> list[dict[str, Any]]:
+        shared = {"ph": "M", "pid": os.getpid()}
+        names = [{**shared, "name": "process_name", "args": {"name": f"torchair {self.graph}"}}]
+        for lane, row in self._lanes.items():
+            args = {"name": lane or "default stream"}
+            names.append({**shared, "name": "thread_name", "tid": row, "args": args})
+        return names
+
+    def _slice(self, step: Step, lane: str, call: int, t0: float, t1: float) -> dict[str, Any]:
+        nodes = step.also or [step.node]
+        origin = step.node.origin
+        args = {
+            "nodes": [n.name for n in nodes], "types": [n.type for n in nodes],
+            "source": origin.line if origin else "", "stream": lane, "call": call,
+        }  # fmt: skip
+        return {
+            "name": "+".join(n.type for n in nodes), "cat": step.kind, "ph": "X", "ts": t0,
+            "dur": t1 - t0, "pid": os.getpid(), "tid": self._lanes[lane], "args": args,
+        }  # fmt: skip
+
+    def _arrows(self, plan: Plan, slices: Sequence[Slice], call: int) -> list[dict[str, Any]]:
+        """Events between lanes: from the end of a step to the begin of the one that waited."""
+        ran = {k: (self._lanes[lane], t0, t1) for lane, k, t0, t1 in slices}
+        shared = {"name": "event", "cat": "event", "pid": os.getpid()}
+        arrows: list[dict[str, Any]] = []
+        for before, k in plan.schedule.events if plan.schedule is not None else ():
+            if before not in ran or k not in ran:
+                continue
+            (row, _, end), (other, begin, _) = ran[before], ran[k]
+            names = {"of": plan.steps[before].node.name, "for": plan.steps[k].node.name}
+            own = {**shared, "id": f"{call}.{before}.{k}", "args": names}
+            arrows.append({**own, "ph": "s", "tid": row, "ts": end})
+            arrows.append({**own, "ph": "f", "bp": "e", "tid": other, "ts": begin})
+        return arrows
+
+
+class _OnCpu:
+    """Times of steps that have run when they return."""
+
+    alone = True
+
+    def __init__(self, timeline: Timeline, plan: Plan) -> None:
+        self._timeline, self._plan = timeline, plan
+        self._slices: list[Slice] = []
+
+    def begin(self) -> None:
+        self._slices.clear()
+
+    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+        slices, clock, (step,) = self._slices, time.perf_counter_ns, steps
+
+        def timed(registers: list[Any]) -> None:
+            begin = clock()
+            run(registers)
+            slices.append((lane, step, begin / 1e3, clock() / 1e3))
+
+        return timed
+
+    def end(self) -> None:
+        self._timeline.add(self._plan, sorted(self._slices, key=lambda s: s[2]))
+
+
+class _OnStreams:
+    """Times on the device of steps that are only issued when they return."""
+
+    alone = True
+
+    def __init__(self, timeline: Timeline, plan: Plan) -> None:
+        self._timeline, self._plan = timeline, plan
+        self._module: Any = torch.get_device_module(torch.device(plan.device))
+        self._issued: list[tuple[str, int, Any, Any]] = []
+        self._zero = self._module.Event(enable_timing=True)
+        self._at = 0.0
+
+    def begin(self) -> None:
+        self._issued.clear()
+        self._module.synchronize(self._plan.device)
+        self._zero.record()
+        self._zero.synchronize()
+        self._at = time.perf_counter_ns() / 1e3
+
+    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+        issued, make, (step,) = self._issued, self._module.Event, steps
+
+        def timed(registers: list[Any]) -> None:
+            begin, end = make(enable_timing=True), make(enable_timing=True)
+            begin.record()
+            run(registers)
+            end.record()
+            issued.append((lane, step, begin, end))
+
+        return timed
+
+    def end(self) -> None:
+        self._module.synchronize(self._plan.device)
+        slices = [
+            (lane, k, self._since(begin), self._since(end)) for lane, k, begin, end in self._issued
+        ]
+        self._timeline.add(self._plan, slices)
+
+    def _since(self, event: Any) -> float:
+        return self._at + 1e3 * float(self._zero.elapsed_time(event))

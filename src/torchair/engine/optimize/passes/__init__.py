@@ -1,0 +1,81 @@
+"""Passes over GE graphs, in order: the documented ones, then those of our own engine.
+
+Each is called as `(graph, state)`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from torchair.engine.optimize.passes.data import (
+    optimize_sym_pack,
+    remove_dead_data_and_reorder_data_index,
+)
+from torchair.engine.optimize.passes.gradients import split_norm_gradients
+from torchair.engine.optimize.passes.ordering import (
+    choose_order,
+    explicit_order_for_cmo,
+    explicit_order_for_side_effect_nodes,
+)
+from torchair.engine.optimize.passes.patterns import fuse_patterns
+from torchair.engine.optimize.passes.quant import (
+    move_mm_weight_transpose_after_bitcast,
+    move_transpose_into_mm,
+)
+from torchair.engine.optimize.passes.simplify import (
+    apply_rules,
+    fold_constants,
+    merge_common,
+    remove_dead_code,
+)
+from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize.passes.updates import (
+    mapping_assign_op_to_graph_output,
+    optimize_reference_op_redundant_copy,
+)
+from torchair.ge.graph import Graph
+from torchair.ge.verify import verify
+from torchair.passes import Kind, Pass
+
+GE_PASSES = (
+    Pass("optimize_sym_pack", optimize_sym_pack),
+    Pass("remove_dead_data_and_reorder_data_index", remove_dead_data_and_reorder_data_index),
+    Pass("optimize_reference_op_redundant_copy", optimize_reference_op_redundant_copy),
+    Pass("mapping_assign_op_to_graph_output", mapping_assign_op_to_graph_output),
+    Pass("explicit_order_for_side_effect_nodes", explicit_order_for_side_effect_nodes),
+    Pass("explicit_order_for_cmo", explicit_order_for_cmo),
+    Pass("move_transpose_into_mm", move_transpose_into_mm),
+    Pass("move_mm_weight_transpose_after_bitcast", move_mm_weight_transpose_after_bitcast),
+)
+
+ENGINE_PASSES = (
+    Pass("remove_dead_code", remove_dead_code, lambda o: o.dead_code),
+    Pass("apply_rules", apply_rules, lambda o: o.level != "O1"),
+    Pass("fold_constants", fold_constants, lambda o: o.fold),
+    Pass("split_norm_gradients", split_norm_gradients, lambda o: o.native),
+    Pass("merge_common", merge_common, lambda o: o.level != "O1"),
+    Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and o.level != "O1"),
+    Pass("apply_rules_again", apply_rules, lambda o: o.level != "O1"),
+    Pass("remove_what_is_left", remove_dead_code, lambda o: o.dead_code),
+    Pass("choose_order", choose_order),
+)
+
+
+def _count(graph: Graph) -> Counter[str]:
+    return Counter(n.type for n in graph.nodes)
+
+
+def _fingerprint(graph: Graph) -> int:
+    """Changes when a node, an edge, an attribute or the order does."""
+    parts = [
+        (n.name, *map(id, n.values()), *map(id, n.attrs.values()), *map(id, n.control))
+        for n in graph.nodes
+    ]
+    return hash(tuple(parts))
+
+
+def ge_kind(text: Callable[[Graph], str], file_type: str) -> Kind:
+    """How the pass runner handles GE graphs; the text form is injected."""
+    return Kind("ge", _count, _fingerprint, verify, text, file_type, lambda g: list(g._nodes))
+
+
+__all__ = ["ENGINE_PASSES", "GE_PASSES", "GraphState", "ge_kind"]

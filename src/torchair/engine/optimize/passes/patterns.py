@@ -1,0 +1,50 @@
+"""The pass that fuses: several nodes become the one operator that stands for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize.rules.patterns import PATTERNS
+from torchair.flags import Flags
+from torchair.ge.graph import Graph, Node, topological
+from torchair.ge.rewrite import rewrite
+from torchair.log import logger
+
+
+def fuse_patterns(graph: Graph, state: GraphState) -> None:
+    """Norms, activations, rotary embeddings and attention in simple operators -> fused ones."""
+    patterns = [
+        kind(last, state.native)
+        for kind in PATTERNS
+        for last in kind.last
+        if state.fuses(kind.__name__)
+    ]
+    speak = _speaker()
+    while rewrite(graph, patterns, speak):  # what a pattern leaves behind hides others
+        _clean(graph, {n for p in patterns for n in p.superfluous})
+
+
+def _clean(graph: Graph, superfluous: set[Node]) -> None:
+    for node in reversed(topological(graph.nodes)):
+        if node in superfluous and not any(v.uses for v in node.outputs):
+            graph.remove(node)
+
+
+def _speaker() -> Callable[[str], None] | None:
+    """Tells what patterns did and why they did not, each thing once."""
+    loud = Flags.read().debug >= 3
+    if not loud and not logger.isEnabledFor(logging.DEBUG):
+        return None
+    said: set[str] = set()
+
+    def speak(text: str) -> None:
+        if text in said:
+            return
+        said.add(text)
+        if loud:
+            print(f"torchair pattern {text}")
+        logger.debug("pattern %s", text)
+
+    return speak

@@ -1,0 +1,150 @@
+"""Passes that make a graph smaller: rules, constant folding, common subexpressions, dead code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from torchair.catalog import Trait, row_of
+from torchair.catalog.reference import run_node
+from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize.rules import RULES
+from torchair.flags import Flags
+from torchair.ge.build import Const
+from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.ge.rewrite import rewrite
+from torchair.log import logger
+
+_FOLD_LIMIT = 1 << 20  # bytes of a folded result
+_MERGE_LIMIT = 1 << 12  # bytes of constants that are compared
+
+
+def apply_rules(graph: Graph, state: GraphState) -> None:
+    """Remove identity work and fold transposes and biases into matrix products."""
+    loud = Flags.read().debug >= 3
+    rules = [r for r in RULES if state.switches.get(r.name, True)]
+    rewrite(graph, rules, _explain if loud or logger.isEnabledFor(logging.DEBUG) else None)
+
+
+def _explain(text: str) -> None:
+    if Flags.read().debug >= 3:
+        print(f"torchair rule {text}")
+    logger.debug("rule %s", text)
+
+
+def fold_constants(graph: Graph, state: GraphState) -> None:
+    """Compute what depends on constants alone."""
+    for node in topological(graph.nodes):
+        if not _foldable(node):
+            continue
+        env = {v: v.node.attr("value") for v in node.values()}
+        try:
+            results = run_node(node, env)
+        except Exception as e:
+            logger.debug("constant folding left %s: %s", node.name, e)
+            continue
+        if sum(t.numel() * t.element_size() for t in results) > _FOLD_LIMIT:
+            continue
+        for value, tensor in zip(node.outputs, results, strict=True):
+            _replace(graph, value, tensor)
+        graph.remove(node)
+    graph.sort()
+
+
+def _replace(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
+    if not value.uses:
+        return
+    with graph:
+        made = Const(tensor.contiguous().clone(), readable=False)
+    made.device_type = value.device_type
+    made.node.origin = value.node.origin
+    value.replace_with(made)
+
+
+def _foldable(node: Node) -> bool:
+    row = row_of(node.type)
+    if row is None or not node.outputs or node.control or node.control_users:
+        return False
+    if row.has(Trait.RANDOM | Trait.SIDE_EFFECT | Trait.CONSTANT | Trait.COMMUNICATION):
+        return False
+    inputs = node.values()
+    if not inputs or any(v.node.type != "Const" for v in inputs):
+        return False
+    return not row.has(Trait.VIEW) or _same_size(node)  # an expanded constant would only grow
+
+
+def _same_size(node: Node) -> bool:
+    source: torch.Tensor = node.values()[0].node.attr("value")
+    shapes = [v.shape for v in node.outputs]
+    if any(s is None or any(not isinstance(d, int) for d in s) for s in shapes):
+        return False
+    return all(torch.Size(s).numel() == source.numel() for s in shapes)  # type: ignore[arg-type]
+
+
+def merge_common(graph: Graph, state: GraphState) -> None:
+    """Compute equal things once."""
+    seen: dict[Hashable, Node] = {}
+    for node in topological(graph.nodes):
+        key = _key(node)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is node:
+            continue
+        for old, new in zip(node.outputs, first.outputs, strict=True):
+            old.replace_with(new)
+        graph.remove(node)
+
+
+def _key(node: Node) -> Hashable | None:
+    row = row_of(node.type)
+    if row is None or node.control or node.control_users or not node.outputs:
+        return None
+    if node.type in ("Data", "RefData") or row.has(Trait.RANDOM | Trait.SIDE_EFFECT):
+        return None
+    if row.has(Trait.CONSTANT):
+        return _constant_key(node)
+    slots: tuple[Any, ...] = tuple((p, i, v) for p, i, v in node.slots())
+    attrs = tuple(sorted((k, repr(a)) for k, a in node.attrs.items()))
+    return node.type, slots, attrs, node.outputs[0].device_type
+
+
+def _constant_key(node: Node) -> Hashable | None:
+    tensor: torch.Tensor = node.attr("value")
+    if tensor.numel() * tensor.element_size() > _MERGE_LIMIT:
+        return None
+    # A copy, as one element with stride 0 counts as contiguous but cannot be seen as bytes.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.dtype, tuple(tensor.shape), data, node.outputs[0].device_type
+
+
+def remove_dead_code(graph: Graph, state: GraphState) -> None:
+    """Drop what no output and no side effect needs; inputs stay."""
+    live = live_nodes(graph)
+    for node in reversed(topological(graph.nodes)):
+        if node not in live:
+            graph.remove(node)
+
+
+def live_nodes(graph: Graph) -> set[Node]:
+    """What an output or a side effect needs, and inputs."""
+    live = {n for n in graph.nodes if _is_anchor(n)}
+    stack = list(live)
+    while stack:
+        node = stack.pop()
+        for before in [*(v.node for v in node.values()), *node.control]:
+            if before not in live:
+                live.add(before)
+                stack.append(before)
+    return live
+
+
+def _is_anchor(node: Node) -> bool:
+    row = row_of(node.type)
+    if node.type in ("NetOutput", "Data", "RefData") or node in node.graph.keep_alive:
+        return True
+    return row is not None and row.has(Trait.SIDE_EFFECT)

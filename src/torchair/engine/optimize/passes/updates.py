@@ -1,0 +1,56 @@
+"""Passes over in-place updates: redundant copies, and Assign to a graph input."""
+
+from __future__ import annotations
+
+from torchair.catalog import Trait, row_of
+from torchair.engine.optimize.passes.state import GraphState
+from torchair.ge.graph import Graph, Node, Value
+
+
+def optimize_reference_op_redundant_copy(graph: Graph, state: GraphState) -> None:
+    """Data -> TensorMove -> update -> Assign(Data): the update works on the input itself."""
+    for node in graph.nodes:
+        row = row_of(node.type)
+        if row is None or not row.has(Trait.WRITES_FIRST):
+            continue
+        moved = next(iter(node.values()), None)
+        if moved is None or moved.node.type != "TensorMove" or len(moved.uses) != 1:
+            continue
+        source = moved.node.values()[0]
+        if source.node.type != "Data" or not _assigned_back(node, source):
+            continue
+        moved.replace_with(source)
+        graph.remove(moved.node)
+
+
+def _assigned_back(node: Node, source: Value) -> bool:
+    """Whether the only other reader of the input is the Assign of this node's result."""
+    others = [u for u in source.users() if u.type not in ("TensorMove", "Cmo")]
+    return len(others) == 1 and (
+        others[0].type == "Assign"
+        and others[0].inputs["ref"] is source
+        and others[0].inputs["value"] is node.outputs[0]
+    )
+
+
+def mapping_assign_op_to_graph_output(graph: Graph, state: GraphState) -> None:
+    """Assign to an input -> one more graph output whose memory is that input."""
+    output = graph.output
+    assert output is not None
+    for node in graph.nodes:
+        if node.type != "Assign":
+            continue
+        ref, value = node.inputs["ref"], node.inputs["value"]
+        assert isinstance(ref, Value) and isinstance(value, Value)
+        if ref.node.type != "Data" or (ref.dtype, ref.shape) != (value.dtype, value.shape):
+            output.after(node)
+            continue
+        node.outputs[0].replace_with(value)
+        results = list(output.values())
+        state.assigned[len(results)] = ref.node.attr("index")
+        for before in list(node.control):
+            output.after(before)
+        for user in list(node.control_users):
+            user.after(value.node)
+        graph.remove(node)
+        output.set_input("input", [*results, value])

@@ -1,0 +1,27 @@
+"""Rewrite rules of the engine, in builder syntax; each can be switched by its class name."""
+
+from torchair.engine.optimize.rules.copies import CopyOfResult
+from torchair.engine.optimize.rules.identity import (
+    CastToSameType,
+    IdentityNode,
+    MultiplyByOne,
+    ReshapeOfReshape,
+    ReshapeToSameShape,
+    TransposeNothing,
+    TransposeTwice,
+)
+from torchair.engine.optimize.rules.matmul import BIAS_RULES, TRANSPOSE_RULES
+from torchair.ge.rewrite import Rule
+
+RULES: tuple[Rule, ...] = (
+    MultiplyByOne(),
+    CastToSameType(),
+    IdentityNode(),
+    ReshapeToSameShape(),
+    ReshapeOfReshape(),
+    TransposeNothing(),
+    TransposeTwice(),
+    *TRANSPOSE_RULES,
+    *BIAS_RULES,
+    CopyOfResult(),
+)

@@ -1,0 +1,239 @@
+"""Activations that a model spells out: forms of gelu, gates by a sigmoid, gated halves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torchair import ge
+from torchair.engine.optimize.rules.pattern import (
+    Inner,
+    Mismatch,
+    Pattern,
+    both_orders,
+    close,
+    made_by,
+    number,
+    operands,
+    with_number,
+)
+from torchair.ge.graph import Node, Value
+
+Polynomial = dict[int, float]  # by power of x
+
+_ROOT = math.sqrt(2 / math.pi)
+_INNER: dict[str, Polynomial] = {
+    "Erf": {1: math.sqrt(0.5)},
+    "Tanh": {1: _ROOT, 3: _ROOT * 0.044715},
+}
+_APPROXIMATE = {"Erf": "none", "Tanh": "tanh"}
+
+
+def _factors(value: Value, inner: Inner) -> tuple[list[Value], float]:
+    """The factors of a product, and of those of its factors that are products themselves; what is
+    known of them as one number."""
+    found: list[Value] = []
+    known = 1.0
+    scaled = with_number(value, "Mul")
+    for v in [scaled[0]] if scaled is not None else operands(value):
+        if made_by(v, "Mul", "Muls") and len(v.uses) == 1:
+            inner.add(v)
+            more, constant = _factors(v, inner)
+            found += more
+            known *= constant
+        else:
+            found.append(v)
+    return found, known * (1.0 if scaled is None else scaled[1])
+
+
+def _polynomial(value: Value, x: Value, inner: Inner) -> Polynomial | None:
+    """A value as a polynomial in x, None if it is none."""
+    if value is x:
+        return {1: 1.0}
+    constant = number(value)
+    if constant is not None:
+        return {0: constant}
+    combine = _COMBINE.get(value.node.type)
+    if combine is None or value.index:
+        return None
+    inner.add(value)
+    scaled = with_number(value, "Mul")
+    if scaled is not None:
+        known = _polynomial(scaled[0], x, inner)
+        return None if known is None else _times(known, {0: scaled[1]})
+    if value.node.type == "Pow":
+        base, power = operands(value)
+        exponent = number(power)
+        known = _polynomial(base, x, inner)
+        if known is None or exponent not in (2, 3):
+            return None
+        return combine(known, known) if exponent == 2 else _times(_times(known, known), known)
+    parts = [_polynomial(v, x, inner) for v in operands(value)]
+    if any(p is None for p in parts):
+        return None
+    return combine(parts[0], parts[-1])  # type: ignore[arg-type]
+
+
+def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
+    return {k: a.get(k, 0) + b.get(k, 0) for k in a.keys() | b.keys()}
+
+
+def _times(a: Polynomial, b: Polynomial) -> Polynomial:
+    made: Polynomial = {}
+    for i, p in a.items():
+        for j, q in b.items():
+            made[i + j] = made.get(i + j, 0) + p * q
+    return made
+
+
+def _over(a: Polynomial, b: Polynomial) -> Polynomial | None:
+    if set(b) != {0} or not b[0]:
+        return None
+    return {k: p / b[0] for k, p in a.items()}
+
+
+_COMBINE: dict[str, Callable[[Polynomial, Polynomial], Polynomial | None]] = {
+    "Add": _plus,
+    "Mul": _times,
+    "Muls": _times,
+    "Pow": _times,
+    "Square": _times,
+    "RealDiv": _over,
+    "Div": _over,
+}
+
+
+def _same(found: Polynomial | None, wanted: Polynomial) -> bool:
+    if found is None:
+        return False
+    powers = {k for k, p in found.items() if p}
+    return powers == set(wanted) and all(close(found[k], p) for k, p in wanted.items())
+
+
+class GeluFusion(Pattern):
+    """x / 2 * (1 + erf(x / sqrt(2))), and the form with tanh -> GeluV2"""
+
+    last = ("Mul", "Muls")
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        factors, known = _factors(node.outputs[0], inner)
+        for gate in factors:
+            curve = _one_plus(gate)
+            if curve is not None:
+                rest = [f for f in factors if f is not gate]
+                return self._gelu(rest, known, gate, curve, inner)
+        return None
+
+    def _gelu(
+        self, rest: list[Value], known: float, gate: Value, curve: Value, inner: Inner
+    ) -> Callable[[], Any]:
+        kind = curve.node.type
+        if self.native and kind == "Erf":
+            raise Mismatch("generated code of the parts is faster", gate)
+        inner.add(gate, curve)
+        if len(rest) != 1:
+            raise Mismatch("it is not one value that is gated", gate)
+        x = _halved(rest[0], inner)
+        if not close(known * (1 if x is rest[0] else 0.5), 0.5):
+            raise Mismatch("the factor is not one half", gate)
+        if not _same(_polynomial(operands(curve)[0], x, inner), _INNER[kind]):
+            raise Mismatch(f"what {kind} is taken of differs", curve)
+        return lambda: ge.GeluV2(x, approximate=_APPROXIMATE[kind])
+
+
+def _halved(value: Value, inner: Inner) -> Value:
+    """x of x / 2, or the value itself."""
+    if made_by(value, "RealDiv", "Div") and number(operands(value)[1]) == 2:
+        inner.add(value)
+        return operands(value)[0]
+    return value
+
+
+def _one_plus(value: Value) -> Value | None:
+    """The erf or tanh that one is added to."""
+    found = with_number(value, "Add")
+    if found is None or found[1] != 1 or found[0].node.type not in _INNER:
+        return None
+    return found[0]
+
+
+class SwishFusion(Pattern):
+    """x * sigmoid(s * x) -> Swish; with s = 1.702 this is the quick form of gelu"""
+
+    last = ("Mul",)
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        for x, gate in both_orders(node):
+            if not made_by(gate, "Sigmoid"):
+                continue
+            inside = operands(gate)[0]
+            scaled = (inside, 1.0) if inside is x else with_number(inside, "Mul")
+            if scaled is None or scaled[0] is not x:
+                raise Mismatch("what is gated is not what the sigmoid is taken of", gate)
+            inner.add(gate, *([] if inside is x else [inside]))
+            scale = scaled[1]
+            return lambda: ge.Swish(x, scale=scale)
+        return None
+
+
+class SwiGluFusion(Pattern):
+    """silu(first half) * second half -> SwiGlu"""
+
+    last = ("Mul",)
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        for gate, value in both_orders(node):
+            if made_by(gate, "Swish"):
+                return self._halves(gate, value, inner)
+        return None
+
+    def _halves(self, gate: Value, value: Value, inner: Inner) -> Callable[[], Any] | None:
+        first, second = half_of(operands(gate)[0]), half_of(value)
+        if first is None or second is None or first[0] is not second[0]:
+            return None
+        if (first[1], second[1]) != (0, 1) or first[2] != second[2]:
+            raise Mismatch("the gate is not the first half", gate)
+        if gate.node.attr("scale") != 1:
+            raise Mismatch("the gate is scaled", gate)
+        inner.add(gate, operands(gate)[0], value)
+        x, _, dim = first
+        return lambda: ge.SwiGlu(x, dim=dim)
+
+
+def half_of(value: Value) -> tuple[Value, int, int] | None:
+    """(x, which half, dim) where a value is one half of another along a dim."""
+    node = value.node
+    if node.type == "SplitV" and len(node.outputs) == 2:
+        x, _, dim = node.values()
+        which, axis = value.index, dim.content
+    elif node.type == "StridedSliceV2" and node.inputs.get("strides") is not None:
+        x, begin, end, axes, strides = node.values()
+        bounds = [_only(v) for v in (begin, end, axes, strides)]
+        if any(b is None for b in bounds) or bounds[3] != 1:
+            return None
+        which, axis = (0 if bounds[0] == 0 else 1), bounds[2]
+    else:
+        return None
+    return _half(x, value, which, axis, None if node.type == "SplitV" else bounds)
+
+
+def _only(value: Value) -> int | None:
+    content = value.content
+    if isinstance(content, tuple):
+        content = content[0] if len(content) == 1 else None
+    return content if isinstance(content, int) else None
+
+
+def _half(
+    x: Value, part: Value, which: int, axis: Any, bounds: list[Any] | None
+) -> tuple[Value, int, int] | None:
+    if not isinstance(axis, int) or x.shape is None or part.shape is None:
+        return None
+    dim = axis % x.rank
+    whole, size = x.shape[dim], part.shape[dim]
+    if not isinstance(whole, int) or whole != 2 * size:
+        return None
+    if bounds is not None and bounds[0] not in ((0, -whole) if which == 0 else (size, -size)):
+        return None
+    return x, which, dim

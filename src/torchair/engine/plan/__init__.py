@@ -1,0 +1,1 @@
+"""Where values live and which steps run: from a graph and sizes to records."""

@@ -1,0 +1,348 @@
+"""The end of planning: how results leave, which inputs are updated in place, where memory is.
+
+Everything before has given values slots, and slots memory and strides; nothing here looks at nodes
+again, so a plan made anew for other sizes ends in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchair.catalog import Trait, row_of
+from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place, place_unordered
+from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, WriteBack
+from torchair.engine.plan.streams import Lanes, Sharing, schedule_of
+from torchair.engine.plan.strides import (
+    Formula,
+    as_list,
+    dense_strides,
+    flat_slots,
+    is_dense,
+    is_writable,
+    same_strides,
+    with_strides,
+)
+from torchair.errors import GraphError
+from torchair.ge.graph import Value
+
+_WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
+
+_WASTE = 1.2  # times the least memory, that an arrangement made for other sizes may take
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an output must look like. Results of one alias group may share memory."""
+
+    dims: tuple[Any, ...]  # may be symbolic, like the strides
+    strides: tuple[Any, ...]
+    alias_group: int
+    offset: Any = None  # where it must begin in its memory, None if that does not matter
+
+
+class Promises:
+    """What was promised of the results of a graph; `assigned` maps one to the input it updates."""
+
+    def __init__(
+        self,
+        results: Sequence[Value],
+        data: Sequence[Value],
+        assigned: Mapping[int, int],
+        layouts: Sequence[Layout | None],
+    ) -> None:
+        self.results, self.data, self.assigned = list(results), list(data), dict(assigned)
+        self.layouts = list(layouts)
+        self._formulas: dict[tuple[int, str], Formula] = {}
+
+    def dims(self, k: int, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Dims of a result; None for those that only the data tell, or if none were promised."""
+        return self._evaluate(k, "dims", sizes)
+
+    def strides(self, k: int, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Strides of a result, None as for dims."""
+        return self._evaluate(k, "strides", sizes)
+
+    def offset(self, k: int, sizes: Mapping[str, int]) -> int | None:
+        """Where a result must begin in its memory, None if that does not matter."""
+        layout = self.layouts[k]
+        if layout is None or layout.offset is None:
+            return None
+        found = self._evaluate(k, "offset", sizes)
+        return None if found is None else found[0]
+
+    def _evaluate(self, k: int, what: str, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+        layout = self.layouts[k]
+        if layout is None:
+            return None
+        formula = self._formulas.get((k, what))
+        if formula is None:
+            found = getattr(layout, what)
+            formula = Formula(found if isinstance(found, tuple) else (found,))
+            self._formulas[k, what] = formula
+        try:
+            return formula(sizes)
+        except KeyError:  # a size that only the data tell
+            return None
+
+
+@dataclass
+class Draft:
+    """A plan that lacks its end: steps and roots are there, nothing is placed. `sizes` are the
+    values of symbols."""
+
+    plan: Plan
+    slot: Mapping[Value, int]
+    root: dict[int, Root]
+    metas: dict[int, torch.Tensor | None]
+    sizes: Mapping[str, int]
+    native: bool  # generated code is on: strides are fixed when it is made
+    packings: dict[Any, Packing] | None = None  # of plans like this, by what is in the arena
+    lanes: Lanes | None = None  # of the graph, if nodes have more than one
+
+
+class Ending:
+    """Completes a draft."""
+
+    def __init__(self, draft: Draft, promises: Promises) -> None:
+        self.p, self.native = promises, draft.native
+        self.plan, self.slot, self.sizes = draft.plan, draft.slot, draft.sizes
+        self.root, self.metas = draft.root, draft.metas
+        self.now = len(draft.plan.steps)
+        self.packings = draft.packings
+        several = draft.lanes is not None and len(draft.lanes.used_by(self.plan.steps)) > 1
+        self.lanes = draft.lanes if several else None
+
+    def run(self) -> Plan:
+        """The plan."""
+        self._outputs()
+        self._write_backs()
+        self._place()
+        self._bind_views()
+        if self.lanes is not None:
+            self.plan.schedule = schedule_of(self.plan, self.lanes)
+        return self.plan
+
+    def _outputs(self) -> None:
+        members = Counter(self._group(k) for k in range(len(self.p.results)))
+        wanted = [self._wanted(k, self.slot[v]) for k, v in enumerate(self.p.results)]
+        laid_out: set[int] = set()
+        for k, value in enumerate(self.p.results):
+            slot = self.slot[value]
+            self.root[slot].last = max(self.root[slot].last, self.now)
+            if k not in self.p.assigned and slot not in laid_out:
+                laid_out.add(slot)
+                self._lay_out(slot, wanted[k])
+        owner: dict[int, int] = {}  # root slot: the alias group that has it
+        for k, value in enumerate(self.p.results):
+            slot = self.slot[value]
+            if k in self.p.assigned:
+                self.plan.outputs.append(OutputSpec(slot))
+                continue
+            group, root = self._group(k), self.root[slot]
+            mine = root.kind in ("arena", "fresh", "torch")
+            mine = mine and owner.setdefault(root.slot, group) == group
+            offset = self.p.offset(k, self.sizes)
+            spec = self._leave(slot, root, wanted[k], offset, mine, shared=members[group] > 1)
+            spec.again = any(slot == before.slot for before in self.plan.outputs)
+            self.plan.outputs.append(spec)
+
+    def _group(self, k: int) -> int:
+        layout = self.p.layouts[k]
+        return layout.alias_group if layout is not None else -1 - k
+
+    def _lay_out(self, slot: int, wanted: tuple[int, ...] | None) -> None:
+        """Give a buffer that leaves the graph whole the strides it must have, and its views
+        theirs."""
+        root, meta = self.root[slot], self.metas[slot]
+        if meta is None or meta is not root.meta or root.kind != "arena" or wanted is None:
+            return
+        if root.fixed:
+            return
+        if same_strides(meta, wanted) or not is_dense(meta.shape, wanted):
+            return
+        root.meta = self.metas[slot] = with_strides(meta, wanted)
+        for step in self.plan.steps:
+            if step.kind != "view" or self.root[step.args[0]] is not root:
+                continue
+            assert step.kernel is not None
+            views = as_list(step.kernel(self.metas[step.args[0]]))
+            self.metas.update(zip(step.outs, views, strict=True))
+
+    def _leave(
+        self, slot: int, root: Root, wanted: tuple[int, ...] | None, offset: int | None,
+        mine: bool, shared: bool,
+    ) -> OutputSpec:  # fmt: skip
+        meta = self.metas[slot]
+        if meta is None or root.kind == "torch":
+            usable = wanted is None or meta is None or is_writable(meta.shape, wanted)
+            copied = not mine or (offset or 0) != 0
+            return OutputSpec(slot, wanted if usable else None, copied, offset or 0)
+        wanted = wanted if wanted is not None else dense_strides(meta)
+        whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
+        in_place = offset is None or offset == meta.storage_offset()
+        if mine and whole and in_place and same_strides(meta, wanted):
+            root.kind = "fresh"
+            alone = meta.numel() == root.meta.numel() and meta.storage_offset() == 0
+            return OutputSpec(slot, wanted, shape=tuple(meta.shape) if alone else None)
+        if not is_writable(meta.shape, wanted):
+            wanted = dense_strides(meta)
+        return OutputSpec(slot, wanted, True, offset or 0)
+
+    def _wanted(self, k: int, slot: int) -> tuple[int, ...] | None:
+        meta = self.metas[slot]
+        dims, strides = self.p.dims(k, self.sizes), self.p.strides(k, self.sizes)
+        if meta is None or dims is None or strides is None:
+            return None
+        if dims != tuple(meta.shape):
+            made = self.p.results[k]
+            raise GraphError(
+                f"output {k} has dims {list(meta.shape)}, tracing promised {list(dims)}",
+                node=made.node.name,
+            )
+        return strides
+
+    def _write_backs(self) -> None:
+        written = {self.slot[self.p.data[d]] for d in self.p.assigned.values()}
+        for k, d in self.p.assigned.items():
+            target = self.slot[self.p.data[d]]
+            source = self.slot[self.p.results[k]]
+            root = self.root[source]
+            if source == target or self._tie(source, target):
+                continue
+            staged = root.kind == "input" and root.slot in written
+            self.plan.write_backs.append(WriteBack(target, source, staged))
+
+    def _tie(self, source: int, target: int) -> bool:
+        """Let the value be computed in the memory of the input it updates, if no one needs the
+        old content any more."""
+        root, data = self.root[source], self.root[target]
+        if root.kind != "arena" or self.metas[source] is not root.meta:
+            return False
+        if root.meta.shape != data.meta.shape or root.meta.dtype != data.meta.dtype:
+            return False
+        if self.native and root.meta.stride() != data.meta.stride():
+            return False
+        if data.last > root.first or root.tied_to >= 0 or data.tied_to >= 0:
+            return False
+        if data.last == root.first and not self._updates(root, target):
+            return False
+        root.kind, root.tied_to, data.tied_to = "tied", target, target
+        return True
+
+    def _updates(self, root: Root, target: int) -> bool:
+        """Whether the step that makes this value may read the input while overwriting it."""
+        step = self.plan.steps[root.first]
+        row = row_of(step.node.type)
+        assert row is not None
+        if step.native is not None and not step.native.copies:
+            return step.native.pointwise and all(
+                self.metas[a] is self.root[a].meta for a in step.args if self.root[a].slot == target
+            )
+        reads = [a for a in flat_slots(step.args) if self.root[a].slot == target]
+        if row.has(Trait.WRITES_FIRST):
+            return step.args[0] == target and len(reads) == 1
+        return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
+
+    def _place(self) -> None:
+        arena = [r for r in self.plan.roots if r.kind == "arena"]
+        buffers: dict[int, Buffer] = {}
+        chosen: dict[int, Buffer] = {}
+        sharing = None
+        if self.lanes is not None:
+            sharing = Sharing(self.plan.steps, self.root.__getitem__, self.lanes)
+        for root in arena:
+            if (before := self._taken_over(root, sharing)) is not None:
+                buffer = chosen[before.slot]
+                buffer.last = max(buffer.last, root.last)
+            else:
+                buffer = buffers[root.slot] = Buffer(root.size, root.first, root.last)
+            root.bytes = buffer.size
+            chosen[root.slot] = buffer
+        packed = list(buffers.values())
+        self.plan.arena_floor = lower_bound(packed)
+        if sharing is None:
+            self.plan.arena_size = self._pack(tuple(buffers), packed)
+        else:
+            inside: dict[int, list[Root]] = {id(b): [] for b in packed}
+            for root in arena:
+                inside[id(chosen[root.slot])].append(root)
+            spans = [sharing.span(inside[id(b)]) for b in packed]
+            self.plan.arena_size = place_unordered(packed, lambda a, b: spans[a].apart(spans[b]))
+        for root in arena:
+            root.offset = chosen[root.slot].offset
+
+    def _taken_over(self, root: Root, sharing: Sharing | None) -> Root | None:
+        """The root whose buffer this one takes over, if that is not needed any more; elements must
+        be where they were."""
+        before = root.successor_of
+        if before is None or before.kind != "arena" or before.last != root.first:
+            return None
+        if before.meta.stride() != root.meta.stride():
+            return None
+        return before if sharing is None or sharing.ends_at(before, root.first) else None
+
+    def _pack(self, key: tuple[int, ...], buffers: list[Buffer]) -> int:
+        """Places as in a plan before, as long as that wastes little."""
+        known = None if self.packings is None else self.packings.get(key)
+        if known is not None and (size := known.place(buffers)) <= _WASTE * self.plan.arena_floor:
+            return size
+        size = place(buffers)
+        if self.packings is not None:
+            self.packings[key] = Packing(buffers)
+        return size
+
+    def _bind_views(self) -> None:
+        """Views of planned or constant memory are made once, the others at every call."""
+        for slot, root in self.root.items():
+            if root.kind != "torch" or root.last >= self.now:
+                continue
+            if self.metas[slot] is None or root.size >= _WORTH_FREEING:
+                self.plan.steps[root.last].frees.append(slot)
+        self._copy_before_updates()
+        kept: list[Step] = []
+        read = self._read_by_torch()
+        for step in self.plan.steps:
+            planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
+            if step.kind != "view" or read.intersection(step.outs):
+                (self.plan.bound if planned else kept).append(step)
+        self.plan.steps = kept
+        self.plan.read = read
+        self.plan.places = {
+            slot: (root, 0 if self.metas[slot] is root.meta else self._bytes(slot))
+            for slot, root in self.root.items()
+        }
+
+    def _copy_before_updates(self) -> None:
+        """Native code that updates parts of a value begins with a copy, if it is not in place."""
+        steps: list[Step] = []
+        for step in self.plan.steps:
+            updates = step.native is not None and step.native.copies
+            if updates and self.root[step.outs[0]].tied_to != step.args[0]:
+                steps.append(Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
+            steps.append(step)
+        self.plan.steps = steps
+
+    def _bytes(self, slot: int) -> int:
+        meta = self.metas[slot]
+        return 0 if meta is None else int(meta.storage_offset()) * meta.element_size()
+
+    def _read_by_torch(self) -> set[int]:
+        """Slots that must exist as tensors, because torch works on them or they leave."""
+        read = {o.slot for o in self.plan.outputs}
+        read |= {s for w in self.plan.write_backs for s in (w.input_slot, w.value_slot)}
+        return read_by_torch(self.plan.steps, read)
+
+
+def read_by_torch(steps: Sequence[Step], read: set[int]) -> set[int]:
+    """Slots that torch works on, and those that views of them need; `read` are some already."""
+    for step in reversed(steps):
+        if step.kind == "native":
+            continue
+        if step.kind != "view" or read.intersection(step.outs):
+            read |= {*flat_slots(step.args), *step.outs, *step.slots.values()}
+    return read

@@ -1,0 +1,426 @@
+"""From a GE graph and the sizes of one call to a Plan.
+
+Every value gets a slot. Views are worked out on meta tensors, so that they cost nothing or become
+one copy; small integers that steer shapes are computed now; the rest becomes steps that write into
+planned buffers. Values whose dims only the data tell become late steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchair.catalog import Op, Row, Trait, infer, row_of
+from torchair.catalog.reference import tensor_args
+from torchair.engine.fuse.kinds import Course, Given, Like, Unfit
+from torchair.engine.fuse.units import Unit
+from torchair.engine.optimize.fold import folded
+from torchair.engine.plan.ending import Draft, Ending, Layout, Promises
+from torchair.engine.plan.records import Plan, Root, Step
+from torchair.engine.plan.replan import Template, learned
+from torchair.engine.plan.streams import Lanes
+from torchair.engine.plan.strides import (
+    as_list,
+    content_of,
+    in_format,
+    is_dense,
+    laid_out,
+    meta_of,
+    shares,
+    symbols_of,
+    with_strides,
+)
+from torchair.engine.units.natives import Natives
+from torchair.errors import GraphError, MissingHostValue
+from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.log import logger
+
+_SKIPPED = ("Data", "RefData", "NetOutput")
+_TEMPLATES = 4  # kept for one graph
+_METAS = 1024  # descriptions of inputs kept for one graph
+
+
+class Planner:
+    """Makes plans for one graph; `assigned` maps an output to the input it updates."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: str = "cpu",
+        assigned: dict[int, int] | None = None,
+        layouts: Sequence[Layout | None] | None = None,
+        natives: Natives | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self.graph = graph
+        self.lanes = lanes or None
+        self.device = device
+        self.natives = natives
+        constants = [n for n in graph.nodes if n.type == "Const"]
+        self.order: list[Unit | Node] = [n for n in graph.nodes if n.type not in _SKIPPED]
+        if natives is not None:
+            self.order = [*constants, *natives.fusion.order]
+        if graph.output is None:
+            raise GraphError("the graph has no NetOutput", graph=graph.name)
+        results = graph.output.values()
+        self.promises = Promises(
+            results,
+            [n.outputs[0] for n in graph.data],
+            assigned or {},
+            layouts if layouts is not None else [None] * len(results),
+        )
+        self._metas: dict[Any, torch.Tensor] = {}
+        self._templates: list[Template] = []
+        self._tries = 0
+
+    def plan(
+        self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None] | None = None
+    ) -> Plan:
+        """A plan for inputs of these types and dims; strides are contiguous where none is given."""
+        return _Build(self, inputs, strides or [None] * len(inputs)).run()[0]
+
+    def input_meta(self, fact: Fact, strides: tuple[int, ...] | None) -> torch.Tensor:
+        """A meta tensor for an input; most inputs are parameters, which never change."""
+        key = (fact.dtype, fact.shape, strides)
+        meta = self._metas.get(key)
+        if meta is None:
+            meta = meta_of(fact) if strides is None else with_strides(meta_of(fact), strides)
+            if len(self._metas) < _METAS:
+                self._metas[key] = meta
+        return meta
+
+    def plan_for(self, given: Given) -> Plan | None:
+        """A plan from one made before, if only these inputs differ from then."""
+        for template in self._templates:
+            try:
+                return template.plan(given)
+            except Unfit as e:
+                logger.info("%s is planned anew: %s", self.graph.name, e)
+        return None
+
+    def learn(
+        self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...]], varying: Sequence[int]
+    ) -> Plan:
+        """A plan that others will be made from, if that can be done; `varying` are the inputs that
+        differ from call to call."""
+        self._tries += 1
+        plan, template = _Build(self, inputs, strides).run(
+            varying if self._tries <= _TEMPLATES else None
+        )
+        given = {i: (inputs[i], strides[i]) for i in varying}
+        if template is not None and template.reproduces(plan, given):
+            self._templates.append(template)
+        return plan
+
+
+class _Build:
+    """One run of planning."""
+
+    def __init__(
+        self, planner: Planner, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None]
+    ) -> None:
+        self.p = planner
+        self.plan = Plan(device=planner.device, inputs=len(inputs))
+        self.facts: dict[Value, Fact] = {}
+        self.slot: dict[Value, int] = {}
+        self.root: dict[int, Root] = {}
+        self.metas: dict[int, torch.Tensor | None] = {}
+        self.members: dict[int, list[Value]] = {}  # by root slot
+        self.done: set[Node] = set()
+        self.devices: dict[Value, str] = {}
+        self.like: dict[Value, Like] = {}
+        self.units: dict[int, Unit] = {}  # by number of the step
+        self.inferred: list[Node] = []
+        self.data = planner.promises.data
+        for value, fact, own in zip(self.data, inputs, strides, strict=True):
+            self.facts[value] = fact
+            self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
+            root = self._new_root(value, "input", planner.input_meta(fact, own))
+            frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
+            if frozen is not None:
+                root.kind, self.plan.constants[root.slot] = "const", frozen
+        self.env = symbols_of((v, self.facts[v]) for v in self.data)
+
+    def run(self, varying: Sequence[int] | None = None) -> tuple[Plan, Template | None]:
+        """The plan, and a template for others if only these inputs vary from call to call."""
+        for item in self.p.order:
+            if isinstance(item, Unit):
+                self._unit(item)
+            else:
+                self._node(item)
+                self.done.add(item)
+        natives, promises = self.p.natives, self.p.promises
+        native = natives is not None
+        draft = Draft(self.plan, self.slot, self.root, self.metas, self.env, native)
+        draft.lanes = self.p.lanes
+        template = None
+        if natives is not None and varying is not None:
+            course = Course(
+                draft, self.facts, self.like, self.units, self.inferred, natives, promises
+            )
+            template = learned(course, varying)
+        return Ending(draft, promises).run(), template
+
+    @property
+    def now(self) -> int:
+        """Index of the step about to be added."""
+        return len(self.plan.steps)
+
+    # ---- slots and memory ----
+
+    def _new_slot(self, value: Value | None, root: Root | None, meta: torch.Tensor | None) -> int:
+        slot = self.plan.slots
+        self.plan.slots += 1
+        self.metas[slot] = meta
+        if value is not None:
+            self.slot[value] = slot
+        if root is not None:
+            self.root[slot] = root
+            if value is not None:
+                self.members.setdefault(root.slot, []).append(value)
+        return slot
+
+    def _new_root(self, value: Value | None, kind: str, meta: torch.Tensor | None) -> Root:
+        slot = self._new_slot(None, None, meta)
+        device = self.devices.get(value, self.p.device) if value is not None else self.p.device
+        shown = meta if meta is not None else torch.empty(0, device="meta")
+        root = Root(slot, kind, shown, device, self.now, self.now)
+        self.plan.roots.append(root)
+        self.root[slot] = root
+        if value is not None:
+            self.slot[value] = slot
+            self.members.setdefault(slot, []).append(value)
+        return root
+
+    def _fact(self, value: Value) -> Fact:
+        return self.facts[value]
+
+    def _touch(self, slots: Sequence[int], when: int | None = None) -> None:
+        for slot in slots:
+            root = self.root[slot]
+            root.last = max(root.last, self.now if when is None else when)
+
+    # ---- nodes ----
+
+    def _node(self, node: Node) -> None:
+        row = row_of(node.type)
+        if row is None:
+            raise GraphError(
+                f"the catalogue has no operator {node.type!r}", node=node.name,
+                hint=f"give it a kernel with torchair.ge.register_kernel({node.type!r}, ...)",
+            )  # fmt: skip
+        self._choose_device(node, row)
+        if row.has(Trait.CONSTANT):
+            return self._constant(node.outputs[0], node.attr("value"))
+        facts = self._infer(node)
+        self.facts.update(zip(node.outputs, facts, strict=True))
+        if self._fold(node, row, facts):
+            return None
+        unknown = any(f.shape is None for f in facts)
+        if unknown or any(self.metas[self.slot[v]] is None for v in node.values()):
+            return self._late(node, row)
+        return self._view(node, row) if row.has(Trait.VIEW) else self._compute(node, row)
+
+    def _choose_device(self, node: Node, row: Row) -> None:
+        if self.p.device == "cpu":
+            return
+        fed = [v for port, _, v in node.slots() if v is not None and port not in row.host]
+        data = [v for v in fed if v.node.type != "Const"]
+        near = self.p.device
+        if data and all(self.devices.get(v) == "cpu" for v in data):
+            near = "cpu"
+        for value in node.outputs:
+            stamped = {"CPU": "cpu", "NPU": self.p.device}.get(value.device_type)
+            self.devices[value] = stamped or near
+
+    def _infer(self, node: Node) -> list[Fact]:
+        self.inferred.append(node)
+        unknown = [Fact(v.dtype) for v in node.outputs]
+        if any(self.facts[v].shape is None for v in node.values()):
+            return unknown
+        try:
+            facts = infer(node, self._fact)
+        except Exception as e:
+            where = node.origin.line if node.origin else "unknown source line"
+            raise GraphError(
+                f"{node.type} cannot take these sizes: {e}", node=f"{node.name} ({where})"
+            ) from e
+        return unknown if any(f.dtype == DataType.DT_UNDEFINED for f in facts) else facts
+
+    def _fold(self, node: Node, row: Row, facts: list[Fact]) -> bool:
+        """Small integers that only depend on sizes become constants of the plan."""
+        tensors = folded(node, row, facts, self._fact)
+        for value, tensor in zip(node.outputs, tensors or (), strict=False):
+            self._constant(value, tensor)
+        return tensors is not None
+
+    def _constant(self, value: Value, tensor: torch.Tensor) -> None:
+        dtype = self.facts[value].dtype if value in self.facts else value.dtype
+        self.facts[value] = Fact(dtype, tuple(tensor.shape), content_of(tensor))
+        root = self._new_root(value, "const", tensor.to("meta"))
+        self.plan.constants[root.slot] = tensor.to(root.device)
+
+    def _view(self, node: Node, row: Row) -> None:
+        slot = self.slot[node.values()[0]]
+        kernel = row.kernel(Op(node, self._fact))
+        base = self.metas[slot]
+        assert base is not None
+        views = as_list(kernel(base))
+        if any(not shares(v, base) for v in views):
+            slot, base = self._copy(node, slot, base)
+            views = as_list(kernel(base))
+        self._touch([slot])
+        root = self.root[slot]
+        outs = [
+            self._new_slot(value, root, meta)
+            for value, meta in zip(node.outputs, views, strict=True)
+        ]
+        self.plan.steps.append(Step(node, "view", kernel, [slot], outs))
+
+    def _copy(self, node: Node, slot: int, base: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Lay a strided value out anew so that the view after it is one."""
+        self._touch([slot])
+        dense = torch.empty_like(base, memory_format=torch.contiguous_format)
+        made = self._new_root(None, "arena", dense)
+        made.device = self.root[slot].device
+        self.plan.steps.append(Step(node, "copy", None, [slot], [made.slot]))
+        return made.slot, dense
+
+    def _compute(self, node: Node, row: Row) -> None:
+        try:
+            kernel = row.kernel(Op(node, self._fact))
+        except MissingHostValue:
+            return self._late(node, row)
+        args = tensor_args(node, row, self.slot.__getitem__)
+        before = self._successor(node, row)
+        self._touch([self.slot[v] for v in node.values()])
+        kind = "arena" if row.out else "torch"
+        roots = [self._new_root(v, kind, meta_of(self.facts[v])) for v in node.outputs]
+        if before is not None:
+            roots[0].successor_of = before
+        made = [r.slot for r in roots]
+        self.plan.steps.append(Step(node, "out" if row.out else "call", kernel, args, made))
+        return None
+
+    def _successor(self, node: Node, row: Row) -> Root | None:
+        """The buffer of an input that this elementwise step may overwrite, if it ends here."""
+        if not (row.out and row.has(Trait.ELEMENTWISE) and len(node.outputs) == 1):
+            return None
+        wanted = self.metas_like(self.facts[node.outputs[0]])
+        for value in node.values():
+            slot = self.slot[value]
+            root = self.root[slot]
+            if root.kind != "arena" or self.metas[slot] is not root.meta:
+                continue
+            if (root.meta.shape, root.meta.dtype) == wanted and self._ends_here(root, node):
+                return root
+        return None
+
+    def metas_like(self, fact: Fact) -> tuple[Any, torch.dtype]:
+        """Dims and type to compare a buffer with."""
+        return torch.Size(fact.shape or ()), ge_to_torch(fact.dtype)  # type: ignore[arg-type]
+
+    def _ends_here(self, root: Root, node: Node) -> bool:
+        """Whether this node is the last reader, and reads no other view of the same memory."""
+        slots = [self.slot[v] for v in node.values()]
+        if any(self.root[s] is root and self.metas[s] is not root.meta for s in slots):
+            return False
+        readers = {u for v in self.members.get(root.slot, []) for u in v.users()}
+        return all(u is node or u in self.done for u in readers)
+
+    # ---- native units ----
+
+    def _unit(self, unit: Unit) -> None:
+        """One kernel for all nodes of a unit, or its nodes one by one if that cannot be."""
+        assert self.p.natives is not None
+        inside = self.p.natives.inside(unit)
+        for node in inside:
+            facts = self._infer(node)
+            self.facts.update(zip(node.outputs, facts, strict=True))
+        known = all(self.metas[self.slot[v]] is not None for v in unit.inputs)
+        if not known or any(self.facts[v].shape is None for v in unit.outputs):
+            return self._one_by_one(unit, inside)
+        outs = {v: self._native_meta(unit, v) for v in unit.outputs}
+        layouts = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
+        call = self.p.natives.emit(unit, self._fact, layouts.__getitem__)  # type: ignore[arg-type]
+        if call is None:
+            return self._one_by_one(unit, inside)
+        slots = [self.slot[v] for v in unit.inputs]
+        for slot in slots:
+            root = self.root[slot]
+            root.settled = root.settled or root.kind == "torch"
+            root.fixed = root.fixed or root.kind == "arena"
+        self._touch(slots)
+        made = {v: self._new_root(v, "arena", meta) for v, meta in outs.items()}
+        for root in made.values():
+            root.fixed = True
+        places = {v: self.slot[v] for v in [*unit.inputs, *unit.outputs]}
+        native = self.p.natives.bind(call, places)
+        update = self.p.natives.updated(unit)
+        if update is not None:
+            again = self.p.natives.rereads(unit)
+            slots = [self.slot[update], *(s for s in slots if again or s != self.slot[update])]
+            native.copies = True
+        native.pointwise = self.p.natives.is_pointwise(unit)
+        node = unit.group.nodes[-1] if update is not None else unit.head
+        step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
+        step.native, step.also = native, unit.nodes
+        self.units[self.now] = unit
+        self.plan.steps.append(step)
+        self.done.update(inside)
+        return None
+
+    def _one_by_one(self, unit: Unit, inside: list[Node]) -> None:
+        for node in inside:
+            if node not in self.done and node.outputs[0] not in self.slot:
+                self._node(node)
+            self.done.add(node)
+
+    def _native_meta(self, unit: Unit, value: Value) -> torch.Tensor:
+        meta = meta_of(self.facts[value])
+        self.like[value] = like = self._like(unit, value, meta)
+        if isinstance(like, torch.memory_format):
+            return in_format(meta, like)
+        return laid_out(meta, self._strides_like(like))
+
+    def _like(self, unit: Unit, value: Value, meta: torch.Tensor) -> Like:
+        """What decides the strides of a native result: what was promised of it, or an operand of
+        the same dims, so that layouts such as channels-last carry through."""
+        assert self.p.natives is not None
+        updated = self.p.natives.updated(unit)
+        if updated is not None:
+            return updated
+        results = self.p.promises.results
+        if value in results:
+            k = results.index(value)
+            return None if k in self.p.promises.assigned else k
+        for v in unit.inputs:
+            like = self.metas[self.slot[v]]
+            if like is None or like.shape != meta.shape or like.is_contiguous():
+                continue
+            if is_dense(like.shape, like.stride()):
+                return v
+        source = self.metas[self.slot[unit.inputs[0]]] if unit.kind == "pool" else None
+        close = source is not None and source.stride()[1] == 1
+        if unit.kind == "conv" or close:
+            return torch.channels_last  # what convolutions are fastest with
+        return None
+
+    def _strides_like(self, like: Value | int | None) -> tuple[int, ...] | None:
+        if isinstance(like, Value):
+            found = self.metas[self.slot[like]]
+            return None if found is None else found.stride()
+        return None if like is None else self.p.promises.strides(like, self.env)
+
+    def _late(self, node: Node, row: Row) -> None:
+        args = tensor_args(node, row, self.slot.__getitem__)
+        self._touch([self.slot[v] for v in node.values()])
+        outs = []
+        for value in node.outputs:
+            self.facts[value] = Fact(value.dtype)
+            outs.append(self._new_root(value, "torch", None).slot)
+        slots = {v: self.slot[v] for v in node.values()}
+        self.plan.steps.append(Step(node, "late", None, args, outs, slots=slots))

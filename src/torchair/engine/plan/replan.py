@@ -1,0 +1,265 @@
+"""Plans for other sizes from one that is there.
+
+What a plan is made of (order, slots, who is a view of what, how long memory is needed) does not
+depend on sizes. A `Template` keeps that, and works out again only what does: dims, strides, the
+numbers of kernels. Values, views and units that look alike, as those of the layers of a model, are
+worked out once. Nothing is guessed: dims come from the symbols of the graph and are held against
+the shape rules, views and kernels are asked again; whatever does not fit is left to the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from torchair.catalog import infer
+from torchair.engine.fuse.kinds import (
+    Course,
+    FactTable,
+    Given,
+    Kinds,
+    Layouts,
+    Run,
+    Unfit,
+    kernel_of,
+    node_key,
+)
+from torchair.engine.fuse.units import Unit
+from torchair.engine.plan.ending import Draft, Ending, read_by_torch
+from torchair.engine.plan.memory import Packing
+from torchair.engine.plan.records import Native, Plan, Root, Step
+from torchair.engine.plan.strides import symbols_of
+from torchair.engine.units import NativeCall
+from torchair.ge.graph import Fact, Node, Value
+from torchair.log import logger
+
+_KINDS = ("native", "view", "copy", "out", "call")
+
+
+def learned(course: Course, varying: Sequence[int]) -> Template | None:
+    """A template from the course of a plan, None if it cannot be one."""
+    try:
+        return Template(course, varying)
+    except Exception as e:  # planning from the graph works in any case
+        logger.info("other sizes will be planned anew (%s: %s)", type(e).__name__, e)
+        return None
+
+
+class Template:
+    """A plan without sizes."""
+
+    def __init__(self, course: Course, varying: Sequence[int]) -> None:
+        """`varying` are the inputs that may differ from call to call; the rest never change."""
+        self._natives, self._promises = course.natives, course.promises
+        self._plan, self._slot = course.draft.plan, course.draft.slot
+        self._lanes = course.draft.lanes
+        if any(s.kind not in _KINDS for s in self._plan.steps):
+            raise Unfit("some dims only the data tell")
+        self._inputs = {i: course.promises.data[i] for i in varying}
+        folded = self._find_folded()
+        self._table = FactTable(course.facts, [n for n in course.nodes if n in folded])
+        self._checks = self._nodes_to_check(course.nodes)
+        self._layouts = Layouts(course, self._table, self._inputs)
+        self._units = Kinds()
+        self._keep_steps(course.units)
+        self._keep_roots(course.draft)
+        self._table.seal()
+
+    def _nodes_to_check(self, nodes: Sequence[Node]) -> list[Node]:
+        kinds = Kinds()
+        for node in dict.fromkeys(nodes):
+            numbers = [self._table.number(v) for v in (*node.values(), *node.outputs)]
+            fixed = all(self._table.is_fixed(n) for n in numbers)
+            if not fixed and node not in self._table.computed:
+                kinds.of(node_key(node, self._table), node)
+        return kinds.first
+
+    def _keep_steps(self, units: Mapping[int, Unit]) -> None:
+        """All steps but views that only native code reads: those are part of its numbers."""
+        steps = self._plan.steps
+        read = {self._slot[v] for v in (*self._promises.results, *self._promises.data)}
+        read.update(s for k in units if steps[k].code.copies for s in steps[k].args)
+        read = read_by_torch(steps, read)
+        kept = [s.kind != "view" or not read.isdisjoint(s.outs) for s in steps]
+        self._steps = [s for s, keep in zip(steps, kept, strict=True) if keep]
+        self._moved = [0, *accumulate(kept)]  # by number of a step: how many are kept before
+        self._unit_of = {self._moved[k]: (u, self._unit_kind(u)) for k, u in units.items()}
+
+    def _unit_kind(self, unit: Unit) -> int:
+        slots = [self._slot[v] for v in (*unit.inputs, *unit.outputs)]
+        layouts = tuple(self._layouts.of[s] for s in slots)
+        return self._units.of((self._natives.signature(unit), layouts), unit)
+
+    def _keep_roots(self, draft: Draft) -> None:
+        targets = [self._promises.data[d] for d in self._promises.assigned.values()]
+        computed = [v for n in self._table.computed for v in n.outputs]
+        changing = {self._slot[v] for v in (*self._inputs.values(), *computed, *targets)}
+        self._roots = [_copied(r, r.meta) for r in self._plan.roots]
+        most = len(self._moved) - 1
+        for root in self._roots:
+            root.first = self._moved[root.first]
+            root.last = max(root.first, self._moved[min(root.last + 1, most)] - 1)
+        self._shared = [
+            r.kind in ("const", "input") and r.slot not in changing for r in self._roots
+        ]
+        number = {r.slot: k for k, r in enumerate(self._roots)}
+        self._root_of = [number[draft.root[s].slot] for s in range(self._plan.slots)]
+        before = [(k, r.successor_of) for k, r in enumerate(self._plan.roots)]
+        self._successors = [(k, number[b.slot]) for k, b in before if b is not None]
+        self._constants = dict(self._plan.constants)
+        self._outlines: dict[Any, dict[Any, Any]] = {}
+        self._packings: dict[Any, Packing] = {}
+
+    def _find_folded(self) -> set[Node]:
+        """Nodes whose results were computed from sizes while planning."""
+        constants = {r.slot for r in self._plan.roots if r.kind == "const"}
+        values = [v for v, slot in self._slot.items() if slot in constants]
+        return {v.node for v in values if v.node.type not in ("Const", "Data", "RefData")}
+
+    # ---- for other sizes ----
+
+    def plan(self, given: Given) -> Plan:
+        """The plan for inputs of these dims and strides; Unfit if it must be made anew."""
+        try:
+            run = self._start(given)
+            self._check(run)
+            self._layouts.fill(run)
+            self._check_strides(run)
+            draft = self._draft(run)
+            plan = Ending(draft, self._promises).run()
+        except Unfit:
+            raise
+        except Exception as e:  # a rule does not take these sizes: the planner says so properly
+            raise Unfit(f"{type(e).__name__}: {e}") from e
+        if run.same:
+            self._share_outlines(plan)
+        return plan
+
+    def reproduces(self, plan: Plan, given: Given) -> bool:
+        """Whether the plan that this was made from comes out again."""
+        try:
+            again = self.plan(given)
+        except Unfit as e:
+            logger.info("other sizes will be planned anew: %s", e)
+            return False
+        pairs = [(t, plan.constants[slot]) for slot, t in again.constants.items()]
+        same = shown(again) == shown(plan) and all(a is b or torch.equal(a, b) for a, b in pairs)
+        if same:
+            plan.outlines = again.outlines
+        return same
+
+    def _start(self, given: Given) -> Run:
+        sizes = symbols_of((self._inputs[i], fact) for i, (fact, _) in given.items())
+        facts = self._table.evaluate(sizes)
+        run = Run(given, sizes, facts, self._table.of(facts), self._table.compute(facts))
+        for i, value in self._inputs.items():
+            if _differ(given[i][0], run.fact(value)):
+                raise Unfit(f"input {i} has other dims than the graph says")
+        return run
+
+    def _check(self, run: Run) -> None:
+        for node in self._checks:
+            for value, found in zip(node.outputs, infer(node, run.fact), strict=True):
+                if _differ(found, run.fact(value)):
+                    raise Unfit(f"{node.name} has other dims than the graph says")
+
+    def _check_strides(self, run: Run) -> None:
+        for i, value in self._inputs.items():
+            if run.metas[self._layouts.of[self._slot[value]]].stride() != run.given[i][1]:
+                raise Unfit(f"the strides of input {i} are others")
+
+    def _draft(self, run: Run) -> Draft:
+        metas = [run.metas[k] for k in self._layouts.of]
+        roots = [
+            r if shared else _copied(r, metas[r.slot])
+            for r, shared in zip(self._roots, self._shared, strict=True)
+        ]
+        for k, before in self._successors:
+            roots[k].successor_of = roots[before]
+            if roots[k].meta.shape != roots[before].meta.shape:
+                raise Unfit("a result does not fit the memory that it was to take over")
+        old = self._plan
+        plan = Plan(old.slots, old.inputs, self._constants, roots, device=old.device)
+        if run.constants:
+            made = {self._slot[v]: t for v, t in run.constants.items()}
+            plan.constants = self._constants | made
+        plan.steps = self._make_steps(run)
+        slots = range(old.slots)
+        root = dict(zip(slots, [roots[k] for k in self._root_of], strict=True))
+        of: dict[int, torch.Tensor | None] = dict(zip(slots, metas, strict=True))
+        return Draft(plan, self._slot, root, of, run.sizes, True, self._packings, self._lanes)
+
+    def _make_steps(self, run: Run) -> list[Step]:
+        calls = [self._call(unit, run) for unit in self._units.first]
+        steps = []
+        for k, old in enumerate(self._steps):
+            step = Step(old.node, old.kind, None, old.args, old.outs)
+            if old.native is not None:
+                unit, kind = self._unit_of[k]
+                step.also, step.native = old.also, self._native(old.native, calls[kind], unit, run)
+            elif old.kind == "view":
+                step.kernel = run.kernels[self._layouts.kernel_of[old.outs[0]]]
+            elif old.kind != "copy":
+                step.kernel = kernel_of(old.node, run.fact)
+            steps.append(step)
+        return steps
+
+    def _call(self, unit: Unit, run: Run) -> NativeCall:
+        def layout(value: Value) -> torch.Tensor:
+            return run.metas[self._layouts.of[self._slot[value]]]
+
+        call = self._natives.emit(unit, run.fact, layout)
+        if call is None:
+            raise Unfit("a unit has no kernel for these sizes")
+        return call
+
+    def _native(self, old: Native, call: NativeCall, unit: Unit, run: Run) -> Native:
+        """The call of a kind of units for one of them."""
+        slots = old.slots
+        if call.kernel is not old.kernel:
+            slots, run.same = self._natives.bind(self._call(unit, run), self._slot).slots, False
+        return Native(
+            call.kernel, slots, call.numbers, call.scratch, call.work, old.copies, old.pointwise
+        )
+
+    def _share_outlines(self, plan: Plan) -> None:
+        """Programs of plans that differ in numbers only are bound in the same way."""
+        own = [r for r, shared in zip(plan.roots, self._shared, strict=True) if not shared]
+        key = tuple([(r.kind, r.tied_to) for r in own])
+        plan.outlines = self._outlines.setdefault(key, {})
+
+
+def shown(plan: Plan) -> Any:
+    """What a plan does, to compare it with another; memory may be arranged differently."""
+    roots = [(r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.roots]
+    steps = [(s.node, s.kind, s.args, s.outs) for s in (*plan.bound, *plan.steps)]
+    natives = [
+        (n.kernel, _named(n.slots), n.numbers, n.scratch, n.work, n.copies, n.pointwise)
+        for n in (s.native for s in plan.steps)
+        if n is not None
+    ]
+    places = {slot: (root.slot, offset) for slot, (root, offset) in plan.places.items()}
+    ends = plan.outputs, plan.write_backs, plan.read
+    return roots, steps, natives, places, ends
+
+
+def _named(slots: Sequence[Any]) -> list[Any]:
+    return [id(s) if isinstance(s, torch.Tensor) else s for s in slots]
+
+
+def _differ(found: Fact, expected: Fact) -> bool:
+    if found.shape is None or tuple(found.shape) != expected.shape:
+        return True
+    known = expected.content is not None
+    return found.dtype != expected.dtype or (known and found.content != expected.content)
+
+
+def _copied(root: Root, meta: torch.Tensor) -> Root:
+    """A root as it was before the end of planning."""
+    return Root(
+        root.slot, root.kind, meta, root.device, root.first, root.last,
+        fixed=root.fixed, settled=root.settled,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Plans bound to memory, and calling them."""

@@ -1,0 +1,475 @@
+"""Run a Plan: one arena, one list of prepared calls, no shape work and no dispatch on types.
+
+A `Program` is a plan bound to its own arena; a call takes one that is free, or binds another, so
+calls from several threads never share memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import CO_VARARGS
+from operator import itemgetter
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from torchair.catalog import Op, row_of
+from torchair.catalog.reference import tensor_fact
+from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.engine.run.segment import BadIndex, Memory, Segment
+from torchair.errors import GraphError
+from torchair.flags import Flags
+from torchair.ge.graph import Fact, Value
+
+Run = Callable[[list[Any]], None]
+Place = Callable[[int, int], torch.Tensor | None]
+"""Memory, as bytes, for a slot of a plan or for its `ARENA`."""
+
+ARENA = -1
+
+_SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
+
+
+class StepFailure(Exception):
+    """What a step raised, with the step."""
+
+    def __init__(self, step: Step, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.step, self.error = step, error
+
+
+class Program:
+    """A plan bound to memory."""
+
+    def __init__(self, plan: Plan, place: Place | None = None) -> None:
+        """`place` gives memory for the arena and for results that stay where they are, as far as it
+        has any: else the arena is this program's own, and results are made for each call."""
+        self.plan = plan
+        arena = place(ARENA, plan.arena_size) if place is not None else None
+        with torch.inference_mode(False):
+            self._arena = (
+                torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
+                if arena is None
+                else arena
+            )
+            self._registers: list[Any] = [None] * plan.slots
+            for slot, tensor in plan.constants.items():
+                self._registers[slot] = tensor
+            for root in plan.roots:
+                if root.kind == "arena" and (root.slot in plan.read or plan.device != "cpu"):
+                    self._registers[root.slot] = self._buffer(root)
+            for step in plan.bound:
+                _view(step)(self._registers)
+        self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
+        self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
+        self._positions: list[int] = []  # step that each run begins with
+        self._runs = self._prepare()
+        self._transient = self._transient_slots()
+
+    def _prepare(self) -> list[Run]:
+        """One function for each step, and one for consecutive native steps together."""
+        runs: list[Run] = []
+        steps, k = self.plan.steps, 0
+        memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants)
+        threads = torch.get_num_threads()
+        tell = Flags.read().debug >= 5
+        while k < len(steps):
+            end = k
+            while end < len(steps) and steps[end].kind == "native" and not (tell and end > k):
+                end += 1
+            self._positions.append(k)
+            if end == k:
+                runs.append(prepared(steps[k], self._arena, self.plan))
+                end += 1
+            else:
+                run = Segment(steps[k:end], memory, threads).bind()
+                runs.append(told(steps[k], run, self.plan) if tell else run)
+            k = end
+        return runs
+
+    def _buffer(self, root: Root) -> torch.Tensor:
+        meta = root.meta
+        if root.device != self.plan.device or not root.size:
+            return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
+        storage = self._arena.untyped_storage()
+        empty = torch.empty(0, dtype=meta.dtype, device=root.device)
+        start = self._arena.storage_offset() + root.offset
+        return empty.set_(storage, start // meta.element_size(), meta.shape, meta.stride())
+
+    def _transient_slots(self) -> list[int]:
+        """Slots that hold something of one call only."""
+        kept = set(self.plan.constants)
+        kept |= {r.slot for r in self.plan.roots if r.kind == "arena"}
+        kept |= {s for step in self.plan.bound for s in step.outs}
+        return [s for s in range(self.plan.slots) if s not in kept]
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for one set of inputs."""
+        registers = self._registers
+        registers[: self.plan.inputs] = inputs
+        for slot, make in self._fresh:
+            registers[slot] = make()
+        for slot, source in self._tied:
+            registers[slot] = registers[source]
+        position = 0
+        try:
+            for run in self._runs:
+                run(registers)
+                position += 1
+        except Exception as e:
+            step = self.plan.steps[self._positions[position]]
+            if isinstance(e, BadIndex | StepFailure):
+                step = e.step
+            raise explain(step, e) from e
+        outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
+        self._write_back(registers)
+        for slot in self._transient:
+            registers[slot] = None
+        return outputs
+
+    def _write_back(self, registers: list[Any]) -> None:
+        sources = [
+            registers[w.value_slot].clone() if w.staged else registers[w.value_slot]
+            for w in self.plan.write_backs
+        ]
+        for write, source in zip(self.plan.write_backs, sources, strict=True):
+            registers[write.input_slot].copy_(source)
+
+
+class NativeProgram:
+    """A plan that is one native segment from arguments to fresh results and updated arguments:
+    nothing to prepare but addresses."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._arena = torch.empty(plan.arena_size, dtype=torch.uint8)
+        memory = Memory(plan, self._arena.data_ptr(), plan.constants)
+        roots = [plan.place(o.slot)[0] for o in plan.outputs]
+        fresh = [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
+        slots = [r.slot for _, r in fresh]
+        steps = [s for s in plan.steps if s.kind == "native"]
+        segment = Segment(steps, memory, torch.get_num_threads(), slots)
+        self._make = [_allocation(o.shape, o.strides, r) for o, r in fresh]
+        self._updated = [r.tied_to if r.kind == "tied" else -1 for r in roots]
+        self._plain = max(self._updated, default=-1) < 0
+        self._arguments = picker(segment.sources[: len(segment.sources) - len(slots)])
+        self._run = segment.call()
+
+    @staticmethod
+    def suits(plan: Plan) -> bool:
+        """Whether a plan is of this kind."""
+        native = any(s.kind == "native" for s in plan.steps)
+        native = native and all(s.kind in ("native", "view") for s in plan.steps)
+        if not native or plan.write_backs or Flags.read().debug >= 5:
+            return False
+        roots = [plan.place(o.slot)[0] for o in plan.outputs]
+        fresh = [r.slot for r in roots if r.kind == "fresh"]
+        known = sum(r.kind == "fresh" for r in plan.roots)
+        if len(set(fresh)) != len(fresh) or len(fresh) != known:
+            return False
+        return all(
+            o.shape is not None and not o.always_copy and not o.again
+            if r.kind == "fresh"
+            else r.kind == "tied" and r.slot == o.slot
+            for o, r in zip(plan.outputs, roots, strict=True)
+        )
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for one set of inputs."""
+        made = [make() for make in self._make]
+        try:
+            self._run([*map(_address, self._arguments(inputs)), *map(_address, made)])
+        except BadIndex as e:
+            raise explain(e.step, e) from e
+        if self._plain:
+            return made
+        rest = iter(made)
+        return [next(rest) if k < 0 else inputs[k] for k in self._updated]
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes these out of a sequence."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if positions:
+        only = positions[0]
+        return lambda values: (values[only],)
+    return lambda values: ()
+
+
+class ProgramPool:
+    """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
+
+    def __init__(
+        self, plan: Plan, bind: Callable[[Plan], Program | NativeProgram] | None = None
+    ) -> None:
+        """`bind` makes a program of the plan, if it is not of one of the kinds above."""
+        self.plan = plan
+        self.native = bind is None and NativeProgram.suits(plan)
+        self._bind = bind or (NativeProgram if self.native else Program)
+        self._free: dict[int, deque[Program | NativeProgram]] = {}
+        self.guards: Any = None  # a quick test that inputs are like those the plan was made for
+
+    def prepare(self) -> None:
+        """Bind a first program, so that the first call finds it."""
+        self._programs().append(self._bind(self.plan))
+
+    def _programs(self) -> deque[Program | NativeProgram]:
+        key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
+        return self._free.setdefault(key, deque(maxlen=_SPARE))
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Take a free program, run it, give it back."""
+        free = self._programs()
+        try:
+            program = free.pop()
+        except IndexError:
+            program = self._bind(self.plan)
+        outputs = program.run(inputs)
+        free.append(program)
+        return outputs
+
+
+def _stream(device: str) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
+    """A function that gives the tensor of a fresh root: a new one, or always the same."""
+    memory = place(root.slot, root.size) if place is not None else None
+    if memory is None:
+        return _allocation(tuple(root.meta.shape), root.meta.stride(), root)
+    kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
+    return lambda: kept
+
+
+def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any) -> torch.Tensor:
+    """Bytes as a tensor."""
+    with torch.inference_mode(False):
+        start = memory.storage_offset() // dtype.itemsize
+        empty = torch.empty(0, dtype=dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), start, shape, strides)
+
+
+def _allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tensor]:
+    """A function that makes a tensor anew for every call because it leaves the graph."""
+    dtype, device = root.meta.dtype, torch.device(root.device)
+    if device.type == "cpu" and _quick_empty is not None:
+        return partial(_quick_empty, shape, strides, dtype)
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+
+_address = torch.Tensor.data_ptr
+_quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+"""Torch's own short cut to `empty_strided`, without the parsing of arguments."""
+
+
+def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
+    if not spec.always_copy and (spec.strides is None or tensor.stride() == spec.strides):
+        return torch.ops.aten.alias.default(tensor) if spec.again else tensor
+    if spec.strides is None:
+        return tensor.clone()
+    shape, strides = tensor.shape, spec.strides
+    if not spec.always_copy and _differ_in_ones_only(tensor, strides):
+        return tensor.as_strided(shape, strides)
+    if 0 in shape:
+        return tensor.new_empty_strided(shape, strides)
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    made = tensor.new_empty(spec.offset + extent).as_strided(shape, strides, spec.offset)
+    target = made
+    for dim, stride in enumerate(strides):
+        if stride == 0:  # an expanded dim: there is one element to write
+            target, tensor = target.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    target.copy_(tensor)
+    return made
+
+
+def _differ_in_ones_only(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether strides agree but for dims of size 1, where they say nothing."""
+    sizes = zip(tensor.stride(), strides, tensor.shape, strict=True)
+    return all(a == b or n == 1 for a, b, n in sizes)
+
+
+def explain(step: Step, error: Exception) -> GraphError:
+    """What failed, with the node and the line of the model it comes from."""
+    node = step.node
+    source = node.origin.line if node.origin else "unknown source line"
+    return GraphError(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
+
+
+# ---- steps as functions of the registers ----
+
+
+def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
+    """A step as a function of the registers."""
+    makers: dict[str, Callable[[Step], Run]] = {
+        "out": _out, "view": _view, "copy": _copy,
+        "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
+    }  # fmt: skip
+    run = _settled(step, makers[step.kind](step), plan)
+    if Flags.read().debug >= 5:
+        run = told(step, run, plan)
+    if not step.frees:
+        return run
+    frees = step.frees
+
+    def run_and_free(r: list[Any]) -> None:
+        run(r)
+        for slot in frees:
+            r[slot] = None
+
+    return run_and_free
+
+
+def _settled(step: Step, run: Run, plan: Plan) -> Run:
+    """A step of torch whose results native code reads: they get the type and the strides that were
+    planned."""
+    places = [plan.places.get(s) for s in step.outs]
+    wanted = [
+        (s, place[0].meta.stride(), place[0].meta.dtype)
+        for s, place in zip(step.outs, places, strict=True)
+        if place is not None and place[0].settled and place[0].slot == s
+    ]
+    if not wanted:
+        return run
+
+    def run_and_settle(r: list[Any]) -> None:
+        run(r)
+        for slot, strides, dtype in wanted:
+            t = r[slot]
+            if t.stride() != strides or t.dtype is not dtype:
+                r[slot] = torch.empty_strided(t.shape, strides, dtype=dtype).copy_(t)
+
+    return run_and_settle
+
+
+def told(step: Step, run: Run, plan: Plan) -> Run:
+    """A step that says what it does, for debug level 5."""
+    types = "+".join(n.type for n in step.also or [step.node])
+
+    def run_and_tell(r: list[Any]) -> None:
+        run(r)
+        made = [plan.place(o)[0].meta if r[o] is None else r[o] for o in step.outs]
+        shown = ", ".join(f"{list(t.shape)} {t.dtype}" for t in made)
+        print(f"torchair step {step.kind:6s} {types} {step.node.name} -> {shown}")
+
+    return run_and_tell
+
+
+def _fed(kernel: Callable[..., Any], args: list[Any]) -> list[Any]:
+    """Arguments without the unfed ones at the end, where the kernel has defaults for them."""
+    if not isinstance(kernel, FunctionType) or kernel.__code__.co_flags & CO_VARARGS:
+        return args
+    needed = kernel.__code__.co_argcount - len(kernel.__defaults__ or ())
+    while len(args) > needed and args[-1] is None:
+        args = args[:-1]
+    return args
+
+
+def _out(step: Step) -> Run:
+    kernel, outs = step.kernel, step.outs
+    assert kernel is not None
+    args = _fed(kernel, step.args)
+    simple = len(outs) == 1 and all(isinstance(a, int) for a in args)
+    if simple and len(args) == 1:
+        (a,), (o,) = args, outs
+        return lambda r: kernel(r[a], out=r[o])
+    if simple and len(args) == 2:
+        (a, b), (o,) = args, outs
+        return lambda r: kernel(r[a], r[b], out=r[o])
+    if simple and len(args) == 3:
+        (a, b, c), (o,) = args, outs
+        return lambda r: kernel(r[a], r[b], r[c], out=r[o])
+    if len(outs) == 1:
+        o = outs[0]
+        return lambda r: kernel(*_gather(r, args), out=r[o])
+    return lambda r: kernel(*_gather(r, args), out=tuple(r[o] for o in outs))
+
+
+def _gather(r: list[Any], args: list[Any]) -> list[Any]:
+    return [None if a is None else r[a] if isinstance(a, int) else [r[s] for s in a] for a in args]
+
+
+def _call(step: Step, arena: torch.Tensor) -> Run:
+    kernel = step.kernel
+    assert kernel is not None
+    args = _fed(kernel, step.args)
+    store = _storer(step, arena)
+    simple = all(isinstance(x, int) for x in args)
+    if simple and len(args) == 2:
+        a, b = args
+        return lambda r: store(r, kernel(r[a], r[b]))
+    if simple and len(args) == 3:
+        a, b, c = args
+        return lambda r: store(r, kernel(r[a], r[b], r[c]))
+    return lambda r: store(r, kernel(*_gather(r, args)))
+
+
+def _storer(step: Step, arena: torch.Tensor) -> Callable[[list[Any], Any], None]:
+    """Puts what a kernel returned into registers; what lies in the arena is copied out first,
+    because nobody plans for how long it is needed. Whether a kernel hands memory back that it was
+    given depends on the sizes alone, so the first call tells for all."""
+    outs = step.outs
+    planned = arena.untyped_storage().data_ptr()
+    shared: list[bool] = []
+
+    def store(r: list[Any], result: Any) -> None:
+        tensors = _as_list(result)
+        if not shared:
+            shared[:] = [
+                bool(planned) and t.untyped_storage().data_ptr() == planned for t in tensors
+            ]
+        if True in shared:
+            tensors = [t.clone() if s else t for t, s in zip(tensors, shared, strict=True)]
+        for slot, tensor in zip(outs, tensors, strict=True):
+            r[slot] = tensor
+
+    return store
+
+
+def _view(step: Step) -> Run:
+    kernel, (source,), outs = step.kernel, step.args, step.outs
+    assert kernel is not None
+    if len(outs) == 1:
+        out = outs[0]
+
+        def run_one(r: list[Any]) -> None:
+            result = kernel(r[source])
+            r[out] = result[0] if isinstance(result, (list, tuple)) else result
+
+        return run_one
+
+    def run(r: list[Any]) -> None:
+        for slot, tensor in zip(outs, kernel(r[source]), strict=True):
+            r[slot] = tensor
+
+    return run
+
+
+def _copy(step: Step) -> Run:
+    (source,), (target,) = step.args, step.outs
+    return lambda r: r[target].copy_(r[source])
+
+
+def _late(step: Step, arena: torch.Tensor) -> Run:
+    """A step whose dims or host integers only the data tell: the kernel is made at every call."""
+    row = row_of(step.node.type)
+    assert row is not None
+    store = _storer(step, arena)
+
+    def run(r: list[Any]) -> None:
+        def fact(value: Value) -> Fact:
+            slot = step.slots.get(value)
+            return value.fact if slot is None else tensor_fact(r[slot], value)
+
+        store(r, row.kernel(Op(step.node, fact))(*_gather(r, step.args)))
+
+    return run
+
+
+def _as_list(result: Any) -> Sequence[torch.Tensor]:
+    if isinstance(result, (tuple, list)):
+        return result
+    return () if result is None else (result,)

@@ -1,0 +1,175 @@
+"""A plan bound to memory that never moves: what a captured graph is on the CPU.
+
+Everything a call would otherwise do is done once: memory for intermediates and results comes from
+the caller, addresses are written into the argument blocks, and a run is one native call where all
+steps are native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchair.engine.plan.records import Plan, Root, Step
+from torchair.engine.run.executor import ARENA, NativeProgram, Program, explain
+from torchair.engine.run.lanes import bind_lanes
+from torchair.engine.run.segment import BadIndex, Memory, Segment
+
+_LINE = 64  # bytes that pieces of memory are aligned to
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A result in a piece of the memory that was given, `offset` elements from its begin."""
+
+    piece: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+Place = Placed | int | torch.Tensor
+"""Where a result is: in given memory, in the input of that number, or a tensor of its own."""
+
+
+def memory_of(plan: Plan) -> int:
+    """Bytes that a fixed program of this plan needs."""
+    return sum(_up(size) for _, size in _pieces(plan))
+
+
+def late_step(plan: Plan) -> Step | None:
+    """A step whose dims only the data tell: such a plan cannot be fixed."""
+    return next((s for s in plan.steps if s.kind == "late"), None)
+
+
+class FixedProgram:
+    """A plan over given memory. Set inputs, run, then look at `places`."""
+
+    def __init__(self, plan: Plan, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        self.plan = plan
+        self._memory = memory
+        self._starts: dict[int, tuple[int, int]] = {}  # of each piece: (byte, length)
+        at = 0
+        for slot, size in _pieces(plan):
+            self._starts[slot] = (at, size)
+            at += _up(size)
+        self.inputs = list(inputs)
+        self.places: list[Place] = []  # of the results, known after the first run
+        self.set: Callable[[int, torch.Tensor], None]
+        self.run: Callable[[], None]
+        self.words: dict[int, int] = {}  # input: its word in `given`, if only its address counts
+        self.given: Any = None
+        if plan.schedule is None and NativeProgram.suits(plan):
+            self._bind_native()
+        else:
+            self._bind()
+
+    def _bind_native(self) -> None:
+        plan, base = self.plan, self._memory.data_ptr()
+        roots = [plan.place(o.slot)[0] for o in plan.outputs]
+        fresh = [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
+        slots = [r.slot for _, r in fresh]
+        memory = Memory(plan, base + self._starts[ARENA][0], plan.constants)
+        steps = [s for s in plan.steps if s.kind == "native"]
+        segment = Segment(steps, memory, torch.get_num_threads(), slots)
+        self.given, fire = segment.given, segment.fire()
+        for word, slot in enumerate(segment.sources):
+            if slot in slots:
+                self.given[word] = base + self._starts[slot][0]
+            else:
+                self.words[slot] = word
+                self.given[word] = self.inputs[slot].data_ptr()
+        shapes = {r.slot: (o.shape, o.strides) for o, r in fresh}
+        self.places = [
+            self._placed(r, *shapes[r.slot]) if r.kind == "fresh" else r.tied_to  # type: ignore[arg-type]
+            for r in roots
+        ]
+        self.set = self._set_word
+        self.run = _explained(fire)
+
+    def _set_word(self, number: int, tensor: torch.Tensor) -> None:
+        self.inputs[number] = tensor
+        if number in self.words:
+            self.given[self.words[number]] = tensor.data_ptr()
+
+    def _placed(self, root: Root, shape: tuple[int, ...], strides: tuple[int, ...]) -> Placed:
+        return Placed(root.slot, root.meta.dtype, shape, strides)
+
+    def _bind(self) -> None:
+        bind = Program if self.plan.schedule is None else bind_lanes
+        program = bind(self.plan, self._piece)
+        self.set = self.inputs.__setitem__
+
+        def run() -> None:
+            grad = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
+                self._settle(program.run(self.inputs))
+            finally:
+                torch._C._set_grad_enabled(grad)
+
+        self.run = run
+
+    def _piece(self, slot: int, size: int) -> torch.Tensor | None:
+        if slot not in self._starts:
+            return None
+        start, _ = self._starts[slot]
+        return self._memory[start : start + size]
+
+    def _settle(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Results that are not where they should be are copied; the first run tells where."""
+        if not self.places:
+            self.places = [self._find(k, t) for k, t in enumerate(outputs)]
+            return
+        for place, tensor in zip(self.places, outputs, strict=True):
+            if isinstance(place, torch.Tensor) and place is not tensor:
+                place.copy_(tensor)
+
+    def _find(self, number: int, tensor: torch.Tensor) -> Place:
+        for k, given in enumerate(self.inputs):
+            if tensor is given:
+                return k
+        root = self.plan.places.get(self.plan.outputs[number].slot, (None, 0))[0]
+        start, size = self._starts.get(root.slot, (0, 0)) if root is not None else (0, 0)
+        inside = tensor.data_ptr() - self._memory.data_ptr() - start
+        if size and 0 <= inside < size:
+            offset = inside // tensor.element_size()
+            shape, strides = tuple(tensor.shape), tensor.stride()
+            return Placed(root.slot, tensor.dtype, shape, strides, offset)  # type: ignore[union-attr]
+        return tensor
+
+    def piece(self, number: int) -> tuple[int, int]:
+        """Where a piece of the memory is: (first byte, length)."""
+        return self._starts[number]
+
+
+def _pieces(plan: Plan) -> list[tuple[int, int]]:
+    """(slot, bytes) of the arena and of the results that can stay in place."""
+    fresh = [(r.slot, _extent(r)) for r in plan.roots if r.kind == "fresh" and r.device == "cpu"]
+    return [(ARENA, plan.arena_size), *fresh]
+
+
+def _extent(root: Root) -> int:
+    meta = root.meta
+    if not meta.numel():
+        return 0
+    last = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride(), strict=True))
+    return (last + 1) * meta.element_size()
+
+
+def _up(size: int) -> int:
+    return -(-size // _LINE) * _LINE
+
+
+def _explained(fire: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            fire()
+        except BadIndex as e:
+            raise explain(e.step, e) from e
+
+    return run

@@ -1,0 +1,300 @@
+"""Programs whose lanes run beside each other: on threads on the CPU, on streams of a GPU.
+
+A lane walks through its tasks. Before a task it waits for the events of others, after it it fires
+its own. What a plan's schedule says is all there is to know: nothing is decided at run time.
+"""
+
+from __future__ import annotations
+
+import abc
+from _thread import LockType, allocate_lock
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Protocol
+
+import torch
+
+from torchair.codegen.cpu.driver import limit_threads
+from torchair.engine.plan.records import Plan, Schedule, Step
+from torchair.engine.run.executor import Place, Program, Run, StepFailure, prepared, told
+from torchair.engine.run.segment import BadIndex, Memory, Segment
+from torchair.engine.run.workers import workers
+from torchair.flags import Flags
+
+
+class Recorder(Protocol):
+    """Someone who looks on while a program runs."""
+
+    alone: bool
+    """Whether each native step runs by itself, so that it can be told from others."""
+
+    def begin(self) -> None:
+        """A call begins."""
+
+    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+        """What to run instead of `run`, which does these steps."""
+
+    def end(self) -> None:
+        """The call has ended."""
+
+
+Watch = Callable[[Plan], Recorder]
+"""Makes a recorder for each program of a plan."""
+
+
+def bind_lanes(plan: Plan, place: Place | None = None, watch: Watch | None = None) -> Program:
+    """A program for a plan with a schedule, on the device that the plan is for."""
+    kind = ThreadLanes if plan.device == "cpu" else StreamLanes
+    return kind(plan, place, watch)
+
+
+@dataclass(slots=True)
+class _Task:
+    """One thing that a lane does."""
+
+    run: Run
+    lane: int
+    steps: list[int]
+    step: Step  # to name in errors
+    waits: list[Any] = field(default_factory=list)
+    posts: list[Any] = field(default_factory=list)
+    borrows: list[int] = field(default_factory=list)  # slots that torch allocated elsewhere
+
+
+class LaneProgram(Program, abc.ABC):
+    """A plan with a schedule, bound to memory."""
+
+    def __init__(self, plan: Plan, place: Place | None = None, watch: Watch | None = None) -> None:
+        assert plan.schedule is not None
+        self._schedule: Schedule = plan.schedule
+        self._recorder = watch(plan) if watch is not None else None
+        self._apart = Flags.read().debug >= 5  # each step says what it does
+        super().__init__(plan, place)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for one set of inputs."""
+        if self._recorder is None:
+            return super().run(inputs)
+        self._recorder.begin()
+        outputs = super().run(inputs)
+        self._recorder.end()
+        return outputs
+
+    def _prepare(self) -> list[Run]:
+        """Views of arguments, then all lanes together."""
+        steps, first = self.plan.steps, self._schedule.first
+        threads = max(1, torch.get_num_threads() // len(self._schedule.lanes))
+        self._memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants)
+        tasks = [
+            [self._task(piece, lane, threads) for piece in self._pieces(order)]
+            for lane, order in enumerate(self._schedule.steps)
+        ]
+        self._arrange(tasks, threads)
+        self._positions = [*first, 0]
+        return [*(prepared(steps[k], self._arena, self.plan) for k in first), self._go]
+
+    @abc.abstractmethod
+    def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
+        """Take over the tasks of each lane, and make their events."""
+
+    @abc.abstractmethod
+    def _go(self, registers: list[Any]) -> None:
+        """Run all lanes."""
+
+    def _pieces(self, order: Sequence[int]) -> list[list[int]]:
+        """Native steps that follow each other, unless one waits or another lane waits for one; all
+        other steps by themselves."""
+        steps, schedule = self.plan.steps, self._schedule
+        awaited = {before for before, _ in schedule.events}
+        apart = self._apart or (self._recorder is not None and self._recorder.alone)
+        pieces: list[list[int]] = []
+        for k in order:
+            last = pieces[-1][-1] if pieces else None
+            joins = last is not None and not apart and k not in schedule.waits
+            joins = joins and steps[k].kind == "native" and last not in awaited
+            if joins and last is not None and steps[last].kind == "native":
+                pieces[-1].append(k)
+            else:
+                pieces.append([k])
+        return pieces
+
+    def _task(self, piece: list[int], lane: int, threads: int) -> _Task:
+        steps = [self.plan.steps[k] for k in piece]
+        run: Run
+        if steps[0].kind == "native":
+            run = Segment(steps, self._memory, threads).bind()
+            run = told(steps[0], run, self.plan) if self._apart else run
+        else:
+            views = [self.plan.steps[k] for k in self._schedule.views.get(piece[0], ())]
+            runs = [prepared(s, self._arena, self.plan) for s in (steps[0], *views)]
+            run = runs[0] if len(runs) == 1 else partial(_in_turn, runs)
+        if self._recorder is not None:
+            run = self._recorder.wrap(run, piece, self._schedule.lanes[lane])
+        return _Task(run, lane, piece, steps[0])
+
+
+def _in_turn(runs: Sequence[Run], registers: list[Any]) -> None:
+    for run in runs:
+        run(registers)
+
+
+# ---- threads ----
+
+
+class ThreadLanes(LaneProgram):
+    """Lanes on threads: the caller's own takes the first lane, workers take the others."""
+
+    def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
+        self._threads, self._tasks = threads, tasks
+        ends = {t.steps[-1]: t for lane in tasks for t in lane}
+        begins = {t.steps[0]: t for lane in tasks for t in lane}
+        self._gates: list[LockType] = []  # closed; one event each
+        for before, k in self._schedule.events:
+            gate = _closed()
+            self._gates.append(gate)
+            ends[before].posts.append(gate)
+            begins[k].waits.append(gate)
+        self._done = [_closed() for _ in tasks[1:]]
+        self._failure: StepFailure | None = None
+
+    def _go(self, registers: list[Any]) -> None:
+        self._failure = None
+        work = self._work_inferring if torch.is_inference_mode_enabled() else self._work
+        crew = workers()
+        for tasks, done in zip(self._tasks[1:], self._done, strict=True):
+            try:
+                crew.give(partial(work, tasks, registers), done)
+            except Exception as e:  # there is no thread to be had
+                self._stop(tasks, 0, e)
+                done.release()
+        if self._done:
+            self._work(self._tasks[0], registers)
+        else:
+            self._walk(self._tasks[0], registers)
+        for done in self._done:
+            done.acquire()
+        if self._failure is not None:
+            self._raise(self._failure)
+
+    def _raise(self, failure: StepFailure) -> None:
+        for gate in self._gates:
+            gate.acquire(False)  # closed again, whoever was stopped before it
+        if not isinstance(failure.error, Exception):
+            raise failure.error
+        raise failure from failure.error
+
+    def _work(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
+        with limit_threads(self._threads):
+            self._walk(tasks, registers)
+
+    def _work_inferring(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
+        with torch.inference_mode():
+            self._work(tasks, registers)
+
+    def _walk(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
+        """A lane from begin to end. Whatever happens, its events fire, so that nobody waits for
+        ever; after a failure the others stop at their next task."""
+        fired = 0
+        try:
+            for task in tasks:
+                for gate in task.waits:
+                    gate.acquire()
+                if self._failure is not None:
+                    break
+                task.run(registers)
+                fired += 1
+                for gate in task.posts:
+                    gate.release()
+        except BaseException as e:
+            self._stop(tasks, fired, e)
+        else:
+            self._let_go(tasks[fired:])
+
+    def _stop(self, tasks: Sequence[_Task], at: int, error: BaseException) -> None:
+        step = error.step if isinstance(error, BadIndex) else tasks[at].step
+        self._failure = self._failure or StepFailure(step, error)
+        self._let_go(tasks[at:])
+
+    def _let_go(self, tasks: Sequence[_Task]) -> None:
+        for task in tasks:
+            for gate in task.posts:
+                gate.release()
+
+
+def _closed() -> LockType:
+    """A gate: opened once by one thread, passed once by another, and closed again by that."""
+    gate = allocate_lock()
+    gate.acquire()
+    return gate
+
+
+# ---- streams of a device ----
+
+
+class StreamLanes(LaneProgram):
+    """Lanes on streams: the caller issues all steps, in the order of the plan."""
+
+    def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
+        self._module: Any = torch.get_device_module(torch.device(self.plan.device))
+        self._streams = [
+            stream_of(self.plan.device, label) if label else None for label in self._schedule.lanes
+        ]
+        self._tasks = sorted((t for lane in tasks for t in lane), key=lambda t: t.steps[0])
+        by_step = {t.steps[0]: t for t in self._tasks}
+        events = {before: self._module.Event() for before, _ in self._schedule.events}
+        for before, k in self._schedule.events:
+            by_step[before].posts[:] = [events[before]]
+            by_step[k].waits.append(events[before])
+        for k, slots in self._schedule.borrowed.items():
+            near = [s for s in slots if self.plan.place(s)[0].device == self.plan.device]
+            by_step[k].borrows = near
+        self._fork = self._module.Event()
+        self._joins = [(s, self._module.Event()) for s in self._streams if s is not None]
+        self._leaving = self._made_elsewhere()
+
+    def _made_elsewhere(self) -> list[int]:
+        """Slots that torch allocated in a lane and that the caller's stream reads in the end."""
+        at_end = {o.slot for o in self.plan.outputs} | {w.value_slot for w in self.plan.write_backs}
+        roots = {s: self.plan.place(s)[0] for s in at_end}
+        return [s for s, r in roots.items() if r.kind == "torch" and r.device == self.plan.device]
+
+    def _go(self, registers: list[Any]) -> None:
+        caller = self._module.current_stream(self.plan.device)
+        streams = [caller if s is None else s for s in self._streams]
+        self._fork.record(caller)
+        for stream, _ in self._joins:
+            stream.wait_event(self._fork)
+        try:
+            self._issue(streams, registers)
+        finally:
+            self._module.set_stream(caller)
+            for stream, event in self._joins:
+                event.record(stream)
+                caller.wait_event(event)
+        for slot in self._leaving:
+            registers[slot].record_stream(caller)
+
+    def _issue(self, streams: Sequence[Any], registers: list[Any]) -> None:
+        now = None
+        for task in self._tasks:
+            stream = streams[task.lane]
+            if stream is not now:
+                self._module.set_stream(stream)
+                now = stream
+            for event in task.waits:
+                stream.wait_event(event)
+            for slot in task.borrows:
+                registers[slot].record_stream(stream)
+            try:
+                task.run(registers)
+            except Exception as e:
+                raise StepFailure(task.step, e) from e
+            for event in task.posts:
+                event.record(stream)
+
+
+@cache
+def stream_of(device: str, label: str) -> Any:
+    """The stream of a label, the same for all graphs of a process."""
+    return torch.get_device_module(torch.device(device)).Stream(device=device)

@@ -1,0 +1,231 @@
+"""Native parts of a program: consecutive kernels become one call of the driver.
+
+A `Segment` is bound to the memory of one program: addresses that never change are written into the
+argument blocks once, those of arguments and of fresh results are filled in at each call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from torchair.codegen.abi import Kernel
+from torchair.codegen.cpu.driver import HEADER, bind_threads, entry_point
+from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.machine import host
+from torchair.engine.plan.records import Plan, Step
+from torchair.engine.run.outline import LINE, Outline
+
+_ALONE = 12.0  # microseconds of work that a second thread does not pay for
+_THREADS = 2  # word of the header
+_PART = 8  # kernels compiled in one go
+_PATIENCE = 2.0  # seconds without a sign of life
+
+
+@cache
+def library() -> Library:
+    """All native code of this process."""
+    return Library()
+
+
+@cache
+def _driver() -> Any:
+    return entry_point(library())
+
+
+@cache
+def available() -> str | None:
+    """Why there is no native code on this machine, None if there is."""
+    try:
+        host()
+        _driver()
+    except Exception as e:  # LLVM missing, or a processor it does not know
+        return f"{type(e).__name__}: {e}"
+    return None
+
+
+class BrokenKernels(Exception):
+    """Kernels that LLVM refused, by name; the others of the plan are compiled."""
+
+    def __init__(self, errors: dict[str, Exception]) -> None:
+        super().__init__(", ".join(errors))
+        self.errors = errors
+
+
+def compile_all(kernels: Sequence[Kernel]) -> None:
+    """Compile what is new; a progress bar appears when that takes long."""
+    code = library()
+    new = [k for k in {k.entry: k for k in kernels}.values() if k not in code]
+    parts = [new[i : i + _PART] for i in range(0, len(new), _PART)]
+    start = time.perf_counter()
+    for done, part in enumerate(parts):
+        _compile(part)
+        if time.perf_counter() - start > _PATIENCE and done + 1 < len(parts):
+            for rest in _told(parts[done + 1 :]):
+                _compile(rest)
+            return
+
+
+def _compile(part: list[Kernel]) -> None:
+    try:
+        library().add(part)
+    except RuntimeError as e:
+        errors: dict[str, Exception] = {part[0].entry: e} if len(part) == 1 else {}
+        for kernel in part if len(part) > 1 else []:
+            try:
+                _compile([kernel])
+            except BrokenKernels as broken:
+                errors.update(broken.errors)
+        if errors:
+            raise BrokenKernels(errors) from e
+
+
+def _told(parts: list[list[Kernel]]) -> Iterable[list[Kernel]]:
+    from rich.console import Console  # takes a tenth of a second to import, and is seldom needed
+    from rich.progress import track
+
+    return track(parts, "compiling kernels", console=Console(stderr=True))
+
+
+@dataclass
+class Memory:
+    """Where the slots of a program are."""
+
+    plan: Plan
+    arena: int
+    constants: dict[int, torch.Tensor]
+
+
+class BadIndex(IndexError):
+    """An index out of range that a kernel met; `step` is the one it belongs to."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__("an index is out of range")
+        self.step = step
+
+
+class Segment:
+    """Consecutive native steps, bound to memory."""
+
+    def __init__(
+        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+    ) -> None:
+        """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
+        self.steps = list(steps)
+        calls = [s.code for s in steps]
+        work = sum(c.work for c in calls)
+        self._threads = threads if work > _ALONE and bind_threads() else 1
+        self._scratch = _aligned(max((c.scratch for c in calls), default=0) * self._threads)
+        compile_all([c.kernel for c in calls])
+        outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
+        if key not in outlines:
+            outlines[key] = Outline(steps, memory.plan, last)
+        self._outline: Outline = outlines[key]
+        self._memory = torch.zeros(self._outline.total + LINE, dtype=torch.int64)
+        self._base = -(-self._memory.data_ptr() // 64) * 64  # the barrier has a line to itself
+        self._block = (ctypes.c_int64 * self._outline.total).from_address(self._base)
+        self._write_addresses(memory)
+        self._write_program(memory.plan)
+
+    def _write_addresses(self, memory: Memory) -> None:
+        """The argument blocks."""
+        outline, block, places = self._outline, self._block, memory.plan.places
+        for word, tensor in outline.packed:
+            block[word] = tensor.data_ptr()
+        for word, slot in outline.placed:
+            root, offset = places[slot]
+            block[word] = memory.arena + root.offset + offset
+        for word, slot in outline.constants:
+            root, offset = places[slot]
+            block[word] = memory.constants[root.slot].data_ptr() + offset
+        scratch = self._scratch.data_ptr()
+        for word in outline.scratch:
+            block[word] = scratch
+        for k, (word, _) in enumerate(outline.faults):
+            block[word] = self._base + 8 * (outline.faults_at + k)
+        for step, (first, end) in zip(self.steps, outline.numbers, strict=True):
+            block[first:end] = step.code.numbers
+
+    def _write_program(self, plan: Plan) -> None:
+        """Header, records of steps, patches."""
+        outline, base, code = self._outline, self._base, library()
+        flags = outline.barriers(self.steps, plan)
+        records: list[int] = []
+        for step, at, flag in zip(self.steps, outline.blocks, flags, strict=True):
+            records += (code.address(step.code.kernel), base + 8 * at, flag)
+        patches: list[int] = []
+        for word, source, slot in outline.patches:
+            patches += (base + 8 * word, source, plan.places[slot][1])
+        header = [
+            base + 8 * outline.records, len(self.steps), self._threads,
+            base + 8 * outline.patches_at, len(outline.patches), base + 8 * outline.sources_at,
+            base + 8 * HEADER, 0,
+        ]  # fmt: skip
+        for at, words in ((0, header), (outline.records, records), (outline.patches_at, patches)):
+            self._block[at : at + len(words)] = words
+
+    @property
+    def sources(self) -> list[int]:
+        """Slots whose address is asked for at each call."""
+        return self._outline.sources
+
+    def bind(self) -> Callable[[list[Any]], None]:
+        """A function of the registers that runs the segment."""
+        sources, run = self.sources, self.call()
+        return lambda r: run([r[s].data_ptr() for s in sources])
+
+    def call(self) -> Callable[[list[int]], None]:
+        """A function of the addresses of `sources` that runs the segment."""
+        given, fire = self.given, self.fire()
+
+        def run(addresses: list[int]) -> None:
+            given[:] = addresses
+            fire()
+
+        return run
+
+    @property
+    def given(self) -> Any:
+        """The words that hold the addresses of `sources`."""
+        outline = self._outline
+        start = self._base + 8 * outline.sources_at
+        return (ctypes.c_int64 * len(outline.sources)).from_address(start)
+
+    def fire(self) -> Callable[[], None]:
+        """A function that runs the segment on the addresses `given` holds."""
+        block, base, driver = self._block, self._base, _driver()
+        most, threads = self._threads, torch.get_num_threads
+
+        def run(_owner: Any = self) -> None:
+            if most > 1:
+                block[_THREADS] = min(most, threads())
+            driver(base)
+
+        return self._raising(run) if self._outline.faults else run
+
+    def _raising(self, run: Callable[[], None]) -> Callable[[], None]:
+        """The same, raising for an index out of range when the kernels have ended."""
+        block, first = self._block, self._outline.faults_at
+        steps = [self.steps[k] for _, k in self._outline.faults]
+        last, clean = first + len(steps), [0] * len(steps)
+
+        def run_and_look() -> None:
+            run()
+            found = block[first:last]
+            if found != clean:
+                block[first:last] = clean
+                raise BadIndex(steps[found.index(1)])
+
+        return run_and_look
+
+
+def _aligned(size: int) -> torch.Tensor:
+    """Memory that begins at a cache line."""
+    made = torch.empty(size + 64, dtype=torch.uint8)
+    return made[-made.data_ptr() % 64 :]

@@ -1,0 +1,175 @@
+"""From a fused unit to a native call: the kernel, and the words it is called with.
+
+Static graphs get kernels with their sizes in the code. In dynamic graphs sizes and strides are
+Numbers, so that a kernel made for one plan serves the others; an `Emitter` keeps what it made, and
+a plan for new sizes finds its kernels there. Units that look alike, as those of the layers of a
+model, share one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchair.codegen.abi import Kernel
+from torchair.codegen.cpu.machine import Target
+from torchair.engine.fuse.units import Unit, is_number, operands_of
+from torchair.engine.units.sizes import Sizes
+from torchair.ge.graph import Fact, Node, Value
+
+SCRATCH, FAULT = "scratch", "fault"
+_IN_CACHE = 1 << 18  # bytes that come from a cache
+
+
+@dataclass(frozen=True)
+class Word:
+    """What an address word holds: an operand of the unit (by number), perhaps packed in a way that
+    `how` and `spec` say; or memory of the program (`how` is SCRATCH or FAULT)."""
+
+    operand: int = -1
+    how: str = ""
+    spec: Any = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A constant operand of a unit laid out anew for its kernel."""
+
+    unit: Unit
+    value: Value
+    how: str
+    spec: Any
+
+
+Place = Value | Packed | str
+"""What an address word holds: a value, a packed constant, SCRATCH, or FAULT, the word where a
+kernel notes down that an index was out of range."""
+
+
+@dataclass(frozen=True)
+class NativeCall:
+    """A kernel with its operands, in the order of its words, and the numbers after them."""
+
+    kernel: Kernel
+    operands: tuple[Place, ...]
+    numbers: tuple[int, ...]
+    scratch: int  # bytes for each thread
+    work: float  # microseconds that one thread needs, roughly
+
+
+Layouts = Callable[[Value], torch.Tensor]
+"""Meta tensor of a value that lives in memory."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel and how its words follow from the sizes of a plan."""
+
+    kernel: Kernel
+    words: tuple[Word, ...]
+    scratch: int
+    sizes: Sizes
+    flops: Callable[[Sequence[torch.Tensor]], float]
+
+    def call(self, unit: Unit, metas: Sequence[torch.Tensor]) -> NativeCall:
+        """The call for a unit and these sizes."""
+        values = [*unit.inputs, *unit.outputs]
+        operands = tuple(_place(unit, values, w) for w in self.words)
+        work = _work(unit, metas) + self.flops(metas) / 1e5
+        return NativeCall(self.kernel, operands, self.sizes.words(metas), self.scratch, work)
+
+
+def _place(unit: Unit, values: Sequence[Value], word: Word) -> Place:
+    if word.operand < 0:
+        return word.how
+    value = values[word.operand]
+    return Packed(unit, value, word.how, word.spec) if word.how else value
+
+
+def _work(unit: Unit, metas: Sequence[torch.Tensor]) -> float:
+    """Microseconds for memory and for the nodes themselves, at rates any core has."""
+    moved = sum(m.numel() * m.element_size() for m in metas)
+    points = max((m.numel() for m in metas[len(unit.inputs) :]), default=0)
+    return moved / (1e5 if moved < _IN_CACHE else 2e4) + points * len(unit.nodes) / 8e3 + 0.05
+
+
+Maker = Callable[["Emitter", Unit, Sizes], Made]
+
+
+class Emitter:
+    """Makes native calls for the units of one graph, each kind of kernel once."""
+
+    def __init__(
+        self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker
+    ) -> None:
+        self.target = target
+        self.constant = constant  # whether a value is the same in every call
+        self._dynamic = dynamic
+        self._make = make
+        self._made: dict[Any, list[Made]] = {}
+        self._signatures: dict[int, Any] = {}
+
+    def emit(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> NativeCall:
+        """The call that computes a unit; NotNative if there is none."""
+        metas = [layout(v) for v in [*unit.inputs, *unit.outputs]]
+        variants = self._made.setdefault(self._key(unit, fact, metas), [])
+        for made in variants:
+            if made.sizes.holds(metas):
+                return made.call(unit, metas)
+        variants.append(self._make(self, unit, Sizes(unit, fact, metas, self._dynamic)))
+        return variants[-1].call(unit, metas)
+
+    def signature_of(self, unit: Unit) -> Any:
+        """The signature of a unit, worked out once."""
+        known = self._signatures.get(id(unit))
+        if known is None:
+            known = self._signatures[id(unit)] = signature(unit, self.constant)
+        return known
+
+    def _key(
+        self, unit: Unit, fact: Callable[[Value], Fact], metas: Sequence[torch.Tensor]
+    ) -> Any:
+        known = self.signature_of(unit)
+        if self._dynamic:
+            return known, tuple(_pattern(m) for m in metas)
+        contents = tuple(_contents(n, fact) for n in unit.group.nodes)
+        return known, tuple((m.shape, m.stride()) for m in metas), contents
+
+
+def _pattern(meta: torch.Tensor) -> Any:
+    """What kernels for many sizes are chosen by: where memory is contiguous or repeated."""
+    return meta.is_contiguous() or tuple(min(s, 2) for s in meta.stride())
+
+
+def signature(unit: Unit, constant: Callable[[Value], bool]) -> Any:
+    """What two units have in common that need the same code."""
+    names: dict[Value, int] = {}
+    for value in [*unit.inputs, *unit.outputs]:
+        names.setdefault(value, len(names))
+
+    def name(value: Value | None) -> Any:
+        if value is None:
+            return None
+        if is_number(value):
+            return ("number", value.node.attr("value").item(), value.dtype)
+        return names.setdefault(value, len(names)), value.dtype
+
+    rows = []
+    for node in unit.all_nodes:
+        data = set(operands_of(node))
+        attrs = tuple((k, repr(a.value)) for k, a in sorted(node.attrs.items()))
+        ins = tuple((p, name(v)) for p, _, v in node.slots() if v is None or v in data)
+        steers = tuple(v.content for v in node.values() if v not in data)
+        rows.append((node.type, attrs, ins, steers, tuple(name(v) for v in node.outputs)))
+    same = tuple(constant(v) for v in unit.inputs)
+    outs = tuple(names[v] for v in unit.outputs)
+    shapes = tuple(v.shape for v in names)
+    return unit.kind, tuple(rows), tuple(sorted(unit.group.reduced)), outs, same, shapes
+
+
+def _contents(node: Node, fact: Callable[[Value], Fact]) -> Any:
+    data = set(operands_of(node))
+    return tuple(fact(v).content for v in node.values() if v not in data)

@@ -1,0 +1,303 @@
+"""Which generator serves a unit, and what it is told: one method for each kind of unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair.catalog import Op
+from torchair.catalog.conv import Window
+from torchair.codegen.abi import BYTES, Kernel, Size
+from torchair.codegen.cpu.attention.kernel import Attention, attention
+from torchair.codegen.cpu.attention.kernel import scratch_bytes as attention_scratch
+from torchair.codegen.cpu.conv.kernel import Conv, conv
+from torchair.codegen.cpu.conv.kernel import scratch_bytes as conv_scratch
+from torchair.codegen.cpu.matmul.kernel import MatMul, matmul
+from torchair.codegen.cpu.matmul.kernel import scratch_bytes as matmul_scratch
+from torchair.codegen.cpu.nest.kernel import emit_point, print_nest
+from torchair.codegen.cpu.pool import Pool, pool
+from torchair.codegen.loops import Nest, join_rows, simplify, with_words
+from torchair.codegen.numbers import Int
+from torchair.codegen.text.writer import KernelWriter
+from torchair.engine.fuse.units import Unit, operands_of
+from torchair.engine.lower.build import Operand, build_nest
+from torchair.engine.lower.core import TYPES
+from torchair.engine.plan.records import SIZES_AT
+from torchair.engine.units.emitter import FAULT, SCRATCH, Emitter, Made, Word
+from torchair.engine.units.heads import (
+    LEFT_UP_CAUSAL,
+    pool_options,
+    transposed,
+    value_on,
+    values_on,
+)
+from torchair.engine.units.sizes import NotNative, Sizes, is_one
+from torchair.ge.graph import Node, Value
+
+_FAR = 1 << 20  # bytes that do not stay in a near cache
+
+
+def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:
+    """The kernel of a unit."""
+    return _Emission(emitter, unit, sizes).run()
+
+
+class _Emission:
+    """Making one kernel. Words are handed out in the order in which generators expect them."""
+
+    def __init__(self, emitter: Emitter, unit: Unit, sizes: Sizes) -> None:
+        self.unit, self.target, self.sizes = unit, emitter.target, sizes
+        self.constant = emitter.constant
+        self.words: list[Word] = []
+        self.scratch = 0
+        self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
+
+    def run(self) -> Made:
+        make = {
+            "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
+            "attention": self._attention, "pool": self._pool,
+        }  # fmt: skip
+        kernel = make[self.unit.kind]()
+        self.sizes.seal()
+        return Made(kernel, tuple(self.words), self.scratch, self.sizes, _flops(self.unit))
+
+    # ---- words ----
+
+    def address(self, value: Value, how: str = "", spec: Any = None) -> int:
+        """The next word, for the address of a value, packed if `how` says so."""
+        values = [*self.unit.inputs, *self.unit.outputs]
+        return self._next(Word(values.index(value), how, spec))
+
+    def _next(self, word: Word) -> int:
+        self.words.append(word)
+        if len(self.words) > SIZES_AT:
+            raise NotNative(f"more than {SIZES_AT} operands")
+        return len(self.words) - 1
+
+    def _fault(self) -> int:
+        """The word where a failed test is noted down."""
+        word = Word(how=FAULT)
+        return self.words.index(word) if word in self.words else self._next(word)
+
+    def _operand(self, value: Value) -> Operand:
+        dims, strides = self.sizes.dims(value), self.sizes.strides(value)
+        return Operand(self.address(value), TYPES[value.dtype], dims, strides)
+
+    def _all(self, sizes: Sequence[Int]) -> Any:
+        return tuple(self.word(n) for n in sizes)
+
+    def _label(self) -> str:
+        types = [n.type.lower() for n in self.unit.nodes]
+        return "_".join(dict.fromkeys(types))[:60]
+
+    # ---- loops ----
+
+    def _loops(self) -> Kernel:
+        values = [*self.unit.inputs, *self.unit.outputs]
+        operands = {v: self._operand(v) for v in values}
+        nest = build_nest(
+            self.unit.group, operands, self.unit.outputs, self.sizes.fact, self._fault
+        )
+        return print_nest(with_words(simplify(nest), self.word), self.target, self._label())
+
+    # ---- products ----
+
+    def _matmul(self) -> Kernel:
+        node = self.unit.head
+        a, b = value_on(node, "x1"), value_on(node, "x2")
+        batch, m, n, k, sa, sb = self._product(node)
+        how = ""
+        if self.constant(b) and len(b.shape or ()) == 2 and self._packing_pays(m, b):
+            how = "linear" if transposed(node, 2) else "matrix"
+        spec = MatMul(
+            TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
+            self._all(sa), self._all(sb), packed=bool(how),
+        )  # fmt: skip
+        self.address(a)
+        self.address(b, how)
+        self._next(Word(how=SCRATCH))
+        self.scratch = matmul_scratch(spec, self.target)
+        nest, rows = self._epilogue(), self.word(m)
+
+        def store(w: KernelWriter, at: Sequence[str], vector: str, mask: str | None) -> None:
+            batch, row, column = at
+            flat = w.add(w.mul(batch, w.size(rows)), row)
+            index = [*_positions(w, flat, nest), column]
+            emit_point(w, nest.stores, index, len(nest.axes) - 1, [vector], mask)
+
+        return matmul(spec, self.target, store, self._label())
+
+    def _packing_pays(self, m: Int, weight: Value) -> bool:
+        """One row reads each weight once, in an order that is as good as packed unless the weights
+        come from far away."""
+        dims = [d for d in weight.shape or () if isinstance(d, int)]
+        return not is_one(m) or math.prod(dims) * BYTES[TYPES[weight.dtype]] >= _FAR
+
+    def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:
+        """Batch, m, n, k and the strides of both operands of a matrix product."""
+        a, b = value_on(node, "x1"), value_on(node, "x2")
+        dims_a, st_a = list(self.sizes.dims(a)), list(self.sizes.strides(a))
+        dims_b, st_b = list(self.sizes.dims(b)), list(self.sizes.strides(b))
+        if transposed(node, 1):
+            dims_a[-2:], st_a[-2:] = dims_a[:-3:-1], st_a[:-3:-1]
+        if transposed(node, 2):
+            dims_b[-2:], st_b[-2:] = dims_b[:-3:-1], st_b[:-3:-1]
+        m, k, n = dims_a[-2], dims_a[-1], dims_b[-1]
+        if len(dims_b) == 2 and len(dims_a) > 2:  # rows of all batches are rows
+            rows = _one_stride(dims_a[:-1], st_a[:-1])
+            return 1, _total(dims_a[:-1]), n, k, [0, rows, st_a[-1]], [0, *st_b]
+        dims = _broadcast(dims_a[:-2], dims_b[:-2])
+        batch_a = _batch_stride(dims, dims_a[:-2], st_a[:-2])
+        batch_b = _batch_stride(dims, dims_b[:-2], st_b[:-2])
+        return _total(dims), m, n, k, [batch_a, *st_a[-2:]], [batch_b, *st_b[-2:]]
+
+    def _conv(self) -> Kernel:
+        node = self.unit.head
+        x, weight, window = value_on(node, "x"), value_on(node, "filter"), Window(Op(node))
+        batch, channels, height, width = self.sizes.dims(x)
+        out_channels, _, kh, kw = (int(d) for d in self.sizes.dims(weight))
+        spec = Conv(
+            dtype=TYPES[x.dtype], batch=self.word(batch), channels=int(channels),
+            height=self.word(height), width=self.word(width), out_channels=out_channels,
+            kernel=(kh, kw), stride=tuple(window.strides), dilation=tuple(window.dilations),
+            padding=(window.before[0], window.after[0], window.before[1], window.after[1]),
+            groups=window.groups, x=self._all(self.sizes.strides(x)),
+        )  # fmt: skip
+        self.address(x)
+        self.address(weight, "conv", spec)
+        self._next(Word(how=SCRATCH))
+        self.scratch = conv_scratch(spec, self.target)
+        nest = self._epilogue(rows=False)
+
+        def store(w: KernelWriter, at: Sequence[str], vector: str, mask: str | None) -> None:
+            emit_point(w, nest.stores, list(at), 1, [vector], mask)
+
+        return conv(spec, self.target, store, self._label())
+
+    def _epilogue(self, rows: bool = True) -> Nest:
+        """What is done with each vector of results: bias, the group's nodes, stores."""
+        group = self.unit.group
+        read = [v for n in group.nodes for v in operands_of(n) if v in self.unit.inputs]
+        operands = {v: self._operand(v) for v in dict.fromkeys([*read, *self.unit.outputs])}
+        if group.bias is not None:
+            operands[group.bias[0]] = self._bias(group.bias[0])
+        nest = build_nest(group, operands, self.unit.outputs, self.sizes.fact)
+        return with_words(join_rows(nest) if rows else nest, self.word)
+
+    def _bias(self, value: Value) -> Operand:
+        if self.unit.folded is None:
+            return self._operand(value)
+        return Operand(self.address(value, "shift"), "f32", self.sizes.dims(value), (1,))
+
+    # ---- the others ----
+
+    def _attention(self) -> Kernel:
+        node, op = self.unit.head, Op(self.unit.head)
+        q, k, v = value_on(node, "query"), values_on(node, "key")[0], values_on(node, "value")[0]
+        out, lse = node.outputs
+        shift = node.inputs.get("pse_shift")
+        mask = shift if isinstance(shift, Value) else None
+        batch, heads, length, width = self.sizes.dims(q)
+        kv_heads, span = self.sizes.dims(k)[1:3]
+        wide = lse in self.unit.outputs
+        so = self._all(self.sizes.strides(out))
+        spec = Attention(
+            dtype=TYPES[q.dtype], batch=self.word(batch), heads=self.word(heads),
+            kv_heads=self.word(kv_heads), length=self.word(length), span=self.word(span),
+            width=int(width), value_width=int(self.sizes.dims(v)[3]),
+            q=self._all(self.sizes.strides(q)), k=self._all(self.sizes.strides(k)),
+            v=self._all(self.sizes.strides(v)),
+            out=(so[0], so[2], so[1], so[3]) if op.attr("input_layout") == "BNSD_BSND" else so,
+            scale=op.attr("scale"), causal=op.attr("sparse_mode") == LEFT_UP_CAUSAL,
+            mask=TYPES[mask.dtype] if mask is not None else None,
+            mask_strides=self._all(self._mask_strides(mask)),
+            lse=self._all(self.sizes.strides(lse))[:3] if wide else None,
+        )  # fmt: skip
+        for x in (q, k, v, mask if mask is not None else q, out, lse if wide else out):
+            self.address(x)
+        self._next(Word(how=SCRATCH))
+        self.scratch = attention_scratch(spec, self.target)
+        return attention(spec, self.target, self._label())
+
+    def _mask_strides(self, mask: Value | None) -> tuple[Int, ...]:
+        """Over (batch, head, query, key), 0 where the mask is broadcast."""
+        if mask is None:
+            return (0, 0, 0, 0)
+        dims, strides = self.sizes.dims(mask), self.sizes.strides(mask)
+        own = [0 if is_one(n) else s for n, s in zip(dims, strides, strict=True)]
+        return (*[0] * (4 - len(own)), *own)
+
+    def _pool(self) -> Kernel:
+        node = self.unit.head
+        x, out = value_on(node, "x"), node.outputs[0]
+        n, c, h, w = self._all(self.sizes.dims(x))
+        out_h, out_w = self._all(self.sizes.dims(out))[2:]
+        spec = Pool(
+            dtype=TYPES[x.dtype], batch=n, channels=c, height=h, width=w, out_height=out_h,
+            out_width=out_w, x=self._all(self.sizes.strides(x)),
+            out=self._all(self.sizes.strides(out)), **pool_options(node),
+        )  # fmt: skip
+        self.address(x)
+        self.address(out)
+        return pool(spec, self.target, self._label())
+
+
+def _flops(unit: Unit) -> Callable[[Sequence[torch.Tensor]], float]:
+    """Multiplications of a unit's product, if it is one."""
+    values = [*unit.inputs, *unit.outputs]
+    if unit.kind == "matmul":
+        a = values.index(value_on(unit.head, "x1"))
+        return lambda metas: metas[-1].numel() * metas[a].shape[-1]
+    if unit.kind == "conv":
+        f = values.index(value_on(unit.head, "filter"))
+        return lambda metas: metas[-1].numel() * metas[f][0].numel()
+    if unit.kind == "attention":
+        k = values.index(values_on(unit.head, "key")[0])
+        return lambda metas: 2.0 * metas[len(unit.inputs)].numel() * metas[k].shape[-2]
+    return lambda metas: 0.0
+
+
+def _positions(w: KernelWriter, flat: str, nest: Nest) -> list[str]:
+    """Positions along the leading axes of a nest from the number of a row."""
+    leading = nest.axes[:-1]
+    positions: list[str] = []
+    for size in reversed(leading[1:]):
+        n = w.size(size)
+        positions.append(w.rem(flat, n))
+        flat = w.div(flat, n)
+    return [*([flat] if leading else []), *reversed(positions)]
+
+
+def _total(dims: Sequence[Int]) -> Int:
+    total: Int = 1
+    for d in dims:
+        total = total * d
+    return total
+
+
+def _broadcast(a: Sequence[Int], b: Sequence[Int]) -> list[Int]:
+    rank = max(len(a), len(b))
+    a, b = [*[1] * (rank - len(a)), *a], [*[1] * (rank - len(b)), *b]
+    return [y if is_one(x) else x for x, y in zip(a, b, strict=True)]
+
+
+def _one_stride(dims: Sequence[Int], strides: Sequence[Int]) -> Int:
+    """The stride of dims taken together; NotNative if there is none."""
+    step: Int | None = None
+    reach: Int = 0
+    for n, s in zip(reversed(dims), reversed(strides), strict=True):
+        if is_one(n):
+            continue
+        if step is not None and s != reach:
+            raise NotNative("rows are not evenly spaced in memory")
+        step, reach = (s if step is None else step), n * s
+    return 0 if step is None else step
+
+
+def _batch_stride(dims: Sequence[Int], own: Sequence[Int], strides: Sequence[Int]) -> Int:
+    own = [*[1] * (len(dims) - len(own)), *own]
+    strides = [*[0] * (len(dims) - len(strides)), *strides]
+    return _one_stride(dims, [0 if is_one(n) else s for n, s in zip(own, strides, strict=True)])

@@ -1,0 +1,158 @@
+"""Dims, strides and contents of a unit's values: integers, or Numbers in dynamic graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchair.codegen.abi import Size
+from torchair.codegen.numbers import Book, Int, Number
+from torchair.engine.fuse.units import Unit
+from torchair.ge.graph import Fact, Value
+from torchair.ge.shapes import Sym, is_static
+
+
+class NotNative(Exception):
+    """A unit that the generators cannot serve with these sizes and strides."""
+
+
+def is_one(n: Int) -> bool:
+    """Whether a size is known to be 1."""
+    return not isinstance(n, Number) and n == 1
+
+
+class Sizes:
+    """Dims, strides and contents of a unit's values, as integers or as Numbers."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        fact: Callable[[Value], Fact],
+        metas: Sequence[torch.Tensor],
+        dynamic: bool,
+    ) -> None:
+        self._fact = fact
+        self._values = [*unit.inputs, *unit.outputs]
+        self._metas = dict(zip(self._values, metas, strict=True))
+        self._book = Book() if dynamic else None
+        self._sources: list[tuple[int, int]] = []  # (operand, dim), or (operand, -1 - dim): stride
+        self._symbols: dict[Any, Int] = {}
+        self._recipe: Any = None
+        if dynamic:
+            self._learn()
+        self._strides = {v: self._strides_of(k, v) for k, v in enumerate(self._values)}
+
+    def _learn(self) -> None:
+        dims = [
+            (d.expr, k, i)
+            for k, v in enumerate(self._values)
+            for i, d in enumerate(v.shape or ())
+            if isinstance(d, Sym)
+        ]
+        for expr, k, i in sorted(dims, key=lambda x: not x[0].is_Symbol):
+            if expr not in self._symbols:
+                number = self._number(k, i, self._metas[self._values[k]].shape[i])
+                self._symbols[expr] = number
+
+    def _number(self, operand: int, dim: int, value: int) -> Number:
+        assert self._book is not None
+        self._sources.append((operand, dim))
+        return self._book.number(value)
+
+    def dims(self, value: Value) -> tuple[Int, ...]:
+        """Dims of any value of the unit."""
+        if self._book is None:
+            return tuple(self._fact(value).shape or ())  # type: ignore[arg-type]
+        return tuple(self._of(d) for d in value.shape or ())
+
+    def _of(self, dim: Any) -> Int:
+        if not isinstance(dim, Sym):
+            return int(dim)
+        return _evaluated(dim.expr, self._symbols)
+
+    def strides(self, value: Value) -> tuple[Int, ...]:
+        """Strides of an operand."""
+        return self._strides[value]
+
+    def _strides_of(self, k: int, value: Value) -> tuple[Int, ...]:
+        meta = self._metas[value]
+        if self._book is not None and not _fits(value.shape, meta):
+            raise NotNative(f"{value} does not have the dims that its graph declares")
+        if self._book is None or (meta.is_contiguous() and is_static(value.shape)):
+            return meta.stride()
+        if meta.is_contiguous():
+            return _contiguous(self.dims(value))
+        return tuple(
+            s if s in (0, 1) else self._number(k, -1 - i, s) for i, s in enumerate(meta.stride())
+        )
+
+    def fact(self, value: Value) -> Fact:
+        """What rules see of a value."""
+        if self._book is None:
+            return self._fact(value)
+        content = value.content
+        if isinstance(content, tuple):
+            content = tuple(self._of(c) for c in content)
+        elif content is not None:
+            content = self._of(content)
+        return Fact(value.dtype, self.dims(value), content)  # type: ignore[arg-type]
+
+    def word(self, first: int) -> Callable[[Int], Size]:
+        """A function from sizes to what generators take; words begin at `first`."""
+        if self._book is None:
+            return lambda n: n  # type: ignore[return-value]
+        book = self._book
+        return lambda n: book.word(n, first)
+
+    def seal(self) -> None:
+        """No more decisions: from now on the kernel is asked whether it fits."""
+        if self._book is not None:
+            self._recipe = self._book.recipe()
+        self._metas = {}
+
+    def _given(self, metas: Sequence[torch.Tensor]) -> list[int]:
+        return [
+            metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources
+        ]
+
+    def holds(self, metas: Sequence[torch.Tensor]) -> bool:
+        return self._recipe is None or self._recipe[0](self._given(metas))
+
+    def words(self, metas: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        return () if self._recipe is None else self._recipe[1](self._given(metas))
+
+
+def _fits(shape: Any, meta: torch.Tensor) -> bool:
+    """Whether declared dims agree with real ones, so that what is derived from them is right."""
+    return len(shape or ()) == meta.dim() and all(
+        isinstance(d, Sym) or d == n for d, n in zip(shape or (), meta.shape, strict=True)
+    )
+
+
+def _contiguous(dims: Sequence[Int]) -> tuple[Int, ...]:
+    strides: list[Int] = []
+    step: Int = 1
+    for d in reversed(dims):
+        strides.append(step)
+        step = step * d
+    return tuple(reversed(strides))
+
+
+def _evaluated(expr: Any, known: Mapping[Any, Int]) -> Int:
+    """A symbolic size as an integer or Number, from the sizes of the operands."""
+    if expr in known:
+        return known[expr]
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Add or expr.is_Mul:
+        parts = [_evaluated(a, known) for a in expr.args]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part if expr.is_Add else total * part
+        return total
+    if type(expr).__name__ == "FloorDiv":
+        a, b = (_evaluated(x, known) for x in expr.args)
+        return a // b
+    raise NotNative(f"the size {expr} does not follow from the operands")
