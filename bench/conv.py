@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from common import console, interleaved, ratio, table
-from torchair.codegen.abi import Kernel
 from torchair.codegen.cpu.conv.kernel import (
     Conv,
     conv,
@@ -23,6 +22,7 @@ from torchair.codegen.cpu.conv.kernel import (
 )
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.machine import host
+from torchair.codegen.kernel import Kernel
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 

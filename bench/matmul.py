@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from common import console, interleaved, ratio, table
-from torchair.codegen.abi import Kernel
+from torchair.codegen.cpu import driver
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.matmul.kernel import MatMul, matmul, pack, plain_store, scratch_bytes
-from torchair.codegen.llvm import driver
+from torchair.codegen.kernel import Kernel
 
 ROWS = (1, 4, 16, 128, 512)
 SHAPES = ((768, 768), (768, 3072), (3072, 768), (768, 32000))
@@ -41,12 +41,12 @@ class Program:
 
 def product(library: Library, a: torch.Tensor, weight: torch.Tensor, packed: bool) -> Program:
     """Our kernel for F.linear(a, weight)."""
-    (m, k), n, target = a.shape, weight.shape[0], library.target
+    (m, k), n, machine = a.shape, weight.shape[0], library.machine
     dtype = next(name for name, kind in TYPES.items() if kind == a.dtype)
     spec = MatMul(dtype, 1, m, n, k, (0, k, 1), (0, 1, k), packed)
-    kernel = matmul(spec, target, plain_store(dtype, (0, n, 1), 3))
-    room = torch.empty(scratch_bytes(spec, target) * torch.get_num_threads(), dtype=torch.uint8)
-    b = pack(weight, target, True) if packed else weight
+    kernel = matmul(spec, machine, plain_store(dtype, (0, n, 1), 3))
+    room = torch.empty(scratch_bytes(spec, machine) * torch.get_num_threads(), dtype=torch.uint8)
+    b = pack(weight, machine, True) if packed else weight
     made = Program(library, kernel, [a, b, room, torch.empty(m, n, dtype=a.dtype)])
     made()
     error = (made.tensors[3].double() - F.linear(a.double(), weight.double())).abs().max()

@@ -22,11 +22,11 @@ from torch._functorch.aot_autograd import aot_module_simplified
 import torchair
 from torchair import ge
 from torchair.catalog.core import Op, Trait, add_row, same_as
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
 from torchair.codegen.numbers import Book
+from torchair.codegen.text.machine import Machine
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.lower import LOWERINGS, LowerOp, Tensor
 from torchair.engine.lower.core import elementwise, lowering, number
@@ -192,7 +192,7 @@ def loop_ir() -> None:
     show("4 a nest", *text_of(nest))
     simple = simplify(nest)
     show("5 the same, simplified", *text_of(simple))
-    narrow = Target("generic", "", bits=128)
+    narrow = Machine("generic", "", bits=128)
     kernel = print_nest(simple, narrow, "scaled_relu")
     text = kernel.text.replace(kernel.entry, "scaled_relu").rstrip()
     show("6 its LLVM text for vectors of 128 bits", text)

@@ -14,12 +14,13 @@ import torch
 
 from torchair.catalog import Op, infer, row_of
 from torchair.catalog.reference import tensor_args
-from torchair.codegen.abi import Kernel
 from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import print_nest
+from torchair.codegen.kernel import Kernel
 from torchair.codegen.loops import simplify, with_words
 from torchair.codegen.numbers import Book
+from torchair.codegen.text.machine import Machine
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower.build import Operand, build_nest, single
 from torchair.engine.lower.core import TYPES
@@ -32,7 +33,7 @@ TIMES_EAGER = 4  # another order of rounding may cost up to this many errors of 
 FLOOR = 4  # and never less than this many units in the last place of the element
 _UNTOLD = DataType.DT_UNDEFINED
 GUARD = 64  # elements around a result that must stay as they are
-LIBRARIES: dict[Target, Library] = {}
+LIBRARIES: dict[Machine, Library] = {}
 
 
 class Constant:
@@ -137,7 +138,7 @@ class OneNode:
                     assert found.setdefault(str(d), n) == n, "sizes do not fit the graph"
         return found
 
-    def compile(self, target: Target, permuted: bool = False) -> tuple[Kernel, Book]:
+    def compile(self, machine: Machine, permuted: bool = False) -> tuple[Kernel, Book]:
         """The kernel for the inputs given at first; results may be stored with dims reversed."""
         book = Book()
         hosts = [n for _, n in self.hosts]
@@ -164,7 +165,7 @@ class OneNode:
             operands[value] = Operand(len(operands), TYPES[value.dtype], shape, strides)
         nest = build_nest(single(self.node), operands, self.results, fact)
         printed = with_words(simplify(nest), lambda n: book.word(n, len(operands)))
-        return print_nest(printed, target), book
+        return print_nest(printed, machine), book
 
     def operand_tensors(self) -> Iterator[tuple[Value, torch.Tensor]]:
         """Values that live in memory besides the results: the inputs and constants with dims."""
@@ -178,13 +179,13 @@ class OneNode:
         *inputs: torch.Tensor,
         hosts: Sequence[int] = (),
         threads: int = 1,
-        target: Target | None = None,
+        machine: Machine | None = None,
         permuted: bool = False,
     ) -> list[torch.Tensor]:
         """Results of the generated kernel on other inputs, on those given at first if there are
         none. With `permuted` they are stored as if their dims were reversed."""
-        target = target or host()
-        kernel, book = self.compile(target, permuted)
+        machine = machine or host()
+        kernel, book = self.compile(machine, permuted)
         given = list(inputs) or [t for _, t in self.feeds]
         env = self.sizes(given, hosts or [n for _, n in self.hosts])
         holds, words = book.recipe()
@@ -193,7 +194,7 @@ class OneNode:
         tensors = given + [t for _, t in self.operand_tensors()][len(given) :]
         results = [self._result(v, env, permuted, tensors) for v in self.results]
         pointers = [t.data_ptr() for t in (*tensors, *(view for view, _ in results))]
-        library = LIBRARIES.setdefault(target, Library(target))
+        library = LIBRARIES.setdefault(machine, Library(machine))
         run_kernel(library, kernel, [*pointers, *words(numbers)], threads)
         for view, whole in results:
             _check_guards(view, whole)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from torchair.codegen.abi import Size, Word
 from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions, with_words
+from torchair.codegen.text.machine import Machine
+from torchair.codegen.types import Size, Word
 
 NUMPY: dict[str, Any] = {
     "f32": np.float32, "f64": np.float64, "bf16": np.uint16, "f16": np.float16, "bool": np.bool_,
@@ -21,14 +22,14 @@ NUMPY: dict[str, Any] = {
 INTEGERS = ("u8", "i8", "i16", "i32", "i64")
 
 
-def narrowed(bits: int) -> Target:
+def narrowed(bits: int) -> Machine:
     """This machine with narrower vectors."""
     if bits >= host().bits:
         return host()
     return dataclasses.replace(host(), bits=bits, registers=16, dot_bf16=False)
 
 
-TARGETS = [narrowed(bits) for bits in (512, 256, 128)]
+MACHINES = [narrowed(bits) for bits in (512, 256, 128)]
 
 
 # ---- the plain evaluation ----
@@ -196,26 +197,26 @@ def as_words(nest: Nest, operands: int, wordy: Callable[[int], bool]) -> tuple[N
 def run_nest(
     nest: Nest,
     memory: list[np.ndarray],
-    target: Target,
+    machine: Machine,
     threads: int = 1,
     wordy: Callable[[int], bool] = lambda n: False,
 ) -> None:
     printed, words = as_words(nest, len(memory), wordy)
-    kernel = print_nest(printed, target)
-    run_kernel(library_of(target), kernel, [*(m.ctypes.data for m in memory), *words], threads)
+    kernel = print_nest(printed, machine)
+    run_kernel(library_of(machine), kernel, [*(m.ctypes.data for m in memory), *words], threads)
 
 
-LIBRARIES: dict[Target, Library] = {}
+LIBRARIES: dict[Machine, Library] = {}
 
 
-def library_of(target: Target) -> Library:
-    return LIBRARIES.setdefault(target, Library(target))
+def library_of(machine: Machine) -> Library:
+    return LIBRARIES.setdefault(machine, Library(machine))
 
 
 def check(
     nest: Nest,
     memory: list[np.ndarray],
-    target: Target,
+    machine: Machine,
     threads: int = 1,
     wordy: Callable[[int], bool] = lambda n: False,
     tolerance: float = 2e-5,
@@ -224,7 +225,7 @@ def check(
     expected = [m.copy() for m in memory]
     Plain(nest, expected).run()
     got = [m.copy() for m in memory]
-    run_nest(nest, got, target, threads, wordy)
+    run_nest(nest, got, machine, threads, wordy)
     kinds = {s.access.operand: s.access.dtype for s in nest.stores}
     for k, (a, b) in enumerate(zip(got, expected, strict=True)):
         dtype = kinds.get(k)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchair.codegen.abi import Size, Word
 from torchair.codegen.cpu.attention.kernel import Attention, attention, scratch_bytes
 from torchair.codegen.cpu.jit import Library, module_text, run_kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
+from torchair.codegen.text.machine import Machine
+from torchair.codegen.types import Size, Word
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool"}
 CLOSE = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -78,11 +79,11 @@ GUARD = 256
 
 def run(library: Library, spec: Attention, tensors: list[Tensor | None], more=(), threads: int = 1):
     """Run a spec on (q, k, v, mask, out, lse); what lies behind its work memory stays as it is."""
-    size = scratch_bytes(spec, library.target) * threads
+    size = scratch_bytes(spec, library.machine) * threads
     scratch = torch.full((size + GUARD + 64,), 0xFF, dtype=torch.uint8)
     shift = -scratch.data_ptr() % 64
     words = [0 if x is None else x.data_ptr() for x in tensors]
-    kernel = attention(spec, library.target)
+    kernel = attention(spec, library.machine)
     run_kernel(library, kernel, [*words, scratch.data_ptr() + shift, *more], threads)
     assert (scratch[shift + size :] == 0xFF).all()
 
@@ -215,8 +216,8 @@ def test_scale(library, length, scale):
 @pytest.mark.parametrize("kind", ["none", "causal", "added", "bool"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 def test_narrower_vectors(dtype, kind, bits):
-    target = dataclasses.replace(host(), bits=bits, registers=16, dot_bf16=False)
-    library = Library(target)
+    machine = dataclasses.replace(host(), bits=bits, registers=16, dot_bf16=False)
+    library = Library(machine)
     for shape in (DECODE[2], PREFILL[1]):
         inputs = random(dtype, *shape)
         options = mask_like(kind, dtype, shape[0], shape[1], shape[3], shape[4])
@@ -246,7 +247,7 @@ def test_one_kernel_for_all_sizes(library, dtype, kind):
         wanted = truth(*inputs, **options) if heads else tuple(x.double() for x in got)
         check(got, wanted, dtype)
         spec = at_run_time(spec_of(*inputs, got[0], got[1], **options), False)[0]
-        entries.add(attention(spec, library.target).entry)
+        entries.add(attention(spec, library.machine).entry)
     assert len(entries) == 1
 
 
@@ -383,9 +384,9 @@ def test_unseen_keys_are_not_read(library, dtype, length, kind):
 def test_code_for_arm_has_no_foreign_instructions(dtype, length):
     import llvmlite.binding as llvm
 
-    target = Target("generic", "", 128, 32, fma=True, arch="aarch64")
+    machine = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     q, k, v = random(dtype, 1, 2, 1, length, 64, 40)
     spec = spec_of(q, k, v, q, mask=torch.zeros(1, 1, length, 64, dtype=torch.bool))
-    text = module_text([attention(spec, target)], target)
+    text = module_text([attention(spec, machine)], machine)
     assert "x86" not in text
     llvm.parse_assembly(text).verify()

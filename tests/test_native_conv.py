@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchair.codegen.abi import Size, Word
 from torchair.codegen.cpu.conv.kernel import (
     Conv,
     Store,
@@ -23,9 +22,11 @@ from torchair.codegen.cpu.conv.kernel import (
 )
 from torchair.codegen.cpu.conv.winograd import patches
 from torchair.codegen.cpu.jit import Library, module_text, run_kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.pool import Pool, pool
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Size, Word
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 TOLERANCE = {"f32": 2e-5, "bf16": 3e-2, "f16": 4e-3}
@@ -33,14 +34,14 @@ NHWC, NCHW, MIXED = (0, 2, 3, 1), (0, 1, 2, 3), (1, 2, 0, 3)
 WORDS = [Word(index) for index in range(4, 20)]
 
 
-def narrower(bits: int) -> Target:
+def narrower(bits: int) -> Machine:
     """This machine seen as one with fewer and shorter vectors."""
     return dataclasses.replace(host(), bits=min(bits, host().bits), registers=16, dot_bf16=False)
 
 
 @functools.cache
-def library(target: Target) -> Library:
-    return Library(target)
+def library(machine: Machine) -> Library:
+    return Library(machine)
 
 
 def arranged(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -123,22 +124,22 @@ CASES = {
 
 def compute(
     spec: Conv, x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, store: Store,
-    target: Target, threads: int = 1, words: Sequence[int] = (),
+    machine: Machine, threads: int = 1, words: Sequence[int] = (),
 ) -> None:  # fmt: skip
     """Run the kernel with the result in word 3. Scratch starts as NaN: none of it may be used."""
-    made = conv(spec, target, store)
-    scratch = torch.full((max(64, threads * scratch_bytes(spec, target)),), 255, dtype=torch.uint8)
-    packed = pack(weight, spec, target)
+    made = conv(spec, machine, store)
+    scratch = torch.full((max(64, threads * scratch_bytes(spec, machine)),), 255, dtype=torch.uint8)
+    packed = pack(weight, spec, machine)
     assert packed.data_ptr() % 64 == scratch.data_ptr() % 64 == 0
     addresses = [t.data_ptr() for t in (x, packed, scratch, result)]
-    run_kernel(library(target), made, [*addresses, *words], threads)
+    run_kernel(library(machine), made, [*addresses, *words], threads)
 
 
 def convolve(
     case: Case,
     dtype: str,
     order: Sequence[int],
-    target: Target,
+    machine: Machine,
     threads: int = 1,
     winograd: int = 2,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +147,7 @@ def convolve(
     x, weight = case.inputs(dtype, order)
     spec = dataclasses.replace(case.spec(dtype, strides(x)), winograd=winograd)
     result = arranged(torch.full(output_size(spec), 7.0).to(DTYPES[dtype]), NHWC)
-    compute(spec, x, weight, result, plain_store(dtype, strides(result), 3), target, threads)
+    compute(spec, x, weight, result, plain_store(dtype, strides(result), 3), machine, threads)
     return result, case.reference(x, weight)
 
 
@@ -289,7 +290,7 @@ def test_results_round_to_nearest():
 def test_generated_text_is_valid_for_other_processors():
     import llvmlite.binding as llvm
 
-    other = Target("generic", "", 128, 32, fma=True, arch="aarch64")
+    other = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     for case, dtype in itertools.product(CASES.values(), DTYPES):
         x, _ = case.inputs(dtype)
         made = conv(case.spec(dtype, strides(x)), other, plain_store(dtype, (1, 1, 1, 1), 3))
@@ -340,7 +341,7 @@ POOLS = {
 
 
 def pooled(
-    case: Pooled, kind: str, dtype: str, orders: Sequence[Sequence[int]], target: Target,
+    case: Pooled, kind: str, dtype: str, orders: Sequence[Sequence[int]], machine: Machine,
     counted: bool = True, divisor: int | None = None, at_run_time: bool = False, threads: int = 1,
 ) -> None:  # fmt: skip
     """Pool random values, some of them not finite for a maximum, and compare with torch."""
@@ -360,7 +361,7 @@ def pooled(
         kind, dtype, n, c, h, w, high, wide, case.kernel, case.stride, (top, top, left, left),
         case.dilation, tuple(sizes[6:10]), tuple(sizes[10:]), counted, divisor,
     )  # fmt: skip
-    run_kernel(library(target), pool(spec, target), words, threads)
+    run_kernel(library(machine), pool(spec, machine), words, threads)
     limit = 1e-6 if dtype == "f32" else 1e-2
     torch.testing.assert_close(result, wanted, rtol=limit, atol=limit, equal_nan=True)
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchair.codegen.abi import Kernel, Size, Word
 from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.matmul.kernel import (
     MatMul,
     choose,
@@ -19,18 +18,21 @@ from torchair.codegen.cpu.matmul.kernel import (
     plain_store,
     scratch_bytes,
 )
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Size, Word
 
 TYPES = {
     "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64,
 }  # fmt: skip
 ROUNDING = {"f32": 0.0, "bf16": 2.0**-8, "f16": 2.0**-11, "f64": 0.0}
-TARGETS = {
+MACHINES = {
     512: host(),
     256: replace(host(), bits=256, registers=16, dot_bf16=False),
     128: replace(host(), bits=128, registers=16, dot_bf16=False, fma=False),
 }
-LIBRARIES = {bits: Library(target) for bits, target in TARGETS.items()}
+LIBRARIES = {bits: Library(machine) for bits, machine in MACHINES.items()}
 FIRST_FREE_WORD = 4  # after A, B, scratch and C
 
 
@@ -87,20 +89,20 @@ def run(
     case: Case, bits: int = 512, threads: int = 1, symbolic: bool = False, packed=False
 ) -> Kernel:
     """Check a case, with B packed ahead of time if asked for. Returns the kernel."""
-    target, given = TARGETS[bits], Arguments(symbolic)
+    machine, given = MACHINES[bits], Arguments(symbolic)
     sizes = [given.size(x) for x in (case.batch, case.m, case.n, case.k)]
     a_unit = 2 if case.a.stride(2) == 1 else None
     b_unit = {"nk": 1, "kn": 2, "apart": None}[case.layout]
     spec = MatMul(
         case.dtype, *sizes, given.strides(case.a, a_unit), given.strides(case.b, b_unit), packed
     )
-    kernel = matmul(spec, target, plain_store(case.dtype, given.strides(case.c, 2), 3))
+    kernel = matmul(spec, machine, plain_store(case.dtype, given.strides(case.c, 2), 3))
     operand = case.b
     if packed:
         swapped = case.layout == "nk"
-        operand = pack(case.b[0].t() if swapped else case.b[0], target, swapped)
+        operand = pack(case.b[0].t() if swapped else case.b[0], machine, swapped)
         case.b = case.b[:1].expand(case.b.shape)
-    launch(kernel, case, operand, scratch_bytes(spec, target), bits, threads, given.values)
+    launch(kernel, case, operand, scratch_bytes(spec, machine), bits, threads, given.values)
     case.check()
     return kernel
 
@@ -117,7 +119,7 @@ def launch(kernel, case, operand, scratch, bits, threads, values):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("bits", TARGETS)
+@pytest.mark.parametrize("bits", MACHINES)
 @pytest.mark.parametrize("layout", ["nk", "kn", "apart", "km*nk", "apart*kn", "km*apart"])
 def test_layouts(dtype, bits, layout):
     for sizes in ((1, 3, 19, 37), (2, 17, 70, 33)):
@@ -125,7 +127,7 @@ def test_layouts(dtype, bits, layout):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("bits", TARGETS)
+@pytest.mark.parametrize("bits", MACHINES)
 def test_packed(dtype, bits):
     for m, n, k, layout in ((1, 130, 67, "nk"), (5, 64, 64, "kn"), (33, 100, 41, "nk")):
         run(Case(dtype, (1, m, n, k), layout), bits, threads=3, packed=True)
@@ -154,7 +156,7 @@ def test_many_rows(dtype, layout, packed):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
-@pytest.mark.parametrize("bits", TARGETS)
+@pytest.mark.parametrize("bits", MACHINES)
 @pytest.mark.parametrize("layout", ["nk", "kn", "km*nk"])
 def test_symbolic_sizes(dtype, bits, layout):
     """One kernel is right for all sizes."""
@@ -170,7 +172,7 @@ def test_symbolic_sizes(dtype, bits, layout):
     assert len({kernel.entry for kernel in kernels}) == 1
 
 
-@pytest.mark.parametrize("bits", TARGETS)
+@pytest.mark.parametrize("bits", MACHINES)
 def test_symbolic_sizes_packed(bits):
     for dtype in ("f32", "bf16"):
         for sizes in ((1, 1, 70, 33), (1, 23, 64, 900), (1, 0, 5, 5), (1, 4, 3, 0)):
@@ -199,10 +201,10 @@ def test_one_matrix_for_the_whole_batch():
 def test_results_may_lie_apart():
     case = Case("f32", (2, 9, 35, 20))
     case.c = torch.zeros(2, 35, 9).transpose(1, 2)
-    target = TARGETS[512]
+    machine = MACHINES[512]
     spec = MatMul("f32", 2, 9, 35, 20, case.a.stride(), case.b.stride())
-    kernel = matmul(spec, target, plain_store("f32", case.c.stride(), 3))
-    launch(kernel, case, case.b, scratch_bytes(spec, target), 512, 1, [])
+    kernel = matmul(spec, machine, plain_store("f32", case.c.stride(), 3))
+    launch(kernel, case, case.b, scratch_bytes(spec, machine), 512, 1, [])
     case.check()
 
 
@@ -211,7 +213,7 @@ def test_store_gets_every_result_once(m):
     """An epilogue that adds to what is there shows a result that comes twice, or never."""
     case = Case("f32", (2, m, 77, 30))
     case.c.fill_(1.0)
-    lanes = TARGETS[512].lanes
+    lanes = MACHINES[512].lanes
 
     def accumulate(w: KernelWriter, place: tuple[str, str, str], vector: str, mask: str | None):
         batch, row, n = place
@@ -226,25 +228,25 @@ def test_store_gets_every_result_once(m):
                 w.do(f"store float {w(f'fadd float {before}, {new}')}, ptr {to}")
 
     spec = MatMul("f32", 2, m, 77, 30, case.a.stride(), case.b.stride())
-    kernel = matmul(spec, TARGETS[512], accumulate)
-    launch(kernel, case, case.b, scratch_bytes(spec, TARGETS[512]), 512, 3, [])
+    kernel = matmul(spec, MACHINES[512], accumulate)
+    launch(kernel, case, case.b, scratch_bytes(spec, MACHINES[512]), 512, 3, [])
     case.c -= 1.0
     weight = case.a.double().abs() @ case.b.double().abs()
     right = case.a.double() @ case.b.double()
     assert torch.all((case.c.double() - right).abs() <= 1e-6 * weight + 1e-6)
 
 
-@pytest.mark.parametrize("bits", TARGETS)
+@pytest.mark.parametrize("bits", MACHINES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_pack_layout(bits, dtype):
-    target = TARGETS[bits]
+    machine = MACHINES[bits]
     weight = torch.arange(1, 1 + 70 * 5).view(70, 5).remainder(97).to(TYPES[dtype])
-    panels = pack(weight, target, True)
-    assert torch.equal(panels, pack(weight.t().contiguous(), target, False))
+    panels = pack(weight, machine, True)
+    assert torch.equal(panels, pack(weight.t().contiguous(), machine, False))
     assert panels.data_ptr() % 64 == 0
-    pair = 2 if dtype == "bf16" and target.dot_bf16 else 1
+    pair = 2 if dtype == "bf16" and machine.dot_bf16 else 1
     width = panels.shape[2] // pair
-    assert width % target.lanes == 0
+    assert width % machine.lanes == 0
     flat = panels.view(panels.shape[0], -1, width, pair).permute(0, 2, 1, 3).flatten(2)
     flat = flat.flatten(0, 1)
     assert torch.equal(flat[:70, :5], weight)
@@ -255,13 +257,13 @@ def test_subnormals_and_nan_survive_rounding():
     case = Case("bf16", (1, 1, 16, 1))
     case.a.fill_(1.0)
     case.b.fill_(float("nan"))
-    target = TARGETS[256]
+    machine = MACHINES[256]
     spec = MatMul("bf16", 1, 1, 16, 1, case.a.stride(), case.b.stride())
-    kernel = matmul(spec, target, plain_store("bf16", case.c.stride(), 3))
-    launch(kernel, case, case.b, scratch_bytes(spec, target), 256, 1, [])
+    kernel = matmul(spec, machine, plain_store("bf16", case.c.stride(), 3))
+    launch(kernel, case, case.b, scratch_bytes(spec, machine), 256, 1, [])
     assert torch.all(case.c.isnan())
     case.b.fill_(1e-39)
-    launch(kernel, case, case.b, scratch_bytes(spec, target), 256, 1, [])
+    launch(kernel, case, case.b, scratch_bytes(spec, machine), 256, 1, [])
     assert torch.equal(case.c, torch.full_like(case.c, 1e-39))
 
 
@@ -285,11 +287,11 @@ def test_choice_of_form():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_other_processors_get_plain_code(packed):
-    """No instruction of one family of processors unless the target has it."""
-    target = Target("generic", "", 128, 32, fma=True, arch="aarch64")
+    """No instruction of one family of processors unless the machine has it."""
+    machine = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     for dtype in TYPES:
         spec = MatMul(dtype, 1, 9, 33, 65, (0, 65, 1), (0, 1, 65), packed)
-        kernel = matmul(spec, target, plain_store(dtype, (0, 33, 1), 3))
+        kernel = matmul(spec, machine, plain_store(dtype, (0, 33, 1), 3))
         assert "llvm.x86" not in kernel.text + "".join(kernel.declarations)
 
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from nest_plain import (
+    MACHINES,
     NUMPY,
     PLAIN,
-    TARGETS,
     check,
     from_memory,
     library_of,
@@ -29,7 +29,7 @@ from nest_plain import (
 )
 from nest_random import Maker
 from torchair.codegen.cpu.jit import module_text, run_kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import emit_point, print_nest
 from torchair.codegen.loops import (
     Access,
@@ -45,11 +45,12 @@ from torchair.codegen.loops import (
     simplify,
     size,
 )
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
 
-each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda t: str(t.bits))
+each_target = pytest.mark.parametrize("machine", MACHINES, ids=lambda t: str(t.bits))
 each_way = pytest.mark.parametrize("dynamic", [False, True], ids=["ints", "words"])
-OLD = Target("x86-64", "+sse2", 128, 16)
+OLD = Machine("x86-64", "+sse2", 128, 16)
 """A processor without fused multiply-add, masks, gathers, or conversions of f16."""
 
 
@@ -68,8 +69,8 @@ def test_random_nest(seed: int) -> None:
     if pick.random() < 0.7:
         nest = simplify(nest)
     wordy = pick.choice([lambda n: False, lambda n: True, lambda n: n % 2 == 0])
-    target = OLD if seed % 10 == 9 else TARGETS[seed % 3]
-    check(nest, maker.memory, target, pick.choice([1, 3]), wordy)
+    machine = OLD if seed % 10 == 9 else MACHINES[seed % 3]
+    check(nest, maker.memory, machine, pick.choice([1, 3]), wordy)
 
 
 # ---- well known kernels ----
@@ -101,9 +102,9 @@ def layer_norm(rows: int, columns: int, dtype: str = "f32") -> tuple[Nest, list[
 @each_target
 @each_way
 @pytest.mark.parametrize("shape", [(1, 64), (3, 17), (5, 200), (2, 1000), (4, 1), (0, 9), (3, 0)])
-def test_layer_norm(target: Target, shape: tuple[int, int], dynamic: bool) -> None:
+def test_layer_norm(machine: Machine, shape: tuple[int, int], dynamic: bool) -> None:
     nest, memory = layer_norm(*shape)
-    check(nest, memory, target, 1 if dynamic else 3, words(dynamic))
+    check(nest, memory, machine, 1 if dynamic else 3, words(dynamic))
 
 
 @each_way
@@ -122,27 +123,27 @@ def test_short_rows_have_no_loop() -> None:
 
 @each_target
 @each_way
-def test_elementwise(target: Target, dynamic: bool) -> None:
+def test_elementwise(machine: Machine, dynamic: bool) -> None:
     for n in (0, 1, 5, 16, 64, 100, 129, 1000, 5000):
         x, y, z = (load(Access(k, "f32", (1,))) for k in range(3))
         nest = Nest((n,), (Store(Access(3, "f32", (1,)), op("add", op("mul", x, y), z)),))
         memory = [noise(n, "f32", k) for k in range(4)]
         for threads in (1, 3):
-            got = check(nest, memory, target, threads, words(dynamic))
+            got = check(nest, memory, machine, threads, words(dynamic))
             assert np.array_equal(got[3], memory[0] * memory[1] + memory[2])  # not contracted
 
 
 @each_target
 @each_way
 @pytest.mark.parametrize("shape", [(50, 70), (16, 16), (33, 5), (4, 200)])
-def test_transposed(target: Target, dynamic: bool, shape: tuple[int, int]) -> None:
+def test_transposed(machine: Machine, dynamic: bool, shape: tuple[int, int]) -> None:
     rows, columns = shape
     for dtype in ("f32", "bf16", "u8", "i64"):
         turned, straight = load(Access(0, dtype, (1, rows))), load(Access(1, dtype, (columns, 1)))
         value = op("add", turned, straight)
         nest = Nest((rows, columns), (Store(Access(2, dtype, (columns, 1)), value),))
         memory = [noise(rows * columns, dtype, k) for k in range(3)]
-        check(nest, memory, target, 3, words(dynamic))
+        check(nest, memory, machine, 3, words(dynamic))
 
 
 @each_way
@@ -159,15 +160,15 @@ def test_reduced_axes_around(shape: tuple[int, int, int], dynamic: bool) -> None
         Store(Access(2, "f32", (c, 0, 1)), total),
     )
     memory = [noise(b * r * c, "f32"), noise(b * r * c, "f32", 1), noise(b * c, "f32", 2)]
-    for target in TARGETS:
-        check(Nest(shape, stores, frozenset({1})), memory, target, 3, words(dynamic))
+    for machine in MACHINES:
+        check(Nest(shape, stores, frozenset({1})), memory, machine, 3, words(dynamic))
 
 
 # ---- places ----
 
 
 @each_target
-def test_rows_by_number(target: Target) -> None:
+def test_rows_by_number(machine: Machine) -> None:
     """An embedding: the rows are given by data; a number that is too small reads nothing."""
     number = load(Access(1, "i64", (1, 0)))
     row = op("mul", number, const(40, "i64"))
@@ -175,22 +176,22 @@ def test_rows_by_number(target: Target) -> None:
     x = load(Access(0, "f32", (0, 1), 0, row, there))
     nest = Nest((6, 40), (Store(Access(2, "f32", (40, 1)), x),))
     numbers = np.array([3, 0, -(1 << 40), 9, 9, 1])
-    check(nest, [noise(400, "f32"), numbers, noise(240, "f32", 1)], target)
+    check(nest, [noise(400, "f32"), numbers, noise(240, "f32", 1)], machine)
 
 
 @each_target
-def test_scattered(target: Target) -> None:
+def test_scattered(machine: Machine) -> None:
     place = op("mul", load(Access(0, "i64", (1,))), const(2, "i64"))
     value = load(Access(1, "f32", (1,)))
     positive = op("gt", value, const(0.0, "f32"))
     nest = Nest((70,), (Store(Access(2, "f32", (0,), 1, place, positive), value),))
     order = np.random.default_rng(0).permutation(70)
-    check(nest, [order, noise(70, "f32"), noise(150, "f32", 1)], target, 3)
+    check(nest, [order, noise(70, "f32"), noise(150, "f32", 1)], machine, 3)
 
 
 @each_target
 @each_way
-def test_positions(target: Target, dynamic: bool) -> None:
+def test_positions(machine: Machine, dynamic: bool) -> None:
     """Quotients and remainders of positions, as a reshape that is not linear has them."""
     n = 1000
     flat = op("add", op("mul", axis(0), size(n)), axis(1))
@@ -198,7 +199,7 @@ def test_positions(target: Target, dynamic: bool) -> None:
         parts = [op(k, flat, size(divisor)) for k in ("floordiv", "remainder", "div", "fmod")]
         stores = tuple(Store(Access(k, "i64", (n, 1)), x) for k, x in enumerate(parts))
         memory = [noise(2 * n, "i64", k) for k in range(4)]
-        check(Nest((2, n), stores), memory, target, 1, lambda m: dynamic and m != 8)
+        check(Nest((2, n), stores), memory, machine, 1, lambda m: dynamic and m != 8)
 
 
 @contextmanager
@@ -215,14 +216,14 @@ def fenced(count: int) -> Iterator[np.ndarray]:
 
 @each_target
 @each_way
-def test_nothing_is_touched_behind_the_end(target: Target, dynamic: bool) -> None:
+def test_nothing_is_touched_behind_the_end(machine: Machine, dynamic: bool) -> None:
     for n in (3, 37, 201):
         for stride in (1, 2):
             with fenced((n - 1) * stride + 1) as x, fenced(n) as y:
                 x[:] = noise(len(x), "f32")
                 value = op("sub", load(Access(0, "f32", (stride,))), const(1.0, "f32"))
                 nest = Nest((n,), (Store(Access(1, "f32", (1,)), value),))
-                run_nest(nest, [x, y], target, 1, words(dynamic))
+                run_nest(nest, [x, y], machine, 1, words(dynamic))
                 np.testing.assert_array_equal(y, x[::stride] - 1)
 
 
@@ -253,12 +254,12 @@ def pairs(dtype: type) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(a.ravel()), np.ascontiguousarray(b.ravel())
 
 
-def run_binary(kind: str, dtype: str, a: np.ndarray, b: np.ndarray, target: Target) -> np.ndarray:
+def run_binary(kind: str, dtype: str, a: np.ndarray, b: np.ndarray, machine: Machine) -> np.ndarray:
     x, y = (load(Access(k, dtype, (1,))) for k in range(2))
     result = op(kind, x, y)
     out = np.zeros(len(a), bool if result.dtype == "bool" else a.dtype)
     nest = Nest((len(a),), (Store(Access(2, result.dtype, (1,)), result),))
-    run_nest(nest, [a, b, out], target)
+    run_nest(nest, [a, b, out], machine)
     return out
 
 
@@ -278,9 +279,9 @@ def test_special_floats(kind: str, dtype: type) -> None:
     a, b = pairs(dtype)
     with np.errstate(all="ignore"):  # torch gives NaN for the remainder by a subnormal float32
         expected = (PLAIN[kind] if kind in DIVISIONS else partial(as_torch, kind))(a, b)
-    for target in (host(), OLD):
+    for machine in (host(), OLD):
         name = "f32" if dtype is np.float32 else "f64"
-        np.testing.assert_array_equal(run_binary(kind, name, a, b, target), expected)
+        np.testing.assert_array_equal(run_binary(kind, name, a, b, machine), expected)
 
 
 @pytest.mark.parametrize("dtype", ["u8", "i8", "i32", "i64"])
@@ -297,8 +298,8 @@ def test_special_integers(dtype: str) -> None:
         np.testing.assert_array_equal(got[sound], as_torch(kind_, a[sound], b[sound]))
 
 
-@pytest.mark.parametrize("target", [*TARGETS, OLD], ids=["512", "256", "128", "old"])
-def test_short_floats(target: Target) -> None:
+@pytest.mark.parametrize("machine", [*MACHINES, OLD], ids=["512", "256", "128", "old"])
+def test_short_floats(machine: Machine) -> None:
     """Every 16-bit float is read right, and float32 is rounded as torch rounds."""
     every = np.arange(1 << 16, dtype=np.uint16)
     bits = np.random.default_rng(0).integers(0, 1 << 32, 50_000, np.uint32)
@@ -310,11 +311,11 @@ def test_short_floats(target: Target) -> None:
         out = np.zeros(len(every), np.float32)
         memory = every if dtype == "bf16" else every.view(np.float16)
         read = Store(Access(1, "f32", (1,)), load(Access(0, dtype, (1,))))
-        run_nest(Nest((len(every),), (read,)), [memory, out], target)
+        run_nest(Nest((len(every),), (read,)), [memory, out], machine)
         np.testing.assert_array_equal(out, from_memory(memory, dtype))
         rounded = np.zeros(len(near), np.uint16)
         write = Store(Access(1, dtype, (1,)), load(Access(0, "f32", (1,))))
-        run_nest(Nest((len(near),), (write,)), [near, rounded], target)
+        run_nest(Nest((len(near),), (write,)), [near, rounded], machine)
         got = torch.from_numpy(rounded).view(kind)
         assert torch.equal(got.isnan(), torch.from_numpy(near).isnan())
         expected = torch.from_numpy(near).to(kind)
@@ -324,20 +325,20 @@ def test_short_floats(target: Target) -> None:
 @each_target
 @pytest.mark.parametrize("kind", ["max", "min"])
 @pytest.mark.parametrize("columns", [7, 40, 500])
-def test_nan_wins(target: Target, kind: str, columns: int) -> None:
+def test_nan_wins(machine: Machine, kind: str, columns: int) -> None:
     x = noise(4 * columns, "f32").reshape(4, columns)
     x[1, columns // 2] = np.nan
     x[2] = np.inf
     x[3] = -np.inf
     value = reduce(kind, load(Access(0, "f32", (columns, 1))))
     nest = Nest((4, columns), (Store(Access(1, "f32", (1, 0)), value),), frozenset({1}))
-    check(nest, [x.ravel(), noise(4, "f32", 1)], target)
+    check(nest, [x.ravel(), noise(4, "f32", 1)], machine)
     flipped = Nest(
         (columns, 4),
         (Store(Access(1, "f32", (0, 1)), reduce(kind, load(Access(0, "f32", (1, columns))))),),
         frozenset({0}),
     )
-    check(flipped, [x.ravel(), noise(4, "f32", 1)], target)
+    check(flipped, [x.ravel(), noise(4, "f32", 1)], machine)
 
 
 def test_long_sum_is_accurate() -> None:
@@ -366,10 +367,10 @@ def test_conversions() -> None:
 
 @each_target
 @pytest.mark.parametrize("columns", [64, 50])
-def test_point(target: Target, columns: int) -> None:
+def test_point(machine: Machine, columns: int) -> None:
     """A generator hands vectors in; bias, residual and activation are done at the point."""
     rows = 5
-    w = KernelWriter(target)
+    w = KernelWriter(machine)
     given = Expr("given", "f32", data=0)
     bias, row, rest = (
         load(Access(1, "f32", (0, 1))),
@@ -381,15 +382,15 @@ def test_point(target: Target, columns: int) -> None:
         Store(Access(4, "bf16", (1, rows)), value),
         Store(Access(5, "f32", (columns, 1)), given),
     )
-    with w.loop("0", str(rows)) as r, w.loop("0", str(columns), target.lanes) as c:
+    with w.loop("0", str(rows)) as r, w.loop("0", str(columns), machine.lanes) as c:
         left = w.splat("i64", w.sub(str(columns), c.index))
-        lanes = ", ".join(f"i64 {k}" for k in range(target.lanes))
+        lanes = ", ".join(f"i64 {k}" for k in range(machine.lanes))
         mask = w(f"icmp slt {w.vector('i64')} <{lanes}>, {left}")
         place = w.offset(w.pointer(0), "float", w.add(w.mul(r.index, str(columns)), c.index))
         vector = w.vector("float")
         x = w.call(
             vector,
-            f"llvm.masked.load.v{target.lanes}f32.p0",
+            f"llvm.masked.load.v{machine.lanes}f32.p0",
             ("ptr", f"align 4 {place}"),
             (w.vector("i1"), mask),
             (vector, "zeroinitializer"),
@@ -398,7 +399,7 @@ def test_point(target: Target, columns: int) -> None:
     memory = [noise(rows * columns, "f32"), noise(columns, "f32", 1), noise(rows, "f32", 2)]
     memory += [noise(rows * columns, "f32", 3), noise(rows * columns, "bf16", 4)]
     memory += [noise(rows * columns, "f32", 5)]
-    run_kernel(library_of(target), w.kernel("point"), [m.ctypes.data for m in memory])
+    run_kernel(library_of(machine), w.kernel("point"), [m.ctypes.data for m in memory])
     a, d = memory[0].reshape(rows, columns), memory[3].reshape(rows, columns)
     expected = np.maximum((a + memory[1]) * memory[2][:, None] + d, 0)
     np.testing.assert_array_equal(memory[4].reshape(columns, rows).T, to_bf16(expected))

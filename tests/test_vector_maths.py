@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from torchair.codegen.abi import Kernel, Word
 from torchair.codegen.cpu.jit import Library, module_text, run_kernel
-from torchair.codegen.cpu.machine import Target, host
-from torchair.codegen.llvm import maths
+from torchair.codegen.cpu.machine import host
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text import maths
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter, f32
+from torchair.codegen.types import Word
 
 Array = np.ndarray
 ELEMENTS = {"f32": ("float", np.float32), "f64": ("double", np.float64)}
@@ -36,11 +38,11 @@ LIBRARIES = _libraries()
 
 
 def loop_kernel(
-    target: Target, name: str, count: int, element: str = "f32", lanes: int | None = None,
+    machine: Machine, name: str, count: int, element: str = "f32", lanes: int | None = None,
     literals: tuple[str, ...] = (),
 ) -> Kernel:  # fmt: skip
     """A kernel that applies a function to `count` arrays and literals, a vector at a time."""
-    w = KernelWriter(target)
+    w = KernelWriter(machine)
     kind, lanes = ELEMENTS[element][0], lanes or w.lanes
     out, *arrays = [w.pointer(i) for i in range(count + 1)]
     with w.loop("0", w.size(Word(count + 1)), lanes) as loop:
@@ -57,7 +59,7 @@ def evaluate(
     literals: tuple[str, ...] = (),
 ) -> Array:  # fmt: skip
     """A function of the library over arrays of any length."""
-    kernel = loop_kernel(library.target, name, len(args), element, lanes, literals)
+    kernel = loop_kernel(library.machine, name, len(args), element, lanes, literals)
     size = len(args[0])
     padded = [np.append(a, np.full(-size % 64, 0.5, a.dtype)) for a in args]
     out = np.empty_like(padded[0])
@@ -301,9 +303,9 @@ def test_the_code_is_valid_for_arm() -> None:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    target = Target("generic", "", 128, 32, fma=True, arch="aarch64")
-    kernels = [loop_kernel(target, n, f.operands) for n, f in maths.FUNCTIONS.items()]
-    module = llvm.parse_assembly(module_text(kernels, target))
-    machine = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(opt=2)
+    machine = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
+    kernels = [loop_kernel(machine, n, f.operands) for n, f in maths.FUNCTIONS.items()]
+    module = llvm.parse_assembly(module_text(kernels, machine))
+    machine = llvm.Machine.from_triple("aarch64-linux-gnu").create_target_machine(opt=2)
     text = machine.emit_assembly(module)
     assert "fmla" in text and all(f"maths_{name}" in text for name in maths.FUNCTIONS)

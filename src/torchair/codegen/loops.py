@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchair.codegen.abi import Size
 from torchair.codegen.numbers import Int, Number, value_of
+from torchair.codegen.types import Size
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union
 
-from torchair.codegen.abi import Size, Word
+from torchair.codegen.types import Size, Word
 
 Int = Union[int, "Number"]
 

@@ -186,7 +186,7 @@ class TorchNpuGraph:
             warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
             return None
         frozen = self._frozen(graph, inputs)
-        natives = Natives(graph, library().target, frozen, self._lanes.of)
+        natives = Natives(graph, library().machine, frozen, self._lanes.of)
         if Flags.read().debug >= 3:
             print(natives.fusion.report())
         return natives

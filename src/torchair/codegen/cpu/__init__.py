@@ -1,1 +1,1 @@
-"""The CPU target: generators of kernels, compiling them, the driver that walks records."""
+"""The CPU machine: generators of kernels, compiling them, the driver that walks records."""

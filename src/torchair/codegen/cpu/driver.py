@@ -10,9 +10,9 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from torchair.codegen.abi import Kernel
 from torchair.codegen.cpu.jit import Library
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 
 BARRIER = 1
 """Flag of a step: wait for all threads before it."""
@@ -143,9 +143,9 @@ together:
 }
 """
 
-def driver(target: Target) -> Kernel:
+def driver(machine: Machine) -> Kernel:
     """The code of the driver for a processor."""
-    pause = "call void @llvm.x86.sse2.pause()" if target.arch == "x86_64" else "fence acquire"
+    pause = "call void @llvm.x86.sse2.pause()" if machine.arch == "x86_64" else "fence acquire"
     text = _TEXT.replace("PAUSE", pause).replace("SPINS", str(_SPINS))
     text = text.replace("STEPWORDS", str(STEP)).replace("PATCHWORDS", str(PATCH))
     declared = [
@@ -154,7 +154,7 @@ def driver(target: Target) -> Kernel:
         "declare i32 @omp_get_num_threads()",
         "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
     ]
-    if target.arch == "x86_64":
+    if machine.arch == "x86_64":
         declared.append("declare void @llvm.x86.sse2.pause()")
     return Kernel.of("run", text, declared)
 
@@ -162,7 +162,7 @@ def driver(target: Target) -> Kernel:
 def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """The driver as a Python callable of one address; the interpreter lock is released."""
     bind_threads()
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address(driver(library.target)))
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address(driver(library.machine)))
 
 
 @cache

@@ -7,22 +7,23 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from torchair.codegen.abi import Kernel
-from torchair.codegen.cpu.machine import Target, host
+from torchair.codegen.cpu.machine import host
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 
 
 class Library:
     """Native functions by the name of their kernel; the same text is compiled once."""
 
-    def __init__(self, target: Target | None = None) -> None:
-        self._target = target
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._target = machine
         self._addresses: dict[str, int] = {}
         self._engines: list[Any] = []  # they own the code
         self._lock = threading.Lock()
         self.seconds = 0.0
 
     @property
-    def target(self) -> Target:
+    def machine(self) -> Machine:
         """The processor that code is made for."""
         return self._target or host()
 
@@ -36,7 +37,7 @@ class Library:
             if not new:
                 return
             start = time.perf_counter()
-            engine = _compile(module_text(new.values(), self.target), self.target)
+            engine = _compile(module_text(new.values(), self.machine), self.machine)
             self._engines.append(engine)
             for entry in new:
                 self._addresses[entry] = engine.get_function_address(entry)
@@ -49,26 +50,26 @@ class Library:
         return self._addresses[kernel.entry]
 
 
-def module_text(kernels: Iterable[Kernel], target: Target) -> str:
+def module_text(kernels: Iterable[Kernel], machine: Machine) -> str:
     """One module with all these kernels and the declarations they need, once each."""
     kernels = list(kernels)
     declared = sorted({d for k in kernels for d in k.declarations})
-    width = f'"prefer-vector-width"="{target.bits}" "min-legal-vector-width"="{target.bits}"'
+    width = f'"prefer-vector-width"="{machine.bits}" "min-legal-vector-width"="{machine.bits}"'
     attributes = f"attributes #0 = {{ nounwind {width} }}\n"
     return "\n".join([*declared, *(k.text for k in kernels), attributes])
 
 
-def _compile(text: str, target: Target) -> Any:
+def _compile(text: str, machine: Machine) -> Any:
     """An execution engine with the code of a module. The middle end of LLVM is skipped: vectors
     are explicit, and code generation alone gives the same speed in a third of the time."""
     import llvmlite.binding as llvm
 
     host()  # initialises LLVM
     module = llvm.parse_assembly(text)
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=target.name, features=target.features, opt=2, jit=True
+    backend = llvm.Target.from_default_triple().create_target_machine(
+        cpu=machine.name, features=machine.features, opt=2, jit=True
     )
-    engine = llvm.create_mcjit_compiler(module, machine)
+    engine = llvm.create_mcjit_compiler(module, backend)
     engine.finalize_object()
     return engine
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchair.codegen.abi import BYTES, STORAGE, Kernel, Size
 from torchair.codegen.cpu.conv.results import rounded
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 MOST_VECTORS = 4
 """Vectors of channels that are pooled together, so that the walk over a window is shared."""
@@ -42,13 +43,13 @@ class Pool:
     divisor_override: int | None = None
 
 
-def pool(spec: Pool, target: Target, label: str = "pool") -> Kernel:
+def pool(spec: Pool, machine: Machine, label: str = "pool") -> Kernel:
     """The kernel of a pooling. Words: input, result; then run-time sizes.
 
     Vectors lie along the channels if these are dense in the input, else along the columns. As in
     torch a maximum over a NaN is NaN, and padding never is the maximum.
     """
-    w = KernelWriter(target)
+    w = KernelWriter(machine)
     if _across(spec):
         _along_columns(w, spec)
     else:

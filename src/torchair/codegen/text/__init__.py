@@ -1,1 +1,1 @@
-"""LLVM text that any target can use: writer, values, operators, reductions, maths."""
+"""LLVM text that any machine can use: writer, values, operators, reductions, maths."""

@@ -67,8 +67,8 @@ def _instruction(name: str) -> Formula:
 
 
 def _gelu(x: Vector) -> Vector:
-    """The float32 formula for this target: the fast one needs fused multiply-add."""
-    return fast.gelu(x) if x.w.target.fma else _widened(wide.gelu)(x)
+    """The float32 formula for this machine: the fast one needs fused multiply-add."""
+    return fast.gelu(x) if x.w.machine.fma else _widened(wide.gelu)(x)
 
 
 def _softplus_single(x: Vector, beta: Vector, threshold: Vector) -> Vector:

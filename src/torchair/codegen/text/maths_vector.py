@@ -158,8 +158,8 @@ class Vector:
         return self.intrinsic("fma", factor, addend)
 
     def times_plus(self, factor: Operand, addend: Operand) -> Vector:
-        """self * factor + addend the fast way: with one rounding if the target can."""
-        if self.w.target.fma:
+        """self * factor + addend the fast way: with one rounding if the machine can."""
+        if self.w.machine.fma:
             return self.fused(factor, addend)
         return self * factor + addend
 

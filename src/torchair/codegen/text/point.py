@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torchair.codegen.abi import Word
-from torchair.codegen.cpu.nest.memory import (
+from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
+from torchair.codegen.text.memory import (
     gather,
     load_apart,
     load_scalar,
@@ -21,7 +21,6 @@ from torchair.codegen.cpu.nest.memory import (
     store_scalar,
     store_vector,
 )
-from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
 from torchair.codegen.text.operators import function, operate
 from torchair.codegen.text.values import (
     REGISTER,
@@ -31,6 +30,7 @@ from torchair.codegen.text.values import (
     number,
 )
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Word
 
 Key = tuple[object, ...]
 """Under what a written value is found again."""

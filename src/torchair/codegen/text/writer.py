@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torchair.codegen.abi import Kernel, Size, Word
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
+from torchair.codegen.types import Size, Word
 
 REASSOCIATE = "reassoc nsz contract"
 """Flags for sums whose order is free: products and reductions. Never nnan or ninf."""
@@ -50,9 +51,9 @@ class Writer:
     writes one without result. Addresses in `entry` are computed before everything else.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.lanes = target.lanes
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.lanes = machine.lanes
         self.declared: dict[str, str] = {}
         self.block = "start"  # label of the block being written
         self._entry: list[str] = []
@@ -108,7 +109,7 @@ class Writer:
         return f"call {result} @{function}({given})"
 
     def vector(self, element: str) -> str:
-        """The vector type of this target for an element: as many as float32 fit a register."""
+        """The vector type of this machine for an element: as many as float32 fit a register."""
         return f"<{self.lanes} x {element}>"
 
     def splat(self, element: str, value: str, lanes: int | None = None) -> str:
@@ -233,8 +234,8 @@ class Writer:
 class KernelWriter(Writer):
     """The entry function of a kernel: `%tid`, `%nt`, and the words of its argument block."""
 
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
         self._helpers: dict[str, str] = {}
 
     def pointer(self, index: int) -> str:

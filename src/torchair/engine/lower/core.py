@@ -12,7 +12,6 @@ from typing import Any
 
 from torchair.catalog import Op
 from torchair.catalog.core import axes_of
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import (
     Access,
     Expr,
@@ -26,6 +25,7 @@ from torchair.codegen.loops import (
     reduce,
 )
 from torchair.codegen.numbers import Int, Number
+from torchair.codegen.types import FLOATS
 from torchair.ge.dtypes import DataType as DT
 from torchair.ge.graph import Fact, Node, Value
 

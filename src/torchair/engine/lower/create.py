@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchair.catalog.elementwise import number as known_number
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import Expr, cast, const, op, size
+from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import LowerOp, Place, Rule, Tensor, lowering, number
 from torchair.engine.lower.elementwise import (
     add,

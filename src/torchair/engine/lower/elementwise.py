@@ -10,8 +10,8 @@ import torch
 
 from torchair.catalog import Op
 from torchair.catalog.elementwise import number as known_number
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import Expr, Index, cast, const, op
+from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,

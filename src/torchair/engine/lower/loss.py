@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 from torchair.catalog import Op
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import Expr, at_value, cast, const, op, size
+from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchair.catalog import Op
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import Expr, op
+from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torchair.catalog import Op
 from torchair.catalog.core import axes_of
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
+from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,

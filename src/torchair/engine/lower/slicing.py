@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from torchair.catalog import Op
 from torchair.catalog.slicing import slice_length
-from torchair.codegen.abi import FLOATS
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
+from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,

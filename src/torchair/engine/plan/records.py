@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.abi import Kernel
+from torchair.codegen.kernel import Kernel
 from torchair.ge.graph import Node, Value
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.abi import Kernel
 from torchair.codegen.cpu.driver import HEADER, bind_threads, entry_point
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.machine import host
+from torchair.codegen.kernel import Kernel
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.outline import LINE, Outline
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.abi import Kernel
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.units.sizes import Sizes
 from torchair.ge.graph import Fact, Node, Value
@@ -103,7 +103,7 @@ class Emitter:
     """Makes native calls for the units of one graph, each kind of kernel once."""
 
     def __init__(
-        self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker
+        self, target: Machine, dynamic: bool, constant: Callable[[Value], bool], make: Maker
     ) -> None:
         self.target = target
         self.constant = constant  # whether a value is the same in every call

@@ -10,7 +10,6 @@ import torch
 
 from torchair.catalog import Op
 from torchair.catalog.conv import Window
-from torchair.codegen.abi import BYTES, Kernel, Size
 from torchair.codegen.cpu.attention.kernel import Attention, attention
 from torchair.codegen.cpu.attention.kernel import scratch_bytes as attention_scratch
 from torchair.codegen.cpu.conv.kernel import Conv, conv
@@ -19,9 +18,11 @@ from torchair.codegen.cpu.matmul.kernel import MatMul, matmul
 from torchair.codegen.cpu.matmul.kernel import scratch_bytes as matmul_scratch
 from torchair.codegen.cpu.nest.kernel import emit_point, print_nest
 from torchair.codegen.cpu.pool import Pool, pool
+from torchair.codegen.kernel import Kernel
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Int
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES, Size
 from torchair.engine.fuse.units import Unit, operands_of
 from torchair.engine.lower.build import Operand, build_nest
 from torchair.engine.lower.core import TYPES

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torchair.codegen.cpu.conv.kernel import pack as pack_filter
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.matmul.kernel import pack as pack_matrix
+from torchair.codegen.text.machine import Machine
 from torchair.engine.fuse.units import Fusion, Unit, fuse
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.plan.records import Native
@@ -35,7 +35,7 @@ class Natives:
     def __init__(
         self,
         graph: Graph,
-        target: Target,
+        target: Machine,
         frozen: Mapping[Value, torch.Tensor] | None = None,
         lane: Callable[[Node], str] = lambda node: "",
     ) -> None:

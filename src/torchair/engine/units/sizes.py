@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.abi import Size
 from torchair.codegen.numbers import Book, Int, Number
+from torchair.codegen.types import Size
 from torchair.engine.fuse.units import Unit
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Sym, is_static

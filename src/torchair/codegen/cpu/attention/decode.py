@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from torchair.codegen.abi import BYTES
 from torchair.codegen.cpu.attention.form import Form
 from torchair.codegen.cpu.attention.parts import (
     MINUS_INFINITY,
@@ -26,15 +25,16 @@ from torchair.codegen.cpu.attention.parts import (
     widen,
 )
 from torchair.codegen.cpu.attention.spec import FEW_ROWS, Areas, Attention, dots_bf16, round_up
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, f32
+from torchair.codegen.types import BYTES
 
 _KEYS = 256  # a multiple of all vector widths; their scores are kept until all are known
 
 
-def decode_areas(spec: Attention, target: Target) -> Areas:
+def decode_areas(spec: Attention, machine: Machine) -> Areas:
     """The work memory of decode."""
-    areas, lanes = Areas(), target.lanes
+    areas, lanes = Areas(), machine.lanes
     wide = round_up(spec.value_width, lanes) * 4
     areas.add("scores", FEW_ROWS * _KEYS * 4)
     areas.add("outputs", FEW_ROWS * wide)
@@ -61,8 +61,8 @@ class Decode(Form):
     def __init__(
         self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter
     ) -> None:
-        super().__init__(w, spec, decode_areas(spec, w.target), per_thread, home)
-        self.dots = dots_bf16(spec, w.target)
+        super().__init__(w, spec, decode_areas(spec, w.machine), per_thread, home)
+        self.dots = dots_bf16(spec, w.machine)
         self.wide = round_up(spec.value_width, w.lanes)
 
     def write(self) -> None:
@@ -305,7 +305,7 @@ class Decode(Form):
         if strides[3] != "1":
             self._copy(at, row, strides[3], (count, width), self._area("values"))
             at, row, dtype = self._area("values"), str(self.wide * 4), "f32"
-        most = w.target.registers // 2 * w.lanes
+        most = w.machine.registers // 2 * w.lanes
         with w.loop("0", self.count) as rows:
             weights, to = self._block_at("scores", rows.index, block), self._output_at(rows.index)
             for first in range(0, width, most):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from torchair.codegen.abi import BYTES
 from torchair.codegen.cpu.attention.parts import (
     LOG2_E,
     load,
@@ -17,6 +16,7 @@ from torchair.codegen.cpu.attention.parts import (
 )
 from torchair.codegen.cpu.attention.spec import Areas, Attention, Sizes
 from torchair.codegen.text.writer import KernelWriter, f32
+from torchair.codegen.types import BYTES
 
 
 class Form:

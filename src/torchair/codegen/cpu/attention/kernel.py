@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from torchair.codegen.abi import Kernel
 from torchair.codegen.cpu.attention.decode import Decode, decode_areas
 from torchair.codegen.cpu.attention.prefill import Prefill
 from torchair.codegen.cpu.attention.spec import FEW_ROWS, Attention, Sizes
 from torchair.codegen.cpu.attention.tile import prefill_areas
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
 
 __all__ = ["Attention", "attention", "scratch_bytes"]
 
 
-def attention(spec: Attention, target: Target, label: str = "attention") -> Kernel:
+def attention(spec: Attention, machine: Machine, label: str = "attention") -> Kernel:
     """The kernel of a spec.
 
     Its words are the addresses of q, k, v, mask, out, lse (mask and lse may be anything where the
@@ -21,8 +21,8 @@ def attention(spec: Attention, target: Target, label: str = "attention") -> Kern
     run-time sizes. There is a form for few queries and one for many; if the number of queries is
     given at run time, the kernel has both.
     """
-    w = KernelWriter(target)
-    per_thread = scratch_bytes(spec, target)
+    w = KernelWriter(machine)
+    per_thread = scratch_bytes(spec, machine)
     few, many = _forms(spec)
     if few and many:
         _both(w, spec, per_thread)
@@ -31,12 +31,12 @@ def attention(spec: Attention, target: Target, label: str = "attention") -> Kern
     return w.kernel(label)
 
 
-def scratch_bytes(spec: Attention, target: Target) -> int:
+def scratch_bytes(spec: Attention, machine: Machine) -> int:
     """The work memory that the kernel of a spec needs for each thread, in bytes."""
     few, many = _forms(spec)
     return max(
-        decode_areas(spec, target).bytes if few else 0,
-        prefill_areas(spec, target).bytes if many else 0,
+        decode_areas(spec, machine).bytes if few else 0,
+        prefill_areas(spec, machine).bytes if many else 0,
     )
 
 
@@ -54,7 +54,7 @@ def _both(w: KernelWriter, spec: Attention, per_thread: int) -> None:
     forms: list[tuple[str, str, type[Decode] | type[Prefill]]]
     forms = [("few", few, Decode), ("many", many, Prefill)]
     for name, condition, form in forms:
-        part = KernelWriter(w.target)
+        part = KernelWriter(w.machine)
         form(part, spec, per_thread, w).write()
         w.declared.update(part.declared)
         signature = f"void @ENTRY.{name}(i64 %tid, i64 %nt, ptr noalias %words)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torchair.codegen.abi import BYTES
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
+from torchair.codegen.types import BYTES
 
 MINUS_INFINITY = f32(-math.inf)
 LOG2_E = 1 / math.log(2)
@@ -47,12 +47,12 @@ def before(w: Writer, count: str) -> str:
 
 def load(w: Writer, at: str, kind: str = "float") -> str:
     """A vector of work memory, where all vectors are aligned."""
-    return w(f"load {w.vector(kind)}, ptr {at}, align {w.target.bits // 8}")
+    return w(f"load {w.vector(kind)}, ptr {at}, align {w.machine.bits // 8}")
 
 
 def store(w: Writer, value: str, at: str) -> None:
     """Store a vector of float32 in work memory."""
-    w.do(f"store {w.vector('float')} {value}, ptr {at}, align {w.target.bits // 8}")
+    w.do(f"store {w.vector('float')} {value}, ptr {at}, align {w.machine.bits // 8}")
 
 
 def fma(w: Writer, a: str, b: str, c: str) -> str:
@@ -171,7 +171,7 @@ def read_up_to(w: Writer, dtype: str, base: str, stride: str, count: str) -> str
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
     kind, raw, vt = _RAW[dtype], w.vector(_RAW[dtype]), w.vector("float")
     inside = before(w, count)
-    if stride == "1" and w.target.bits == 512:
+    if stride == "1" and w.machine.bits == 512:
         value = _masked_load(w, dtype, base, inside, w.lanes)
     elif stride == "1":  # here a masked load may become many instructions
         whole = w(f"icmp sge i64 {count}, {w.lanes}")
@@ -246,7 +246,7 @@ def transposer(w: KernelWriter) -> str:
     result, and the numbers of rows and columns of the source. Squares of four are soon compiled,
     and narrow shuffles are as fast as wide ones are for their size.
     """
-    h, name, vt = Writer(w.target), "@ENTRY.transpose", "<4 x float>"
+    h, name, vt = Writer(w.machine), "@ENTRY.transpose", "<4 x float>"
     with h.loop("0", "%rows", 4) as down, h.loop("0", "%columns", 4) as right:
         base = h.offset("%from", "float", h.add(h.mul("%from_row", down.index), right.index))
         to = h.offset("%to", "float", h.add(h.mul("%to_row", right.index), down.index))

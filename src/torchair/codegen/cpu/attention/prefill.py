@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from torchair.codegen.abi import BYTES
 from torchair.codegen.cpu.attention.form import Form
 from torchair.codegen.cpu.attention.parts import (
     MINUS_INFINITY,
@@ -26,6 +25,7 @@ from torchair.codegen.cpu.attention.parts import (
 from torchair.codegen.cpu.attention.spec import Attention, round_up
 from torchair.codegen.cpu.attention.tile import multiplier, plan, prefill_areas
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, f32
+from torchair.codegen.types import BYTES
 
 _NONE = "zeroinitializer"
 
@@ -40,8 +40,8 @@ class Prefill(Form):
     def __init__(
         self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter
     ) -> None:
-        super().__init__(w, spec, prefill_areas(spec, w.target), per_thread, home)
-        self.plan = plan(spec, w.target)
+        super().__init__(w, spec, prefill_areas(spec, w.machine), per_thread, home)
+        self.plan = plan(spec, w.machine)
         steps = spec.width // 2 if self.plan.pairs else spec.width
         self.steps, self.deep = steps, round_up(steps, w.lanes)
         self.wide = round_up(spec.value_width, w.lanes)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchair.codegen.abi import Size
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Size
 
 Strides = tuple[Size, Size, Size, Size]
 
@@ -69,10 +69,10 @@ class Attention:
         return self.mask_strides[2] == 0 and (self.mask_strides[1] == 0 or self.group == 1)
 
 
-def dots_bf16(spec: Attention, target: Target) -> bool:
+def dots_bf16(spec: Attention, machine: Machine) -> bool:
     """Whether pairs of bf16 features are multiplied by the processor's own instruction."""
     plain = spec.k[3] == 1 and spec.width % 2 == 0
-    return spec.dtype == "bf16" and target.dot_bf16 and target.bits == 512 and plain
+    return spec.dtype == "bf16" and machine.dot_bf16 and machine.bits == 512 and plain
 
 
 class Areas:

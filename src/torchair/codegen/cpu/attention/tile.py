@@ -11,7 +11,7 @@ from torchair.codegen.cpu.attention.parts import (
     store,
 )
 from torchair.codegen.cpu.attention.spec import Areas, Attention, dots_bf16, round_up
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter, Writer
 
 _KEYS = 64  # of a block; a multiple of all vector widths
@@ -40,20 +40,20 @@ class Plan:
         return self.vectors * self.lanes
 
 
-def plan(spec: Attention, target: Target) -> Plan:
+def plan(spec: Attention, machine: Machine) -> Plan:
     """The blocks for a spec: as many queries as registers allow, unless fewer waste less."""
-    vectors = most = 4 if target.registers >= 32 else 3
+    vectors = most = 4 if machine.registers >= 32 else 3
     if spec.rows:
-        lines = -(-spec.rows // target.lanes)
+        lines = -(-spec.rows // machine.lanes)
         vectors = min(range(most, 0, -1), key=lambda n: round_up(lines, n) * _COST[n])
-    pairs = dots_bf16(spec, target)
+    pairs = dots_bf16(spec, machine)
     copies = spec.dtype != "f32" and not pairs
-    return Plan(vectors, 8 if vectors == 1 else 4, _KEYS, target.lanes, pairs, copies)
+    return Plan(vectors, 8 if vectors == 1 else 4, _KEYS, machine.lanes, pairs, copies)
 
 
-def prefill_areas(spec: Attention, target: Target) -> Areas:
+def prefill_areas(spec: Attention, machine: Machine) -> Areas:
     """The work memory of prefill."""
-    p, areas = plan(spec, target), Areas()
+    p, areas = plan(spec, machine), Areas()
     line, steps = p.block * 4, spec.width // 2 if p.pairs else spec.width
     deep, wide = round_up(steps, p.lanes), round_up(spec.value_width, p.lanes)
     areas.add("queries", deep * line)
@@ -84,7 +84,7 @@ def multiplier(w: KernelWriter, p: Plan) -> str:
     `b` has `count` rows of a block of queries. `rows` of `a` exist; the tile is computed whole,
     with repetitions of the last of them. The rows of `to` are blocks of queries.
     """
-    h, name = Writer(w.target), "@ENTRY.multiply"
+    h, name = Writer(w.machine), "@ENTRY.multiply"
     vt, last = h.vector("float"), h.sub("%rows", "1")
     ways = [h.mul(h.least(str(i), last), "%a_row") for i in range(p.rows)]
     rows = [h.offset("%a", "i8", way) for way in ways]

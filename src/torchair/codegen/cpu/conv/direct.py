@@ -7,21 +7,21 @@ from contextlib import contextmanager
 
 import torch
 
-from torchair.codegen.abi import BYTES, STORAGE, Size
 from torchair.codegen.cpu.conv.plan import Plan
 from torchair.codegen.cpu.conv.results import Store
 from torchair.codegen.cpu.conv.tile import Tile, tile
 from torchair.codegen.cpu.conv.window import NAME as WINDOW
 from torchair.codegen.cpu.conv.window import window
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 
-def write(w: KernelWriter, cut: Plan, target: Target, store: Store) -> None:
+def write(w: KernelWriter, cut: Plan, machine: Machine, store: Store) -> None:
     """Writes the entry function of a convolution by direct sums."""
     if not cut.direct:
-        window(w, cut, target)
-    _Blocks(w, cut, target, store).write()
+        window(w, cut, machine)
+    _Blocks(w, cut, machine, store).write()
 
 
 def scratch_bytes(cut: Plan) -> int:
@@ -48,8 +48,8 @@ class _Blocks:
     """The entry function: this thread's share of (block, panel, row of tiles), in this order, so
     that a window is copied once and the weights of a panel stay in cache for a block."""
 
-    def __init__(self, w: KernelWriter, cut: Plan, target: Target, store: Store) -> None:
-        self.w, self.cut, self.spec, self.target, self.store = w, cut, cut.spec, target, store
+    def __init__(self, w: KernelWriter, cut: Plan, machine: Machine, store: Store) -> None:
+        self.w, self.cut, self.spec, self.machine, self.store = w, cut, cut.spec, machine, store
         top, bottom, left, right = self.spec.padding
         self.high = self.results(0, self.spec.height, top + bottom)
         self.wide = self.results(1, self.spec.width, left + right)
@@ -186,7 +186,7 @@ class _Tiles:
         cut = self.cut
         pixels = tuple(cut.offset(r, c) for r in range(rows) for c in range(columns))
         shape = Tile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
-        return tile(self.w, shape, self.blocks.target)
+        return tile(self.w, shape, self.blocks.machine)
 
     def finish(self, column: str, rows: str, width: int) -> None:
         """Hand the sums of a tile to the epilogue, vector by vector."""

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from torchair.codegen.abi import BYTES, Size, Word
 from torchair.codegen.cpu.conv.results import Panels
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
+from torchair.codegen.types import BYTES, Size, Word
 
 WINDOW_BYTES = 160 * 1024
 """Most bytes of input that a block keeps in scratch, so that it stays in the second cache."""
@@ -211,17 +211,17 @@ def merge(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def plan(spec: Conv, target: Target) -> Plan:
+def plan(spec: Conv, machine: Machine) -> Plan:
     """The cut of a convolution for a processor."""
-    kind = _kind(spec, target)
+    kind = _kind(spec, machine)
     planar = kind == "dense" and spec.x[3] == 1 and spec.x[1] != 1
-    vectors = 1 if kind == "depthwise" or spec.group_out <= target.lanes else 2
-    widest = min(MOST_COLUMNS, (target.registers - vectors - 1) // vectors)
+    vectors = 1 if kind == "depthwise" or spec.group_out <= machine.lanes else 2
+    widest = min(MOST_COLUMNS, (machine.registers - vectors - 1) // vectors)
     if kind == "depthwise":  # its inputs are vectors too
-        widest = target.registers // 4
+        widest = machine.registers // 4
     direct = kind != "depthwise" and not planar and _readable(spec, kind)
-    pitch = _pitch(spec, kind, planar, vectors * target.lanes)
-    cut = Plan(spec, target.lanes, kind, planar, direct, vectors, widest, 1, 1, widest, pitch)
+    pitch = _pitch(spec, kind, planar, vectors * machine.lanes)
+    cut = Plan(spec, machine.lanes, kind, planar, direct, vectors, widest, 1, 1, widest, pitch)
     if spec.results is None:
         return cut
     high, wide = (max(1, size) for size in spec.results)
@@ -233,10 +233,10 @@ def plan(spec: Conv, target: Target) -> Plan:
     return replace(cut, columns=columns, tile_rows=tile_rows, rows=rows, columns_of_block=wide)
 
 
-def _kind(spec: Conv, target: Target) -> str:
+def _kind(spec: Conv, machine: Machine) -> str:
     if spec.depthwise:
         return "depthwise"
-    if spec.dtype != "bf16" or not target.dot_bf16:
+    if spec.dtype != "bf16" or not machine.dot_bf16:
         return "dense"
     return "dot" if spec.group_in % 2 == 0 or (spec.groups == 1 and spec.channels > 2) else "dense"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchair.codegen.abi import BYTES, STORAGE, Size
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 Store = Callable[[KernelWriter, tuple[str, str, str, str], str, str | None], None]
 """What is done with results: `store(w, (n, c, h, w), vector, mask)` is called for each finished

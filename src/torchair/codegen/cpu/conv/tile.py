@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer
 
 
@@ -34,14 +34,14 @@ class Tile:
         return self.steps[-1][1] == 1 and any(0 < p < self.steps[-1][0] for p in self.pixels)
 
 
-def tile(outer: KernelWriter, shape: Tile, target: Target) -> str:
+def tile(outer: KernelWriter, shape: Tile, machine: Machine) -> str:
     """Adds a function that computes a tile, and returns its name.
 
     It takes the address of the first input element, of the weights of the panel, and of the
     memory for the sums, which are written pixel after pixel.
     """
     name = f"ENTRY.tile{len(shape.pixels)}"
-    w = Writer(target)
+    w = Writer(machine)
     body = _Sums(w, shape)
     for i, value in enumerate(body.sums()):
         at = w.offset("%sums", "float", str(i * w.lanes))

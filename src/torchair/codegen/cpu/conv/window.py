@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchair.codegen.abi import BYTES, STORAGE, Size
 from torchair.codegen.cpu.conv.plan import Plan
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 SIGNATURE = "internal void @ENTRY.window(ptr %words, ptr noalias %to, i64 %n, i64 %top, i64 %left)"
 NAME = "ENTRY.window"
@@ -14,10 +14,10 @@ MOST_SCALARS = 5
 """Elements from which on a run is a loop."""
 
 
-def window(outer: KernelWriter, plan: Plan, target: Target) -> None:
+def window(outer: KernelWriter, plan: Plan, machine: Machine) -> None:
     """Adds the function `@ENTRY.window` to a kernel: it fills the scratch at `%to` with the part
     of image `%n` that begins at row `%top` and column `%left`, which may be negative."""
-    w = KernelWriter(target)
+    w = KernelWriter(machine)
     copy = _Copy(w, plan)
     if plan.planar:
         with w.loop("0", str(plan.spec.channels)) as channel:

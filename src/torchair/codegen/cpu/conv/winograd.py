@@ -13,12 +13,12 @@ from functools import lru_cache
 
 import torch
 
-from torchair.codegen.abi import BYTES, STORAGE, Size
 from torchair.codegen.cpu.conv.plan import Conv, plan
 from torchair.codegen.cpu.conv.results import Panels, Store
 from torchair.codegen.cpu.conv.tile import Tile, tile
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 """The positive points, by m. Those for 4 are not whole numbers because they keep errors small."""
@@ -85,31 +85,31 @@ class Patches:
 
 
 @lru_cache(maxsize=256)
-def patches(spec: Conv, target: Target) -> Patches | None:
+def patches(spec: Conv, machine: Machine) -> Patches | None:
     """The cut of a convolution, or None if it should be a direct sum."""
-    if not _fits(spec, target):
+    if not _fits(spec, machine):
         return None
     m = 4 if spec.winograd >= 4 and _pays(spec, 4) else 2
     if not _pays(spec, m):
         return None
     vectors = 2
-    most = min(14, (target.registers - vectors - 1) // vectors)
+    most = min(14, (machine.registers - vectors - 1) // vectors)
     total = _count(spec, m)
     if total is None:
-        return Patches(spec, m, vectors, target.lanes, most, 2)
-    if total <= target.registers - 4:  # one pass over the weights, of which there are many
-        vectors, most = 1, target.registers - 4
+        return Patches(spec, m, vectors, machine.lanes, most, 2)
+    if total <= machine.registers - 4:  # one pass over the weights, of which there are many
+        vectors, most = 1, machine.registers - 4
     group = _ceil(total, _ceil(total, most))
     each = 4 * (m + 2) ** 2 * group * (spec.channels + 16)
     blocks = _ceil(total, group * max(1, PATCH_BYTES // each))
-    return Patches(spec, m, vectors, target.lanes, group, _ceil(total, group * blocks))
+    return Patches(spec, m, vectors, machine.lanes, group, _ceil(total, group * blocks))
 
 
-def _fits(spec: Conv, target: Target) -> bool:
+def _fits(spec: Conv, machine: Machine) -> bool:
     """Whether the method applies: 3 x 3, dense in channels, and enough of them."""
     plain = spec.stride == spec.dilation == (1, 1) and spec.groups == 1 and spec.x[1] == 1
-    many = min(spec.channels, spec.out_channels) >= 32 and spec.channels % target.lanes == 0
-    dense = plan(spec, target).kind == "dense"
+    many = min(spec.channels, spec.out_channels) >= 32 and spec.channels % machine.lanes == 0
+    dense = plan(spec, machine).kind == "dense"
     return spec.winograd >= 2 and spec.kernel == (3, 3) and plain and many and dense
 
 
@@ -169,24 +169,24 @@ def _signed(m: int) -> list[float]:
     return [0.0, *(sign * p for p in POINTS[m] for sign in (1, -1))]
 
 
-def write(w: KernelWriter, cut: Patches, target: Target, store: Store) -> None:
+def write(w: KernelWriter, cut: Patches, machine: Machine, store: Store) -> None:
     """Writes the entry function: this thread's share of (block of patches, panel)."""
-    _Blocks(w, cut, target, store).write()
+    _Blocks(w, cut, machine, store).write()
 
 
 class _Blocks:
     """The text of the entry function."""
 
-    def __init__(self, w: KernelWriter, cut: Patches, target: Target, store: Store) -> None:
-        self.w, self.cut, self.spec, self.target, self.store = w, cut, cut.spec, target, store
+    def __init__(self, w: KernelWriter, cut: Patches, machine: Machine, store: Store) -> None:
+        self.w, self.cut, self.spec, self.machine, self.store = w, cut, cut.spec, machine, store
         pixels = tuple(k * cut.pitch for k in range(cut.group))
         steps = ((cut.spec.channels, 1),)
         weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
         ahead = AHEAD if weights > CACHED else 0
         shape = Tile("dense", pixels, steps, cut.vectors, ahead=ahead)
-        self.tile = tile(w, shape, target)
-        _spread(w, cut, target)
-        _collect(w, cut, target)
+        self.tile = tile(w, shape, machine)
+        _spread(w, cut, machine)
+        _collect(w, cut, machine)
         self.results = w.scratch(4 * cut.m**2 * cut.panels.size)
         self.zeros = w.scratch(BYTES[cut.spec.dtype] * cut.spec.channels)
         size = scratch_bytes(cut)
@@ -272,9 +272,9 @@ def _where(w: KernelWriter, cut: Patches, patch: str) -> tuple[str, str, str]:
     return w.div(line, high), w.rem(line, high), w.rem(patch, wide)
 
 
-def _spread(outer: KernelWriter, cut: Patches, target: Target) -> None:
+def _spread(outer: KernelWriter, cut: Patches, machine: Machine) -> None:
     """Adds the function that transforms the inputs of patches `%first` to `%last`."""
-    w = KernelWriter(target)
+    w = KernelWriter(machine)
     spec = cut.spec
     element, size = STORAGE[spec.dtype], BYTES[spec.dtype]
     with w.loop("%first", "%last") as patch:
@@ -322,9 +322,9 @@ def _inside(w: KernelWriter, index: str, size: Size, stride: Size) -> tuple[str,
     return w(f"icmp ult i64 {index}, {w.size(size)}"), w.mul(index, w.size(stride))
 
 
-def _collect(outer: KernelWriter, cut: Patches, target: Target) -> None:
+def _collect(outer: KernelWriter, cut: Patches, machine: Machine) -> None:
     """Adds the function that turns the products of one patch into results."""
-    w = Writer(target)
+    w = Writer(machine)
     vector = w.vector("float")
     step, size = cut.block * cut.panels.size, cut.panels.size
     for j in range(cut.vectors):

@@ -3,10 +3,10 @@ finished sums handed to `store`."""
 
 from __future__ import annotations
 
-from torchair.codegen.abi import Size
 from torchair.codegen.cpu.matmul.forms import Form
 from torchair.codegen.cpu.matmul.lanes import lanes_below
 from torchair.codegen.cpu.matmul.spec import Product, Store, divide_up, most
+from torchair.codegen.types import Size
 
 KEPT_ROWS = 252
 """Most rows whose unfinished sums are kept between rounds over k."""

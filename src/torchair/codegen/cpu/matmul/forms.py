@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.matmul.gemv import DotCode
 from torchair.codegen.cpu.matmul.pack import PackCode
 from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Product, Tile, divide_up
 from torchair.codegen.cpu.matmul.tile import TileCode
+from torchair.codegen.text.machine import Machine
 
 PANEL_BYTES = 192 * 1024
 """Most of a panel that is used in one round over k: it stays in the second level cache."""
@@ -68,7 +68,7 @@ class DotForm:
 
     def define(self, rows: int) -> None:
         p = self.product
-        code = DotCode(p.w.target, p.numbers, rows, p.a_row, p.b_column, p.k, _fits_cache(p.spec))
+        code = DotCode(p.w.machine, p.numbers, rows, p.a_row, p.b_column, p.k, _fits_cache(p.spec))
         _define(p, f"dot{rows}", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
@@ -106,7 +106,7 @@ class PanelForm:
     def define(self, rows: int) -> None:
         p = self.product
         code = TileCode(
-            p.w.target, p.numbers, Tile(rows, self.tile.vectors),
+            p.w.machine, p.numbers, Tile(rows, self.tile.vectors),
             p.a_row, p.a_k, self._b_row, p.k if self.one_round else "%k",
             not self.one_round, self._fetch(), self._interleave,
         )  # fmt: skip
@@ -176,7 +176,7 @@ class CopyForm(PanelForm):
     def __init__(self, product: Product, tile: Tile) -> None:
         super().__init__(product, tile)
         self._layout = product.numbers  # of the copy
-        self._bytes = copied_bytes(product.spec, product.w.target, tile, self.name)
+        self._bytes = copied_bytes(product.spec, product.w.machine, tile, self.name)
         place = product.w.mul("%tid", str(self._bytes))
         self._panel = product.w.offset(product.w.pointer(2), "i8", place) if self._bytes else ""
 
@@ -184,7 +184,7 @@ class CopyForm(PanelForm):
         super().define(rows)
         p = self.product
         if self._bytes:
-            code = PackCode(p.w.target, self._layout, self.tile.vectors, p.b_k, p.b_column)
+            code = PackCode(p.w.machine, self._layout, self.tile.vectors, p.b_k, p.b_column)
             _define(p, f"{self.name}.pack", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
@@ -241,9 +241,9 @@ def contiguous(spec: MatMul) -> str:
     return "k" if spec.b[1] == 1 else "n" if spec.b[2] == 1 else ""
 
 
-def copied_bytes(spec: MatMul, target: Target, tile: Tile, form: str) -> int:
+def copied_bytes(spec: MatMul, machine: Machine, tile: Tile, form: str) -> int:
     """Bytes of scratch memory that copies of panels take, for one thread."""
-    numbers, width = Numbers.of(spec.dtype, target), tile.vectors * target.lanes
+    numbers, width = Numbers.of(spec.dtype, machine), tile.vectors * machine.lanes
     if form == "direct" and isinstance(spec.n, int) and spec.n % width == 0:
         return 0
     k = most_of_k(numbers, width)

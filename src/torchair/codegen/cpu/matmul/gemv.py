@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.matmul.lanes import fold, lanes_below, masked_load
 from torchair.codegen.cpu.matmul.spec import Numbers
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import Writer
 
 Load = Callable[[str, str], str]
@@ -24,7 +24,7 @@ class DotCode:
     column ends in its own lane.
     """
 
-    target: Target
+    machine: Machine
     numbers: Numbers
     rows: int
     a_row: str
@@ -35,20 +35,20 @@ class DotCode:
     @property
     def streams(self) -> int:
         """Columns read at the same time: as many as there are registers for their sums."""
-        room = 24 if self.target.registers >= 32 else 8
+        room = 24 if self.machine.registers >= 32 else 8
         room = room // 2 if self.numbers.dtype == "f64" else room
         fitting = 1 << (max(1, room // self.rows).bit_length() - 1)
-        return min(fitting, 8, self.target.lanes)
+        return min(fitting, 8, self.machine.lanes)
 
     def text(self, name: str) -> tuple[str, dict[str, str]]:
         """The function, and the declarations it needs."""
-        t = Writer(self.target)
-        vector, groups = self.numbers.totals, self.target.lanes // self.streams
+        t = Writer(self.machine)
+        vector, groups = self.numbers.totals, self.machine.lanes // self.streams
         stride = self._inside(self.a_row, "%a_row")
         rows = [
             t.offset("%a", self.numbers.memory, t.mul(str(i), stride)) for i in range(self.rows)
         ]
-        slots = t.scratch(self.rows * groups * self.target.lanes * self.numbers.total_bytes)
+        slots = t.scratch(self.rows * groups * self.machine.lanes * self.numbers.total_bytes)
         with t.loop("0", str(groups)) as group:
             first = t.mul(group.index, str(self.streams))
             for i, part in enumerate(self._group(t, rows, first)):
@@ -65,7 +65,7 @@ class DotCode:
         return t.text(f"internal void @{name}({arguments})"), t.declared
 
     def _fold(self, t: Writer, vectors: list[str], level: int) -> str:
-        return fold(t, self.numbers.total, self.target.lanes, vectors, level)
+        return fold(t, self.numbers.total, self.machine.lanes, vectors, level)
 
     def _inside(self, value: str, argument: str) -> str:
         return argument if value.startswith("%") else value
@@ -90,7 +90,7 @@ class DotCode:
         totals = self._loop(t, rows, columns, totals, ("0", end, wide), self._load_vector(t))
         if end == k:
             return totals
-        if self.target.bits == 512 or numbers.pair == 2:
+        if self.machine.bits == 512 or numbers.pair == 2:
             load = self._load_masked(t, t.sub(k, end))
             return self._loop(t, rows, columns, totals, (end, k, wide), load)
         return self._loop(t, rows, columns, totals, (end, k, 1), self._load_lane(t))

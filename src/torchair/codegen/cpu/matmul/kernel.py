@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchair.codegen.abi import Kernel, Size, Word
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.matmul.blocked import Loops
 from torchair.codegen.cpu.matmul.forms import (
     CopyForm,
@@ -19,7 +17,10 @@ from torchair.codegen.cpu.matmul.forms import (
 from torchair.codegen.cpu.matmul.pack import pack
 from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Product, Store, Tile, widest_tile
 from torchair.codegen.cpu.matmul.store import plain_store
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Size, Word
 
 __all__ = ["MatMul", "Store", "matmul", "pack", "plain_store", "scratch_bytes"]
 
@@ -44,7 +45,7 @@ class Choice:
         return self.few if m <= self.limit else self.many
 
 
-def choose(spec: MatMul, target: Target) -> Choice:
+def choose(spec: MatMul, machine: Machine) -> Choice:
     """The form of a product, by cost.
 
     panel   packed ahead of time: nothing is faster, whatever m is
@@ -55,7 +56,7 @@ def choose(spec: MatMul, target: Target) -> Choice:
     copy    copying B to panels takes the time of 5 rows of A, so m / 5 more than k / 30 makes it
             worth it; and it is the only way if neither stride is 1
     """
-    pairs = Numbers.of(spec.dtype, target).pair == 2
+    pairs = Numbers.of(spec.dtype, machine).pair == 2
     if spec.packed:
         return Choice("panel", "panel")
     if contiguous(spec) == "n":
@@ -69,10 +70,10 @@ def choose(spec: MatMul, target: Target) -> Choice:
     return Choice("copy", "copy")
 
 
-def matmul(spec: MatMul, target: Target, store: Store, label: str = "matmul") -> Kernel:
+def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") -> Kernel:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
-    w = KernelWriter(target)
-    product, choice = Product(w, spec), choose(spec, target)
+    w = KernelWriter(machine)
+    product, choice = Product(w, spec), choose(spec, machine)
     known = choice.known(spec.m)
     if known:
         Loops(product, _form(known, product), store).write()
@@ -83,39 +84,39 @@ def matmul(spec: MatMul, target: Target, store: Store, label: str = "matmul") ->
     return w.kernel(label)
 
 
-def scratch_bytes(spec: MatMul, target: Target) -> int:
+def scratch_bytes(spec: MatMul, machine: Machine) -> int:
     """Bytes of scratch memory that each thread needs."""
-    choice = choose(spec, target)
+    choice = choose(spec, machine)
     known = choice.known(spec.m)
     forms = {known} if known else {choice.few, choice.many}
-    tile = _tile(spec, target)
+    tile = _tile(spec, machine)
     copying = forms & {"copy", "direct"}
-    return max((copied_bytes(spec, target, tile, form) for form in copying), default=0)
+    return max((copied_bytes(spec, machine, tile, form) for form in copying), default=0)
 
 
 def _form(name: str, product: Product) -> Form:
     if name == "dot":
-        return DotForm(product, _rows_of_dots(product.spec, product.w.target))
-    tile = _tile(product.spec, product.w.target)
+        return DotForm(product, _rows_of_dots(product.spec, product.w.machine))
+    tile = _tile(product.spec, product.w.machine)
     kinds = {"panel": PanelForm, "direct": DirectForm, "copy": CopyForm}
     return kinds[name](product, tile)
 
 
-def _rows_of_dots(spec: MatMul, target: Target) -> int:
+def _rows_of_dots(spec: MatMul, machine: Machine) -> int:
     """Rows of A at once in dot products: many, since each reads B again; few if k is unknown, as
     the code for its end is long and the form is used for few rows only."""
     if isinstance(spec.k, Word):
         return _balanced(spec.m, 3)
-    return _balanced(spec.m, 6 if target.registers >= 32 else 4)
+    return _balanced(spec.m, 6 if machine.registers >= 32 else 4)
 
 
-def _tile(spec: MatMul, target: Target) -> Tile:
+def _tile(spec: MatMul, machine: Machine) -> Tile:
     """The tallest tile for a product: one that divides m, so that one function does it all, or
     else tiles of about equal height."""
-    widest = widest_tile(spec.dtype, target)
-    vectors = widest.vectors if spec.packed else _vectors(spec, target, widest.vectors)
+    widest = widest_tile(spec.dtype, machine)
+    vectors = widest.vectors if spec.packed else _vectors(spec, machine, widest.vectors)
     tallest = min(8, widest.rows * widest.vectors // vectors)
-    enough = 4 if target.registers >= 32 else widest.rows
+    enough = 4 if machine.registers >= 32 else widest.rows
     if isinstance(spec.m, Word):
         return Tile(enough, vectors)
     fitting = [rows for rows in range(tallest, enough - 1, -1) if spec.m % rows == 0]
@@ -123,14 +124,14 @@ def _tile(spec: MatMul, target: Target) -> Tile:
     return Tile(rows, vectors)
 
 
-def _vectors(spec: MatMul, target: Target, widest: int) -> int:
+def _vectors(spec: MatMul, machine: Machine, widest: int) -> int:
     """The width of panels that are made while running: one that wastes the fewest columns, or a
     larger one if few tiles would touch a new page of memory for every narrow row of them."""
     if isinstance(spec.n, Word):
         return widest
     if contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
         return 2 * widest
-    needed = max(1, -(-spec.n // target.lanes))
+    needed = max(1, -(-spec.n // machine.lanes))
     narrowest = min(2, needed, widest)
     return min(range(widest, narrowest - 1, -1), key=lambda v: -(-needed // v) * v)
 

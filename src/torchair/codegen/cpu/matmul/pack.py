@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.matmul.lanes import transpose
 from torchair.codegen.cpu.matmul.spec import Numbers, widest_tile
-from torchair.codegen.memory import empty
+from torchair.codegen.cpu.pages import empty
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import Writer
 
 NAMES = {
@@ -21,14 +21,14 @@ NAMES = {
 }  # fmt: skip
 
 
-def pack(weight: torch.Tensor, target: Target, transposed: bool) -> torch.Tensor:
+def pack(weight: torch.Tensor, machine: Machine, transposed: bool) -> torch.Tensor:
     """A [K, N] matrix, or [N, K] when `transposed`, as panels: what `MatMul.packed` reads.
 
     Columns beyond N and the missing half of a last pair are zero.
     """
     dtype = NAMES[weight.dtype]
-    pair = Numbers.of(dtype, target).pair
-    width = widest_tile(dtype, target).vectors * target.lanes
+    pair = Numbers.of(dtype, machine).pair
+    width = widest_tile(dtype, machine).vectors * machine.lanes
     by_column = weight if transposed else weight.t()
     n, k = by_column.shape
     panels, steps = -(-n // width), -(-k // pair)
@@ -72,7 +72,7 @@ class PackCode:
     do not exist hold anything: their results are not stored.
     """
 
-    target: Target
+    machine: Machine
     numbers: Numbers
     vectors: int  # width of the panel
     b_k: str  # strides of B; literals become part of the code
@@ -80,7 +80,7 @@ class PackCode:
 
     def text(self, name: str) -> tuple[str, dict[str, str]]:
         """The function, and the declarations it needs."""
-        t = Writer(self.target)
+        t = Writer(self.machine)
         steps = t.div(t.add("%k", str(self.numbers.pair - 1)), str(self.numbers.pair))
         if self.b_k == "1":
             self._transposed(t, steps)
@@ -101,11 +101,11 @@ class PackCode:
 
     @property
     def _width(self) -> int:
-        return self.vectors * self.target.lanes
+        return self.vectors * self.machine.lanes
 
     def _transposed(self, t: Writer, steps: str) -> None:
         """Rows of memory hold neighbours along k: blocks of lanes x lanes cells are turned."""
-        lanes, numbers = self.target.lanes, self.numbers
+        lanes, numbers = self.machine.lanes, self.numbers
         whole = t.div("%k", str(numbers.pair))
         whole = t.sub(whole, t.rem(whole, str(lanes)))
         full = t.sub("%columns", t.rem("%columns", str(lanes)))
@@ -129,7 +129,7 @@ class PackCode:
     def _straight(self, t: Writer, steps: str) -> None:
         """Rows of memory hold neighbours along n: whole vectors are copied, as pairs of rows
         where pairs are wanted."""
-        lanes, numbers = self.target.lanes, self.numbers
+        lanes, numbers = self.machine.lanes, self.numbers
         whole = t.div("%k", str(numbers.pair))
         full = t.sub("%columns", t.rem("%columns", str(lanes)))
         with t.loop("0", whole) as step, t.loop("0", full, lanes) as block:

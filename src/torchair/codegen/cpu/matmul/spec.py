@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchair.codegen.abi import BYTES, STORAGE, Size
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 Store = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
 """Takes each finished vector of results: `store(w, (b, m, n), vector, mask)` gets C[b, m, n...]
@@ -43,9 +43,9 @@ class Numbers:
     pair: int
 
     @classmethod
-    def of(cls, dtype: str, target: Target) -> Numbers:
-        """The arithmetic that this target has for a type."""
-        return cls(dtype, target.lanes, 2 if dtype == "bf16" and target.dot_bf16 else 1)
+    def of(cls, dtype: str, machine: Machine) -> Numbers:
+        """The arithmetic that this machine has for a type."""
+        return cls(dtype, machine.lanes, 2 if dtype == "bf16" and machine.dot_bf16 else 1)
 
     @property
     def memory(self) -> str:
@@ -113,10 +113,10 @@ class Tile:
     vectors: int
 
 
-def widest_tile(dtype: str, target: Target) -> Tile:
+def widest_tile(dtype: str, machine: Machine) -> Tile:
     """The tile that fills the registers, leaving some for the factors. Its width is also that of
     the panels of `pack`. Four vectors keep the adders busy even with a single row."""
-    vectors = 4 if target.registers >= 32 else 2
+    vectors = 4 if machine.registers >= 32 else 2
     return Tile(6, vectors // 2 if dtype == "f64" else vectors)
 
 
@@ -126,7 +126,7 @@ class Product:
     def __init__(self, w: KernelWriter, spec: MatMul) -> None:
         self.w = w
         self.spec = spec
-        self.numbers = Numbers.of(spec.dtype, w.target)
+        self.numbers = Numbers.of(spec.dtype, w.machine)
         self.batch, self.m, self.n, self.k = map(w.size, (spec.batch, spec.m, spec.n, spec.k))
         self.a_batch, self.a_row, self.a_k = map(w.size, spec.a)
         self.b_batch, self.b_k, self.b_column = map(w.size, spec.b)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torchair.codegen.abi import BYTES, STORAGE, Size
 from torchair.codegen.cpu.matmul.spec import Store
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES, STORAGE, Size
 
 
 def plain_store(dtype: str, strides: tuple[Size, Size, Size], word: int) -> Store:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.matmul.pack import pair_up
 from torchair.codegen.cpu.matmul.spec import Numbers, Tile
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import Writer
 
 ARGUMENTS = (
@@ -26,7 +26,7 @@ class TileCode:
     Strides that are literals become part of the code, the others are taken as arguments.
     """
 
-    target: Target
+    machine: Machine
     numbers: Numbers
     tile: Tile
     a_row: str
@@ -39,7 +39,7 @@ class TileCode:
 
     def text(self, name: str) -> tuple[str, dict[str, str]]:
         """The function, and the declarations it needs."""
-        t = Writer(self.target)
+        t = Writer(self.machine)
         stride = self._inside(self.a_row, "%a_row")
         rows = [
             t.offset("%a", self.numbers.memory, t.mul(str(i), stride))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchair.codegen.abi import BYTES
-from torchair.codegen.cpu.nest.memory import load_vector, memory_element
-from torchair.codegen.cpu.nest.plan import Plan
 from torchair.codegen.cpu.nest.share import share_units
-from torchair.codegen.cpu.nest.unit import UnitWriter, tail_mask
 from torchair.codegen.loops import Access, Expr, Nest, expressions
+from torchair.codegen.text.memory import load_vector, memory_element
+from torchair.codegen.text.plan import Plan
 from torchair.codegen.text.point import Slot
+from torchair.codegen.text.unit import UnitWriter, tail_mask
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES
 
 
 def crossing(nest: Nest, lanes: int) -> int | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchair.codegen.abi import Kernel
-from torchair.codegen.cpu.machine import Target
 from torchair.codegen.cpu.nest.cross import CrossPrinter, crossing
-from torchair.codegen.cpu.nest.plan import Plan, make_plan
 from torchair.codegen.cpu.nest.share import Body, share_units
-from torchair.codegen.cpu.nest.unit import UnitWriter, static_slots, tail_mask
+from torchair.codegen.kernel import Kernel
 from torchair.codegen.loops import Nest
+from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.plan import Plan, make_plan
 from torchair.codegen.text.point import Slot, emit_point
+from torchair.codegen.text.unit import UnitWriter, static_slots, tail_mask
 from torchair.codegen.text.values import prefix_mask
 from torchair.codegen.text.writer import KernelWriter
 
@@ -27,15 +27,15 @@ ENOUGH = 64
 """Units that are enough for any number of threads."""
 
 
-def print_nest(nest: Nest, target: Target, label: str = "nest") -> Kernel:
+def print_nest(nest: Nest, machine: Machine, label: str = "nest") -> Kernel:
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
     that vectors lie along. A store must not change what another point of the nest loads."""
-    w = KernelWriter(target)
+    w = KernelWriter(machine)
     crossed = crossing(nest, w.lanes)
     if crossed is not None:
-        CrossPrinter(w, make_plan(nest, w.lanes, target.fma, form=((), 1)), crossed).run()
+        CrossPrinter(w, make_plan(nest, w.lanes, machine.fma, form=((), 1)), crossed).run()
         return w.kernel(label)
-    plan = make_plan(nest, w.lanes, target.fma)
+    plan = make_plan(nest, w.lanes, machine.fma)
     if plan.row_limit is None:
         _Printer(w, plan).run()
         return w.kernel(label)
@@ -43,7 +43,7 @@ def print_nest(nest: Nest, target: Target, label: str = "nest") -> Kernel:
     with w.when(w(f"icmp sle i64 {size}, {plan.row_limit}")):
         _Printer(w, plan).run()
     with w.when(w(f"icmp sgt i64 {size}, {plan.row_limit}")):
-        _Printer(w, make_plan(nest, w.lanes, target.fma, unlimited=True)).run()
+        _Printer(w, make_plan(nest, w.lanes, machine.fma, unlimited=True)).run()
     return w.kernel(label)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torchair.codegen.cpu.nest.unit import UnitWriter
+from torchair.codegen.text.unit import UnitWriter
 from torchair.codegen.text.writer import KernelWriter
 
 Body = Callable[[list[str]], None]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torchair.codegen.abi import BYTES
-from torchair.codegen.cpu.nest.memory import load_vector, memory_element, store_vector
-from torchair.codegen.cpu.nest.plan import Phase, Plan, row_elements
 from torchair.codegen.loops import Access, Expr
+from torchair.codegen.text.memory import load_vector, memory_element, store_vector
+from torchair.codegen.text.plan import Phase, Plan, row_elements
 from torchair.codegen.text.point import Point, Slot
 from torchair.codegen.text.reduce import across, combine, identity, together
 from torchair.codegen.text.values import lane_numbers, prefix_mask, register, select, suffix
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import BYTES
 
 Sums = list[list[str]]
 """Accumulators: for each reduction of a phase, one for each vector that is open at a time."""

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchair.codegen.abi import BYTES
 from torchair.codegen.loops import (
     OPERATORS,
     Access,
@@ -24,6 +23,7 @@ from torchair.codegen.loops import (
     expressions,
 )
 from torchair.codegen.text.point import place_varies, varying
+from torchair.codegen.types import BYTES
 
 STRAIGHT = 8
 """Rows of at most so many vectors are written out without loops ..."""

@@ -6,10 +6,10 @@ A mask of None means every lane.
 
 from __future__ import annotations
 
-from torchair.codegen.abi import BYTES, STORAGE
-from torchair.codegen.cpu.machine import Target
+from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.values import literal, prefix_mask, select, shaped
 from torchair.codegen.text.writer import Writer, f32
+from torchair.codegen.types import BYTES, STORAGE
 
 
 def memory_element(dtype: str) -> str:
@@ -170,13 +170,13 @@ def _to_bf16(w: Writer, x: str, lanes: int) -> str:
     return _bits(w, "trunc", rounded, 32, 16, lanes)
 
 
-def _has_half(target: Target) -> bool:
+def _has_half(machine: Machine) -> bool:
     """Whether the processor converts f16 itself; otherwise LLVM would call a library."""
-    return target.arch != "x86_64" or "+f16c" in target.features
+    return machine.arch != "x86_64" or "+f16c" in machine.features
 
 
 def _from_half(w: Writer, x: str, lanes: int) -> str:
-    if _has_half(w.target):
+    if _has_half(w.machine):
         half = w(f"bitcast {shaped('i16', lanes)} {x} to {shaped('half', lanes)}")
         return w(f"fpext {shaped('half', lanes)} {half} to {shaped('float', lanes)}")
     t, f = shaped("i32", lanes), shaped("float", lanes)
@@ -194,10 +194,10 @@ def _from_half(w: Writer, x: str, lanes: int) -> str:
 
 def _to_half(w: Writer, x: str, lanes: int) -> str:
     f, t = shaped("float", lanes), shaped("i32", lanes)
-    if w.target.arch != "x86_64":
+    if w.machine.arch != "x86_64":
         half = w(f"fptrunc {f} {x} to {shaped('half', lanes)}")
         return w(f"bitcast {shaped('half', lanes)} {half} to {shaped('i16', lanes)}")
-    if _has_half(w.target) and lanes in (0, 4, 8, 16):
+    if _has_half(w.machine) and lanes in (0, 4, 8, 16):
         return _to_half_x86(w, x, lanes)
     bits = w(f"bitcast {f} {x} to {t}")
     size = w(f"and {t} {bits}, {_integer(0x7FFFFFFF, 32, lanes)}")
@@ -246,8 +246,8 @@ def _shifted(w: Writer, x: str, by: int, lanes: int) -> str:
     return w(f"lshr {shaped('i32', lanes)} {x}, {_integer(by, 32, lanes)}")
 
 
-def _bits(w: Writer, how: str, x: str, source: int, target: int, lanes: int) -> str:
-    return w(f"{how} {shaped(f'i{source}', lanes)} {x} to {shaped(f'i{target}', lanes)}")
+def _bits(w: Writer, how: str, x: str, source: int, machine: int, lanes: int) -> str:
+    return w(f"{how} {shaped(f'i{source}', lanes)} {x} to {shaped(f'i{machine}', lanes)}")
 
 
 def _as_float(w: Writer, x: str, lanes: int) -> str:

@@ -1,0 +1,46 @@
+"""Generated code: the text of one kernel, how it is launched, and what else its caller must know.
+
+On a CPU a kernel is a native function `void kernel(i64 tid, i64 nt, ptr words)`. Each of `nt`
+threads calls it, and it does the share of thread `tid`. `words` is an array of 64-bit words: first
+the addresses of its operands, then the sizes and strides that are not known when the code is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torchair.codegen.types import Size
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The code of one kernel: function definitions, of which `entry` follows the convention.
+
+    Two kernels with the same text are the same kernel; `entry` is derived from the text.
+    """
+
+    entry: str
+    text: str
+    declarations: frozenset[str]
+
+    @classmethod
+    def of(cls, label: str, body: Callable[[str], str] | str, declared: Iterable[str]) -> Kernel:
+        """A kernel from text in which `@ENTRY` stands for the name, which becomes unique."""
+        text = body if isinstance(body, str) else body("ENTRY")
+        mark = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        entry = f"{label}_{mark}"
+        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How many threads run a kernel where the caller decides that: `per_block` units of work are
+    taken by a block in one turn, and the product of `units` is their number."""
+
+    block: int  # threads of a block
+    per_block: int
+    units: tuple[Size, ...]
+    shared: int = 0  # bytes of shared memory asked for at the launch
+    most: int = 0  # the largest number of blocks, 0: as many as there are units
