@@ -207,12 +207,12 @@ def numbers() -> None:
     total = rows * row  # a generator computes with them,
     whole = row % 16 == 0  # decides something,
     word = book.word(total, first=64)  # and passes one to the kernel
-    fits, words = book.recipe()
+    words = book.recipe()  # for the sizes of others, None where the decision would be different
     show(
         "7 Numbers",
         f"5 rows of 64: {total!r} elements in {word}, whole vectors: {whole}",
-        f"9 rows of 32: fits {fits([9, 32])}, words {words([9, 32])}",
-        f"9 rows of 30: fits {fits([9, 30])}",
+        f"9 rows of 32: words {words([9, 32])}",
+        f"9 rows of 30: words {words([9, 30])}",
     )
 
 

@@ -188,14 +188,13 @@ class OneNode:
         kernel, book = self.compile(machine, permuted)
         given = list(inputs) or [t for _, t in self.feeds]
         env = self.sizes(given, hosts or [n for _, n in self.hosts])
-        holds, words = book.recipe()
-        numbers = list(env.values()) if self.dynamic else []
-        assert holds(numbers), "the kernel is not made for these sizes"
+        words = book.recipe()(list(env.values()) if self.dynamic else [])
+        assert words is not None, "the kernel is not made for these sizes"
         tensors = given + [t for _, t in self.operand_tensors()][len(given) :]
         results = [self._result(v, env, permuted, tensors) for v in self.results]
         pointers = [t.data_ptr() for t in (*tensors, *(view for view, _ in results))]
         library = LIBRARIES.setdefault(machine, Library(machine))
-        run_kernel(library, kernel, [*pointers, *words(numbers)], threads)
+        run_kernel(library, kernel, [*pointers, *words], threads)
         for view, whole in results:
             _check_guards(view, whole)
         return [view for view, _ in results]

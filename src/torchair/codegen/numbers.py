@@ -1,36 +1,36 @@
-"""Integers that remember how they came about, so that one kernel serves many sizes.
+"""Integers that remember how they came about, so that what was made for one size serves many.
 
-Generators compute sizes and strides in plain Python. When a size may vary, it is a `Number`: it
-computes like the integer it holds, and what was computed can be computed again for other sizes. A
-decision taken on a Number ("is this stride 1?") is written down as a condition. A later plan
-evaluates the conditions: as long as they hold, the kernel is right, and only its words change.
+Generators and the planner compute sizes and strides in plain Python. When a size may vary, it is a
+`Number`: it computes like the integer it holds, and what was computed can be computed again for
+other sizes. A decision taken on a Number ("is this stride 1?") is written down as a condition. For
+other sizes the conditions are evaluated: as long as they hold, what was made is right, and only the
+numbers in it change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, Union
+from typing import Any, Union
 
 from torchair.codegen.types import Size, Word
 
 Int = Union[int, "Number"]
 
-T = TypeVar("T")
-Recipe = Callable[[Sequence[int]], T]
-"""A function of the integers that a plan gives."""
+Recipe = Callable[[Sequence[Any]], "tuple[Any, ...] | None"]
+"""A function of the integers that a plan gives: what is wanted, None where a condition fails."""
 
 
 class Number:
-    """An integer of this plan, with the expression that gives it in any plan."""
+    """An integer of this plan, with the row of its book that gives it in any plan."""
 
-    __slots__ = ("book", "text", "value")
+    __slots__ = ("book", "row", "value")
 
-    def __init__(self, value: int, text: str, book: Book) -> None:
-        self.value, self.text, self.book = value, text, book
+    def __init__(self, value: Any, row: int, book: Book) -> None:
+        self.value, self.row, self.book = value, row, book
 
-    def _with(self, other: Int, sign: str, value: int, flip: bool = False) -> Number:
-        a, b = (_text(other), self.text) if flip else (self.text, _text(other))
-        return Number(value, f"({a} {sign} {b})", self.book)
+    def _with(self, other: Int, sign: str, value: Any, flip: bool = False) -> Number:
+        a, b = (other, self) if flip else (self, other)
+        return self.book.computed(value, sign, a, b)
 
     def __add__(self, other: Int) -> Int:
         return self if _is(other, 0) else self._with(other, "+", self.value + value_of(other))
@@ -50,22 +50,30 @@ class Number:
 
     __rmul__ = __mul__
 
+    def __pow__(self, other: int) -> Int:
+        return self._with(other, "**", self.value**other)
+
     def __floordiv__(self, other: Int) -> Int:
         return self if _is(other, 1) else self._with(other, "//", self.value // value_of(other))
 
     def __rfloordiv__(self, other: Int) -> Int:
         return self._with(other, "//", value_of(other) // self.value, flip=True)
 
+    def __truediv__(self, other: float) -> Any:
+        return self._with(other, "/", self.value / other)  # type: ignore[arg-type]
+
     def __mod__(self, other: Int) -> Int:
         return self._with(other, "%", self.value % value_of(other))
 
+    def __rmod__(self, other: Int) -> Int:
+        return self._with(other, "%", value_of(other) % self.value, flip=True)
+
     def __neg__(self) -> Int:
-        return Number(-self.value, f"(-{self.text})", self.book)
+        return self._with(0, "-", -self.value, flip=True)
 
     def _decide(self, other: Any, sign: str, outcome: bool) -> bool:
-        if isinstance(other, Number) and other.text == self.text:
-            return outcome
-        self.book.assume(f"({self.text} {sign} {_text(other)}) == {outcome}")
+        if not (isinstance(other, Number) and other.row == self.row):
+            self.book.assume(self, sign, other, outcome)
         return outcome
 
     def __eq__(self, other: object) -> bool:
@@ -89,61 +97,131 @@ class Number:
         return self != 0
 
     def __int__(self) -> int:
-        """The value itself becomes part of the code: another value needs another kernel."""
-        self.book.assume(f"{self.text} == {self.value}")
+        """The value itself becomes part of what is made: another value needs another one."""
+        self.book.assume(self, "==", self.value, True)
         return self.value
 
     __index__ = __int__
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash(self.row)
 
     def __repr__(self) -> str:
-        return f"{self.text}={self.value}"
+        return f"{self.book.text(self)}={self.value}"
 
 
 class Book:
-    """What one kernel takes from the sizes of a plan: words to pass, conditions that must hold."""
+    """What was computed from the sizes of a plan, row by row, and which decisions were taken in
+    between; what is passed to a kernel in words."""
 
     def __init__(self) -> None:
-        self._inputs = 0
-        self._words: dict[str, int] = {}  # expression: position among the words
-        self._conditions: dict[str, None] = {}
+        self._inputs: list[int] = []  # rows of the integers that plans give
+        self._rows: list[tuple[str, Any, Any]] = []  # (sign, operand, operand)
+        self._known: dict[tuple[str, str, str], Number] = {}
+        self._conditions: dict[str, tuple[int, list[int]]] = {}  # text: (rows before it, it needs)
+        self._words: dict[int, int] = {}  # row: position among the words
 
     def number(self, value: int) -> Number:
         """The next integer given by a plan."""
-        self._inputs += 1
-        return Number(value, f"s[{self._inputs - 1}]", self)
+        self._inputs.append(len(self._rows))
+        self._rows.append(("", None, None))
+        return Number(value, len(self._rows) - 1, self)
 
-    def assume(self, condition: str) -> None:
-        """A condition under which the code is right."""
-        self._conditions[condition] = None
+    def computed(self, value: Any, sign: str, a: Any, b: Any) -> Number:
+        """What `sign` makes of two operands, the same Number each time."""
+        key = (sign, _name(a), _name(b))
+        known = self._known.get(key)
+        if known is None:
+            self._rows.append((sign, a, b))
+            known = self._known[key] = Number(value, len(self._rows) - 1, self)
+        return known
+
+    def assume(self, a: Any, sign: str, b: Any, outcome: bool) -> None:
+        """A decision that was taken: what is made later is right if it comes out like this."""
+        text = f"{_name(a)} {sign} {_name(b)}"
+        needs = [x.row for x in (a, b) if isinstance(x, Number)]
+        condition = f"if {text}" if not outcome else f"if not {text}"
+        self._conditions.setdefault(condition, (len(self._rows), needs))
 
     def word(self, size: Int, first: int) -> Size:
         """A size for a generator: an int is baked, a Number becomes a word from `first` on."""
         if not isinstance(size, Number):
             return size
-        return Word(first + self._words.setdefault(size.text, len(self._words)))
+        return Word(first + self._words.setdefault(size.row, len(self._words)))
 
-    def recipe(self) -> tuple[Recipe[bool], Recipe[tuple[int, ...]]]:
-        """Functions of a plan's integers: whether the conditions hold, and the words."""
-        holds = " and ".join(self._conditions) or "True"
-        words = "".join(f"{text}, " for text in self._words)
-        # The text was written by the methods above from positions, signs and integers.
-        namespace: dict[str, Any] = {"__builtins__": {}}
-        return (
-            eval(f"lambda s: {holds}", namespace),
-            eval(f"lambda s: ({words})", namespace),
-        )
+    @property
+    def conditions(self) -> int:
+        """How many decisions were taken."""
+        return len(self._conditions)
+
+    def recipe(self, wanted: Sequence[Number] | None = None) -> Recipe:
+        """A function of a plan's integers that gives the words, or what is `wanted`; None if a
+        decision would be another one. Given Numbers of another book, it decides and computes
+        there."""
+        rows = list(self._words) if wanted is None else [n.row for n in wanted]
+        used = self._used(rows)
+        lines = []
+        pending = list(self._conditions.items())
+        pending.reverse()
+        inputs = {row: f"s[{k}]" for k, row in enumerate(self._inputs)}
+        for row in range(len(self._rows) + 1):
+            while pending and pending[-1][1][0] <= row:
+                lines.append(f"  {pending.pop()[0]}: return None")
+            if row in used:
+                lines.append(f"  v{row} = {inputs.get(row) or self._formula(row)}")
+        found = "".join(f"v{row}, " for row in rows)
+        # The text was written here, from numbers of rows, signs and integers.
+        text = "\n".join(["def recipe(s):", *lines, f"  return ({found})"])
+        namespace: dict[str, Any] = {"__builtins__": {}, "max": largest}
+        exec(compile(text, "<sizes>", "exec"), namespace)
+        return namespace["recipe"]
+
+    def _used(self, rows: Sequence[int]) -> set[int]:
+        used = {*rows, *(row for _, needs in self._conditions.values() for row in needs)}
+        for row in range(len(self._rows) - 1, -1, -1):
+            if row in used:
+                used.update(x.row for x in self._rows[row][1:] if isinstance(x, Number))
+        return used
+
+    def _formula(self, row: int) -> str:
+        sign, a, b = self._rows[row]
+        left, right = _name(a), _name(b)
+        return f"max({left}, {right})" if sign == "max" else f"{left} {sign} {right}"
+
+    def text(self, number: Number) -> str:
+        """A Number as a formula of the integers that plans give."""
+        inputs = {row: f"s[{k}]" for k, row in enumerate(self._inputs)}
+        texts: dict[str, str] = {}
+        for row in sorted(self._used([number.row])):
+            if row <= number.row:
+                sign, a, b = self._rows[row]
+                x, y = (texts.get(_name(n), _name(n)) for n in (a, b))
+                texts[f"v{row}"] = inputs.get(row) or f"({x} {sign} {y})"
+        return texts[_name(number)]
 
 
-def value_of(x: Int) -> int:
+def value_of(x: Any) -> Any:
     """The integer of this plan, without deciding anything on it."""
     return x.value if isinstance(x, Number) else x
 
 
-def _text(x: Int) -> str:
-    return x.text if isinstance(x, Number) else str(int(x))
+def same(a: Int, b: Int) -> bool:
+    """Whether two sizes are equal in every plan, as far as is known without deciding anything."""
+    if isinstance(a, Number) and isinstance(b, Number):
+        return a.row == b.row and a.book is b.book
+    return not isinstance(a, Number) and not isinstance(b, Number) and a == b
+
+
+def largest(a: Any, b: Any) -> Any:
+    """The larger of two, without deciding which that is."""
+    for x in (a, b):
+        if isinstance(x, Number):
+            return x.book.computed(max(value_of(a), value_of(b)), "max", a, b)
+    return max(a, b)
+
+
+def _name(x: Any) -> str:
+    return f"v{x.row}" if isinstance(x, Number) else repr(x)
 
 
 def _is(x: Int, value: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchair.codegen.loops import Expr, Index, op, size
-from torchair.codegen.numbers import Int, Number, value_of
+from torchair.codegen.numbers import Int, Number, same, value_of
 
 
 def is_one(n: Int) -> bool:
@@ -23,13 +23,6 @@ def is_start(position: Index) -> bool:
     """Whether a position is 0 at every point."""
     plain = not position.terms and not position.extra
     return plain and not isinstance(position.offset, Number) and position.offset == 0
-
-
-def same(a: Int, b: Int) -> bool:
-    """Whether two sizes are equal in every plan, as far as can be seen."""
-    if isinstance(a, Number) and isinstance(b, Number):
-        return a.text == b.text
-    return not isinstance(a, Number) and not isinstance(b, Number) and a == b
 
 
 @dataclass(frozen=True)

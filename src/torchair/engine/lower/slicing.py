@@ -272,7 +272,7 @@ def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
     n = x.shape[axis]
     if shift == 0 or n == 0:
         return x
-    first: Int = (n * abs(shift) + shift) % n  # type: ignore[operator]
+    first: Int = (n * abs(shift) + shift) % n
 
     def read(k: int, place: Place) -> Expr:
         return x.at(replaced(place, axis, place[axis] + (n - first)) if k == 0 else place)

@@ -74,12 +74,15 @@ class Made:
     sizes: Sizes
     flops: Callable[[Sequence[torch.Tensor]], float]
 
-    def call(self, unit: Unit, metas: Sequence[torch.Tensor]) -> NativeCall:
-        """The call for a unit and these sizes."""
+    def call(self, unit: Unit, metas: Sequence[torch.Tensor]) -> NativeCall | None:
+        """The call for a unit and these sizes; None if the kernel is not for them."""
+        numbers = self.sizes.words(metas)
+        if numbers is None:
+            return None
         values = [*unit.inputs, *unit.outputs]
         operands = tuple(_place(unit, values, w) for w in self.words)
         work = _work(unit, metas) + self.flops(metas) / 1e5
-        return NativeCall(self.kernel, operands, self.sizes.words(metas), self.scratch, work)
+        return NativeCall(self.kernel, operands, numbers, self.scratch, work)
 
 
 def _place(unit: Unit, values: Sequence[Value], word: Word) -> Place:
@@ -117,10 +120,13 @@ class Emitter:
         metas = [layout(v) for v in [*unit.inputs, *unit.outputs]]
         variants = self._made.setdefault(self._key(unit, fact, metas), [])
         for made in variants:
-            if made.sizes.holds(metas):
-                return made.call(unit, metas)
+            call = made.call(unit, metas)
+            if call is not None:
+                return call
         variants.append(self._make(self, unit, Sizes(unit, fact, metas, self._dynamic)))
-        return variants[-1].call(unit, metas)
+        call = variants[-1].call(unit, metas)
+        assert call is not None, "a kernel is right for the sizes it was made with"
+        return call
 
     def signature_of(self, unit: Unit) -> Any:
         """The signature of a unit, worked out once."""

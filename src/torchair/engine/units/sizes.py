@@ -117,11 +117,9 @@ class Sizes:
             metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources
         ]
 
-    def holds(self, metas: Sequence[torch.Tensor]) -> bool:
-        return self._recipe is None or self._recipe[0](self._given(metas))
-
-    def words(self, metas: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        return () if self._recipe is None else self._recipe[1](self._given(metas))
+    def words(self, metas: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+        """Sizes to pass to the kernel; None if it is not made for such operands."""
+        return () if self._recipe is None else self._recipe(self._given(metas))
 
 
 def _fits(shape: Any, meta: torch.Tensor) -> bool:
