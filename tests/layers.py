@@ -30,6 +30,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
     ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
+    ("torchair.backend", "torchair.fx.whole"): "looks operators up, for the first compile",
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
     ("torchair.emulate.facade", "torchair.emulate.ops"): "operators are defined on request",

@@ -51,6 +51,12 @@ by_type = pytest.mark.parametrize("dtype", TYPED, ids=named)
 # ---- reads ----
 
 
+@pytest.mark.parametrize("dtype", (*TYPED[:3], torch.uint8), ids=named)
+@pytest.mark.parametrize("size", [(14, 18), (21, 18), (7, 9), (50, 4), (3, 100)], ids=str)
+def test_nearest_neighbours(size, dtype):
+    check("ResizeNearestNeighborV2", reals(2, 3, 7, 9, dtype=dtype), list(size))
+
+
 @by_type
 @pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=named)
 def test_rows_of_a_table(index, dtype):

@@ -586,6 +586,7 @@ POOLS = {
 RESIZES = {
     "nearest": lambda x: aten.upsample_nearest2d(x, [11, 20]),
     "nearest scale": lambda x: F.interpolate(x, scale_factor=2),
+    "nearest thrice": lambda x: F.interpolate(x, scale_factor=3),
     "nearest smaller": lambda x: F.interpolate(x, size=(4, 3)),
     "bilinear": lambda x: aten.upsample_bilinear2d(x, [11, 20], N),
     "bilinear corners": lambda x: aten.upsample_bilinear2d(x, [11, 20], T),

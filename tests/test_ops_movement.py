@@ -19,6 +19,8 @@ from op_harness import TOLERANCE, check, convert
 from torchair.catalog import Op, Trait, infer, interpret, row_of
 from torchair.catalog.reference import tensor_args, tensor_fact
 from torchair.convert import GraphConverter
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.simplify import apply_rules, remove_dead_code
 from torchair.errors import ConversionError
 
 aten = torch.ops.aten
@@ -241,7 +243,7 @@ def test_what_is_emitted():
     conversion = convert(lambda x: x[:, 1:3] + 1, x)
     node = next(n for n in conversion.graph.nodes if n.type == "StridedSliceV2")
     contents = {port: v.content for port, _, v in node.slots()}
-    assert contents == {"x": None, "begin": (1,), "end": (3,), "axes": (1,), "strides": (1,)}
+    assert contents == {"x": None, "begin": 1, "end": 3, "axes": 1, "strides": 1}
     types = [n.type for n in convert(lambda x: x[:, 1] + 1, x).graph.nodes]
     assert types == ["Data", "Const", "Const", "GatherV2", "Const", "Add", "NetOutput"]
 
@@ -466,9 +468,11 @@ def test_cache_update_is_one_node_that_may_work_in_place(name):
 
     cache, new, at = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 2, 4), torch.tensor([4, 6])
     conversion = check(fn, cache, new, at)
+    apply_rules(conversion.graph, GraphState())  # a slice that is put back becomes one node here
+    remove_dead_code(conversion.graph, GraphState())
     rows = [row_of(n.type) for n in conversion.graph.nodes if n.type != "NetOutput"]
     assert len([row for row in rows if row.has(Trait.WRITES_FIRST)]) == 1
-    assert rows[-1].type == "Assign"
+    assert [row.type for row in rows].count("Assign") == 1
     check_out(conversion.graph, [cache, new, at])
 
 

@@ -89,6 +89,7 @@ def compile_with_aot(
 
     from torchair.fx.partition import partition
     from torchair.fx.passes import fx_text
+    from torchair.fx.whole import kept_whole
     from torchair.pipeline import NpuFxCompiler
 
     mark_side_effects()  # before AOTAutograd removes what nobody reads
@@ -101,16 +102,17 @@ def compile_with_aot(
         return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations
-    return aot_module_simplified(
-        gm,
-        list(example_inputs),
-        fw_compiler=stage("forward"),
-        bw_compiler=stage("backward"),
-        inference_compiler=stage("forward", training=False),
-        partition_fn=partition,
-        decompositions=decompositions,
-        keep_inference_input_mutations=bool(keep),
-    )
+    with kept_whole():
+        return aot_module_simplified(
+            gm,
+            list(example_inputs),
+            fw_compiler=stage("forward"),
+            bw_compiler=stage("backward"),
+            inference_compiler=stage("forward", training=False),
+            partition_fn=partition,
+            decompositions=decompositions,
+            keep_inference_input_mutations=bool(keep),
+        )
 
 
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:

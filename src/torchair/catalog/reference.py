@@ -27,12 +27,22 @@ def interpret(
     for node in topological(graph.nodes):
         if node.type == "NetOutput":
             continue
+        if node.type == "Assign":
+            _keep_others(env, node.inputs["ref"])
         results = [feeds[node]] if node in feeds else run_node(node, env)
         env.update(zip(node.outputs, results, strict=True))
         if watch is not None:
             watch(node, results)
     output = graph.output
     return [] if output is None else [env[v] for v in output.values()]
+
+
+def _keep_others(env: dict[Value, torch.Tensor], ref: Any) -> None:
+    """Copy what lies in memory that is about to be written: a value never changes."""
+    memory = env[ref].untyped_storage().data_ptr()
+    for value, tensor in env.items():
+        if value is not ref and tensor.untyped_storage().data_ptr() == memory:
+            env[value] = tensor.clone()
 
 
 def run_node(node: Node, env: dict[Value, torch.Tensor]) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ def origin_of(node: fx.Node) -> Origin | None:
     frames = trace.split(" File ")
     theirs = [f for f in frames[1:] if not f.startswith(_OURS)]
     where = (theirs or frames)[-1].replace("\n", "")
-    return Origin(f"# File {where}", f"## FX Code: {fx_text(node)}", node.name)
+    return Origin(f"# File {where}", f"## FX Code: {fx_text(node)}", node.name, str(node.target))
 
 
 def fx_text(node: fx.Node) -> str:

@@ -177,7 +177,7 @@ class GraphConverter:
     def _call(self, node: fx.Node) -> None:
         origin = origin_of(node)
         self._comment(origin)
-        self.graph.origin = origin or Origin(fx_name=node.name)
+        self.graph.origin = origin or Origin(fx_name=node.name, target=str(node.target))
         first = len(self.graph)
         meta = self._meta(node)
         npu = self._dispatch(node, meta)

@@ -166,14 +166,18 @@ def batch_norm_inference(
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias,
     Tensor running_mean, Tensor running_var, float momentum, float eps)"""
     given = next(p for p in (weight, bias, running_mean) if p is not None)
-    weight, bias = _parameters(given, _channels(input), weight, bias)
-    y = ge.BNInfer(_widen(input), weight, bias, running_mean, running_var, epsilon=eps)
+    size = ge.Shape(input, dtype=DataType.DT_INT32)
+    if weight is None:
+        weight = ge.Fill(ge.Gather(size, 1), ge.Cast(1.0, dst_type=given.dtype))
+    if bias is None:
+        bias = ge.Fill(ge.Gather(size, 1), ge.Cast(0.0, dst_type=given.dtype))
     dtype = meta_outputs[1].dtype
     if meta_outputs[1].shape == (0,):
-        saved = [_filled([0], 0, dtype), _filled([0], 0, dtype)]
+        saved = [ge.Fill([0], ge.Cast(0.0, dst_type=dtype))] * 2
     else:
         shifted = ge.Add(running_var, ge.Const(eps, dtype=running_var.dtype))
         saved = [promote(dtype, running_mean), promote(dtype, ge.Rsqrt(shifted))]
+    y = ge.BNInfer(_widen(input), weight, bias, running_mean, running_var, epsilon=eps)
     return [_narrow(y, input.rank), *saved]
 
 

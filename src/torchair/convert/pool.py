@@ -9,7 +9,7 @@ import torch
 
 from torchair import ge
 from torchair.catalog.pool import SAMPLE_MODES, SAMPLE_PADDING
-from torchair.convert.promote import cast_result
+from torchair.convert.promote import cast_result, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
@@ -221,7 +221,8 @@ def upsample_nearest2d_vec(
 ) -> Value:
     """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors)"""
     _check_scales(input.shape, meta_outputs.shape, scale_factors)
-    return ge.ResizeNearestNeighborV2(input, _result_size(output_size, meta_outputs))
+    size = promote(DataType.DT_INT32, _result_size(output_size, meta_outputs))
+    return ge.ResizeNearestNeighborV2(input, size, align_corners=False, half_pixel_centers=False)
 
 
 @builtin(aten.upsample_nearest2d_backward.default)

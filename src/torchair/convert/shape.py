@@ -41,7 +41,7 @@ def sizes(elements: Sequence[Any]) -> Any:
 # ---- reshapes and permutes ----
 
 
-@builtin(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+@builtin(aten.view.default, aten.reshape.default)
 def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolder) -> View:
     """reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"""
     dims = meta_outputs.shape
@@ -49,6 +49,12 @@ def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolde
     if isinstance(size, Value) or sum(not isinstance(d, int) for d in dims) > 1:
         return ge.Reshape(views.emit(self), size)
     return views.reshape(self, dims)
+
+
+@builtin(aten._unsafe_view.default)
+def unsafe_view(self: Value, size: Any) -> Value:
+    """_unsafe_view(Tensor self, SymInt[] size) -> Tensor"""
+    return ge.Reshape(self, size)  # at once: a chain of linear layers shows every reshape
 
 
 @builtin(aten._reshape_alias.default)
@@ -122,7 +128,7 @@ def identity(self: Value) -> Value:
 @builtin(aten.clone.default)
 def clone(self: Value, *, memory_format: Any = None) -> Value:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
-    return ge.TensorMove(self)  # not an Identity: the source may be an input written later
+    return ge.Identity(self)
 
 
 @builtin(aten.copy.default)

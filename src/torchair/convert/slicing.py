@@ -14,6 +14,7 @@ from torchair.convert.registry import Decline, builtin
 from torchair.convert.shape import members, sizes
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
+from torchair.ge.shapes import Dim
 
 aten = torch.ops.aten
 END = 2**31 - 1  # stands for "to the end of the dim"
@@ -98,8 +99,8 @@ def slice_tensor(
         return self
     if isinstance(step, Value):
         raise Decline("symbolic step")
-    bounds = [sizes([_start(start)]), sizes([_end(end)])]
-    return ge.StridedSliceV2(self, *bounds, axes=[dim % self.rank], strides=[step])
+    bounds = (_start(start), _end(end), dim % self.rank, step)
+    return ge.StridedSliceV2(self, *(promote(DataType.DT_INT64, b) for b in bounds))
 
 
 @builtin(aten.select.int)
@@ -130,6 +131,18 @@ def _one(index: Any, size: Any) -> tuple[Any, Any]:
     return index, ge.Add(index, 1)
 
 
+def _positions(size: Dim, start: Any, end: Any, step: Any) -> list[tuple[int, int]] | None:
+    """Bounds of what lies before and behind `start:end`, None where they are not numbers."""
+    start, end = _start(start), _end(end)
+    if step != 1 or not (isinstance(start, int) and isinstance(end, int)):
+        return None
+    if start < 0 or end < 0:
+        if not isinstance(size, int):
+            return None
+        start, end, _ = slice(start, end).indices(size)
+    return [(0, min(start, end)), (end, END)]
+
+
 @builtin(aten.slice_scatter.default)
 def slice_scatter(
     self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
@@ -138,7 +151,11 @@ def slice_scatter(
     SymInt step=1) -> Tensor"""
     if src.shape == self.shape and src.dtype == self.dtype:
         return src
-    return _assign(self, src, dim, start, end, step)
+    bounds = _positions(self.shape[dim], start, end, step)  # type: ignore[index]
+    if bounds is None:
+        return _assign(self, src, dim, start, end, step)
+    first, last = (ge.StridedSliceV2(self, *piece, dim % self.rank, 1) for piece in bounds)
+    return ge.ConcatV2([first, promote(self.dtype, src), last], dim % self.rank, N=3)
 
 
 @builtin(aten.select_scatter.default)

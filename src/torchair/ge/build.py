@@ -162,7 +162,11 @@ def Clone(x: Value, *, dependencies: Sequence[Value] = (), node_name: str | None
 
 
 def Cast(
-    x: Value, *, dst_type: int, dependencies: Sequence[Value] = (), node_name: str | None = None
+    x: Value | float,
+    *,
+    dst_type: int,
+    dependencies: Sequence[Value] = (),
+    node_name: str | None = None,
 ) -> Value:
     """A conversion to another data type."""
     kwargs: dict[str, Any] = {"dependencies": dependencies} if dependencies else {}

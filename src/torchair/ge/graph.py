@@ -228,6 +228,7 @@ class Origin:
     file: str = ""
     fx: str = ""
     fx_name: str = ""
+    target: str = ""  # the torch operator of the FX node, as `aten.clone.default`
 
     @property
     def line(self) -> str:

@@ -14,7 +14,8 @@ from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import on_wire
 from torchair.serde.literals import same_tensor
 
-_NOT_COMPARED = ("_readable_value",)
+NOT_COMPARED = ("_readable_value", "_force_unknown_shape")
+"""Attributes that say nothing about what a graph computes; programs do not show them."""
 
 
 @unset_fake_temporarily()
@@ -76,7 +77,7 @@ def _differences(a: Node, b: Node, strict: bool) -> Iterator[str]:
 
 def _attr_differences(a: Mapping[str, Attr], b: Mapping[str, Attr], strict: bool) -> Iterator[str]:
     for name in sorted(a.keys() | b.keys()):
-        if name in _NOT_COMPARED and not strict:
+        if name in NOT_COMPARED and not strict:
             continue
         mine, other = a.get(name), b.get(name)
         if mine is None or other is None or not same_attr(mine, other):

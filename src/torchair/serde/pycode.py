@@ -18,7 +18,7 @@ from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Call, Graph, Node, Value, topological
 from torchair.ge.shapes import Sym, on_wire
-from torchair.serde.equal import same_attr
+from torchair.serde.equal import NOT_COMPARED, same_attr
 from torchair.serde.interpret import HEADER, load
 from torchair.serde.literals import const_text, literal, quoted
 from torchair.serde.standard import Form, form_of
@@ -255,7 +255,7 @@ class _Program:
                 self.lines.append(f"{_GRAPH}.set_attr({shown})")
 
     def is_hidden(self, node: Node, name: str, attr: Attr) -> bool:
-        if name == "_readable_value":
+        if name in NOT_COMPARED:
             return False
         shown = self.attrs[node].get(name)
         if shown is None:

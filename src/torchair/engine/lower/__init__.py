@@ -9,6 +9,7 @@ from torchair.engine.lower import (  # noqa: F401
     loss,
     norm,
     npu,
+    pool,
     reduce,
     shape,
     slicing,

@@ -14,6 +14,7 @@ from torchair.engine.optimize.passes.state import GraphState
 from torchair.engine.optimize.rules import RULES
 from torchair.flags import Flags
 from torchair.ge.build import Const
+from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Graph, Node, Value, topological
 from torchair.ge.rewrite import rewrite
 from torchair.log import logger
@@ -36,8 +37,11 @@ def _explain(text: str) -> None:
 
 
 def fold_constants(graph: Graph, state: GraphState) -> None:
-    """Compute what depends on constants alone."""
+    """Compute what depends on constants and on fixed sizes alone."""
     for node in topological(graph.nodes):
+        known = _known_sizes(node)
+        if known is not None:
+            _replace(graph, node.outputs[0], known)
         if not _foldable(node):
             continue
         env = {v: v.node.attr("value") for v in node.values()}
@@ -62,6 +66,17 @@ def _replace(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
     made.device_type = value.device_type
     made.node.origin = value.node.origin
     value.replace_with(made)
+
+
+def _known_sizes(node: Node) -> torch.Tensor | None:
+    """The numbers that an operator over sizes is known to give, None for any other."""
+    value = node.outputs[0] if len(node.outputs) == 1 else None
+    if value is None or value.content is None or node.type in ("Const", "Data", "RefData"):
+        return None
+    numbers = value.content if isinstance(value.content, tuple) else (value.content,)
+    if node.control or node.control_users or not all(type(n) is int for n in numbers):
+        return None
+    return torch.tensor(value.content, dtype=ge_to_torch(value.dtype))
 
 
 def _foldable(node: Node) -> bool:

@@ -1,6 +1,6 @@
 """Rewrite rules of the engine, in builder syntax; each can be switched by its class name."""
 
-from torchair.engine.optimize.rules.copies import CopyOfResult
+from torchair.engine.optimize.rules.copies import CloneIsCopy, CopyOfResult, PartPutBack
 from torchair.engine.optimize.rules.identity import (
     CastToSameType,
     IdentityNode,
@@ -16,7 +16,9 @@ from torchair.ge.rewrite import Rule
 RULES: tuple[Rule, ...] = (
     MultiplyByOne(),
     CastToSameType(),
+    CloneIsCopy(),
     IdentityNode(),
+    PartPutBack(),
     ReshapeToSameShape(),
     ReshapeOfReshape(),
     TransposeNothing(),
