@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from torchair.engine.run.held import Held
+
 Forward = Callable[..., Sequence[Any]]
 """The graph as a function of its arguments; it may update arguments and what it computed."""
 
@@ -77,6 +79,7 @@ class Recording(abc.ABC):
     """A captured graph for one key. Calls are `feed`, `replay`, then results are read."""
 
     sources: list[ResultSource]  # one for each result of the graph, known after the first replay
+    held: Held | None = None  # arguments of which it has copies, another object after each change
 
     @abc.abstractmethod
     def feed(self, args: Sequence[Any]) -> None:
@@ -92,6 +95,10 @@ class Recording(abc.ABC):
 
     def write_back(self, args: Sequence[Any]) -> None:  # noqa: B027  (most have nothing to do)
         """Bring updated arguments back to the caller's, where the graph has copies of its own."""
+
+    def renew(self, args: Sequence[Any]) -> bool:
+        """Bring such copies up to date; False where the graph must be captured anew."""
+        return True
 
     @abc.abstractmethod
     def reset(self) -> None:

@@ -27,6 +27,7 @@ from torchair.engine.run.calls import result_maker
 from torchair.engine.run.executor import picker
 from torchair.engine.run.fixed import Placed
 from torchair.engine.run.guards import same_as
+from torchair.engine.run.held import Held
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import InputError
 from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, Signature
@@ -76,7 +77,9 @@ class EngineRecording(Recording):
             self._block = pool.take(size, options.reuse, fixed)
             return self._block.memory[:size]
 
-        self._program = graph.session.fix(inputs, memory)
+        self._session = graph.session.edition_for(inputs)
+        self._program = self._session.fix(inputs, memory)
+        self._hold(len(args))
         self._sizes = [
             args[a] if dim is None else args[a].shape[dim]
             for a, dim in graph.signature.symbols.values()
@@ -106,6 +109,28 @@ class EngineRecording(Recording):
         self._pick = picker([i for _, i in moving])
         self._words = [program.words.get(k, -1) for k, _ in moving]
         self._forget()
+
+    def _hold(self, count: int) -> None:
+        """Remember the weights that were packed, among so many arguments."""
+        self._packed = packed = self._session.held
+        if packed is not None:
+            place = {k: self._graph.state.inputs[k].args[0] for k in packed.tensors}
+            tensors = {place[k]: t for k, t in packed.tensors.items()}
+            self.held = Held(tensors, count, [place[k] for k in packed.copied])
+
+    def renew(self, args: Sequence[Any]) -> bool:
+        if self.held is None or self.held.same(args):
+            return True
+        before = self._packed
+        assert before is not None
+        before.add_hits(self.held.hits)
+        session = self._graph.session.edition_for(self._graph.collect(args))
+        now = session.held
+        if session is not self._session or now is None:
+            return False
+        if now is not before:
+            self._hold(len(args))
+        return now.is_over(before)
 
     def _forget(self) -> None:
         """Hold no input of a call longer than it runs."""

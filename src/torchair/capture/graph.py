@@ -29,6 +29,7 @@ from torchair.capture.keys import KeyMaker, Raw
 from torchair.capture.outputs import Outputs
 from torchair.capture.select import substrate_for
 from torchair.capture.updates import Updates
+from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
 from torchair.log import logger
 
@@ -87,6 +88,8 @@ class GraphMeta:
     recording: Recording
     outputs: Outputs
     mutated: list[tuple[int, int, tuple[int, ...]]]  # (argument, address, strides)
+    frozen: list[Any]  # parameters that were promised to stay
+    held: Held | None  # what `serves` compares with
     limits: Any = None
     serves: Callable[[Sequence[Any]], bool] | None = None  # a quick test whether it is for a call
 
@@ -111,7 +114,7 @@ class AclGraph:
         self.captured: OrderedDict[str, GraphMeta] = OrderedDict()
         self.fallen_back = False
         self._by_raw: dict[Raw, GraphMeta] = {}
-        self._latest: GraphMeta | None = None
+        self._latest: dict[Raw, GraphMeta] = {}  # by what tells calls apart, but for parameters
         self._lock = RLock()
         self._warned = False
         self._started = False
@@ -127,7 +130,7 @@ class AclGraph:
         self.kinds = info.kinds()
         entries = tuple((i, bool(number)) for i, number in info.unupdated_sym_input_index)
         self._keys = KeyMaker(self.kinds, entries, self.options.frozen_parameter)
-        self._raw = self._keys.raw
+        self._raw, self._rest = self._keys.raw, self._keys.rest
         updates = Updates.from_literals(info.updated_ops_param, info.ops_update_rulers)
         self._find_substrate = substrate or partial(
             substrate_for, engine=None, pool=info.pool, updates=updates
@@ -202,11 +205,16 @@ class AclGraph:
 
     def _ready(self, args: Sequence[Any]) -> GraphMeta | None:
         """The captured graph for a call, None when calls run eagerly."""
-        latest = self._latest
+        latest = self._latest.get(self._rest(args))
         if latest is not None and latest.serves is not None and latest.serves(args):
             return self._found(latest)
         meta = self._by_raw.get(self._raw(args))
-        if meta is not None and not self._outdated(meta, args):
+        if meta is None:
+            meta = self._moved(args)
+        elif not self._outdated(meta, args):
+            self._latest[self._rest(args)] = meta
+            if meta.recording.held is not meta.held:
+                self._keep_test(meta, args)
             return self._found(meta)
         if self.fallen_back:
             return None
@@ -214,8 +222,20 @@ class AclGraph:
             self._start(args)
         return self._capture_new(args, meta)
 
+    def _moved(self, args: Sequence[Any]) -> GraphMeta | None:
+        """The captured graph whose frozen parameters have other memory than they had."""
+        if not self.options.frozen_parameter:
+            return None
+        moved = self._keys.have_moved
+        return next((m for m in self.captured.values() if moved(args, m.frozen, m.raw)), None)
+
+    def _keep_test(self, meta: GraphMeta, args: Sequence[Any]) -> None:
+        """A quick test whether the next call is like this one, where no limits come into it."""
+        meta.held = meta.recording.held
+        if meta.limits is None and not self.options.force_recapture:
+            meta.serves = self._keys.test(args, self.kinds.mutated, meta.held)
+
     def _found(self, meta: GraphMeta) -> GraphMeta:
-        self._latest = meta
         if self.options.evict:
             self.captured.move_to_end(meta.key)
         if logger.isEnabledFor(logging.DEBUG):
@@ -236,12 +256,14 @@ class AclGraph:
         for i, address, strides in meta.mutated:
             if args[i].data_ptr() != address or args[i].stride() != strides:
                 return True
-        if self.options.force_recapture:
+        if self.options.force_recapture or not meta.recording.renew(args):
             return True
         return meta.limits is not None and meta.limits != self.substrate.limits()
 
     def _capture_new(self, args: Sequence[Any], old: GraphMeta | None) -> GraphMeta | None:
         key = self._keys.text(args) if old is None else old.key
+        if old is None and key in self.captured:
+            key = self._keys.text(args, full=True)
         if old is None:
             logger.debug(
                 "No find captured AclGraph of fx_graph %s for graph key %s", self.name, key
@@ -259,7 +281,7 @@ class AclGraph:
             return None
         if old is not None:
             self._drop(old)
-        self.captured[key] = self._by_raw[meta.raw] = self._latest = meta
+        self.captured[key] = self._by_raw[meta.raw] = self._latest[self._rest(args)] = meta
         if old is None:
             self._count("captured")
         logger.debug("Success to capture fx_graph %s for graph key %s", self.name, key)
@@ -272,10 +294,10 @@ class AclGraph:
             recording = self.substrate.capture(request)
         mutated = [(i, args[i].data_ptr(), args[i].stride()) for i in self.kinds.mutated]
         outputs = Outputs(recording)
-        limits = self.substrate.limits()
-        steady = limits is None and not self.options.force_recapture
-        serves = self._keys.test(args, self.kinds.mutated) if steady else None
-        return GraphMeta(key, self._raw(args), recording, outputs, mutated, limits, serves)
+        limits, frozen = self.substrate.limits(), self._keys.parameters(args)
+        meta = GraphMeta(key, self._raw(args), recording, outputs, mutated, frozen, None, limits)
+        self._keep_test(meta, args)
+        return meta
 
     def _note_recapture(self, old: GraphMeta, args: Sequence[Any]) -> None:
         logger.debug(
@@ -287,7 +309,7 @@ class AclGraph:
             self._count("recapture_due_to_mutated_input_change")
         elif self.options.force_recapture:
             self._count("recapture_due_to_force_recapture")
-        else:
+        elif old.limits != self.substrate.limits():
             self._count("recapture_due_to_global_limit_core_change")
 
     def _make_room(self, old: GraphMeta | None) -> bool:
@@ -325,7 +347,7 @@ class AclGraph:
         gc.collect()
 
     def _drop(self, meta: GraphMeta) -> None:
-        self._latest = None
+        self._latest.clear()
         self.captured.pop(meta.key, None)
         self._by_raw.pop(meta.raw, None)
         meta.outputs.release()

@@ -1,8 +1,8 @@
 """Graph keys: which of the captured graphs of an FX graph serves a call.
 
 Every value of a number among the arguments and every dim that may vary is part of the key, and so
-are the addresses of parameters unless they are frozen. Looking a graph up compares plain tuples;
-the text of a key is made for logs and on capture.
+are the addresses of parameters. Looking a graph up compares plain tuples; the text of a key is made
+for logs and on capture. Frozen parameters are left out of the text, as they hardly ever move.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import fx
 from torchair.capture.base import ArgumentKinds
 from torchair.engine.run.executor import picker
 from torchair.engine.run.guards import same_as
+from torchair.engine.run.held import Held
 
 CONSTANT = "no_updated_input"
 Entries = tuple[tuple[int, bool], ...]
@@ -64,11 +65,11 @@ class KeyMaker:
 
     def __init__(self, kinds: ArgumentKinds, entries: Entries, frozen: bool) -> None:
         self._entries = entries
-        self._parameters = () if frozen else kinds.parameters
-        self.raw: Callable[[Sequence[Any]], Raw] = self._reader()
+        self._parameters, self._frozen = kinds.parameters, frozen
+        self.raw: Callable[[Sequence[Any]], Raw] = self._reader(kinds.parameters)
+        self.rest = self._reader(())  # the same without parameters
 
-    def _reader(self) -> Callable[[Sequence[Any]], Raw]:
-        parameters = self._parameters
+    def _reader(self, parameters: tuple[int, ...]) -> Callable[[Sequence[Any]], Raw]:
         numbers = [i for i, number in self._entries if number]
         tensors = [i for i, number in self._entries if not number]
         if not self._entries and not parameters:
@@ -85,26 +86,54 @@ class KeyMaker:
         )
 
     def test(
-        self, args: Sequence[Any], also: Sequence[int]
+        self, args: Sequence[Any], also: Sequence[int], held: Held | None
     ) -> Callable[[Sequence[Any]], bool] | None:
-        """A quick test whether a call has the key of this one and the tensors `also` where they
-        are now; None where looking the key up is as quick."""
+        """A quick test whether a call that agrees in `rest` has the key of this one, the tensors
+        `also` where they are now, and what is `held` as it is; None where looking the key up is as
+        quick."""
         positions = [*self._parameters, *also]
-        same = _same_addresses
-        if same is None or len(positions) < 4 or not isinstance(args, list):
+        if held is None and (_same_addresses is None or len(positions) < 4):
             return None
-        known = set(positions)
-        addresses = [a.data_ptr() if i in known else None for i, a in enumerate(args)]
-        rest, pick = KeyMaker(ArgumentKinds(), self._entries, frozen=True).raw, picker(also)
-        wanted, alike = rest(args), same_as(pick(args)).check
-        return lambda others: (
-            same(others, addresses, positions) and rest(others) == wanted and alike(*pick(others))
-        )
+        if not isinstance(args, list):
+            return None
+        pick = picker(also)
+        still = _at_the_same_places(args, positions) if held is None else _holding(args, held, pick)
+        if not also:
+            return still
+        alike = same_as(pick(args)).check
+        return lambda others: still(others) and alike(*pick(others))
 
-    def text(self, args: Sequence[Any]) -> str:
-        """The key of a call as it is logged."""
+    def have_moved(self, args: Sequence[Any], before: Sequence[Any], raw: Raw) -> bool:
+        """Whether a call differs from an earlier one in this only: parameters that were frozen,
+        the very objects, have other memory."""
+        key, count = self.raw(args), len(self._parameters)
+        if not self._frozen or not count or key[:-count] != raw[:-count]:
+            return False
+        return all(args[i] is t for i, t in zip(self._parameters, before, strict=True))
+
+    def parameters(self, args: Sequence[Any]) -> list[Any]:
+        """The parameters of a call if they are frozen, to recognise them by."""
+        return [args[i] for i in self._parameters] if self._frozen else []
+
+    def text(self, args: Sequence[Any], full: bool = False) -> str:
+        """The key of a call as it is logged; `full` tells models with frozen parameters apart."""
         shown = [_number(args[i]) if number else list(args[i].shape) for i, number in self._entries]
         key = str(shown) if shown else CONSTANT
-        if self._parameters:
+        if self._parameters and (full or not self._frozen):
             key += str(hash(tuple(args[i].data_ptr() for i in self._parameters)))
         return key
+
+
+def _at_the_same_places(
+    args: Sequence[Any], positions: list[int]
+) -> Callable[[Sequence[Any]], bool]:
+    same, known = _same_addresses, set(positions)
+    addresses = [a.data_ptr() if i in known else None for i, a in enumerate(args)]
+    return lambda others: same(others, addresses, positions)  # type: ignore[misc]
+
+
+def _holding(args: Sequence[Any], held: Held, pick: Any) -> Callable[[Sequence[Any]], bool]:
+    same, addresses = held.same, [t.data_ptr() for t in pick(args)]
+    if not addresses:
+        return same
+    return lambda others: same(others) and [t.data_ptr() for t in pick(others)] == addresses

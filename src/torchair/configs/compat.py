@@ -109,8 +109,8 @@ def warn_frozen_parameter(config: Section) -> None:
     """Remind the user, once ``frozen_parameter`` is on, of the promise that comes with it."""
     if read_path(config, "experimental_config.frozen_parameter"):
         warnings.warn(
-            "frozen_parameter is on: parameters must keep their address and contents for as long "
-            "as the compiled model is used",
+            "frozen_parameter is on: parameters should keep their address and contents for as long "
+            "as the compiled model is used; each change costs time",
             UserWarning,
             stacklevel=3,
         )

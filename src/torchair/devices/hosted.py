@@ -112,12 +112,22 @@ class HostedGraph(TorchNpuGraph):
             if isinstance(value, fx.GraphModule):
                 graph.objects[key] = on_host(value)
         super().load(graph, *args, **kwargs)
-        still = [k for k, source in enumerate(self._state.inputs) if source.static]
-        self._aliases = Arguments(self._host, still)
+        self._aliases = self._new_aliases()
 
-    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Optimise the graph; parameters that are taken over are taken over for good."""
-        super().compile(None if inputs is None else self._aliases(inputs))
+    def _new_aliases(self) -> Arguments:
+        still = [k for k, source in enumerate(self._state.inputs) if source.static]
+        return Arguments(self._host, still)
+
+    def another(self) -> HostedGraph:
+        """The same graph, without weights so far."""
+        made = super().another()
+        assert isinstance(made, HostedGraph)
+        made._aliases = made._new_aliases()
+        return made
+
+    def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        found = super()._weights(inputs)
+        return dict(zip(found, aliased(self._host, list(found.values()), keep=True), strict=True))
 
     def fix(self, inputs: Sequence[torch.Tensor], memory: Memory) -> FixedProgram:
         """A program over given memory, for capture."""

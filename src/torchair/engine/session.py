@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from torchair.catalog import steering_values
+from torchair.engine.editions import Editions
 from torchair.engine.inspect.check import report
 from torchair.engine.inspect.dump import DumpOptions, GraphDump
 from torchair.engine.inspect.timeline import Timeline
@@ -28,6 +30,7 @@ from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.run.executor import ProgramPool, picker
 from torchair.engine.run.fixed import FixedProgram, late_step, memory_of
 from torchair.engine.run.guards import same_as
+from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.segment import BrokenKernels, available, library
 from torchair.engine.units.natives import Natives
@@ -92,6 +95,8 @@ class TorchNpuGraph:
         self._latest: ProgramPool | None = None
         self._dump: GraphDump | None = None
         self._lock = Lock()
+        self.held: Held | None = None  # weights that were frozen, if any
+        self._editions: Editions[TorchNpuGraph] | None = None
         self.watch: Watch | None = None  # who looks on while programs run
 
     @pretty_error_msg
@@ -120,7 +125,7 @@ class TorchNpuGraph:
             self._device = device or DeviceInfo()
             if self._options.timeline is not None:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
-            self._planner = None
+            self._planner = self._editions = None
             self._plans.clear()
             self._dump = None if dump is None else self._new_dump(dump)
 
@@ -134,7 +139,7 @@ class TorchNpuGraph:
     @pretty_error_msg
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         """Optimise the graph. With the option `frozen_parameter` the parameters among `inputs`
-        are taken over: their addresses and contents must not change any more."""
+        are packed, as far as that is faster."""
         if self._planner is not None:
             return
         graph = self.graph
@@ -153,14 +158,45 @@ class TorchNpuGraph:
             runner.run(passes if self._dump is None else [], graph, self._state)
             passed = time.perf_counter()
             self._lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
-            self._natives = self._fuse(graph, inputs)
-            self._planner = self._new_planner()
+            self.take(inputs, self._options.frozen)
             self._prepare_inputs()
             native_logger.event(
                 "graph %s: passes %dus, fusion %dus",
                 self.name, (passed - start) * 1e6, (time.perf_counter() - passed) * 1e6,
             )  # fmt: skip
             native_logger.info("graph %s compiled, %s nodes", self.name, len(graph))
+
+    def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
+        """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""
+        weights = self._weights(inputs) if frozen and inputs is not None else {}
+        self._natives = self._fuse(self.graph, weights)
+        self.held = None
+        if self._natives is not None and weights:
+            assert inputs is not None
+            self.held = Held({i: inputs[i] for i in weights}, len(inputs))
+            if self._editions is None:
+                self._editions = Editions(self)
+        self._planner = self._new_planner()
+        self._plans, self._latest = OrderedDict(), None
+
+    def another(self) -> TorchNpuGraph:
+        """The same graph, without weights so far."""
+        made = copy.copy(self)
+        made._lock = Lock()
+        return made
+
+    def repack(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Pack the weights again, which are where they were."""
+        assert self._natives is not None and self.held is not None
+        held = Held({i: inputs[i] for i in self.held.tensors}, len(inputs), self.held.copied)
+        self._natives.repack()
+        self.held = held
+
+    def edition_for(self, inputs: Sequence[torch.Tensor]) -> TorchNpuGraph:
+        """The session with the weights among these inputs: this one, unless some are frozen."""
+        if self._planner is None:
+            self.compile(inputs)
+        return self if self._editions is None else self._editions.of(inputs)
 
     def _new_planner(self) -> Planner:
         graph = self.graph
@@ -177,34 +213,27 @@ class TorchNpuGraph:
     def _layouts_of(self, outputs: int) -> list[Layout | None]:
         return [*self._layouts, *[None] * outputs][:outputs]
 
-    def _fuse(self, graph: Graph, inputs: Sequence[torch.Tensor] | None) -> Natives | None:
-        """Native units of the graph, None where generated code is off or cannot run."""
+    def _fuse(self, graph: Graph, frozen: Mapping[int, torch.Tensor]) -> Natives | None:
+        """Native units of the graph, None where generated code is off or cannot run; `frozen` are
+        weights by number of the input."""
         if self._device.name != "cpu" or not self._options.native:
             return None
         missing = available()
         if missing is not None:
             warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
             return None
-        frozen = self._frozen(graph, inputs)
-        natives = Natives(graph, library().machine, frozen, self._lanes.of)
+        weights = {graph.data[i].outputs[0]: t for i, t in frozen.items()}
+        natives = Natives(graph, library().machine, weights, self._lanes.of)
         if Flags.read().debug >= 3:
             print(natives.fusion.report())
         return natives
 
-    def _frozen(
-        self, graph: Graph, inputs: Sequence[torch.Tensor] | None
-    ) -> dict[Value, torch.Tensor]:
-        """Parameters that the user promised not to change, unless the graph itself updates them."""
-        if inputs is None or not self._options.frozen:
-            return {}
+    def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Parameters to freeze, all but those that the graph itself updates. These tensors keep
+        the memory, so that the objects may go with their model."""
         updated = set(self._state.assigned.values())
-        return {
-            node.outputs[0]: t
-            for i, (node, t, source) in enumerate(
-                zip(graph.data, inputs, self._state.inputs, strict=True)
-            )
-            if source.static and i not in updated
-        }
+        static = [i for i, s in enumerate(self._state.inputs) if s.static and i not in updated]
+        return {i: inputs[i].detach() for i in static}
 
     @property
     def graph(self) -> Graph:
@@ -251,12 +280,13 @@ class TorchNpuGraph:
         `assigned_outputs` are tensors, one per output or None, that results are copied into;
         `stream` is a CUDA stream to run on instead of the current one.
         """
-        if self._planner is None:
-            self.compile(inputs)
+        session = self
+        if self._planner is None or self._editions is not None:
+            session = self.edition_for(inputs)
         if stream is None and not torch.autograd.profiler._is_profiler_enabled:
-            return self._run(inputs, assigned_outputs)
+            return session._run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(stream):
-            return self._run(inputs, assigned_outputs)
+            return session._run(inputs, assigned_outputs)
 
     def _run(
         self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
@@ -310,7 +340,8 @@ class TorchNpuGraph:
     def fix(
         self, inputs: Sequence[torch.Tensor], memory: Callable[[int], torch.Tensor]
     ) -> FixedProgram:
-        """A program for inputs like these over the bytes that `memory` gives, for capture."""
+        """A program for inputs like these over the bytes that `memory` gives, for capture. Where
+        weights are frozen, ask the edition for these inputs."""
         self.compile(inputs)
         assert self._planner is not None
         plan = self._plan(self._planner, inputs)
@@ -372,6 +403,14 @@ class TorchNpuGraph:
         return ProgramPool(plan, partial(bind_lanes, watch=self.watch))
 
     def _plan(self, planner: Planner, inputs: Sequence[torch.Tensor]) -> Plan:
+        plan = self._planned(planner, inputs)
+        if self.held is not None:
+            assert self._natives is not None
+            copied = self._natives.copied
+            self.held.note_copies([i for i in self.held.tensors if self._data[i] in copied])
+        return plan
+
+    def _planned(self, planner: Planner, inputs: Sequence[torch.Tensor]) -> Plan:
         """A plan for new sizes: from one made before if that can be, else from the graph."""
         if self._natives is None:
             return planner.plan(self._input_facts(inputs))
@@ -391,8 +430,9 @@ class TorchNpuGraph:
 
     def last_plan(self) -> Plan | None:
         """The plan made or used last, for inspection."""
-        pool = next(reversed(self._plans.values()), None)
-        return pool.plan if pool is not None else self._static_plan()
+        session = self if self._editions is None else self._editions.current
+        pool = next(reversed(session._plans.values()), None)
+        return pool.plan if pool is not None else session._static_plan()
 
     def _static_plan(self) -> Plan | None:
         """The plan of a graph of fixed sizes that has not run, for contiguous inputs."""

@@ -45,7 +45,8 @@ class Natives:
         self._target = target
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
         self._inside: dict[int, list[Node]] = {}
-        self._packed: dict[tuple[Value, str, object], torch.Tensor] = {}
+        self._packed: dict[tuple[Value, str, object], tuple[Packed, torch.Tensor]] = {}
+        self.copied: set[Value] = set()  # frozen values whose contents are in packed constants
         self._warned: set[str] = set()
         self._broken: dict[str, Exception] = {}
 
@@ -55,7 +56,10 @@ class Natives:
 
     def _content(self, value: Value) -> torch.Tensor:
         tensor = self.frozen.get(value)
-        return value.node.attr("value") if tensor is None else tensor
+        if tensor is None:
+            return value.node.attr("value")
+        self.copied.add(value)
+        return tensor
 
     def inside(self, unit: Unit) -> list[Node]:
         """Nodes and views of a unit, in the order of the graph."""
@@ -113,8 +117,13 @@ class Natives:
     def _pack(self, x: Packed) -> torch.Tensor:
         key = (x.value, x.how, x.spec)
         if key not in self._packed:
-            self._packed[key] = self._packed_anew(x)
-        return self._packed[key]
+            self._packed[key] = x, self._packed_anew(x)
+        return self._packed[key][1]
+
+    def repack(self) -> None:
+        """Bring packed constants up to date after weights were written to; they stay in place."""
+        for x, packed in self._packed.values():
+            packed.copy_(self._packed_anew(x))
 
     def _packed_anew(self, x: Packed) -> torch.Tensor:
         tensor = self._content(x.value)
