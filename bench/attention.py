@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from common import console, interleaved, ratio, table
-from torchair.codegen.cpu.attention.kernel import Attention, attention, scratch_bytes
+from torchair.codegen.cpu.attention.kernel import attention
 from torchair.codegen.cpu.driver import HEADER, STEP, entry_point
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.kernel import Kernel
+from torchair.codegen.requests import Attention
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -94,11 +95,11 @@ def contest(team: Team, name: str, case: tuple[Any, ...]) -> tuple[dict[str, Any
         (0, 0, 0, 0) if spread is None else spread.stride(),
     )  # fmt: skip
     start = time.perf_counter()
-    kernel = attention(spec, team.library.machine)
-    team.library.address(kernel)
+    made = attention(spec, team.library.machine)
+    team.library.address(made.kernel)
     seconds = time.perf_counter() - start
-    scratch = aligned(team.threads * scratch_bytes(spec, team.library.machine))
-    ours = team.bind(kernel, [q, k, v, mask, out, None, scratch])
+    scratch = aligned(team.threads * made.scratch)
+    ours = team.bind(made.kernel, [q, k, v, mask, out, None, scratch])
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
     calls = {"ours": ours, "torch": lambda: flash(q, k, v, is_causal=causal, attn_mask=mask)}

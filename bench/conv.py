@@ -12,17 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from common import console, interleaved, ratio, table
-from torchair.codegen.cpu.conv.kernel import (
-    Conv,
-    conv,
-    output_size,
-    pack,
-    plain_store,
-    scratch_bytes,
-)
+from torchair.codegen.cpu.conv.kernel import WEIGHTS, convolution
+from torchair.codegen.cpu.conv.plan import output_size
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.kernel import Kernel
+from torchair.codegen.requests import Conv, Convolution, stored
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -121,9 +116,10 @@ def contest(team: Team, dtype: str, winograd: int, layer: tuple[int, ...]) -> Co
     )  # fmt: skip
     result = torch.empty(output_size(spec), dtype=x.dtype).to(memory_format=torch.channels_last)
     n, c, h, w = result.stride()
-    made = conv(spec, host(), plain_store(dtype, (n, c, h, w), 3))
-    assert scratch_bytes(spec, host()) <= SCRATCH
-    ours = team.bind(made, [x, pack(weight, spec, host()), team.scratch, result])
+    epilogue = stored(tuple(result.shape), (n, c, h, w), dtype, 3)
+    made = convolution(Convolution(spec, epilogue), host(), "conv")
+    assert made.scratch <= SCRATCH
+    ours = team.bind(made.kernel, [x, made.pack[WEIGHTS](weight), team.scratch, result])
     weight = weight.to(memory_format=torch.channels_last)
     around = ((pad, pad), (step, step), (1, 1), 1)
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *around, list(x.shape))

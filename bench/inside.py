@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 import torchair.backend
-from torchair.engine.run import segment
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.session import TorchNpuGraph
 
 _old_code: list[Any] = []
@@ -18,14 +18,13 @@ _old_code: list[Any] = []
 
 def kernels() -> int:
     """Kernels that this process has compiled."""
-    return len(segment.library()._addresses)
+    return len(cpu().library._addresses)
 
 
 def forget_kernels() -> None:
     """From now on kernels are compiled as in a new process; what is bound keeps its code."""
-    _old_code.append(segment.library())
-    segment.library.cache_clear()
-    segment._driver.cache_clear()
+    _old_code.append(cpu())
+    cpu.cache_clear()
 
 
 @dataclass
@@ -73,7 +72,7 @@ def driver_of(
     It runs on the memory of the model's only call, which is kept; so the model is compiled for
     this and never called again.
     """
-    drive = segment._driver()
+    drive = cpu().driver()
     programs: list[int] = []
 
     def watched(program: int) -> None:
@@ -82,7 +81,7 @@ def driver_of(
 
     seen = mock.Mock(side_effect=TorchNpuGraph.run, name="run")
     with (
-        mock.patch.object(segment, "_driver", lambda: watched),
+        mock.patch.object(cpu(), "driver", lambda: watched),
         mock.patch.object(TorchNpuGraph, "run", lambda *args: seen(*args)),
     ):
         compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)

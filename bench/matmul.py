@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from common import console, interleaved, ratio, table
 from torchair.codegen.cpu import driver
 from torchair.codegen.cpu.jit import Library
-from torchair.codegen.cpu.matmul.kernel import MatMul, matmul, pack, plain_store, scratch_bytes
+from torchair.codegen.cpu.matmul.kernel import B, product
 from torchair.codegen.kernel import Kernel
+from torchair.codegen.requests import MatMul, Product, stored
 
 ROWS = (1, 4, 16, 128, 512)
 SHAPES = ((768, 768), (768, 3072), (3072, 768), (768, 32000))
@@ -39,15 +40,16 @@ class Program:
         self.entry(self.address)
 
 
-def product(library: Library, a: torch.Tensor, weight: torch.Tensor, packed: bool) -> Program:
+def linear(library: Library, a: torch.Tensor, weight: torch.Tensor, packed: bool) -> Program:
     """Our kernel for F.linear(a, weight)."""
-    (m, k), n, machine = a.shape, weight.shape[0], library.machine
+    (m, k), n = a.shape, weight.shape[0]
     dtype = next(name for name, kind in TYPES.items() if kind == a.dtype)
-    spec = MatMul(dtype, 1, m, n, k, (0, k, 1), (0, 1, k), packed)
-    kernel = matmul(spec, machine, plain_store(dtype, (0, n, 1), 3))
-    room = torch.empty(scratch_bytes(spec, machine) * torch.get_num_threads(), dtype=torch.uint8)
-    b = pack(weight, machine, True) if packed else weight
-    made = Program(library, kernel, [a, b, room, torch.empty(m, n, dtype=a.dtype)])
+    spec = MatMul(dtype, 1, m, n, k, (0, k, 1), (0, 1, k), "nk" if packed else "")
+    request = Product(spec, stored((1, m, n), (0, n, 1), dtype, 3))
+    code = product(request, library.machine, "matmul")
+    room = torch.empty(code.scratch * torch.get_num_threads(), dtype=torch.uint8)
+    b = code.pack[B](weight) if B in code.pack else weight
+    made = Program(library, code.kernel, [a, b, room, torch.empty(m, n, dtype=a.dtype)])
     made()
     error = (made.tensors[3].double() - F.linear(a.double(), weight.double())).abs().max()
     assert error < 0.02 * k**0.5, f"wrong by {error}"
@@ -59,8 +61,8 @@ def measure(library: Library, dtype: str, m: int, shape: tuple[int, int]) -> dic
     k, n = shape
     a, weight = torch.randn(m, k).to(TYPES[dtype]), torch.randn(n, k).to(TYPES[dtype])
     calls: dict[str, Callable[[], object]] = {
-        "packed": product(library, a, weight, True),
-        "unpacked": product(library, a, weight, False),
+        "packed": linear(library, a, weight, True),
+        "unpacked": linear(library, a, weight, False),
         "torch": lambda: F.linear(a, weight),
     }
     return interleaved(calls, windows=12, seconds=0.03)

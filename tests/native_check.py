@@ -18,11 +18,10 @@ from like_eager import twin
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import run_node, tensor_args, tensor_fact
 from torchair.codegen.cpu.jit import run_kernel
-from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.fuse.units import Fusion, Unit
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import SIZES_AT, Plan
-from torchair.engine.run.segment import library
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import FAULT, SCRATCH, NativeCall, Packed
 from torchair.engine.units.natives import Natives
@@ -130,7 +129,7 @@ class Recorder(Natives):
     """Natives that keep every call they make."""
 
     def __init__(self, graph: Graph, frozen: Mapping[Value, torch.Tensor] | None = None) -> None:
-        super().__init__(graph, host(), frozen)
+        super().__init__(graph, cpu(), frozen)
         self.calls: list[Emitted] = []
         self.declined: list[Unit] = []
 
@@ -197,7 +196,7 @@ def run_unit(one: Emitted, env: Tensors, natives: Recorder, threads: int) -> Ten
     updated = natives.updated(one.unit)
     for v in one.unit.outputs:
         memory[v] = Guarded(one.layouts[v], None if updated is None else env[updated])
-    scratch = torch.empty(one.call.scratch * threads + 64, dtype=torch.uint8)
+    scratch = torch.empty(one.call.generated.scratch * threads + 64, dtype=torch.uint8)
     fault = torch.zeros(1, dtype=torch.int64)
     special = {SCRATCH: scratch.data_ptr() + -scratch.data_ptr() % 64, FAULT: fault.data_ptr()}
     words = []
@@ -208,7 +207,7 @@ def run_unit(one: Emitted, env: Tensors, natives: Recorder, threads: int) -> Ten
             words.append(special[x] if isinstance(x, str) else memory[x].address)
     if one.call.numbers:
         words += [0] * (SIZES_AT - len(words)) + list(one.call.numbers)
-    run_kernel(library(), one.call.kernel, words, threads)
+    run_kernel(cpu().library, one.call.kernel, words, threads)
     assert not int(fault), "an index out of range"
     for m in memory.values():
         m.check()

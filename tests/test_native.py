@@ -21,7 +21,7 @@ from like_eager import twin
 from native_check import capture, check_units, differences, largest, native_types
 from random_functions import Program
 from random_graphs import Maker
-from torchair.engine.run.segment import library
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import emitter
 
@@ -231,7 +231,7 @@ def test_a_kernel_that_llvm_refuses_runs_by_torch(monkeypatch: pytest.MonkeyPatc
 
     x = torch.randn(3, 11)
     call = compiled(lambda x: (x * 7).sin() + x)
-    monkeypatch.setattr(type(library()), "add", refuse)
+    monkeypatch.setattr(type(cpu().library), "add", refuse)
     with pytest.warns(UserWarning, match="refused"):
         torch.testing.assert_close(call(x), (x * 7).sin() + x)
 

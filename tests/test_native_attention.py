@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchair.codegen.cpu.attention.kernel import Attention, attention, scratch_bytes
+from torchair.codegen.cpu.attention.kernel import attention
 from torchair.codegen.cpu.jit import Library, module_text, run_kernel
 from torchair.codegen.cpu.machine import host
+from torchair.codegen.requests import Attention
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.types import Size, Word
 
@@ -79,12 +80,12 @@ GUARD = 256
 
 def run(library: Library, spec: Attention, tensors: list[Tensor | None], more=(), threads: int = 1):
     """Run a spec on (q, k, v, mask, out, lse); what lies behind its work memory stays as it is."""
-    size = scratch_bytes(spec, library.machine) * threads
+    made = attention(spec, library.machine)
+    size = made.scratch * threads
     scratch = torch.full((size + GUARD + 64,), 0xFF, dtype=torch.uint8)
     shift = -scratch.data_ptr() % 64
     words = [0 if x is None else x.data_ptr() for x in tensors]
-    kernel = attention(spec, library.machine)
-    run_kernel(library, kernel, [*words, scratch.data_ptr() + shift, *more], threads)
+    run_kernel(library, made.kernel, [*words, scratch.data_ptr() + shift, *more], threads)
     assert (scratch[shift + size :] == 0xFF).all()
 
 
@@ -247,7 +248,7 @@ def test_one_kernel_for_all_sizes(library, dtype, kind):
         wanted = truth(*inputs, **options) if heads else tuple(x.double() for x in got)
         check(got, wanted, dtype)
         spec = at_run_time(spec_of(*inputs, got[0], got[1], **options), False)[0]
-        entries.add(attention(spec, library.machine).entry)
+        entries.add(attention(spec, library.machine).kernel.entry)
     assert len(entries) == 1
 
 
@@ -387,6 +388,6 @@ def test_code_for_arm_has_no_foreign_instructions(dtype, length):
     machine = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     q, k, v = random(dtype, 1, 2, 1, length, 64, 40)
     spec = spec_of(q, k, v, q, mask=torch.zeros(1, 1, length, 64, dtype=torch.bool))
-    text = module_text([attention(spec, machine)], machine)
+    text = module_text([attention(spec, machine).kernel], machine)
     assert "x86" not in text
     llvm.parse_assembly(text).verify()

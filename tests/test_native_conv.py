@@ -11,19 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchair.codegen.cpu.conv.kernel import (
-    Conv,
-    Store,
-    conv,
-    output_size,
-    pack,
-    plain_store,
-    scratch_bytes,
-)
+from torchair.codegen.cpu.conv.kernel import WEIGHTS, conv, convolution
+from torchair.codegen.cpu.conv.plan import output_size
 from torchair.codegen.cpu.conv.winograd import patches
 from torchair.codegen.cpu.jit import Library, module_text, run_kernel
 from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.pool import Pool, pool
+from torchair.codegen.cpu.pool import pool
+from torchair.codegen.kernel import Generated
+from torchair.codegen.requests import Conv, Convolution, Pool, stored
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
 from torchair.codegen.types import Size, Word
@@ -122,17 +117,23 @@ CASES = {
 }
 
 
+def plain(spec: Conv, dtype: str, out: Sequence[Size], machine: Machine) -> Generated:
+    """The kernel that writes its results as they are to word 3."""
+    high, wide = spec.results or (Word(62), Word(63))
+    axes = (spec.batch, spec.out_channels, high, wide)
+    return convolution(Convolution(spec, stored(axes, tuple(out), dtype, 3)), machine, "conv")
+
+
 def compute(
-    spec: Conv, x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, store: Store,
+    made: Generated, x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor,
     machine: Machine, threads: int = 1, words: Sequence[int] = (),
 ) -> None:  # fmt: skip
     """Run the kernel with the result in word 3. Scratch starts as NaN: none of it may be used."""
-    made = conv(spec, machine, store)
-    scratch = torch.full((max(64, threads * scratch_bytes(spec, machine)),), 255, dtype=torch.uint8)
-    packed = pack(weight, spec, machine)
+    scratch = torch.full((max(64, threads * made.scratch),), 255, dtype=torch.uint8)
+    packed = made.pack[WEIGHTS](weight)
     assert packed.data_ptr() % 64 == scratch.data_ptr() % 64 == 0
     addresses = [t.data_ptr() for t in (x, packed, scratch, result)]
-    run_kernel(library(machine), made, [*addresses, *words], threads)
+    run_kernel(library(machine), made.kernel, [*addresses, *words], threads)
 
 
 def convolve(
@@ -147,7 +148,7 @@ def convolve(
     x, weight = case.inputs(dtype, order)
     spec = dataclasses.replace(case.spec(dtype, strides(x)), winograd=winograd)
     result = arranged(torch.full(output_size(spec), 7.0).to(DTYPES[dtype]), NHWC)
-    compute(spec, x, weight, result, plain_store(dtype, strides(result), 3), machine, threads)
+    compute(plain(spec, dtype, strides(result), machine), x, weight, result, machine, threads)
     return result, case.reference(x, weight)
 
 
@@ -204,14 +205,14 @@ def test_one_kernel_for_all_sizes(dtype, name, order):
     n, h, w, x0, x1, x2, y0, y2 = WORDS[:8]
     known = (x0, 1, x2, case.sizes[1]) if order == NHWC else (x0, x1, x2, 1)
     spec = case.spec(dtype, known, (n, h, w))
-    store = plain_store(dtype, (y0, 1, y2, case.out), 3)
+    made = plain(spec, dtype, (y0, 1, y2, case.out), host())
     for batch, high, wide in ((1, 9, 11), (2, 30, 5), (3, 8, 57)):
         sized = dataclasses.replace(case, sizes=(batch, case.sizes[1], high, wide))
         x, weight = sized.inputs(dtype, order)
         shape = output_size(sized.spec(dtype, strides(x)))
         result = arranged(torch.full(shape, 7.0).to(DTYPES[dtype]), NHWC)
         words = [batch, high, wide, *x.stride()[:3], result.stride(0), result.stride(2)]
-        compute(spec, x, weight, result, store, host(), 3, words)
+        compute(made, x, weight, result, host(), 3, words)
         close(result, sized.reference(x, weight), dtype)
 
 
@@ -239,7 +240,7 @@ def test_each_result_is_stored_once(name):
         old = w(f"load {kind}, ptr {place}, align 4")
         w.do(f"store {kind} {w(f'fadd {kind} {old}, {one}')}, ptr {place}, align 4")
 
-    compute(spec, x, weight, counts, count, host(), 3)
+    compute(conv(spec, host(), count), x, weight, counts, host(), 3)
     assert bool((counts[..., :out] == 1).all())
     assert bool((counts[..., out:] == 0).all())
 
@@ -249,7 +250,7 @@ def test_result_in_another_layout():
     x, weight = case.inputs("f32")
     spec = case.spec("f32", strides(x))
     result = torch.zeros(output_size(spec))
-    compute(spec, x, weight, result, plain_store("f32", strides(result), 3), host())
+    compute(plain(spec, "f32", strides(result), host()), x, weight, result, host())
     close(result, case.reference(x, weight), "f32")
 
 
@@ -259,7 +260,7 @@ def test_input_at_any_address():
     moved = torch.empty(x.numel() + 1)[1:].as_strided(x.shape, x.stride()).copy_(x)
     spec = case.spec("f32", strides(x))
     result = arranged(torch.empty(output_size(spec)), NHWC)
-    compute(spec, moved, weight, result, plain_store("f32", strides(result), 3), host())
+    compute(plain(spec, "f32", strides(result), host()), moved, weight, result, host())
     close(result, case.reference(x, weight), "f32")
 
 
@@ -269,7 +270,7 @@ def test_infinity_stays_in_its_window():
     x[0, 3, 4, 5] = float("inf")
     spec = dataclasses.replace(case.spec("f32", strides(x)), winograd=0)
     result = arranged(torch.empty(output_size(spec)), NHWC)
-    compute(spec, x, weight, result, plain_store("f32", strides(result), 3), host())
+    compute(plain(spec, "f32", strides(result), host()), x, weight, result, host())
     assert torch.equal(result.isinf(), case.reference(x, weight).isinf())
 
 
@@ -282,8 +283,8 @@ def test_results_round_to_nearest():
     case = Case((1, 32, 129, 1), 32, (1, 1), groups=32)
     for dtype in ("bf16", "f16"):
         result = arranged(torch.empty(x.shape, dtype=DTYPES[dtype]), NHWC)
-        store = plain_store(dtype, strides(result), 3)
-        compute(case.spec("f32", strides(x)), x, torch.ones(32, 1, 1, 1), result, store, host())
+        made = plain(case.spec("f32", strides(x)), dtype, strides(result), host())
+        compute(made, x, torch.ones(32, 1, 1, 1), result, host())
         torch.testing.assert_close(result, x.to(DTYPES[dtype]), rtol=0, atol=0, equal_nan=True)
 
 
@@ -293,7 +294,7 @@ def test_generated_text_is_valid_for_other_processors():
     other = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     for case, dtype in itertools.product(CASES.values(), DTYPES):
         x, _ = case.inputs(dtype)
-        made = conv(case.spec(dtype, strides(x)), other, plain_store(dtype, (1, 1, 1, 1), 3))
+        made = plain(case.spec(dtype, strides(x)), dtype, (1, 1, 1, 1), other).kernel
         assert "x86" not in made.text
         llvm.parse_assembly(module_text([made], other)).verify()
 
@@ -361,7 +362,7 @@ def pooled(
         kind, dtype, n, c, h, w, high, wide, case.kernel, case.stride, (top, top, left, left),
         case.dilation, tuple(sizes[6:10]), tuple(sizes[10:]), counted, divisor,
     )  # fmt: skip
-    run_kernel(library(machine), pool(spec, machine), words, threads)
+    run_kernel(library(machine), pool(spec, machine).kernel, words, threads)
     limit = 1e-6 if dtype == "f32" else 1e-2
     torch.testing.assert_close(result, wanted, rtol=limit, atol=limit, equal_nan=True)
 

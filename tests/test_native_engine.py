@@ -33,8 +33,8 @@ from random_functions import Program
 from random_graphs import Maker
 from test_transformers import CASES
 from tolerance import assert_close, double_copy, to_double
+from torchair.codegen.cpu.target import CpuTarget
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.units import kernels
 from torchair.ge.graph import Graph
 
 Resize = Callable[[int], int]
@@ -319,14 +319,14 @@ def test_only_wanted_parameters_get_gradients() -> None:
 
 
 def test_one_unit_without_code_leaves_the_others_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = kernels.print_nest
+    real = CpuTarget.generate
 
-    def print_nest(nest: Any, target: Any, label: str) -> Any:
+    def generate(self: Any, request: Any, label: str) -> Any:
         if "softmax" in label:
             raise NotImplementedError("no such loops")
-        return real(nest, target, label)
+        return real(self, request, label)
 
-    monkeypatch.setattr(kernels, "print_nest", print_nest)
+    monkeypatch.setattr(CpuTarget, "generate", generate)
     weight = torch.randn(16, 16)
 
     def fn(x: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,10 @@ import torch
 
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.matmul.kernel import (
-    MatMul,
-    choose,
-    matmul,
-    pack,
-    plain_store,
-    scratch_bytes,
-)
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.cpu.matmul.kernel import B, choose, matmul, product
+from torchair.codegen.cpu.matmul.pack import pack
+from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.requests import MatMul, Product, stored
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
 from torchair.codegen.types import Size, Word
@@ -85,6 +80,15 @@ class Arguments:
         return tuple(1 if i == unit else self.size(s) for i, s in enumerate(tensor.stride()))
 
 
+def plain(
+    spec: MatMul, machine: Machine, strides: tuple[Size, ...], label: str = "matmul"
+) -> Generated:
+    """The kernel that writes its results as they are to word 3."""
+    given = "f64" if spec.dtype == "f64" else "f32"
+    epilogue = stored((spec.batch, spec.m, spec.n), strides, spec.dtype, 3, given)
+    return product(Product(spec, epilogue), machine, label)
+
+
 def run(
     case: Case, bits: int = 512, threads: int = 1, symbolic: bool = False, packed=False
 ) -> Kernel:
@@ -94,26 +98,28 @@ def run(
     a_unit = 2 if case.a.stride(2) == 1 else None
     b_unit = {"nk": 1, "kn": 2, "apart": None}[case.layout]
     spec = MatMul(
-        case.dtype, *sizes, given.strides(case.a, a_unit), given.strides(case.b, b_unit), packed
-    )
-    kernel = matmul(spec, machine, plain_store(case.dtype, given.strides(case.c, 2), 3))
+        case.dtype, *sizes, given.strides(case.a, a_unit), given.strides(case.b, b_unit),
+        case.layout if packed else "",
+    )  # fmt: skip
+    made = plain(spec, machine, given.strides(case.c, 2))
     operand = case.b
+    assert packed == (B in made.pack)
     if packed:
-        swapped = case.layout == "nk"
-        operand = pack(case.b[0].t() if swapped else case.b[0], machine, swapped)
+        operand = made.pack[B](case.b[0].t() if case.layout == "nk" else case.b[0])
         case.b = case.b[:1].expand(case.b.shape)
-    launch(kernel, case, operand, scratch_bytes(spec, machine), bits, threads, given.values)
+    launch(made, case, operand, bits, threads, given.values)
     case.check()
-    return kernel
+    return made.kernel
 
 
-def launch(kernel, case, operand, scratch, bits, threads, values):
+def launch(made, case, operand, bits, threads, values):
     """Call a kernel with scratch memory of which every byte around must stay as it is."""
+    scratch = made.scratch
     memory = torch.full((threads * scratch + 192,), 255, dtype=torch.uint8)
     start = 64 + -memory.data_ptr() % 64
     tensors = (case.a, operand, memory, case.c)
     words = [t.data_ptr() + (start if t is memory else 0) for t in tensors]
-    run_kernel(LIBRARIES[bits], kernel, [*words, *values], threads)
+    run_kernel(LIBRARIES[bits], made.kernel, [*words, *values], threads)
     assert torch.all(memory[:start] == 255)
     assert torch.all(memory[start + threads * scratch :] == 255)
 
@@ -129,7 +135,7 @@ def test_layouts(dtype, bits, layout):
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("bits", MACHINES)
 def test_packed(dtype, bits):
-    for m, n, k, layout in ((1, 130, 67, "nk"), (5, 64, 64, "kn"), (33, 100, 41, "nk")):
+    for m, n, k, layout in ((1, 1101, 501, "nk"), (5, 64, 64, "kn"), (33, 100, 41, "nk")):
         run(Case(dtype, (1, m, n, k), layout), bits, threads=3, packed=True)
     run(Case(dtype, (2, 7, 40, 30), "kn"), bits, packed=True)
 
@@ -203,8 +209,7 @@ def test_results_may_lie_apart():
     case.c = torch.zeros(2, 35, 9).transpose(1, 2)
     machine = MACHINES[512]
     spec = MatMul("f32", 2, 9, 35, 20, case.a.stride(), case.b.stride())
-    kernel = matmul(spec, machine, plain_store("f32", case.c.stride(), 3))
-    launch(kernel, case, case.b, scratch_bytes(spec, machine), 512, 1, [])
+    launch(plain(spec, machine, case.c.stride()), case, case.b, 512, 1, [])
     case.check()
 
 
@@ -228,8 +233,7 @@ def test_store_gets_every_result_once(m):
                 w.do(f"store float {w(f'fadd float {before}, {new}')}, ptr {to}")
 
     spec = MatMul("f32", 2, m, 77, 30, case.a.stride(), case.b.stride())
-    kernel = matmul(spec, MACHINES[512], accumulate)
-    launch(kernel, case, case.b, scratch_bytes(spec, MACHINES[512]), 512, 3, [])
+    launch(matmul(spec, MACHINES[512], accumulate), case, case.b, 512, 3, [])
     case.c -= 1.0
     weight = case.a.double().abs() @ case.b.double().abs()
     right = case.a.double() @ case.b.double()
@@ -259,11 +263,11 @@ def test_subnormals_and_nan_survive_rounding():
     case.b.fill_(float("nan"))
     machine = MACHINES[256]
     spec = MatMul("bf16", 1, 1, 16, 1, case.a.stride(), case.b.stride())
-    kernel = matmul(spec, machine, plain_store("bf16", case.c.stride(), 3))
-    launch(kernel, case, case.b, scratch_bytes(spec, machine), 256, 1, [])
+    made = plain(spec, machine, case.c.stride())
+    launch(made, case, case.b, 256, 1, [])
     assert torch.all(case.c.isnan())
     case.b.fill_(1e-39)
-    launch(kernel, case, case.b, scratch_bytes(spec, machine), 256, 1, [])
+    launch(made, case, case.b, 256, 1, [])
     assert torch.equal(case.c, torch.full_like(case.c, 1e-39))
 
 
@@ -274,7 +278,9 @@ def form(m: Size, k: Size, b: tuple[Size, Size, Size], **more) -> str | None:
 
 def test_choice_of_form():
     linear, plain = (0, 1, 768), (0, 768, 1)
-    assert form(1, 768, linear, packed=True) == "panel"
+    assert form(1, 768, linear, constant="nk") == "panel"
+    assert form(64, 64, linear, constant="nk") == "panel"
+    assert form(1, 64, linear, constant="nk") == "dot"  # one row reads few weights as they are
     assert form(1, 768, linear) == form(64, 768, linear) == "dot"
     assert form(512, 64, linear) == form(512, 768, linear) == "copy"
     assert form(Word(4), 768, linear) == "dot"
@@ -290,22 +296,21 @@ def test_other_processors_get_plain_code(packed):
     """No instruction of one family of processors unless the machine has it."""
     machine = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     for dtype in TYPES:
-        spec = MatMul(dtype, 1, 9, 33, 65, (0, 65, 1), (0, 1, 65), packed)
-        kernel = matmul(spec, machine, plain_store(dtype, (0, 33, 1), 3))
+        spec = MatMul(dtype, 1, 9, 33, 65, (0, 65, 1), (0, 1, 65), "nk" if packed else "")
+        kernel = plain(spec, machine, (0, 33, 1)).kernel
         assert "llvm.x86" not in kernel.text + "".join(kernel.declarations)
 
 
 def test_scratch_stays_small():
     for dtype in TYPES:
         spec = MatMul(dtype, 1, Word(4), 50, Word(5), (0, Word(5), 1), (0, 1, Word(5)))
-        assert 0 < scratch_bytes(spec, host()) <= 256 * 1024
+        assert 0 < plain(spec, host(), (0, 50, 1)).scratch <= 256 * 1024
     spec = MatMul("f32", 1, 4, 64, 512, (0, 512, 1), (0, 1, 512))
-    assert scratch_bytes(spec, host()) == 0
+    assert plain(spec, host(), (0, 64, 1)).scratch == 0
 
 
 def test_same_product_same_kernel():
     spec = MatMul("f32", 1, 8, 64, 64, (0, 64, 1), (0, 1, 64))
-    store = plain_store("f32", (0, 64, 1), 3)
-    one, two = (matmul(spec, host(), store, "product") for _ in range(2))
+    one, two = (plain(spec, host(), (0, 64, 1), "product").kernel for _ in range(2))
     assert one == two
     assert re.fullmatch(r"product_[0-9a-f]{16}", one.entry)

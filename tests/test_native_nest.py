@@ -30,7 +30,7 @@ from nest_plain import (
 from nest_random import Maker
 from torchair.codegen.cpu.jit import module_text, run_kernel
 from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.nest.kernel import emit_point, print_nest
+from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import (
     Access,
     Expr,
@@ -46,6 +46,7 @@ from torchair.codegen.loops import (
     size,
 )
 from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter
 
 each_target = pytest.mark.parametrize("machine", MACHINES, ids=lambda t: str(t.bits))

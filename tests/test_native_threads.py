@@ -16,6 +16,7 @@ from torch import nn
 from like_eager import compiled
 from torchair import ge
 from torchair.catalog import infer
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.run import segment
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.build import Data, NetOutput
@@ -188,13 +189,13 @@ def test_first_calls_at_once() -> None:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many threads each call of the driver asks for."""
     found: list[int] = []
-    real = segment._driver()
+    real = cpu().driver()
 
     def driver(base: int) -> None:
         found.append(ctypes.c_int64.from_address(base + 8 * segment._THREADS).value)
         real(base)
 
-    monkeypatch.setattr(segment, "_driver", lambda: driver)
+    monkeypatch.setattr(cpu(), "driver", lambda: driver)
     return found
 
 

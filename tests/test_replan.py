@@ -19,11 +19,11 @@ from like_eager import assert_same, leaves, twin
 from native_check import capture
 from torchair import ge
 from torchair.catalog import infer
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.replan import shown
-from torchair.engine.run import segment
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import Emitter
 from torchair.errors import GraphError
@@ -76,7 +76,7 @@ def watch() -> Iterator[Watch]:
 
 
 def kernels() -> int:
-    return len(segment.library()._addresses)
+    return len(cpu().library._addresses)
 
 
 def compiled(fn: Any, frozen: bool = False) -> Any:

@@ -8,8 +8,10 @@ the addresses of its operands, then the sizes and strides that are not known whe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
 
 from torchair.codegen.types import Size
 
@@ -44,3 +46,29 @@ class Launch:
     units: tuple[Size, ...]
     shared: int = 0  # bytes of shared memory asked for at the launch
     most: int = 0  # the largest number of blocks, 0: as many as there are units
+
+
+Pack = Callable[[torch.Tensor], torch.Tensor]
+"""A way to lay a constant out anew: a frozen record, so that equal ways are equal."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came of a request: the kernel, and what the choice made for it asks of the caller."""
+
+    kernel: Kernel
+    scratch: int = 0  # bytes that each thread needs, aligned to 64
+    pack: Mapping[int, Pack] = field(default_factory=dict)  # by word: its constant is laid out so
+    launch: Launch | None = None  # None where threads are counted by who runs it
+
+
+class Declined(Exception):
+    """A request that a target has no kernel for."""
+
+
+class BrokenKernels(Exception):
+    """Kernels that could not be compiled, by name."""
+
+    def __init__(self, errors: dict[str, Exception]) -> None:
+        super().__init__(", ".join(errors))
+        self.errors = errors

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchair.catalog import steering_values
+from torchair.codegen.kernel import BrokenKernels
 from torchair.engine.editions import Editions
 from torchair.engine.inspect.check import report
 from torchair.engine.inspect.dump import DumpOptions, GraphDump
@@ -32,7 +33,7 @@ from torchair.engine.run.fixed import FixedProgram, late_step, memory_of
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch, bind_lanes
-from torchair.engine.run.segment import BrokenKernels, available, library
+from torchair.engine.targets import target_of
 from torchair.engine.units.natives import Natives
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import Flags
@@ -147,7 +148,8 @@ class TorchNpuGraph:
         with label("TorchNpuGraphBase::Compile"):
             self._state.topology = self._options.topology
             self._state.switches = self._options.switches
-            self._state.native = self._options.native and self._device.name == "cpu"
+            self._target = target_of(self._device.name) if self._options.native else None
+            self._state.native = self._target is not None
             self._state.overlap = self._options.overlap and not self._options.single_stream
             if self._options.check_streams:
                 lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
@@ -216,14 +218,14 @@ class TorchNpuGraph:
     def _fuse(self, graph: Graph, frozen: Mapping[int, torch.Tensor]) -> Natives | None:
         """Native units of the graph, None where generated code is off or cannot run; `frozen` are
         weights by number of the input."""
-        if self._device.name != "cpu" or not self._options.native:
+        if self._target is None:
             return None
-        missing = available()
+        missing = self._target.available()
         if missing is not None:
             warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
             return None
         weights = {graph.data[i].outputs[0]: t for i, t in frozen.items()}
-        natives = Natives(graph, library().machine, weights, self._lanes.of)
+        natives = Natives(graph, self._target, weights, self._lanes.of)
         if Flags.read().debug >= 3:
             print(natives.fusion.report())
         return natives
@@ -371,7 +373,7 @@ class TorchNpuGraph:
 
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool:
         assert self._planner is not None
-        start, compiled = time.perf_counter(), library().seconds
+        start, compiled = time.perf_counter(), self._compiled()
         pool = self._bind(self._plan(self._planner, inputs))
         planned = time.perf_counter()
         try:
@@ -383,7 +385,7 @@ class TorchNpuGraph:
             return self._pool(key, inputs)
         native_logger.event(
             "graph %s: plan and kernel text %dus, kernels compiled %dus, bound %dus", self.name,
-            (planned - start) * 1e6, (library().seconds - compiled) * 1e6,
+            (planned - start) * 1e6, (self._compiled() - compiled) * 1e6,
             (time.perf_counter() - planned) * 1e6,
         )  # fmt: skip
         with self._lock:
@@ -394,6 +396,10 @@ class TorchNpuGraph:
             ):
                 self._plans.popitem(last=False)
         return pool
+
+    def _compiled(self) -> float:
+        """Seconds that went into compiling kernels so far."""
+        return self._target.seconds if self._target is not None else 0.0
 
     def _bind(self, plan: Plan) -> ProgramPool:
         if self.watch is not None and plan.schedule is None:

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchair.codegen.cpu.machine import host
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.kernel import BrokenKernels, Kernel
 from torchair.codegen.text.machine import Machine
+
+_PART = 8  # kernels compiled in one go
+_PATIENCE = 2.0  # seconds without a sign of life
 
 
 class Library:
@@ -48,6 +51,40 @@ class Library:
         if kernel.entry not in self._addresses:
             self.add([kernel])
         return self._addresses[kernel.entry]
+
+
+def compile_all(library: Library, kernels: Iterable[Kernel]) -> None:
+    """Compile what is new; a progress bar appears when that takes long."""
+    new = [k for k in {k.entry: k for k in kernels}.values() if k not in library]
+    parts = [new[i : i + _PART] for i in range(0, len(new), _PART)]
+    start = time.perf_counter()
+    for done, part in enumerate(parts):
+        _compile_part(library, part)
+        if time.perf_counter() - start > _PATIENCE and done + 1 < len(parts):
+            for rest in _told(parts[done + 1 :]):
+                _compile_part(library, rest)
+            return
+
+
+def _compile_part(library: Library, part: list[Kernel]) -> None:
+    try:
+        library.add(part)
+    except RuntimeError as e:
+        errors: dict[str, Exception] = {part[0].entry: e} if len(part) == 1 else {}
+        for kernel in part if len(part) > 1 else []:
+            try:
+                _compile_part(library, [kernel])
+            except BrokenKernels as broken:
+                errors.update(broken.errors)
+        if errors:
+            raise BrokenKernels(errors) from e
+
+
+def _told(parts: list[list[Kernel]]) -> Iterable[list[Kernel]]:
+    from rich.console import Console  # takes a tenth of a second to import, and is seldom needed
+    from rich.progress import track
+
+    return track(parts, "compiling kernels", console=Console(stderr=True))
 
 
 def module_text(kernels: Iterable[Kernel], machine: Machine) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torchair.codegen.cpu.conv.results import rounded
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.kernel import Generated
+from torchair.codegen.requests import Pool
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter
 from torchair.codegen.types import BYTES, STORAGE, Size
@@ -17,44 +16,15 @@ MOST_STRIDE = 4
 """Widest stride at which columns are picked out of whole vectors."""
 
 
-@dataclass(frozen=True)
-class Pool:
-    """A pooling over (batch, channels, height, width); `kind` is "max" or "avg".
-
-    `padding` is (top, bottom, left, right). The sizes of the result are given, so that the caller
-    decides how they are rounded. `x` and `out` are strides over (n, c, h, w), in elements.
-    """
-
-    kind: str
-    dtype: str  # "f32", "bf16" or "f16"
-    batch: Size
-    channels: Size
-    height: Size
-    width: Size
-    out_height: Size
-    out_width: Size
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    x: tuple[Size, Size, Size, Size]
-    out: tuple[Size, Size, Size, Size]
-    count_include_pad: bool = True
-    divisor_override: int | None = None
-
-
-def pool(spec: Pool, machine: Machine, label: str = "pool") -> Kernel:
-    """The kernel of a pooling. Words: input, result; then run-time sizes.
-
-    Vectors lie along the channels if these are dense in the input, else along the columns. As in
-    torch a maximum over a NaN is NaN, and padding never is the maximum.
-    """
+def pool(spec: Pool, machine: Machine, label: str = "pool") -> Generated:
+    """The kernel of a pooling: vectors lie along the channels if these are dense in the input, else
+    along the columns."""
     w = KernelWriter(machine)
     if _across(spec):
         _along_columns(w, spec)
     else:
         _along_channels(w, spec)
-    return w.kernel(label)
+    return Generated(w.kernel(label))
 
 
 def _across(spec: Pool) -> bool:

@@ -30,7 +30,7 @@ from torchair.codegen.text.values import (
     number,
 )
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Word
+from torchair.codegen.types import Size, Word
 
 Key = tuple[object, ...]
 """Under what a written value is found again."""
@@ -309,6 +309,16 @@ class Point:
         """Whether a store differs along the vector axis."""
         place = what.access
         return id(what.value) in self.varies or place_varies(place, self.vector_axis, self.varies)
+
+
+def positions(w: KernelWriter, flat: str, sizes: Sequence[Size]) -> list[str]:
+    """Positions along some axes from the number of a point of them."""
+    found: list[str] = []
+    for size in reversed(sizes[1:]):
+        n = w.size(size)
+        found.append(w.rem(flat, n))
+        flat = w.div(flat, n)
+    return [*([flat] if sizes else []), *reversed(found)]
 
 
 def emit_point(

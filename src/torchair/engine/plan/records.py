@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.kernel import Generated, Kernel
 from torchair.ge.graph import Node, Value
 
 
@@ -49,13 +49,22 @@ class Native:
     """A kernel with what it is called with: for each address a slot, a packed constant, "scratch"
     for memory of its own, or "fault" for the word where it notes a bad index; then sizes."""
 
-    kernel: Kernel
+    generated: Generated
     slots: list[int | torch.Tensor | str]
     numbers: tuple[int, ...]
-    scratch: int  # bytes for each thread
     work: float  # microseconds that one thread needs, roughly
     copies: bool = False  # its first argument must have been copied to its result
     pointwise: bool = False  # it may overwrite an argument of the same dims
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its code."""
+        return self.generated.kernel
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of memory that each thread needs."""
+        return self.generated.scratch
 
     @property
     def words(self) -> int:

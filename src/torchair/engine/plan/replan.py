@@ -219,10 +219,10 @@ class Template:
     def _native(self, old: Native, call: NativeCall, unit: Unit, run: Run) -> Native:
         """The call of a kind of units for one of them."""
         slots = old.slots
-        if call.kernel is not old.kernel:
+        if call.generated is not old.generated:
             slots, run.same = self._natives.bind(self._call(unit, run), self._slot).slots, False
         return Native(
-            call.kernel, slots, call.numbers, call.scratch, call.work, old.copies, old.pointwise
+            call.generated, slots, call.numbers, call.work, old.copies, old.pointwise
         )
 
     def _share_outlines(self, plan: Plan) -> None:
@@ -237,7 +237,7 @@ def shown(plan: Plan) -> Any:
     roots = [(r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.roots]
     steps = [(s.node, s.kind, s.args, s.outs) for s in (*plan.bound, *plan.steps)]
     natives = [
-        (n.kernel, _named(n.slots), n.numbers, n.scratch, n.work, n.copies, n.pointwise)
+        (n.generated, _named(n.slots), n.numbers, n.work, n.copies, n.pointwise)
         for n in (s.native for s in plan.steps)
         if n is not None
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.cpu.identity import HITS, Known, Sample, test_of
-from torchair.engine.run.segment import library
+from torchair.codegen.cpu.target import cpu
 
 _SAMPLES = 16  # places of a copied tensor that are compared at each call
 _uint = ctypes.c_uint32.from_address
@@ -49,7 +49,7 @@ class Held:
             for i, t in self.tensors.items()
         ]
         samples = [s for found in self._samples.values() for s in found]
-        made = test_of(library(), self._length, known, samples)
+        made = test_of(cpu().library, self._length, known, samples)
         if made is not None:
             self._hits = self.hits
             self.same, self._table = made

@@ -7,90 +7,19 @@ argument blocks once, those of arguments and of fresh results are filled in at e
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import HEADER, bind_threads, entry_point
-from torchair.codegen.cpu.jit import Library
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.cpu.driver import HEADER, bind_threads
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.outline import LINE, Outline
 
 _ALONE = 12.0  # microseconds of work that a second thread does not pay for
 _THREADS = 2  # word of the header
-_PART = 8  # kernels compiled in one go
-_PATIENCE = 2.0  # seconds without a sign of life
-
-
-@cache
-def library() -> Library:
-    """All native code of this process."""
-    return Library()
-
-
-@cache
-def _driver() -> Any:
-    return entry_point(library())
-
-
-@cache
-def available() -> str | None:
-    """Why there is no native code on this machine, None if there is."""
-    try:
-        host()
-        _driver()
-    except Exception as e:  # LLVM missing, or a processor it does not know
-        return f"{type(e).__name__}: {e}"
-    return None
-
-
-class BrokenKernels(Exception):
-    """Kernels that LLVM refused, by name; the others of the plan are compiled."""
-
-    def __init__(self, errors: dict[str, Exception]) -> None:
-        super().__init__(", ".join(errors))
-        self.errors = errors
-
-
-def compile_all(kernels: Sequence[Kernel]) -> None:
-    """Compile what is new; a progress bar appears when that takes long."""
-    code = library()
-    new = [k for k in {k.entry: k for k in kernels}.values() if k not in code]
-    parts = [new[i : i + _PART] for i in range(0, len(new), _PART)]
-    start = time.perf_counter()
-    for done, part in enumerate(parts):
-        _compile(part)
-        if time.perf_counter() - start > _PATIENCE and done + 1 < len(parts):
-            for rest in _told(parts[done + 1 :]):
-                _compile(rest)
-            return
-
-
-def _compile(part: list[Kernel]) -> None:
-    try:
-        library().add(part)
-    except RuntimeError as e:
-        errors: dict[str, Exception] = {part[0].entry: e} if len(part) == 1 else {}
-        for kernel in part if len(part) > 1 else []:
-            try:
-                _compile([kernel])
-            except BrokenKernels as broken:
-                errors.update(broken.errors)
-        if errors:
-            raise BrokenKernels(errors) from e
-
-
-def _told(parts: list[list[Kernel]]) -> Iterable[list[Kernel]]:
-    from rich.console import Console  # takes a tenth of a second to import, and is seldom needed
-    from rich.progress import track
-
-    return track(parts, "compiling kernels", console=Console(stderr=True))
 
 
 @dataclass
@@ -122,7 +51,7 @@ class Segment:
         work = sum(c.work for c in calls)
         self._threads = threads if work > _ALONE and bind_threads() else 1
         self._scratch = _aligned(max((c.scratch for c in calls), default=0) * self._threads)
-        compile_all([c.kernel for c in calls])
+        cpu().compile([c.kernel for c in calls])
         outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
         if key not in outlines:
             outlines[key] = Outline(steps, memory.plan, last)
@@ -154,7 +83,7 @@ class Segment:
 
     def _write_program(self, plan: Plan) -> None:
         """Header, records of steps, patches."""
-        outline, base, code = self._outline, self._base, library()
+        outline, base, code = self._outline, self._base, cpu().library
         flags = outline.barriers(self.steps, plan)
         records: list[int] = []
         for step, at, flag in zip(self.steps, outline.blocks, flags, strict=True):
@@ -199,7 +128,7 @@ class Segment:
 
     def fire(self) -> Callable[[], None]:
         """A function that runs the segment on the addresses `given` holds."""
-        block, base, driver = self._block, self._base, _driver()
+        block, base, driver = self._block, self._base, cpu().driver()
         most, threads = self._threads, torch.get_num_threads
 
         def run(_owner: Any = self) -> None:

@@ -10,38 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from torchair.codegen.kernel import Kernel
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.kernel import Generated, Kernel, Pack
+from torchair.codegen.target import Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.units.sizes import Sizes
 from torchair.ge.graph import Fact, Node, Value
 
 SCRATCH, FAULT = "scratch", "fault"
-_IN_CACHE = 1 << 18  # bytes that come from a cache
+
+Content = Literal["own", "scaled", "shift"]
+"""What a constant holds for a kernel: its own content, the weights of a convolution times the
+scale of the normalisation after it, or what is added then."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """What an address word holds: an operand of the unit (by number), perhaps packed in a way that
-    `how` and `spec` say; or memory of the program (`how` is SCRATCH or FAULT)."""
+    """What an address word holds: an operand of the unit (by number), if it is a constant perhaps
+    laid out anew; or memory of the program (SCRATCH or FAULT)."""
 
     operand: int = -1
-    how: str = ""
-    spec: Any = None
+    memory: str = ""
+    content: Content = "own"
+    pack: Pack | None = None
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A constant operand of a unit laid out anew for its kernel."""
+    """A constant operand of a unit made ready for its kernel."""
 
     unit: Unit
     value: Value
-    how: str
-    spec: Any
+    content: Content
+    pack: Pack | None
 
 
 Place = Value | Packed | str
@@ -53,11 +57,15 @@ kernel notes down that an index was out of range."""
 class NativeCall:
     """A kernel with its operands, in the order of its words, and the numbers after them."""
 
-    kernel: Kernel
+    generated: Generated
     operands: tuple[Place, ...]
     numbers: tuple[int, ...]
-    scratch: int  # bytes for each thread
     work: float  # microseconds that one thread needs, roughly
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its code."""
+        return self.generated.kernel
 
 
 Layouts = Callable[[Value], torch.Tensor]
@@ -68,9 +76,9 @@ Layouts = Callable[[Value], torch.Tensor]
 class Made:
     """A kernel and how its words follow from the sizes of a plan."""
 
-    kernel: Kernel
+    target: Target
+    generated: Generated
     words: tuple[Word, ...]
-    scratch: int
     sizes: Sizes
     flops: Callable[[Sequence[torch.Tensor]], float]
 
@@ -81,22 +89,19 @@ class Made:
             return None
         values = [*unit.inputs, *unit.outputs]
         operands = tuple(_place(unit, values, w) for w in self.words)
-        work = _work(unit, metas) + self.flops(metas) / 1e5
-        return NativeCall(self.kernel, operands, numbers, self.scratch, work)
+        moved = sum(m.numel() * m.element_size() for m in metas)
+        points = max((m.numel() for m in metas[len(unit.inputs) :]), default=0)
+        work = self.target.work(moved, points * len(unit.nodes), self.flops(metas))
+        return NativeCall(self.generated, operands, numbers, work)
 
 
 def _place(unit: Unit, values: Sequence[Value], word: Word) -> Place:
     if word.operand < 0:
-        return word.how
+        return word.memory
     value = values[word.operand]
-    return Packed(unit, value, word.how, word.spec) if word.how else value
-
-
-def _work(unit: Unit, metas: Sequence[torch.Tensor]) -> float:
-    """Microseconds for memory and for the nodes themselves, at rates any core has."""
-    moved = sum(m.numel() * m.element_size() for m in metas)
-    points = max((m.numel() for m in metas[len(unit.inputs) :]), default=0)
-    return moved / (1e5 if moved < _IN_CACHE else 2e4) + points * len(unit.nodes) / 8e3 + 0.05
+    if word.content == "own" and word.pack is None:
+        return value
+    return Packed(unit, value, word.content, word.pack)
 
 
 Maker = Callable[["Emitter", Unit, Sizes], Made]
@@ -106,7 +111,7 @@ class Emitter:
     """Makes native calls for the units of one graph, each kind of kernel once."""
 
     def __init__(
-        self, target: Machine, dynamic: bool, constant: Callable[[Value], bool], make: Maker
+        self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker
     ) -> None:
         self.target = target
         self.constant = constant  # whether a value is the same in every call

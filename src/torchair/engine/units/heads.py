@@ -7,14 +7,13 @@ from typing import Any
 
 from torchair.catalog import Op
 from torchair.catalog.attention import is_plain
+from torchair.codegen.target import Head, Target
 from torchair.engine.fuse.units import Check
 from torchair.engine.lower.core import TYPES
 from torchair.ge.graph import Node, Value
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
 _PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2")
-_TYPES = ("f32", "bf16", "f16")
-_WIDEST_HEAD = 256
 
 
 def value_on(node: Node, port: str) -> Value:
@@ -37,71 +36,80 @@ def transposed(node: Node, which: int) -> bool:
     return bool(node.attr(f"adj_x{which}" if adjoint else f"transpose_x{which}"))
 
 
-def heads(constant: Callable[[Value], bool]) -> dict[str, tuple[str, Check]]:
-    """By operator type: the kind of unit, and a function that says why a node cannot be one."""
+def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[str, Check]]:
+    """By operator type: the kind of unit, and a function that says why a node cannot be one:
+    because no request says what it is, or because the target declines it."""
 
-    def conv_declines(node: Node) -> str | None:
-        if not constant(value_on(node, "filter")):
-            return "its weights may change: frozen_parameter is off"
-        return _conv_declines(node)
+    def check(unfit: Check, described: Callable[[Node], Head]) -> Check:
+        return lambda node: unfit(node) or target.declines(described(node))
+
+    def conv(node: Node) -> Head:
+        weights = constant(value_on(node, "filter"))
+        return Head("conv", _type_of(node, "x"), constant=weights)
+
+    def product(node: Node) -> Head:
+        weights = constant(value_on(node, "x2"))
+        return Head("matmul", _type_of(node, "x1"), constant=weights)
 
     return {
-        **{t: ("matmul", _product_declines) for t in _PRODUCTS},
-        "Conv2D": ("conv", conv_declines),
-        "FusedInferAttentionScore": ("attention", _attention_declines),
-        "MaxPoolWithArgmaxV1": ("pool", _max_pool_declines),
-        "AvgPoolV2": ("pool", _average_declines),
+        **{t: ("matmul", check(_product_unfit, product)) for t in _PRODUCTS},
+        "Conv2D": ("conv", check(_conv_unfit, conv)),
+        "FusedInferAttentionScore": ("attention", check(_attention_unfit, _attention)),
+        "MaxPoolWithArgmaxV1": ("pool", check(_max_pool_unfit, _pool)),
+        "AvgPoolV2": ("pool", check(_average_unfit, _pool)),
     }
 
 
-def _typed(value: Value) -> str | None:
-    known = TYPES.get(value.dtype) in _TYPES
-    return None if known else "this generator is for float32, bfloat16 and float16"
+def _type_of(node: Node, port: str) -> str | None:
+    return TYPES.get(value_on(node, port).dtype)
 
 
-def _product_declines(node: Node) -> str | None:
+def _pool(node: Node) -> Head:
+    return Head("pool", _type_of(node, "x"))
+
+
+def _attention(node: Node) -> Head:
+    shapes = [value_on(node, "query").shape, values_on(node, "value")[0].shape]
+    widths = [s[-1] if s else None for s in shapes]
+    known = [w for w in widths if isinstance(w, int)]
+    width = max(known) if len(known) == len(widths) else None
+    return Head("attention", _type_of(node, "query"), width=width)
+
+
+def _product_unfit(node: Node) -> str | None:
     ranks = [len(value_on(node, p).shape or ()) for p in ("x1", "x2")]
     if min(ranks) < 2:
         return "it is not a product of matrices"
-    if node.inputs.get("offset_w") is not None:
-        return "it is quantised"
-    return _typed(value_on(node, "x1"))
+    return None if node.inputs.get("offset_w") is None else "it is quantised"
 
 
-def _conv_declines(node: Node) -> str | None:
+def _conv_unfit(node: Node) -> str | None:
     shape = value_on(node, "filter").shape or ()
     if any(not isinstance(d, int) for d in shape) or node.inputs.get("offset_w") is not None:
         return "its weights have no fixed dims"
-    if not str(Op(node).attr("data_format")).startswith("NC") or len(shape) != 4:
-        return "its layout is not known"
-    return _typed(value_on(node, "x"))
+    known = str(Op(node).attr("data_format")).startswith("NC") and len(shape) == 4
+    return None if known else "its layout is not known"
 
 
-def _attention_declines(node: Node) -> str | None:
+def _attention_unfit(node: Node) -> str | None:
     if not is_plain(Op(node)):
         return "it has operands, a layout or a mask that the generated kernel does not know"
     if node.outputs[1].uses and not Op(node).attr("softmax_lse_flag"):
         return "sums that were not asked for are read"
-    widths = [value_on(node, "query").shape, values_on(node, "value")[0].shape]
-    if any(not isinstance(s[-1], int) or s[-1] > _WIDEST_HEAD for s in widths if s):
-        return "its heads are too wide"
-    return _typed(value_on(node, "query"))
+    return None
 
 
-def _max_pool_declines(node: Node) -> str | None:
+def _max_pool_unfit(node: Node) -> str | None:
     if node.outputs[1].uses:
         return "the positions of the maxima are wanted"
-    if len(value_on(node, "x").shape or ()) != 4:
-        return "its layout is not known"
-    return _typed(value_on(node, "x"))
+    return None if len(value_on(node, "x").shape or ()) == 4 else "its layout is not known"
 
 
-def _average_declines(node: Node) -> str | None:
-    if Op(node).attr("data_format") != "NCHW" or Op(node).attr("padding_mode") != "CALCULATED":
-        return "its layout is not known"
-    if len(value_on(node, "x").shape or ()) != 4:
-        return "its layout is not known"
-    return _typed(value_on(node, "x"))
+def _average_unfit(node: Node) -> str | None:
+    op = Op(node)
+    plain = op.attr("data_format") == "NCHW" and op.attr("padding_mode") == "CALCULATED"
+    known = plain and len(value_on(node, "x").shape or ()) == 4
+    return None if known else "its layout is not known"
 
 
 def pool_options(node: Node) -> dict[str, Any]:

@@ -1,33 +1,33 @@
-"""Which generator serves a unit, and what it is told: one method for each kind of unit."""
+"""What a unit asks a target for: one method for each kind of unit."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchair.catalog import Op
 from torchair.catalog.conv import Window
-from torchair.codegen.cpu.attention.kernel import Attention, attention
-from torchair.codegen.cpu.attention.kernel import scratch_bytes as attention_scratch
-from torchair.codegen.cpu.conv.kernel import Conv, conv
-from torchair.codegen.cpu.conv.kernel import scratch_bytes as conv_scratch
-from torchair.codegen.cpu.matmul.kernel import MatMul, matmul
-from torchair.codegen.cpu.matmul.kernel import scratch_bytes as matmul_scratch
-from torchair.codegen.cpu.nest.kernel import emit_point, print_nest
-from torchair.codegen.cpu.pool import Pool, pool
-from torchair.codegen.kernel import Kernel
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Int
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES, Size
+from torchair.codegen.requests import (
+    Attention,
+    Conv,
+    Convolution,
+    Loops,
+    MatMul,
+    Pool,
+    Product,
+    Request,
+)
+from torchair.codegen.types import Size
 from torchair.engine.fuse.units import Unit, operands_of
 from torchair.engine.lower.build import Operand, build_nest
 from torchair.engine.lower.core import TYPES
 from torchair.engine.plan.records import SIZES_AT
-from torchair.engine.units.emitter import FAULT, SCRATCH, Emitter, Made, Word
+from torchair.engine.units.emitter import FAULT, SCRATCH, Content, Emitter, Made, Word
 from torchair.engine.units.heads import (
     LEFT_UP_CAUSAL,
     pool_options,
@@ -37,8 +37,6 @@ from torchair.engine.units.heads import (
 )
 from torchair.engine.units.sizes import NotNative, Sizes, is_one
 from torchair.ge.graph import Node, Value
-
-_FAR = 1 << 20  # bytes that do not stay in a near cache
 
 
 def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:
@@ -53,24 +51,26 @@ class _Emission:
         self.unit, self.target, self.sizes = unit, emitter.target, sizes
         self.constant = emitter.constant
         self.words: list[Word] = []
-        self.scratch = 0
         self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
 
     def run(self) -> Made:
-        make = {
+        ask: dict[str, Callable[[], Request]] = {
             "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
             "attention": self._attention, "pool": self._pool,
         }  # fmt: skip
-        kernel = make[self.unit.kind]()
+        generated = self.target.generate(ask[self.unit.kind](), self._label())
         self.sizes.seal()
-        return Made(kernel, tuple(self.words), self.scratch, self.sizes, _flops(self.unit))
+        for word, pack in generated.pack.items():
+            self.words[word] = replace(self.words[word], pack=pack)
+        words = tuple(self.words)
+        return Made(self.target, generated, words, self.sizes, _flops(self.unit))
 
     # ---- words ----
 
-    def address(self, value: Value, how: str = "", spec: Any = None) -> int:
-        """The next word, for the address of a value, packed if `how` says so."""
+    def address(self, value: Value, content: Content = "own") -> int:
+        """The next word, for the address of a value."""
         values = [*self.unit.inputs, *self.unit.outputs]
-        return self._next(Word(values.index(value), how, spec))
+        return self._next(Word(values.index(value), content=content))
 
     def _next(self, word: Word) -> int:
         self.words.append(word)
@@ -80,7 +80,7 @@ class _Emission:
 
     def _fault(self) -> int:
         """The word where a failed test is noted down."""
-        word = Word(how=FAULT)
+        word = Word(memory=FAULT)
         return self.words.index(word) if word in self.words else self._next(word)
 
     def _operand(self, value: Value) -> Operand:
@@ -96,46 +96,30 @@ class _Emission:
 
     # ---- loops ----
 
-    def _loops(self) -> Kernel:
+    def _loops(self) -> Loops:
         values = [*self.unit.inputs, *self.unit.outputs]
         operands = {v: self._operand(v) for v in values}
         nest = build_nest(
             self.unit.group, operands, self.unit.outputs, self.sizes.fact, self._fault
         )
-        return print_nest(with_words(simplify(nest), self.word), self.target, self._label())
+        return Loops(with_words(simplify(nest), self.word))
 
     # ---- products ----
 
-    def _matmul(self) -> Kernel:
+    def _matmul(self) -> Product:
         node = self.unit.head
         a, b = value_on(node, "x1"), value_on(node, "x2")
         batch, m, n, k, sa, sb = self._product(node)
-        how = ""
-        if self.constant(b) and len(b.shape or ()) == 2 and self._packing_pays(m, b):
-            how = "linear" if transposed(node, 2) else "matrix"
+        one = self.constant(b) and len(b.shape or ()) == 2
         spec = MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
-            self._all(sa), self._all(sb), packed=bool(how),
+            self._all(sa), self._all(sb),
+            "" if not one else "nk" if transposed(node, 2) else "kn",
         )  # fmt: skip
         self.address(a)
-        self.address(b, how)
-        self._next(Word(how=SCRATCH))
-        self.scratch = matmul_scratch(spec, self.target)
-        nest, rows = self._epilogue(), self.word(m)
-
-        def store(w: KernelWriter, at: Sequence[str], vector: str, mask: str | None) -> None:
-            batch, row, column = at
-            flat = w.add(w.mul(batch, w.size(rows)), row)
-            index = [*_positions(w, flat, nest), column]
-            emit_point(w, nest.stores, index, len(nest.axes) - 1, [vector], mask)
-
-        return matmul(spec, self.target, store, self._label())
-
-    def _packing_pays(self, m: Int, weight: Value) -> bool:
-        """One row reads each weight once, in an order that is as good as packed unless the weights
-        come from far away."""
-        dims = [d for d in weight.shape or () if isinstance(d, int)]
-        return not is_one(m) or math.prod(dims) * BYTES[TYPES[weight.dtype]] >= _FAR
+        self.address(b)
+        self._next(Word(memory=SCRATCH))
+        return Product(spec, self._epilogue())
 
     def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:
         """Batch, m, n, k and the strides of both operands of a matrix product."""
@@ -155,7 +139,7 @@ class _Emission:
         batch_b = _batch_stride(dims, dims_b[:-2], st_b[:-2])
         return _total(dims), m, n, k, [batch_a, *st_a[-2:]], [batch_b, *st_b[-2:]]
 
-    def _conv(self) -> Kernel:
+    def _conv(self) -> Convolution:
         node = self.unit.head
         x, weight, window = value_on(node, "x"), value_on(node, "filter"), Window(Op(node))
         batch, channels, height, width = self.sizes.dims(x)
@@ -168,15 +152,9 @@ class _Emission:
             groups=window.groups, x=self._all(self.sizes.strides(x)),
         )  # fmt: skip
         self.address(x)
-        self.address(weight, "conv", spec)
-        self._next(Word(how=SCRATCH))
-        self.scratch = conv_scratch(spec, self.target)
-        nest = self._epilogue(rows=False)
-
-        def store(w: KernelWriter, at: Sequence[str], vector: str, mask: str | None) -> None:
-            emit_point(w, nest.stores, list(at), 1, [vector], mask)
-
-        return conv(spec, self.target, store, self._label())
+        self.address(weight, "own" if self.unit.folded is None else "scaled")
+        self._next(Word(memory=SCRATCH))
+        return Convolution(spec, self._epilogue(rows=False))
 
     def _epilogue(self, rows: bool = True) -> Nest:
         """What is done with each vector of results: bias, the group's nodes, stores."""
@@ -195,7 +173,7 @@ class _Emission:
 
     # ---- the others ----
 
-    def _attention(self) -> Kernel:
+    def _attention(self) -> Attention:
         node, op = self.unit.head, Op(self.unit.head)
         q, k, v = value_on(node, "query"), values_on(node, "key")[0], values_on(node, "value")[0]
         out, lse = node.outputs
@@ -219,9 +197,8 @@ class _Emission:
         )  # fmt: skip
         for x in (q, k, v, mask if mask is not None else q, out, lse if wide else out):
             self.address(x)
-        self._next(Word(how=SCRATCH))
-        self.scratch = attention_scratch(spec, self.target)
-        return attention(spec, self.target, self._label())
+        self._next(Word(memory=SCRATCH))
+        return spec
 
     def _mask_strides(self, mask: Value | None) -> tuple[Int, ...]:
         """Over (batch, head, query, key), 0 where the mask is broadcast."""
@@ -231,7 +208,7 @@ class _Emission:
         own = [0 if is_one(n) else s for n, s in zip(dims, strides, strict=True)]
         return (*[0] * (4 - len(own)), *own)
 
-    def _pool(self) -> Kernel:
+    def _pool(self) -> Pool:
         node = self.unit.head
         x, out = value_on(node, "x"), node.outputs[0]
         n, c, h, w = self._all(self.sizes.dims(x))
@@ -243,7 +220,7 @@ class _Emission:
         )  # fmt: skip
         self.address(x)
         self.address(out)
-        return pool(spec, self.target, self._label())
+        return spec
 
 
 def _flops(unit: Unit) -> Callable[[Sequence[torch.Tensor]], float]:
@@ -259,17 +236,6 @@ def _flops(unit: Unit) -> Callable[[Sequence[torch.Tensor]], float]:
         k = values.index(values_on(unit.head, "key")[0])
         return lambda metas: 2.0 * metas[len(unit.inputs)].numel() * metas[k].shape[-2]
     return lambda metas: 0.0
-
-
-def _positions(w: KernelWriter, flat: str, nest: Nest) -> list[str]:
-    """Positions along the leading axes of a nest from the number of a row."""
-    leading = nest.axes[:-1]
-    positions: list[str] = []
-    for size in reversed(leading[1:]):
-        n = w.size(size)
-        positions.append(w.rem(flat, n))
-        flat = w.div(flat, n)
-    return [*([flat] if leading else []), *reversed(positions)]
 
 
 def _total(dims: Sequence[Int]) -> Int:

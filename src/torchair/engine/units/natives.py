@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.conv.kernel import pack as pack_filter
-from torchair.codegen.cpu.matmul.kernel import pack as pack_matrix
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.kernel import BrokenKernels, Declined, Pack
+from torchair.codegen.target import Target
 from torchair.engine.fuse.units import Fusion, Unit, fuse
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.plan.records import Native
-from torchair.engine.run.segment import BrokenKernels
 from torchair.engine.units import (
+    Content,
     Emitter,
     Layouts,
     NativeCall,
@@ -28,6 +27,8 @@ from torchair.engine.units import (
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
 
+_Key = tuple[Value, Node | None, Content, Pack | None]
+
 
 class Natives:
     """Units of one graph and what was generated for them."""
@@ -35,17 +36,17 @@ class Natives:
     def __init__(
         self,
         graph: Graph,
-        target: Machine,
+        target: Target,
         frozen: Mapping[Value, torch.Tensor] | None = None,
         lane: Callable[[Node], str] = lambda node: "",
     ) -> None:
         self.frozen = dict(frozen or {})
-        self.fusion: Fusion = fuse(graph, heads(self.is_constant), self.is_constant, lane)
+        self.fusion: Fusion = fuse(graph, heads(target, self.is_constant), self.is_constant, lane)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
-        self._target = target
+        self.target = target
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
         self._inside: dict[int, list[Node]] = {}
-        self._packed: dict[tuple[Value, str, object], tuple[Packed, torch.Tensor]] = {}
+        self._packed: dict[_Key, tuple[Packed, torch.Tensor]] = {}
         self.copied: set[Value] = set()  # frozen values whose contents are in packed constants
         self._warned: set[str] = set()
         self._broken: dict[str, Exception] = {}
@@ -83,7 +84,7 @@ class Natives:
             if broken is None:
                 return call
             self._warn(unit, broken)
-        except NotNative as e:
+        except (NotNative, Declined) as e:
             logger.info("%s runs node by node: %s", _names(unit), e)
         except Exception as e:
             self._warn(unit, e)
@@ -112,10 +113,11 @@ class Natives:
                 places.append(self._pack(x))
             else:
                 places.append(slots[x] if isinstance(x, Value) else x)
-        return Native(call.kernel, places, call.numbers, call.scratch, call.work)
+        return Native(call.generated, places, call.numbers, call.work)
 
     def _pack(self, x: Packed) -> torch.Tensor:
-        key = (x.value, x.how, x.spec)
+        folded = None if x.content == "own" else x.unit.folded
+        key = (x.value, folded, x.content, x.pack)
         if key not in self._packed:
             self._packed[key] = x, self._packed_anew(x)
         return self._packed[key][1]
@@ -126,15 +128,17 @@ class Natives:
             packed.copy_(self._packed_anew(x))
 
     def _packed_anew(self, x: Packed) -> torch.Tensor:
-        tensor = self._content(x.value)
-        if x.how == "conv":
-            if x.unit.folded is not None:
-                scale = self._scale(x.unit.folded)
-                tensor = (tensor * scale.reshape(-1, 1, 1, 1)).to(tensor.dtype)
-            return pack_filter(tensor, x.spec, self._target)
-        if x.how == "shift":
-            return self._shift(x.unit)
-        return pack_matrix(tensor, self._target, x.how == "linear")
+        content = {"own": self._own, "scaled": self._scaled, "shift": self._shift}[x.content](x)
+        return content if x.pack is None else x.pack(content)
+
+    def _own(self, x: Packed) -> torch.Tensor:
+        return self._content(x.value)
+
+    def _scaled(self, x: Packed) -> torch.Tensor:
+        """Weights of a convolution with the scale of its normalisation folded in."""
+        assert x.unit.folded is not None
+        weight, scale = self._content(x.value), self._scale(x.unit.folded)
+        return (weight * scale.reshape(-1, 1, 1, 1)).to(weight.dtype)
 
     def _scale(self, norm: Node) -> torch.Tensor:
         """What a batch normalisation multiplies each channel with."""
@@ -143,9 +147,9 @@ class Natives:
         )
         return scale / torch.sqrt(variance + norm.attr("epsilon"))
 
-    def _shift(self, unit: Unit) -> torch.Tensor:
+    def _shift(self, x: Packed) -> torch.Tensor:
         """What is added to each channel of a convolution with its normalisation folded in."""
-        norm = unit.folded
+        unit, norm = x.unit, x.unit.folded
         assert norm is not None
         offset, mean = (self._content(value_on(norm, p)).float() for p in ("offset", "mean"))
         bias = unit.head.inputs.get("bias")

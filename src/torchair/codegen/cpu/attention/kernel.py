@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from torchair.codegen.cpu.attention.decode import Decode, decode_areas
 from torchair.codegen.cpu.attention.prefill import Prefill
-from torchair.codegen.cpu.attention.spec import FEW_ROWS, Attention, Sizes
+from torchair.codegen.cpu.attention.spec import FEW_ROWS, Sizes
 from torchair.codegen.cpu.attention.tile import prefill_areas
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.kernel import Generated
+from torchair.codegen.requests import Attention
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
 
-__all__ = ["Attention", "attention", "scratch_bytes"]
 
-
-def attention(spec: Attention, machine: Machine, label: str = "attention") -> Kernel:
-    """The kernel of a spec.
-
-    Its words are the addresses of q, k, v, mask, out, lse (mask and lse may be anything where the
-    spec has none) and of `threads * scratch_bytes` of work memory, aligned to 64 bytes; then the
-    run-time sizes. There is a form for few queries and one for many; if the number of queries is
-    given at run time, the kernel has both.
-    """
+def attention(spec: Attention, machine: Machine, label: str = "attention") -> Generated:
+    """The kernel of a spec. There is a form for few queries and one for many; if the number of
+    queries is given at run time, the kernel has both."""
     w = KernelWriter(machine)
-    per_thread = scratch_bytes(spec, machine)
     few, many = _forms(spec)
+    decode = decode_areas(spec, machine).bytes if few else 0
+    per_thread = max(decode, prefill_areas(spec, machine).bytes if many else 0)
     if few and many:
         _both(w, spec, per_thread)
     else:
         (Decode if few else Prefill)(w, spec, per_thread, w).write()
-    return w.kernel(label)
-
-
-def scratch_bytes(spec: Attention, machine: Machine) -> int:
-    """The work memory that the kernel of a spec needs for each thread, in bytes."""
-    few, many = _forms(spec)
-    return max(
-        decode_areas(spec, machine).bytes if few else 0,
-        prefill_areas(spec, machine).bytes if many else 0,
-    )
+    return Generated(w.kernel(label), per_thread)
 
 
 def _forms(spec: Attention) -> tuple[bool, bool]:

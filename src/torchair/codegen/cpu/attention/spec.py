@@ -1,72 +1,13 @@
-"""What an attention kernel computes, and the sizes and work memory its two forms agree on."""
+"""The sizes and the work memory that the two forms of attention agree on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from torchair.codegen.requests import Attention
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Size
-
-Strides = tuple[Size, Size, Size, Size]
 
 FEW_ROWS = 8
 """Up to so many query rows of a key head, the decode form is the faster one."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """out = softmax(scale * q kᵀ + mask) v, with sums in float32.
-
-    Strides count elements over (batch, head, position, feature). Query head h reads key head
-    `h // (heads // kv_heads)`. With `causal`, query i sees keys 0..i. A `mask` is "bool" (true
-    where a key is seen) or the type of numbers to be added; its strides go over (batch, head,
-    query, key) and are 0 where it is repeated. `lse` are the strides over (batch, head, query) of
-    a second, float32 output: the logarithm of the sum of exponentials. A query that sees no key
-    gets zeros in both outputs, as in torch.
-    """
-
-    dtype: str  # "f32", "bf16" or "f16": of q, k, v and out
-    batch: Size
-    heads: Size
-    kv_heads: Size
-    length: Size  # queries
-    span: Size  # keys
-    width: int  # features of q and k
-    value_width: int  # features of v and out
-    q: Strides
-    k: Strides
-    v: Strides
-    out: Strides
-    scale: float
-    causal: bool = False
-    mask: str | None = None
-    mask_strides: Strides = (0, 0, 0, 0)
-    lse: tuple[Size, Size, Size] | None = None
-
-    @property
-    def adds(self) -> bool:
-        """Whether the mask holds numbers, so that scores must stay in natural units."""
-        return self.mask not in (None, "bool")
-
-    @property
-    def group(self) -> int | None:
-        """Query heads of one key head, if known."""
-        if isinstance(self.heads, int) and isinstance(self.kv_heads, int):
-            return self.heads // max(self.kv_heads, 1)
-        return None
-
-    @property
-    def rows(self) -> int | None:
-        """Query rows of one key head, if known: they share its keys and values."""
-        if self.group is None or not isinstance(self.length, int):
-            return None
-        return self.group * self.length
-
-    @property
-    def one_mask_row(self) -> bool:
-        """Whether all query rows of a key head are known to share one row of the mask."""
-        return self.mask_strides[2] == 0 and (self.mask_strides[1] == 0 or self.group == 1)
 
 
 def dots_bf16(spec: Attention, machine: Machine) -> bool:

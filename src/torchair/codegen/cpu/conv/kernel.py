@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from torchair.codegen.cpu.conv import direct as conv_direct
 from torchair.codegen.cpu.conv import winograd as conv_winograd
-from torchair.codegen.cpu.conv.plan import Conv, output_size, plan
-from torchair.codegen.cpu.conv.results import Store, plain_store
+from torchair.codegen.cpu.conv.plan import Plan, plan
+from torchair.codegen.cpu.conv.results import Store
+from torchair.codegen.cpu.conv.winograd import Patches, patches
 from torchair.codegen.cpu.pages import empty
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.kernel import Generated
+from torchair.codegen.loops import Nest
+from torchair.codegen.requests import Conv, Convolution
 from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter
 
-__all__ = ["Conv", "Store", "conv", "output_size", "pack", "plain_store", "scratch_bytes"]
+WEIGHTS = 1  # word of their address
 
 
-def conv(spec: Conv, machine: Machine, store: Store, label: str = "conv") -> Kernel:
-    """The kernel of a convolution. Words: input, packed weights, scratch; then run-time sizes.
+@dataclass(frozen=True)
+class PackFilter:
+    """Weights [out, in of group, height, width] in the order in which a kernel cut so reads them,
+    at an address that is a multiple of 64."""
 
-    The scratch is `scratch_bytes` for each thread, aligned to 64 bytes.
-    """
+    cut: Plan | Patches
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.cut, Patches):
+            packed = conv_winograd.pack(weight, self.cut)
+        else:
+            packed = conv_direct.pack(weight, self.cut)
+        return empty(packed.shape, packed.dtype).copy_(packed)
+
+
+def convolution(request: Convolution, machine: Machine, label: str) -> Generated:
+    """The kernel of a convolution with its epilogue."""
+    return conv(request.conv, machine, _epilogue(request.epilogue), label)
+
+
+def conv(spec: Conv, machine: Machine, store: Store, label: str = "conv") -> Generated:
+    """The kernel of a convolution; `store` is called wherever a vector of results is finished."""
     w = KernelWriter(machine)
-    if patches := conv_winograd.patches(spec, machine):
-        conv_winograd.write(w, patches, machine, store)
+    cut = patches(spec, machine) or plan(spec, machine)
+    if isinstance(cut, Patches):
+        conv_winograd.write(w, cut, machine, store)
+        scratch = conv_winograd.scratch_bytes(cut)
     else:
-        conv_direct.write(w, plan(spec, machine), machine, store)
-    return w.kernel(label)
+        conv_direct.write(w, cut, machine, store)
+        scratch = conv_direct.scratch_bytes(cut)
+    return Generated(w.kernel(label), scratch, {WEIGHTS: PackFilter(cut)})
 
 
-def scratch_bytes(spec: Conv, machine: Machine) -> int:
-    """Bytes of scratch that each thread needs; a multiple of 64, or zero."""
-    if patches := conv_winograd.patches(spec, machine):
-        return conv_winograd.scratch_bytes(patches)
-    return conv_direct.scratch_bytes(plan(spec, machine))
+def _epilogue(nest: Nest) -> Store:
+    def store(
+        w: KernelWriter, at: tuple[str, str, str, str], vector: str, mask: str | None
+    ) -> None:
+        emit_point(w, nest.stores, at, 1, [vector], mask)
 
-
-def pack(weight: torch.Tensor, spec: Conv, machine: Machine) -> torch.Tensor:
-    """Weights [out, in of group, height, width] in the order in which the kernel reads them, at an
-    address that is a multiple of 64."""
-    if patches := conv_winograd.patches(spec, machine):
-        packed = conv_winograd.pack(weight, patches)
-    else:
-        packed = conv_direct.pack(weight, plan(spec, machine))
-    return empty(packed.shape, packed.dtype).copy_(packed)
+    return store

@@ -1,76 +1,21 @@
-"""What a convolution is, and how its work is cut into panels, tiles and blocks."""
+"""How the work of a convolution is cut into panels, tiles and blocks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from torchair.codegen.cpu.conv.results import Panels
+from torchair.codegen.requests import Conv
 from torchair.codegen.text.machine import Machine
-from torchair.codegen.types import BYTES, Size, Word
+from torchair.codegen.types import BYTES, Word
 
 WINDOW_BYTES = 160 * 1024
 """Most bytes of input that a block keeps in scratch, so that it stays in the second cache."""
 
 MOST_COLUMNS = 14
 """Widest tile: what 32 vector registers hold beside two vectors of weights."""
-
-
-@dataclass(frozen=True)
-class Conv:
-    """A convolution over (batch, channels, height, width); in one dimension the height is 1.
-
-    `padding` is (top, bottom, left, right). `x` are the strides of the input over (n, c, h, w), in
-    elements; any layout is right, channels-last is the fast one.
-
-    `winograd` is the largest patch of results, per side, that Winograd's method may use where it
-    pays: 0 for direct sums only, 2 for patches about as exact as a direct sum, 4 for faster ones
-    with some five times its rounding error. With patches an infinite or NaN input also spoils the
-    other results of its patch.
-    """
-
-    dtype: str  # "f32", "bf16" or "f16", of the input and of the weights
-    batch: Size
-    channels: int
-    height: Size
-    width: Size
-    out_channels: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
-    x: tuple[Size, Size, Size, Size]
-    winograd: int = 2
-
-    @property
-    def group_in(self) -> int:
-        """Input channels of a group."""
-        return self.channels // self.groups
-
-    @property
-    def group_out(self) -> int:
-        """Output channels of a group."""
-        return self.out_channels // self.groups
-
-    @property
-    def depthwise(self) -> bool:
-        """Whether each channel is a group of its own, so that channels can share a vector."""
-        return self.groups == self.channels == self.out_channels and self.channels > 1
-
-    @property
-    def results(self) -> tuple[int, int] | None:
-        """Rows and columns of the result, if the size of the image is known."""
-        if isinstance(self.height, Word) or isinstance(self.width, Word):
-            return None
-        top, bottom, left, right = self.padding
-        rows = (self.height + top + bottom - self.extent(0)) // self.stride[0] + 1
-        return rows, (self.width + left + right - self.extent(1)) // self.stride[1] + 1
-
-    def extent(self, axis: int) -> int:
-        """How many input rows (axis 0) or columns (axis 1) one result depends on."""
-        return (self.kernel[axis] - 1) * self.dilation[axis] + 1
 
 
 def output_size(spec: Conv) -> tuple[int, int, int, int]:
@@ -210,7 +155,6 @@ def merge(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-@lru_cache(maxsize=256)
 def plan(spec: Conv, machine: Machine) -> Plan:
     """The cut of a convolution for a processor."""
     kind = _kind(spec, machine)

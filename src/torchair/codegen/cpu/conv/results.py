@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES, STORAGE, Size
 
 Store = Callable[[KernelWriter, tuple[str, str, str, str], str, str | None], None]
 """What is done with results: `store(w, (n, c, h, w), vector, mask)` is called for each finished
@@ -60,29 +59,6 @@ class Panels:
 
 def _mask(lanes: int, valid: int) -> str:
     return "<" + ", ".join(f"i1 {'true' if i < valid else 'false'}" for i in range(lanes)) + ">"
-
-
-def plain_store(dtype: str, strides: tuple[Size, Size, Size, Size], word: int) -> Store:
-    """Writes results as they are, to the tensor with these strides over (n, c, h, w)."""
-
-    def store(
-        w: KernelWriter, at: tuple[str, str, str, str], vector: str, mask: str | None
-    ) -> None:
-        offset = "0"
-        for index, stride in zip(at, strides, strict=True):
-            offset = w.add(offset, w.mul(index, w.size(stride)))
-        place = w.offset(w.pointer(word), STORAGE[dtype], offset)
-        value = rounded(w, vector, dtype)
-        if mask is None and strides[1] == 1:
-            w.do(f"store {w.vector(STORAGE[dtype])} {value}, ptr {place}, align {BYTES[dtype]}")
-            return
-        for lane in range(w.lanes):
-            with w.when(w(f"extractelement {w.vector('i1')} {mask}, i64 {lane}") if mask else "1"):
-                one = w(f"extractelement {w.vector(STORAGE[dtype])} {value}, i64 {lane}")
-                to = w.offset(place, STORAGE[dtype], w.mul(str(lane), w.size(strides[1])))
-                w.do(f"store {STORAGE[dtype]} {one}, ptr {to}, align {BYTES[dtype]}")
-
-    return store
 
 
 def rounded(w: KernelWriter, vector: str, dtype: str, lanes: int | None = None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -84,7 +83,6 @@ class Patches:
         return self.places * self.block * self.panels.size
 
 
-@lru_cache(maxsize=256)
 def patches(spec: Conv, machine: Machine) -> Patches | None:
     """The cut of a convolution, or None if it should be a direct sum."""
     if not _fits(spec, machine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torchair.codegen.cpu.matmul.forms import Form
 from torchair.codegen.cpu.matmul.lanes import lanes_below
-from torchair.codegen.cpu.matmul.spec import Product, Store, divide_up, most
+from torchair.codegen.cpu.matmul.spec import Store, Values, divide_up, most
 from torchair.codegen.types import Size
 
 KEPT_ROWS = 252
@@ -37,7 +37,7 @@ class Loops:
     part of the panel it reads stays in the cache.
     """
 
-    def __init__(self, product: Product, form: Form, store: Store) -> None:
+    def __init__(self, product: Values, form: Form, store: Store) -> None:
         self.product = product
         self.w = product.w
         self.form = form

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torchair.codegen.cpu.matmul.gemv import DotCode
 from torchair.codegen.cpu.matmul.pack import PackCode
-from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Product, Tile, divide_up
+from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Tile, Values, divide_up
 from torchair.codegen.cpu.matmul.tile import TileCode
 from torchair.codegen.text.machine import Machine
 
@@ -61,7 +61,7 @@ class DotForm:
     one_round = True
     strip = STRIP
 
-    def __init__(self, product: Product, rows: int) -> None:
+    def __init__(self, product: Values, rows: int) -> None:
         self.product = product
         self.tile = Tile(rows, 1)
         self._b = self._last = ""
@@ -92,7 +92,7 @@ class PanelForm:
     name = "panel"
     strip = STRIP
 
-    def __init__(self, product: Product, tile: Tile) -> None:
+    def __init__(self, product: Values, tile: Tile) -> None:
         self.product = product
         self.tile = tile
         self.width = tile.vectors * product.w.lanes
@@ -173,7 +173,7 @@ class CopyForm(PanelForm):
     name = "copy"
     strip = COPY_STRIP
 
-    def __init__(self, product: Product, tile: Tile) -> None:
+    def __init__(self, product: Values, tile: Tile) -> None:
         super().__init__(product, tile)
         self._layout = product.numbers  # of the copy
         self._bytes = copied_bytes(product.spec, product.w.machine, tile, self.name)
@@ -212,7 +212,7 @@ class DirectForm(CopyForm):
     name = "direct"
     strip = STRIP
 
-    def __init__(self, product: Product, tile: Tile) -> None:
+    def __init__(self, product: Values, tile: Tile) -> None:
         super().__init__(product, tile)
         self._layout = replace(product.numbers, pair=1)
         self._interleave = product.numbers.pair == 2
@@ -262,12 +262,12 @@ class _Code(Protocol):
     def text(self, name: str) -> tuple[str, dict[str, str]]: ...
 
 
-def _define(p: Product, name: str, code: _Code) -> None:
+def _define(p: Values, name: str, code: _Code) -> None:
     text, declared = code.text(f"ENTRY.{name}")
     p.w.helper(name, text)
     p.w.declared.update(declared)
 
 
-def _call(p: Product, name: str, *args: tuple[str, str]) -> None:
+def _call(p: Values, name: str, *args: tuple[str, str]) -> None:
     given = ", ".join(f"{kind} {value}" for kind, value in args)
     p.w.do(f"call void @ENTRY.{name}({given})")

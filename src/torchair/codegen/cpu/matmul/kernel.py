@@ -14,27 +14,34 @@ from torchair.codegen.cpu.matmul.forms import (
     contiguous,
     copied_bytes,
 )
-from torchair.codegen.cpu.matmul.pack import pack
-from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Product, Store, Tile, widest_tile
-from torchair.codegen.cpu.matmul.store import plain_store
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.cpu.matmul.pack import PackPanels
+from torchair.codegen.cpu.matmul.spec import Numbers, Store, Tile, Values, widest_tile
+from torchair.codegen.kernel import Generated
+from torchair.codegen.loops import Nest
+from torchair.codegen.requests import MatMul, Product
 from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.point import emit_point, positions
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Size, Word
+from torchair.codegen.types import BYTES, Size, Word
 
-__all__ = ["MatMul", "Store", "matmul", "pack", "plain_store", "scratch_bytes"]
+B = 1  # word of its address
 
 LONG = 512
 """Sums so long hardly notice how they end: dot products suit them for any number of rows."""
 
+FAR = 1 << 20
+"""Bytes of B that do not stay in a near cache."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of a product, and the one for more rows of A than a limit."""
+    """The form of a product, the one for more rows of A than a limit, and their tiles."""
 
     few: str
     many: str
-    limit: int = 0
+    limit: int
+    tile: Tile
+    dots: int  # rows of A at once in dot products
 
     def known(self, m: Size) -> str | None:
         """The form, unless it turns out only at run time."""
@@ -44,9 +51,22 @@ class Choice:
             return None
         return self.few if m <= self.limit else self.many
 
+    def scratch(self, spec: MatMul, machine: Machine) -> int:
+        """Bytes of scratch memory that each thread needs."""
+        known = self.known(spec.m)
+        copying = ({known} if known else {self.few, self.many}) & {"copy", "direct"}
+        return max((copied_bytes(spec, machine, self.tile, form) for form in copying), default=0)
+
 
 def choose(spec: MatMul, machine: Machine) -> Choice:
-    """The form of a product, by cost.
+    """The form of a product, and the tiles it is made of."""
+    few, many, limit = _forms(spec, machine)
+    tile = _tile(spec, machine, few == "panel")
+    return Choice(few, many, limit, tile, _rows_of_dots(spec, machine))
+
+
+def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
+    """The forms for few and for many rows, by cost, and what is few.
 
     panel   packed ahead of time: nothing is faster, whatever m is
     direct  B runs along n: its rows are vectors already. Pairs have to be mixed from two rows
@@ -57,49 +77,62 @@ def choose(spec: MatMul, machine: Machine) -> Choice:
             worth it; and it is the only way if neither stride is 1
     """
     pairs = Numbers.of(spec.dtype, machine).pair == 2
-    if spec.packed:
-        return Choice("panel", "panel")
+    if _packing_pays(spec):
+        return "panel", "panel", 0
     if contiguous(spec) == "n":
-        return Choice("direct", "copy", 8) if pairs else Choice("direct", "direct")
+        return ("direct", "copy", 8) if pairs else ("direct", "direct", 0)
     if contiguous(spec) == "k" and spec.a[2] == 1:
         if isinstance(spec.k, Word):
-            return Choice("dot", "copy", 4)
+            return "dot", "copy", 4
         if isinstance(spec.m, Word) and spec.k >= LONG:
-            return Choice("dot", "dot")  # half the code for nearly the same speed
-        return Choice("dot", "copy", max(4, spec.k // (12 if pairs else 6)))
-    return Choice("copy", "copy")
+            return "dot", "dot", 0  # half the code for nearly the same speed
+        return "dot", "copy", max(4, spec.k // (12 if pairs else 6))
+    return "copy", "copy", 0
 
 
-def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") -> Kernel:
+def _packing_pays(spec: MatMul) -> bool:
+    """One row reads each weight once, in an order that is as good as packed unless the weights
+    come from far away."""
+    if spec.m != 1 or isinstance(spec.n, Word) or isinstance(spec.k, Word):
+        return bool(spec.constant)
+    return bool(spec.constant) and spec.n * spec.k * BYTES[spec.dtype] >= FAR
+
+
+def product(request: Product, machine: Machine, label: str) -> Generated:
+    """The kernel of a product with its epilogue."""
+    store = _epilogue(request.epilogue, request.matmul.m)
+    return matmul(request.matmul, machine, store, label)
+
+
+def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") -> Generated:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
-    w = KernelWriter(machine)
-    product, choice = Product(w, spec), choose(spec, machine)
-    known = choice.known(spec.m)
+    w, choice = KernelWriter(machine), choose(spec, machine)
+    values, known = Values(w, spec), choice.known(spec.m)
     if known:
-        Loops(product, _form(known, product), store).write()
-        return w.kernel(label)
-    for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
-        with w.when(w(f"icmp {test} i64 {product.m}, {choice.limit}")):
-            Loops(product, _form(form, product), store).write()
-    return w.kernel(label)
+        Loops(values, _form(known, values, choice), store).write()
+    else:
+        for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
+            with w.when(w(f"icmp {test} i64 {values.m}, {choice.limit}")):
+                Loops(values, _form(form, values, choice), store).write()
+    pack = {B: PackPanels(machine, spec.constant == "nk")} if choice.few == "panel" else {}
+    return Generated(w.kernel(label), choice.scratch(spec, machine), pack)
 
 
-def scratch_bytes(spec: MatMul, machine: Machine) -> int:
-    """Bytes of scratch memory that each thread needs."""
-    choice = choose(spec, machine)
-    known = choice.known(spec.m)
-    forms = {known} if known else {choice.few, choice.many}
-    tile = _tile(spec, machine)
-    copying = forms & {"copy", "direct"}
-    return max((copied_bytes(spec, machine, tile, form) for form in copying), default=0)
+def _epilogue(nest: Nest, rows: Size) -> Store:
+    def store(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:
+        batch, row, column = at
+        flat = w.add(w.mul(batch, w.size(rows)), row)
+        index = [*positions(w, flat, nest.axes[:-1]), column]
+        emit_point(w, nest.stores, index, len(nest.axes) - 1, [vector], mask)
+
+    return store
 
 
-def _form(name: str, product: Product) -> Form:
+def _form(name: str, values: Values, choice: Choice) -> Form:
     if name == "dot":
-        return DotForm(product, _rows_of_dots(product.spec, product.w.machine))
-    tile = _tile(product.spec, product.w.machine)
+        return DotForm(values, choice.dots)
     kinds = {"panel": PanelForm, "direct": DirectForm, "copy": CopyForm}
-    return kinds[name](product, tile)
+    return kinds[name](values, choice.tile)
 
 
 def _rows_of_dots(spec: MatMul, machine: Machine) -> int:
@@ -110,11 +143,11 @@ def _rows_of_dots(spec: MatMul, machine: Machine) -> int:
     return _balanced(spec.m, 6 if machine.registers >= 32 else 4)
 
 
-def _tile(spec: MatMul, machine: Machine) -> Tile:
+def _tile(spec: MatMul, machine: Machine, packed: bool) -> Tile:
     """The tallest tile for a product: one that divides m, so that one function does it all, or
     else tiles of about equal height."""
     widest = widest_tile(spec.dtype, machine)
-    vectors = widest.vectors if spec.packed else _vectors(spec, machine, widest.vectors)
+    vectors = widest.vectors if packed else _vectors(spec, machine, widest.vectors)
     tallest = min(8, widest.rows * widest.vectors // vectors)
     enough = 4 if machine.registers >= 32 else widest.rows
     if isinstance(spec.m, Word):

@@ -22,7 +22,7 @@ NAMES = {
 
 
 def pack(weight: torch.Tensor, machine: Machine, transposed: bool) -> torch.Tensor:
-    """A [K, N] matrix, or [N, K] when `transposed`, as panels: what `MatMul.packed` reads.
+    """A [K, N] matrix, or [N, K] when `transposed`, as panels: what the form "panel" reads.
 
     Columns beyond N and the missing half of a last pair are zero.
     """
@@ -39,6 +39,17 @@ def pack(weight: torch.Tensor, machine: Machine, transposed: bool) -> torch.Tens
     _copy(made[:whole], by_column[: whole * width].reshape(whole, width, k))
     _copy(made[whole:, :, : n - whole * width], by_column[whole * width :][None])
     return made.flatten(2)
+
+
+@dataclass(frozen=True)
+class PackPanels:
+    """Panels of a constant matrix."""
+
+    machine: Machine
+    transposed: bool  # it is [N, K]
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        return pack(weight, self.machine, self.transposed)
 
 
 def _copy(panels: torch.Tensor, columns: torch.Tensor) -> None:

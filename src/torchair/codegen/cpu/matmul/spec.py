@@ -1,36 +1,19 @@
-"""What a matrix product kernel is asked for, and the words its generators share: number formats,
-register tiles, and the sizes of a product as values of the kernel being written."""
+"""The words that generators of matrix products share: number formats, register tiles, and the
+sizes of a product as values of the kernel being written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torchair.codegen.requests import MatMul
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer
-from torchair.codegen.types import BYTES, STORAGE, Size
+from torchair.codegen.types import BYTES, STORAGE
 
 Store = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
 """Takes each finished vector of results: `store(w, (b, m, n), vector, mask)` gets C[b, m, n...]
 as one vector of float32 (float64 for f64) and a mask of its valid lanes, None when all are."""
-
-
-@dataclass(frozen=True)
-class MatMul:
-    """The product C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n].
-
-    Strides count elements. Word 0 of the argument block is the address of A, word 1 that of B,
-    and word 2 that of the scratch memory where `scratch_bytes` asks for some.
-    """
-
-    dtype: str  # of A and B in memory: f32, bf16, f16 or f64
-    batch: Size
-    m: Size
-    n: Size
-    k: Size
-    a: tuple[Size, Size, Size]  # strides of A over (batch, m, k)
-    b: tuple[Size, Size, Size]  # strides of B over (batch, k, n); unused when packed
-    packed: bool = False  # B is one matrix laid out by pack()
 
 
 @dataclass(frozen=True)
@@ -120,7 +103,7 @@ def widest_tile(dtype: str, machine: Machine) -> Tile:
     return Tile(6, vectors // 2 if dtype == "f64" else vectors)
 
 
-class Product:
+class Values:
     """A MatMul inside its kernel: sizes and strides as values."""
 
     def __init__(self, w: KernelWriter, spec: MatMul) -> None:

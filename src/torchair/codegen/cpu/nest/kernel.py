@@ -10,21 +10,25 @@ from collections.abc import Sequence
 
 from torchair.codegen.cpu.nest.cross import CrossPrinter, crossing
 from torchair.codegen.cpu.nest.share import Body, share_units
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.kernel import Generated, Kernel
 from torchair.codegen.loops import Nest
+from torchair.codegen.requests import Loops
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.plan import Plan, make_plan
-from torchair.codegen.text.point import Slot, emit_point
+from torchair.codegen.text.point import Slot
 from torchair.codegen.text.unit import UnitWriter, static_slots, tail_mask
 from torchair.codegen.text.values import prefix_mask
 from torchair.codegen.text.writer import KernelWriter
-
-__all__ = ["emit_point", "print_nest"]
 
 BLOCK = 2048
 """Elements of a long vector axis that one unit takes, where there are other parallel axes."""
 ENOUGH = 64
 """Units that are enough for any number of threads."""
+
+
+def loops(request: Loops, machine: Machine, label: str) -> Generated:
+    """The kernel of a nest. Its scratch memory is on the stack."""
+    return Generated(print_nest(request.nest, machine, label))
 
 
 def print_nest(nest: Nest, machine: Machine, label: str = "nest") -> Kernel:

@@ -1,0 +1,92 @@
+"""The CPU as a target: its generators, what they decline, compiling, and rates of a core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from torchair.codegen.cpu.attention.kernel import attention
+from torchair.codegen.cpu.conv.kernel import convolution
+from torchair.codegen.cpu.driver import entry_point
+from torchair.codegen.cpu.jit import Library, compile_all
+from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.matmul.kernel import product
+from torchair.codegen.cpu.nest.kernel import loops
+from torchair.codegen.cpu.pool import pool
+from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product, Request
+from torchair.codegen.target import Head
+
+GENERATORS: dict[type, Callable[..., Generated]] = {
+    Loops: loops,
+    Product: product,
+    Convolution: convolution,
+    Attention: attention,
+    Pool: pool,
+}
+TYPES = ("f32", "bf16", "f16")  # of operators with a generator of their own
+WIDEST_HEAD = 256  # features of a head of attention
+IN_CACHE = 1 << 18  # bytes that come from a cache
+
+
+class CpuTarget:
+    """The processor of this machine."""
+
+    name = "cpu"
+    channels_last = True  # vectors lie along the channels then
+
+    def __init__(self, library: Library | None = None) -> None:
+        self.library = library or Library()
+        self._missing: tuple[str | None] | None = None
+        self._driver: Any = None
+
+    def available(self) -> str | None:
+        """LLVM may be missing, or not know the processor."""
+        if self._missing is None:
+            try:
+                host()
+                self.driver()
+                self._missing = (None,)
+            except Exception as e:
+                self._missing = (f"{type(e).__name__}: {e}",)
+        return self._missing[0]
+
+    def driver(self) -> Any:
+        """The native function that runs programs."""
+        if self._driver is None:
+            self._driver = entry_point(self.library)
+        return self._driver
+
+    def declines(self, head: Head) -> str | None:
+        """Why there is no generator for an operator."""
+        if head.kind == "conv" and not head.constant:
+            return "its weights may change: frozen_parameter is off"
+        if head.kind == "attention" and (head.width is None or head.width > WIDEST_HEAD):
+            return "its heads are too wide"
+        if head.dtype not in TYPES:
+            return "this generator is for float32, bfloat16 and float16"
+        return None
+
+    def generate(self, request: Request, label: str) -> Generated:
+        """The kernel of a request."""
+        return GENERATORS[type(request)](request, self.library.machine, label)
+
+    def compile(self, kernels: Sequence[Kernel]) -> None:
+        """Make machine code of those that are new."""
+        compile_all(self.library, kernels)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in compiling so far."""
+        return self.library.seconds
+
+    def work(self, moved: int, points: int, flops: float) -> float:
+        """Microseconds of one thread, at rates that any core has."""
+        return moved / (1e5 if moved < IN_CACHE else 2e4) + points / 8e3 + 0.05 + flops / 1e5
+
+
+@cache
+def cpu() -> CpuTarget:
+    """The target of this process, with all its native code."""
+    return CpuTarget()

@@ -1,0 +1,60 @@
+"""What a target is asked for: a device with kernels of its own, as the engine sees it.
+
+The engine says what is to be computed (`requests`), the target answers with code. It knows nothing
+of graphs: what it must know of a node to decline it is in a `Head`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.requests import Request
+
+HeadKind = Literal["matmul", "conv", "attention", "pool"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is known of an operator with a generator of its own before sizes are."""
+
+    kind: HeadKind
+    dtype: str | None  # of its operands, None for a type that no kernel knows
+    constant: bool = False  # its weights are the same in every call
+    width: int | None = None  # features of the widest head of attention, None if that is not known
+
+
+class Target(Protocol):
+    """A device that kernels are generated for."""
+
+    @property
+    def name(self) -> str:
+        """As in the name of a torch device: "cpu", "cuda"."""
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether results of convolutions are best laid out with channels last."""
+
+    def available(self) -> str | None:
+        """Why no kernels can be made or run on this machine, None if they can."""
+
+    def declines(self, head: Head) -> str | None:
+        """Why an operator cannot be served, whatever its sizes are; None if it can."""
+
+    def generate(self, request: Request, label: str) -> Generated:
+        """The kernel of a request, and what its caller must know. Raises Declined if there is
+        none."""
+
+    def compile(self, kernels: Sequence[Kernel]) -> None:
+        """Make machine code of those that are new. Raises BrokenKernels for those that cannot be;
+        the others are there then."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in compiling so far."""
+
+    def work(self, moved: int, points: int, flops: float) -> float:
+        """About how many microseconds one thread needs to read and write so many bytes, compute so
+        many simple values and multiply so often."""
