@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.abi import Kernel
 from torchair.codegen.cpu.jit import Library
+from torchair.codegen.kernel import Kernel
 
 HITS = 0
 """Word of a table that counts the calls that passed the test."""
