@@ -23,7 +23,7 @@ import torchair
 from torchair import ge
 from torchair.catalog.core import Op, Trait, add_row, same_as
 from torchair.codegen.cpu.nest.kernel import print_nest
-from torchair.codegen.loops import Access, Expr, Nest, Store, access, at_axis, const, load, simplify
+from torchair.codegen.loops import Expr, Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
 from torchair.codegen.numbers import Book
 from torchair.codegen.text.machine import Machine
@@ -167,31 +167,11 @@ def scaled_relu() -> Nest:
     return Nest((2, 4), (Store(access(1, "f32", (4, 1), here, axes=2), y),))
 
 
-def text_of(nest: Nest) -> list[str]:
-    """A nest as one line for each loop and each store."""
-    loops = [f"for a{k} in range({n})" for k, n in enumerate(nest.axes)]
-    stores = [f"{place_of(s.access)} = {formula_of(s.value)}" for s in nest.stores]
-    return [*loops, *(f"    {s}" for s in stores)]
-
-
-def place_of(a: Access) -> str:
-    terms = [f"{s} * a{k}" if s != 1 else f"a{k}" for k, s in enumerate(a.strides) if s]
-    return f"{a.dtype} word{a.operand}[{' + '.join(terms)}]"
-
-
-def formula_of(x: Expr) -> str:
-    if x.kind == "load":
-        return place_of(x.data)
-    if x.kind == "const":
-        return str(x.data)
-    return f"{x.kind}({', '.join(formula_of(a) for a in x.args)})"
-
-
 def loop_ir() -> None:
     nest = scaled_relu()
-    show("4 a nest", *text_of(nest))
+    show("4 a nest", str(nest))
     simple = simplify(nest)
-    show("5 the same, simplified", *text_of(simple))
+    show("5 the same, simplified", str(simple))
     narrow = Machine("generic", "", bits=128)
     kernel = print_nest(simple, narrow, "scaled_relu")
     text = kernel.text.replace(kernel.entry, "scaled_relu").rstrip()

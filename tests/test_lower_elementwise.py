@@ -420,10 +420,10 @@ def test_narrower_processors(bits):
     target = replace(host(), bits=bits, registers=16, dot_bf16=False)
     x = reals(5, 19)
     for dtype in (torch.float32, torch.bfloat16):
-        check_node(OneNode("GeluV2", x.to(dtype), approximate="tanh"), target=target)
-        check_node(OneNode("Add", x.to(dtype), x[:1].to(dtype)), target=target)
-    check_node(OneNode("Cast", x.nan_to_num(), dst_type=DataType.DT_INT64), target=target)
-    check_node(OneNode("SelectV2", x > 0, x, -x), target=target)
+        check_node(OneNode("GeluV2", x.to(dtype), approximate="tanh"), machine=target)
+        check_node(OneNode("Add", x.to(dtype), x[:1].to(dtype)), machine=target)
+    check_node(OneNode("Cast", x.nan_to_num(), dst_type=DataType.DT_INT64), machine=target)
+    check_node(OneNode("SelectV2", x > 0, x, -x), machine=target)
 
 
 def test_one_kernel_serves_all_sizes():

@@ -380,7 +380,7 @@ def test_narrower_processors(bits):
         OneNode("IndexPutV2", reals(5, 19), reals(2, 19), [1], [1], [some_of(5, 2)]),
         OneNode("Reshape", reals(6, 19).t(), [3, 38]),
     ):
-        check_node(one, target=narrow)
+        check_node(one, machine=narrow)
 
 
 # ---- several nodes in one nest ----

@@ -323,7 +323,7 @@ def test_narrower_processors(dtype, bits):
         OneNode("ReduceSum", x, [0]),
         OneNode("ArgMaxV2", x, 1, dtype=DataType.DT_INT64),
     ):
-        check_node(one, target=narrow)
+        check_node(one, machine=narrow)
 
 
 # ---- losses ----

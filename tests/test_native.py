@@ -212,6 +212,44 @@ def test_native_code_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "native" not in steps_of(compiled(lambda x: x.exp() + 1), x)
 
 
+def test_level_4_prints_new_kernels_as_loops(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHAIR_DEBUG", "4")
+    weight = torch.randn(8, 8)
+    compiled(lambda x: torch.softmax(x @ weight, -1))(torch.randn(4, 8))
+    said = capsys.readouterr().out
+    assert """\
+torchair kernel softmaxv2
+for a0 in range(4)
+for a1 in range(8)  # reduced
+    t0 = f32 word0[8 * a0 + a1]
+    t1 = max(t0)
+    t2 = exp(t0 - t1)
+    t3 = sum(t2)
+    f32 word1[8 * a0 + a1] = t2 * (1.0 / t3)
+""" in said
+    assert "torchair kernel matmul" in said and "MatMul(dtype='f32', batch=1, m=4" in said
+
+
+def test_one_filter_with_two_normalisations_is_packed_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.one, self.two = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+            nn.init.constant_(self.two.weight, 3.0)
+            nn.init.constant_(self.two.bias, 0.5)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.one(self.conv(x)).relu(), self.two(self.conv(y)).relu()
+
+    model = Twice().eval()
+    x, y = torch.randn(2, 1, 4, 8, 8)
+    with torch.no_grad():
+        got = compiled(model, frozen_parameter=True)(x, y)
+        torch.testing.assert_close(got, model(x, y), rtol=1e-4, atol=1e-5)
+
+
 def test_a_generator_that_fails_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, unit: Any, *args: Any) -> Any:
         raise ValueError("this generator has a fault")

@@ -45,9 +45,11 @@ from torchair.codegen.loops import (
     simplify,
     size,
 )
+from torchair.codegen.numbers import Book
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Word
 
 each_target = pytest.mark.parametrize("machine", MACHINES, ids=lambda t: str(t.bits))
 each_way = pytest.mark.parametrize("dynamic", [False, True], ids=["ints", "words"])
@@ -115,6 +117,44 @@ def test_softmax(columns: int, dynamic: bool, dtype: str) -> None:
     nest, memory = softmax(3, columns, dtype)
     memory[0][:5] = to_bf16(np.float32(-np.inf)) if dtype == "bf16" else -np.inf
     check(nest, memory, host(), 1, words(dynamic))
+
+
+def test_a_nest_prints_as_loops() -> None:
+    nest, _ = layer_norm(3, 17)
+    assert str(nest) == """\
+for a0 in range(3)
+for a1 in range(17)  # reduced
+    t0 = f32 word0[17 * a0 + a1]
+    t1 = sum(t0)
+    t2 = t1 / 17.0
+    t3 = t0 - t2
+    t4 = sum(t3 * t3)
+    f32 word3[17 * a0 + a1] = ((t3 * rsqrt((t4 / 17.0) + 1e-05)) * f32 word1[a1]) + f32 word2[a1]
+    f32 word4[a0] = t2"""
+
+
+def test_places_that_depend_on_data_print_as_they_are() -> None:
+    here = load(Access(1, "i64", (1, 0)))
+    inside = op("and", op("ge", here, const(0, "i64")), op("lt", here, size(9)))
+    row = op("mul", here, size(6))
+    x = load(Access(0, "bf16", (0, 1), Word(64), row, inside))
+    y = op("where", inside, x, const(float("inf"), "f32"))
+    nest = Nest((Word(65), 6), (Store(Access(2, "bf16", (6, 1)), cast(y, "f32")),))
+    assert str(nest) == """\
+for a0 in range(n65)
+for a1 in range(6)
+    t0 = i64 word1[a0]
+    t1 = (t0 >= 0) & (t0 < 9)
+    bf16 word2[6 * a0 + a1] = where(t1, (bf16 word0[a1 + t0 * 6 + n64] if t1), inf)"""
+
+
+def test_printing_decides_nothing() -> None:
+    book = Book()
+    rows, columns = book.number(5), book.number(1)
+    x = load(Access(0, "f32", (columns, 1)))
+    text = str(Nest((rows, columns), (Store(Access(1, "f32", (columns, 1)), x),)))
+    assert "range(s[0]=5)" in text
+    assert book.recipe()([7, 3]) is not None
 
 
 def test_short_rows_have_no_loop() -> None:

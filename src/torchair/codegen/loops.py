@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchair.codegen.listing import listing
 from torchair.codegen.numbers import Int, Number, value_of
 from torchair.codegen.types import Size
 
@@ -83,6 +84,9 @@ class Nest:
     axes: tuple[Any, ...]  # Int, or Size once printed
     stores: tuple[Store, ...]
     reduced: frozenset[int] = field(default_factory=frozenset)
+
+    def __str__(self) -> str:
+        return listing(self.axes, self.reduced, self.stores, expressions(self))
 
 
 # ---- making expressions ----

@@ -23,6 +23,9 @@ class Loops:
 
     nest: Nest
 
+    def __str__(self) -> str:
+        return str(self.nest)
+
 
 @dataclass(frozen=True)
 class MatMul:
@@ -50,6 +53,9 @@ class Product:
 
     matmul: MatMul
     epilogue: Nest
+
+    def __str__(self) -> str:
+        return f"{self.matmul}\n{self.epilogue}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,9 @@ class Convolution:
 
     conv: Conv
     epilogue: Nest
+
+    def __str__(self) -> str:
+        return f"{self.conv}\n{self.epilogue}"
 
 
 @dataclass(frozen=True)

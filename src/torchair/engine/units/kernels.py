@@ -36,6 +36,7 @@ from torchair.engine.units.heads import (
     values_on,
 )
 from torchair.engine.units.sizes import NotNative, Sizes, is_one
+from torchair.flags import Flags
 from torchair.ge.graph import Node, Value
 
 
@@ -58,7 +59,10 @@ class _Emission:
             "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
             "attention": self._attention, "pool": self._pool,
         }  # fmt: skip
-        generated = self.target.generate(ask[self.unit.kind](), self._label())
+        request = ask[self.unit.kind]()
+        if Flags.read().debug >= 4:
+            print(f"torchair kernel {self._label()}\n{request}")
+        generated = self.target.generate(request, self._label())
         self.sizes.seal()
         for word, pack in generated.pack.items():
             self.words[word] = replace(self.words[word], pack=pack)
