@@ -61,7 +61,7 @@ conformance: setup  ## values and gradients on the operator database of PyTorch,
 	$(PY) -m pytest tests -n $(WORKERS) -m slow
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_cuda.py tests/test_cuda_capture.py tests/test_capture_updates.py tests/test_scope.py tests/test_npu_ops.py -m cuda
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_cuda.py tests/test_cuda_nest.py tests/test_cuda_kernels.py tests/test_cuda_capture.py tests/test_capture_updates.py tests/test_scope.py tests/test_npu_ops.py -m cuda
 
 clean:  ## remove everything that can be made again, .venv included
 	rm -rf $(VENV) build dist src/*.egg-info torch_compile_debug .torchair_cache

@@ -222,10 +222,18 @@ def check(
     tolerance: float = 2e-5,
 ) -> list[np.ndarray]:
     """Run a nest both ways; everything in memory must agree. Returns the memory."""
-    expected = [m.copy() for m in memory]
-    Plain(nest, expected).run()
     got = [m.copy() for m in memory]
     run_nest(nest, got, machine, threads, wordy)
+    compare(nest, memory, got, tolerance)
+    return got
+
+
+def compare(
+    nest: Nest, memory: list[np.ndarray], got: list[np.ndarray], tolerance: float = 2e-5
+) -> None:
+    """What a kernel left in memory against the plain evaluation."""
+    expected = [m.copy() for m in memory]
+    Plain(nest, expected).run()
     kinds = {s.access.operand: s.access.dtype for s in nest.stores}
     for k, (a, b) in enumerate(zip(got, expected, strict=True)):
         dtype = kinds.get(k)
@@ -236,7 +244,6 @@ def check(
         x, y = (from_memory(v, dtype).astype(np.float64) for v in (a, b))
         largest = max(1.0, float(np.max(np.abs(y), where=np.isfinite(y), initial=0)))
         np.testing.assert_allclose(x, y, loose, loose * largest, err_msg=f"operand {k}")
-    return got
 
 
 def noise(count: int, dtype: str, seed: int = 0) -> np.ndarray:

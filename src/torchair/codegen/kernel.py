@@ -8,8 +8,10 @@ the addresses of its operands, then the sizes and strides that are not known whe
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,14 +28,21 @@ class Kernel:
     entry: str
     text: str
     declarations: frozenset[str]
+    words: tuple[int, ...] = ()  # those that are parameters, where words are passed one by one
 
     @classmethod
-    def of(cls, label: str, body: Callable[[str], str] | str, declared: Iterable[str]) -> Kernel:
+    def of(
+        cls,
+        label: str,
+        body: Callable[[str], str] | str,
+        declared: Iterable[str],
+        words: tuple[int, ...] = (),
+    ) -> Kernel:
         """A kernel from text in which `@ENTRY` stands for the name, which becomes unique."""
         text = body if isinstance(body, str) else body("ENTRY")
         mark = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         entry = f"{label}_{mark}"
-        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared))
+        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared), words)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,15 @@ class Launch:
     units: tuple[Size, ...]
     shared: int = 0  # bytes of shared memory asked for at the launch
     most: int = 0  # the largest number of blocks, 0: as many as there are units
+    cluster: int = 1  # blocks that start together and read each other's shared memory
+
+    def blocks(self, word: Callable[[int], int]) -> int:
+        """The number of blocks, given the numbers in words."""
+        units = math.prod(n if isinstance(n, int) else word(n.index) for n in self.units)
+        count = max(1, -(-units // self.per_block))
+        # All blocks take as many turns, or one less.
+        turns = -(-count // self.most) if self.most else 1
+        return -(-count // turns)
 
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
@@ -60,6 +78,7 @@ class Generated:
     scratch: int = 0  # bytes that each thread needs, aligned to 64
     pack: Mapping[int, Pack] = field(default_factory=dict)  # by word: its constant is laid out so
     launch: Launch | None = None  # None where threads are counted by who runs it
+    request: Any = None  # what it came of, for those who put several steps into one kernel
 
 
 class Declined(Exception):

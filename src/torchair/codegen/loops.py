@@ -6,13 +6,13 @@ reduced, and what is stored. `simplify` brings a nest into the form that is fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchair.codegen.listing import listing
 from torchair.codegen.numbers import Int, Number, value_of
-from torchair.codegen.types import Size
+from torchair.codegen.types import Size, Word
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,6 +345,39 @@ def with_words(nest: Nest, word: Callable[[Int], Size]) -> Nest:
     return _mapped(nest, axes, nest.reduced, moved, axis, word)
 
 
+def renumbered(nest: Nest, word: Callable[[int], int]) -> Nest:
+    """A printed nest with other words."""
+
+    def number(n: Any) -> Any:
+        return Word(word(n.index)) if isinstance(n, Word) else n
+
+    def moved(x: Access) -> Access:
+        strides = tuple(number(s) for s in x.strides)
+        return replace(x, operand=word(x.operand), strides=strides, offset=number(x.offset))
+
+    axes = tuple(number(n) for n in nest.axes)
+    return _mapped(nest, axes, nest.reduced, moved, axis, number, word)
+
+
+def substituted(nest: Nest, known: Mapping[int, Expr]) -> Nest:
+    """A nest with other values in the place of some of its expressions, which are given by id."""
+    made: dict[int, Expr] = {}
+
+    def place(x: Access) -> Access:
+        extra = made[id(x.extra)] if x.extra is not None else None
+        return replace(x, extra=extra, mask=made[id(x.mask)] if x.mask is not None else None)
+
+    for x in expressions(nest):
+        if id(x) in known:
+            made[id(x)] = known[id(x)]
+        elif x.kind == "load":
+            made[id(x)] = replace(x, data=place(x.data))
+        else:
+            made[id(x)] = replace(x, args=tuple(made[id(a)] for a in x.args)) if x.args else x
+    stores = tuple(Store(place(s.access), made[id(s.value)]) for s in nest.stores)
+    return Nest(nest.axes, stores, nest.reduced)
+
+
 def _mapped(
     nest: Nest,
     axes: tuple[Any, ...],
@@ -352,6 +385,7 @@ def _mapped(
     moved: Callable[[Access], Access],
     renamed: Callable[[int], Expr],
     word: Callable[[Int], Any] = lambda n: n,
+    operand: Callable[[int], int] = lambda k: k,
 ) -> Nest:
     """A nest with every access, axis and size replaced, sharing kept."""
     made: dict[int, Expr] = {}
@@ -368,6 +402,8 @@ def _mapped(
             made[id(x)] = replace(x, data=place(x.data))
         elif x.kind == "size":
             made[id(x)] = replace(x, data=word(x.data))
+        elif x.kind == "verify":
+            made[id(x)] = replace(x, data=operand(x.data), args=(made[id(x.args[0])],))
         else:
             made[id(x)] = replace(x, args=tuple(made[id(a)] for a in x.args)) if x.args else x
     stores = tuple(Store(place(s.access), made[id(s.value)]) for s in nest.stores)

@@ -24,6 +24,8 @@ class Head:
     dtype: str | None  # of its operands, None for a type that no kernel knows
     constant: bool = False  # its weights are the same in every call
     width: int | None = None  # features of the widest head of attention, None if that is not known
+    rows: int | None = None  # of a product, or queries of attention; None if that is not known
+    along: bool = False  # the second operand of a product is stored row by row along the sum
 
 
 class Target(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -31,10 +32,85 @@ def flash_attention_for_cpu(
     """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value,
     float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None)
     -> (Tensor output, Tensor logsumexp)"""
-    q, k, v, shift = (views.emit(x) for x in (query, key, value, attn_mask))
-    heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[-1]
     if dropout_p != 0 or isinstance(scale, Value):
         raise Decline("dropout or a symbolic scale")
+    out, lse = _attention(query, key, value, attn_mask, is_causal, scale, views, sums=True)
+    return out, ge.Squeeze(lse, axis=[3])
+
+
+@builtin(aten._scaled_dot_product_flash_attention.default)
+def flash_attention(
+    query: View,
+    key: View,
+    value: View,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+    views: ViewFolder,
+    reads: set[Any],
+    meta_outputs: Any,
+) -> list[Any]:
+    """_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float
+    dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None)
+    -> (Tensor output, Tensor logsumexp, ...)"""
+    _only_output(reads, dropout_p, scale)
+    out, _ = _attention(query, key, value, None, is_causal, scale, views)
+    return [out, *_unread(meta_outputs)]
+
+
+@builtin(
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+def efficient_attention(
+    query: View,
+    key: View,
+    value: View,
+    attn_bias: View | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+    views: ViewFolder,
+    reads: set[Any],
+    meta_outputs: Any,
+) -> list[Any]:
+    """_scaled_dot_product_efficient_attention(Tensor query, Tensor key, Tensor value, Tensor?
+    attn_bias, bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, *, float?
+    scale=None) -> (Tensor output, Tensor log_sumexp, ...)"""
+    _only_output(reads, dropout_p, scale)
+    out, _ = _attention(query, key, value, attn_bias, is_causal, scale, views)
+    return [out, *_unread(meta_outputs)]
+
+
+def _only_output(reads: set[Any], dropout_p: float, scale: Any) -> None:
+    if not reads <= {0}:
+        raise Decline("what its backward needs is read, too")
+    if dropout_p != 0 or isinstance(scale, Value):
+        raise Decline("dropout or a symbolic scale")
+
+
+def _unread(meta_outputs: Any) -> list[Any]:
+    """Something in the place of every other result."""
+    return [None if m is None else 0 for m in meta_outputs[1:]]
+
+
+def _attention(
+    query: View,
+    key: View,
+    value: View,
+    mask: View | None,
+    causal: bool,
+    scale: float | None,
+    views: ViewFolder,
+    sums: bool = False,
+) -> tuple[View, Value]:
+    q, k, v, shift = (views.emit(x) for x in (query, key, value, mask))
+    heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[-1]
     if not all(isinstance(d, int) for d in (heads, kv_heads, width)):
         raise Decline("symbolic heads")
     out, lse = ge.FusedInferAttentionScore(
@@ -44,9 +120,9 @@ def flash_attention_for_cpu(
         shift,
         num_heads=heads,
         scale=1.0 / math.sqrt(width) if scale is None else scale,
-        input_layout="BNSD_BSND",  # torch's kernel writes heads next to each other, too
+        input_layout="BNSD_BSND",  # torch's kernels write heads next to each other, too
         num_key_value_heads=kv_heads,
-        sparse_mode=LEFT_UP_CAUSAL if is_causal else 0,
-        softmax_lse_flag=True,
+        sparse_mode=LEFT_UP_CAUSAL if causal else 0,
+        softmax_lse_flag=sums,
     )
-    return views.permute(out, [0, 2, 1, 3]), ge.Squeeze(lse, axis=[3])
+    return views.permute(out, [0, 2, 1, 3]), lse

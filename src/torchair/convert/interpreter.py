@@ -250,6 +250,8 @@ class GraphConverter:
                 kwargs["meta_keywords"] = fx.map_arg(node.kwargs, lambda n: self._env[n].meta)
             if entry.wants_meta:
                 kwargs["meta_outputs"] = _map(spec_of, meta)
+            if entry.wants_reads:
+                kwargs["reads"] = _reads(node)
             if entry.wants_views:
                 kwargs["views"] = self.views if self._may_fold() else ViewFolder(False)
             npu = entry.fn(*args, **kwargs)
@@ -502,6 +504,12 @@ def _reads_raw_memory(node: fx.Node) -> bool:
 def _mutates(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def _reads(node: fx.Node) -> set[Any]:
+    """The numbers of the results of a node that somebody reads; None among them stands for all."""
+    taken = (u.args[1] if u.target is operator.getitem else None for u in node.users if u.users)
+    return set(taken)
 
 
 def _leaves(tree: Any) -> list[Any]:

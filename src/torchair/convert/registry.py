@@ -24,6 +24,7 @@ class Entry:
     wants_inputs: bool  # has a parameter `meta_inputs`: the fake arguments, with their strides
     wants_keywords: bool  # has a parameter `meta_keywords`: the fake arguments given by name
     wants_views: bool  # has a parameter `views`: takes pending views and the folder that makes them
+    wants_reads: bool  # has a parameter `reads`: the numbers of the results that somebody reads
     by_user: bool
 
 
@@ -40,6 +41,7 @@ def entry_of(fn: Callable[..., Any], by_user: bool) -> Entry:
         wants_inputs="meta_inputs" in names,
         wants_keywords="meta_keywords" in names,
         wants_views="views" in names,
+        wants_reads="reads" in names,
         by_user=by_user,
     )
 

@@ -7,13 +7,15 @@ from collections.abc import Callable
 import torch
 
 from torchair.codegen.cpu.target import cpu
+from torchair.codegen.cuda.target import cuda
 from torchair.codegen.target import Target
 
-TARGETS: dict[str, Callable[[], Target]] = {"cpu": cpu}
-"""By the type of a torch device."""
+TARGETS: dict[str, Callable[[int], Target]] = {"cpu": lambda index: cpu(), "cuda": cuda}
+"""By the type of a torch device, a function of its number."""
 
 
 def target_of(device: str) -> Target | None:
     """The target of a torch device, None where every operator runs by torch."""
-    make = TARGETS.get(torch.device(device).type)
-    return None if make is None else make()
+    place = torch.device(device)
+    make = TARGETS.get(place.type)
+    return None if make is None else make(place.index or 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.values import literal, prefix_mask, select, shaped
-from torchair.codegen.text.writer import Writer, f32
+from torchair.codegen.text.writer import KernelWriter, Writer, f32
 from torchair.codegen.types import BYTES, STORAGE
 
 
@@ -17,13 +17,12 @@ def memory_element(dtype: str) -> str:
     return "i16" if dtype in ("bf16", "f16") else STORAGE[dtype]
 
 
-def load_scalar(w: Writer, dtype: str, pointer: str, mask: str | None) -> str:
+def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> str:
     """One element; zero if an i1 mask is false, and then nothing is read there."""
     t = memory_element(dtype)
     if mask is None:
         return _arrived(w, w(f"load {t}, ptr {pointer}"), dtype, 0)
-    # The argument block can always be read.
-    place = w(f"select i1 {mask}, ptr {pointer}, ptr %words")
+    place = w(f"select i1 {mask}, ptr {pointer}, ptr {w.readable()}")
     got = _arrived(w, w(f"load {t}, ptr {place}"), dtype, 0)
     kept = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
     return select(w, mask, got, literal(0, kept, 0), kept, 0)
@@ -40,9 +39,11 @@ def store_scalar(w: Writer, dtype: str, value: str, pointer: str, mask: str | No
         w.do(f"store {t} {value}, ptr {pointer}")
 
 
-def load_vector(w: Writer, dtype: str, pointer: str, lanes: int, mask: str | None) -> str:
+def load_vector(
+    w: Writer, dtype: str, pointer: str, lanes: int, mask: str | None, align: int | None = None
+) -> str:
     """Neighbouring elements; zero in lanes that are masked off."""
-    element, align = memory_element(dtype), BYTES[dtype]
+    element, align = memory_element(dtype), align or BYTES[dtype]
     t = f"<{lanes} x {element}>"
     if mask is None:
         return _arrived(w, w(f"load {t}, ptr {pointer}, align {align}"), dtype, lanes)
@@ -57,10 +58,16 @@ def load_vector(w: Writer, dtype: str, pointer: str, lanes: int, mask: str | Non
 
 
 def store_vector(
-    w: Writer, dtype: str, value: str, pointer: str, lanes: int, mask: str | None
+    w: Writer,
+    dtype: str,
+    value: str,
+    pointer: str,
+    lanes: int,
+    mask: str | None,
+    align: int | None = None,
 ) -> None:
     """Write neighbouring elements."""
-    element, align = memory_element(dtype), BYTES[dtype]
+    element, align = memory_element(dtype), align or BYTES[dtype]
     t = f"<{lanes} x {element}>"
     value = _leaving(w, value, dtype, lanes)
     if mask is None:

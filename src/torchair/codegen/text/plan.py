@@ -95,7 +95,12 @@ Form = tuple[tuple[int, ...], int]
 
 
 def make_plan(
-    nest: Nest, lanes: int, fma: bool = False, unlimited: bool = False, form: Form | None = None
+    nest: Nest,
+    lanes: int,
+    fma: bool = False,
+    unlimited: bool = False,
+    form: Form | None = None,
+    scratch: int = SCRATCH,
 ) -> Plan:
     """The plan of a nest whose sizes are ints or words. Where the size of a row is not known the
     plan may have a limit; an `unlimited` one keeps nothing in memory then."""
@@ -111,7 +116,7 @@ def make_plan(
     for x in order:
         plan.level[id(x)] = _level(x, plan)
     plan.splats = _splats(order, plan)
-    _Phases(plan, order, costs, lanes, fma).build()
+    _Phases(plan, order, costs, lanes, fma, scratch).build()
     return plan
 
 
@@ -250,6 +255,7 @@ class _Phases:
         costs: dict[int, int],
         lanes: int,
         fma: bool,
+        scratch: int,
     ) -> None:
         self.plan, self.order, self.costs, self.lanes = plan, order, costs, lanes
         self.fma = fma
@@ -262,7 +268,7 @@ class _Phases:
         self.uses = Counter(id(c) for x in order for c in children(x))
         self.uses.update(id(e) for s in plan.nest.stores for e in _roots(s))
         self.row_elements = self._row_elements() if plan.loops else None
-        self.budget = SCRATCH
+        self.budget = scratch
 
     def _row_elements(self) -> int | None:
         """Elements of a row as it is kept, or None if that is not known."""

@@ -30,7 +30,7 @@ from torchair.codegen.text.values import (
     number,
 )
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Size, Word
+from torchair.codegen.types import BYTES, Size, Word
 
 Key = tuple[object, ...]
 """Under what a written value is found again."""
@@ -264,6 +264,10 @@ class Point:
         mask = self.vector(place.mask, slot)
         return mask if mine is None else self.w(f"and {self.w.vector('i1')} {mask}, {mine}")
 
+    def _alignment(self, place: Access) -> int:
+        """Bytes that vectors of an access are known to begin at multiples of."""
+        return BYTES[place.dtype]
+
     def _neighbours(self, place: Access) -> bool:
         apart = place.extra is not None and id(place.extra) in self.varies
         return place.strides[self.vector_axis] == 1 and not apart
@@ -281,7 +285,7 @@ class Point:
         mask = self._mask(place, slot)
         pointer = self._at_slot(place, slot)
         if self._neighbours(place):
-            return load_vector(w, place.dtype, pointer, self.lanes, mask)
+            return load_vector(w, place.dtype, pointer, self.lanes, mask, self._alignment(place))
         if mask is None and self._apart(place):
             stride = place.strides[self.vector_axis]
             return load_apart(w, place.dtype, pointer, stride, self.lanes)
@@ -300,7 +304,8 @@ class Point:
         mask = self._mask(place, slot)
         pointer = self._at_slot(place, slot)
         if self._neighbours(place):
-            store_vector(w, place.dtype, value, pointer, self.lanes, mask)
+            align = self._alignment(place)
+            store_vector(w, place.dtype, value, pointer, self.lanes, mask, align)
         else:
             index = self._index(place, slot)
             scatter(w, place.dtype, value, pointer, index, self.lanes, mask)

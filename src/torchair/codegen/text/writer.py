@@ -225,9 +225,10 @@ class Writer:
         self.do(f"br label %{n}.done")
         self.label(f"{n}.done")
 
-    def text(self, signature: str, attributes: str = "") -> str:
+    def text(self, signature: str, attributes: str = "#0") -> str:
         """The whole function: `signature` is what stands between `define` and the brace."""
-        lines = [f"define {signature} #0 {{", "entry:", *self._entry, "  br label %start", "start:"]
+        head = f"define {signature} {attributes} {{"
+        lines = [head, "entry:", *self._entry, "  br label %start", "start:"]
         return "\n".join([*lines, *self._lines, "  ret void", "}", ""])
 
 
@@ -247,6 +248,10 @@ class KernelWriter(Writer):
         if isinstance(size, Word):
             return self.entry(f"load i64, ptr {self._word(size.index)}")
         return str(size)
+
+    def readable(self) -> str:
+        """An address from which any element can be read: the argument block."""
+        return "%words"
 
     def _word(self, index: int) -> str:
         return self.entry(f"getelementptr i64, ptr %words, i64 {index}")

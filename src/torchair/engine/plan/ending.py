@@ -32,6 +32,9 @@ from torchair.ge.graph import Value
 
 _WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 
+_APART, _SMALL = 12, 1 << 18
+"""On a GPU buffers of so few bytes are not used again for some steps, so that kernels that have
+nothing to do with each other can stand in one launch."""
 _WASTE = 1.2  # times the least memory, that an arrangement made for other sizes may take
 
 
@@ -264,6 +267,9 @@ class Ending:
             root.bytes = buffer.size
             chosen[root.slot] = buffer
         packed = list(buffers.values())
+        if self.plan.device != "cpu":
+            for buffer in packed:
+                buffer.last += _APART if buffer.size <= _SMALL else 0
         self.plan.arena_floor = lower_bound(packed)
         if sharing is None:
             self.plan.arena_size = self._pack(tuple(buffers), packed)

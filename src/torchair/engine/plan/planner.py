@@ -338,9 +338,12 @@ class _Build:
         assert self.p.natives is not None
         inside = self.p.natives.inside(unit)
         for node in inside:
+            if (row := row_of(node.type)) is not None:
+                self._choose_device(node, row)
             facts = self._infer(node)
             self.facts.update(zip(node.outputs, facts, strict=True))
         known = all(self.metas[self.slot[v]] is not None for v in unit.inputs)
+        known = known and self._is_on_device([*unit.inputs, *unit.outputs])
         if not known or any(self.facts[v].shape is None for v in unit.outputs):
             return self._one_by_one(unit, inside)
         outs = {v: self._native_meta(unit, v) for v in unit.outputs}
@@ -372,6 +375,11 @@ class _Build:
         self.plan.steps.append(step)
         self.done.update(inside)
         return None
+
+    def _is_on_device(self, values: Sequence[Value]) -> bool:
+        """Whether all values live where kernels run: some of a GPU's graph are on the host."""
+        here = self.p.device
+        return here == "cpu" or all(self.devices.get(v, here) == here for v in values)
 
     def _one_by_one(self, unit: Unit, inside: list[Node]) -> None:
         for node in inside:

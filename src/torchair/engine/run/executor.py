@@ -19,6 +19,7 @@ import torch
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.engine.run.launches import native_part
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.errors import GraphError
 from torchair.flags import Flags
@@ -85,7 +86,7 @@ class Program:
                 runs.append(prepared(steps[k], self._arena, self.plan))
                 end += 1
             else:
-                run = Segment(steps[k:end], memory, threads).bind()
+                run = native_part(steps[k:end], memory, threads).bind()
                 runs.append(told(steps[k], run, self.plan) if tell else run)
             k = end
         return runs
@@ -160,7 +161,7 @@ class NativeProgram:
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
-        native = any(s.kind == "native" for s in plan.steps)
+        native = plan.device == "cpu" and any(s.kind == "native" for s in plan.steps)
         native = native and all(s.kind in ("native", "view") for s in plan.steps)
         if not native or plan.write_backs or Flags.read().debug >= 5:
             return False
@@ -340,7 +341,8 @@ def _settled(step: Step, run: Run, plan: Plan) -> Run:
         for slot, strides, dtype in wanted:
             t = r[slot]
             if t.stride() != strides or t.dtype is not dtype:
-                r[slot] = torch.empty_strided(t.shape, strides, dtype=dtype).copy_(t)
+                made = torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)
+                r[slot] = made.copy_(t)
 
     return run_and_settle
 

@@ -18,7 +18,8 @@ import torch
 from torchair.codegen.cpu.driver import limit_threads
 from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.engine.run.executor import Place, Program, Run, StepFailure, prepared, told
-from torchair.engine.run.segment import BadIndex, Memory, Segment
+from torchair.engine.run.launches import native_part
+from torchair.engine.run.segment import BadIndex, Memory
 from torchair.engine.run.workers import workers
 from torchair.flags import Flags
 
@@ -123,7 +124,7 @@ class LaneProgram(Program, abc.ABC):
         steps = [self.plan.steps[k] for k in piece]
         run: Run
         if steps[0].kind == "native":
-            run = Segment(steps, self._memory, threads).bind()
+            run = native_part(steps, self._memory, threads).bind()
             run = told(steps[0], run, self.plan) if self._apart else run
         else:
             views = [self.plan.steps[k] for k in self._schedule.views.get(piece[0], ())]

@@ -85,6 +85,11 @@ class Outline:
             for (ins, outs), (read, written) in zip(self._touched, before, strict=False)
         ]
 
+    def ranges(self, plan: Plan) -> list[tuple[list[Range], list[Range]]]:
+        """For each step the memory that it reads, as far as steps write it, and that it writes."""
+        found = {s: range_of(plan.places[s][0]) for s in self._owners}
+        return [([found[s] for s in ins], [found[s] for s in outs]) for ins, outs in self._touched]
+
     def barriers(self, steps: Sequence[Step], plan: Plan) -> list[int]:
         """Flags of the steps: those wait for all threads that touch what was just written."""
         ranges = {s: range_of(plan.places[s][0]) for s in self._owners}
@@ -96,7 +101,7 @@ class Outline:
             ins, outs = [ranges[s] for s in args], [ranges[s] for s in made]
             own = step.code.scratch
             waits = sure or bool(scratch and own and scratch != own)
-            waits = waits or _meet(ins, writes) or _meet(outs, writes) or _meet(outs, reads)
+            waits = waits or meet(ins, writes) or meet(outs, writes) or meet(outs, reads)
             if waits and flags:
                 reads, writes, scratch = [], [], 0
             reads += ins
@@ -122,7 +127,8 @@ def range_of(root: Root) -> Range:
     return _owner(root), 0, 1
 
 
-def _meet(some: list[Range], others: list[Range]) -> bool:
+def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    """Whether two lots of memory have a byte in common."""
     for space, first, end in some:
         for space2, first2, end2 in others:
             if space == space2 and first < end2 and first2 < end:

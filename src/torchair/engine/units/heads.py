@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,9 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
 
     def product(node: Node) -> Head:
         weights = constant(value_on(node, "x2"))
-        return Head("matmul", _type_of(node, "x1"), constant=weights)
+        return Head(
+            "matmul", _type_of(node, "x1"), weights, rows=_rows(node), along=transposed(node, 2)
+        )
 
     return {
         **{t: ("matmul", check(_product_unfit, product)) for t in _PRODUCTS},
@@ -58,6 +61,14 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
         "MaxPoolWithArgmaxV1": ("pool", check(_max_pool_unfit, _pool)),
         "AvgPoolV2": ("pool", check(_average_unfit, _pool)),
     }
+
+
+def _rows(node: Node) -> int | None:
+    """Rows of a product with one matrix, if they are known."""
+    first, second = value_on(node, "x1").shape or (), value_on(node, "x2").shape or ()
+    dims = [first[-1], *first[:-2]] if transposed(node, 1) else list(first[:-1])
+    known = [d for d in dims if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(dims) and len(second) == 2 else None
 
 
 def _type_of(node: Node, port: str) -> str | None:
@@ -73,7 +84,9 @@ def _attention(node: Node) -> Head:
     widths = [s[-1] if s else None for s in shapes]
     known = [w for w in widths if isinstance(w, int)]
     width = max(known) if len(known) == len(widths) else None
-    return Head("attention", _type_of(node, "query"), width=width)
+    length = (value_on(node, "query").shape or (None,) * 4)[2]
+    rows = length if isinstance(length, int) else None
+    return Head("attention", _type_of(node, "query"), width=width, rows=rows)
 
 
 def _product_unfit(node: Node) -> str | None:

@@ -1,0 +1,169 @@
+"""NVIDIA's driver, by ctypes: PTX becomes machine code here, and kernels are launched.
+
+The driver is the one that torch has loaded; functions run in torch's context and on its streams.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+
+from torchair.codegen.cuda.jit import Entry, ptx
+from torchair.codegen.cuda.machine import Gpu, gpu
+
+_REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
+_CLUSTER, _EARLY = 4, 6  # numbers of launch attributes
+_THREADS = 8
+
+
+class DriverError(RuntimeError):
+    """What the driver said."""
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def available() -> str | None:
+    """Why no kernel can be launched on this machine, None if one can."""
+    try:
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device"
+        _driver()
+    except OSError as e:
+        return str(e)
+    return None
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise DriverError(f"{what}: {(text.value or b'').decode()} ({code})")
+
+
+class Library:
+    """Kernels of one GPU. A text is compiled once."""
+
+    def __init__(self, index: int, machine: Gpu | None = None) -> None:
+        self.index = index
+        self.machine = machine or gpu(index)
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._errors: dict[str, Exception] = {}
+        self._lock = threading.Lock()
+        self.seconds = 0.0
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry.name in self._functions
+
+    def add(self, entries: Sequence[Entry]) -> dict[str, Exception]:
+        """Compile those that are new, several at a time; errors by the name of the entry."""
+        with self._lock:
+            new = [e for e in {e.name: e for e in entries}.values() if e not in self]
+            new = [e for e in new if e.name not in self._errors]
+            if new:
+                start = time.perf_counter()
+                with torch.cuda.device(self.index), ThreadPoolExecutor(_THREADS) as pool:
+                    torch.cuda.current_stream()  # there is a context from now on
+                    list(pool.map(self._add, new))
+                self.seconds += time.perf_counter() - start
+            return {e.name: self._errors[e.name] for e in entries if e.name in self._errors}
+
+    def _add(self, entry: Entry) -> None:
+        try:
+            text = ptx([entry], self.machine)
+            with torch.cuda.device(self.index):
+                torch.cuda.current_stream().query()  # the context is this thread's now
+                self._functions[entry.name] = _loaded(text, entry.name)
+        except (RuntimeError, ValueError) as e:
+            self._errors[entry.name] = e
+
+    def function(self, entry: Entry) -> ctypes.c_void_p:
+        """What a launch takes."""
+        if entry not in self:
+            errors = self.add([entry])
+            if errors:
+                raise errors[entry.name]
+        return self._functions[entry.name]
+
+    def registers(self, entry: Entry) -> tuple[int, int]:
+        """Registers of a thread, and bytes of memory where they did not suffice."""
+        found = ctypes.c_int()
+        numbers = []
+        for attribute in (_REGISTERS, _LOCAL):
+            function = self.function(entry)
+            _check(
+                _driver().cuFuncGetAttribute(ctypes.byref(found), attribute, function), entry.name
+            )
+            numbers.append(found.value)
+        return numbers[0], numbers[1]
+
+
+@cache
+def library(index: int) -> Library:
+    """The kernels that this process has for a GPU."""
+    return Library(index)
+
+
+def _loaded(text: str, name: str) -> ctypes.c_void_p:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    code = text.encode() + b"\0"
+    _check(_driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+    return function
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_ubyte * 64)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Call:
+    """A launch with its arguments, which can be changed between calls: `words`."""
+
+    def __init__(
+        self, library: Library, entry: Entry, blocks: int, words: Sequence[int],
+        shared: int = 0, cluster: int = 1, early: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = entry.name
+        self._function = library.function(entry)
+        self.words = (ctypes.c_int64 * len(words))(*words)
+        base = ctypes.addressof(self.words)
+        self._arguments = (ctypes.c_void_p * len(words))(*(base + 8 * k for k in range(len(words))))
+        attributes = []
+        if cluster > 1:
+            attributes.append((_CLUSTER, struct.pack("III", cluster, 1, 1)))
+        if early:
+            attributes.append((_EARLY, struct.pack("I", 1)))
+        self._attributes = (_Attribute * max(1, len(attributes)))()
+        for made, (number, value) in zip(self._attributes, attributes, strict=False):
+            made.id = number
+            made.value[: len(value)] = value
+        self._config = _Config(
+            blocks, 1, 1, entry.block, 1, 1, shared, None,
+            ctypes.cast(self._attributes, ctypes.c_void_p), len(attributes),
+        )  # fmt: skip
+        self._launch = _driver().cuLaunchKernelEx
+        self._given = (ctypes.byref(self._config), self._function, self._arguments, None)
+
+    def __call__(self, stream: int) -> None:
+        self._config.stream = stream
+        code = self._launch(*self._given)
+        if code:
+            _check(code, self.name)

@@ -1,0 +1,106 @@
+"""From the text of kernels to PTX, by LLVM's own NVPTX back end. Needs no GPU.
+
+The text of a kernel is a function over the number of its block. A launch may hold several kernels
+that do not depend on each other: an `Entry` gives the first blocks to the first, and so on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torchair.codegen.cuda.machine import Gpu
+from torchair.codegen.kernel import Kernel
+
+_TRIPLE = "nvptx64-nvidia-cuda"
+_LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
+_REGISTER = "llvm.nvvm.read.ptx.sreg"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one launch runs: kernels side by side, with blocks of so many threads. Its parameters
+    are, for each kernel, the number of its blocks and its words."""
+
+    kernels: tuple[Kernel, ...]
+    block: int
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the function that is launched."""
+        if len(self.kernels) == 1:
+            return f"{self.kernels[0].entry}_{self.block}"
+        names = " ".join(k.entry for k in self.kernels)
+        label = self.kernels[0].entry.rpartition("_")[0]
+        mark = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+        return f"{label}_and_{len(self.kernels) - 1}_{mark}_{self.block}"
+
+    def text(self) -> str:
+        """The function that is launched."""
+        parameters, lines = [], [f"  %id = call i32 @{_REGISTER}.ctaid.x()"]
+        lines.append("  %b0 = zext i32 %id to i64")
+        for k, kernel in enumerate(self.kernels):
+            found = re.findall(r"(ptr|i64) %w(\d+)", _head(kernel))
+            kinds = {int(word): kind for kind, word in found}
+            names = [f"{kinds[word]} %k{k}.w{word}" for word in kernel.words]
+            parameters += [f"i64 %k{k}.blocks", *names]
+            call = ", ".join([f"i64 %b{k}", f"i64 %k{k}.blocks", *names])
+            run = f"  call void @{kernel.entry}({call})"
+            if k + 1 == len(self.kernels):
+                lines += [run, "  ret void"]
+                continue
+            lines += [
+                f"  %m{k} = icmp slt i64 %b{k}, %k{k}.blocks",
+                f"  br i1 %m{k}, label %mine{k}, label %next{k}",
+                f"mine{k}:", run, "  ret void", f"next{k}:",
+                f"  %b{k + 1} = sub i64 %b{k}, %k{k}.blocks",
+            ]  # fmt: skip
+        head = f"define ptx_kernel void @{self.name}({', '.join(parameters)})"
+        return "\n".join([f'{head} "nvvm.maxntid"="{self.block}" {{', *lines, "}\n"])
+
+
+def _head(kernel: Kernel) -> str:
+    """The line that defines a kernel's function."""
+    return kernel.text[kernel.text.rindex("define ") :].split("\n", 1)[0]
+
+
+def module_text(entries: Sequence[Entry]) -> str:
+    """One module with all these entries, and what they need once each."""
+    kernels = {k.entry: k for e in entries for k in e.kernels}
+    declared = {f"declare i32 @{_REGISTER}.ctaid.x()"}
+    declared |= {d for k in kernels.values() for d in k.declarations}
+    head = [f'target triple = "{_TRIPLE}"', f'target datalayout = "{_LAYOUT}"']
+    parts = [*(k.text for k in kernels.values()), *(e.text() for e in entries)]
+    return "\n".join([*head, *sorted(declared), *parts])
+
+
+def ptx(entries: Sequence[Entry], gpu: Gpu) -> str:
+    """What the driver takes. LLVM puts kernels into their entries and generates code; nothing else
+    of its middle end runs, since vectors are explicit."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = llvm.parse_assembly(module_text(entries), llvm.create_context())
+    module.verify()
+    machine = _machine(llvm, gpu)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    return str(machine.emit_assembly(module))
+
+
+def _machine(llvm: Any, gpu: Gpu) -> Any:
+    return llvm.Target.from_triple(_TRIPLE).create_target_machine(
+        cpu=gpu.name, features=gpu.features, opt=3
+    )
+
+
+def foreign(kernels: Iterable[Kernel]) -> set[str]:
+    """Functions that no GPU has, of those that some kernels call: the C library's."""
+    names = {re.findall(r"@([\w.]+)", d)[0] for k in kernels for d in k.declarations}
+    return {n for n in names if not n.startswith("llvm.")}

@@ -1,0 +1,113 @@
+"""Values at the points of one thread: vectors of neighbours, each at a position of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchair.codegen.cuda.writer import GpuWriter
+from torchair.codegen.loops import Access, Expr, Store
+from torchair.codegen.text.memory import memory_element
+from torchair.codegen.text.point import Point, Slot
+from torchair.codegen.text.values import lane_numbers
+from torchair.codegen.types import BYTES, Word
+
+
+@dataclass(frozen=True)
+class Spot(Slot):
+    """A vector of a thread: where it begins along the vector axis. A `mask` is an i1 here: whether
+    the vector counts. If it does not, `index` is some place that can be read all the same."""
+
+    index: str = "0"
+
+
+class ThreadPoint(Point):
+    """Writes values for one thread of a block. Slots are `Spot`s."""
+
+    w: GpuWriter
+
+    def __init__(
+        self,
+        w: GpuWriter,
+        vector_axis: int,
+        varies: set[int],
+        given: Sequence[str] = (),
+        axis_level: Mapping[int, int] | None = None,
+        level: Mapping[int, int] | None = None,
+        writes: str | None = None,
+        aligned: frozenset[int] = frozenset(),
+    ) -> None:
+        """`writes` is an i1: whether this thread stores what is the same for the whole team.
+        `aligned` are ids of accesses whose vectors begin at multiples of their size."""
+        super().__init__(w, vector_axis, varies, given, axis_level, level)
+        self.writes = writes
+        self.aligned = aligned
+
+    def _spot(self, slot: int) -> Spot:
+        spot = self.slots[slot]
+        assert isinstance(spot, Spot)
+        return spot
+
+    def _position(self, x: Expr, slot: int) -> str:
+        if x.data != self.vector_axis:
+            return self.index[x.data]
+        start = self._spot(slot).index
+        lanes = lane_numbers(self.lanes, 64, 1, 0)
+        first = self.w.splat("i64", start)
+        return lanes if start == "0" else self.w(f"add {self.w.vector('i64')} {first}, {lanes}")
+
+    def _verify(self, x: Expr, test: str, lanes: int, slot: int) -> str:
+        """A vector that does not count repeats one that does, so its failures are true ones."""
+        w, kind = self.w, (f"<{lanes} x i1>" if lanes else "i1")
+        wrong = w(f"xor {kind} {test}, {'splat (i1 true)' if lanes else 'true'}")
+        if lanes:
+            wrong = w.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (kind, wrong))
+        with w.when(wrong):
+            w.do(f"store i64 1, ptr {w.pointer(x.data)}")
+        return test
+
+    # ---- memory ----
+
+    def _distance(self, place: Access, level: int) -> str:
+        """The part of an address that is the same for all vectors of the thread."""
+        w = self.w
+        total = w.size(place.offset) if level == 0 else "0"
+        for a, stride in enumerate(place.strides):
+            if a != self.vector_axis and stride != 0 and self.axis_level.get(a, 0) == level:
+                total = w.add(total, w.mul(self.index[a], w.size(stride)))
+        if self._has_scalar_extra(place) and self.level.get(id(place.extra), 0) == level:
+            assert place.extra is not None
+            total = w.add(total, self.value(place.extra))
+        return total
+
+    def _at_slot(self, place: Access, slot: int) -> str:
+        w, stride = self.w, place.strides[self.vector_axis]
+        far = w.mul(self._spot(slot).index, w.size(stride))
+        return w.offset(self.pointer(place), memory_element(place.dtype), far)
+
+    def _steps(self, stride: int | Word) -> str:
+        if not isinstance(stride, Word):
+            return lane_numbers(self.lanes, 64, stride)
+        w = self.w
+        all_ = w.splat("i64", w.size(stride))
+        return w(f"mul {w.vector('i64')} {all_}, {lane_numbers(self.lanes, 64)}")
+
+    def _mask(self, place: Access, slot: int) -> str | None:
+        if place.mask is None or (place.mask.kind == "const" and place.mask.data):
+            return None
+        return self.vector(place.mask, slot)
+
+    def _alignment(self, place: Access) -> int:
+        whole = id(place) in self.aligned
+        return BYTES[place.dtype] * (self.lanes if whole else 1)
+
+    def store(self, what: Store, slot: int = 0) -> None:
+        """Nothing is stored for vectors that do not count, and once for a team what is its own."""
+        counts = self._spot(slot).mask if self.stores_vectors(what) else self.writes
+        if counts is None:
+            super().store(what, slot)
+            return
+        # What a store needs is known outside of it too, where that is cheap to have.
+        self.value(what.value, slot)
+        with self.w.when(counts), self.scope():
+            super().store(what, slot)

@@ -1,0 +1,91 @@
+"""An NVIDIA GPU as a target: its generators, what they decline, and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from torchair.codegen.cuda.driver import Library, available, library
+from torchair.codegen.cuda.gemv import gemv
+from torchair.codegen.cuda.jit import foreign
+from torchair.codegen.cuda.nest import print_nest
+from torchair.codegen.kernel import Declined, Generated, Kernel, Launch
+from torchair.codegen.requests import Loops, Product, Request
+from torchair.codegen.target import Head
+
+TYPES = ("f32", "bf16", "f16")
+WIDEST_HEAD = 256  # features of a head of attention
+FEW = 4
+"""Rows of a product, or queries of attention, that kernels of our own are for. More are served by
+torch's libraries, with our kernels around them."""
+
+
+class CudaTarget:
+    """One GPU."""
+
+    channels_last = False
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = f"cuda:{index}"
+
+    @property
+    def library(self) -> Library:
+        """The kernels of this GPU."""
+        return library(self.index)
+
+    def available(self) -> str | None:
+        """The driver, a device or LLVM may be missing."""
+        try:
+            import llvmlite  # noqa: F401
+        except ImportError as e:
+            return str(e)
+        return available()
+
+    def declines(self, head: Head) -> str | None:
+        """Why there is no generator for an operator."""
+        if head.kind not in ("matmul", "attention") or head.dtype not in TYPES:
+            return "torch's libraries serve it"
+        if head.rows is None or not 1 <= head.rows <= FEW:
+            return "torch's libraries serve many rows"
+        if head.kind == "matmul":
+            return None if head.along else "its matrix is not stored along the sum"
+        wide = head.width is None or head.width > WIDEST_HEAD or head.width % 8
+        return "its heads are too wide" if wide else None
+
+    def generate(self, request: Request, label: str) -> Generated:
+        """The kernel of a request."""
+        make = GENERATORS.get(type(request))
+        if make is None:
+            raise Declined(f"no GPU kernel for {type(request).__name__}")
+        kernel, launch = make(request, self.library.machine, label)
+        unknown = foreign([kernel])
+        if unknown:
+            raise Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
+        return Generated(kernel, launch=launch, request=request)
+
+    def compile(self, kernels: Sequence[Kernel]) -> None:
+        """Kernels are compiled with those that stand beside them in a launch."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in compiling so far."""
+        return self.library.seconds
+
+    def work(self, moved: int, points: int, flops: float) -> float:
+        """Microseconds of the whole device."""
+        return 2.0 + moved / 3e6
+
+
+def _loops(request: Loops, gpu: Any, label: str) -> tuple[Kernel, Launch]:
+    return print_nest(request.nest, gpu, label)
+
+
+GENERATORS: dict[type, Callable[..., tuple[Kernel, Launch]]] = {Loops: _loops, Product: gemv}
+
+
+@cache
+def cuda(index: int) -> CudaTarget:
+    """The target of a GPU of this process."""
+    return CudaTarget(index)

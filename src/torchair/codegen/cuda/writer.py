@@ -1,0 +1,147 @@
+"""Writing a kernel for a GPU: words of the argument block are parameters, threads have numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchair.codegen.cuda.machine import WARP, Gpu
+from torchair.codegen.kernel import Kernel
+from torchair.codegen.text.values import BITS, is_float
+from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.types import Size, Word
+
+_REGISTERS = "llvm.nvvm.read.ptx.sreg"
+
+
+class GpuWriter(KernelWriter):
+    """The function of a kernel: what the threads of a block do. Its parameters are the number of
+    the block, how many there are, and the words that it uses, in their order. Several such
+    functions can stand side by side in one launch, see `jit.entry`. `lanes` may be set anew for a
+    part of the code."""
+
+    def __init__(self, target: Gpu) -> None:
+        super().__init__(target)
+        self.gpu = target
+        self._pointers: set[int] = set()
+        self._sizes: set[int] = set()
+        self._shared: list[str] = []
+        self._zeros = ""
+        self._placed: dict[int, str] = {}
+
+    # ---- arguments ----
+
+    def place(self, index: int, pointer: str) -> None:
+        """Let an operand be at this address, and not at one in a word."""
+        self._placed[index] = pointer
+
+    def pointer(self, index: int) -> str:
+        if index in self._placed:
+            return self._placed[index]
+        self._pointers.add(index)
+        plain = self.entry(f"addrspacecast ptr %w{index} to ptr addrspace(1)")
+        return self.entry(f"addrspacecast ptr addrspace(1) {plain} to ptr")  # global, says that
+
+    def size(self, size: Size) -> str:
+        if not isinstance(size, Word):
+            return str(size)
+        self._sizes.add(size.index)
+        return f"%w{size.index}"
+
+    def readable(self) -> str:
+        if not self._zeros:
+            self._zeros = "@ENTRY.zeros = internal addrspace(1) global [16 x i8] zeroinitializer\n"
+        return self.entry("addrspacecast ptr addrspace(1) @ENTRY.zeros to ptr")
+
+    # ---- threads ----
+
+    def thread(self) -> str:
+        """The number of this thread in its block, an i64."""
+        return self._special("tid.x")
+
+    def block_number(self) -> str:
+        """The number of this block among those of the kernel, an i64."""
+        return "%block"
+
+    def blocks(self) -> str:
+        """How many blocks the kernel has, an i64."""
+        return "%blocks"
+
+    def _special(self, register: str) -> str:
+        function = f"{_REGISTERS}.{register}"
+        self.declared[function] = f"declare i32 @{function}()"
+        short = self.entry(f"call i32 @{function}()")
+        return self.entry(f"zext i32 {short} to i64")
+
+    def barrier(self) -> None:
+        """Wait for all threads of the block; what they wrote to shared memory is there then."""
+        self.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
+
+    def assembly(self, text: str, result: str, constraints: str, *args: tuple[str, str]) -> str:
+        """Inline PTX that is not moved."""
+        given = ", ".join(f"{t} {a}" for t, a in args)
+        code = f'call {result} asm sideeffect "{text}", "{constraints}"({given})'
+        if result == "void":
+            self.do(code)
+            return ""
+        return self(code)
+
+    def shared(self, element: str, count: int) -> str:
+        """Memory of the block, as an address that any load or store takes."""
+        name = f"@ENTRY.shared{len(self._shared)}"
+        kind = f"[{count} x {element}]"
+        self._shared.append(f"{name} = internal addrspace(3) global {kind} poison, align 16\n")
+        return self.entry(f"addrspacecast ptr addrspace(3) {name} to ptr")
+
+    def chosen(
+        self,
+        condition: str | None,
+        kind: str,
+        values: Callable[[], list[str]],
+        otherwise: str = "zeroinitializer",
+    ) -> list[str]:
+        """What is computed if an i1 is true, or zeros; None is always true."""
+        if condition is None:
+            return values()
+        before = self.block
+        with self.when(condition):
+            found = values()
+            last = self.block
+        return [self(f"phi {kind} [ {x}, %{last} ], [ {otherwise}, %{before} ]") for x in found]
+
+    def shuffled(self, x: str, dtype: str, distance: int) -> str:
+        """The value of the thread whose number differs from this one's in one bit."""
+        if dtype == "f32":
+            return self._bfly("f32", "float", x, distance)
+        if dtype in ("f64", "i64"):
+            return self._shuffled_wide(x, dtype, distance)
+        kind = f"i{BITS[dtype]}"
+        wide = x if kind == "i32" else self(f"zext {kind} {x} to i32")
+        got = self._bfly("i32", "i32", wide, distance)
+        return got if kind == "i32" else self(f"trunc i32 {got} to {kind}")
+
+    def _bfly(self, suffix: str, kind: str, x: str, distance: int) -> str:
+        return self.call(
+            kind, f"llvm.nvvm.shfl.sync.bfly.{suffix}",
+            ("i32", "-1"), (kind, x), ("i32", str(distance)), ("i32", str(WARP - 1)),
+        )  # fmt: skip
+
+    def _shuffled_wide(self, x: str, dtype: str, distance: int) -> str:
+        bits = self(f"bitcast double {x} to i64") if is_float(dtype) else x
+        low = self(f"trunc i64 {bits} to i32")
+        high = self(f"trunc i64 {self(f'lshr i64 {bits}, 32')} to i32")
+        low, high = (self._bfly("i32", "i32", part, distance) for part in (low, high))
+        upper = self(f"shl i64 {self(f'zext i32 {high} to i64')}, 32")
+        both = self(f"or i64 {upper}, {self(f'zext i32 {low} to i64')}")
+        return self(f"bitcast i64 {both} to double") if is_float(dtype) else both
+
+    # ---- the kernel ----
+
+    def kernel(self, label: str) -> Kernel:
+        """The finished kernel."""
+        words = sorted(self._pointers | self._sizes)
+        kinds = ["ptr" if k in self._pointers else "i64" for k in words]
+        parameters = [f"{t} %w{k}" for t, k in zip(kinds, words, strict=True)]
+        given = ", ".join(["i64 %block", "i64 %blocks", *parameters])
+        own = self.text(f"internal void @ENTRY({given})", "alwaysinline")
+        text = "".join([self._zeros, *self._shared, *self._helpers.values(), own])
+        return Kernel.of(label, text, self.declared.values(), tuple(words))

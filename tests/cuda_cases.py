@@ -1,0 +1,185 @@
+"""Requests to the GPU generators with data and what should come out, in float64. The same cases run
+on a GPU and, where they are small, on the machine of `ptx_machine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nest_plain import from_memory, into_memory
+from torchair.codegen.cuda.gemv import GemvForm, Partner, gemv
+from torchair.codegen.cuda.machine import Gpu
+from torchair.codegen.kernel import Kernel, Launch
+from torchair.codegen.loops import Access, Expr, Nest, Store, cast, const, load, op, reduce
+from torchair.codegen.requests import MatMul, Product
+from torchair.codegen.types import Word
+
+EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
+"""What a result may differ from the true one, over the largest one."""
+A, B, SCRATCH, OUT, MORE, SOURCE, GAIN, SECOND, COUNT = range(9)  # words of a product
+
+
+@dataclass
+class Work:
+    """A kernel with its data: addresses come first among the words, then numbers."""
+
+    kernel: Kernel
+    launch: Launch
+    memory: list[np.ndarray]
+    numbers: list[int] = field(default_factory=list)
+    shifts: dict[int, int] = field(default_factory=dict)  # bytes that an operand is moved by
+    expected: dict[int, np.ndarray] = field(default_factory=dict)  # by operand, float64
+    dtypes: dict[int, str] = field(default_factory=dict)
+
+    def check(self, memory: list[np.ndarray]) -> None:
+        """Compare what came out."""
+        for k, true in self.expected.items():
+            got = from_memory(memory[k], self.dtypes[k]).astype(np.float64)
+            finite = np.isfinite(true)
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(true), f"operand {k}")
+            largest = np.max(np.abs(true), where=finite, initial=1e-30)
+            bound = EXACT[self.dtypes[k]] * largest
+            np.testing.assert_allclose(got[finite], true[finite], 0, bound, err_msg=f"operand {k}")
+
+
+def given(k: int) -> Expr:
+    return Expr("given", "f32", data=k)
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    """Normal numbers as they are in memory."""
+    x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return into_memory(x, dtype)
+
+
+def wide(x: np.ndarray, dtype: str) -> np.ndarray:
+    return from_memory(x, dtype).astype(np.float64)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    return wide(into_memory(x.astype(np.float32), dtype), dtype)
+
+
+# ---- products ----
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """A product of m rows and a matrix of n rows of k elements each."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    epilogue: str = "plain"  # or bias, residual, gate (with a second matrix)
+    norm: bool = False  # A is an RMS norm, computed in the kernel
+    keep: bool = False  # ... and stored
+    form: GemvForm | None = None
+    shift: int = 0  # bytes that the matrix is moved by
+    counted: bool = False  # n is a word
+    padded: int = 0  # elements behind each row of the matrix
+
+    def __str__(self) -> str:
+        extra = [self.epilogue, *(x for x in ("norm", "keep", "counted") if getattr(self, x))]
+        form = f"-{self.form.rows}x{self.form.split}x{self.form.warps}" if self.form else ""
+        moved = f"+{self.shift}" if self.shift else ""
+        return f"{self.m}x{self.n}x{self.k}-{self.dtype}-{'-'.join(extra)}{form}{moved}"
+
+    def work(self, gpu: Gpu) -> Work:
+        """The kernel and its data."""
+        m, n, k, dtype = self.m, self.n, self.k, self.dtype
+        memory = [
+            random(shape, dtype, seed)
+            for seed, shape in enumerate(
+                [(m, k), (n, k + self.padded), (1,), (m, n), (m, n), (m, k), (k,), (n, k)]
+            )
+        ]
+        kernel, launch = self.generate(gpu)
+        made = Work(kernel, launch, memory, [n], {B: self.shift})
+        a = wide(memory[A], dtype)
+        if self.norm:
+            x = wide(memory[SOURCE], dtype)
+            a = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * wide(memory[GAIN], dtype)
+            a = rounded(a, dtype)
+        results = [a @ wide(memory[x], dtype)[:, :k].T for x in (B, SECOND)]
+        out = EPILOGUES[self.epilogue][1](*results, wide(memory[MORE], dtype))
+        made.expected[OUT] = out
+        if self.norm:
+            made.expected[A] = a if self.keep else wide(memory[A], dtype)
+        made.dtypes = {A: dtype, OUT: dtype}
+        return made
+
+    def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
+        """The kernel and its launch."""
+        m, k, row, dtype = self.m, self.k, self.k + self.padded, self.dtype
+        n = Word(COUNT) if self.counted else self.n
+        matmul = MatMul(dtype, 1, m, n, k, (m * k, k, 1), (0, 1, row))
+        value = EPILOGUES[self.epilogue][0](load(Access(MORE, dtype, (self.n, 1))))
+        nest = Nest((m, n), (Store(Access(OUT, dtype, (self.n, 1)), value),))
+        partner = Partner(SECOND, (0, 1, k)) if self.epilogue == "gate" else None
+        prologue = rms_norm(m, k, dtype) if self.norm else None
+        return gemv(
+            Product(matmul, nest), gpu, form=self.form, partner=partner, prologue=prologue,
+            keep=self.keep,
+        )  # fmt: skip
+
+
+def rms_norm(m: int, k: int, dtype: str) -> Nest:
+    """A as the norm of the rows of SOURCE times GAIN."""
+    x, gain = load(Access(SOURCE, dtype, (k, 1))), load(Access(GAIN, dtype, (0, 1)))
+    squares = op("mul", reduce("sum", op("mul", x, x)), const(1 / k, "f32"))
+    scale = Expr("rsqrt", "f32", (op("add", squares, const(1e-5, "f32")),))
+    value = op("mul", op("mul", x, scale), gain)
+    return Nest((m, k), (Store(Access(A, dtype, (k, 1)), value),), frozenset({1}))
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+EPILOGUES: dict[str, tuple[Callable[[Expr], Expr], Callable[..., np.ndarray]]] = {
+    "plain": (lambda more: given(0), lambda y, y2, more: y),
+    "residual": (lambda more: op("add", given(0), more), lambda y, y2, more: y + more),
+    "gate": (
+        lambda more: op("mul", Expr("silu", "f32", (given(0),)), given(1)),
+        lambda y, y2, more: _silu(y) * y2,
+    ),
+    "integers": (
+        lambda more: cast(cast(op("add", given(0), more), "i32"), "f32"),
+        lambda y, y2, more: np.trunc(y + more),
+    ),
+}
+"""What is done with results: as an expression, and in numpy."""
+
+SMALL_PRODUCTS = [
+    ProductCase(1, 9, 256),
+    ProductCase(1, 5, 64, "f32"),
+    ProductCase(1, 11, 520, "f16", "residual"),
+    ProductCase(1, 17, 2048, "bf16", "residual", norm=True),
+    ProductCase(1, 9, 512, "bf16", "gate", norm=True, keep=True),
+    ProductCase(2, 13, 264, counted=True),
+    ProductCase(3, 7, 516, "f32", "residual", norm=True),
+    ProductCase(4, 9, 1024, "bf16", "gate"),
+    ProductCase(1, 6, 2304, form=GemvForm(2, 3, 6)),
+    ProductCase(3, 13, 2304, norm=True, form=GemvForm(2, 7, 7)),
+    ProductCase(1, 37, 64, "f16", form=GemvForm(8, 1, 4), counted=True),
+    ProductCase(1, 9, 192, padded=8),
+    ProductCase(1, 9, 256, "bf16", "gate", norm=True, shift=2),
+    ProductCase(4, 5, 128, "f32", "residual", shift=4),
+]
+"""Cases that a machine of numpy does in a moment."""
+
+LARGE_PRODUCTS = [
+    ProductCase(m, n, k, dtype, epilogue, norm)
+    for m, n, k, dtype, epilogue, norm in [
+        (1, 2048, 2048, "bf16", "plain", True), (1, 512, 2048, "bf16", "plain", True),
+        (1, 8192, 2048, "bf16", "gate", True), (1, 2048, 8192, "bf16", "residual", False),
+        (1, 128256, 2048, "bf16", "plain", True), (1, 4096, 14336, "bf16", "residual", False),
+        (1, 4096, 4096, "f16", "residual", False), (2, 2048, 2048, "bf16", "plain", True),
+        (4, 2048, 2048, "bf16", "gate", True), (4, 1000, 8192, "f16", "plain", False),
+        (1, 2048, 2048, "f32", "residual", True), (3, 777, 5120, "f32", "plain", False),
+        (1, 50, 16, "bf16", "plain", False), (1, 3, 40000, "bf16", "plain", False),
+    ]
+]  # fmt: skip

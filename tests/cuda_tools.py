@@ -1,0 +1,56 @@
+"""Running generated GPU kernels by hand, for the tests that have a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from nest_plain import as_words
+from torchair.codegen.cuda.driver import Call, library
+from torchair.codegen.cuda.jit import Entry
+from torchair.codegen.cuda.machine import Gpu, describe
+from torchair.codegen.cuda.nest import print_nest
+from torchair.codegen.kernel import Kernel, Launch
+from torchair.codegen.loops import Nest
+
+HOPPER = describe((9, 0), 132)
+OLDER = describe((7, 5), 40)
+Made = tuple[Kernel, Launch, list[int]]
+"""A kernel, its launch, and the numbers of its words behind the operands."""
+
+
+def made(
+    nest: Nest, operands: int, gpu: Gpu, wordy: Callable[[int], bool] = lambda n: False
+) -> Made:
+    """The kernel of a nest, some of whose sizes are words."""
+    printed, words = as_words(nest, operands, wordy)
+    return (*print_nest(printed, gpu), words)
+
+
+def entry_of(kernel: Kernel, launch: Launch) -> Entry:
+    return Entry((kernel,), launch.block)
+
+
+def run(
+    kernel: Kernel, launch: Launch, tensors: Sequence[torch.Tensor], words: Sequence[int] = ()
+) -> None:
+    """Launch a kernel on tensors of a GPU; words follow the addresses."""
+    values = [*(t.data_ptr() for t in tensors), *words]
+    blocks = launch.blocks(lambda word: values[word])
+    entry = entry_of(kernel, launch)
+    given = [blocks, *(values[w] for w in kernel.words)]
+    call = Call(library(0), entry, blocks, given, launch.shared, launch.cluster)
+    call(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+
+
+def on_gpu(memory: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """Copies of arrays as bytes on the GPU."""
+    return [torch.from_numpy(m.view(np.uint8).copy()).cuda() for m in memory]
+
+
+def back(tensors: Sequence[torch.Tensor], memory: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same arrays as they are on the GPU now."""
+    return [t.cpu().numpy().view(m.dtype) for t, m in zip(tensors, memory, strict=True)]

@@ -1,0 +1,556 @@
+"""A machine for PTX in numpy, so that the values of GPU kernels are tested where there is no GPU.
+
+It runs the threads of a block, or of the blocks of a cluster, in step where they are at the same
+place. What must be done by a whole warp or block waits until all are there; a warp that never meets
+is an error, and so is an access to memory that is nobody's.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from torchair.codegen.cuda.jit import Entry, ptx
+from torchair.codegen.cuda.machine import Gpu
+from torchair.codegen.kernel import Kernel, Launch
+
+WARP = 32
+GLOBAL = 1 << 32  # where global memory begins
+SHARED = 1 << 24  # where the shared memory of the first block begins, as others see it
+BLOCK = 1 << 18  # from the shared memory of one block to that of the next
+TYPES: dict[str, Any] = {
+    "f32": np.float32, "f64": np.float64, "f16": np.float16, "pred": np.bool_,
+    **{f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}").type
+       for kind in "sub" for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+WIDTH = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64, "h": np.uint16}
+Values = np.ndarray
+
+
+@dataclass
+class Instruction:
+    """One line of code: `op.part.part a, b, c`, done by threads whose predicate holds."""
+
+    parts: list[str]
+    args: list[Any]  # names, literals, lists of them for vectors, (address, offset)
+    predicate: str | None = None
+    negated: bool = False
+
+    @property
+    def waits(self) -> str | None:
+        """Who must be here before this can be done: a warp, a block or a cluster."""
+        if self.parts[0] in ("shfl", "vote"):
+            return "warp"
+        if self.parts[0] in ("bar", "barrier"):
+            if "arrive" in self.parts:
+                return None
+            return "cluster" if "cluster" in self.parts else "block"
+        return None
+
+
+@dataclass
+class Function:
+    """An entry: its code, where labels are, its parameters, and its shared memory."""
+
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    parameters: list[str] = field(default_factory=list)
+    shared: dict[str, int] = field(default_factory=dict)
+    shared_bytes: int = 0
+
+
+# ---- reading the text ----
+
+
+def parse(text: str, name: str) -> tuple[Function, dict[str, tuple[int, int]]]:
+    """An entry of a module, and the global variables: address and size."""
+    text = re.sub(r"//[^\n]*", "", text)
+    head, _, rest = text.partition(f".entry {name}(")
+    found, names = Function(), r"[\w$%.]+"
+    variables: dict[str, tuple[int, int]] = {}
+    for match in re.finditer(rf"\.global .*?\.b8 ({names})\[(\d+)\]", head):
+        variables[match[1]] = (GLOBAL + 256 * len(variables), int(match[2]))
+    for match in re.finditer(rf"\.shared .*?\.b8 ({names})\[(\d+)\]", head):
+        _share(found, match[1], int(match[2]))
+    parameters, _, body = rest.partition(")")
+    found.parameters = re.findall(rf"({names})\s*(?:,|$)", parameters.strip())
+    body = body[body.index("{") + 1 : body.index("\n}")]
+    for statement in re.split(r";|(?<=:)\s", body):
+        _read(found, statement.strip())
+    return found, variables
+
+
+def _share(found: Function, name: str, size: int) -> None:
+    found.shared[name] = found.shared_bytes
+    found.shared_bytes += -(-size // 16) * 16
+
+
+def _read(found: Function, statement: str) -> None:
+    if statement.startswith(".shared"):
+        name, size = re.findall(r"([\w$%.]+)\[(\d+)\]", statement)[0]
+        _share(found, name, int(size))
+    elif statement.endswith(":"):
+        found.labels[statement[:-1]] = len(found.code)
+    elif statement and not statement.startswith(("{", "}", ".")):
+        found.code.append(_instruction(statement))
+
+
+def _instruction(statement: str) -> Instruction:
+    predicate, negated = None, False
+    if statement.startswith("@"):
+        guard, statement = statement.split(None, 1)
+        negated, predicate = guard[1] == "!", guard.lstrip("@!")
+    name, _, rest = statement.partition(" " if " " in statement.split("\t")[0] else "\t")
+    args = [_argument(a) for a in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s|]+", rest)]
+    parts = name.strip().replace("::", "_").split(".")
+    return Instruction(parts, args, predicate, negated)
+
+
+def _argument(text: str) -> Any:
+    if text.startswith("{"):
+        return [_argument(x) for x in re.findall(r"[^,\s{}]+", text)]
+    if text.startswith("["):
+        base, _, offset = text[1:-1].replace(" ", "").partition("+")
+        return (_argument(base), int(offset or 0))
+    if text.startswith("0f"):
+        return np.array(int(text[2:], 16), np.uint32).view(np.float32)
+    if text.startswith("0d"):
+        return np.array(int(text[2:], 16), np.uint64).view(np.float64)
+    return int(text.rstrip("U"), 0) if text[0] in "-0123456789" else text
+
+
+# ---- memory ----
+
+
+class Memory:
+    """Bytes of global memory, of which some belong to somebody."""
+
+    def __init__(self, size: int = 1 << 22) -> None:
+        self.bytes = np.zeros(size, np.uint8)
+        self.owned = np.zeros(size, np.bool_)
+        self.end = 1 << 16
+
+    def place(self, data: np.ndarray, shift: int = 0) -> int:
+        """Copy an array to memory, `shift` bytes behind a multiple of 256: its address."""
+        raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+        start = -(-self.end // 256) * 256 + shift
+        self.bytes[start : start + raw.size] = raw
+        self.owned[start : start + raw.size] = True
+        self.end = start + raw.size + 256
+        return GLOBAL + start
+
+    def read(self, address: int, like: np.ndarray) -> np.ndarray:
+        """An array as it is now."""
+        start = address - GLOBAL
+        found = self.bytes[start : start + like.nbytes].copy()
+        return found.view(like.dtype).reshape(like.shape)
+
+
+# ---- running ----
+
+
+class Blocks:
+    """The threads of some blocks that run together."""
+
+    def __init__(self, run: Run, first: int, count: int) -> None:
+        self.run, self.count = run, count * run.threads
+        self.function = run.function
+        self.registers: dict[str, Values] = {}
+        number = np.arange(self.count)
+        self.block = number // run.threads
+        self.special = {
+            "%tid.x": (number % run.threads).astype(np.uint32),
+            "%ctaid.x": (first + self.block).astype(np.uint32),
+            "%cluster_ctarank": self.block.astype(np.uint32),
+            "%laneid": (number % WARP).astype(np.uint32),
+        }
+        self.shared = np.full(count * BLOCK, 0xFF, np.uint8)  # NaN, whatever is read from it
+        self.shared_owned = np.zeros(count * BLOCK, np.bool_)
+        for k in range(count):
+            self.shared_owned[k * BLOCK : k * BLOCK + self.function.shared_bytes] = True
+        self.at = np.zeros(self.count, np.int64)
+        self.done = np.zeros(self.count, np.bool_)
+        self.groups = {"warp": number // WARP, "block": self.block, "cluster": number * 0}
+
+    def go(self) -> None:
+        """Run all threads to their end."""
+        targets = set(self.function.labels.values())
+        with np.errstate(all="ignore"):
+            while not self.done.all():
+                place, active = self._next()
+                while True:
+                    instruction = self.function.code[place]
+                    if instruction.parts[0] in ("bra", "ret", "exit"):
+                        self._jump(instruction, place, active)
+                        break
+                    self.execute(instruction, active)
+                    place += 1
+                    self.at[active] = place
+                    if place in targets or self.function.code[place].waits:
+                        break
+
+    def _next(self) -> tuple[int, Values]:
+        """The first place where threads are that need not wait for others."""
+        for place in np.unique(self.at[~self.done]):
+            here = (self.at == place) & ~self.done
+            who = self.function.code[place].waits
+            if who is None:
+                return int(place), here
+            group = self.groups[who]
+            others = ~here if who == "warp" else ~here & ~self.done
+            missing = np.unique(group[others])
+            ready = here & ~np.isin(group, missing)
+            if ready.any():
+                return int(place), ready
+        raise RuntimeError(f"threads wait at {np.unique(self.at[~self.done])} for others")
+
+    def _jump(self, instruction: Instruction, place: int, active: Values) -> None:
+        taken = active & self.predicate(instruction)
+        self.at[active] = place + 1
+        if instruction.parts[0] == "bra":
+            self.at[taken] = self.function.labels[instruction.args[0]]
+        else:
+            self.done |= taken
+
+    def predicate(self, instruction: Instruction) -> Values:
+        if instruction.predicate is None:
+            return np.ones(self.count, np.bool_)
+        found = self.registers[instruction.predicate]
+        return ~found if instruction.negated else found
+
+    def execute(self, instruction: Instruction, active: Values) -> None:
+        if instruction.predicate is not None:
+            active = active & self.predicate(instruction)
+        if active.any():
+            run_instruction(self, instruction, active)
+
+    # ---- registers ----
+
+    def value(self, argument: Any, kind: str) -> Values:
+        """An argument as values of a type."""
+        t = TYPES[kind]
+        if isinstance(argument, np.ndarray):
+            return np.full(self.count, argument).view(t) if argument.dtype == t else argument
+        if isinstance(argument, int):
+            return np.full(self.count, argument & (1 << 64) - 1, np.uint64).astype(
+                np.dtype(f"u{np.dtype(t).itemsize}")).view(t)  # fmt: skip
+        if argument in self.special:
+            return self.special[argument].astype(t)
+        if argument in self.function.shared:
+            return np.full(self.count, self.function.shared[argument], np.uint64).astype(t)
+        if argument in self.run.variables:
+            return np.full(self.count, self.run.variables[argument][0], np.uint64).astype(t)
+        if argument not in self.registers:  # never set: anything, such as NaN
+            width = self._width(argument)
+            self.registers[argument] = np.full(self.count, -1, np.int64).astype(width)
+        found = self.registers[argument]
+        if t is np.bool_ or found.dtype == np.bool_:
+            return found
+        if found.dtype.itemsize > np.dtype(t).itemsize:
+            found = found.astype(np.dtype(f"u{np.dtype(t).itemsize}"))
+        return found.view(t)
+
+    def _width(self, name: str) -> np.dtype:
+        return np.dtype(WIDTH[re.match(r"%([a-z]+)", name)[1]])  # type: ignore[index]
+
+    def keep(self, name: str, values: Values, active: Values) -> None:
+        """Set a register of the active threads."""
+        if name == "_":
+            return
+        width = self._width(name)
+        if width != np.bool_:
+            values = np.ascontiguousarray(values)
+            values = values.view(f"u{values.dtype.itemsize}").astype(width)
+        if name not in self.registers:
+            self.registers[name] = np.zeros(self.count, width)
+        self.registers[name] = np.where(active, values, self.registers[name])
+
+    # ---- memory ----
+
+    def where(self, space: str, address: Any, active: Values) -> tuple[Values, Values, Values]:
+        """Memory, who owns it, and positions in it, for threads that are active."""
+        base, offset = address
+        place = self.value(base, "u64")[active].astype(np.int64) + offset
+        own = self.block[active] * BLOCK
+        if space == "shared":
+            return self.shared, self.shared_owned, place + own
+        if space == "shared_cluster":
+            return self.shared, self.shared_owned, place - SHARED
+        if space == "":
+            inside = (place >= SHARED) & (place < SHARED + self.shared.size)
+            if inside.all():
+                return self.shared, self.shared_owned, place - SHARED
+            assert not inside.any(), "threads of one instruction in different memories"
+        return self.run.memory.bytes, self.run.memory.owned, place - GLOBAL
+
+    def bytes_at(self, space: str, address: Any, size: int, active: Values) -> tuple[Values, Any]:
+        data, owned, place = self.where(space, address, active)
+        assert (place % size == 0).all(), f"an address that is no multiple of {size}"
+        every = place[:, None] + np.arange(size)
+        assert ((every >= 0) & (every < data.size)).all() and owned[every].all(), (
+            f"an access to {space or 'generic'} memory that is nobody's: {place[:4]}"
+        )
+        return data, every
+
+
+@dataclass
+class Run:
+    """A launch."""
+
+    function: Function
+    variables: dict[str, tuple[int, int]]
+    memory: Memory
+    threads: int
+    parameters: dict[str, int]
+
+
+def launch(
+    kernel: Kernel, how: Launch, gpu: Gpu, memory: Memory, words: Sequence[int],
+    blocks: int | None = None,
+) -> None:  # fmt: skip
+    """Run a kernel with these words, in as many blocks as its launch says or as are given."""
+    entry = Entry((kernel,), how.block)
+    function, variables = parse(ptx([entry], gpu), entry.name)
+    count = blocks or how.blocks(lambda k: words[k])
+    given = [count, *(words[k] for k in kernel.words)]
+    for address, size in variables.values():
+        memory.owned[address - GLOBAL : address - GLOBAL + size] = True
+    run = Run(
+        function, variables, memory, how.block,
+        dict(zip(function.parameters, given, strict=True)),
+    )  # fmt: skip
+    for first in range(0, count, how.cluster):
+        Blocks(run, first, how.cluster).go()
+
+
+# ---- instructions ----
+
+
+def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
+    name, kind = i.parts[0], i.parts[-1]
+    if name in ("ld", "st"):
+        _memory(b, i, active)
+    elif name in ("bar", "barrier", "membar", "fence"):
+        return
+    elif name == "shfl":
+        _shuffle(b, i, active)
+    elif name == "vote":
+        _vote(b, i, active)
+    elif name == "setp":
+        _compare(b, i, active)
+    elif name == "mov" and (isinstance(i.args[0], list) or isinstance(i.args[1], list)):
+        _regroup(b, i, active)
+    elif name == "cvt":
+        _convert(b, i, active)
+    else:
+        b.keep(i.args[0], _computed(b, i, kind), active)
+
+
+def _computed(b: Blocks, i: Instruction, kind: str) -> Values:
+    name, parts = i.parts[0], i.parts
+    if name == "selp":
+        x, y = (b.value(a, kind) for a in i.args[1:3])
+        return np.where(b.value(i.args[3], "pred"), x, y)
+    if name == "cvta":
+        x = b.value(i.args[1], "u64")
+        if "global" in parts:
+            return x
+        own = (SHARED + b.block * BLOCK).astype(np.uint64)
+        return x - own if "to" in parts else x + own
+    if name == "mapa":
+        x, rank = b.value(i.args[1], "u32"), b.value(i.args[2], "u32")
+        return (x + SHARED + rank * BLOCK).astype(np.uint32)
+    if name in ("shl", "shr"):
+        x, by = b.value(i.args[1], kind), b.value(i.args[2], "u32").astype(np.int64)
+        return _shifted(name, x, by)
+    if name in ("mul", "mad") and "wide" in parts:
+        return _wide(b, i, kind)
+    args = [b.value(a, kind) for a in i.args[1:]]
+    if name in ("mul", "mad") and "hi" in parts:
+        bits = args[0].dtype.itemsize * 8
+        high = (args[0].astype(object) * args[1].astype(object)) >> bits
+        return high.astype(args[0].dtype)
+    return OPERATIONS[name](*args)
+
+
+def _shifted(name: str, x: Values, by: Values) -> Values:
+    bits = x.dtype.itemsize * 8
+    short = np.minimum(by, bits - 1).astype(x.dtype)
+    if name == "shl":
+        return np.where(by < bits, x << short, x.dtype.type(0))
+    signed = x.dtype.kind == "i"
+    return np.where((by < bits) | signed, x >> short, x.dtype.type(0))
+
+
+def _wide(b: Blocks, i: Instruction, kind: str) -> Values:
+    wide = f"{kind[0]}{2 * int(kind[1:])}"
+    x, y = (b.value(a, kind).astype(TYPES[wide]) for a in i.args[1:3])
+    return x * y if i.parts[0] == "mul" else x * y + b.value(i.args[3], wide)
+
+
+def _fma(a: Values, b: Values, c: Values) -> Values:
+    if a.dtype == np.float32:
+        return (a.astype(np.float64) * b + c).astype(np.float32)
+    if a.dtype.kind == "f":
+        return (a.astype(np.longdouble) * b + c).astype(a.dtype)
+    return a * b + c
+
+
+def _divided(a: Values, b: Values) -> Values:
+    if a.dtype.kind == "f":
+        return a / b
+    safe = np.where(b == 0, 1, b)
+    if a.dtype.kind == "u":
+        return a // safe
+    return (np.sign(a) * np.sign(safe) * (abs(a) // abs(safe))).astype(a.dtype)
+
+
+def _bits_of(x: Values, first: Values, count: Values) -> Values:
+    moved = _shifted("shr", x, first.astype(np.int64) & 0xFF)
+    mask = (np.uint64(1) << (count.astype(np.uint64) & np.uint64(0xFF))) - np.uint64(1)
+    return (moved.astype(np.uint64) & mask).astype(x.dtype)
+
+
+def _permuted(a: Values, b: Values, chosen: Values) -> Values:
+    both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
+    result = np.zeros(a.shape, np.uint64)
+    for k in range(4):
+        which = (chosen.astype(np.uint64) >> np.uint64(4 * k)) & np.uint64(7)
+        result |= ((both >> (which * np.uint64(8))) & np.uint64(255)) << np.uint64(8 * k)
+    return result.astype(np.uint32)
+
+
+def _either(ufunc: Callable[..., Values]) -> Callable[..., Values]:
+    """The smaller or larger; of floats the one that is a number."""
+    floats = {np.minimum: np.fmin, np.maximum: np.fmax}[ufunc]  # type: ignore[index]
+    return lambda a, b: (floats if a.dtype.kind == "f" else ufunc)(a, b)
+
+
+def _signed(a: Values, b: Values) -> Values:
+    """The second with the sign of the first."""
+    return np.copysign(b, a)
+
+
+OPERATIONS: dict[str, Callable[..., Values]] = {
+    "mov": lambda x: x, "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+    "mad": lambda a, b, c: a * b + c, "fma": _fma, "and": operator.and_, "or": operator.or_,
+    "xor": operator.xor, "not": operator.invert, "neg": operator.neg, "abs": np.abs,
+    "min": _either(np.minimum), "max": _either(np.maximum), "div": _divided,
+    "rem": lambda a, b: a - _divided(a, b) * b, "sqrt": np.sqrt, "rcp": lambda x: 1 / x,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "ex2": np.exp2, "lg2": np.log2, "bfe": _bits_of,
+    "prmt": _permuted, "copysign": _signed,
+}  # fmt: skip
+COMPARISONS: dict[str, Callable[..., Values]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge, "lo": operator.lt, "ls": operator.le,
+    "hi": operator.gt, "hs": operator.ge,
+}  # fmt: skip
+
+
+def _compare(b: Blocks, i: Instruction, active: Values) -> None:
+    kind, how = i.parts[-1], i.parts[1]
+    x, y = (b.value(a, kind) for a in i.args[-2:])
+    missing = np.isnan(x) | np.isnan(y) if x.dtype.kind == "f" else np.zeros(b.count, np.bool_)
+    if how in ("nan", "num"):
+        result = missing if how == "nan" else ~missing
+    elif x.dtype.kind == "f":
+        ordered = COMPARISONS[how if how in COMPARISONS else how[:-1]](x, y) & ~missing
+        result = ordered | missing if how not in COMPARISONS else ordered
+    else:
+        result = COMPARISONS[how](x, y)
+    b.keep(i.args[0], result, active)
+
+
+def _regroup(b: Blocks, i: Instruction, active: Values) -> None:
+    """Registers as parts of a wider one, and back."""
+    whole = f"b{i.parts[-1][1:]}"
+    target, source = i.args
+    if isinstance(target, list):
+        bits = int(whole[1:]) // len(target)
+        x = b.value(source, whole).astype(np.uint64)
+        for k, name in enumerate(target):
+            part = (x >> np.uint64(k * bits)) & np.uint64((1 << bits) - 1)
+            b.keep(name, part.astype(f"u{bits // 8}"), active)
+        return
+    bits = int(whole[1:]) // len(source)
+    total = np.zeros(b.count, np.uint64)
+    for k, name in enumerate(source):
+        total |= b.value(name, f"b{bits}").astype(np.uint64) << np.uint64(k * bits)
+    b.keep(target, total.astype(TYPES[whole]), active)
+
+
+def _convert(b: Blocks, i: Instruction, active: Values) -> None:
+    target, source = i.parts[-2:]
+    if "bf16" in (target, source):
+        _convert_bf16(b, i, active)
+        return
+    x = b.value(i.args[1], source)
+    if x.dtype.kind == "f" and np.dtype(TYPES[target]).kind != "f":
+        round_ = {"rzi": np.trunc, "rni": np.round, "rmi": np.floor, "rpi": np.ceil}
+        x = next(f for n, f in round_.items() if n in i.parts)(x)
+        limits = np.iinfo(TYPES[target])
+        x = np.clip(np.nan_to_num(x.astype(np.float64), nan=0.0), limits.min, limits.max)
+    elif x.dtype.kind == "f" and target == source:
+        round_ = {"rzi": np.trunc, "rni": np.round, "rmi": np.floor, "rpi": np.ceil}
+        x = next((f for n, f in round_.items() if n in i.parts), lambda v: v)(x)
+    b.keep(i.args[0], x.astype(TYPES[target]), active)
+
+
+def _convert_bf16(b: Blocks, i: Instruction, active: Values) -> None:
+    if i.parts[-1] == "bf16":
+        bits = b.value(i.args[1], "b16").astype(np.uint32) << 16
+        b.keep(i.args[0], bits.view(np.float32), active)
+        return
+    x = b.value(i.args[1], "f32")
+    bits = x.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    b.keep(i.args[0], np.where(np.isnan(x), np.uint16(0x7FFF), rounded), active)
+
+
+def _shuffle(b: Blocks, i: Instruction, active: Values) -> None:
+    """shfl.sync.bfly|idx|up|down.b32 d, a, b, c, mask; all threads of a warp are here."""
+    name = i.args[0]
+    x, by = b.value(i.args[-4], "b32"), b.value(i.args[-3], "u32").astype(np.int64)
+    lane = np.arange(b.count)
+    within, first = lane % WARP, lane // WARP * WARP
+    source = {
+        "bfly": within ^ by, "idx": by % WARP, "up": within - by, "down": within + by,
+    }[i.parts[2]]  # fmt: skip
+    source = np.where((source < 0) | (source >= WARP), within, source)
+    b.keep(name, x[first + source], active)
+
+
+def _vote(b: Blocks, i: Instruction, active: Values) -> None:
+    x = b.value(i.args[1], "pred").reshape(-1, WARP)
+    if "ballot" in i.parts:
+        found = (x.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32)
+    else:
+        found = x.any(1) if "any" in i.parts else x.all(1)
+    b.keep(i.args[0], np.repeat(found, WARP), active)
+
+
+def _memory(b: Blocks, i: Instruction, active: Values) -> None:
+    kind = i.parts[-1]
+    space = next((p for p in i.parts if p in ("shared", "global", "shared_cluster", "param")), "")
+    reads = i.parts[0] == "ld"
+    registers, address = (i.args[0], i.args[1]) if reads else (i.args[1], i.args[0])
+    if space == "param":
+        b.keep(registers, np.full(b.count, b.run.parameters[address[0]], np.int64), active)
+        return
+    many = registers if isinstance(registers, list) else [registers]
+    t = np.dtype(TYPES[kind])
+    data, places = b.bytes_at(space, address, t.itemsize * len(many), active)
+    for k, register in enumerate(many):
+        mine = places[:, k * t.itemsize : (k + 1) * t.itemsize]
+        if reads:
+            found = np.zeros(b.count, t)
+            found[active] = np.ascontiguousarray(data[mine]).view(t)[:, 0]
+            b.keep(register, found, active)
+        else:
+            values = np.ascontiguousarray(b.value(register, kind)[active])
+            data[mine] = values.view(np.uint8).reshape(-1, t.itemsize)

@@ -1,0 +1,59 @@
+"""Products and attention as GPU kernels: values, on a GPU and on a machine of numpy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda_cases import LARGE_PRODUCTS, SMALL_PRODUCTS, ProductCase, Work
+from cuda_tools import HOPPER, entry_of, run
+from ptx_machine import Memory, launch
+from torchair.codegen.cuda.driver import library
+
+
+def on_numpy(work: Work, blocks: int | None = None) -> None:
+    """Run and check on the machine of numpy."""
+    memory = Memory()
+    addresses = [memory.place(m, work.shifts.get(k, 0)) for k, m in enumerate(work.memory)]
+    launch(work.kernel, work.launch, HOPPER, memory, [*addresses, *work.numbers], blocks)
+    work.check([memory.read(a, m) for a, m in zip(addresses, work.memory, strict=True)])
+
+
+@pytest.mark.parametrize("case", SMALL_PRODUCTS, ids=str)
+def test_products_on_numpy(case: ProductCase) -> None:
+    on_numpy(case.work(HOPPER), blocks=2)
+
+
+# ---- with a GPU ----
+
+
+def on_gpu(work: Work) -> None:
+    """Run and check on the GPU."""
+    tensors = []
+    for k, m in enumerate(work.memory):
+        shift = work.shifts.get(k, 0)
+        area = torch.empty(m.nbytes + shift, dtype=torch.uint8, device="cuda")
+        tensors.append(area[shift:])
+        tensors[-1].copy_(torch.from_numpy(m.view("uint8").reshape(-1).copy()))
+    run(work.kernel, work.launch, tensors, work.numbers)
+    work.check([
+        t.cpu().numpy().view(m.dtype).reshape(m.shape)
+        for t, m in zip(tensors, work.memory, strict=True)
+    ])  # fmt: skip
+
+
+@pytest.mark.cuda
+def test_products_on_a_gpu() -> None:
+    cases = [*SMALL_PRODUCTS, *LARGE_PRODUCTS]
+    works = [case.work(library(0).machine) for case in cases]
+    assert not library(0).add([entry_of(work.kernel, work.launch) for work in works])
+    wrong = []
+    for case, work in zip(cases, works, strict=True):
+        registers, spilled = library(0).registers(entry_of(work.kernel, work.launch))
+        print(f"{case}: {registers} registers")
+        assert not spilled, case
+        try:
+            on_gpu(work)
+        except AssertionError as e:
+            wrong.append(f"{case}: {str(e).strip().splitlines()[:6]}")
+    assert not wrong, "\n".join(wrong)

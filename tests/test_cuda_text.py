@@ -1,0 +1,103 @@
+"""The text of products and attention as GPU kernels, on any machine: LLVM takes it, and what makes
+them fast is there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cuda_cases import LARGE_PRODUCTS, SMALL_PRODUCTS, ProductCase
+from cuda_tools import HOPPER, entry_of
+from torchair.codegen.cuda.gemv import GemvForm, gemv
+from torchair.codegen.cuda.jit import foreign, ptx
+from torchair.codegen.cuda.machine import Gpu, describe
+from torchair.codegen.kernel import Declined, Kernel, Launch
+from torchair.codegen.loops import Nest
+from torchair.codegen.requests import MatMul, Product
+from torchair.codegen.types import Word
+
+CHIPS = [describe(c, 80) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 3), (12, 1))]
+STREAMED = "ld.global.nc.L1::no_allocate.v4.b32"
+
+
+def text_of(kernel: Kernel, launch: Launch, gpu: Gpu = HOPPER) -> str:
+    """PTX of a kernel that calls nobody and needs no memory of its own."""
+    assert not foreign([kernel])
+    assert launch.block <= 1024
+    text = ptx([entry_of(kernel, launch)], gpu)
+    assert ".local" not in text and "call" not in text
+    return text
+
+
+@pytest.mark.parametrize("gpu", CHIPS, ids=lambda gpu: gpu.name)
+def test_every_chip_takes_a_product(gpu: Gpu) -> None:
+    kernel, launch = ProductCase(2, 9, 512, "f16", "gate", norm=True).generate(gpu)
+    text = text_of(kernel, launch, gpu)
+    assert f".target {gpu.name}" in text and STREAMED in text
+
+
+def test_all_products_are_valid_text() -> None:
+    made = [case.generate(HOPPER) for case in [*SMALL_PRODUCTS, *LARGE_PRODUCTS]]
+    text = ptx([entry_of(*each) for each in made], HOPPER)
+    assert all(f".entry {entry_of(*each).name}(" in text for each in made)
+    assert ".local" not in text
+    assert not foreign([kernel for kernel, _ in made])
+
+
+def test_the_next_row_is_on_its_way() -> None:
+    kernel, launch = ProductCase(1, 2048, 2048).generate(HOPPER)
+    text = text_of(kernel, launch)
+    # 8 packs of the first row before the loop, 8 of the next one in it
+    assert text.count(STREAMED) == 16
+    assert (launch.block, launch.per_block, launch.units) == (128, 4, (2048,))
+    assert launch.blocks(lambda word: 0) == 512  # all at once, one row for each warp
+    assert "bar.sync" not in text
+
+
+def test_long_rows_are_shared_by_warps() -> None:
+    kernel, launch = ProductCase(1, 2048, 8192, "bf16", "residual").generate(HOPPER)
+    text = text_of(kernel, launch)
+    assert text.count(STREAMED) == 16 and text.count("bar.sync") == 1
+    assert (launch.block, launch.per_block) == (128, 1)
+
+
+def test_weights_come_before_the_prologue() -> None:
+    kernel, launch = ProductCase(1, 8192, 2048, "bf16", "gate", norm=True).generate(HOPPER)
+    text = text_of(kernel, launch)
+    first = text.index(STREAMED)
+    assert text[first:].count(STREAMED) == 32
+    assert first < text.index("st.shared", first) < text.index("ld.shared.v4", first)
+
+
+def test_turns_are_even() -> None:
+    _, launch = ProductCase(1, 128256, 2048).generate(HOPPER)
+    blocks, rows = launch.blocks(lambda word: 0), 128256 // launch.per_block
+    turns = -(-rows // launch.most)
+    assert turns > 1 and (turns - 1) * blocks < rows <= turns * blocks
+    _, launch = ProductCase(1, 128256, 2048, counted=True).generate(HOPPER)
+    assert launch.blocks(lambda word: 128256) == blocks
+
+
+MATMUL = MatMul("bf16", 1, 1, 64, 64, (64, 64, 1), (0, 1, 64))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": "f64"}, "f64"), ({"batch": 2}, "batch of 2"), ({"m": 5}, "5 rows"),
+        ({"m": Word(9)}, "rows"), ({"k": Word(9)}, "rows of"), ({"k": 60}, "rows of 60"),
+        ({"a": (64, 64, 2)}, "strides"), ({"b": (0, 64, 1)}, "a matrix with strides"),
+        ({"b": (0, 1, 66)}, "a matrix with strides"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_served_is_declined(change: dict[str, object], reason: str) -> None:
+    matmul = dataclasses.replace(MATMUL, **change)
+    with pytest.raises(Declined, match=reason):
+        gemv(Product(matmul, Nest((1, 64), ())), HOPPER)
+
+
+def test_a_form_must_fit() -> None:
+    with pytest.raises(ValueError, match="no form"):
+        ProductCase(1, 8, 64, form=GemvForm(1, 3, 4)).generate(HOPPER)
