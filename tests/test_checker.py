@@ -565,7 +565,7 @@ def test_align_moves_waits_behind_what_they_wait_for(tmp_path):
     path = write_events(tmp_path / "tasks.json", events)
     aligned = read_events(align_trace.align_trace_json(path))
     assert [e["ts"] for e in aligned] == [100, 105, 110, 115]
-    assert (tmp_path / "tasks_aligned.json").exists()
+    assert (tmp_path / "tasks.aligned.json").exists()
 
 
 def test_files_that_are_no_traces(tmp_path):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import logging
 import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -313,72 +310,3 @@ def test_profiler_labels():
         "npu_fx_compiler inference", "TorchNpuGraphBase::Load", "TorchNpuGraphBase::Compile",
         "TorchNpuGraphBase::Run",
     } <= {e.key for e in first.key_averages()}  # fmt: skip
-
-
-# ---- old import paths
-
-OLD_NAMES = {
-    "torchair.configs.compiler_config": ["CompilerConfig"],
-    "torchair.core.utils": ["logger", "EVENT_LEVEL"],
-    "torchair.core._backend": [
-        "TorchNpuGraph", "initialize_graph_engine", "finalize_graph_engine",
-    ],
-    "torchair.ge._ge_graph": [
-        "get_default_ge_graph", "GeGraph", "Tensor", "TensorSpec", "DataType", "Format",
-    ],
-    "torchair._ge_concrete_graph": ["ge_apis"],
-    "torchair._ge_concrete_graph.ge_apis": ["Add", "Const", "Data", "TopKV2"],
-    "torchair._ge_concrete_graph.fx2ge_converter": [
-        "GeConcreteGraph", "Converter", "register_fx_node_ge_converter",
-    ],
-    "torchair.npu_fx_compiler": [
-        "get_npu_backend", "get_compiler", "_npu_backend", "_NpuFxCompiler", "_NpuGraphConverter",
-        "_GmRunner",
-    ],
-    "torchair.ge_concrete_graph": ["ge_apis"],
-    "torchair.ge_concrete_graph.ge_apis": ["Add", "Const"],
-    "torchair.ge_concrete_graph.ge_graph": ["get_default_ge_graph", "DataType"],
-    "torchair.ge_concrete_graph.fx2ge_converter": ["register_fx_node_ge_converter"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("module", OLD_NAMES)
-def test_old_import_paths(module):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        found = importlib.import_module(module)
-        for name in OLD_NAMES[module]:
-            names: dict[str, Any] = {}
-            exec(f"from {module} import {name} as it", names)
-            assert names["it"] is getattr(found, name)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        found.no_such_name  # noqa: B018
-
-
-def test_old_names_are_the_new_things():
-    import torchair.concrete
-    import torchair.ge.graph
-    import torchair.pipeline
-    from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
-    from torchair.core.utils import logger
-    from torchair.ge._ge_graph import get_default_ge_graph
-    from torchair.npu_fx_compiler import _NpuFxCompiler, get_npu_backend
-
-    assert get_npu_backend is torchair.get_npu_backend
-    assert logger is torchair.logger
-    assert GeConcreteGraph is torchair.concrete.GeConcreteGraph
-    assert get_default_ge_graph is torchair.ge.graph.get_default_ge_graph
-    assert _NpuFxCompiler is torchair.pipeline.NpuFxCompiler
-    assert inspect.isclass(_NpuFxCompiler)
-
-
-def test_oldest_package_is_deprecated():
-    for name in [m for m in sys.modules if m.startswith("torchair.ge_concrete_graph")]:
-        del sys.modules[name]
-    with pytest.warns(DeprecationWarning, match=r"torchair\.ge_concrete_graph"):
-        importlib.import_module("torchair.ge_concrete_graph")
-
-
-def test_unknown_modules_stay_unknown():
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("torchair.core.no_such_module")

@@ -155,3 +155,47 @@ def test_environment_report():
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert rows["torch_npu"] == "not installed" and rows["torch"] and rows["python"]
     assert "emulated" in rows
+
+
+def test_scripts_for_cuda_run_on_the_device(write):
+    script = write("""
+        import tempfile
+        import torch, torch_npu, torchair
+        import torch.distributed as dist
+        from torch_npu.contrib import transfer_to_npu
+
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 8
+        x, place = torch.randn(2, 3).cuda(), torch.device("cuda:0")
+        model = torch.nn.Linear(3, 4).cuda()
+        made = [
+            x, torch.zeros(2, device="cuda"), torch.ones(2, device=place), torch.ones_like(x),
+            torch.randn(3).to("cuda"), x.new_zeros(2, device=place), model.weight,
+            torch.nn.Linear(3, 4, device="cuda").weight, torch.nn.Linear(3, 4).to(place).weight,
+            torch.rand(2, generator=torch.Generator("cuda"), device="cuda"),
+        ]
+        with torch.device("cuda"):
+            made.append(torch.ones(2))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            made.append(x * 2)
+        torch.cuda.synchronize()
+        assert {str(t.device) for t in made} == {"npu:0"} and x.is_cuda
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert (x @ x.t()).dtype == torch.bfloat16
+        with torch.cuda.amp.autocast(dtype=torch.float16):
+            assert (x @ x.t()).dtype == torch.float16
+
+        def step(x):
+            return torch.relu(model(x)) + torch.zeros(2, 4, device="cuda") + x.cuda().sum()
+
+        compiled = torch.compile(step, backend=torchair.get_npu_backend(), fullgraph=True)
+        torch.testing.assert_close(compiled(x), step(x))
+        compiled(x).sum().backward()
+        rendezvous = "file://" + tempfile.mktemp()
+        dist.init_process_group("nccl", init_method=rendezvous, rank=0, world_size=1)
+        dist.all_reduce(x)
+        assert dist.get_backend() == "hccl"
+        dist.destroy_process_group()
+        assert torch.zeros(2, device="cpu").device.type == "cpu"
+    """)
+    done = torchair("run", script)
+    assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import sys
 import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,10 @@ TABLE: dict[str, dict[str, str]] = {
         "logger": "torchair.log.logger",
         "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
     },
+    "torchair.core._concrete_graph": {
+        "ConcreteGraphBase": "torchair.concrete.base.ConcreteGraph",
+        "ValuePack": "torchair.convert.interpreter.ValuePack",
+    },
     "torchair.core._backend": {
         "TorchNpuGraph": "torchair.engine.session.TorchNpuGraph",
         "initialize_graph_engine": "torchair.engine.options.initialize_graph_engine",
@@ -29,19 +34,35 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "torchair.ge._ge_graph": {
         "get_default_ge_graph": "torchair.ge.graph.get_default_ge_graph",
-        "GeGraph": "torchair.ge.graph.GeGraph",
+        "GeGraph": "torchair.serde.ge_graph.GeGraph",
         "Tensor": "torchair.ge.graph.Tensor",
         "TensorSpec": "torchair.ge.graph.TensorSpec",
         "DataType": "torchair.ge.dtypes.DataType",
         "Format": "torchair.ge.dtypes.Format",
+        "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
+    "torchair.ge.attr": {"*": "torchair.ge.attrs"},
     "torchair._ge_concrete_graph": {"ge_apis": "torchair.ge"},
     "torchair._ge_concrete_graph.ge_apis": {"*": "torchair.ge"},
     "torchair._ge_concrete_graph.fx2ge_converter": {
         "GeConcreteGraph": "torchair.concrete.GeConcreteGraph",
         "Converter": "torchair.convert.registry.Converter",
         "register_fx_node_ge_converter": "torchair.convert.registry.register_fx_node_ge_converter",
+        "declare_supported": "torchair.convert.samples.declare_supported",
+        "_normalize_ge_option": "torchair.concrete.GeConcreteGraph.options",
     },
+    "torchair._ge_concrete_graph.supported_declaration": {"*": "torchair.convert.samples"},
+    "torchair._ge_concrete_graph.utils": {
+        "dtype_promote": "torchair.convert.promote.dtype_promote",
+        "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
+    },
+    "torchair._acl_concrete_graph": _PACKAGE,
+    "torchair._acl_concrete_graph.fx2acl_converter": {
+        "AclConcreteGraph": "torchair.concrete.AclConcreteGraph",
+    },
+    "torchair._acl_concrete_graph.acl_graph": {"AclGraph": "torchair.capture.graph.AclGraph"},
+    "torchair._utils": _PACKAGE,
+    "torchair._utils.error_code": {"pretty_error_msg": "torchair.errors.pretty_error_msg"},
     "torchair.npu_fx_compiler": {
         "get_npu_backend": "torchair.backend.get_npu_backend",
         "get_compiler": "torchair.backend.get_compiler",
@@ -49,6 +70,9 @@ TABLE: dict[str, dict[str, str]] = {
         "_NpuFxCompiler": "torchair.pipeline.NpuFxCompiler",
         "_NpuGraphConverter": "torchair.convert.interpreter.GraphConverter",
         "_GmRunner": "torchair.runner.GmRunner",
+        "_get_compiled_gm": "torchair.pipeline.NpuFxCompiler.__call__",
+        "_optimize_fx": "torchair.pipeline.optimize_fx",
+        "_optimize_sym_input": "torchair.fx.passes.sym_input.optimize_sym_input",
     },
     "torchair.ge_concrete_graph": {"ge_apis": "torchair.ge"},
     "torchair.ge_concrete_graph.ge_apis": {"*": "torchair.ge"},
@@ -56,6 +80,19 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.ge_concrete_graph.fx2ge_converter": {
         "*": "torchair._ge_concrete_graph.fx2ge_converter"
     },
+    "torchair.ge_concrete_graph.utils": {"*": "torchair._ge_concrete_graph.utils"},
+    "npugraph_ex.core": _PACKAGE,
+    "npugraph_ex.core.utils": {
+        "logger": "torchair.log.npugraph_ex_logger",
+        "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
+    },
+    "npugraph_ex.configs": _PACKAGE,
+    "npugraph_ex.configs.compiler_config": {"CompilerConfig": "torchair.configs.flat.FlatConfig"},
+    "npugraph_ex.tools": _PACKAGE,
+    "npugraph_ex.tools.aclgraph_check": {"*": "torchair.tools.gegraph_check"},
+} | {
+    f"npugraph_ex.tools.aclgraph_check.{tool}": {"*": f"torchair.tools.gegraph_check.{tool}"}
+    for tool in ("align_trace", "deadlock_check", "filter_operators")
 }
 
 _PACKAGES = {name.rpartition(".")[0] for name in TABLE} | {
@@ -75,6 +112,9 @@ class _Finder(MetaPathFinder, Loader):
         return _Alias(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
+        names = TABLE[module.__name__]
+        if list(names) == ["*"] and names["*"] not in TABLE:
+            sys.modules[module.__name__] = importlib.import_module(names["*"])  # the module itself
         if module.__name__ == "torchair.ge_concrete_graph":
             warnings.warn(
                 "torchair.ge_concrete_graph is an old name, import from torchair.ge",
@@ -92,11 +132,7 @@ class _Alias(ModuleType):
             return getattr(importlib.import_module(names["*"]), name)
         if where is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        try:
-            return importlib.import_module(where)
-        except ImportError:
-            module, _, attribute = where.rpartition(".")
-            return getattr(importlib.import_module(module), attribute)
+        return resolve_name(where)
 
 
 def install() -> None:

@@ -82,7 +82,7 @@ class NpuFxCompiler:
         if dumps_instead(settings):
             return dumping(gm, _next_name(), settings, find)
         gm = _own_copy(gm)
-        PassRunner(FX_KIND, settings, trace).run(FX_PASSES, gm, example_inputs, self.config)
+        optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)
         static = _static_arguments() if trace.phase == "forward" else frozenset()
         build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
@@ -138,6 +138,20 @@ class NpuFxCompiler:
         graph = GeConcreteGraph(conversion, settings, device_of(inputs))
         graph.optimize_graph_without_runtime(Trace())
         return graph
+
+
+def optimize_fx(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any] = (),
+    config: CompilerConfig | None = None,
+    settings: Settings | None = None,
+    trace: Trace | None = None,
+) -> fx.GraphModule:
+    """The common FX passes, in place."""
+    config = config if config is not None else CompilerConfig()
+    runner = PassRunner(FX_KIND, settings or Settings.of(config), trace or Trace())
+    runner.run(FX_PASSES, gm, example_inputs, config)
+    return gm
 
 
 def _next_name() -> str:

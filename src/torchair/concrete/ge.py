@@ -55,17 +55,22 @@ class GeConcreteGraph(ConcreteGraph):
         run: Any = self._device.noted(self.run, updated)
         self.run = run  # type: ignore[method-assign]
 
+    def options(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Options of the engine for this graph, and those for the whole process."""
+        return dict(self._settings.local_options), dict(self._settings.global_options)
+
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         with self._lock:
             if self._ready:
                 return
             start = time.perf_counter()
             logger.info("start compile graph: %s.", self.graph.name)
-            options, dump = take_dump_options(self._settings.global_options)
-            initialize_graph_engine(options)
+            options, process = self.options()
+            process, dump = take_dump_options(process)
+            initialize_graph_engine(process)
             self.session.load(
                 self.graph,
-                self._settings.local_options,
+                options,
                 state=self.state,
                 layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
                 device=self._device.info,

@@ -22,6 +22,11 @@ def _promote(dtype: int, x: Any) -> Any:
     return x if x.dtype == dtype else ge.Cast(x, dst_type=dtype)
 
 
+def dtype_promote(*operands: Any, target_dtype: int) -> Any:
+    """The same under the name and with the arguments that converters of users know."""
+    return promote(target_dtype, *operands)
+
+
 def cast_result(x: Value, dtype: int) -> Value:
     """A Cast that is emitted even when the type agrees, as the documented graphs show it."""
     return ge.Cast(x, dst_type=dtype)

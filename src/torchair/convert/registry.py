@@ -51,10 +51,16 @@ class Converter:
 
     def __init__(self, aten_op: Any) -> None:
         self._aten_op = aten_op
+        self.samples: list[Any] = []  # calls that it is declared to support
 
     def __call__(self, converter: Callable[..., Any]) -> Converter:
         _user[self._aten_op] = entry_of(converter, by_user=True)
         return self
+
+    def check(self) -> list[str]:
+        """Try the samples that were declared; what went wrong, none if all give torch's result."""
+        found = (sample.check(self._aten_op) for sample in self.samples)
+        return [problem for problem in found if problem is not None]
 
 
 def register_fx_node_ge_converter(aten_op: Any) -> Callable[[Callable[..., Any]], Any]:

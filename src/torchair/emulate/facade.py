@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_SUBMODULES = ("npu", "profiler", "distributed", "dynamo")
+_SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 
 
 def operators() -> dict[str, Callable[..., Any]]:

@@ -16,12 +16,15 @@ from typing import Any
 PACKAGE = "torch_npu"
 _OURS = f"{PACKAGE}.dynamo.torchair"
 
-# Modules of the package: the module that stands for each, None for one that only holds others.
+# Modules of the package: the module that stands for each, None for one that only holds others. What
+# follows a colon is called on import: some modules are imported for what that does.
 MODULES: dict[str, str | None] = {
     f"{PACKAGE}.npu": "torch.npu",
     f"{PACKAGE}.npu.amp": "torch.npu.amp",
     f"{PACKAGE}.profiler": "torchair.emulate.profiler",
     f"{PACKAGE}.distributed": "torchair.emulate.hccl",
+    f"{PACKAGE}.contrib": None,
+    f"{PACKAGE}.contrib.transfer_to_npu": "torchair.emulate.transfer:redirect",
     f"{PACKAGE}.dynamo": None,
     _OURS: "torchair",
 }
@@ -63,7 +66,10 @@ class Finder(MetaPathFinder, Loader):
         if name == PACKAGE:
             module.fill()
         elif stands_for is not None:
-            sys.modules[name] = importlib.import_module(stands_for)
+            there, _, on_import = stands_for.partition(":")
+            sys.modules[name] = found = importlib.import_module(there)
+            if on_import:
+                getattr(found, on_import)()
 
 
 class OurModules(MetaPathFinder):

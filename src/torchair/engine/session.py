@@ -39,10 +39,10 @@ from torchair.errors import CaptureError, GraphError, InputError, pretty_error_m
 from torchair.flags import Flags
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
-from torchair.ge.shapes import is_static, on_wire
+from torchair.ge.shapes import Shape, is_static, on_wire
 from torchair.ge.signature import InputSource
 from torchair.ge.verify import verify
-from torchair.log import native_logger
+from torchair.log import logger, native_logger
 from torchair.passes import PassRunner
 from torchair.trace import Trace
 
@@ -99,6 +99,7 @@ class TorchNpuGraph:
         self.held: Held | None = None  # weights that were frozen, if any
         self._editions: Editions[TorchNpuGraph] | None = None
         self.watch: Watch | None = None  # who looks on while programs run
+        self.hints: list[tuple[int, ...]] = []  # dims that calls will probably have
 
     @pretty_error_msg
     def load(
@@ -136,6 +137,25 @@ class TorchNpuGraph:
         results = self.graph.output.values()  # type: ignore[union-attr]
         promises = Promises(results, data, self._state.assigned, self._layouts_of(len(results)))
         return GraphDump(self.name, self.graph, self._device.name, promises, options)
+
+    def set_hint_shape(
+        self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Dims that calls will probably have. They are checked against the graph and kept in
+        `hints`; plans are made for the dims that come."""
+        data = [n.outputs[0] for n in self.graph.data]
+        if len(inputs) != len(data):
+            raise InputError(
+                "wrong number of hint shapes", expected=str(len(data)), got=str(len(inputs))
+            )
+        for i, (value, dims) in enumerate(zip(data, inputs, strict=True)):
+            if value.shape is not None and not _fits(dims, value.shape):
+                raise InputError(
+                    "a hint shape does not fit the graph", index=i, name=value.node.name,
+                    expected=on_wire(value.shape), got=list(dims),
+                )  # fmt: skip
+        self.hints = [tuple(dims) for dims in inputs]
+        logger.debug("Load graph set_hint_shape input shape: %s", [list(d) for d in self.hints])
 
     @pretty_error_msg
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -523,6 +543,12 @@ class _Check:
             "an input does not fit the compiled graph",
             index=self.index, name=self._name, expected=expected, got=got,
         )  # fmt: skip
+
+
+def _fits(dims: Sequence[int], shape: Shape) -> bool:
+    """Whether dims are those of a shape, whose symbolic dims take any."""
+    same = (n == d or not isinstance(d, int) for n, d in zip(dims, shape, strict=False))
+    return len(dims) == len(shape) and all(same)
 
 
 def _steering_inputs(graph: Graph) -> set[Value]:

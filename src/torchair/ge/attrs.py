@@ -48,6 +48,10 @@ class Attr:
     def __repr__(self) -> str:
         return f"ge.attr.{self.kind}({self.value!r})"
 
+    def merge_to(self, attribute: Any) -> None:
+        """Put it on a node: `attr.Str("x").merge_to(node.attr["_kernel"])`."""
+        attribute.put(self)
+
 
 def _normalise(kind: str, value: Any) -> Any:
     if kind.startswith("ListList"):
@@ -68,24 +72,36 @@ def _same_tensor(a: Any, b: Any) -> bool:
     return not a.numel() or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _factory(kind: str) -> Callable[[Any], Attr]:
-    def make(value: Any) -> Attr:
-        return Attr(kind, value)
+class Kind:
+    """Makes attributes of one kind, and finds them: `Int(3)`, `Int.get(node.attr["n"])`."""
 
-    make.__name__ = kind
-    make.__doc__ = f"A {kind} attribute."
-    return make
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __call__(self, value: Any) -> Attr:
+        if isinstance(value, Attr):
+            assert value.kind == self.kind, f"ge.attr.{self.kind} cannot be made of {value!r}"
+            return value
+        return Attr(self.kind, value)
+
+    def get(self, attribute: Any) -> Attr | None:
+        """The attribute of a node if it is of this kind, else None."""
+        found: Attr | None = attribute.attr
+        return found if found is not None and found.kind == self.kind else None
+
+    def __repr__(self) -> str:
+        return f"ge.attr.{self.kind}"
 
 
-Int = _factory("Int")
-Float = _factory("Float")
-Bool = _factory("Bool")
-Str = _factory("Str")
-DataType = _factory("DataType")
-ListInt = _factory("ListInt")
-ListFloat = _factory("ListFloat")
-ListBool = _factory("ListBool")
-ListStr = _factory("ListStr")
-ListDataType = _factory("ListDataType")
-ListListInt = _factory("ListListInt")
-ListListFloat = _factory("ListListFloat")
+Int = Kind("Int")
+Float = Kind("Float")
+Bool = Kind("Bool")
+Str = Kind("Str")
+DataType = Kind("DataType")
+ListInt = Kind("ListInt")
+ListFloat = Kind("ListFloat")
+ListBool = Kind("ListBool")
+ListStr = Kind("ListStr")
+ListDataType = Kind("ListDataType")
+ListListInt = Kind("ListListInt")
+ListListFloat = Kind("ListListFloat")

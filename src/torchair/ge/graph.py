@@ -13,9 +13,10 @@ from typing import Any
 
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
-from torchair.ge.dtypes import DataType, dtype_name
+from torchair.ge.dtypes import DataType, dtype_name, type_of_meta
+from torchair.ge.messages import Attributes, Description, Edges, NodeAttributes, operands, outputs
 from torchair.ge.prototypes import Prototype, prototype
-from torchair.ge.shapes import Dim, Shape, on_wire
+from torchair.ge.shapes import Dim, Shape, from_torch, on_wire
 
 
 @dataclass
@@ -71,8 +72,8 @@ class Value(Tensor):
     """One output of a node."""
 
     __slots__ = (
-        "attrs", "content", "device_type", "dtype", "index", "layout", "node", "port", "shape",
-        "uses",
+        "attrs", "content", "device_type", "dtype", "index", "layout", "meta", "node", "port",
+        "shape", "uses",
     )  # fmt: skip
 
     def __init__(self, node: Node, index: int, port: str) -> None:
@@ -85,12 +86,42 @@ class Value(Tensor):
         self.layout = ""
         self.device_type = ""
         self.attrs: dict[str, Attr] = {}
+        self.meta: Any = None  # the fake result of tracing, where a converter has set it
         self.uses: dict[tuple[Node, str, int | None], None] = {}
 
     @property
     def edge(self) -> str:
         """Edge text of files and dumps: `<node>:<output index>`."""
         return f"{self.node.name}:{self.index}"
+
+    @property
+    def tensor(self) -> str:
+        """The edge text, under the name that converters know."""
+        return self.edge
+
+    @property
+    def controller(self) -> str:
+        """Edge text for who waits for this value: `other.node.input.append(x.controller)`."""
+        return f"{self.node.name}:-1"
+
+    @property
+    def desc(self) -> Description:
+        """The description of the value, as a message."""
+        return Description(self, self.port)
+
+    @property
+    def symsize(self) -> list[Dim]:
+        """Dims, symbolic ones included."""
+        return list(self.shape or ())
+
+    def set_meta(self, meta: Any) -> None:
+        """Take type and dims from a fake tensor, a list of sizes or a symbolic number."""
+        self.meta = meta
+        if isinstance(meta, (list, tuple)):
+            self.learn(Fact(DataType.DT_INT64, (len(meta),)))
+        else:
+            dims = getattr(meta, "shape", ())
+            self.learn(Fact(type_of_meta(meta), tuple(from_torch(d) for d in dims)))
 
     @property
     def rank(self) -> int:
@@ -134,7 +165,8 @@ class Node:
     """One operator of the graph."""
 
     __slots__ = (
-        "attrs", "control", "control_users", "graph", "inputs", "name", "origin", "outputs", "type",
+        "attr", "attrs", "control", "control_users", "graph", "inputs", "name", "origin", "outputs",
+        "type",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, op_type: str, name: str) -> None:
@@ -144,6 +176,7 @@ class Node:
         self.inputs: dict[str, Slot] = {}
         self.outputs: list[Value] = []
         self.attrs: dict[str, Attr] = {}
+        self.attr = NodeAttributes(self)  # `attr("axis")` is a value, `attr["axis"]` a message
         self.control: dict[Node, None] = {}
         self.control_users: dict[Node, None] = {}
         self.origin: Origin | None = None
@@ -152,14 +185,20 @@ class Node:
     def prototype(self) -> Prototype | None:
         return prototype(self.type)
 
-    def attr(self, name: str, default: Any = None) -> Any:
-        """Value of an attribute: as set, else the prototype's default, else `default`."""
-        found = self.attrs.get(name)
-        if found is not None:
-            return found.value
-        proto = self.prototype
-        spec = proto.by_name.get(name) if proto else None
-        return default if spec is None or spec.default is None else spec.default
+    @property
+    def input(self) -> Edges:
+        """Edge texts of what the node reads and waits for."""
+        return Edges(self)
+
+    @property
+    def input_desc(self) -> list[Description]:
+        """Descriptions of what the node reads."""
+        return operands(self)
+
+    @property
+    def output_desc(self) -> list[Description]:
+        """Descriptions of what the node computes."""
+        return outputs(self)
 
     def slots(self) -> Iterator[tuple[str, int | None, Value | None]]:
         """All input positions: port, index in a variable port or None, value or None if unfed."""
@@ -284,6 +323,16 @@ class Graph:
     def nodes(self) -> list[Node]:
         """All nodes, in insertion or sorted order."""
         return list(self._nodes.values())
+
+    @property
+    def op(self) -> list[Node]:
+        """The nodes, under the name that converters know: `get_default_ge_graph().op[-1]`."""
+        return self.nodes
+
+    @property
+    def attr(self) -> Attributes:
+        """Attributes of the graph, as messages."""
+        return Attributes(self)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -434,5 +483,3 @@ def get_default_ge_graph() -> Graph:
         stack.append(Graph("default"))
     return stack[-1]
 
-
-GeGraph = Graph

@@ -8,7 +8,9 @@ import torch
 from torch import fx
 
 
-def optimize_sym_input(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def optimize_sym_input(
+    gm: fx.GraphModule, example_inputs: Any = None, config: Any = None
+) -> fx.GraphModule:
     """Replace a symbol placeholder by sym_size of the first tensor placeholder with that dim."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     tensors = [n for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -24,6 +26,7 @@ def optimize_sym_input(gm: fx.GraphModule, example_inputs: Any, config: Any) -> 
             size = gm.graph.call_function(torch.ops.aten.sym_size, (tensor, dim))
         size.meta["val"] = value
         node.replace_all_uses_with(size)
+    return gm
 
 
 def _dim_of(expr: Any, tensors: list[fx.Node]) -> tuple[fx.Node, int] | None:

@@ -1,7 +1,7 @@
 """Move the tasks of a file so that a viewer shows the order events keep: a wait begins when what
 it waits for has ended.
 
-    python -m torchair.tools.gegraph_check.align_trace tasks.json tasks_aligned.json
+    python -m torchair.tools.gegraph_check.align_trace tasks.json tasks.aligned.json
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torchair.tools.gegraph_check.tasks import (
 
 
 def align_trace_json(
-    input_path: FilePath, output_path: FilePath | None = None, merge_gap: float = 0.0
+    input: FilePath, output: FilePath | None = None, merge_gap: float = 0.0
 ) -> str:
     """Write a file in which no task begins before the one ahead of it in its stream has ended, nor
     a wait before its event was fired; tasks of a stream are `merge_gap` microseconds apart.
 
-    Without `output_path` the file is `<input>_aligned.json`. Returns its path.
+    Without `output` the file is `<input>.aligned.json`. Returns its path.
     """
-    events = read_events(input_path)
+    events = read_events(input)
     tasks = tasks_of(events)
     stuck = {id(t) for t in set_clocks(tasks)}
     begins = _begins(tasks, stuck, merge_gap)
     aligned = [dict(e) for e in events]
     for task in tasks:
         aligned[task.number]["ts"] = begins[task.number]
-    target = f"{str(input_path).removesuffix('.json')}_aligned.json"
-    return write_events(target if output_path is None else output_path, aligned)
+    target = f"{str(input).removesuffix('.json')}.aligned.json"
+    return write_events(target if output is None else output, aligned)
 
 
 def _begins(tasks: Sequence[Task], stuck: set[int], gap: float) -> dict[int, float]:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="align_trace", description=__doc__.split("\n")[0])
     parser.add_argument("input", help="task file")
     parser.add_argument(
-        "output", nargs="?", help="file to write, <input>_aligned.json if not given"
+        "output", nargs="?", help="file to write, <input>.aligned.json if not given"
     )
     parser.add_argument("--merge-gap", type=float, default=0.0, help="microseconds")
     options = parser.parse_args(arguments)

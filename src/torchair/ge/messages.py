@@ -1,0 +1,266 @@
+"""Nodes, values and attributes as protobuf messages show them, for converters written that way:
+`node.attr["_kernel"].s`, `node.input.append(other.controller)`, `node.output_desc[0].layout`.
+
+Views only: what is read and written is the node itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchair.errors import GraphError
+from torchair.ge.attrs import Attr
+from torchair.ge.shapes import on_wire
+
+if TYPE_CHECKING:
+    from torchair.ge.graph import Graph, Node, Value
+
+# field of an attribute message: the kind of attribute it is, and what it reads as when unset
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "i": ("Int", 0),
+    "f": ("Float", 0.0),
+    "b": ("Bool", False),
+    "s": ("Str", b""),
+    "dt": ("DataType", 0),
+}
+
+
+class Attribute:
+    """One attribute by its fields `i`, `f`, `b`, `s`, `dt` and `list`."""
+
+    __slots__ = ("_attrs", "_name")
+
+    def __init__(self, attrs: dict[str, Attr], name: str) -> None:
+        object.__setattr__(self, "_attrs", attrs)
+        object.__setattr__(self, "_name", name)
+
+    @property
+    def attr(self) -> Attr | None:
+        """The attribute itself, None while it is not set."""
+        found: Attr | None = self._attrs.get(self._name)
+        return found
+
+    def put(self, attr: Attr) -> None:
+        """Make it this attribute."""
+        self._attrs[self._name] = attr
+
+    def HasField(self, field: str) -> bool:
+        """Whether the attribute is set and of that kind."""
+        attr = self.attr
+        if attr is None:
+            return False
+        return attr.kind.startswith("List") if field == "list" else attr.kind == _kind(field)
+
+    @property
+    def list(self) -> Lists:
+        """The fields again, as lists."""
+        return Lists(self)
+
+    def __getattr__(self, field: str) -> Any:
+        kind, unset = _field(field)
+        attr = self.attr
+        if attr is None or attr.kind not in (kind, "Bytes" if field == "s" else kind):
+            return unset
+        return attr.value.encode() if attr.kind == "Str" else attr.value
+
+    def __setattr__(self, field: str, value: Any) -> None:
+        self.put(Attr(_field(field)[0], value))
+
+    def __repr__(self) -> str:
+        return f"{self._name}: {self.attr}"
+
+
+class Lists:
+    """The list fields of an attribute."""
+
+    __slots__ = ("_attribute",)
+
+    def __init__(self, attribute: Attribute) -> None:
+        self._attribute = attribute
+
+    def __getattr__(self, field: str) -> Members:
+        return Members(self._attribute, f"List{_field(field)[0]}")
+
+
+class Members(Sequence[Any]):
+    """The members of one list attribute."""
+
+    def __init__(self, attribute: Attribute, kind: str) -> None:
+        self._attribute, self._kind = attribute, kind
+
+    def _values(self) -> list[Any]:
+        attr = self._attribute.attr
+        if attr is None or attr.kind != self._kind:
+            return []
+        return [v.encode() if isinstance(v, str) else v for v in attr.value]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values()[index]
+
+    def __len__(self) -> int:
+        return len(self._values())
+
+    def append(self, value: Any) -> None:
+        """One more member."""
+        self.extend([value])
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """More members."""
+        self._attribute.put(Attr(self._kind, [*self._values(), *values]))
+
+
+def _field(field: str) -> tuple[str, Any]:
+    if field not in _FIELDS:
+        raise AttributeError(f"an attribute has the fields {', '.join(_FIELDS)}, list, not {field}")
+    return _FIELDS[field]
+
+
+def _kind(field: str) -> str:
+    return _field(field)[0]
+
+
+class Attributes:
+    """Attributes of a graph, a node or a value by name, as messages."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Graph | Node | Value) -> None:
+        self._owner: Any = owner
+
+    def __getitem__(self, name: str) -> Attribute:
+        return Attribute(self._owner.attrs, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._owner.attrs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owner.attrs)
+
+    def __len__(self) -> int:
+        return len(self._owner.attrs)
+
+    def __delitem__(self, name: str) -> None:
+        del self._owner.attrs[name]
+
+    def items(self) -> list[tuple[str, Attribute]]:
+        """Names and attributes."""
+        return [(name, self[name]) for name in self]
+
+
+class NodeAttributes(Attributes):
+    """Attributes of a node; called with a name it gives the value, with the prototype's default."""
+
+    __slots__ = ()
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        """Value of an attribute: as set, else the prototype's default, else `default`."""
+        found = self._owner.attrs.get(name)
+        if found is not None:
+            return found.value
+        proto = self._owner.prototype
+        spec = proto.by_name.get(name) if proto else None
+        return default if spec is None or spec.default is None else spec.default
+
+
+class Edges(Sequence[str]):
+    """What a node reads, as `<node>:<output>`, an empty text for what is not fed, and then
+    `<node>:-1` for what it waits for."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def _texts(self) -> list[str]:
+        data = ["" if value is None else value.edge for _, _, value in self._node.slots()]
+        return data + [f"{before.name}:-1" for before in self._node.control]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._texts()[index]
+
+    def __setitem__(self, index: int, edge: str) -> None:
+        slots = list(self._node.slots())
+        port, position, _ = slots[index]
+        self._node.set_input(port, self._output(edge), position)
+
+    def __len__(self) -> int:
+        return len(self._texts())
+
+    def append(self, edge: str) -> None:
+        """Wait for another node, given as `<node>:-1`."""
+        name, _, output = edge.rpartition(":")
+        if output != "-1":
+            raise GraphError(
+                f"{edge!r} is not a control edge: operands are given when a node is built",
+                node=self._node.name, hint="append `tensor.controller`, or set a position",
+            )  # fmt: skip
+        self._node.after(self._node.graph.node(name))
+
+    def extend(self, edges: Iterable[str]) -> None:
+        """Wait for several nodes."""
+        for edge in edges:
+            self.append(edge)
+
+    def _output(self, edge: str) -> Value:
+        name, _, output = edge.rpartition(":")
+        return self._node.graph.node(name).outputs[int(output)]
+
+
+class Dims:
+    """The field `shape` of a description."""
+
+    def __init__(self, value: Value) -> None:
+        self.dim = on_wire(value.shape)
+
+
+class Description:
+    """The description of a value at one end of an edge."""
+
+    def __init__(self, value: Value, port: str) -> None:
+        self.value, self.name = value, port
+
+    @property
+    def attr(self) -> Attributes:
+        """Attributes of the description."""
+        return Attributes(self.value)
+
+    @property
+    def shape(self) -> Dims:
+        """Dims, -1 for those that vary."""
+        return Dims(self.value)
+
+    @property
+    def dtype(self) -> int:
+        """Number of the type in `ge.DataType`; those of files are known to files alone."""
+        return self.value.dtype
+
+    @dtype.setter
+    def dtype(self, number: int) -> None:
+        self.value.dtype = number
+
+    @property
+    def layout(self) -> str:
+        """Layout tag, as `NCHW`."""
+        return self.value.layout
+
+    @layout.setter
+    def layout(self, layout: str) -> None:
+        self.value.layout = layout
+
+    @property
+    def device_type(self) -> str:
+        """Where the value is, as `NPU`."""
+        return self.value.device_type
+
+
+def outputs(node: Node) -> list[Description]:
+    """Descriptions of what a node computes."""
+    return [Description(value, value.port) for value in node.outputs]
+
+
+def operands(node: Node) -> list[Description]:
+    """Descriptions of what a node reads."""
+    return [
+        Description(value, port if position is None else f"{port}{position}")
+        for port, position, value in node.slots()
+        if value is not None
+    ]

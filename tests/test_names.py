@@ -1,0 +1,280 @@
+"""Names of the original: import paths, and nodes and attributes as its converters handle them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchair import ge
+from torchair.catalog import infer
+from torchair.convert.registry import unregister
+from torchair.engine.session import TorchNpuGraph
+from torchair.errors import GraphError, InputError
+from torchair.ge.build import Data, NetOutput
+from torchair.ge.graph import Graph, get_default_ge_graph
+from torchair.serde import same_graph, to_bytes, to_model
+
+OLD_NAMES = {
+    "torchair.configs.compiler_config": ["CompilerConfig"],
+    "torchair.core.utils": ["logger", "EVENT_LEVEL"],
+    "torchair.core._concrete_graph": ["ConcreteGraphBase", "ValuePack"],
+    "torchair.core._backend": [
+        "TorchNpuGraph", "initialize_graph_engine", "finalize_graph_engine",
+    ],
+    "torchair.ge._ge_graph": [
+        "get_default_ge_graph", "GeGraph", "Tensor", "TensorSpec", "DataType", "Format",
+        "torch_type_to_ge_type",
+    ],
+    "torchair.ge.attr": ["Int", "Str", "ListInt"],
+    "torchair._ge_concrete_graph": ["ge_apis"],
+    "torchair._ge_concrete_graph.ge_apis": ["Add", "Const", "Data", "TopKV2"],
+    "torchair._ge_concrete_graph.fx2ge_converter": [
+        "GeConcreteGraph", "Converter", "register_fx_node_ge_converter", "declare_supported",
+        "_normalize_ge_option",
+    ],
+    "torchair._ge_concrete_graph.supported_declaration": ["Support", "F32", "BF16", "I64", "T"],
+    "torchair._ge_concrete_graph.utils": ["dtype_promote"],
+    "torchair._acl_concrete_graph.fx2acl_converter": ["AclConcreteGraph"],
+    "torchair._acl_concrete_graph.acl_graph": ["AclGraph"],
+    "torchair._utils.error_code": ["pretty_error_msg"],
+    "torchair.npu_fx_compiler": [
+        "get_npu_backend", "get_compiler", "_npu_backend", "_NpuFxCompiler", "_NpuGraphConverter",
+        "_GmRunner", "_get_compiled_gm", "_optimize_fx", "_optimize_sym_input",
+    ],
+    "torchair.ge_concrete_graph": ["ge_apis"],
+    "torchair.ge_concrete_graph.ge_apis": ["Add", "Const"],
+    "torchair.ge_concrete_graph.ge_graph": ["get_default_ge_graph", "DataType"],
+    "torchair.ge_concrete_graph.fx2ge_converter": ["register_fx_node_ge_converter"],
+    "torchair.ge_concrete_graph.utils": ["dtype_promote"],
+    "npugraph_ex.core.utils": ["logger", "EVENT_LEVEL"],
+    "npugraph_ex.configs.compiler_config": ["CompilerConfig"],
+    "npugraph_ex.tools.aclgraph_check.deadlock_check": ["deadlock_check"],
+    "npugraph_ex.tools.aclgraph_check.filter_operators": ["filter_comm_ops"],
+    "npugraph_ex.tools.aclgraph_check.align_trace": ["align_trace_json"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", OLD_NAMES)
+def test_old_import_paths(module):
+    import npugraph_ex  # noqa: F401
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = importlib.import_module(module)
+        for name in OLD_NAMES[module]:
+            names: dict[str, Any] = {}
+            exec(f"from {module} import {name} as it", names)
+            assert names["it"] is getattr(found, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        found.no_such_name  # noqa: B018
+
+
+def test_old_names_are_the_new_things():
+    from npugraph_ex.configs.compiler_config import CompilerConfig
+    from npugraph_ex.core.utils import logger as flat_logger
+
+    import npugraph_ex
+    import torchair.concrete
+    import torchair.ge.graph
+    import torchair.pipeline
+    from torchair._acl_concrete_graph.fx2acl_converter import AclConcreteGraph
+    from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
+    from torchair.core._concrete_graph import ConcreteGraphBase
+    from torchair.core.utils import logger
+    from torchair.ge.attr import Int
+    from torchair.npu_fx_compiler import _NpuFxCompiler, get_npu_backend
+
+    assert get_npu_backend is torchair.get_npu_backend
+    assert logger is torchair.logger and flat_logger is npugraph_ex.logger
+    assert CompilerConfig is npugraph_ex.CompilerConfig
+    assert GeConcreteGraph is torchair.concrete.GeConcreteGraph
+    assert issubclass(GeConcreteGraph, ConcreteGraphBase)
+    assert issubclass(AclConcreteGraph, ConcreteGraphBase)
+    assert _NpuFxCompiler is torchair.pipeline.NpuFxCompiler
+    assert inspect.isclass(_NpuFxCompiler)
+    assert Int is ge.attr.Int and ge.attr.Int(3) == Int(3)
+
+
+def test_oldest_package_is_deprecated():
+    for name in [m for m in sys.modules if m.startswith("torchair.ge_concrete_graph")]:
+        del sys.modules[name]
+    with pytest.warns(DeprecationWarning, match=r"torchair\.ge_concrete_graph"):
+        importlib.import_module("torchair.ge_concrete_graph")
+
+
+def test_passes_under_their_old_names():
+    from torchair.npu_fx_compiler import _optimize_fx, _optimize_sym_input
+
+    traced = make_fx(lambda x: x.reshape(-1, x.shape[0]) + x.shape[1], tracing_mode="symbolic")(
+        torch.ones(4, 6)
+    )
+    assert _optimize_sym_input(traced) is traced
+    assert _optimize_fx(traced) is traced
+    assert "aten.view.default" not in {str(n.target) for n in traced.graph.nodes}
+    torch.testing.assert_close(traced(torch.ones(4, 6)), torch.full((6, 4), 7.0))
+
+
+# ---- nodes as messages
+
+
+def test_a_node_as_a_message():
+    with Graph("messages", infer) as graph:
+        x = Data(index=0, dtype=0, shape=[2, -1], placement="NPU", node_name="x")
+        first = ge.Abs(x)
+        last = ge.Add(x, first)
+        node = get_default_ge_graph().op[-1]
+    assert node is last.node and [n.name for n in graph.op] == ["x", "Abs", "Add"]
+    assert list(node.input) == ["x:0", "Abs:0"] and last.tensor == "Add:0"
+    node.input.append(first.controller)
+    assert list(node.input) == ["x:0", "Abs:0", "Abs:-1"] and list(node.control) == [first.node]
+    node.input[1] = "x:0"
+    assert node.values() == [x, x] and not first.users()
+    with pytest.raises(GraphError, match="not a control edge"):
+        node.input.append("x:0")
+    assert [d.name for d in node.input_desc] == ["x1", "x2"]
+    (desc,) = node.output_desc
+    assert (desc.name, desc.dtype, list(desc.shape.dim)) == ("y", 0, [2, -1])
+    desc.layout = last.desc.layout = "NCHW"
+    desc.attr["origin_shape"].list.i.extend([2, 3])
+    assert last.layout == "NCHW" and last.attrs["origin_shape"] == ge.attr.ListInt([2, 3])
+
+
+def test_attributes_as_messages():
+    with Graph("messages", infer) as graph:
+        node = ge.Cast(Data(index=0, dtype=0, shape=[2]), dst_type=3).node
+    ge.attr.Str("extend").merge_to(node.attr["_kernel"])
+    assert node.attr["_kernel"].s == b"extend" and node.attr("_kernel") == "extend"
+    node.attr["_inputs_all_sym"].b = True
+    node.attr["count"].i = 3
+    node.attr["sizes"].list.i.append(4)
+    node.attr["names"].list.s.extend(["a", b"b"])
+    assert node.attr("_inputs_all_sym") is True and node.attr["count"].i == 3
+    assert list(node.attr["sizes"].list.i) == [4] and node.attr["names"].list.s[1] == b"b"
+    assert node.attr["dst_type"].HasField("i") and not node.attr["none"].HasField("i")
+    assert (node.attr["none"].i, node.attr["none"].s, len(node.attr["none"].list.f)) == (0, b"", 0)
+    assert "none" not in node.attr and "count" in node.attr
+    assert dict(node.attr.items())["count"].i == 3
+    del node.attr["count"]
+    assert "count" not in list(node.attr)
+    assert ge.attr.ListInt.get(node.attr["sizes"]) == ge.attr.ListInt([4])
+    assert ge.attr.Int.get(node.attr["sizes"]) is None and ge.attr.Int.get(node.attr["no"]) is None
+    graph.attr["_executor_type"].i = 1
+    assert graph.attrs["_executor_type"] == ge.attr.Int(1)
+    with pytest.raises(AttributeError, match="i, f, b, s, dt, list, not nothing"):
+        node.attr["count"].nothing  # noqa: B018
+    with pytest.raises(AssertionError, match=r"ge\.attr\.Int cannot be made of"):
+        ge.attr.Int(ge.attr.Str("3"))
+
+
+def test_meta_tells_a_value_its_type_and_dims():
+    with Graph("messages", infer):
+        value = ge.custom_op("MyOwn", inputs={}, outputs=["y"], attrs={})
+    value.set_meta(torch.empty(2, 3, dtype=torch.bfloat16, device="meta"))
+    assert (value.dtype, value.symsize, value.meta.shape) == (27, [2, 3], (2, 3))
+    value.set_meta([1, 2, 3])
+    assert (value.dtype, value.symsize) == (9, [3])
+
+
+# ---- graphs from messages and bytes
+
+
+def some_graph() -> Graph:
+    with Graph("saved", infer) as graph:
+        x = Data(index=0, dtype=0, shape=[2, -1], placement="CPU", node_name="x")
+        NetOutput([ge.Add(ge.Abs(x), 1.0)])
+    return graph
+
+
+def test_a_graph_of_a_model():
+    from torchair.ge._ge_graph import GeGraph
+
+    graph = some_graph()
+    for made in (GeGraph(model_def=to_model(graph)), GeGraph(serialized_model_def=to_bytes(graph))):
+        assert made.name == "saved" and same_graph(made, graph) == []
+    assert GeGraph(serialized_model_def=to_bytes(graph), name="mine").name == "mine"
+    empty = GeGraph(name="new")
+    assert (empty.name, len(empty)) == ("new", 0) and isinstance(empty, GeGraph)
+    with pytest.raises(
+        AssertionError,
+        match="Unsupported init method: both model_def and serialized_model_def are specified",
+    ):
+        GeGraph(model_def=to_model(graph), serialized_model_def=to_bytes(graph))
+
+
+def test_hint_shapes():
+    session = TorchNpuGraph("hints")
+    session.load(some_graph())
+    session.set_hint_shape([[2, 7]], [])
+    assert session.hints == [(2, 7)]
+    with pytest.raises(InputError, match="does not fit the graph"):
+        session.set_hint_shape([[3, 7]], [])
+    with pytest.raises(InputError, match="wrong number of hint shapes"):
+        session.set_hint_shape([])
+    (result,) = session.run([torch.full((2, 5), -1.0)])
+    torch.testing.assert_close(result, torch.full((2, 5), 2.0))
+
+
+# ---- samples of converters
+
+
+@pytest.fixture
+def negated():
+    """An operator of our own with a converter; `wrong` of the fixture spoils it."""
+    library = torch.library.Library("names_test", "FRAGMENT")
+    library.define("scaled(Tensor x, float by, *, Tensor? plus=None) -> Tensor")
+    library.impl(
+        "scaled",
+        lambda x, by, plus=None: x * by if plus is None else x * by + plus,
+        "CompositeExplicitAutograd",
+    )
+    yield torch.ops.names_test.scaled.default
+    unregister(torch.ops.names_test.scaled.default)
+    library._destroy()
+
+
+def test_samples_of_a_converter(negated):
+    from torchair._ge_concrete_graph import ge_apis
+    from torchair._ge_concrete_graph.fx2ge_converter import (
+        declare_supported,
+        register_fx_node_ge_converter,
+    )
+    from torchair._ge_concrete_graph.supported_declaration import F16, F32, Support, T
+
+    @declare_supported(
+        [
+            Support(F32(2, 3), 2.0),
+            Support(F16(4), -1.5),
+            Support(T([1.0, 2.0], dtype=torch.float64), 3.0),
+            Support(F32(3, value_range=(0, 1)), 2.0, plus=F32(3)),
+        ]
+    )
+    @register_fx_node_ge_converter(negated)
+    def convert_scaled(x, by, *, plus=None, meta_outputs=None):
+        factor = ge.Const(by, dtype=meta_outputs.dtype)
+        return ge_apis.Mul(x, factor)
+
+    (problem,) = convert_scaled.check()
+    assert problem.startswith("Support(Tensor((3,), torch.float32), 2.0, plus=Tensor((3,)")
+    convert_scaled.samples.pop()
+    assert convert_scaled.check() == []
+    with pytest.raises(AssertionError, match="F32"):
+        Support(torch.ones(3))
+
+
+def test_alignment_takes_the_original_keywords(tmp_path):
+    from npugraph_ex.tools.aclgraph_check.align_trace import align_trace_json
+
+    tasks = [{"ph": "X", "name": n, "tid": 1, "ts": 0, "dur": 5} for n in ("a", "b")]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    path = align_trace_json(input=tmp_path / "tasks.json", output=tmp_path / "out.json")
+    assert path == str(tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    assert [e["ts"] for e in events] == [0, 5]
