@@ -124,8 +124,12 @@ def rewrite(
     graph: Graph,
     rules: Iterable[Rule],
     explain: Callable[[str], None] | None = None,
+    stays: Callable[[Node], bool] = lambda node: True,
 ) -> int:
-    """Apply rules until none changes anything; returns how many replacements were made."""
+    """Apply rules until none changes anything; returns how many replacements were made.
+
+    What a replacement leaves unread goes with it, but for nodes of which `stays` holds.
+    """
     by_type: dict[str, list[Rule]] = {}
     for rule in rules:
         by_type.setdefault(rule.root.type, []).append(rule)
@@ -133,8 +137,13 @@ def rewrite(
     while True:
         changed = 0
         for node in topological(graph.nodes):
-            if node.name in graph and graph._nodes[node.name] is node:
-                changed += _try(graph, node, by_type.get(node.type, ()), explain)
+            known = by_type.get(node.type)
+            if known is None or graph._nodes.get(node.name) is not node:
+                continue
+            sources = [v.node for v in node.values()]
+            if _try(graph, node, known, explain):
+                changed += 1
+                _remove_unread(graph, sources, stays)
         if not changed:
             break
         total += changed
@@ -173,6 +182,17 @@ def _try(
             explain(f"{rule.name} replaced {node.name}")
         return True
     return False
+
+
+def _remove_unread(graph: Graph, nodes: list[Node], stays: Callable[[Node], bool]) -> None:
+    """Remove those of the nodes that nobody needs any more, and what was computed for them."""
+    while nodes:
+        node = nodes.pop()
+        gone = graph._nodes.get(node.name) is not node
+        if gone or node.control_users or any(v.uses for v in node.outputs) or stays(node):
+            continue
+        nodes += [v.node for v in node.values()]
+        graph.remove(node)
 
 
 def _free_to_change(found: Match) -> bool:

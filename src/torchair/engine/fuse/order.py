@@ -1,6 +1,6 @@
-"""Order in fusion: what streams keep apart, and an order in which units can run.
+"""Order in fusion: who needs whom while units grow, what streams keep apart, an order to run in.
 
-Vertices are units and single nodes, by number; what a vertex needs is a set of bits.
+Vertices are units and single nodes, by number.
 """
 
 from __future__ import annotations
@@ -15,62 +15,164 @@ from torchair.ge.graph import Node
 
 T = TypeVar("T")
 
+_SEARCHED = 4096  # vertices that one question may look at
+
+
+class Needs:
+    """What vertices need of each other, as edges. Questions about paths are answered by a search
+    that begins with the latest vertices, so that it ends near by in graphs of any length."""
+
+    def __init__(self) -> None:
+        self._sources: list[set[int]] = []  # direct ones
+        self._readers: list[set[int]] = []
+        self._high: list[int] = []  # the last position in the graph among all a vertex needs
+        self._last: list[int] = []  # and among its own nodes
+        self._into: list[int] = []  # the vertex that it became a part of
+
+    def add(self, position: int, sources: Iterable[int]) -> int:
+        """A new vertex for the node at a position; later ones have larger positions."""
+        number = len(self._sources)
+        self._sources.append(set())
+        self._readers.append(set())
+        self._high.append(position)
+        self._last.append(position)
+        self._into.append(number)
+        self.grow(number, position, sources)
+        return number
+
+    def vertex(self, number: int) -> int:
+        """The vertex that this one is a part of by now."""
+        while self._into[number] != number:
+            self._into[number] = number = self._into[self._into[number]]
+        return number
+
+    def grow(self, number: int, position: int, sources: Iterable[int]) -> None:
+        """A vertex takes in the node at a position, which needs these."""
+        self._last[number] = max(self._last[number], position)
+        for source in map(self.vertex, sources):
+            if source != number:
+                self._sources[number].add(source)
+                self._readers[source].add(number)
+        self._raise(number, max(position, *(self._high[s] for s in self._sources[number]), -1))
+
+    def merge(self, number: int, other: int) -> None:
+        """A vertex takes in another one."""
+        self._into[other] = number
+        for source in map(self.vertex, self._sources[other]):
+            if source != number:
+                self._sources[number].add(source)
+                self._readers[source].add(number)
+        self._readers[number] |= {r for r in map(self.vertex, self._readers[other]) if r != number}
+        self._last[number] = max(self._last[number], self._last[other])
+        high = max(self._high[number], self._high[other])
+        self._high[number] = -1  # all readers of either learn of it
+        self._raise(number, high)
+
+    def _raise(self, number: int, high: int) -> None:
+        todo = [number]
+        while todo:
+            vertex = todo.pop()
+            if self._high[vertex] < high:
+                self._high[vertex] = high
+                todo += map(self.vertex, self._readers[vertex])
+
+    def sources(self, number: int) -> set[int]:
+        """What a vertex needs directly."""
+        return {s for s in map(self.vertex, self._sources[number]) if s != number}
+
+    def need(self, numbers: Iterable[int], target: int) -> bool:
+        """Whether one of these vertices is the target or needs it. In doubt, after a long search,
+        the answer is yes."""
+        last = self._last[target]
+        seen: set[int] = set()
+        ready = [(-self._high[n], n) for n in map(self.vertex, numbers)]
+        heapify(ready)
+        while ready and len(seen) < _SEARCHED:
+            high, number = heappop(ready)
+            if number == target:
+                return True
+            if -high < last:  # neither this one nor what is left needs the target's last node
+                return False
+            if number not in seen:
+                seen.add(number)
+                for source in self.sources(number):
+                    if source not in seen:
+                        heappush(ready, (-self._high[source], source))
+        return bool(ready)
+
+    def all_of(self, numbers: Iterable[int]) -> set[int]:
+        """These vertices and all that they need."""
+        found: set[int] = set()
+        todo = list(map(self.vertex, numbers))
+        while todo:
+            number = todo.pop()
+            if number not in found:
+                found.add(number)
+                todo += self.sources(number)
+        return found
+
 
 class Streams:
     """Keeps units of different lanes apart, and units short where another lane waits: a unit
     begins when all it needs is there, and gives its results when all of it is done."""
 
-    def __init__(self, nodes: Iterable[Node], lane: Callable[[Node], str]) -> None:
+    def __init__(self, nodes: Iterable[Node], lane: Callable[[Node], str], needs: Needs) -> None:
         self.lane = lane
+        self._needs = needs
         self._several = len({lane(n) for n in nodes}) > 1
-        self._bits: dict[str, int] = {}  # vertices of each lane
+        self._lanes: list[str] = []  # by vertex
 
-    def add(self, number: int, node: Node) -> None:
+    def add(self, node: Node) -> None:
         """Note the lane of a new vertex."""
-        if self._several:
-            lane = self.lane(node)
-            self._bits[lane] = self._bits.get(lane, 0) | 1 << number
+        self._lanes.append(self.lane(node))
 
-    def keep_out(self, node: Node, needs: int, members: Sequence[Node], known: int) -> str:
-        """Why a node must not join a unit, empty if it may; `needs` are those of the node, `known`
-        those of the unit."""
+    def keep_out(
+        self, node: Node, sources: Iterable[int], members: Sequence[Node], unit: int
+    ) -> str:
+        """Why a node must not join a unit, empty if it may; `sources` are what the node needs."""
         if not self._several:
             return ""
-        if needs & ~known & ~self._bits.get(self.lane(node), 0):
+        more = self._needs.all_of(sources) - self._needs.all_of([unit])
+        if self._foreign(more, node):
             return f"{node.type} waits for another stream"
         return "another stream waits for it" if self._awaited(members) else ""
 
-    def may_merge(self, node: Node, known: int, members: Sequence[Node], other: int) -> bool:
-        """Whether a unit may take in another one of its lane, with `members` and needs `other`,
-        that makes what the unit's `node` reads."""
+    def may_merge(self, unit: int, node: Node, other: int, members: Sequence[Node]) -> bool:
+        """Whether a unit may take in another one of its lane, with `members`, that makes what the
+        unit's `node` reads."""
         if not self._several:
             return True
-        foreign = (known ^ other) & ~self._bits.get(self.lane(node), 0)
-        return not foreign and not self._awaited(members)
+        apart = self._needs.all_of([unit]) ^ self._needs.all_of([other])
+        return not self._foreign(apart, node) and not self._awaited(members)
+
+    def _foreign(self, vertices: set[int], node: Node) -> bool:
+        mine = self.lane(node)
+        return any(self._lanes[v] != mine for v in vertices)
 
     def _awaited(self, members: Sequence[Node]) -> bool:
         return any(self.lane(r) != self.lane(n) for n in members for r in _readers(n))
 
 
-def _readers(node: Node) -> Iterable[Node]:
+def _readers(node: Node) -> list[Node]:
     """Who reads what a node makes, also through views."""
-    for user in (u for v in node.outputs for u in v.users()):
+    found: list[Node] = []
+    users = [u for v in node.outputs for u in v.users()]
+    while users:
+        user = users.pop()
         row = row_of(user.type)
         if row is not None and row.has(Trait.VIEW):
-            yield from _readers(user)
+            users += [u for v in user.outputs for u in v.users()]
         elif user.type != "NetOutput":
-            yield user
+            found.append(user)
+    return found
 
 
-def run_order(
-    items: Mapping[int, T], last: Mapping[int, int], before: Sequence[int], graph: str
-) -> list[T]:
+def run_order(items: Mapping[int, T], last: Mapping[int, int], needs: Needs, graph: str) -> list[T]:
     """Vertices so that what is needed comes first, else by the number in `last`."""
-    alive = sum(1 << k for k in items)
     readers: dict[int, list[int]] = {k: [] for k in items}
     missing = {}
     for k in items:
-        needed = _bits_of(before[k] & ~(1 << k) & alive)
+        needed = _needed(k, items, needs)
         missing[k] = len(needed)
         for n in needed:
             readers[n].append(k)
@@ -89,10 +191,15 @@ def run_order(
     return order
 
 
-def _bits_of(bits: int) -> list[int]:
-    found = []
-    while bits:
-        low = bits & -bits
-        found.append(low.bit_length() - 1)
-        bits ^= low
+def _needed(number: int, items: Mapping[int, T], needs: Needs) -> set[int]:
+    """The items that a vertex needs, seen through vertices that are not run."""
+    found: set[int] = set()
+    todo, seen = [number], {number}
+    while todo:
+        for source in needs.sources(todo.pop()) - seen:
+            seen.add(source)
+            if source in items:
+                found.add(source)
+            else:
+                todo.append(source)
     return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchair.catalog import Op, Trait, row_of, steering_values
-from torchair.engine.fuse.order import Streams, run_order
+from torchair.engine.fuse.order import Needs, Streams, run_order
 from torchair.engine.fuse.spaces import (
     aligned,
     epilogue_spaces,
@@ -124,13 +124,14 @@ class _Fuser:
         constant: Callable[[Value], bool], lane: Callable[[Node], str],
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
-        self.streams = Streams((n for n in graph.nodes if n.type not in _OUTSIDE), lane)
+        self.needs = Needs()
+        inside = (n for n in graph.nodes if n.type not in _OUTSIDE)
+        self.streams = Streams(inside, lane, self.needs)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
         self.steering = _steering_nodes(graph)
         self.unit_of: dict[Node, Unit] = {}
         self.vertex: dict[Node, int] = {}
-        self.before: list[int] = []  # by vertex: bits of all vertices it depends on, itself too
         self.alone: dict[Node, str] = {}
         self.units: list[Unit] = []
 
@@ -191,49 +192,21 @@ class _Fuser:
     # ---- who depends on whom ----
 
     def _new_vertex(self, node: Node) -> int:
-        number = len(self.before)
+        number = self.needs.add(self.position[node], self._sources(node))
         self.vertex[node] = number
-        self.before.append(1 << number | self._needs(node))
-        self.streams.add(number, node)
+        self.streams.add(node)
         return number
 
-    def _needs(self, node: Node) -> int:
-        bits = 0
-        for value in node.values():
-            bits |= self._bits(value.node)
-        for other in node.control:
-            bits |= self._bits(other)
-        return bits
-
-    def _needs_with(self, node: Node, views: Iterable[Node]) -> int:
-        """What a node needs that computes views itself: what they read, not the views."""
-        inside, bits = set(views), 0
-        for reader in (node, *inside):
-            for source in [*(v.node for v in reader.values()), *reader.control]:
-                bits |= 0 if source in inside else self._bits(source)
-        return bits
-
-    def _bits(self, node: Node) -> int:
-        number = self.vertex.get(node)
-        return 0 if number is None else self.before[number]
-
-    def _grow(self, unit: Unit, bits: int) -> None:
-        """A unit depends on more now, and with it all that depend on the unit."""
-        mark, total = 1 << unit.number, self.before[unit.number] | bits
-        for k, known in enumerate(self.before):
-            if known & mark:
-                self.before[k] = known | total
+    def _sources(self, node: Node, views: Iterable[Node] = ()) -> list[int]:
+        """The vertices that a node needs which computes views itself: what they read, not them."""
+        inside = set(views)
+        read = [s for reader in (node, *inside) for s in _read_by(reader) if s not in inside]
+        return [self.vertex[s] for s in read if s in self.vertex]
 
     def _legal(self, unit: Unit, node: Node, inlined: Iterable[Node]) -> bool:
         """Whether nothing that the node reads waits for the unit, but the unit itself."""
-        mark, inside = 1 << unit.number, set(inlined)
-        for reader in (node, *inside):
-            for source in [*(v.node for v in reader.values()), *reader.control]:
-                if self.unit_of.get(source) is unit or source in inside:
-                    continue
-                if self._bits(source) & mark:
-                    return False
-        return True
+        others = [k for k in self._sources(node, inlined) if k != unit.number]
+        return not self.needs.need(others, unit.number)
 
     # ---- placing a node ----
 
@@ -325,8 +298,8 @@ class _Fuser:
             return f"{node.type} reads it through a view that moves elements"
         if not self._legal(unit, node, views):
             return f"{node.type} also needs what is computed from it elsewhere"
-        needs, known = self._needs_with(node, views), self.before[unit.number]
-        if why := self.streams.keep_out(node, needs, unit.nodes, known):
+        sources = self._sources(node, views)
+        if why := self.streams.keep_out(node, sources, unit.nodes, unit.number):
             return why
         spaces = self._spaces(unit, node, seen)
         if isinstance(spaces, str):
@@ -357,34 +330,36 @@ class _Fuser:
         group.spaces.update(spaces)
         self.unit_of[node] = unit
         self.vertex[node] = unit.number
-        self._grow(unit, self._needs_with(node, views))
+        self.needs.grow(unit.number, self.position[node], self._sources(node, views))
 
     def _seen(self, unit: Unit, value: Value, views: dict[Node, None]) -> Space | None:
-        """The space of an operand that the unit makes, perhaps through views that move nothing."""
-        if self.unit_of.get(value.node) is unit:
-            return unit.group.spaces.get(value)
-        if not _is_view(value.node) or value.node.type not in LOWERINGS or unit.kind == "conv":
-            return None
+        """The space of an operand that the unit makes, perhaps through views that move nothing;
+        those are added to `views`."""
+        through: list[Value] = []
+        while self.unit_of.get(value.node) is not unit and value.node not in unit.views:
+            known = _is_view(value.node) and value.node.type in LOWERINGS
+            if not known or unit.kind == "conv" or len(through) == _NODES:
+                return None
+            through.append(value)
+            value = value.node.values()[0]
+        space = unit.group.spaces.get(value)
         if value.node in unit.views:
             views[value.node] = None
-            return unit.group.spaces.get(value)
-        base = value.node.values()[0]
-        space = self._seen(unit, base, views)
-        if space is None:
-            return None
-        if unit.kind in ("matmul",) and unit.group.given == [base] and splits_rows(base, value):
-            fresh = all(n in unit.views for n in unit.group.nodes)
-            if fresh and base.users() == [value.node] and base not in self.results:
-                views[value.node] = None
-                return whole(value)
-        made = space_through(base, space, value)
-        if made is not None:
-            views[value.node] = None
-        return made
+        for view in reversed(through):
+            space = None if space is None else self._space_of(unit, value, space, view)
+            if space is not None:
+                views[view.node] = None
+            value = view
+        return space
 
-    def _spaces(
-        self, unit: Unit, node: Node, seen: dict[Value, Space]
-    ) -> dict[Value, Space] | str:
+    def _space_of(self, unit: Unit, base: Value, space: Space, view: Value) -> Space | None:
+        if unit.kind == "matmul" and unit.group.given == [base] and splits_rows(base, view):
+            fresh = all(n in unit.views for n in unit.group.nodes)
+            if fresh and base.users() == [view.node] and base not in self.results:
+                return whole(view)
+        return space_through(base, space, view)
+
+    def _spaces(self, unit: Unit, node: Node, seen: dict[Value, Space]) -> dict[Value, Space] | str:
         row = LOWERINGS[node.type]
         if row.kind == "reduce":
             return self._reduce_spaces(unit, node, seen)
@@ -441,20 +416,20 @@ class _Fuser:
         if (one or two) and _one_long_row(unit.group.shape, one | two):
             return False
         rest = [n for n in unit.group.nodes if n is not node and n not in unit.views]
-        mark = 1 << other.number
-        apart = not any(self._needs_outside(n, unit) & mark for n in rest)
-        direct = all(
-            self.unit_of.get(source) in (unit, other) or not self._bits(source) & mark
-            for source in [*(v.node for v in node.values()), *node.control]
-            if source not in unit.views
-        )
-        apart = apart and direct and not self.before[other.number] & (1 << unit.number)
+        read = [s for n in rest for s in _read_by(n) if self.unit_of.get(s) is not unit]
+        read += [
+            source
+            for source in _read_by(node)
+            if self.unit_of.get(source) not in (unit, other) and source not in unit.views
+        ]
+        around = [self.vertex[s] for s in read if s in self.vertex]
+        apart = not self.needs.need(around, other.number)
+        apart = apart and not self.needs.need([other.number], unit.number)
         return apart and self._fits(unit, other, node) and self._together(unit, other)
 
     def _together(self, unit: Unit, other: Unit) -> bool:
         """Whether streams let a unit take in another one that it reads."""
-        known = self.before[unit.number], self.before[other.number]
-        return self.streams.may_merge(unit.head, known[0], other.nodes, known[1])
+        return self.streams.may_merge(unit.number, unit.head, other.number, other.nodes)
 
     def _fits(self, unit: Unit, other: Unit, node: Node) -> bool:
         """Whether what a node of a unit reads of another runs along the axes where it is read."""
@@ -463,13 +438,6 @@ class _Fuser:
         read = [v for v in operands_of(node) if self.unit_of.get(v.node) is other]
         spaces = [other.group.spaces.get(v) for v in read]
         return all(s is not None and aligned(s, place) for s in spaces)
-
-    def _needs_outside(self, node: Node, unit: Unit) -> int:
-        bits = 0
-        for source in [*(v.node for v in node.values()), *node.control]:
-            if self.unit_of.get(source) is not unit:
-                bits |= self._bits(source)
-        return bits
 
     def _inline_producers(self, unit: Unit, node: Node) -> None:
         """What only this node reads, and what is cheap, is computed where it is read."""
@@ -497,12 +465,7 @@ class _Fuser:
                 self.unit_of[n] = unit
                 self.vertex[n] = unit.number
         other.group.nodes = []
-        bits = self.before[other.number]
-        mark = 1 << other.number
-        for k, known in enumerate(self.before):
-            if known & mark and k != other.number:
-                self.before[k] = known | 1 << unit.number
-        self._grow(unit, bits)
+        self.needs.merge(unit.number, other.number)
 
     # ---- the end ----
 
@@ -538,7 +501,7 @@ class _Fuser:
             if node not in absorbed:
                 items[number] = self.unit_of.get(node, node)
                 last[number] = max(last.get(number, -1), self.position[node])
-        return run_order(items, last, self.before, self.graph.name)
+        return run_order(items, last, self.needs, self.graph.name)
 
 
 def _steering_nodes(graph: Graph) -> set[Node]:
@@ -553,6 +516,11 @@ def _steering_nodes(graph: Graph) -> set[Node]:
                 stack += [v.node for v in node.values()]
     known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
     return found | known
+
+
+def _read_by(node: Node) -> list[Node]:
+    """The nodes that a node waits for."""
+    return [*(v.node for v in node.values()), *node.control]
 
 
 def _is_view(node: Node) -> bool:

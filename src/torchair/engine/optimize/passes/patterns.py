@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from torchair.engine.optimize.passes.simplify import is_anchor
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.engine.optimize.rules.patterns import PATTERNS
 from torchair.flags import Flags
-from torchair.ge.graph import Graph, Node, topological
+from torchair.ge.graph import Graph
 from torchair.ge.rewrite import rewrite
 from torchair.log import logger
 
@@ -21,15 +22,7 @@ def fuse_patterns(graph: Graph, state: GraphState) -> None:
         for last in kind.last
         if state.fuses(kind.__name__)
     ]
-    speak = _speaker()
-    while rewrite(graph, patterns, speak):  # what a pattern leaves behind hides others
-        _clean(graph, {n for p in patterns for n in p.superfluous})
-
-
-def _clean(graph: Graph, superfluous: set[Node]) -> None:
-    for node in reversed(topological(graph.nodes)):
-        if node in superfluous and not any(v.uses for v in node.outputs):
-            graph.remove(node)
+    rewrite(graph, patterns, _speaker(), is_anchor)
 
 
 def _speaker() -> Callable[[str], None] | None:

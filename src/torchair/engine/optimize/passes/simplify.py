@@ -27,7 +27,8 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
     """Remove identity work and fold transposes and biases into matrix products."""
     loud = Flags.read().debug >= 3
     rules = [r for r in RULES if state.switches.get(r.name, True)]
-    rewrite(graph, rules, _explain if loud or logger.isEnabledFor(logging.DEBUG) else None)
+    speak = _explain if loud or logger.isEnabledFor(logging.DEBUG) else None
+    rewrite(graph, rules, speak, is_anchor)
 
 
 def _explain(text: str) -> None:
@@ -147,7 +148,7 @@ def remove_dead_code(graph: Graph, state: GraphState) -> None:
 
 def live_nodes(graph: Graph) -> set[Node]:
     """What an output or a side effect needs, and inputs."""
-    live = {n for n in graph.nodes if _is_anchor(n)}
+    live = {n for n in graph.nodes if is_anchor(n)}
     stack = list(live)
     while stack:
         node = stack.pop()
@@ -158,7 +159,8 @@ def live_nodes(graph: Graph) -> set[Node]:
     return live
 
 
-def _is_anchor(node: Node) -> bool:
+def is_anchor(node: Node) -> bool:
+    """Whether a node stays though nobody reads it: an end of the graph, or one with effects."""
     row = row_of(node.type)
     if node.type in ("NetOutput", "Data", "RefData") or node in node.graph.keep_alive:
         return True

@@ -27,52 +27,60 @@ _INNER: dict[str, Polynomial] = {
     "Erf": {1: math.sqrt(0.5)},
     "Tanh": {1: _ROOT, 3: _ROOT * 0.044715},
 }
+_LARGEST = 16  # nodes of a product or a polynomial that is still looked at
 _APPROXIMATE = {"Erf": "none", "Tanh": "tanh"}
 
 
 def _factors(value: Value, inner: Inner) -> tuple[list[Value], float]:
     """The factors of a product, and of those of its factors that are products themselves; what is
-    known of them as one number."""
+    known of them as one number. A long product is none of ours, and not taken apart to its end."""
     found: list[Value] = []
-    known = 1.0
-    scaled = with_number(value, "Mul")
-    for v in [scaled[0]] if scaled is not None else operands(value):
-        if made_by(v, "Mul", "Muls") and len(v.uses) == 1:
-            inner.add(v)
-            more, constant = _factors(v, inner)
-            found += more
-            known *= constant
-        else:
-            found.append(v)
-    return found, known * (1.0 if scaled is None else scaled[1])
+    known, products = 1.0, [value]
+    for product in products:
+        scaled = with_number(product, "Mul")
+        known *= 1.0 if scaled is None else scaled[1]
+        for v in [scaled[0]] if scaled is not None else operands(product):
+            if made_by(v, "Mul", "Muls") and len(v.uses) == 1 and len(products) < _LARGEST:
+                inner.add(v)
+                products.append(v)
+            else:
+                found.append(v)
+    return found, known
 
 
 def _polynomial(value: Value, x: Value, inner: Inner) -> Polynomial | None:
     """A value as a polynomial in x, None if it is none."""
-    if value is x:
-        return {1: 1.0}
-    constant = number(value)
-    if constant is not None:
-        return {0: constant}
-    combine = _COMBINE.get(value.node.type)
-    if combine is None or value.index:
-        return None
-    inner.add(value)
-    scaled = with_number(value, "Mul")
-    if scaled is not None:
-        known = _polynomial(scaled[0], x, inner)
-        return None if known is None else _times(known, {0: scaled[1]})
-    if value.node.type == "Pow":
-        base, power = operands(value)
-        exponent = number(power)
-        known = _polynomial(base, x, inner)
-        if known is None or exponent not in (2, 3):
+    parts: dict[Value, Polynomial] = {x: {1: 1.0}}
+    todo = [value]
+    while todo:
+        v = todo[-1]
+        if v in parts:
+            todo.pop()
+        elif (known := number(v)) is not None:
+            parts[v] = {0: known}
+        elif v.node.type not in _COMBINE or v.index or len(todo) + len(parts) > _LARGEST:
             return None
-        return combine(known, known) if exponent == 2 else _times(_times(known, known), known)
-    parts = [_polynomial(v, x, inner) for v in operands(value)]
-    if any(p is None for p in parts):
-        return None
-    return combine(parts[0], parts[-1])  # type: ignore[arg-type]
+        elif missing := [t for t in operands(v) if t not in parts]:
+            todo += missing
+        else:
+            inner.add(v)
+            made = _combined(v, [parts[t] for t in operands(v)])
+            if made is None:
+                return None
+            parts[v] = made
+    return parts[value]
+
+
+def _combined(value: Value, parts: list[Polynomial]) -> Polynomial | None:
+    combine = _COMBINE[value.node.type]
+    if value.node.type == "Muls":
+        return _times(parts[0], {0: float(value.node.attr("value"))})
+    if value.node.type != "Pow":
+        return combine(parts[0], parts[-1])
+    base, power = parts
+    if power == {0: 2.0}:
+        return _times(base, base)
+    return _times(_times(base, base), base) if power == {0: 3.0} else None
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:

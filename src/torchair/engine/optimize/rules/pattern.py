@@ -41,7 +41,6 @@ class Pattern(Rule):
 
     def __init__(self, last: str, native: bool = False) -> None:
         self.native = native  # whether generated code will run the graph
-        self.superfluous: list[Node] = []
         self.root = Graph("pattern").add(last)
 
     def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
@@ -64,10 +63,7 @@ class Pattern(Rule):
 
     def replace(self, match: Match) -> Any:
         assert isinstance(match, Found)
-        result = match.build if isinstance(match.build, No) else match.build()
-        if not isinstance(result, No):
-            self.superfluous += [n for n in match.nodes if n is not match.root]
-        return result
+        return match.build if isinstance(match.build, No) else match.build()
 
 
 class Inner:
