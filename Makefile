@@ -43,6 +43,7 @@ bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory
 	$(PY) bench/compile_time.py
 	@echo "== stages of our part"
 	$(PY) bench/conversion.py
+	$(PY) bench/deep.py
 	@echo "== parts of a call"
 	$(PY) bench/prologue.py
 	@echo "== dynamic sizes"

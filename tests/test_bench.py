@@ -54,6 +54,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("compile_time --preset tiny --pairs 1", ("aot_eager", "beyond")),
         ("conversion --layers 1 --rounds 1", ("FX to GE", "native code")),
+        ("deep --nodes 72", ("FX to GE", "fusion", "72")),
         ("cpu --quick --only MLP --no-inductor", ("eager", "native part alone", "torchair frozen")),
         ("latency --quick --only MLP --no-inductor", ("against eager",)),
         ("memory --preset tiny --way torchair", ("libraries", "steady")),

@@ -1,6 +1,7 @@
 """The engine below torch.compile: memory plan, passes, planner, sessions on hand-built graphs."""
 
 import random
+import warnings
 
 import pytest
 import torch
@@ -317,3 +318,43 @@ def test_unfed_inputs_reach_kernels_that_take_any_number():
     s = session(g)
     t, index, update = torch.randn(5, 3), torch.tensor([1, 4], dtype=torch.int32), torch.randn(2, 3)
     torch.testing.assert_close(s.run([t, index, update])[0], t.index_add(0, index, update))
+
+
+# ---- long graphs ----
+
+
+def test_a_chain_of_20000_nodes_compiles_without_recursion():
+    """Exact operators only, so that the result can be compared bit by bit."""
+    rounds = 1200
+    with Graph("long", infer) as g:
+        x, low, high = data(0, (8, 8)), data(1, (8, 8)), data(2, (8, 8))
+        h = x
+        for _ in range(rounds):
+            y = ge.Transpose(ge.Mul(h, -1.0), [1, 0])
+            pairs = ge.Mul(ge.Reshape(ge.TensorMove(y), [32, 2]), 2.0)
+            h = ge.Add(ge.Mul(ge.Neg(y), ge.Mul(y, low)), ge.Reshape(pairs, [8, 8]))
+            h = ge.Minimum(ge.Maximum(h, low), high)
+        NetOutput([h])
+    assert len(g) > 20_000
+    values = [torch.randint(-9, 9, (8, 8)).float() for _ in range(3)]
+    expected = values[0]
+    for _ in range(rounds):
+        y = -expected.t()
+        expected = -y * (y * values[1]) + 2 * y
+        expected = expected.maximum(values[1]).minimum(values[2])
+    torch.testing.assert_close(session(g).run(values)[0], expected, rtol=0, atol=0)
+
+
+def test_a_unit_of_many_reductions_is_lowered_from_a_deep_stack():
+    def from_depth(frames):
+        return from_depth(frames - 1) if frames else session(g).run([t])[0]
+
+    with Graph("rows", infer) as g:
+        y = data(0, (8, 8))
+        for _ in range(40):
+            y = ge.SoftmaxV2(y, axes=[-1])
+        NetOutput([y])
+    t = torch.randn(8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(from_depth(700).sum(-1), torch.ones(8))

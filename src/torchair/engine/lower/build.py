@@ -141,6 +141,8 @@ class _Build:
         for value, tensor in zip(node.outputs, results, strict=False):
             if tensor is not None:
                 self.made[value] = tensor
+                if isinstance(tensor, Tensor) and value in self.group.spaces:
+                    tensor.at(self._place(value))  # known from now on: readers do not ask far back
 
     def tensor(self, value: Value) -> Tensor:
         """A value as an operand."""
@@ -185,10 +187,13 @@ class _Build:
         if space is None and value in self.group.given:
             index = self._row_and_column()
         else:
-            assert space is not None
-            index = tuple(Index() if a is None else at_axis(a) for a in space)
+            index = self._place(value)
         place = access(where.word, where.dtype, where.strides, index, len(self.axes))
         return Store(place, made.at(index))
+
+    def _place(self, value: Value) -> tuple[Index, ...]:
+        """Where an element of a value is, along the axes of the nest."""
+        return tuple(Index() if a is None else at_axis(a) for a in self.group.spaces[value])
 
     def _row_and_column(self) -> tuple[Index, ...]:
         """The place in a matrix whose rows run along all axes of the nest but the last."""

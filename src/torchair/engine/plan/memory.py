@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 ALIGNMENT = 64
 
@@ -27,21 +29,28 @@ def aligned(size: int) -> int:
 def place(buffers: list[Buffer]) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
-    Each buffer takes the tightest gap left between the buffers alive at the same time: of two such
-    buffers one is alive when the other begins.
+    Each buffer takes the tightest gap left between the buffers alive at the same time. Thousands
+    may be, so they are compared as arrays: offset, end, first and last step of what is placed, in
+    the order of offsets.
     """
-    begins = sorted({b.first for b in buffers})
-    alive: list[set[tuple[int, int, int]]] = [set() for _ in begins]  # (offset, end, number)
-    total = 0
+    placed = np.zeros((4, len(buffers)), dtype=np.int64)
     for k, buffer in enumerate(sorted(buffers, key=lambda b: (-b.size, b.first))):
+        offsets, ends, first, last = placed[:, :k]
+        alive = (first <= buffer.last) & (last >= buffer.first)
         size = aligned(buffer.size)
-        times = alive[bisect_left(begins, buffer.first) : bisect_right(begins, buffer.last)]
-        buffer.offset = _best_gap(sorted(times[0].union(*times[1:])), size)
-        end = buffer.offset + size
-        for time in times:
-            time.add((buffer.offset, end, k))
-        total = max(total, end)
-    return total
+        buffer.offset = _tightest(offsets[alive], ends[alive], size)
+        at = np.searchsorted(offsets, buffer.offset)
+        placed[:, at + 1 : k + 1] = placed[:, at:k]
+        placed[:, at] = (buffer.offset, buffer.offset + size, buffer.first, buffer.last)
+    return int(placed[1].max(initial=0))
+
+
+def _tightest(offsets: Any, ends: Any, size: int) -> int:
+    """The tightest place for a size between rivals, in the order of their offsets."""
+    free = np.maximum.accumulate(np.concatenate(([0], ends)))  # from here to the next rival
+    waste = offsets - free[:-1] - size
+    fits = np.flatnonzero(waste >= 0)
+    return int(free[fits[waste[fits].argmin()]] if len(fits) else free[-1])
 
 
 def place_unordered(buffers: list[Buffer], apart: Callable[[int, int], bool]) -> int:
@@ -50,8 +59,9 @@ def place_unordered(buffers: list[Buffer], apart: Callable[[int, int], bool]) ->
     done: list[int] = []
     total = 0
     for k in sorted(range(len(buffers)), key=lambda k: (-buffers[k].size, buffers[k].first)):
-        near = [(buffers[j].offset, _end(buffers[j]), j) for j in done if not apart(k, j)]
-        buffers[k].offset = _best_gap(sorted(near), aligned(buffers[k].size))
+        near = sorted((buffers[j].offset, _end(buffers[j])) for j in done if not apart(k, j))
+        offsets, ends = np.array(near, dtype=np.int64).reshape(-1, 2).T
+        buffers[k].offset = _tightest(offsets, ends, aligned(buffers[k].size))
         done.append(k)
         total = max(total, _end(buffers[k]))
     return total
@@ -59,18 +69,6 @@ def place_unordered(buffers: list[Buffer], apart: Callable[[int, int], bool]) ->
 
 def _end(buffer: Buffer) -> int:
     return buffer.offset + aligned(buffer.size)
-
-
-def _best_gap(rivals: list[tuple[int, int, int]], size: int) -> int:
-    """The tightest place for a size between rivals, in the order of their offsets."""
-    best, best_waste, end = -1, -1, 0
-    for offset, taken, _ in rivals:
-        waste = offset - end - size
-        if waste >= 0 and (best < 0 or waste < best_waste):
-            best, best_waste = end, waste
-        if taken > end:
-            end = taken
-    return best if best >= 0 else end
 
 
 class Packing:
