@@ -24,7 +24,7 @@ from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import SIZES_AT, Plan
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import FAULT, SCRATCH, NativeCall, Packed
-from torchair.engine.units.natives import Natives
+from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 
@@ -125,8 +125,8 @@ class Emitted:
     layouts: Tensors
 
 
-class Recorder(Natives):
-    """Natives that keep every call they make."""
+class Recorder(NativeUnits):
+    """Units that keep every call they make."""
 
     def __init__(self, graph: Graph, frozen: Mapping[Value, torch.Tensor] | None = None) -> None:
         super().__init__(graph, cpu(), frozen)
@@ -262,9 +262,9 @@ class Captured:
         return self.session.graph
 
     @property
-    def natives(self) -> Natives:
+    def natives(self) -> NativeUnits:
         """Its fused units."""
-        found = self.session._natives
+        found = self.session.units
         assert found is not None
         return found
 
@@ -297,7 +297,7 @@ def capture() -> Iterator[list[Captured]]:
     real: Callable[..., None] = TorchNpuGraph.compile
 
     def compile(self: TorchNpuGraph, inputs: Any = None) -> None:
-        if self._planner is None and inputs is not None:
+        if self._compiler is None and inputs is not None:
             found.append(Captured(self, [twin(t.detach()) for t in inputs]))
         real(self, inputs)
 

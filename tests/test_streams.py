@@ -260,7 +260,7 @@ def _waits_without_reuse(session: TorchNpuGraph) -> dict[int, list[int]]:
     def where(root: Any) -> tuple[int, int, int]:
         return (root.slot, 0, 1) if root.kind == "arena" else range_of(root)
 
-    order = order_of(plan.steps, lambda slot: plan.places[slot][0], where, session._lanes)
+    order = order_of(plan.steps, lambda slot: plan.places[slot][0], where, session.lanes)
     return order.waits
 
 

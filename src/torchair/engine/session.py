@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,35 +14,30 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import steering_values
-from torchair.codegen.kernel import BrokenKernels
+from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.editions import Editions
-from torchair.engine.inspect.check import report
+from torchair.engine.inputs import fits
 from torchair.engine.inspect.dump import DumpOptions, GraphDump
 from torchair.engine.inspect.timeline import Timeline
-from torchair.engine.optimize.passes import ENGINE_PASSES, GraphState, ge_kind
+from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
 from torchair.engine.plan.ending import Promises
-from torchair.engine.plan.planner import Layout, Planner
+from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
-from torchair.engine.plan.streams import Lanes, schedule_of
-from torchair.engine.run.executor import ProgramPool, picker
+from torchair.engine.plan.streams import Lanes
+from torchair.engine.run.executor import ProgramPool
 from torchair.engine.run.fixed import FixedProgram, late_step, memory_of
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
-from torchair.engine.run.lanes import Watch, bind_lanes
-from torchair.engine.targets import target_of
-from torchair.engine.units.natives import Natives
+from torchair.engine.run.lanes import Watch
+from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
-from torchair.flags import Flags
-from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
-from torchair.ge.graph import Fact, Graph, Value
-from torchair.ge.shapes import Shape, is_static, on_wire
+from torchair.ge.graph import Graph
+from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
 from torchair.ge.verify import verify
 from torchair.log import logger, native_logger
-from torchair.passes import PassRunner
 from torchair.trace import Trace
 
 _PLANS = 128  # plans kept for one dynamic graph,
@@ -91,7 +85,7 @@ class TorchNpuGraph:
         self.name = name
         self.trace = Trace()
         self._graph: Graph | None = None
-        self._planner: Planner | None = None
+        self._compiler: GraphCompiler | None = None
         self._plans: OrderedDict[Any, ProgramPool] = OrderedDict()
         self._latest: ProgramPool | None = None
         self._dump: GraphDump | None = None
@@ -127,7 +121,7 @@ class TorchNpuGraph:
             self._device = device or DeviceInfo()
             if self._options.timeline is not None:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
-            self._planner = self._editions = None
+            self._compiler = self._editions = None
             self._plans.clear()
             self._dump = None if dump is None else self._new_dump(dump)
 
@@ -135,7 +129,7 @@ class TorchNpuGraph:
         self._options = replace(self._options, native=False)
         data = [n.outputs[0] for n in self.graph.data]
         results = self.graph.output.values()  # type: ignore[union-attr]
-        promises = Promises(results, data, self._state.assigned, self._layouts_of(len(results)))
+        promises = Promises(results, data, self._state.assigned, self._layouts)
         return GraphDump(self.name, self.graph, self._device.name, promises, options)
 
     def set_hint_shape(
@@ -149,7 +143,7 @@ class TorchNpuGraph:
                 "wrong number of hint shapes", expected=str(len(data)), got=str(len(inputs))
             )
         for i, (value, dims) in enumerate(zip(data, inputs, strict=True)):
-            if value.shape is not None and not _fits(dims, value.shape):
+            if value.shape is not None and not fits(dims, value.shape):
                 raise InputError(
                     "a hint shape does not fit the graph", index=i, name=value.node.name,
                     expected=on_wire(value.shape), got=list(dims),
@@ -161,45 +155,40 @@ class TorchNpuGraph:
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         """Optimise the graph. With the option `frozen_parameter` the parameters among `inputs`
         are packed, as far as that is faster."""
-        if self._planner is not None:
+        if self._compiler is not None:
             return
-        graph = self.graph
-        _check_device(self._device.name)
+        device = self._device.name
+        _check_device(device)
         with label("TorchNpuGraphBase::Compile"):
-            self._state.topology = self._options.topology
-            self._state.switches = self._options.switches
-            self._target = target_of(self._device.name) if self._options.native else None
-            self._state.native = self._target is not None
-            self._state.overlap = self._options.overlap and not self._options.single_stream
-            if self._options.check_streams:
-                lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
-                report(graph, self._state.assigned, lanes, self._options.cores)
             start = time.perf_counter()
-            runner = PassRunner(ge_kind(lambda g: "", "txt"), self._options, self.trace)
-            passes = [p for p in ENGINE_PASSES if self._options.switches.get(p.name, True)]
-            runner.run(passes if self._dump is None else [], graph, self._state)
-            passed = time.perf_counter()
-            self._lanes = Lanes(graph, self._options.single_stream, self._options.overlap)
-            self.take(inputs, self._options.frozen)
-            self._prepare_inputs()
+            made = GraphCompiler(self.graph, self._state, self._options, device, self._layouts)
+            made.optimize(self.trace, as_it_is=self._dump is not None)
+            optimized = time.perf_counter()
+            self._take(made, inputs, self._options.frozen)
             native_logger.event(
                 "graph %s: passes %dus, fusion %dus",
-                self.name, (passed - start) * 1e6, (time.perf_counter() - passed) * 1e6,
+                self.name, (optimized - start) * 1e6, (time.perf_counter() - optimized) * 1e6,
             )  # fmt: skip
-            native_logger.info("graph %s compiled, %s nodes", self.name, len(graph))
+            native_logger.info("graph %s compiled, %s nodes", self.name, len(self.graph))
 
     def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
         """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""
+        self._take(copy.copy(self._compiled), inputs, frozen)
+
+    def _take(
+        self, compiler: GraphCompiler, inputs: Sequence[torch.Tensor] | None, frozen: bool
+    ) -> None:
         weights = self._weights(inputs) if frozen and inputs is not None else {}
-        self._natives = self._fuse(self.graph, weights)
+        compiler.fuse(weights)
+        self.inputs, self._pick = compiler.inputs, compiler.inputs.pick
         self.held = None
-        if self._natives is not None and weights:
+        if compiler.units is not None and weights:
             assert inputs is not None
             self.held = Held({i: inputs[i] for i in weights}, len(inputs))
             if self._editions is None:
                 self._editions = Editions(self)
-        self._planner = self._new_planner()
         self._plans, self._latest = OrderedDict(), None
+        self._compiler = compiler  # last: other threads look whether it is there
 
     def another(self) -> TorchNpuGraph:
         """The same graph, without weights so far."""
@@ -209,46 +198,32 @@ class TorchNpuGraph:
 
     def repack(self, inputs: Sequence[torch.Tensor]) -> None:
         """Pack the weights again, which are where they were."""
-        assert self._natives is not None and self.held is not None
+        assert self.units is not None and self.held is not None
         held = Held({i: inputs[i] for i in self.held.tensors}, len(inputs), self.held.copied)
-        self._natives.repack()
+        self.units.repack()
         self.held = held
 
     def edition_for(self, inputs: Sequence[torch.Tensor]) -> TorchNpuGraph:
         """The session with the weights among these inputs: this one, unless some are frozen."""
-        if self._planner is None:
+        if self._compiler is None:
             self.compile(inputs)
         return self if self._editions is None else self._editions.of(inputs)
 
-    def _new_planner(self) -> Planner:
-        graph = self.graph
-        outputs = len(graph.output.values())  # type: ignore[union-attr]
-        return Planner(
-            graph,
-            self._device.name,
-            self._state.assigned,
-            self._layouts_of(outputs),
-            self._natives,
-            self._lanes,
-        )
+    @property
+    def _compiled(self) -> GraphCompiler:
+        if self._compiler is None:
+            raise GraphError("the graph is not compiled", graph=self.name)
+        return self._compiler
 
-    def _layouts_of(self, outputs: int) -> list[Layout | None]:
-        return [*self._layouts, *[None] * outputs][:outputs]
+    @property
+    def units(self) -> NativeUnits | None:
+        """The fused units of the compiled graph, None where there is no native code."""
+        return self._compiled.units
 
-    def _fuse(self, graph: Graph, frozen: Mapping[int, torch.Tensor]) -> Natives | None:
-        """Native units of the graph, None where generated code is off or cannot run; `frozen` are
-        weights by number of the input."""
-        if self._target is None:
-            return None
-        missing = self._target.available()
-        if missing is not None:
-            warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
-            return None
-        weights = {graph.data[i].outputs[0]: t for i, t in frozen.items()}
-        natives = Natives(graph, self._target, weights, self._lanes.of)
-        if Flags.read().debug >= 3:
-            print(natives.fusion.report())
-        return natives
+    @property
+    def lanes(self) -> Lanes:
+        """Which nodes of the compiled graph run side by side."""
+        return self._compiled.lanes
 
     def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Parameters to freeze, all but those that the graph itself updates. These tensors keep
@@ -264,32 +239,6 @@ class TorchNpuGraph:
             raise GraphError("no graph is loaded", graph=self.name)
         return self._graph
 
-    def _prepare_inputs(self) -> None:
-        self._data = [n.outputs[0] for n in self.graph.data]
-        steering = _steering_inputs(self.graph)
-        self._checks: list[_Check] = []
-        self._key_of: list[Callable[[Sequence[torch.Tensor]], Any]] = []
-        self._by_value: set[int] = set()
-        self._varying: list[int] = []  # inputs that may differ from call to call
-        self._dynamic = self.graph.is_dynamic
-        sources = [*self._state.inputs, *[InputSource(())] * len(self._data)]
-        self._pick = picker([i for i in range(len(self._data)) if not sources[i].static])
-        for i, value in enumerate(self._data):
-            source = self._state.inputs[i] if i < len(self._state.inputs) else InputSource((i,))
-            if not source.static or not is_static(value.shape):
-                self._varying.append(i)
-            if not source.static:
-                self._checks.append(_Check(i, value, self._device.name))
-            if not source.static and self._natives is not None and value.shape != ():
-                self._key_of.append(lambda inputs, i=i: inputs[i].stride())  # type: ignore[misc]
-            if value.shape is None or any(not isinstance(d, int) for d in value.shape):
-                self._key_of.append(lambda inputs, i=i: inputs[i].shape)  # type: ignore[misc]
-            if value in steering:
-                self._by_value.add(i)
-                self._key_of.append(
-                    lambda inputs, i=i: tuple(inputs[i].reshape(-1).tolist())  # type: ignore[misc]
-                )
-
     @pretty_error_msg
     def run(
         self,
@@ -303,7 +252,7 @@ class TorchNpuGraph:
         `stream` is a CUDA stream to run on instead of the current one.
         """
         session = self
-        if self._planner is None or self._editions is not None:
+        if self._compiler is None or self._editions is not None:
             session = self.edition_for(inputs)
         if stream is None and not torch.autograd.profiler._is_profiler_enabled:
             return session._run(inputs, assigned_outputs)
@@ -338,22 +287,17 @@ class TorchNpuGraph:
 
     def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | GraphDump:
         """The plan for inputs like these, made now if need be; or what dumps the graph."""
-        if len(inputs) != len(self._data):
-            raise InputError(
-                "wrong number of inputs", expected=str(len(self._data)), got=str(len(inputs))
-            )
-        for check in self._checks:
-            check(inputs)
+        self.inputs.check(inputs)
         if self._dump is not None:
-            self._input_facts(inputs)  # checks dims that vary
+            self.inputs.facts(inputs)  # checks dims that vary
             return self._dump
-        key = tuple([k(inputs) for k in self._key_of])
+        key = self.inputs.key(inputs)
         pool = self._plans.get(key)
         if pool is None:
             pool = self._pool(key, inputs)
         elif pool is not self._latest:
             self._freshen(key)
-        if not self._by_value and pool.guards is None:
+        if not self.inputs.by_value and pool.guards is None:
             pool.guards = same_as(self._pick(inputs))
         self._latest = pool
         return pool
@@ -365,49 +309,28 @@ class TorchNpuGraph:
         """A program for inputs like these over the bytes that `memory` gives, for capture. Where
         weights are frozen, ask the edition for these inputs."""
         self.compile(inputs)
-        assert self._planner is not None
-        plan = self._plan(self._planner, inputs)
-        late = late_step(plan)
-        if late is not None:
+
+        def bind(plan: Plan) -> FixedProgram:
+            late = late_step(plan)
+            if late is None:
+                return FixedProgram(plan, memory(memory_of(plan)), inputs)
             raise CaptureError(
                 f"the size of what {late.node.type} gives depends on data",
                 node=late.node.name, source=late.node.origin.line if late.node.origin else None,
             )  # fmt: skip
-        try:
-            return FixedProgram(plan, memory(memory_of(plan)), inputs)
-        except BrokenKernels as e:
-            assert self._natives is not None
-            self._natives.forbid(e)
-            self._planner = self._new_planner()
-            return self.fix(inputs, memory)
 
-    def _input_facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
-        return [self._input_fact(i, t) for i, t in enumerate(inputs)]
+        return self._made(inputs, bind)
 
-    def _input_fact(self, i: int, t: torch.Tensor) -> Fact:
-        _Check(i, self._data[i], self._device.name).verify(t)
-        content: Any = None
-        if i in self._by_value:
-            content = tuple(t.tolist()) if t.dim() else t.item()
-        return Fact(torch_to_ge(t.dtype), tuple(t.shape), content)
+    def _made(self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan], Bound]) -> Bound:
+        """A program for inputs like these, and a note of the weights that it has copies of."""
+        made = self._compiled.program(inputs, bind)
+        if self.held is not None and self.units is not None:
+            copied, data = self.units.copied, self.inputs.data
+            self.held.note_copies([i for i in self.held.tensors if data[i] in copied])
+        return made
 
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool:
-        assert self._planner is not None
-        start, compiled = time.perf_counter(), self._compiled()
-        pool = self._bind(self._plan(self._planner, inputs))
-        planned = time.perf_counter()
-        try:
-            pool.prepare()
-        except BrokenKernels as e:
-            assert self._natives is not None
-            self._natives.forbid(e)
-            self._planner = self._new_planner()
-            return self._pool(key, inputs)
-        native_logger.event(
-            "graph %s: plan and kernel text %dus, kernels compiled %dus, bound %dus", self.name,
-            (planned - start) * 1e6, (self._compiled() - compiled) * 1e6,
-            (time.perf_counter() - planned) * 1e6,
-        )  # fmt: skip
+        pool = self._made(inputs, partial(self._compiled.bind, watch=self.watch))
         with self._lock:
             self._plans[key] = pool
             while len(self._plans) > 1 and (
@@ -416,38 +339,6 @@ class TorchNpuGraph:
             ):
                 self._plans.popitem(last=False)
         return pool
-
-    def _compiled(self) -> float:
-        """Seconds that went into compiling kernels so far."""
-        return self._target.seconds if self._target is not None else 0.0
-
-    def _bind(self, plan: Plan) -> ProgramPool:
-        if self.watch is not None and plan.schedule is None:
-            plan.schedule = schedule_of(plan, self._lanes)
-        if plan.schedule is None:
-            return ProgramPool(plan)
-        return ProgramPool(plan, partial(bind_lanes, watch=self.watch))
-
-    def _plan(self, planner: Planner, inputs: Sequence[torch.Tensor]) -> Plan:
-        plan = self._planned(planner, inputs)
-        if self.held is not None:
-            assert self._natives is not None
-            copied = self._natives.copied
-            self.held.note_copies([i for i in self.held.tensors if self._data[i] in copied])
-        return plan
-
-    def _planned(self, planner: Planner, inputs: Sequence[torch.Tensor]) -> Plan:
-        """A plan for new sizes: from one made before if that can be, else from the graph."""
-        if self._natives is None:
-            return planner.plan(self._input_facts(inputs))
-        if not self._dynamic:
-            return planner.plan(self._input_facts(inputs), [t.stride() for t in inputs])
-        given = {i: (self._input_fact(i, inputs[i]), inputs[i].stride()) for i in self._varying}
-        plan = planner.plan_for(given)
-        if plan is None:
-            strides = [t.stride() for t in inputs]
-            plan = planner.learn(self._input_facts(inputs), strides, self._varying)
-        return plan
 
     def _freshen(self, key: Any) -> None:
         with self._lock:
@@ -462,9 +353,9 @@ class TorchNpuGraph:
 
     def _static_plan(self) -> Plan | None:
         """The plan of a graph of fixed sizes that has not run, for contiguous inputs."""
-        if self.graph.is_dynamic or self._by_value or self._planner is None:
+        if self._compiler is None or self.inputs.dynamic or self.inputs.by_value:
             return None
-        return self._planner.plan([v.fact for v in self._data])
+        return self._compiler.planner.plan([v.fact for v in self.inputs.data])
 
     def summary(self) -> GraphSummary:
         """Memory, streams, and whether sizes are fixed."""
@@ -473,7 +364,7 @@ class TorchNpuGraph:
         constants = plan.constants.values() if plan else ()
         return GraphSummary(
             static=not self.graph.is_dynamic,
-            streams=len({"", *map(self._lanes.of, self.graph.nodes)}),
+            streams=len({"", *map(self.lanes.of, self.graph.nodes)}),
             nodes=len(self.graph),
             steps=len(plan.steps) if plan else 0,
             arena_bytes=plan.arena_size if plan else 0,
@@ -500,76 +391,3 @@ def _check_device(name: str) -> None:
             f"graphs cannot run on {name}: torch has no kernels for that device in this process",
             hint="move the model and its inputs to a device that torch computes on, as cpu or cuda",
         ) from e
-
-
-class _Check:
-    """What an input must be. Strides are free: kernels read any layout."""
-
-    def __init__(self, index: int, value: Value, device: str) -> None:
-        self.index = index
-        self._name = value.node.name
-        self._dtype = ge_to_torch(value.dtype)
-        self._shape = value.shape
-        self._size = torch.Size(value.shape) if is_static(value.shape) else None  # type: ignore[arg-type]
-        self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
-        self.check(inputs[self.index])
-
-    def check(self, t: Any) -> None:
-        """Kind, place, type and fixed dims; cheap enough for every call."""
-        if not isinstance(t, torch.Tensor):
-            raise self._error(f"a tensor on {self._device}", f"a {type(t).__name__}")
-        if not (t.is_cpu if self._device == "cpu" else t.device.type == self._device):
-            raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
-        if t.dtype is not self._dtype:
-            raise self._error(f"type {self._dtype}", str(t.dtype))
-        if self._size is not None and t.shape != self._size:
-            raise self._error(f"dims {on_wire(self._size)}", str(list(t.shape)))
-
-    def verify(self, t: torch.Tensor) -> None:
-        """Dims that may vary too; done once for every new set of sizes."""
-        self.check(t)
-        if self._shape is None or self._size is not None:
-            return
-        fits = len(self._shape) == t.dim() and all(
-            d == n or not isinstance(d, int) for d, n in zip(self._shape, t.shape, strict=True)
-        )
-        if not fits:
-            raise self._error(f"dims {on_wire(self._shape)}", str(list(t.shape)))
-
-    def _error(self, expected: str, got: str) -> InputError:
-        return InputError(
-            "an input does not fit the compiled graph",
-            index=self.index, name=self._name, expected=expected, got=got,
-        )  # fmt: skip
-
-
-def _fits(dims: Sequence[int], shape: Shape) -> bool:
-    """Whether dims are those of a shape, whose symbolic dims take any."""
-    same = (n == d or not isinstance(d, int) for n, d in zip(dims, shape, strict=False))
-    return len(dims) == len(shape) and all(same)
-
-
-def _steering_inputs(graph: Graph) -> set[Value]:
-    """Small host inputs whose numbers decide dims or arguments somewhere."""
-    found: set[Value] = set()
-    seen: set[Value] = set()
-    stack = [v for n in graph.nodes for v in steering_values(n)]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = value.node
-        if node.type == "Data":
-            if value.device_type == "CPU" and value.dtype in INT_TYPES and _is_host(value):
-                found.add(value)
-        elif node.type != "Shape":
-            stack += node.values()
-    return found
-
-
-def _is_host(value: Value) -> bool:
-    """A scalar or packed sizes, as opposed to a CPU tensor of data."""
-    return value.shape == () or value.content is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -19,3 +20,13 @@ def target_of(device: str) -> Target | None:
     place = torch.device(device)
     make = TARGETS.get(place.type)
     return None if make is None else make(place.index or 0)
+
+
+def usable_target(device: str) -> Target | None:
+    """The same, None also where this machine lacks something that the target needs."""
+    target = target_of(device)
+    missing = target.available() if target is not None else None
+    if missing is None:
+        return target
+    warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
+    return None

@@ -29,7 +29,7 @@ from torchair.engine.plan.strides import (
     shares,
     with_strides,
 )
-from torchair.engine.units.natives import Natives
+from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym
 
@@ -53,7 +53,7 @@ class Course:
     like: dict[Value, Like]
     units: dict[int, Unit]  # by number of the step
     nodes: list[Node]  # whose facts were worked out
-    natives: Natives
+    natives: NativeUnits
     promises: Promises
 
 

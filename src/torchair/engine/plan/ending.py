@@ -56,10 +56,11 @@ class Promises:
         results: Sequence[Value],
         data: Sequence[Value],
         assigned: Mapping[int, int],
-        layouts: Sequence[Layout | None],
+        layouts: Sequence[Layout | None] = (),
     ) -> None:
+        """`layouts` are those of the first results; nothing is promised of the others."""
         self.results, self.data, self.assigned = list(results), list(data), dict(assigned)
-        self.layouts = list(layouts)
+        self.layouts = [*layouts, *[None] * len(self.results)][: len(self.results)]
         self._formulas: dict[tuple[int, str], Formula] = {}
 
     def dims(self, k: int, sizes: Mapping[str, int]) -> tuple[int, ...] | None:

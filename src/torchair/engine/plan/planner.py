@@ -32,7 +32,7 @@ from torchair.engine.plan.strides import (
     symbols_of,
     with_strides,
 )
-from torchair.engine.units.natives import Natives
+from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Graph, Node, Value
@@ -51,8 +51,8 @@ class Planner:
         graph: Graph,
         device: str = "cpu",
         assigned: dict[int, int] | None = None,
-        layouts: Sequence[Layout | None] | None = None,
-        natives: Natives | None = None,
+        layouts: Sequence[Layout | None] = (),
+        natives: NativeUnits | None = None,
         lanes: Lanes | None = None,
     ) -> None:
         self.graph = graph
@@ -65,13 +65,8 @@ class Planner:
             self.order = [*constants, *natives.fusion.order]
         if graph.output is None:
             raise GraphError("the graph has no NetOutput", graph=graph.name)
-        results = graph.output.values()
-        self.promises = Promises(
-            results,
-            [n.outputs[0] for n in graph.data],
-            assigned or {},
-            layouts if layouts is not None else [None] * len(results),
-        )
+        data = [n.outputs[0] for n in graph.data]
+        self.promises = Promises(graph.output.values(), data, assigned or {}, layouts)
         self._metas: dict[Any, torch.Tensor] = {}
         self._templates: list[Template] = []
         self._tries = 0
@@ -413,8 +408,8 @@ class _Build:
                 return v
         source = self.metas[self.slot[unit.inputs[0]]] if unit.kind == "pool" else None
         close = source is not None and source.stride()[1] == 1
-        if unit.kind == "conv" or close:
-            return torch.channels_last  # what convolutions are fastest with
+        if close or (unit.kind == "conv" and self.p.natives.target.channels_last):
+            return torch.channels_last
         return None
 
     def _strides_like(self, like: Value | int | None) -> tuple[int, ...] | None:

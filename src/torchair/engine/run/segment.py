@@ -51,7 +51,6 @@ class Segment:
         work = sum(c.work for c in calls)
         self._threads = threads if work > _ALONE and bind_threads() else 1
         self._scratch = _aligned(max((c.scratch for c in calls), default=0) * self._threads)
-        cpu().compile([c.kernel for c in calls])
         outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
         if key not in outlines:
             outlines[key] = Outline(steps, memory.plan, last)

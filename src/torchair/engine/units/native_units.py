@@ -24,13 +24,14 @@ from torchair.engine.units import (
     make_kernel,
     value_on,
 )
+from torchair.flags import Flags
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
 
 _Key = tuple[Value, Node | None, Content, Pack | None]
 
 
-class Natives:
+class NativeUnits:
     """Units of one graph and what was generated for them."""
 
     def __init__(
@@ -42,6 +43,8 @@ class Natives:
     ) -> None:
         self.frozen = dict(frozen or {})
         self.fusion: Fusion = fuse(graph, heads(target, self.is_constant), self.is_constant, lane)
+        if Flags.read().debug >= 3:
+            print(self.fusion.report())
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)

@@ -1,0 +1,149 @@
+"""Inputs of one graph: what they must be, and which of their properties decide about a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair.catalog import steering_values
+from torchair.engine.run.executor import picker
+from torchair.errors import InputError
+from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact, Graph, Value
+from torchair.ge.shapes import Shape, is_static, on_wire
+from torchair.ge.signature import InputSource
+
+Key = Callable[[Sequence[torch.Tensor]], Any]
+
+
+class GraphInputs:
+    """The inputs of a graph, in index order."""
+
+    def __init__(
+        self, graph: Graph, sources: Sequence[InputSource], device: str, strides: bool
+    ) -> None:
+        """With `strides`, plans are for inputs of certain strides."""
+        self.data = [n.outputs[0] for n in graph.data]
+        self.dynamic = graph.is_dynamic
+        steering = _steering_inputs(graph)
+        self.by_value = {i for i, v in enumerate(self.data) if v in steering}
+        self.varying: list[int] = []  # those that may differ from call to call
+        self._requirements = [_Check(i, v, device) for i, v in enumerate(self.data)]
+        self._checks: list[_Check] = []
+        self._keys: list[Key] = []
+        known = [s.static for s in sources]
+        static = [*known, *[False] * len(self.data)][: len(self.data)]
+        self.pick = picker([i for i, fixed in enumerate(static) if not fixed])
+        for i, value in enumerate(self.data):
+            if not static[i] or not is_static(value.shape):
+                self.varying.append(i)
+            if not static[i]:
+                self._checks.append(self._requirements[i])
+            self._keys += self._keys_of(i, value, strides and not static[i])
+
+    def _keys_of(self, i: int, value: Value, strides: bool) -> list[Key]:
+        keys: list[Key] = []
+        if strides and value.shape != ():
+            keys.append(lambda inputs: inputs[i].stride())
+        if value.shape is None or any(not isinstance(d, int) for d in value.shape):
+            keys.append(lambda inputs: inputs[i].shape)
+        if i in self.by_value:
+            keys.append(lambda inputs: tuple(inputs[i].reshape(-1).tolist()))
+        return keys
+
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Refuse what the graph cannot take, as far as that is seen without sizes."""
+        if len(inputs) != len(self.data):
+            raise InputError(
+                "wrong number of inputs", expected=str(len(self.data)), got=str(len(inputs))
+            )
+        for check in self._checks:
+            check(inputs)
+
+    def key(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """What two sets of inputs have in common that one plan serves."""
+        return tuple([k(inputs) for k in self._keys])
+
+    def facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
+        """What planning must know of them."""
+        return [self.fact(i, t) for i, t in enumerate(inputs)]
+
+    def fact(self, i: int, t: torch.Tensor) -> Fact:
+        """The same of one."""
+        self._requirements[i].verify(t)
+        content: Any = None
+        if i in self.by_value:
+            content = tuple(t.tolist()) if t.dim() else t.item()
+        return Fact(torch_to_ge(t.dtype), tuple(t.shape), content)
+
+
+class _Check:
+    """What an input must be. Strides are free: kernels read any layout."""
+
+    def __init__(self, index: int, value: Value, device: str) -> None:
+        self.index = index
+        self._name = value.node.name
+        self._dtype = ge_to_torch(value.dtype)
+        self._shape = value.shape
+        self._size = torch.Size(value.shape) if is_static(value.shape) else None  # type: ignore[arg-type]
+        self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self.check(inputs[self.index])
+
+    def check(self, t: Any) -> None:
+        """Kind, place, type and fixed dims; cheap enough for every call."""
+        if not isinstance(t, torch.Tensor):
+            raise self._error(f"a tensor on {self._device}", f"a {type(t).__name__}")
+        if not (t.is_cpu if self._device == "cpu" else t.device.type == self._device):
+            raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
+        if t.dtype is not self._dtype:
+            raise self._error(f"type {self._dtype}", str(t.dtype))
+        if self._size is not None and t.shape != self._size:
+            raise self._error(f"dims {on_wire(self._size)}", str(list(t.shape)))
+
+    def verify(self, t: torch.Tensor) -> None:
+        """Dims that may vary too; done once for every new set of sizes."""
+        self.check(t)
+        if self._shape is None or self._size is not None:
+            return
+        if not fits(t.shape, self._shape):
+            raise self._error(f"dims {on_wire(self._shape)}", str(list(t.shape)))
+
+    def _error(self, expected: str, got: str) -> InputError:
+        return InputError(
+            "an input does not fit the compiled graph",
+            index=self.index, name=self._name, expected=expected, got=got,
+        )  # fmt: skip
+
+
+def fits(dims: Sequence[int], shape: Shape) -> bool:
+    """Whether dims are those of a shape, whose symbolic dims take any."""
+    same = (n == d or not isinstance(d, int) for n, d in zip(dims, shape, strict=False))
+    return len(dims) == len(shape) and all(same)
+
+
+def _steering_inputs(graph: Graph) -> set[Value]:
+    """Small host inputs whose numbers decide dims or arguments somewhere."""
+    found: set[Value] = set()
+    seen: set[Value] = set()
+    stack = [v for n in graph.nodes for v in steering_values(n)]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.node
+        if node.type == "Data":
+            if value.device_type == "CPU" and value.dtype in INT_TYPES and _is_host(value):
+                found.add(value)
+        elif node.type != "Shape":
+            stack += node.values()
+    return found
+
+
+def _is_host(value: Value) -> bool:
+    """A scalar or packed sizes, as opposed to a CPU tensor of data."""
+    return value.shape == () or value.content is not None
