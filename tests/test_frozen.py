@@ -128,7 +128,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "add_": lambda m: _weights(m).add_(1),
     "copy_": lambda m: _weights(m).copy_(torch.randn_like(_weights(m))),
     "one element": lambda m: _weights(m).view(-1)[5].add_(3),
-    "of a view": lambda m: _weights(m).detach()[0].mul_(2),
+    "of a view": lambda m: _weights(m).detach()[:8].mul_(2),
     "data.mul_": lambda m: _weights(m).data.mul_(2),
     "data =": lambda m: _set(m, torch.randn_like(_weights(m))),
     "load_state_dict": lambda m: m.load_state_dict(

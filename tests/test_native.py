@@ -212,6 +212,14 @@ def test_native_code_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "native" not in steps_of(compiled(lambda x: x.exp() + 1), x)
 
 
+def test_without_llvm_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu(), "available", lambda: "no LLVM here")
+    x, call = torch.randn(4, 8), compiled(lambda x: x.exp() + 1)
+    with pytest.warns(UserWarning, match="no native code on this machine .no LLVM here"):
+        assert "native" not in steps_of(call, x)
+    torch.testing.assert_close(call(x), x.exp() + 1)
+
+
 def test_level_4_prints_new_kernels_as_loops(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
