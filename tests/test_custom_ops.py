@@ -532,3 +532,97 @@ def test_dims_without_a_formula_have_no_rule(lib):
     torch.testing.assert_close(run(x), x[:6] + 1)
     (node,) = [n for n in graphs[0].nodes if n.type == "Some"]
     assert node.attr("_inference_rule") is None
+
+
+# ---- layouts: operators get what tracing promised
+
+LAYOUTS = {
+    "product": lambda op: lambda x, y: op(x @ y.mT),
+    "sum": lambda op: lambda x, y: op(x + y.mT),
+    "chain": lambda op: lambda x, y: op(torch.softmax((x @ y) * y.mT, -1)) + 1,
+    "contiguous": lambda op: lambda x, y: op(x.mT.contiguous()) + op((y * 2).mT.contiguous()),
+    "transposed": lambda op: lambda x, y: op((x + y).mT) + op(y.mT),
+    "kept": lambda op: lambda x, y: op(y.mT + 1) * 2,
+    "part": lambda op: lambda x, y: op((x.mT + y.mT)[1:3]),
+    "several": lambda op: lambda x, y: op(op(x.mT * 2) + y.mT.relu()),
+}
+
+
+@pytest.fixture
+def reader(lib):
+    """An operator that reads memory from begin to end, as C code may, and the strides it saw."""
+    seen = []
+
+    def read(x):
+        seen.append(x.stride())
+        whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+        return whole[x.storage_offset() :][: x.numel()].clone().view(x.shape)
+
+    def fake(x):
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    return define(lib, "read(Tensor x) -> Tensor", read, fake), seen
+
+
+@pytest.mark.parametrize("mode", ("max-autotune", "reduce-overhead"))
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_operators_see_the_strides_of_tracing(reader, mode, dynamic):
+    op, seen = reader
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    backend = torchair.get_npu_backend(compiler_config=config)
+    for name, make in LAYOUTS.items():
+        torch._dynamo.reset()
+        fn = make(op)
+        run = torch.compile(fn, backend=backend, dynamic=dynamic)
+        for n in (4, 6) if dynamic else (4, 4):
+            x, y = torch.randn(n, n), torch.randn(n, n)
+            seen.clear()
+            wanted = fn(x, y)
+            strides = list(seen)
+            torch.testing.assert_close(run(x, y), wanted, msg=lambda m, name=name: f"{name}: {m}")
+            assert seen[-len(strides) :] == strides, name
+
+
+def test_operators_see_channels_last_where_tracing_does(reader):
+    op, seen = reader
+    run, _ = compiled(lambda x: op(torch.relu(x) * 2) + op(torch.relu(x.contiguous())))
+    seen.clear()
+    run(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    assert set(seen) == {(60, 1, 15, 3), (60, 20, 5, 1)}
+
+
+def test_kernels_of_users_get_contiguous_tensors(lib):
+    op = define(lib, "plain(Tensor x) -> Tensor", lambda x: x * 2)
+    seen = []
+
+    def kernel(x):
+        seen.append(x.is_contiguous())
+        return x * 2
+
+    ge.register_operator("Plain", inputs=["x"], outputs=["y"])
+    ge.register_kernel("Plain", None, kernel)
+    check(lambda x, y: op(x + y.mT) + op(y.mT))
+    assert seen[-2:] == [True, True]
+
+
+def test_dims_that_follow_from_strides():
+    def fn(indices, weight, offsets):
+        return torch.nn.functional.embedding_bag(indices, weight.t() * 2, offsets, mode="sum")
+
+    run, _ = compiled(fn)
+    indices, offsets = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 2])
+    for weight in (torch.randn(8, 5), torch.randn(8, 5, requires_grad=True)):
+        got = run(indices, weight, offsets)
+        torch.testing.assert_close(got, fn(indices, weight, offsets))
+
+
+def test_attention_by_torch_of_transposed_operands():
+    def attend(z):
+        v = z @ z.mT  # a native result beside an operand of the same dims, transposed
+        return torch.nn.functional.scaled_dot_product_attention(v, v, v)
+
+    run, _ = compiled(attend, dynamic=True)
+    for shape in ((2, 2, 31, 9), (3, 2, 17, 17), (3, 2, 17, 17)):
+        z = torch.randn(shape)
+        torch.testing.assert_close(run(z), attend(z))

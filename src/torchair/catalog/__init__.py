@@ -5,10 +5,10 @@ Importing this package fills the table; `row_of(type)` looks a row up.
 
 from importlib import import_module
 
-from torchair.catalog.core import Op, Row, Trait, infer, row_of, rows, steering_values
+from torchair.catalog.core import Op, Order, Row, Trait, infer, row_of, rows, steering_values
 from torchair.catalog.reference import interpret
 
-__all__ = ["Op", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
+__all__ = ["Op", "Order", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
 
 FAMILIES = (
     "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",

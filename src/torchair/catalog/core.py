@@ -112,6 +112,44 @@ class Op:
         return [v.fact for v in self.node.outputs]
 
 
+@dataclass(frozen=True)
+class Order:
+    """A layout apart from sizes: `dims` from the outermost one to the innermost, all of them as
+    they come where there are none; `dense` is without gaps."""
+
+    dims: tuple[int, ...] = ()
+    dense: bool = True
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Strides without gaps, in this order."""
+        strides, step = [0] * len(shape), 1
+        for d in reversed(self.dims or range(len(shape))):
+            strides[d] = step
+            step *= max(1, shape[d])
+        return tuple(strides)
+
+    def settled(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor in this order: itself, or a copy."""
+        if self._fits(t):
+            return t
+        strides = self.strides(t.shape)
+        return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+
+    def _fits(self, t: torch.Tensor) -> bool:
+        if self.dense and not self.dims:
+            return t.is_contiguous()
+        own = zip(t.stride(), self.strides(t.shape), t.shape, strict=True)
+        if self.dense:
+            return all(s == wanted or n == 1 for s, wanted, n in own)
+        steps = [t.stride(d) for d in self.dims if t.shape[d] != 1 and t.stride(d)]
+        return steps == sorted(steps, reverse=True)
+
+
+def all_contiguous(node: Node) -> list[Order | None]:
+    """The layouts of a kernel that wants all its inputs contiguous."""
+    return [Order()] * len(node.values())
+
+
 Rule = Callable[[Op], "Fact | Sequence[Fact]"]
 Kernel = Callable[..., Any]
 
@@ -122,7 +160,8 @@ class Row:
 
     `kernel(op)` returns a function of the tensors on all ports not named in `host`, in port order
     (None for an unfed one, a list for a variable port). Contents of `host` ports are read when the
-    function is made. With `out`, that function takes `out=` (one tensor, or a tuple).
+    function is made. With `out`, that function takes `out=` (one tensor, or a tuple). It takes any
+    strides, unless `layouts` says which each of its inputs should have: it then copies the others.
     """
 
     type: str
@@ -132,6 +171,7 @@ class Row:
     host: frozenset[str] = field(default_factory=frozenset)
     out: bool = False
     also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
+    layouts: Callable[[Node], Sequence[Order | None]] | None = None  # in the order of its values
 
     def has(self, trait: Trait) -> bool:
         return bool(self.traits.value & trait.value)  # plain integers: this is asked very often
@@ -150,9 +190,10 @@ def add_row(
     host: Iterable[str] = (),
     out: bool = False,
     also_host: Callable[[Node], list[Value]] | None = None,
+    layouts: Callable[[Node], Sequence[Order | None]] | None = None,
 ) -> None:
     """Enter one operator into the table."""
-    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out, also_host)
+    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out, also_host, layouts)
 
 
 def fixed(fn: Kernel) -> Callable[[Op], Kernel]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from torchair.catalog.core import Kernel, Op, Trait, add_row
+from torchair.catalog.core import Kernel, Op, Order, Trait, add_row, all_contiguous
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.shapes import is_static
 
 
 def find_target(node: Node) -> Any:
@@ -67,8 +68,12 @@ def _kernel(op: Op) -> Kernel:
     node = op.node
     target = finished(find_target(node))
     spec = json.loads(node.attr("arguments"))
+    orders = layouts(node)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = zip(tensors, orders, strict=True)
+        tensors = [t if order is None else order.settled(t) for t, order in given]
+
         def get(kind: str, i: int) -> Any:
             return tensors[i].item() if kind == "scalar" else tensors[i]
 
@@ -77,6 +82,15 @@ def _kernel(op: Op) -> Kernel:
         return [_own(r, tensors) for r in results]
 
     return run
+
+
+def layouts(node: Node) -> list[Order | None]:
+    """How tracing saw the tensors of a generic node in memory, which its operator may rely on;
+    contiguous where nothing is noted, None where it is not known."""
+    noted = json.loads(node.attr("arguments")).get("layouts")
+    if noted is None:
+        return all_contiguous(node)
+    return [None if n is None else Order(tuple(n["dims"]), n["dense"]) for n in noted]
 
 
 def finished(target: Any) -> Any:
@@ -112,17 +126,24 @@ def _leaves(result: Any) -> Iterator[torch.Tensor]:
 
 
 def _rule(op: Op) -> list[Fact]:
-    """Ask the operator's own meta kernel; unknown dims when an input's are unknown."""
+    """What tracing saw, where sizes are those of then; else ask the operator's own meta kernel.
+    Unknown dims when an input's are unknown."""
     node = op.node
     facts = op.list("x")
-    for f in facts:
-        if f.shape is None or not all(isinstance(d, int) for d in f.shape):
-            return [Fact(v.dtype, v.shape) for v in node.outputs]
+    declared = [Fact(v.dtype, v.shape) for v in node.outputs]
+    if not all(is_static(f.shape) for f in facts):
+        return declared
+    traced = all(f.shape == v.shape for f, v in zip(facts, node.values(), strict=True))
+    if traced and all(is_static(f.shape) for f in declared):
+        return declared
+
+    orders = [order or Order() for order in layouts(node)]
 
     def get(kind: str, i: int) -> Any:
         if kind == "tensor":
             dims: Any = facts[i].shape
-            return torch.empty(dims, dtype=ge_to_torch(facts[i].dtype), device="meta")
+            dtype = ge_to_torch(facts[i].dtype)
+            return torch.empty_strided(dims, orders[i].strides(dims), dtype=dtype, device="meta")
         if facts[i].content is None:
             raise MissingHostValue(f"a size argument of {node} is not known")
         return facts[i].content
@@ -160,4 +181,6 @@ def _scalar_inputs(node: Node) -> list[Value]:
     return found
 
 
-add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs)
+add_row(
+    "TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, layouts=layouts
+)  # fmt: skip

@@ -13,6 +13,7 @@ from torchair.catalog.core import (
     Op,
     Trait,
     add_row,
+    all_contiguous,
     broadcast_rule,
     fixed,
     same_as,
@@ -227,9 +228,13 @@ def _torch_bag(op: Op) -> Kernel:
     mode = BAG_MODES.index(op.attr("mode"))
     scale, sparse = op.attr("scale_grad_by_freq"), op.attr("sparse")
     last, padding = op.attr("include_last_offset"), op.attr("padding_idx")
-    return lambda weight, indices, offsets, weights: aten._embedding_bag(
-        weight, indices, offsets, scale, mode, sparse, weights, last, padding
-    )
+
+    def run(weight: Any, indices: Any, offsets: Any, weights: Any) -> Any:
+        tensors = (None if t is None else t.contiguous() for t in (weight, indices, offsets))
+        weights = None if weights is None else weights.contiguous()
+        return aten._embedding_bag(*tensors, scale, mode, sparse, weights, last, padding)
+
+    return run
 
 
 def _bag(op: Op) -> Kernel:
@@ -264,4 +269,5 @@ def _empty(fact: Fact) -> torch.Tensor:
     return torch.empty(dims, dtype=ge_to_torch(fact.dtype))
 
 
-add_row("EmbeddingBag", _bag_rule, _bag)
+# torch leaves bookkeeping out for some layouts: results have other dims
+add_row("EmbeddingBag", _bag_rule, _bag, layouts=all_contiguous)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.catalog.core import Kernel, Op, Row, Trait, add_source, writes_first
+from torchair.catalog.core import Kernel, Op, Row, Trait, add_source, all_contiguous, writes_first
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact
@@ -41,6 +41,7 @@ def _new_row(kernel: UserKernel) -> Row:
         lambda op: make(op, kernel),
         traits,
         out=in_place,
+        layouts=all_contiguous,
     )
 
 
@@ -106,17 +107,34 @@ def _meta(fact: Any) -> Any:
 
 
 def _function(op: Op, kernel: UserKernel) -> Kernel:
-    return lambda *tensors: _call(op, kernel, _own(op, kernel, tensors), kernel.function)
+    def run(*tensors: Any) -> list[torch.Tensor]:
+        return _call(op, kernel, _contiguous(_own(op, kernel, tensors)), kernel.function)
+
+    return run
 
 
 def _update(op: Op, kernel: UserKernel) -> Kernel:
-    return writes_first(lambda *tensors: _call(op, kernel, tensors, kernel.function))
+    def update(first: torch.Tensor, *others: Any) -> None:
+        whole = first.contiguous()
+        _call(op, kernel, [whole, *_contiguous(others)], kernel.function)
+        if whole is not first:
+            first.copy_(whole)
+
+    return writes_first(update)
 
 
 def _own(op: Op, kernel: UserKernel, tensors: Sequence[Any]) -> list[Any]:
     """Arguments with copies of what the function changes: values of a graph do not change."""
     ports = zip(op.node.inputs, tensors, strict=True)
     return [_copy(t) if p in kernel.updates else t for p, t in ports]
+
+
+def _contiguous(tensors: Sequence[Any]) -> list[Any]:
+    """A kernel may be C code that reads memory from begin to end."""
+    return [
+        _contiguous(t) if isinstance(t, list) else None if t is None else t.contiguous()
+        for t in tensors
+    ]
 
 
 def _copy(x: Any) -> Any:

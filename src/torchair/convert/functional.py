@@ -22,7 +22,7 @@ from torch._higher_order_ops.auto_functionalize import (
 from torchair import ge
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.control import value_of
-from torchair.convert.generic import torch_call
+from torchair.convert.generic import Metas, torch_call
 from torchair.convert.registry import Decline, Entry, builtin, find
 from torchair.convert.shape import sizes
 from torchair.ge.graph import Fact, TensorSpec, Value, get_default_ge_graph
@@ -58,9 +58,11 @@ def functionalized(op: Any, *, meta_outputs: Any, meta_keywords: Any, **kwargs: 
     return update.run(lambda u: _by_converter(u, entry, specs))
 
 
-def generic(op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor]) -> list[Any]:
+def generic(
+    op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor], metas: Metas
+) -> list[Any]:
     """The same for an operator without a converter: torch makes the copies itself."""
-    return Update(op, dict(kwargs), meta_bases, copy=False).run(_by_torch)
+    return Update(op, dict(kwargs), meta_bases, copy=False).run(lambda u: _by_torch(u, metas))
 
 
 class Update:
@@ -184,7 +186,7 @@ def _updated(update: Update, changed: Changed, made: set[Any]) -> Value:
     raise Decline(reason)
 
 
-def _by_torch(update: Update) -> tuple[list[Any], list[Value]]:
+def _by_torch(update: Update, metas: Metas) -> tuple[list[Any], list[Value]]:
     names, _ = get_mutable_args(update.op)
     kwargs = {k: v for k, v in update.arguments.items() if k not in names}
     for name in names:
@@ -200,6 +202,7 @@ def _by_torch(update: Update) -> tuple[list[Any], list[Value]]:
         kwargs[f"_{place}_base_index"] = index
     kwargs["_all_bases"] = [c.view for c in update.changed]
     returns = len(update.op._schema.returns)
-    node = torch_call(FUNCTIONALIZED, (update.op,), kwargs, max(1, returns) + len(update.changed))
+    count = max(1, returns) + len(update.changed)
+    node = torch_call(FUNCTIONALIZED, (update.op,), kwargs, count, metas)
     split = len(node.outputs) - len(update.changed)
     return node.outputs[:split] if returns else [], node.outputs[split:]

@@ -7,6 +7,7 @@ file and read back; targets that have no name (higher-order operators) live in `
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torchair.convert.registry import Decline
 from torchair.ge.build import builder
 from torchair.ge.graph import Node, Value, get_default_ge_graph
+from torchair.ge.shapes import contiguous_strides
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,44 @@ class Scalar:
 _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 
 
-def torch_call(target: Any, args: Any, kwargs: Any, results: int) -> Node:
-    """One generic node with the given number of outputs; tensors anywhere in the arguments."""
+Metas = Mapping[Value, torch.Tensor]
+"""Values of the graph as tracing saw them."""
+
+
+def torch_call(target: Any, args: Any, kwargs: Any, results: int, metas: Metas) -> Node:
+    """One generic node with the given number of outputs; tensors anywhere in the arguments, which
+    it is to get in the layouts of `metas`."""
     graph = get_default_ge_graph()
     inputs: list[Value] = []
     encoded = {"args": _encode(list(args), inputs), "kwargs": _encode(dict(kwargs), inputs)}
+    layouts = [_layout(metas[v]) if v in metas else None for v in inputs]
+    if any(n is None or n["dims"] or not n["dense"] for n in layouts):
+        encoded["layouts"] = layouts
     outputs = builder("TorchCall")(
         inputs, target=_name(target), arguments=json.dumps(encoded), size_of_y=results
     )
     return outputs[0].node if outputs else graph.nodes[-1]
+
+
+def _layout(meta: torch.Tensor) -> dict[str, Any] | None:
+    """The order of a tensor's dims in memory, by the sizes that it was traced with."""
+    shape, strides = ([_hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
+    if None in shape or None in strides:
+        return None
+    order = sorted(range(len(shape)), key=lambda d: -strides[d])
+    step, dense = 1, True
+    for d in reversed(order):
+        dense = dense and (shape[d] == 1 or strides[d] == step)
+        step *= max(1, shape[d])
+    plain = dense and all(
+        shape[d] == 1 or strides[d] == wanted
+        for d, wanted in enumerate(contiguous_strides(tuple(shape)))
+    )
+    return {"dims": [] if plain else order, "dense": dense}
+
+
+def _hint(size: Any) -> Any:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _name(target: Any) -> str:

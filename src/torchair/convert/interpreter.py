@@ -322,23 +322,28 @@ class GraphConverter:
             raise self._error(node, f"{name} ge_converter is not implemented!")
         self.generic[name] = self.generic.get(name, 0) + 1
 
+        metas: dict[Value, torch.Tensor] = {}
+
         def argument(n: fx.Node) -> Any:
             pack = self._env[n]
             if isinstance(pack.meta, SYMBOLS) and isinstance(pack.npu, Value):
                 return Scalar(pack.npu)
-            return _map(self.views.emit, pack.npu)
+            found = _map(self.views.emit, pack.npu)
+            known = zip(_leaves(found), _leaves(pack.meta), strict=False)
+            metas.update((v, m) for v, m in known if isinstance(m, torch.Tensor))
+            return found
 
         args, kwargs = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
-        if changes and (found := self._functional(node, kwargs)) is not None:
+        if changes and (found := self._functional(node, kwargs, metas)) is not None:
             return found
         if _reads_raw_memory(node):
             raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
-        made = torch_call(node.target, args, kwargs, _places(meta))
+        made = torch_call(node.target, args, kwargs, _places(meta), metas)
         if meta is None or _mutates(node.target):
             self.graph.keep_alive.append(made)
         return _fill(meta, iter(made.outputs))
 
-    def _functional(self, node: fx.Node, kwargs: Any) -> Any:
+    def _functional(self, node: fx.Node, kwargs: Any, metas: dict[Value, torch.Tensor]) -> Any:
         """A generic node that changes arguments, None where views of them are too involved."""
         bases = [self._env[b].meta for b in node.kwargs["_all_bases"]]  # type: ignore[union-attr,index]
         mark = (len(self.graph.journal), len(self.graph))
@@ -346,7 +351,7 @@ class GraphConverter:
         assert entry is not None
         views = {k: self._argument(v, entry) for k, v in node.kwargs.items() if k[:1] == "_"}
         try:
-            return functional.generic(node.args[0], {**kwargs, **views}, bases)
+            return functional.generic(node.args[0], {**kwargs, **views}, bases, metas)
         except Decline as e:
             self._undo(*mark)
             logger.debug("%s is kept as torch has it: %s", node.target, e)

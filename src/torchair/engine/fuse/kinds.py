@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Op, infer, row_of
+from torchair.catalog import Op, Order, infer, row_of
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
 from torchair.engine.plan.ending import Draft, Promises
@@ -24,6 +24,7 @@ from torchair.engine.plan.strides import (
     content_of,
     dense_strides,
     in_format,
+    in_order,
     laid_out,
     meta_of,
     shares,
@@ -36,7 +37,7 @@ from torchair.ge.shapes import Sym
 Given = Mapping[int, tuple[Fact, tuple[int, ...]]]
 """By index of an input: its fact and its strides."""
 
-Like = Value | int | torch.memory_format | None
+Like = Value | int | torch.memory_format | Order | None
 """Whose strides a native result gets: those of a value, or those promised of an output."""
 
 
@@ -248,6 +249,8 @@ class Layouts:
     def _made(self, number: int, like: Like) -> tuple[Hashable, Recipe]:
         if isinstance(like, torch.memory_format):
             return ("format", number, like), lambda run: in_format(meta_of(run.facts[number]), like)
+        if isinstance(like, Order):
+            return ("order", number, like), lambda run: in_order(meta_of(run.facts[number]), like)
         if like is None:
             return ("dense", number), lambda run: meta_of(run.facts[number])
         if isinstance(like, Value):

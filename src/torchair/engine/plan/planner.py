@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Op, Row, Trait, infer, row_of
+from torchair.catalog import Op, Order, Row, Trait, infer, row_of
 from torchair.catalog.reference import tensor_args
 from torchair.engine.fuse.kinds import Course, Given, Like, Unfit
 from torchair.engine.fuse.units import Unit
@@ -25,6 +25,7 @@ from torchair.engine.plan.strides import (
     as_list,
     content_of,
     in_format,
+    in_order,
     is_dense,
     laid_out,
     meta_of,
@@ -387,11 +388,14 @@ class _Build:
         self.like[value] = like = self._like(unit, value, meta)
         if isinstance(like, torch.memory_format):
             return in_format(meta, like)
+        if isinstance(like, Order):
+            return in_order(meta, like)
         return laid_out(meta, self._strides_like(like))
 
     def _like(self, unit: Unit, value: Value, meta: torch.Tensor) -> Like:
-        """What decides the strides of a native result: what was promised of it, or an operand of
-        the same dims, so that layouts such as channels-last carry through."""
+        """What decides the strides of a native result: what was promised of it, what the kernel of
+        a reader asks for, or an operand of the same dims, so that layouts such as channels-last
+        carry through."""
         assert self.p.natives is not None
         updated = self.p.natives.updated(unit)
         if updated is not None:
@@ -400,6 +404,9 @@ class _Build:
         if value in results:
             k = results.index(value)
             return None if k in self.p.promises.assigned else k
+        asked = layout_asked_for(value)
+        if asked is not None:
+            return asked
         for v in unit.inputs:
             like = self.metas[self.slot[v]]
             if like is None or like.shape != meta.shape or like.is_contiguous():
@@ -427,3 +434,15 @@ class _Build:
             outs.append(self._new_root(value, "torch", None).slot)
         slots = {v: self.slot[v] for v in node.values()}
         self.plan.steps.append(Step(node, "late", None, args, outs, slots=slots))
+
+
+def layout_asked_for(value: Value) -> Order | None:
+    """The layout that the kernel of some reader wants a value in, if it minds."""
+    for node in value.users():
+        row = row_of(node.type)
+        if row is not None and row.layouts is not None:
+            pairs = zip(node.values(), row.layouts(node), strict=True)
+            found = next((order for v, order in pairs if v is value and order is not None), None)
+            if found is not None:
+                return found
+    return None

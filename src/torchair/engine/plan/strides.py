@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchair.catalog import Order
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
@@ -34,6 +35,11 @@ def meta_of(fact: Fact) -> torch.Tensor:
 def in_format(meta: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     """The same dims with the strides of a memory format."""
     return torch.empty_like(meta, memory_format=memory_format)
+
+
+def in_order(meta: torch.Tensor, order: Order) -> torch.Tensor:
+    """The same dims without gaps, in an order of dims."""
+    return with_strides(meta, order.strides(meta.shape))
 
 
 def dense_strides(meta: torch.Tensor) -> tuple[int, ...]:
