@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nest_plain import from_memory, into_memory
+from torchair.codegen.cuda.attention import AttentionForm, attention
 from torchair.codegen.cuda.gemv import GemvForm, Partner, gemv
 from torchair.codegen.cuda.machine import Gpu
 from torchair.codegen.kernel import Kernel, Launch
 from torchair.codegen.loops import Access, Expr, Nest, Store, cast, const, load, op, reduce
-from torchair.codegen.requests import MatMul, Product
+from torchair.codegen.requests import Attention, MatMul, Product
 from torchair.codegen.types import Word
 
 EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
@@ -183,3 +184,140 @@ LARGE_PRODUCTS = [
         (1, 50, 16, "bf16", "plain", False), (1, 3, 40000, "bf16", "plain", False),
     ]
 ]  # fmt: skip
+
+
+# ---- attention ----
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Attention of some queries."""
+
+    heads: int
+    kv_heads: int
+    length: int
+    span: int
+    width: int
+    dtype: str = "bf16"
+    mask: str | None = None  # bool, or the type of numbers
+    per_row: bool = False  # whether each head and query has a mask of its own
+    hole: str = ""  # what is special in the mask: "none" seen by a row, "nan"
+    causal: bool = False
+    batch: int = 1
+    value_width: int = 0  # if another one
+    lse: bool = False
+    shift: int = 0  # bytes that keys are moved by
+    counted: bool = False  # the span is a word
+    form: AttentionForm | None = None
+
+    def __str__(self) -> str:
+        names = [f"{self.heads}of{self.kv_heads}x{self.length}x{self.span}x{self.width}"]
+        names += [self.dtype, self.mask or "open", self.hole]
+        names += [x for x in ("causal", "per_row", "lse", "counted") if getattr(self, x)]
+        names += [f"+{self.shift}"] if self.shift else []
+        names += [f"{self.form.warps}w{self.form.blocks}b"] if self.form else []
+        return "-".join(x for x in names if x)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of q, k, v, mask and out."""
+        values = self.value_width or self.width
+        mask = (self.batch, self.heads if self.per_row else 1, self.length, self.span)
+        mask = mask if self.per_row else (self.batch, 1, 1, self.span)
+        return [
+            (self.batch, self.heads, self.length, self.width),
+            (self.batch, self.kv_heads, self.span, self.width),
+            (self.batch, self.kv_heads, self.span, values),
+            mask,
+            (self.batch, self.length, self.heads, values),
+        ]
+
+    def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
+        """The kernel and its launch. Outputs of all heads lie side by side."""
+        q, k, v, mask, out = (_strides(s) for s in self.shapes)
+        mask = mask if self.per_row else (mask[0], 0, 0, mask[3])
+        request = Attention(
+            self.dtype, self.batch, self.heads, self.kv_heads, self.length,
+            Word(6) if self.counted else self.span, self.width, self.value_width or self.width,
+            q, k, v, (out[0], out[2], out[1], 1), 0.3, self.causal, self.mask,
+            mask if self.mask else (0, 0, 0, 0),
+            (self.heads * self.length, self.length, 1) if self.lse else None,
+        )  # fmt: skip
+        return attention(request, gpu, form=self.form)
+
+    def work(self, gpu: Gpu) -> Work:
+        """The kernel and its data."""
+        kernel, launch = self.generate(gpu)
+        memory = [random(s, self.dtype, seed) for seed, s in enumerate(self.shapes)]
+        mask = self._mask()
+        memory[3] = mask.astype(np.bool_) if self.mask == "bool" else into_memory(
+            mask.astype(np.float32), self.mask or "f32")  # fmt: skip
+        memory.append(np.zeros((self.batch, self.heads, self.length), np.float32))
+        made = Work(kernel, launch, memory, [self.span], {1: self.shift})
+        q, k, v = (wide(m, self.dtype) for m in memory[:3])
+        group = self.heads // self.kv_heads
+        k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+        scores = 0.3 * q @ k.swapaxes(2, 3)
+        if self.mask == "bool":
+            scores = np.where(mask != 0, scores, -np.inf)
+        elif self.mask:
+            scores = scores + wide(memory[3], self.mask)
+        if self.causal:
+            scores = np.where(np.tri(self.length, self.span) > 0, scores, -np.inf)
+        with np.errstate(all="ignore"):
+            top = scores.max(-1, keepdims=True, initial=-np.inf)
+            weights = np.exp(scores - np.where(top == -np.inf, 0, top))
+            total = weights.sum(-1, keepdims=True)
+            found = np.where(total == 0, 0, weights @ v / total)
+            sums = np.where(total == 0, 0, np.log(total) + top)[..., 0]
+        made.expected = {4: found.swapaxes(1, 2), **({5: sums} if self.lse else {})}
+        made.dtypes = {4: self.dtype, 5: "f32"}
+        return made
+
+    def _mask(self) -> np.ndarray:
+        shape = self.shapes[3]
+        pick = np.random.default_rng(9)
+        if self.mask == "bool":
+            found = (pick.random(shape) < 0.6).astype(np.float64)
+        else:
+            found = pick.standard_normal(shape)
+            found[pick.random(shape) < 0.3] = -np.inf
+        if self.hole == "none":
+            found[0, 0, 0] = 0 if self.mask == "bool" else -np.inf
+        elif self.hole:
+            found[0, 0, 0, 1] = {"nan": np.nan, "inf": np.inf}[self.hole]
+        return found
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    _, b, c, d = shape
+    return (b * c * d, c * d, d, 1)
+
+
+SMALL_ATTENTION = [
+    AttentionCase(4, 2, 1, 37, 64, mask="bool", form=AttentionForm(2, 4, 2, 2)),
+    AttentionCase(2, 2, 1, 5, 64, "f32"),
+    AttentionCase(3, 1, 1, 40, 80, "f16", mask="f16"),
+    AttentionCase(2, 1, 2, 33, 128, mask="bool", per_row=True, hole="none", lse=True),
+    AttentionCase(2, 1, 3, 20, 64, causal=True, batch=2),
+    AttentionCase(5, 1, 1, 50, 64, mask="f32", per_row=True, hole="none", lse=True, counted=True),
+    AttentionCase(2, 2, 1, 21, 64, mask="f32", per_row=True, hole="nan"),
+    AttentionCase(2, 2, 1, 21, 64, mask="bf16", per_row=True, hole="inf"),
+    AttentionCase(2, 2, 1, 21, 256, "f32", value_width=64),
+    AttentionCase(2, 2, 1, 21, 64, value_width=128, mask="bool"),
+    AttentionCase(2, 1, 1, 30, 64, shift=2, mask="bool"),
+    AttentionCase(2, 1, 4, 0, 64, lse=True),
+    AttentionCase(12, 1, 1, 150, 64, lse=True, form=AttentionForm(4, 4, 4, 2)),
+    AttentionCase(5, 1, 4, 70, 32, "f16", mask="bool", form=AttentionForm(3, 2, 3, 1)),
+]
+
+LARGE_ATTENTION = [
+    AttentionCase(32, 8, 1, 1024, 64, mask="bool"),
+    AttentionCase(32, 8, 1, 1024, 128, mask="bool", lse=True),
+    AttentionCase(32, 8, 1, 1000, 64, "f32", counted=True),
+    AttentionCase(64, 8, 1, 8000, 128, mask="bf16"),
+    AttentionCase(12, 12, 4, 512, 64, "f16", mask="f32", per_row=True, batch=3),
+    AttentionCase(16, 4, 1, 4096, 256, mask="bool"),
+    AttentionCase(32, 32, 1, 777, 80, "f16", mask="f16", batch=20),
+    AttentionCase(8, 8, 2, 100000, 64),
+]

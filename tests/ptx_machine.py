@@ -251,9 +251,7 @@ class Blocks:
         found = self.registers[argument]
         if t is np.bool_ or found.dtype == np.bool_:
             return found
-        if found.dtype.itemsize > np.dtype(t).itemsize:
-            found = found.astype(np.dtype(f"u{np.dtype(t).itemsize}"))
-        return found.view(t)
+        return found.astype(f"u{np.dtype(t).itemsize}").view(t)
 
     def _width(self, name: str) -> np.dtype:
         return np.dtype(WIDTH[re.match(r"%([a-z]+)", name)[1]])  # type: ignore[index]

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_cases import LARGE_PRODUCTS, SMALL_PRODUCTS, ProductCase, Work
+from cuda_cases import (
+    LARGE_ATTENTION,
+    LARGE_PRODUCTS,
+    SMALL_ATTENTION,
+    SMALL_PRODUCTS,
+    AttentionCase,
+    ProductCase,
+    Work,
+)
 from cuda_tools import HOPPER, entry_of, run
 from ptx_machine import Memory, launch
 from torchair.codegen.cuda.driver import library
@@ -22,6 +30,11 @@ def on_numpy(work: Work, blocks: int | None = None) -> None:
 @pytest.mark.parametrize("case", SMALL_PRODUCTS, ids=str)
 def test_products_on_numpy(case: ProductCase) -> None:
     on_numpy(case.work(HOPPER), blocks=2)
+
+
+@pytest.mark.parametrize("case", SMALL_ATTENTION, ids=str)
+def test_attention_on_numpy(case: AttentionCase) -> None:
+    on_numpy(case.work(HOPPER))
 
 
 # ---- with a GPU ----
@@ -43,8 +56,9 @@ def on_gpu(work: Work) -> None:
 
 
 @pytest.mark.cuda
-def test_products_on_a_gpu() -> None:
-    cases = [*SMALL_PRODUCTS, *LARGE_PRODUCTS]
+def test_values_on_a_gpu() -> None:
+    products: list[ProductCase | AttentionCase] = [*SMALL_PRODUCTS, *LARGE_PRODUCTS]
+    cases = [*products, *SMALL_ATTENTION, *LARGE_ATTENTION]
     works = [case.work(library(0).machine) for case in cases]
     assert not library(0).add([entry_of(work.kernel, work.launch) for work in works])
     wrong = []

@@ -7,14 +7,22 @@ import dataclasses
 
 import pytest
 
-from cuda_cases import LARGE_PRODUCTS, SMALL_PRODUCTS, ProductCase
+from cuda_cases import (
+    LARGE_ATTENTION,
+    LARGE_PRODUCTS,
+    SMALL_ATTENTION,
+    SMALL_PRODUCTS,
+    AttentionCase,
+    ProductCase,
+)
 from cuda_tools import HOPPER, entry_of
+from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import GemvForm, gemv
 from torchair.codegen.cuda.jit import foreign, ptx
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Nest
-from torchair.codegen.requests import MatMul, Product
+from torchair.codegen.requests import Attention, MatMul, Product
 from torchair.codegen.types import Word
 
 CHIPS = [describe(c, 80) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 3), (12, 1))]
@@ -101,3 +109,51 @@ def test_what_is_not_served_is_declined(change: dict[str, object], reason: str) 
 def test_a_form_must_fit() -> None:
     with pytest.raises(ValueError, match="no form"):
         ProductCase(1, 8, 64, form=GemvForm(1, 3, 4)).generate(HOPPER)
+
+
+# ---- attention ----
+
+
+@pytest.mark.parametrize("gpu", CHIPS, ids=lambda gpu: gpu.name)
+def test_every_chip_takes_attention(gpu: Gpu) -> None:
+    kernel, launch = AttentionCase(8, 2, 1, 512, 64, "f16", mask="bool").generate(gpu)
+    text = text_of(kernel, launch, gpu)
+    assert f".target {gpu.name}" in text and STREAMED in text
+    assert (launch.cluster > 1) == gpu.has_clusters == ("mapa" in text)
+
+
+def test_all_attention_is_valid_text() -> None:
+    made = [case.generate(HOPPER) for case in [*SMALL_ATTENTION, *LARGE_ATTENTION]]
+    text = ptx([entry_of(*each) for each in made], HOPPER)
+    assert all(f".entry {entry_of(*each).name}(" in text for each in made)
+    assert ".local" not in text
+    assert not foreign([kernel for kernel, _ in made])
+
+
+def test_a_decode_step_is_shared_by_a_cluster() -> None:
+    kernel, launch = AttentionCase(32, 8, 1, 1024, 64, mask="bool").generate(HOPPER)
+    text = text_of(kernel, launch)
+    assert (launch.block, launch.cluster, launch.blocks(lambda word: 0)) == (128, 8, 64)
+    # four keys and four values of a lane before the loop, as many in it, and four queries
+    assert text.count(STREAMED) == 20
+    assert text.count("barrier.cluster.wait") == 2 and text.count("bar.sync") == 1
+
+
+ATTENTION = Attention(
+    "bf16", 1, 8, 2, 1, 64, 64, 64, (512, 64, 64, 1), (0, 4096, 64, 1), (0, 4096, 64, 1),
+    (512, 64, 64, 1), 0.125,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": "f64"}, "f64"), ({"length": 5}, "5 queries"), ({"length": Word(7)}, "queries"),
+        ({"heads": Word(7)}, "heads over 2"), ({"heads": 9}, "9 heads"), ({"width": 60}, "60"),
+        ({"value_width": 512}, "512 features"), ({"k": (0, 4096, 1, 64)}, "no neighbours"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_attention_that_is_not_served_is_declined(change: dict[str, object], reason: str) -> None:
+    with pytest.raises(Declined, match=reason):
+        attention(dataclasses.replace(ATTENTION, **change), HOPPER)

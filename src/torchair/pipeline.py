@@ -23,7 +23,13 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.catalog import infer
-from torchair.concrete import AclConcreteGraph, ConcreteGraph, GeConcreteGraph
+from torchair.concrete import (
+    AclConcreteGraph,
+    ConcreteGraph,
+    GeConcreteGraph,
+    ReplayedGraph,
+    describe,
+)
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.settings import Settings
@@ -107,6 +113,9 @@ class NpuFxCompiler:
             _dump_original(conversion, settings)
         graph = GeConcreteGraph(conversion, settings, device_of(inputs))
         graph.optimize_graph_without_runtime(trace)
+        if device_of(inputs).replays and not self._training and ReplayedGraph.suits(graph):
+            info = describe(gm, conversion.graph.name, static, ReplayedGraph.OPTIONS)
+            return ReplayedGraph(graph, info, gm)
         return graph
 
     def _for_capture(
@@ -125,7 +134,7 @@ class NpuFxCompiler:
         self, gm: fx.GraphModule, inputs: Sequence[Any], static: frozenset[int], name: str
     ) -> GeConcreteGraph | None:
         """The graph in the engine, for capture on the CPU; None where that cannot take it."""
-        if device_of(inputs).name != "cpu":
+        if not device_of(inputs).has_kernels:
             return None
         config = copy.deepcopy(self.config)
         config.mode = MAX_AUTOTUNE
@@ -137,6 +146,8 @@ class NpuFxCompiler:
             return None
         graph = GeConcreteGraph(conversion, settings, device_of(inputs))
         graph.optimize_graph_without_runtime(Trace())
+        if graph.draws and device_of(inputs).name != "cpu":
+            return None  # torch's own generators can be replayed
         return graph
 
 

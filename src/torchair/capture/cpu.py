@@ -24,7 +24,7 @@ from torchair.capture.base import (
 from torchair.capture.pools import POOLS, Block, Pool
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.run.calls import result_maker
-from torchair.engine.run.executor import picker
+from torchair.engine.run.executor import Program, picker
 from torchair.engine.run.fixed import Placed
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
@@ -43,6 +43,16 @@ class EngineGraph(Protocol):
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         """Make the session ready."""
+
+    @property
+    def updated(self) -> list[int]:
+        """Arguments that a run updates."""
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Make its plan for arguments like these."""
+
+    def once(self, args: Sequence[Any]) -> tuple[Any, Program]:
+        """Results by a program that is made for this run, and the program."""
 
 
 class EngineSubstrate(Substrate):

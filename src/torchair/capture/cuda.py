@@ -39,6 +39,7 @@ from torchair.capture.base import (
     ResultSource,
     Substrate,
 )
+from torchair.capture.engine_walk import EngineWalk, Recorded
 from torchair.capture.rehearsal import Rehearsal, Walk
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.run.executor import picker
@@ -210,7 +211,9 @@ class DeviceSubstrate(Substrate):
     def __init__(
         self, device: torch.device, pool: Handle | None = None,
         updates: Updates | None = None, accelerator: Accelerator | None = None,
+        graph: Recorded | None = None,
     ) -> None:  # fmt: skip
+        """With `graph` the engine's program of it is recorded, not the FX graph."""
         self._accelerator = accelerator or Accelerator.of(device.type)
         self._module = self._accelerator.module
         index = self._module.current_device() if device.index is None else device.index
@@ -219,7 +222,7 @@ class DeviceSubstrate(Substrate):
         self._pool = pool
         self._lists = DeviceLists(updates, self._device) if updates and updates.rules else None
         self._memory: Memory | None = None
-        self._walk: Walk | None = None
+        self._walk: Walk | EngineWalk | None = None if graph is None else EngineWalk(graph)
         self._rehearsed = False
         self._order = StreamOrder(self._accelerator, self._device)
 
@@ -231,7 +234,7 @@ class DeviceSubstrate(Substrate):
             try:
                 walk.settle(request.args)
                 if not self._rehearsed:
-                    self._rehearse(walk, request.args)
+                    self._rehearse(walk, request)
                     self._rehearsed = True
                 self._module.synchronize()
                 self._module.empty_cache()  # during a capture it cannot make room
@@ -254,9 +257,12 @@ class DeviceSubstrate(Substrate):
                 f"arguments are on {', '.join(sorted(map(str, others)))}"
             )
 
-    def _rehearse(self, walk: Walk, args: Sequence[Any]) -> None:
+    def _rehearse(self, walk: Walk | EngineWalk, request: Request) -> None:
         stream, caller = self._stream, self._module.current_stream()
+        args = request.args
         rehearsal = Rehearsal(args)
+        if isinstance(walk, EngineWalk):  # generated kernels update arguments unseen
+            rehearsal.keep([args[i] for i in walk.updated])
         stream.wait_stream(caller)
         try:
             with self._module.stream(stream):
@@ -268,7 +274,7 @@ class DeviceSubstrate(Substrate):
         finally:
             caller.wait_stream(stream)
 
-    def _record(self, walk: Walk, request: Request) -> Recording:
+    def _record(self, walk: Walk | EngineWalk, request: Request) -> Recording:
         memory = self._memory_for(request.options)
         graph = self._accelerator.new_graph()
         given = list(request.args)
@@ -287,6 +293,8 @@ class DeviceSubstrate(Substrate):
             found.add(result)
         inputs = Inputs(moving, [given[i] for i in moving], request)
         feeds = [inputs.feed] if self._lists is None else [inputs.feed, self._lists.fill]
+        if isinstance(walk, EngineWalk):
+            feeds += walk.checks()
         return DeviceRecording(graph, memory, self._order, feeds, found, request)
 
     def _memory_for(self, options: CaptureOptions) -> Memory:
@@ -483,11 +491,12 @@ class Inputs:
         """Other strides or other bits of autograd do no harm, another type or size does."""
         for position, target in zip(self._positions, self._targets, strict=True):
             given = args[position]
-            if given.dtype is not target.dtype or given.shape != target.shape:
+            kind = (given.dtype, given.shape, given.device)
+            if kind != (target.dtype, target.shape, target.device):
                 raise InputError(
                     "an input does not fit the captured graph", index=position,
-                    expected=f"{target.dtype} {list(target.shape)}",
-                    got=f"{given.dtype} {list(given.shape)}",
+                    expected=f"{target.dtype} {list(target.shape)} on {target.device}",
+                    got=f"{given.dtype} {list(given.shape)} on {given.device}",
                 )  # fmt: skip
 
 

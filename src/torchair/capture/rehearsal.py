@@ -216,12 +216,13 @@ class Rehearsal(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
             self._check(func, args, kwargs)
-            self._keep(written(func, args, kwargs))
+            self.keep(written(func, args, kwargs))
         else:
-            self._keep(pytree.tree_leaves((args, kwargs)))  # it does not say what it updates
+            self.keep(pytree.tree_leaves((args, kwargs)))  # it does not say what it updates
         return func(*args, **kwargs)
 
-    def _keep(self, values: Iterable[Any]) -> None:
+    def keep(self, values: Iterable[Any]) -> None:
+        """Remember what arguments hold that are about to be updated."""
         for tensor in values:
             memory = _memory_of(tensor) if isinstance(tensor, torch.Tensor) else 0
             if memory in self._arguments and memory not in self._before:

@@ -20,14 +20,15 @@ def substrate_for(
     pool: tuple[int, int] | None,
     updates: Updates,
 ) -> Substrate:
-    """The device's own graphs on an accelerator; on the CPU the engine, or the tape for graphs that
-    the engine does not take and for host lists that differ between calls."""
+    """The device's own graphs on an accelerator, of the engine's program or of the FX graph; on the
+    CPU the engine, or the tape. The engine is not for graphs that it does not take and for host
+    lists that differ between calls."""
     device = next(
         (a.device for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"),
         torch.device("cpu"),
     )
     if device.type != "cpu":
-        return DeviceSubstrate(device, pool, updates)
+        return DeviceSubstrate(device, pool, updates, graph=None if updates.rules else engine)
     if engine is None or updates.rules:
         return TapeSubstrate(updates, pool)
     return EngineSubstrate(engine, pool)

@@ -17,6 +17,7 @@ from torchair.engine.inspect.dump import take_dump_options
 from torchair.engine.optimize.passes import GE_PASSES, GraphState, ge_kind
 from torchair.engine.options import initialize_graph_engine
 from torchair.engine.run.calls import input_reader, layouts_of, result_builder
+from torchair.engine.run.executor import Program
 from torchair.flags import Flags
 from torchair.ge.signature import Computed, Result
 from torchair.log import EVENT_LEVEL, logger
@@ -51,8 +52,7 @@ class GeConcreteGraph(ConcreteGraph):
             trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
         self.collect = input_reader(self.state.inputs)
         self._build_results = result_builder(self.signature.results, self.signature.symbols)
-        updated = [self.state.inputs[k].args[0] for k in self.state.assigned.values()]
-        run: Any = self._device.noted(self.run, updated)
+        run: Any = self._device.noted(self.run, self.updated)
         self.run = run  # type: ignore[method-assign]
 
     def options(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -116,6 +116,29 @@ class GeConcreteGraph(ConcreteGraph):
         if not self._ready:
             self.compile(inputs)
         return self._build_results(self.session.run(inputs), args)
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Make everything that a run needs, so that it runs operators only."""
+        inputs = self.collect(args)
+        self.compile(inputs)
+        self.session.prepare(inputs)
+
+    def once(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Program]:
+        """Run it with a program made for this run: what a device records."""
+        inputs = self.collect(args)
+        self.compile(inputs)
+        outputs, program = self.session.once(inputs)
+        return self._build_results(outputs, args), program
+
+    @property
+    def updated(self) -> list[int]:
+        """Arguments that a run updates."""
+        return [self.state.inputs[k].args[0] for k in self.state.assigned.values()]
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn on the host for every call."""
+        return any(s.kind == "random" for s in self.state.inputs)
 
     def _timed(self, args: Sequence[Any]) -> tuple[Any, ...]:
         t0 = time.perf_counter()

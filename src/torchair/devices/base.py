@@ -19,6 +19,7 @@ from torchair.devices.hosted import (
     host_memory,
 )
 from torchair.engine.session import DeviceInfo, TorchNpuGraph
+from torchair.engine.targets import target_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,17 @@ class Device:
     def info(self) -> DeviceInfo:
         """What the engine needs to know."""
         return DeviceInfo(self.name)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the engine generates code for it."""
+        target = target_of(self.name)
+        return target is not None and (self.name == "cpu" or target.available() is None)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a plan is recorded and replayed rather than walked through by the host."""
+        return self.name.startswith("cuda") and self.has_kernels
 
     def with_results_on(self, outputs: Iterable[str]) -> Device:
         """The device itself, or the emulated one that a graph without inputs there makes tensors

@@ -114,7 +114,7 @@ class GraphCompiler:
         if self.units is None:
             return self.planner.plan(self.inputs.facts(inputs))
         strides, varying = [t.stride() for t in inputs], self.inputs.varying
-        if not self.inputs.dynamic:
+        if not self.inputs.dynamic or self._device != "cpu":
             return self.planner.plan(self.inputs.facts(inputs), strides)
         given = {i: (self.inputs.fact(i, inputs[i]), strides[i]) for i in varying}
         plan = self.planner.plan_for(given)

@@ -26,7 +26,7 @@ from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes
-from torchair.engine.run.executor import ProgramPool
+from torchair.engine.run.executor import Program, ProgramPool
 from torchair.engine.run.fixed import FixedProgram, late_step, memory_of
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
@@ -72,6 +72,16 @@ def label(name: str) -> AbstractContextManager[Any]:
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
     return nullcontext()
+
+
+def _check_sizes(plan: Plan) -> None:
+    """A plan with sizes that only the data tell cannot be captured."""
+    late = late_step(plan)
+    if late is not None:
+        raise CaptureError(
+            f"the size of what {late.node.type} gives depends on data",
+            node=late.node.name, source=late.node.origin.line if late.node.origin else None,
+        )  # fmt: skip
 
 
 def _on(stream: Any) -> AbstractContextManager[Any]:
@@ -285,6 +295,25 @@ class TorchNpuGraph:
                 target.copy_(value)
         return outputs
 
+    def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
+        """Outputs of the graph by a program made for this run: what a device records. All memory
+        that the program needs is allocated now."""
+        return self._recorded(inputs).once(inputs)
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Plan for inputs like these and compile kernels, for `once`."""
+        self._recorded(inputs).forget()
+
+    def _recorded(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
+        session = self
+        if self._compiler is None or self._editions is not None:
+            session = self.edition_for(inputs)
+        pool = session._find(inputs)
+        if isinstance(pool, GraphDump):
+            raise CaptureError(f"{self.name} dumps its data")
+        _check_sizes(pool.plan)
+        return pool
+
     def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | GraphDump:
         """The plan for inputs like these, made now if need be; or what dumps the graph."""
         self.inputs.check(inputs)
@@ -311,13 +340,8 @@ class TorchNpuGraph:
         self.compile(inputs)
 
         def bind(plan: Plan) -> FixedProgram:
-            late = late_step(plan)
-            if late is None:
-                return FixedProgram(plan, memory(memory_of(plan)), inputs)
-            raise CaptureError(
-                f"the size of what {late.node.type} gives depends on data",
-                node=late.node.name, source=late.node.origin.line if late.node.origin else None,
-            )  # fmt: skip
+            _check_sizes(plan)
+            return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
         return self._made(inputs, bind)
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.driver import Library, available, library
 from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import foreign
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Declined, Generated, Kernel, Launch
-from torchair.codegen.requests import Loops, Product, Request
+from torchair.codegen.requests import Attention, Loops, Product, Request
 from torchair.codegen.target import Head
 
 TYPES = ("f32", "bf16", "f16")
@@ -29,6 +30,7 @@ class CudaTarget:
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = f"cuda:{index}"
+        self._joined: dict[Any, tuple[Kernel, Launch] | None] = {}
 
     @property
     def library(self) -> Library:
@@ -65,6 +67,18 @@ class CudaTarget:
             raise Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
         return Generated(kernel, launch=launch, request=request)
 
+    def joined(
+        self, key: Any, make: Callable[[], tuple[Kernel, Launch]]
+    ) -> tuple[Kernel, Launch] | None:
+        """A kernel for several requests at once, made once for requests like these; None if there
+        is none."""
+        if key not in self._joined:
+            try:
+                self._joined[key] = make()
+            except Declined:
+                self._joined[key] = None
+        return self._joined[key]
+
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Kernels are compiled with those that stand beside them in a launch."""
 
@@ -82,7 +96,11 @@ def _loops(request: Loops, gpu: Any, label: str) -> tuple[Kernel, Launch]:
     return print_nest(request.nest, gpu, label)
 
 
-GENERATORS: dict[type, Callable[..., tuple[Kernel, Launch]]] = {Loops: _loops, Product: gemv}
+GENERATORS: dict[type, Callable[..., tuple[Kernel, Launch]]] = {
+    Loops: _loops,
+    Product: gemv,
+    Attention: attention,
+}
 
 
 @cache

@@ -108,6 +108,20 @@ class GpuWriter(KernelWriter):
             last = self.block
         return [self(f"phi {kind} [ {x}, %{last} ], [ {otherwise}, %{before} ]") for x in found]
 
+    def either(
+        self, condition: str, kind: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]
+    ) -> list[str]:
+        """What is computed in one way if an i1 is true, and in another way if it is not."""
+        n = self.name("E")
+        self.do(f"br i1 {condition}, label %{n}.yes, label %{n}.no")
+        ways = []
+        for label, values in (("yes", yes), ("no", no)):
+            self.label(f"{n}.{label}")
+            ways.append([f"[ {x}, %{self.block} ]" for x in values()])
+            self.do(f"br label %{n}.done")
+        self.label(f"{n}.done")
+        return [self(f"phi {kind} {a}, {b}") for a, b in zip(*ways, strict=True)]
+
     def shuffled(self, x: str, dtype: str, distance: int) -> str:
         """The value of the thread whose number differs from this one's in one bit."""
         if dtype == "f32":

@@ -143,19 +143,21 @@ class _Jobs:
         if maker is None or not self._may_be_prologue(maker, k):
             return None
         first = maker.steps[0]
-        prologue = self._prologue(first)
-        keep = not maker.absorbed
-        try:
-            kernel, launch = gemv(
-                request, self.target.library.machine, _label(code), prologue=prologue, keep=keep
-            )
-        except Declined:
+        keep, nest = not maker.absorbed, self._code(first).generated.request
+        made = self.target.joined(
+            (request, nest, keep),
+            lambda: gemv(
+                request, self.target.library.machine, _label(code),
+                prologue=self._prologue(first), keep=keep,
+            ),
+        )  # fmt: skip
+        if made is None:
             return None
         maker.absorbed = True
-        (reads, writes), (more, made) = self.touched[k], self.touched[first]
-        reads = [*(r for r in reads if r not in made), *more]
-        writes = [*writes, *(made if keep else ())]
-        return Job([k, first], kernel, launch, reads, writes, request, first)
+        (reads, writes), (more, result) = self.touched[k], self.touched[first]
+        reads = [*(r for r in reads if r not in result), *more]
+        writes = [*writes, *(result if keep else ())]
+        return Job([k, first], *made, reads, writes, request, first)
 
     def _may_be_prologue(self, maker: Job, k: int) -> bool:
         """Whether a job can be computed at the place of step `k` instead: it is a nest with one
@@ -202,27 +204,40 @@ class _Jobs:
             return None
         at = FAR * len(last.steps)
         places = self._places(last.steps[0]), self._places(k)
-        epilogue = _together(last.product.epilogue, request.epilogue, at, *places)
-        if epilogue is None:
-            return None
-        prologue = None if last.prologue is None else self._prologue(last.prologue)
+        same_as = tuple(
+            (i, j) for i, a in enumerate(places[0]) for j, b in enumerate(places[1]) if a == b
+        )
         kept = last.prologue is not None and meet(last.writes, self.touched[last.prologue][1])
-        try:
-            kernel, launch = gemv(
-                Product(last.product.matmul, epilogue), self.target.library.machine,
-                _label(other), partner=Partner(at + 1, request.matmul.b),
-                prologue=prologue, keep=kept,
-            )  # fmt: skip
-        except Declined:
+        nest = None if last.prologue is None else self._code(last.prologue).generated.request
+        made = self.target.joined(
+            (last.product, request, nest, same_as, at, kept),
+            lambda: self._pair(last, request, at, places, kept),
+        )
+        if made is None:
             return None
         reads, writes = self.touched[k]
-        made = self.touched[last.steps[0]][1]
+        halves = self.touched[last.steps[0]][1]
         h = self.touched[last.prologue][1] if last.prologue is not None else []
-        last.reads += [r for r in reads if r not in made and r not in h]
+        last.reads += [r for r in reads if r not in halves and r not in h]
         last.writes += writes
         last.steps.append(k)
-        last.kernel, last.launch, last.product = kernel, launch, None
+        (last.kernel, last.launch), last.product = made, None
         return last
+
+    def _pair(
+        self, last: Job, request: Product, at: int, places: tuple[list[Place], list[Place]],
+        kept: bool,
+    ) -> tuple[Kernel, Launch]:  # fmt: skip
+        """The kernel of two products at once, whose words begin at 0 and `at`."""
+        assert last.product is not None
+        epilogue = _together(last.product.epilogue, request.epilogue, at, *places)
+        if epilogue is None:
+            raise Declined("one does not read the other element by element")
+        return gemv(
+            Product(last.product.matmul, epilogue), self.target.library.machine,
+            _label(self._code(last.steps[0])), partner=Partner(at + 1, request.matmul.b),
+            prologue=None if last.prologue is None else self._prologue(last.prologue), keep=kept,
+        )  # fmt: skip
 
 
 def _label(code: Native) -> str:

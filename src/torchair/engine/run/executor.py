@@ -19,7 +19,7 @@ import torch
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
-from torchair.engine.run.launches import native_part
+from torchair.engine.run.launches import Launches, native_part
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.errors import GraphError
 from torchair.flags import Flags
@@ -67,6 +67,7 @@ class Program:
         self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
         self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
         self._positions: list[int] = []  # step that each run begins with
+        self.parts: list[Segment | Launches] = []  # consecutive native steps, bound
         self._runs = self._prepare()
         self._transient = self._transient_slots()
 
@@ -86,7 +87,9 @@ class Program:
                 runs.append(prepared(steps[k], self._arena, self.plan))
                 end += 1
             else:
-                run = native_part(steps[k:end], memory, threads).bind()
+                part = native_part(steps[k:end], memory, threads)
+                self.parts.append(part)
+                run = part.bind()
                 runs.append(told(steps[k], run, self.plan) if tell else run)
             k = end
         return runs
@@ -217,6 +220,16 @@ class ProgramPool:
         """Bind a first program, so that the first call finds it."""
         self._programs().append(self._bind(self.plan))
 
+    def forget(self) -> None:
+        """Give the memory of free programs back."""
+        self._free.clear()
+
+    def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
+        """Outputs by a program of their own, which is not used again."""
+        program = self._bind(self.plan)
+        assert isinstance(program, Program)
+        return program.run(inputs), program
+
     def _programs(self) -> deque[Program | NativeProgram]:
         key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
         return self._free.setdefault(key, deque(maxlen=_SPARE))
@@ -293,11 +306,19 @@ def _differ_in_ones_only(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool
     return all(a == b or n == 1 for a, b, n in sizes)
 
 
-def explain(step: Step, error: Exception) -> GraphError:
+class StepError(GraphError):
     """What failed, with the node and the line of the model it comes from."""
-    node = step.node
-    source = node.origin.line if node.origin else "unknown source line"
-    return GraphError(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
+
+    def __init__(self, step: Step, error: Exception) -> None:
+        self.step = step
+        node = step.node
+        source = node.origin.line if node.origin else "unknown source line"
+        super().__init__(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
+
+
+def explain(step: Step, error: Exception) -> StepError:
+    """The error to raise for what a step raised."""
+    return StepError(step, error)
 
 
 # ---- steps as functions of the registers ----

@@ -124,7 +124,9 @@ class LaneProgram(Program, abc.ABC):
         steps = [self.plan.steps[k] for k in piece]
         run: Run
         if steps[0].kind == "native":
-            run = native_part(steps, self._memory, threads).bind()
+            part = native_part(steps, self._memory, threads)
+            self.parts.append(part)
+            run = part.bind()
             run = told(steps[0], run, self.plan) if self._apart else run
         else:
             views = [self.plan.steps[k] for k in self._schedule.views.get(piece[0], ())]

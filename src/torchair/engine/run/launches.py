@@ -16,10 +16,21 @@ from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.jit import Entry
 from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.kernel import BrokenKernels
-from torchair.engine.plan.records import SIZES_AT, Step
+from torchair.engine.plan.records import SIZES_AT, Plan, Step
 from torchair.engine.run.bundle import FAR, Bundle, bundles
 from torchair.engine.run.outline import Outline
 from torchair.engine.run.segment import BadIndex, Memory, Segment
+
+
+class _Shared:
+    """What all programs of a plan share. Nothing of it can be made while a device records."""
+
+    def __init__(
+        self, steps: Sequence[Step], plan: Plan, target: CudaTarget, last: Sequence[int]
+    ) -> None:
+        self.outline = Outline(steps, plan, last)
+        self.groups = bundles(steps, plan, self.outline, target)
+        self.faults = _noted(len(self.outline.faults))
 
 
 class Launches:
@@ -31,10 +42,12 @@ class Launches:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps, self._library = list(steps), target.library
         plan = memory.plan
-        self._outline = Outline(steps, plan, last)
-        self._faults = _noted(len(self._outline.faults))
+        key = ("launches", *(id(s.code.slots) for s in steps), *last)
+        if key not in plan.outlines:
+            plan.outlines[key] = _Shared(steps, plan, target, last)
+        shared: _Shared = plan.outlines[key]
+        self._outline, self.faults, groups = shared.outline, shared.faults, shared.groups
         values = self._values(memory)
-        groups = bundles(steps, plan, self._outline, target)
         entries = [entry_of(group) for group in groups]
         errors = self._library.add(entries)
         if errors:
@@ -75,7 +88,7 @@ class Launches:
             root, offset = places[slot]
             values[word] = memory.constants[root.slot].data_ptr() + offset
         for k, (word, _) in enumerate(outline.faults):
-            values[word] = self._faults.data_ptr() + 8 * k
+            values[word] = self.faults.data_ptr() + 8 * k
         for step, (first, end) in zip(self.steps, outline.numbers, strict=True):
             values[first:end] = step.code.numbers
         return values
@@ -112,7 +125,7 @@ class Launches:
         """A function of the addresses of `sources` that launches everything."""
         patches, calls, index = self._patches, self._calls, self._library.index
         stream_of = torch._C._cuda_getCurrentRawStream
-        check = self.check if len(self._faults) else None
+        check = self.check if len(self.faults) else None
 
         def run(addresses: list[int]) -> None:
             if check is not None:
@@ -128,9 +141,9 @@ class Launches:
     def check(self) -> None:
         """Raise for an index out of range that a kernel met since the last check. Nobody waits for
         the GPU, so that may have been an earlier call."""
-        if self._faults.count_nonzero():
-            first = int(self._faults.nonzero()[0])
-            self._faults.zero_()
+        if self.faults.count_nonzero():
+            first = int(self.faults.nonzero()[0])
+            self.faults.zero_()
             raise BadIndex(self.steps[self._outline.faults[first][1]])
 
 

@@ -1,0 +1,62 @@
+"""ReplayedGraph, the max-autotune mode on a GPU: the engine's plan, recorded once and replayed.
+
+A plan that the host walks through launches its kernels one by one, which takes the host longer than
+a GPU needs to run them. Results belong to the caller and arguments are read anew in every call, as
+without replay; only who launches is different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.capture import (
+    AclGraph,
+    AclGraphCacheInfo,
+    CaptureOptions,
+    key_entries,
+    substrate_for,
+)
+from torchair.capture.updates import Updates
+from torchair.concrete.base import ConcreteGraph
+from torchair.concrete.ge import GeConcreteGraph
+from torchair.flags import Flags
+from torchair.trace import Trace
+
+
+class ReplayedGraph(ConcreteGraph):
+    """A GE graph whose plan a device replays."""
+
+    OPTIONS = CaptureOptions(clone_output=True, evict=True, error_mode="relaxed")
+
+    def __init__(
+        self, graph: GeConcreteGraph, info: AclGraphCacheInfo, gm: fx.GraphModule
+    ) -> None:
+        """`info` says what is known of the arguments of the FX graph `gm`."""
+        self.graph = graph
+        info.unupdated_sym_input_index = list(key_entries(gm, on_device=True))
+        self._replay = AclGraph(fx_forward=lambda *args: graph.run(args), config=self.OPTIONS)
+        self._replay.load(info, lambda args: substrate_for(args, graph, None, Updates()))
+
+    @staticmethod
+    def suits(graph: GeConcreteGraph) -> bool:
+        """Whether replays do what runs do: random numbers are drawn anew, and prints print."""
+        return not graph.draws and Flags.read().debug < 5
+
+    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+        """Done before."""
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        if inputs is not None:
+            self._replay.compile(*inputs)
+
+    def dump(self, path: str) -> None:
+        self.graph.dump(path)
+
+    def run(self, args: Sequence[Any]) -> Any:
+        if torch.cuda.is_current_stream_capturing():  # its kernels become part of that graph
+            return self.graph.run(args)
+        return self._replay.call(list(args))
