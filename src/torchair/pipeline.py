@@ -3,7 +3,7 @@
     gm    = FX_PASSES(gm)            torch.fx, still aten            fx/
     graph = convert(gm)              aten -> GE operators            convert/, meaning: catalog/
     graph = GE_PASSES(graph)         packing, updates, order         engine/optimize/passes/
-    plan  = session.compile(graph)   rules, memory plan, steps       engine/, at the first call
+    session.run(inputs)              rules, plan, kernels, steps     engine/compile.py: next page
 
 In the modes that capture, the FX graph goes through CAPTURE_PASSES (fx/capture/) instead and is
 captured at the first call (capture/): by running it on a GPU, from the plan on the CPU.
