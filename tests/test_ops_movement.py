@@ -200,6 +200,7 @@ SLICES: dict[str, Any] = {
     "split_uneven": lambda x: x.split(3, -1),
     "split_sizes": lambda x: x.split([1, 4], 1),
     "split_sizes_op": lambda x: aten.split.sizes(x, [2, 2], -1),
+    "split_many": lambda x: x.repeat(1, 20, 1).split(1, 1)[7:9],
     "unsafe_split": lambda x: aten.unsafe_split(x, 2, 1),
     "chunk": lambda x: x.chunk(3, 1),
     "unbind": lambda x: x.unbind(1),

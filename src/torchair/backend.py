@@ -85,7 +85,12 @@ def compile_with_aot(
 
     `speaker` is the logger of the surface that the user called.
     """
+    from torch._dynamo.utils import flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
+
+    if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):  # compiled autograd's
+        again = partial(compile_with_aot, config=config, decompositions=decompositions)
+        return flatten_graph_inputs(gm, example_inputs, partial(again, speaker=speaker))
 
     from torchair.fx.partition import partition
     from torchair.fx.passes import fx_text
@@ -107,12 +112,24 @@ def compile_with_aot(
             gm,
             list(example_inputs),
             fw_compiler=stage("forward"),
-            bw_compiler=stage("backward"),
+            bw_compiler=opaque(stage("backward")),
             inference_compiler=stage("forward", training=False),
             partition_fn=partition,
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+
+
+def opaque(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiler of a backward graph, untraced. A backward is compiled and run where the user
+    calls `backward()`, perhaps in a function that Dynamo is tracing; of forward graphs Dynamo
+    itself keeps away."""
+    from torch._dynamo import disable
+
+    def compile_backward(graph: Any, inputs: Any) -> Callable[..., Any]:
+        return disable(compiler(graph, inputs), reason="it is compiled already")
+
+    return disable(compile_backward, reason="a compiler is not traced")
 
 
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:

@@ -72,7 +72,7 @@ class NpuFxCompiler:
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
         mark_side_effects()
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), torch._C.DisableTorchFunction():
             return GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
 
     def _compile(
@@ -85,6 +85,9 @@ class NpuFxCompiler:
             _write_summary(gm, settings)
             if settings.fx_summary_skip_compile:
                 return gm
+        if _on_meta(gm):
+            logger.info("the graph has tensors on meta: it runs as it is")
+            return gm
         if dumps_instead(settings):
             return dumping(gm, _next_name(), settings, find)
         gm = _own_copy(gm)
@@ -163,6 +166,13 @@ def optimize_fx(
     runner = PassRunner(FX_KIND, settings or Settings.of(config), trace or Trace())
     runner.run(FX_PASSES, gm, example_inputs, config)
     return gm
+
+
+def _on_meta(gm: fx.GraphModule) -> bool:
+    """Whether a graph works on tensors without data: there is nothing to compute, and torch tells
+    their sizes best."""
+    values = (n.meta.get("val") for n in gm.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in values)
 
 
 def _next_name() -> str:

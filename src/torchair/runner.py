@@ -26,6 +26,10 @@ class GmRunner:
 
     def run(self, args: Sequence[Any]) -> Any:
         """Run the graph on the arguments of one call."""
+        if torch._C._is_torch_function_mode_enabled():
+            # A default device is one: it is meant for tensors of the user, not for our memory.
+            with torch._C.DisableTorchFunction():
+                return self.run(args)
         if not _watched() and not logger.isEnabledFor(logging.DEBUG):
             return self._run(args)
         with label("npu_fx_compiler inference"):

@@ -80,6 +80,10 @@ class Op:
     def content(self, port: str) -> Any:
         """Known integers of a host input: a scalar or a tuple; MissingHostValue when unknown."""
         found = self[port].content
+        source = self.node.inputs[port].node  # type: ignore[union-attr]
+        if found is None and source.type == "Const":  # facts hold short ones only
+            tensor = source.attr("value")
+            found = tuple(tensor.tolist()) if tensor.dim() else tensor.item()
         if found is None:
             raise MissingHostValue(f"content of input {port!r} of {self.node} is not known")
         return found

@@ -1,0 +1,189 @@
+"""Training: whole steps in one compiled function, compiled autograd, checkpoints, default devices.
+
+What eager computes is the reference; what `aot_eager` cannot do may fail here in the same words.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import torchair
+from native_check import capture
+from tolerance import assert_close
+
+BACKENDS = ("torchair", "npugraph_ex")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch.set_default_device(None)
+    torch._dynamo.reset()
+
+
+class Mlp(nn.Sequential):
+    """A model with its input and optimizer, in float32 or as its copy in float64."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        self.x = torch.randn(3, 8)
+        self.optimizer: Any = None
+
+    def ready(self, dtype: torch.dtype = torch.float32) -> Mlp:
+        model = copy.deepcopy(self).to(dtype)
+        model.x = self.x.to(dtype)
+        model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def trained(model: Mlp, step: Callable[[], Tensor]) -> list[Tensor]:
+    """Losses of three steps and the weights after them."""
+    losses = [step() for _ in range(3)]
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+def assert_trains_like_eager(make: Callable[[Mlp], Callable[[], Tensor]]) -> None:
+    """`make` gives the compiled step of a model."""
+    first = Mlp()
+    eager, wide, mine = first.ready(), first.ready(torch.float64), first.ready()
+    got = trained(mine, make(mine))
+    assert_close(got, trained(eager, eager.step), trained(wide, wide.step))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_whole_training_step_is_one_compiled_function(backend):
+    assert_trains_like_eager(lambda model: torch.compile(model.step, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dynamo_never_looks_into_the_engine(backend):
+    seen: list[str] = []
+    model = Mlp().ready()
+    step = torch.compile(model.step, backend=backend)
+    start = torch._dynamo.convert_frame.compile_frame
+
+    def watched(code: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(code.co_filename)
+        return start(code, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.convert_frame, "compile_frame", watched)
+        step()
+    assert seen and not [f for f in seen if "torchair" in f or "llvmlite" in f]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_autograd(backend):
+    def make(model: Mlp) -> Callable[[], Tensor]:
+        forward = torch.compile(model, backend=backend)
+        model[0].weight.register_hook(lambda g: g * 1.0)
+        whole = torch.compile(backend=backend, fullgraph=True)
+
+        def step() -> Tensor:
+            model.optimizer.zero_grad()
+            with torch._dynamo.compiled_autograd._enable(whole):
+                loss = forward(model.x).square().mean()
+                loss.backward()
+            model.optimizer.step()
+            return loss.detach()
+
+        return step
+
+    assert_trains_like_eager(make)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_cleared_inside_a_graph(backend):
+    model = Mlp().ready()
+
+    @torch.compile(backend=backend)
+    def cleared(x: Tensor) -> Tensor:
+        model.optimizer.zero_grad(set_to_none=False)
+        return x + 1
+
+    model(model.x).sum().backward()
+    torch.testing.assert_close(cleared(model.x), model.x + 1)
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_double_backward_is_refused_in_the_words_of_torch(backend):
+    x = torch.randn(3, 4, requires_grad=True)
+    y = torch.compile(lambda x: x.exp().sum(), backend=backend)(x)
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        g.sum().backward()
+
+
+# ---- default devices ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_on_meta_gives_meta_results(backend):
+    torch.set_default_device("meta")
+    model = nn.Linear(8, 4)
+    result = torch.compile(lambda x: model(x).relu(), backend=backend)(torch.empty(3, 8))
+    assert (result.device.type, result.shape) == ("meta", (3, 4))
+    result.sum().backward()
+    assert model.weight.grad.device.type == "meta"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_default_device_is_not_for_the_memory_of_the_engine(backend):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Softmax(-1), nn.Linear(16, 4))
+    x = torch.randn(3, 8)
+    expected = model(x).cumsum(0)
+    torch.set_default_device("meta")
+    compiled = torch.compile(lambda x: model(x).cumsum(0), backend=backend)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected)
+
+
+# ---- checkpoints ----
+
+
+def test_attention_that_is_computed_again_is_native():
+    def block(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q).sin()
+
+    def loss(q: Tensor) -> Tensor:
+        return checkpoint(block, q, use_reentrant=False).square().sum()
+
+    eager = torch.randn(1, 2, 8, 16)
+    mine, wide = eager.clone(), eager.double()
+    with capture() as found:
+        one = torch.compile(loss, backend=torchair.get_npu_backend())(mine.requires_grad_())
+        one.backward()
+    two, three = loss(eager.requires_grad_()), loss(wide.requires_grad_())
+    two.backward(), three.backward()
+    assert_close([one, mine.grad], [two, eager.grad], [three, wide.grad])
+    kinds = [{u.kind for u in graph.fusion.units} for graph in found]
+    assert len(kinds) == 2 and all("attention" in k for k in kinds)
+
+
+def test_dropout_that_is_computed_again_is_the_same():
+    def loss(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=False).sum()
+
+    x = torch.ones(64, requires_grad=True)
+    total = torch.compile(loss, backend=torchair.get_npu_backend())(x)
+    total.backward()
+    torch.testing.assert_close(x.grad.sum(), total.detach())
