@@ -57,16 +57,16 @@ def one_capture_for_all_steps() -> None:
     print("captures:", captures())
 
 
-def results_are_overwritten() -> None:
+def results_can_be_shared() -> None:
     show("2 a result that is kept")
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0])
-    for clone in (False, True):
+    for share in (False, True):
         forget()
         backend = npugraph_ex.get_npu_backend()
-        double = torch.compile(lambda x: x * 2, backend=backend, options={"clone_output": clone})
+        double = torch.compile(lambda x: x * 2, backend=backend, options={"share_results": share})
         first = double(x)
         double(y)
-        print(f"clone_output={clone}:", first.tolist())
+        print(f"share_results={share}:", first.tolist())
 
 
 def sizes_are_keys() -> None:
@@ -119,7 +119,7 @@ def wrong_options() -> None:
 def main() -> None:
     torch.manual_seed(0)
     one_capture_for_all_steps()
-    results_are_overwritten()
+    results_can_be_shared()
     sizes_are_keys()
     graph_of_your_own()
     saved_tensors()

@@ -6,6 +6,7 @@ exception: pools and rebuilt results show nowhere else.
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import os
 import re
@@ -194,20 +195,20 @@ def case_counters_up_to_the_limit(device: torch.device) -> None:
 
 @torch.no_grad()
 def case_lives_of_results(device: torch.device) -> None:
-    """Scenario 32."""
+    """Scenario 32, for those who ask for it."""
     model = nn.Linear(4, 4).to(device)
-    fast = compiled(model, dynamic=True)
+    fast = compiled(model, dynamic=True, share_results=True)
     x, longer = torch.randn(3, 4, device=device), torch.randn(5, 4, device=device)
     first = fast(x)
     assert fast(x) is first  # with one key the result is held
     (graph,) = graphs()
-    (one,) = [m.outputs for m in graph.captured.values()]
+    (one,) = [m.recording.outputs for m in graph.captured.values()]
     assert one.rebuilt == 1
     del first
     equal(fast(x), model(x))
     assert one.rebuilt == 1
     equal(fast(longer), model(longer))
-    two = [m.outputs for m in graph.captured.values()][1]
+    two = [m.recording.outputs for m in graph.captured.values()][1]
     result = fast(longer)
     equal(result, model(longer))
     count = two.rebuilt
@@ -218,24 +219,94 @@ def case_lives_of_results(device: torch.device) -> None:
     equal(fast(x), model(x))
 
 
+class Several(nn.Module):
+    """Results of many kinds: computed, views of one another, of arguments, repeated, expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.layer(x)
+        return y, y[1:], y, x, x[:2], x.sum(0).expand(3, 4), (x > 0).to(torch.int8), x.t() * 2
+
+
 @torch.no_grad()
-def case_kept_results_of_other_keys_are_warned_about(device: torch.device) -> None:
-    """Results of another key may change, and the user is told once."""
-    fast = compiled(lambda x: x * 2 + 1, dynamic=True)
-    x, longer = torch.randn(3, device=device), torch.randn(5, device=device)
+def case_every_result_can_be_kept(device: torch.device) -> None:
+    """A hundred calls, all results are held and compared in the end; nobody is warned."""
+    model = Several().to(device)
+    fast = compiled(model, dynamic=True)
+    inputs = [torch.randn(5 + i % 4, 4, device=device) for i in range(100)]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        kept = [fast(x), fast(longer), fast(x), fast(longer)]
-    texts = [str(w.message) for w in warned if "clone_output" in str(w.message)]
-    assert len(texts) == 1, [str(w.message) for w in warned]
-    equal(kept[-1], longer * 2 + 1)
+        kept = [fast(x) for x in inputs]
+    assert not [str(w.message) for w in warned if "torchair" in w.filename]
+    assert counted() == [4]
+    for got, x in zip(kept, inputs, strict=True):
+        expected = model(x)
+        equal(got, expected)
+        assert [r.stride() for r in got] == [r.stride() for r in expected]
+        assert _sharing((*got, x)) == _sharing((*expected, x))
+
+
+def _sharing(tensors: tuple[torch.Tensor, ...]) -> list[int]:
+    """For each tensor the first one that lies in the same memory."""
+    memory = [t.untyped_storage().data_ptr() for t in tensors]
+    return [memory.index(m) for m in memory]
+
+
+@torch.no_grad()
+def case_results_are_fed_back_while_they_are_kept(device: torch.device) -> None:
+    """A result that is the next argument, and is returned again, as it is and as a view."""
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2 + 1, x, x.t()
+
+    fast = compiled(step)
+    x = wanted = torch.randn(3, 3, device=device)
+    kept, expected = [], []
+    for _ in range(6):
+        kept.append(fast(x))
+        expected.append(step(wanted))
+        x, wanted = kept[-1][0], expected[-1][0]
+    equal(kept, expected)
+
+
+@torch.no_grad()
+def case_threads_have_results_of_their_own(device: torch.device) -> None:
+    """Threads that call one function never see what another got."""
+    model = nn.Linear(4, 4).to(device)
+    fast = compiled(model, dynamic=True)
+    fast(torch.randn(2, 4, device=device))
+    inputs = [[torch.randn(2 + i % 3, 4, device=device) for i in range(40)] for _ in range(4)]
+
+    def work(own: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [fast(x) for x in own]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, inputs))
+    for own, results in zip(inputs, found, strict=True):
+        equal(results, [model(x) for x in own])
+
+
+def case_results_of_inference_mode(device: torch.device) -> None:
+    """Inside of torch.inference_mode results are inference tensors, and outside they are not."""
+    model = Several().to(device).requires_grad_(False)
+    fast = compiled(model)
+    for inference in (False, True, False):
+        with torch.inference_mode(inference):
+            x = torch.randn(3, 4, device=device)
+            got, expected = fast(x), model(x)
+            equal(got, expected)
+            assert [t.is_inference() for t in got] == [t.is_inference() for t in expected]
 
 
 @torch.no_grad()
 def case_cloned_results_stay(device: torch.device) -> None:
-    """With clone_output a result belongs to the caller."""
+    """With clone_output a result belongs to the caller, whatever else is asked for."""
     model = nn.Linear(4, 4).to(device)
-    fast = compiled(model, dynamic=True, clone_output=True)
+    fast = compiled(model, dynamic=True, clone_output=True, share_results=True)
     inputs = [torch.randn(2 + i % 3, 4, device=device) for i in range(12)]
     for got, x in zip([fast(x) for x in inputs], inputs, strict=True):
         equal(got, model(x))
@@ -340,7 +411,7 @@ def case_pools(device: torch.device) -> None:
     for options, pools in (({}, 2), ({"use_graph_pool": handle}, 1)):
         fresh()
         functions = [(lambda x: x + 1), (lambda x: x.exp() * 3)]
-        fasts = [compiled(f, dynamic=True, **options) for f in functions]
+        fasts = [compiled(f, dynamic=True, share_results=True, **options) for f in functions]
         for fast, fn in zip(fasts, functions, strict=True):
             equal(fast(x), fn(x))
         found = {g.substrate.pool_handle() for g in graphs()}
@@ -519,15 +590,15 @@ class Small(nn.Module):
 def case_ten_thousand_replays(device: torch.device) -> None:
     """Keys change, inputs die, results are kept: every value is right and memory does not grow."""
     model = Small().to(device)
-    # Results of other keys are kept, on purpose; and threads would wait for each other.
-    with warnings.catch_warnings(action="ignore"), one_thread():
-        for clone in (False, True):
-            run = LongRun(model, compiled(model, dynamic=True, clone_output=clone), clone, device)
+    with one_thread():  # others would wait for each other
+        for share in (False, True):
+            fast = compiled(model, dynamic=True, share_results=share)
+            run = LongRun(model, fast, not share, device)
             run.calls(500)
             before = run.memory()
             run.calls(4500)
             grown = run.memory() - before
-            assert grown <= run.slack, f"{grown} bytes more after 4500 calls, clone_output {clone}"
+            assert grown <= run.slack, f"{grown} bytes more after 4500 calls, share_results {share}"
     assert counted() == [6, 6]
 
 

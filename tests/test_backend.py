@@ -455,6 +455,18 @@ def test_configuration_is_not_changed_by_compiling():
     assert config == before
 
 
+@pytest.mark.parametrize("backend", ["torchair", "npugraph_ex"])
+def test_modes_of_torch_compile(backend):
+    x = x23()
+    modes = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    for mode in modes:
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(torch.sin, backend=backend, mode=mode)(x), x.sin())
+    with pytest.raises(Exception, match=r"(?s)unknown mode 'fastest'.*max-autotune, "):
+        torch._dynamo.reset()
+        torch.compile(torch.sin, backend=backend, mode="fastest")(x)
+
+
 def test_options_of_torch_compile():
     backend = torchair.get_npu_backend()
     seen = []

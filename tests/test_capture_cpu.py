@@ -3,11 +3,16 @@
 import copy
 import gc
 import logging
+import warnings
 import weakref
 from contextlib import nullcontext as _calm
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 import torchair
 from models import (
@@ -64,8 +69,8 @@ def captured(function, dynamic=False, **options):
     return torch.compile(function, backend=backend, dynamic=dynamic), graphs
 
 
-def test_one_key_gives_the_same_tensor():
-    run, graphs = captured(lambda x: x * 2)
+def test_shared_results_of_one_key_are_the_same_tensor():
+    run, graphs = captured(lambda x: x * 2, share_results=True)
     first = run(torch.ones(4))
     second = run(torch.full((4,), 3.0))
     assert first is second
@@ -217,7 +222,7 @@ def test_random_operators_draw_anew():
 
 
 def test_several_keys_share_a_block():
-    run, graphs = captured(lambda x: (x @ x.t()).relu(), dynamic=True)
+    run, graphs = captured(lambda x: (x @ x.t()).relu(), dynamic=True, share_results=True)
     for n in (32, 16, 8, 32, 24, 8):
         x = torch.randn(n, 64)
         torch.testing.assert_close(run(x), (x @ x.t()).relu(), rtol=1e-5, atol=1e-4)
@@ -227,7 +232,9 @@ def test_several_keys_share_a_block():
 
 
 def test_keys_that_do_not_share_memory():
-    run, graphs = captured(lambda x: x + 1, dynamic=True, disable_mempool_reuse_in_same_fx=True)
+    run, graphs = captured(
+        lambda x: x + 1, dynamic=True, disable_mempool_reuse_in_same_fx=True, share_results=True
+    )
     held = [(n, run(torch.full((n,), float(n)))) for n in (4, 8, 16)]
     for n, result in held:
         torch.testing.assert_close(result, torch.full((n,), n + 1.0))
@@ -257,26 +264,92 @@ def test_evicting_keeps_replaying():
     assert not graph.fallen_back and len(graph.captured) == 2
 
 
-@pytest.mark.parametrize("relaxed", [False, True])
-def test_sizes_that_depend_on_data(relaxed):
-    def rows(x):
-        return x[x[:, 0] > 0].sum(0)
+@pytest.mark.parametrize("share", [False, True])
+def test_shared_results_that_repeat_elements(share):
+    index = torch.tensor([0, 2, 4])
+    run, _ = captured(lambda x: torch.take(x, index).expand(3, -1), share_results=share)
+    for _ in range(3):
+        x = torch.randn(8)
+        torch.testing.assert_close(run(x), x[index].expand(3, -1))
 
-    torch._dynamo.config.capture_dynamic_output_shape_ops = True
-    try:
-        mode = "relaxed" if relaxed else "global"
-        run, _ = captured(rows, capture_error_mode=mode)
-        x = torch.randn(8, 3)
-        if relaxed:
-            with pytest.warns(UserWarning, match="runs eagerly"):
-                torch.testing.assert_close(run(x), rows(x))
-            torch.testing.assert_close(run(-x), rows(-x))
-        else:
-            with pytest.raises(CaptureError, match="depends on data") as caught:
-                run(x)
-            assert "test_capture_cpu" in str(caught.value)
-    finally:
-        torch._dynamo.config.capture_dynamic_output_shape_ops = False
+
+def rows_above_zero(x):
+    return x[x[:, 0] > 0].sum(0)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_depend_on_data(fallback):
+    run, _ = captured(rows_above_zero, capture_fallback=fallback)
+    x = torch.randn(8, 3)
+    if fallback:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for sign in (1, -1, 1):
+                torch.testing.assert_close(run(sign * x), rows_above_zero(sign * x))
+        (text,) = [str(w.message) for w in warned if w.category is UserWarning]
+        assert "runs without capture: aten.index.Tensor makes a result whose size" in text
+        assert "node: index\n" in text and "test_capture_cpu" in text
+    else:
+        with pytest.raises(CaptureError, match="depends on data") as caught:
+            run(x)
+        assert "test_capture_cpu" in str(caught.value)
+
+
+def decided(x):
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+def repeated(x):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1]
+
+
+def attended(x):
+    return flex_attention(x, x, x, score_mod=lambda s, b, h, q, k: s + q - k)
+
+
+def normalised(x):
+    return F.batch_norm(x.half(), None, None, training=True).float()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [decided, repeated, attended, normalised])
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_what_torch_has_no_sizes_for_is_captured_where_tracing_knows_them(function, dynamic):
+    run, graphs = captured(function, dynamic=dynamic)
+    for _ in range(3):
+        x = torch.randn(2, 3, 16, 16)
+        torch.testing.assert_close(run(x), function(x), rtol=2e-3, atol=2e-3)
+    assert [len(g.graph.captured) for g in graphs] == [1]
+
+
+@pytest.mark.parametrize("inner", [F.dropout, lambda x: F.scaled_dot_product_attention(x, x, x)])
+def test_checkpointed_parts_are_captured(inner):
+    def function(x):
+        return checkpoint(lambda x: inner(x.sin()), x, use_reentrant=False).square().sum()
+
+    gradients = []
+    for run in (captured(function)[0], torch.compile(function, backend="aot_eager")):
+        for seed in range(2):
+            x = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(5))
+            x.requires_grad_()
+            torch.manual_seed(seed)
+            run(x).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_capture_draws_nothing():
+    run, graphs = captured(lambda x: F.dropout(x, 0.5) + torch.rand(4), dynamic=True)
+    states, results = [], []
+    for n in (5, 5, 6, 6, 5):
+        torch.manual_seed(1)
+        results.append(run(torch.ones(n, 4)))
+        states.append(torch.get_rng_state())
+    assert len(graphs[0].graph.captured) == 2
+    assert all(torch.equal(s, states[0]) for s in states)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[4])
+    assert torch.equal(results[2], results[3])
 
 
 def test_streams_run_side_by_side():
@@ -291,8 +364,7 @@ def test_streams_run_side_by_side():
     for _ in range(5):
         x = torch.randn(1000, dtype=torch.float64)
         torch.testing.assert_close(run(x), torch.cumsum(x.sin(), 0) * torch.cumsum(x.cos(), 0))
-    (meta,) = graphs[0].graph.captured.values()
-    assert len(meta.recording._program.plan.schedule.lanes) == 3
+    assert len(graphs[0]._engine.session.last_plan().schedule.lanes) == 3
 
 
 MODELS = {

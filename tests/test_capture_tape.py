@@ -25,7 +25,6 @@ from torchair.capture.base import (
     Pooled,
     Request,
 )
-from torchair.capture.outputs import Outputs
 from torchair.capture.recorder import Recorder, out_form
 from torchair.capture.tape import TapeSubstrate
 from torchair.errors import CaptureError, InputError
@@ -43,22 +42,19 @@ class Captured:
         mutated: Sequence[int] = (),
         parameters: Sequence[int] = (),
         clone_input: bool = True,
+        share_results: bool = False,
     ) -> None:
         fixed = {*mutated, *parameters}
         tensors = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         kinds = ArgumentKinds(
             tuple(parameters), tuple(i for i in tensors if i not in fixed), tuple(mutated)
         )
-        options = CaptureOptions(clone_input=clone_input)
+        options = CaptureOptions(clone_input=clone_input, share_results=share_results)
         self.substrate = TapeSubstrate()
         self.recording = self.substrate.capture(Request("g", function, args, kinds, options))
-        self.outputs = Outputs(self.recording)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        self.recording.feed(args)
-        self.recording.replay()
-        self.recording.write_back(args)
-        return self.outputs.take(args, True, False)
+        return self.recording.call(args, hold=True)
 
     @property
     def calls(self) -> list[str]:
@@ -362,8 +358,8 @@ def test_inputs_in_one_memory_get_buffers_of_their_own():
     assert torch.equal(result, x + y) and returned is y
 
 
-def test_results_stay_in_their_memory():
-    captured = Captured(lambda x: (x + 1,), (noise(4, 4),))
+def test_shared_results_stay_in_their_memory():
+    captured = Captured(lambda x: (x + 1,), (noise(4, 4),), share_results=True)
     (first,) = captured(torch.zeros(4, 4))
     (second,) = captured(torch.ones(4, 4))
     assert first is second and torch.equal(first, torch.full((4, 4), 2.0))

@@ -12,7 +12,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchair.capture.base import ArgumentKinds, CaptureOptions, Request
 from torchair.capture.graph import AclGraphCacheInfo
 from torchair.capture.keys import key_entries
-from torchair.capture.outputs import Outputs
 from torchair.capture.source import render
 from torchair.capture.tape import TapeSubstrate
 from torchair.capture.updates import (
@@ -185,12 +184,9 @@ def test_plain_values_and_back(graph):
 def captured(forward: Any, updates: Updates, args: Any) -> Any:
     request = Request("g", forward, args, ArgumentKinds((), (0,)), CaptureOptions())
     recording = TapeSubstrate(updates).capture(request)
-    outputs = Outputs(recording)
 
     def call(*args: Any) -> Any:
-        recording.feed(args)
-        recording.replay()
-        return outputs.take(args, True, False)
+        return recording.call(args, hold=True)
 
     return call
 

@@ -207,8 +207,8 @@ def test_fresh_config(config: CompilerConfig) -> None:
 
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
     # 71 of the original, the hidden directory of the summary, strict_converters and native_code,
-    # three that only npugraph_ex had, evict_captures and capture_warmups, and the timeline.
-    assert len(list(leaves(config))) == 71 + 1 + 2 + 3 + 2 + 2
+    # three that only npugraph_ex had, four of capture that are ours, and the timeline.
+    assert len(list(leaves(config))) == 71 + 1 + 2 + 3 + 4 + 2
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:
@@ -630,12 +630,13 @@ def test_export_keys(config: CompilerConfig) -> None:
 
 
 def test_alias_defaults(config: CompilerConfig) -> None:
-    assert len(OPTION_ALIASES) == 23
+    assert len(OPTION_ALIASES) == 23 + 2
     defaults = config.npugraphex_config.as_dict()
     on = {name for name, value in defaults.items() if value is True}
     assert on == {
         "reuse_graph_pool_in_same_fx",
         "clone_input",
+        "capture_fallback",
         "remove_noop_ops",
         "remove_cat_ops",
         "inplace_pass",
@@ -849,10 +850,12 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "strict_converters": False,
         "clone_input": True,
         "clone_output": False,
+        "share_results": False,
         "capture_limit": 64,
         "capture_pool": None,
         "reuse_graph_pool": True,
         "capture_error_mode": "global",
+        "capture_fallback": True,
         "force_recapture": False,
         "evict_captures": False,
         "capture_warmups": 0,

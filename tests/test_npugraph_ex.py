@@ -110,6 +110,7 @@ DEFAULTS = {
     "capture_limit": "64",
     "clone_input": True,
     "clone_output": False,
+    "share_results": False,
     "disable_static_kernel_compile_cache": False,
     "static_kernel_compile": False,
     "frozen_parameter": False,
@@ -130,6 +131,7 @@ DEFAULTS = {
     "super_kernel_debug_options": None,
     "deadlock_check": False,
     "capture_error_mode": "global",
+    "capture_fallback": True,
     "mode": "npugraph_ex",
     "force_recapture": False,
 }
@@ -152,7 +154,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 def test_options_and_defaults():
     config = npugraph_ex.CompilerConfig()
-    assert len(DEFAULTS) == 28
+    assert len(DEFAULTS) == 28 + 2
     assert config.as_dict() == (DEFAULTS, {})
     assert {name: getattr(config, name).value for name in DEFAULTS} == DEFAULTS
     assert all(type(config.as_dict()[0][n]) is type(v) for n, v in DEFAULTS.items())
@@ -284,7 +286,8 @@ def test_entry_point_is_declared():
         ({"options": {"inplace_pass": "test"}}, ["'test'", "[True, False]"]),
         ({"options": {"capture_error_mode": "x"}}, ["['global', 'thread_local', 'relaxed']"]),
         ({"options": {"capture_limit": 0}}, ["capture_limit", "int in [1, "]),
-        ({"mode": "reduce-overhead"}, ["'reduce-overhead'", "['npugraph_ex']"]),
+        ({"options": {"mode": "reduce-overhead"}}, ["'reduce-overhead'", "['npugraph_ex']"]),
+        ({"mode": "fastest"}, ["'fastest'", "reduce-overhead", "npugraph_ex"]),
     ],
 )
 def test_wrong_options_name_the_legal_ones(arguments, texts):
@@ -584,17 +587,18 @@ def test_a_block_is_captured_once_and_replayed():
     assert counted("recapture_due_to_mutated_input_change") == 0
 
 
-def test_results_are_overwritten_unless_cloned():
+def test_results_are_overwritten_if_they_are_shared():
     x, y = torch.randn(4), torch.randn(4)
-    call = compiled(lambda x: x + 1)
+    call = compiled(lambda x: x + 1, {"share_results": True})
     first = call(x)
-    assert call(y) is first or call(y).data_ptr() == first.data_ptr()
+    assert call(y) is first
     torch.testing.assert_close(first, y + 1)
-    torch._dynamo.reset()
-    call = compiled(lambda x: x + 1, {"clone_output": True})
-    first, second = call(x), call(y)
-    torch.testing.assert_close(first, x + 1)
-    torch.testing.assert_close(second, y + 1)
+    for options in ({}, {"share_results": True, "clone_output": True}):
+        torch._dynamo.reset()
+        call = compiled(lambda x: x + 1, options)
+        first, second = call(x), call(y)
+        torch.testing.assert_close(first, x + 1)
+        torch.testing.assert_close(second, y + 1)
 
 
 def test_first_tensor_is_the_buffer_without_clone_input():

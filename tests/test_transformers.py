@@ -324,6 +324,29 @@ def test_generate() -> None:
 # ---- Mixtral, whose routing depends on data
 
 
+@pytest.mark.parametrize("backend", ("torchair", "npugraph_ex"))
+def test_compile_config_with_its_defaults(backend: str) -> None:
+    """Its mode is reduce-overhead, and what generate returns holds results of all steps."""
+    model = CASES["llama"].build(torch.float32)
+    model.generation_config.pad_token_id = 0
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    ids = torch.randint(3, VOCAB, (2, 5))
+    options = dict(
+        attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False,
+        cache_implementation="static", return_dict_in_generate=True, output_logits=True,
+        output_hidden_states=True,
+    )  # fmt: skip
+    truth = double_copy(model).generate(ids, disable_compile=True, **options)
+    expected = model.generate(ids, disable_compile=True, **options)
+    chosen = transformers.CompileConfig(backend=backend)
+    assert chosen.mode == "reduce-overhead"
+    chosen._compile_all_devices = True
+    got = model.generate(ids, compile_config=chosen, **options)
+    assert torch.equal(got.sequences, expected.sequences)
+    kept = [[r.logits, *r.hidden_states] for r in (got, expected, truth)]
+    assert_close(*kept)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=("float32", "bfloat16"))
 def test_mixtral_in_pieces(dtype: torch.dtype, record_property: Any) -> None:
     """Not as one graph: the library loops over the experts that were hit, a number only the data

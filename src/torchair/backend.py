@@ -10,13 +10,12 @@ from typing import Any
 from torchair.configs.aliases import apply_options
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.options import TORCH_MODES
 from torchair.errors import UnsupportedModeError
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.ops.library import mark_side_effects
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
-
-_MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
 
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
@@ -63,15 +62,21 @@ def npu_backend(
     config = compiler_config if compiler_config is not None else CompilerConfig()
     if options or mode:
         config = copy.deepcopy(config)
-    if mode:
-        if mode not in _MODES:
-            raise UnsupportedModeError(
-                f"unknown mode {mode!r} for torch.compile", mode=mode, supported=_MODES
-            )
-        config.mode = mode
+    meant = mode_of(mode)
+    if meant is not None:
+        config.mode = meant
     if options:
         apply_options(config, options)
     return compile_with_aot(gm, example_inputs, config, decompositions or {})
+
+
+def mode_of(name: str | None) -> str | None:
+    """The mode that `torch.compile(mode=name)` means, None for that of the config."""
+    if name is not None and name not in TORCH_MODES:
+        raise UnsupportedModeError(
+            f"unknown mode {name!r} for torch.compile", mode=name, supported=TORCH_MODES
+        )
+    return None if name is None else TORCH_MODES[name]
 
 
 def compile_with_aot(

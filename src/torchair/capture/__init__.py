@@ -1,7 +1,7 @@
 """Capture once, replay many times: keys, pools, recordings, and the devices they are made on."""
 
 from torchair.capture.base import ArgumentKinds, CaptureOptions, Recording, Request, Substrate
-from torchair.capture.cpu import EngineGraph
+from torchair.capture.fixed import EngineGraph
 from torchair.capture.graph import AclGraph, AclGraphCacheInfo
 from torchair.capture.keys import key_entries
 from torchair.capture.pools import graph_pool_handle

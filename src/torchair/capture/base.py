@@ -34,13 +34,14 @@ class CaptureOptions:
     """What the user chose, in plain values."""
 
     clone_input: bool = True
-    clone_output: bool = False
+    share_results: bool = False  # the next replay may overwrite results: the user asked for it
     frozen_parameter: bool = False
     reuse: bool = True  # keys of one graph share memory
     limit: int = 64
     evict: bool = False  # at the limit forget the key used least recently, instead of falling back
     pool: tuple[int, int] | None = None
     error_mode: str = "global"
+    fallback: bool = True  # a graph that cannot be captured runs without; otherwise it is an error
     warmups: int = 0
     force_recapture: bool = False
 
@@ -76,9 +77,8 @@ ResultSource = Kept | OfArgument | Pooled
 
 
 class Recording(abc.ABC):
-    """A captured graph for one key. Calls are `feed`, `replay`, then results are read."""
+    """A captured graph for one key. A call is `feed`, `replay`, `write_back`, `results`."""
 
-    sources: list[ResultSource]  # one for each result of the graph, known after the first replay
     held: Held | None = None  # arguments of which it has copies, another object after each change
 
     @abc.abstractmethod
@@ -90,8 +90,19 @@ class Recording(abc.ABC):
         """Run the graph."""
 
     @abc.abstractmethod
-    def storage(self, group: int) -> torch.UntypedStorage:
-        """A storage object over the pool memory of a group of results; it keeps that alive."""
+    def results(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        """Results of the replay. `hold` matters where results are shared: the tensors themselves
+        are kept for the next calls."""
+
+    def release(self) -> None:  # noqa: B027  (most hold none)
+        """Hold results no longer: from now on only the user does."""
+
+    def call(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        """One call of the graph."""
+        self.feed(args)
+        self.replay()
+        self.write_back(args)
+        return self.results(args, hold)
 
     def write_back(self, args: Sequence[Any]) -> None:  # noqa: B027  (most have nothing to do)
         """Bring updated arguments back to the caller's, where the graph has copies of its own."""
@@ -126,6 +137,10 @@ class Substrate(abc.ABC):
     @abc.abstractmethod
     def pool_handle(self) -> tuple[int, int]:
         """The handle of the pool that captures of this graph take memory from."""
+
+    def busy(self) -> bool:
+        """Whether the caller is being captured himself: nothing can be captured meanwhile."""
+        return False
 
     def limits(self) -> Any:
         """Limits of the current stream that a captured graph depends on."""

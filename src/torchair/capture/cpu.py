@@ -1,58 +1,20 @@
-"""Capture on the CPU: the graph's plan bound to fixed memory, so that a replay is one native call.
+"""Capture on the CPU: a call runs the plan that was made for its key, and results are the caller's.
 
-A user input is read where it is, which nobody can tell from a private copy: replay ends before the
-call returns. It is copied only where its layout is not the captured one, or where it lies in
-memory that the replay is going to write.
+A user input is read where it is, which nobody can tell from a private copy: a replay ends before
+the call returns. With `share_results` a plan is bound to fixed memory instead, see `fixed.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from torchair.capture.base import (
-    Kept,
-    OfArgument,
-    Pooled,
-    Recording,
-    Request,
-    ResultSource,
-    Substrate,
-)
-from torchair.capture.pools import POOLS, Block, Pool
-from torchair.engine.optimize.passes import GraphState
-from torchair.engine.run.calls import result_maker
-from torchair.engine.run.executor import Program, picker
-from torchair.engine.run.fixed import Placed
-from torchair.engine.run.guards import same_as
-from torchair.engine.run.held import Held
-from torchair.engine.session import TorchNpuGraph
+from torchair.capture.base import Recording, Request, Substrate
+from torchair.capture.fixed import EngineGraph, FixedRecording, undrawn
+from torchair.capture.pools import POOLS
 from torchair.errors import InputError
-from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, Signature
-
-
-class EngineGraph(Protocol):
-    """A converted graph with its session in the engine."""
-
-    session: TorchNpuGraph
-    signature: Signature
-    state: GraphState
-    collect: Callable[[Sequence[Any]], Sequence[Any]]
-
-    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Make the session ready."""
-
-    @property
-    def updated(self) -> list[int]:
-        """Arguments that a run updates."""
-
-    def prepare(self, args: Sequence[Any]) -> None:
-        """Make its plan for arguments like these."""
-
-    def once(self, args: Sequence[Any]) -> tuple[Any, Program]:
-        """Results by a program that is made for this run, and the program."""
 
 
 class EngineSubstrate(Substrate):
@@ -63,7 +25,9 @@ class EngineSubstrate(Substrate):
         self._pool = POOLS.get(pool)
 
     def capture(self, request: Request) -> Recording:
-        return EngineRecording(self._graph, request, self._pool)
+        if request.options.share_results:
+            return FixedRecording(self._graph, request, self._pool)
+        return EngineRecording(self._graph, request)
 
     def pool_handle(self) -> tuple[int, int]:
         return self._pool.handle
@@ -73,171 +37,51 @@ class EngineSubstrate(Substrate):
 
 
 class EngineRecording(Recording):
-    """A fixed program and where it gets its inputs from."""
+    """A plan of the session, which keeps it ready."""
 
-    def __init__(self, graph: EngineGraph, request: Request, pool: Pool) -> None:
-        self._graph, kinds, options = graph, request.kinds, request.options
-        args = request.args
-        inputs = list(graph.collect(args))
-        graph.compile(inputs)
-        fixed = [args[i].data_ptr() for i in (*kinds.parameters, *kinds.mutated)]
-        self._block: Block
+    def __init__(self, graph: EngineGraph, request: Request) -> None:
+        self._graph, args = graph, request.args
+        with undrawn(graph):
+            inputs = graph.collect(args)
+            graph.compile(inputs)
+            graph.session.planned(inputs)
+        kept = () if request.options.clone_input else request.kinds.users
+        self._buffers = {i: args[i] for i in kept}
+        self._inputs: Sequence[torch.Tensor] = ()
+        self._outputs: Sequence[torch.Tensor] = ()
 
-        def memory(size: int) -> torch.Tensor:
-            self._block = pool.take(size, options.reuse, fixed)
-            return self._block.memory[:size]
-
-        self._session = graph.session.edition_for(inputs)
-        self._program = self._session.fix(inputs, memory)
-        self._hold(len(args))
-        self._sizes = [
-            args[a] if dim is None else args[a].shape[dim]
-            for a, dim in graph.signature.symbols.values()
-        ]
-        self._numbers = {i: a for i, a in enumerate(args) if not isinstance(a, torch.Tensor)}
-        self._drawn = [k for k, s in enumerate(graph.state.inputs) if s.kind == "random"]
-        self._choose_inputs(request)
-
-    def _choose_inputs(self, request: Request) -> None:
-        """Inputs that differ from call to call, and the checks that they are as captured."""
-        users, program = set(request.kinds.users), self._program
-        moving = [
-            (k, s.args[0])
-            for k, s in enumerate(self._graph.state.inputs)
-            if s.kind == "tensor" and s.args[0] in users
-        ]
-        if program.given is not None:
-            moving = [(k, i) for k, i in moving if k in program.words]
-        self._moving = moving
-        examples = [request.args[i] for _, i in moving]
-        self._layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in examples]
-        self._asides: list[torch.Tensor | None] = [None] * len(moving)
-        self._pinned = not request.options.clone_input
-        if self._pinned:
-            self._asides = list(examples)
-        self._guards = same_as(examples)
-        self._pick = picker([i for _, i in moving])
-        self._words = [program.words.get(k, -1) for k, _ in moving]
-        self._forget()
-
-    def _hold(self, count: int) -> None:
-        """Remember the weights that were packed, among so many arguments."""
-        self._packed = packed = self._session.held
-        if packed is not None:
-            place = {k: self._graph.state.inputs[k].args[0] for k in packed.tensors}
-            tensors = {place[k]: t for k, t in packed.tensors.items()}
-            self.held = Held(tensors, count, [place[k] for k in packed.copied])
-
-    def renew(self, args: Sequence[Any]) -> bool:
-        if self.held is None or self.held.same(args):
-            return True
-        before = self._packed
-        assert before is not None
-        before.add_hits(self.held.hits)
-        session = self._graph.session.edition_for(self._graph.collect(args))
-        now = session.held
-        if session is not self._session or now is None:
-            return False
-        if now is not before:
-            self._hold(len(args))
-        return now.is_over(before)
-
-    def _forget(self) -> None:
-        """Hold no input of a call longer than it runs."""
-        if not self._pinned:
-            for k, _ in self._moving:
-                self._program.inputs[k] = None  # type: ignore[call-overload]
+    def call(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        graph = self._graph
+        inputs = graph.collect(self._brought(args) if self._buffers else args)
+        return graph.build_results(graph.session.run(inputs), args)
 
     def feed(self, args: Sequence[Any]) -> None:
-        program, block = self._program, self._block
-        tensors = self._pick(args)
-        if self._pinned or not self._guards.check(*tensors):
-            tensors = [self._settled(n, t) for n, t in enumerate(tensors)]
-        low, high, given = block.address, block.end, program.given
-        for n, (word, tensor) in enumerate(zip(self._words, tensors, strict=True)):
-            address = tensor.data_ptr()
-            if low <= address < high:  # results of an earlier call: this one overwrites them
-                tensor = self._copied(n, tensor)
-                address = tensor.data_ptr()
-            if given is None:
-                program.inputs[self._moving[n][0]] = tensor
-            else:
-                given[word] = address
-        for k in self._drawn:
-            program.inputs[k].random_(2**62)
-
-    def _settled(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor in the captured layout."""
-        shape, strides, dtype = self._layouts[number]
-        if tensor.dtype is not dtype or tensor.shape != shape:
-            position = self._moving[number][1]
-            raise InputError(
-                "an input does not fit the captured graph", index=position,
-                expected=f"{dtype} {list(shape)}", got=f"{tensor.dtype} {list(tensor.shape)}",
-            )  # fmt: skip
-        if self._pinned:
-            first = self._asides[number]
-            assert first is not None
-            return first if tensor.data_ptr() == first.data_ptr() else first.copy_(tensor)
-        plain = tensor.stride() == strides and not tensor.is_conj() and not tensor.is_neg()
-        return tensor if plain else self._copied(number, tensor)
-
-    def _copied(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        aside = self._asides[number]
-        if aside is None:
-            shape, strides, dtype = self._layouts[number]
-            with torch.inference_mode(False):
-                aside = torch.empty_strided(shape, strides, dtype=dtype)
-            self._asides[number] = aside
-        with torch.no_grad():
-            return aside.copy_(tensor)
+        self._inputs = self._graph.collect(self._brought(args))
 
     def replay(self) -> None:
-        """The first one tells where results are; later ones only run."""
-        self._program.run()
-        names = list(self._graph.signature.symbols)
-        results = enumerate(self._graph.signature.results)
-        self.sources = [self._source(k, r, names) for k, r in results]
-        self._forget()
-        self.replay = self._program.run if self._program.given is not None else self._run  # type: ignore[method-assign]
+        inputs, self._inputs = self._inputs, ()
+        self._outputs = self._graph.session.run(inputs)
 
-    def _run(self) -> None:
-        self._program.run()
-        self._forget()
+    def results(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        outputs, self._outputs = self._outputs, ()
+        return self._graph.build_results(outputs, args)
 
-    def _source(self, number: int, result: Result, names: list[str]) -> ResultSource:
-        sizes = self._sizes
-        if isinstance(result, Computed):
-            return self._computed(result, 0 if result.same else number)
-        if isinstance(result, ComputedScalar):
-            place = self._program.places[result.index]
-            tensor = self._tensor(place)
-            return OfArgument(lambda args: tensor.item())  # type: ignore[arg-type, return-value]
-        make = result_maker(result, names)
-        if isinstance(result, InputView):
-            return OfArgument(lambda args: make((), args, sizes))
-        return Kept(make((), self._numbers, sizes))
-
-    def _computed(self, result: Computed, twin: int) -> ResultSource:
-        place, same = self._program.places[result.index], result.same
-        if isinstance(place, Placed):
-            return Pooled(place.piece, place.dtype, place.shape, place.strides, place.offset, twin)
-        if isinstance(place, torch.Tensor):
-            return Kept(place if same else torch.ops.aten.alias.default(place))
-        position = self._graph.state.inputs[place].args[0]
-        if same:
-            return OfArgument(lambda args: args[position])
-        return OfArgument(lambda args: torch.ops.aten.alias.default(args[position]))
-
-    def _tensor(self, place: Any) -> torch.Tensor:
-        if isinstance(place, torch.Tensor):
-            return place
-        assert isinstance(place, Placed)
-        empty = torch.empty(0, dtype=place.dtype)
-        return empty.set_(self.storage(place.piece), place.offset, place.shape, place.strides)
-
-    def storage(self, group: int) -> torch.UntypedStorage:
-        return self._block.storage(*self._program.piece(group))
+    def _brought(self, args: Sequence[Any]) -> list[Any]:
+        """Without private copies the tensors of the first call are what the graph reads."""
+        given = list(args)
+        for i, first in self._buffers.items():
+            tensor = given[i]
+            if tensor.dtype is not first.dtype or tensor.shape != first.shape:
+                raise InputError(
+                    "an input does not fit the captured graph", index=i,
+                    expected=f"{first.dtype} {list(first.shape)}",
+                    got=f"{tensor.dtype} {list(tensor.shape)}",
+                )  # fmt: skip
+            if tensor.data_ptr() != first.data_ptr():
+                with torch.no_grad():
+                    first.copy_(tensor)
+            given[i] = first
+        return given
 
     def reset(self) -> None:
         self.__dict__.clear()

@@ -40,6 +40,7 @@ from torchair.capture.base import (
     Substrate,
 )
 from torchair.capture.engine_walk import EngineWalk, Recorded
+from torchair.capture.outputs import PooledRecording
 from torchair.capture.rehearsal import Rehearsal, Walk
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.run.executor import picker
@@ -244,7 +245,7 @@ class DeviceSubstrate(Substrate):
 
     def _check(self, request: Request) -> None:
         """Errors that no node is to blame for."""
-        if self._module.is_current_stream_capturing():
+        if self.busy():
             raise CaptureError(
                 f"{request.name} cannot be captured: its caller is being captured",
                 hint="call the compiled function once before",
@@ -310,6 +311,9 @@ class DeviceSubstrate(Substrate):
             with _captures, self._module.device(self._device):
                 self._memory = Memory(self._accelerator, self._device, self._stream, self._pool)
         return self._memory.handle
+
+    def busy(self) -> bool:
+        return bool(self._module.is_current_stream_capturing())
 
     def limits(self) -> Any:
         read = getattr(self._module, "get_stream_limit", None)
@@ -504,13 +508,14 @@ def _flattened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((_extent(tensor),), (1,))
 
 
-class DeviceRecording(Recording):
+class DeviceRecording(PooledRecording):
     """A device graph, what it reads and where its results are."""
 
     def __init__(
         self, graph: Any, memory: Memory, order: StreamOrder, feeds: list[Feed],
         results: Results, request: Request,
     ) -> None:  # fmt: skip
+        super().__init__(request.options.share_results)
         self._graph = graph
         self._memory = memory
         self._held = None if request.options.reuse else results.storages

@@ -26,12 +26,13 @@ from torchair.capture.base import (
     Substrate,
 )
 from torchair.capture.keys import KeyMaker, Raw
-from torchair.capture.outputs import Outputs
 from torchair.capture.select import substrate_for
 from torchair.capture.updates import Updates
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
 from torchair.log import logger
+
+Run = Callable[[Sequence[Any]], Any]
 
 COUNTERS = "npugraph_ex"
 """Name of our counters in `torch._dynamo.utils.counters`."""
@@ -86,7 +87,6 @@ class GraphMeta:
     key: str
     raw: Raw
     recording: Recording
-    outputs: Outputs
     mutated: list[tuple[int, int, tuple[int, ...]]]  # (argument, address, strides)
     frozen: list[Any]  # parameters that were promised to stay
     held: Held | None  # what `serves` compares with
@@ -97,8 +97,8 @@ class GraphMeta:
 class AclGraph:
     """Captured graphs of one FX graph, one for each graph key.
 
-    Calls from several threads take turns. Results are overwritten by the next replay that shares
-    their memory; `clone_output` gives each call results of its own.
+    Calls from several threads take turns, and each has results of its own. With `share_results`
+    they are overwritten by the next replay that shares their memory.
     """
 
     def __init__(
@@ -116,16 +116,18 @@ class AclGraph:
         self._by_raw: dict[Raw, GraphMeta] = {}
         self._latest: dict[Raw, GraphMeta] = {}  # by what tells calls apart, but for parameters
         self._lock = RLock()
-        self._warned = False
         self._started = False
+        self._uncaptured: Run | None = None
 
     def load(
         self,
         info: AclGraphCacheInfo,
         substrate: Callable[[Sequence[Any]], Substrate] | None = None,
+        uncaptured: Run | None = None,
     ) -> None:
         """Take over what is known of the FX graph. `substrate` is asked once, with the arguments of
-        the first call, how to capture on their device; without it calls are recorded one by one."""
+        the first call, how to capture on their device; without it calls are recorded one by one.
+        `uncaptured` is how to run it without capture, the FX graph itself by default."""
         self.name = info.fx_graph_name
         self.kinds = info.kinds()
         entries = tuple((i, bool(number)) for i, number in info.unupdated_sym_input_index)
@@ -136,6 +138,7 @@ class AclGraph:
             substrate_for, engine=None, pool=info.pool, updates=updates
         )
         self._warmups = info.num_warmup_iters
+        self._uncaptured = uncaptured
 
     # ---- one call ----
 
@@ -148,15 +151,11 @@ class AclGraph:
             meta = self._ready(args)
             if meta is None:
                 return self._eagerly(args)
-            recording = meta.recording
-            recording.feed(args)
+            hold = len(self.captured) == 1 or not self.options.reuse
             if torch.autograd.profiler._is_profiler_enabled:
                 with torch.profiler.record_function("acl_graph_replay"):
-                    recording.replay()
-            else:
-                recording.replay()
-            recording.write_back(args)
-            return self._results(meta, args)
+                    return meta.recording.call(args, hold)
+            return meta.recording.call(args, hold)
 
     def compile(self, *args: Any) -> str | None:
         """The key of the graph that serves this call, captured now if it is new; None when calls
@@ -179,27 +178,12 @@ class AclGraph:
 
     def reconstruct_outputs(self, key: str, *args: Any) -> tuple[Any, ...]:
         """Results of the last replay."""
-        return self._results(self.captured[key], args)
-
-    def _results(self, meta: GraphMeta, args: Sequence[Any]) -> tuple[Any, ...]:
         hold = len(self.captured) == 1 or not self.options.reuse
-        if not hold and not self._warned:
-            self._warn_of_stale(meta)
-        return meta.outputs.take(args, hold, self.options.clone_output)
-
-    def _warn_of_stale(self, current: GraphMeta) -> None:
-        others = [m for m in self.captured.values() if m is not current]
-        if any(m.outputs.living() for m in others):
-            self._warned = True
-            warnings.warn(
-                f"{self.name}: results of earlier calls are still held and their memory is used "
-                "again, so they change. Do not keep results, or switch clone_output on.",
-                UserWarning, stacklevel=4,
-            )  # fmt: skip
+        return self.captured[key].recording.results(args, hold)
 
     def _eagerly(self, args: Sequence[Any]) -> Any:
         with _labelled("fx_run_eagerly"):
-            return self.forward(*args)
+            return self.forward(*args) if self._uncaptured is None else self._uncaptured(args)
 
     # ---- which graph ----
 
@@ -220,6 +204,8 @@ class AclGraph:
             return None
         if not self._started:
             self._start(args)
+        if self.options.fallback and self.substrate.busy():
+            return None  # its operators become part of that capture
         return self._capture_new(args, meta)
 
     def _moved(self, args: Sequence[Any]) -> GraphMeta | None:
@@ -271,7 +257,7 @@ class AclGraph:
         else:
             self._note_recapture(old, args)
         if old is None and len(self.captured) == 1 and self.options.reuse:
-            next(iter(self.captured.values())).outputs.release()
+            next(iter(self.captured.values())).recording.release()
         if len(self.captured) >= self.options.limit and not self._make_room(old):
             return None
         try:
@@ -293,9 +279,8 @@ class AclGraph:
         with _labelled("acl_graph_capture"), torch.no_grad():
             recording = self.substrate.capture(request)
         mutated = [(i, args[i].data_ptr(), args[i].stride()) for i in self.kinds.mutated]
-        outputs = Outputs(recording)
         limits, frozen = self.substrate.limits(), self._keys.parameters(args)
-        meta = GraphMeta(key, self._raw(args), recording, outputs, mutated, frozen, None, limits)
+        meta = GraphMeta(key, self._raw(args), recording, mutated, frozen, None, limits)
         self._keep_test(meta, args)
         return meta
 
@@ -328,12 +313,11 @@ class AclGraph:
         return False
 
     def _without(self, error: CaptureError) -> None:
-        """A graph that cannot be captured: an error, or eager calls where the user prefers that."""
-        if self.options.error_mode != "relaxed":
+        """A graph that cannot be captured runs without capture, or is an error where the user
+        prefers that."""
+        if not self.options.fallback:
             raise error
-        warnings.warn(
-            f"{self.name} cannot be captured and runs eagerly: {error}", UserWarning, stacklevel=5
-        )
+        warnings.warn(f"{self.name} runs without capture: {error}", UserWarning, stacklevel=5)
         self._fall_back()
 
     def _fall_back(self) -> None:
@@ -350,7 +334,6 @@ class AclGraph:
         self._latest.clear()
         self.captured.pop(meta.key, None)
         self._by_raw.pop(meta.raw, None)
-        meta.outputs.release()
         meta.recording.reset()
 
     def _count(self, what: str) -> None:
@@ -394,10 +377,11 @@ def options_of(config: Mapping[str, Any]) -> CaptureOptions:
 
     return CaptureOptions(
         clone_input=on("clone_input", "1"),
-        clone_output=on("enable_output_clone"),
+        share_results=on("share_results") and not on("enable_output_clone"),
         frozen_parameter=on("frozen_parameter"),
         reuse=not on("disable_mempool_reuse_in_same_fx"),
         limit=int(config.get("static_capture_size_limit", 64)),
         error_mode=str(config.get("capture_error_mode", "global")),
+        fallback=on("capture_fallback", "1"),
         force_recapture=on("force_recapture"),
     )

@@ -90,10 +90,7 @@ class Walk:
         )
 
 
-_HINT = (
-    "leave this part of the model out of torch.compile, or let the graph run eagerly where it "
-    'cannot be captured with capture_error_mode="relaxed"'
-)
+_HINT = "leave this part of the model out of torch.compile, so that the rest is captured"
 
 
 class _Steps(fx.Interpreter):
@@ -236,6 +233,8 @@ class Rehearsal(TorchDispatchMode):
         self._before.clear()
 
     def _check(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        if op.name().startswith("air::print"):
+            raise Refusal("prints are made on the host", "take npu_print out of the model")
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         on_host = [t for t in tensors if t.device.type == "cpu"]
         if any(t.dim() and _memory_of(t) in self._arguments for t in on_host):  # numbers are keys

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from torchair.capture.base import Substrate
-from torchair.capture.cpu import EngineGraph, EngineSubstrate
+from torchair.capture.cpu import EngineSubstrate
 from torchair.capture.cuda import DeviceSubstrate
+from torchair.capture.fixed import EngineGraph
 from torchair.capture.tape import TapeSubstrate
 from torchair.capture.updates import Updates
 

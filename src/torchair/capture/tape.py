@@ -20,6 +20,7 @@ from torchair.capture.base import (
     ResultSource,
     Substrate,
 )
+from torchair.capture.outputs import PooledRecording
 from torchair.capture.pools import graph_pool_handle
 from torchair.capture.recorder import HostList, Recorder, below_autograd, unexpanded
 from torchair.capture.updates import Updates
@@ -70,10 +71,11 @@ class _Buffer:
             )  # fmt: skip
 
 
-class TapeRecording(Recording):
+class TapeRecording(PooledRecording):
     """A tape with the buffers of its inputs and the storages of its results."""
 
     def __init__(self, request: Request, updates: Updates) -> None:
+        super().__init__(request.options.share_results)
         self._updates = updates
         self._lists = [HostList() for _ in updates.rules]
         with torch.inference_mode(False), torch.no_grad():

@@ -94,17 +94,26 @@ class AclConcreteGraph(ConcreteGraph):
         self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
         pool = self._options.pool
         find = partial(substrate_for, engine=self._engine, pool=pool, updates=updates)
-        self.graph.load(info, lambda args: find(device.host_arguments(args)))
+        engine = self._engine if not updates.rules else None
+        uncaptured = None if engine is None else engine.call
+        self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
         kinds, results = info.kinds(), devices_of_results(self.forward)
-        by_engine = self._engine is not None and not updates.rules
-        fixed = (*kinds.parameters, *kinds.mutated) if by_engine else ()
-        run = device.hosted(self.graph.call, results, kinds.mutated, fixed)
+        if engine is not None and not self._options.share_results:
+            run = device.noted(self.graph.call, kinds.mutated)
+        else:
+            fixed = () if engine is None else (*kinds.parameters, *kinds.mutated)
+            run = device.hosted(self.graph.call, results, kinds.mutated, fixed)
         self.run = run  # type: ignore[method-assign, assignment]
 
     def codegen(self) -> str:
         """The graph as a program that captures and replays it."""
         local = {k: v for k, v in self._settings.local_options.items() if k in _OPTIONS}
-        configs = {**local, "capture_error_mode": self._options.error_mode}
+        configs = {
+            **local,
+            "share_results": self._options.share_results,
+            "capture_error_mode": self._options.error_mode,
+            "capture_fallback": self._options.fallback,
+        }
         return render(self.forward, configs, self._info)
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -129,13 +138,14 @@ def capture_options(settings: Settings, fresh_results: bool) -> CaptureOptions:
     """The options of capture among all settings; a pool of the user's is never shared by keys."""
     return CaptureOptions(
         clone_input=settings.clone_input,
-        clone_output=settings.clone_output or fresh_results,
+        share_results=settings.share_results and not settings.clone_output and not fresh_results,
         frozen_parameter=settings.frozen_parameter,
         reuse=settings.reuse_graph_pool and settings.capture_pool is None,
         limit=settings.capture_limit,
         evict=settings.evict_captures,
         pool=settings.capture_pool,
         error_mode=settings.capture_error_mode,
+        fallback=settings.capture_fallback,
         warmups=settings.capture_warmups,
         force_recapture=settings.force_recapture,
     )

@@ -51,9 +51,10 @@ class GeConcreteGraph(ConcreteGraph):
         if trace.writes:
             trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
         self.collect = input_reader(self.state.inputs)
-        self._build_results = result_builder(self.signature.results, self.signature.symbols)
-        run: Any = self._device.noted(self.run, self.updated)
-        self.run = run  # type: ignore[method-assign]
+        self.build_results = result_builder(self.signature.results, self.signature.symbols)
+        run: Any = self._device.noted(self.call, self.updated)
+        if run != self.call:  # or the graph would refer to itself
+            self.run = run  # type: ignore[method-assign]
 
     def options(self) -> tuple[dict[str, str], dict[str, str]]:
         """Options of the engine for this graph, and those for the whole process."""
@@ -110,12 +111,16 @@ class GeConcreteGraph(ConcreteGraph):
         write_graph(self.graph, path, path.rpartition(".")[2])
 
     def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return self.call(args)
+
+    def call(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run it; `run` does the same, and a capture by the device takes note of that."""
         if logger.isEnabledFor(EVENT_LEVEL):
             return self._timed(args)
         inputs = self.collect(args)
         if not self._ready:
             self.compile(inputs)
-        return self._build_results(self.session.run(inputs), args)
+        return self.build_results(self.session.run(inputs), args)
 
     def prepare(self, args: Sequence[Any]) -> None:
         """Make everything that a run needs, so that it runs operators only."""
@@ -128,7 +133,7 @@ class GeConcreteGraph(ConcreteGraph):
         inputs = self.collect(args)
         self.compile(inputs)
         outputs, program = self.session.once(inputs)
-        return self._build_results(outputs, args), program
+        return self.build_results(outputs, args), program
 
     @property
     def updated(self) -> list[int]:
@@ -146,7 +151,7 @@ class GeConcreteGraph(ConcreteGraph):
         t1 = time.perf_counter()
         self.compile(inputs)
         t2 = time.perf_counter()
-        results = self._build_results(self.session.run(inputs), args)
+        results = self.build_results(self.session.run(inputs), args)
         t3 = time.perf_counter()
         logger.event(
             "torchair run at %d, process input: %dus, compile %dus, graph run: %dus",

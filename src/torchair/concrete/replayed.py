@@ -30,7 +30,7 @@ from torchair.trace import Trace
 class ReplayedGraph(ConcreteGraph):
     """A GE graph whose plan a device replays."""
 
-    OPTIONS = CaptureOptions(clone_output=True, evict=True, error_mode="relaxed")
+    OPTIONS = CaptureOptions(evict=True)
 
     def __init__(
         self, graph: GeConcreteGraph, info: AclGraphCacheInfo, gm: fx.GraphModule

@@ -29,6 +29,8 @@ OPTION_ALIASES: Mapping[str, Alias] = {
     "capture_limit": Alias(f"{_CAPTURE}static_capture_size_limit"),
     "clone_input": Alias(f"{_CAPTURE}clone_input"),
     "clone_output": Alias(f"{_CAPTURE}enable_output_clone"),
+    "share_results": Alias(f"{_CAPTURE}share_results"),
+    "capture_fallback": Alias(f"{_CAPTURE}capture_fallback"),
     "static_kernel_compile": Alias(f"{_KERNEL}_aclnn_static_shape_kernel"),
     "super_kernel_optimize": Alias(f"{_KERNEL}_super_kernel_optimize"),
     "super_kernel_optimize_options": Alias(f"{_KERNEL}_super_kernel_optimize_options"),

@@ -91,8 +91,10 @@ class AclgraphDebugConfig(Section):
     clone_input = flag(True).emits("clone_input", modes=ALL_MODES)
     remove_cat_ops = flag(True)
     capture_error_mode = OptionValue("global", ["global", "thread_local", "relaxed"])
+    capture_fallback = flag(True)
     force_recapture = flag(False)
     evict_captures = flag(False)
+    share_results = flag(False)
     capture_warmups = IntRangeValue(0, 0, INT64_MAX)
 
 

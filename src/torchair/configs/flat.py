@@ -43,6 +43,7 @@ class FlatConfig(Section):
     capture_limit = IntRangeValue(64, 1, INT64_MAX)
     clone_input = Switch(True)
     clone_output = Switch(False)
+    share_results = Switch(False)
     disable_static_kernel_compile_cache = Switch(False)
     static_kernel_compile = Switch(False)
     frozen_parameter = Switch(False)
@@ -63,6 +64,7 @@ class FlatConfig(Section):
     super_kernel_debug_options = DictOptionValue(None)
     deadlock_check = Switch(False)
     capture_error_mode = OptionValue("global", ["global", "thread_local", "relaxed"])
+    capture_fallback = Switch(True)
     mode = OptionValue(NPUGRAPH_EX, [NPUGRAPH_EX])
     force_recapture = Switch(False)
 

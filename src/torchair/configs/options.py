@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self
 
@@ -17,6 +17,16 @@ from torchair.errors import pretty_error_msg
 MAX_AUTOTUNE = "max-autotune"
 REDUCE_OVERHEAD = "reduce-overhead"
 NPUGRAPH_EX = "npugraph_ex"
+
+TORCH_MODES: Mapping[str, str | None] = {
+    "default": None,
+    "lite": None,
+    MAX_AUTOTUNE: MAX_AUTOTUNE,
+    "max-autotune-no-cudagraphs": MAX_AUTOTUNE,
+    REDUCE_OVERHEAD: REDUCE_OVERHEAD,
+    NPUGRAPH_EX: NPUGRAPH_EX,
+}
+"""What `torch.compile(mode=...)` may be, and which mode it means: None is that of the config."""
 
 GE_MODES = (MAX_AUTOTUNE,)
 CAPTURE_MODES = (REDUCE_OVERHEAD, NPUGRAPH_EX)

@@ -109,6 +109,7 @@ class Settings:
 
     clone_input: Annotated[bool, Source("debug.aclgraph.clone_input", bool)]
     clone_output: Annotated[bool, Source("debug.aclgraph.enable_output_clone", bool)]
+    share_results: Annotated[bool, Source("debug.aclgraph.share_results", bool)]
     capture_limit: Annotated[int, Source("debug.aclgraph.static_capture_size_limit", int)]
     capture_pool: Annotated[
         tuple[int, int] | None, Source("aclgraph_config.use_custom_pool", _as_is)
@@ -117,6 +118,7 @@ class Settings:
         bool, Source("debug.aclgraph.disable_mempool_reuse_in_same_fx", _off)
     ]
     capture_error_mode: Annotated[str, Source("debug.aclgraph.capture_error_mode", str)]
+    capture_fallback: Annotated[bool, Source("debug.aclgraph.capture_fallback", bool)]
     force_recapture: Annotated[bool, Source("debug.aclgraph.force_recapture", bool)]
     evict_captures: Annotated[bool, Source("debug.aclgraph.evict_captures", bool)]
     capture_warmups: Annotated[int, Source("debug.aclgraph.capture_warmups", int)]

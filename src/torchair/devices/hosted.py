@@ -129,6 +129,10 @@ class HostedGraph(TorchNpuGraph):
         found = super()._weights(inputs)
         return dict(zip(found, aliased(self._host, list(found.values()), keep=True), strict=True))
 
+    def seen(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Inputs as tensors of the host."""
+        return self._aliases(inputs)
+
     def fix(self, inputs: Sequence[torch.Tensor], memory: Memory) -> FixedProgram:
         """A program over given memory, for capture."""
         return super().fix(aliased(self._host, inputs, keep=True), memory)

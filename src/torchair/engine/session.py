@@ -23,11 +23,12 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
 from torchair.engine.plan.ending import Promises
+from torchair.engine.plan.late import refuse_late
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes
 from torchair.engine.run.executor import Program, ProgramPool
-from torchair.engine.run.fixed import FixedProgram, late_step, memory_of
+from torchair.engine.run.fixed import FixedProgram, memory_of
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
@@ -72,16 +73,6 @@ def label(name: str) -> AbstractContextManager[Any]:
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
     return nullcontext()
-
-
-def _check_sizes(plan: Plan) -> None:
-    """A plan with sizes that only the data tell cannot be captured."""
-    late = late_step(plan)
-    if late is not None:
-        raise CaptureError(
-            f"the size of what {late.node.type} gives depends on data",
-            node=late.node.name, source=late.node.origin.line if late.node.origin else None,
-        )  # fmt: skip
 
 
 def _on(stream: Any) -> AbstractContextManager[Any]:
@@ -298,21 +289,25 @@ class TorchNpuGraph:
     def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
         """Outputs of the graph by a program made for this run: what a device records. All memory
         that the program needs is allocated now."""
-        return self._recorded(inputs).once(inputs)
+        return self.planned(inputs).once(inputs)
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> None:
         """Plan for inputs like these and compile kernels, for `once`."""
-        self._recorded(inputs).forget()
+        self.planned(inputs).forget()
 
-    def _recorded(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
-        session = self
-        if self._compiler is None or self._editions is not None:
-            session = self.edition_for(inputs)
-        pool = session._find(inputs)
+    def planned(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
+        """Programs for inputs like these, for capture: CaptureError if only the data tell all
+        that a plan must know."""
+        session = self.edition_for(inputs)
+        pool = session._find(session.seen(inputs))
         if isinstance(pool, GraphDump):
             raise CaptureError(f"{self.name} dumps its data")
-        _check_sizes(pool.plan)
+        refuse_late(pool.plan)
         return pool
+
+    def seen(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The inputs of a call as plans are made for them."""
+        return inputs
 
     def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | GraphDump:
         """The plan for inputs like these, made now if need be; or what dumps the graph."""
@@ -331,7 +326,6 @@ class TorchNpuGraph:
         self._latest = pool
         return pool
 
-    @pretty_error_msg
     def fix(
         self, inputs: Sequence[torch.Tensor], memory: Callable[[int], torch.Tensor]
     ) -> FixedProgram:
@@ -340,7 +334,7 @@ class TorchNpuGraph:
         self.compile(inputs)
 
         def bind(plan: Plan) -> FixedProgram:
-            _check_sizes(plan)
+            refuse_late(plan)
             return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
         return self._made(inputs, bind)

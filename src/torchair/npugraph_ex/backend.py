@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torchair.backend import compile_with_aot
+from torchair.backend import compile_with_aot, mode_of
 from torchair.configs.aliases import FLAT_ALIASES
 from torchair.configs.compat import warn_frozen_parameter, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
@@ -44,10 +44,11 @@ def npugraph_ex_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend behind the name "npugraph_ex"; `options` are flat options by name."""
+    """The backend behind the name "npugraph_ex"; `options` are flat options by name. It has one
+    mode, whichever of torch.compile's is asked for."""
     start_debug_log(npugraph_ex_logger)
-    given = {**(options or {}), **({"mode": mode} if mode else {})}
-    config = tree_of(_with_options(compiler_config, given))
+    mode_of(mode)
+    config = tree_of(_with_options(compiler_config, options or {}))
     return compile_with_aot(gm, example_inputs, config, decompositions or {}, npugraph_ex_logger)
 
 

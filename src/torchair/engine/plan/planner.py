@@ -37,6 +37,7 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.shapes import evaluate, free_symbols
 from torchair.log import logger
 
 _SKIPPED = ("Data", "RefData", "NetOutput")
@@ -244,7 +245,18 @@ class _Build:
             raise GraphError(
                 f"{node.type} cannot take these sizes: {e}", node=f"{node.name} ({where})"
             ) from e
+        facts = [self._told(v, f) for v, f in zip(node.outputs, facts, strict=True)]
         return unknown if any(f.dtype == DataType.DT_UNDEFINED for f in facts) else facts
+
+    def _told(self, value: Value, fact: Fact) -> Fact:
+        """What tracing knows of a value, where the rule of its node leaves something open. The type
+        of what nobody reads does not matter."""
+        dtype, shape = fact.dtype, fact.shape
+        if dtype == DataType.DT_UNDEFINED and not value.uses:
+            dtype = DataType.DT_FLOAT
+        if shape is None and value.shape is not None and free_symbols(value.shape) <= set(self.env):
+            shape = evaluate(value.shape, self.env)
+        return fact if (dtype, shape) == (fact.dtype, fact.shape) else Fact(dtype, shape)
 
     def _fold(self, node: Node, row: Row, facts: list[Fact]) -> bool:
         """Small integers that only depend on sizes become constants of the plan."""

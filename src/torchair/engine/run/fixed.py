@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchair.engine.plan.records import Plan, Root, Step
+from torchair.engine.plan.records import Plan, Root
 from torchair.engine.run.executor import ARENA, NativeProgram, Program, explain
 from torchair.engine.run.lanes import bind_lanes
 from torchair.engine.run.segment import BadIndex, Memory, Segment
@@ -39,11 +39,6 @@ Place = Placed | int | torch.Tensor
 def memory_of(plan: Plan) -> int:
     """Bytes that a fixed program of this plan needs."""
     return sum(_up(size) for _, size in _pieces(plan))
-
-
-def late_step(plan: Plan) -> Step | None:
-    """A step whose dims only the data tell: such a plan cannot be fixed."""
-    return next((s for s in plan.steps if s.kind == "late"), None)
 
 
 class FixedProgram:
@@ -127,7 +122,7 @@ class FixedProgram:
             return
         for place, tensor in zip(self.places, outputs, strict=True):
             if isinstance(place, torch.Tensor) and place is not tensor:
-                place.copy_(tensor)
+                _single(place, place).copy_(_single(tensor, place))
 
     def _find(self, number: int, tensor: torch.Tensor) -> Place:
         for k, given in enumerate(self.inputs):
@@ -145,6 +140,14 @@ class FixedProgram:
     def piece(self, number: int) -> tuple[int, int]:
         """Where a piece of the memory is: (first byte, length)."""
         return self._starts[number]
+
+
+def _single(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that stands for all of it where another one repeats elements."""
+    for dim, stride in enumerate(like.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _pieces(plan: Plan) -> list[tuple[int, int]]:

@@ -229,13 +229,13 @@ class Reinplacer:
                 raise No(f"{user} changes the value after it was copied")
 
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
-        users = {user for user, _ in self.memory.uses(storage)} - {node}
+        users = {user for user, _ in self.memory.uses(storage)} - {node, *copies}
         streams = {self.order.stream(user) for user in users | {node}}
         if len(streams) == 1:
             return
         if not self._by_events:
             raise No("several streams use it")
-        for user in users - set(copies):
+        for user in users:
             ordered = (user, node) if user < node else (node, user)
             if not self.order.before(*ordered):
                 raise No(f"{user} is on another stream and may run at the same time")

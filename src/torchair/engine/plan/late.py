@@ -1,0 +1,46 @@
+"""Why a plan leaves sizes open until the data are there: such a plan cannot be captured."""
+
+from __future__ import annotations
+
+import torch
+
+from torchair.catalog.generic import find_target
+from torchair.engine.plan.records import Plan
+from torchair.errors import CaptureError
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Node
+
+_DATA = "makes a result whose size depends on data"
+_SIZES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def refuse_late(plan: Plan) -> None:
+    """CaptureError if only the data tell some dims of a plan; it names the first node."""
+    open_ended = (s.node for s in plan.steps if s.kind == "late")
+    late = next((node for node in open_ended if not _is_only_said(node)), None)
+    if late is None:
+        return
+    origin = late.origin
+    name, reason = _reason(late)
+    raise CaptureError(
+        f"{name} {reason}",
+        node=origin.fx_name if origin is not None and origin.fx_name else late.name,
+        source=None if origin is None else origin.line,
+    )
+
+
+def _is_only_said(node: Node) -> bool:
+    """Whether what a node makes is text to be printed, if anything: nothing is computed from it."""
+    return all(v.dtype == DataType.DT_STRING for v in node.outputs)
+
+
+def _reason(node: Node) -> tuple[str, str]:
+    """What the node calls, and why its sizes are open."""
+    if node.type != "TorchCall":
+        return node.type, _DATA
+    target = find_target(node)
+    if isinstance(target, torch._ops.OpOverload):
+        if any(tag in target.tags for tag in _SIZES):
+            return str(target), _DATA
+        return str(target), "has no meta kernel that tells the sizes of its results"
+    return str(target), "runs functions of Python, which do not tell the sizes of their results"
