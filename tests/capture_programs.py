@@ -179,9 +179,11 @@ def _strides(values: list[Any]) -> list[Any]:
     return [v.stride() if isinstance(v, torch.Tensor) else v for v in values]
 
 
-def checked(fn: Callable[..., Any], *args: Any, passes: Sequence[str] = ()) -> fx.GraphModule:
+def checked(
+    fn: Callable[..., Any], *args: Any, passes: Sequence[str] = (), config: Any = None
+) -> fx.GraphModule:
     """The graph of a function after passes, which must not change what a caller sees."""
     gm = traced(fn, *args)
     before = copy.deepcopy(gm)
-    assert_same_effect(before, apply(gm, *passes), args)
+    assert_same_effect(before, apply(gm, *passes, config=config), args)
     return gm

@@ -211,6 +211,19 @@ def test_side_streams_start_and_end_with_the_graph():
     torch.testing.assert_close(gm(x), _two_streams(x))
 
 
+@pytest.mark.parametrize("mode", ["reduce-overhead", "npugraph_ex"])
+def test_an_input_that_a_side_stream_updates_is_updated_in_place(mode):
+    def fn(x, y):
+        with npu_stream_switch("1"):
+            x.add_(y)
+            return x * 2
+
+    config = CompilerConfig()
+    config.mode = mode
+    gm = checked(fn, x34(), x34(), config=config)
+    assert "aten.add_.Tensor" in targets(gm) and "aten.copy_.default" not in targets(gm)
+
+
 def test_without_streams_nothing_is_added():
     def fn(x):
         with limit_core_num(1, 2):

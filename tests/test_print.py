@@ -11,7 +11,7 @@ from torchair.catalog.core import row_of
 from torchair.ops import npu_print
 from torchair.ops.print import tensor_text
 
-WAYS = ["eager", "aot_eager", "torchair", "torchair dynamic", "torchair eagerly"]
+WAYS = ["eager", "aot_eager", "torchair", "torchair dynamic", "torchair eagerly", "npugraph_ex"]
 
 
 def compiled(way, fn):
@@ -21,6 +21,9 @@ def compiled(way, fn):
         return fn
     if way == "aot_eager":
         return torch.compile(fn, backend="aot_eager", fullgraph=True)
+    if way == "npugraph_ex":
+        options = {"capture_fallback": False}
+        return torch.compile(fn, backend="npugraph_ex", fullgraph=True, options=options)
     config = torchair.CompilerConfig()
     config.debug.run_eagerly = way == "torchair eagerly"
     backend = torchair.get_npu_backend(compiler_config=config)
