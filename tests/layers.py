@@ -24,6 +24,13 @@ LAYERS: dict[int, tuple[str, ...]] = {
     -2: ("flags",),
 }
 
+# Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
+# for any target, targets do not know each other, and the engine asks them by what all of them are.
+KNOWN_TO: dict[str, tuple[str, ...]] = {
+    "torchair.codegen.cpu": ("torchair.engine.targets", "torchair.engine.run", "torchair.capture"),
+    "torchair.codegen.cuda": ("torchair.engine.targets", "torchair.engine.run", "torchair.capture"),
+}
+
 # Imports of torchair modules inside a function: (importing module, imported module) -> the reason.
 # They must point down as well; what they are excused from is standing at the top of the file.
 # Example: ("torchair.backend", "torchair.pipeline"): "converters load on the first compile".
