@@ -382,11 +382,31 @@ def test_nan_wins(machine: Machine, kind: str, columns: int) -> None:
     check(flipped, [x.ravel(), noise(4, "f32", 1)], machine)
 
 
-def test_long_sum_is_accurate() -> None:
-    x = noise(100_000, "f32") + np.float32(3)
-    total = reduce("sum", load(Access(0, "f32", (1,))))
-    nest = Nest((100_000,), (Store(Access(1, "f32", (0,)), total),), frozenset({0}))
-    check(nest, [x, noise(1, "f32")], host(), tolerance=1e-6)
+LONG = {
+    "row": ((1_000_000,), (1,), (0,), {0}),
+    "columns": ((60_000, 20), (20, 1), (0, 1), {0}),
+    "rows": ((900, 1000), (1003, 1), (0, 0), {0, 1}),
+    "channels": ((700, 3, 500), (1500, 500, 1), (0, 1, 0), {0, 2}),
+    "narrow channels": ((30_000, 3, 12), (36, 12, 1), (0, 1, 0), {0, 2}),
+}
+"""Nests with long sums: axes, strides of the operand and of the result, reduced axes."""
+
+
+@each_way
+@pytest.mark.parametrize("name", LONG)
+def test_long_sums_are_exact(name: str, dynamic: bool) -> None:
+    """A tenth, added up in one row, loses in the same direction all the time."""
+    axes, strides, stored, reduced = LONG[name]
+    x = np.full(axes[0] * strides[0], 0.1, np.float32)
+    total = reduce("sum", load(Access(0, "f32", strides)))
+    most = reduce("max", load(Access(0, "f32", strides)))  # carried beside the sum
+    stores = (Store(Access(1, "f32", stored), total), Store(Access(2, "f32", stored), most))
+    count = axes[1] if len(axes) > 1 and 1 not in reduced else 1
+    got = [np.zeros(count, np.float32) for _ in range(2)]
+    run_nest(Nest(axes, stores, frozenset(reduced)), [x, *got], host(), 2, words(dynamic))
+    exact = float(np.float32(0.1)) * np.prod([axes[a] for a in reduced])
+    np.testing.assert_allclose(got[0], exact, rtol=2e-6)
+    np.testing.assert_array_equal(got[1], np.float32(0.1))
 
 
 def test_conversions() -> None:

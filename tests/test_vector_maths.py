@@ -306,6 +306,6 @@ def test_the_code_is_valid_for_arm() -> None:
     machine = Machine("generic", "", 128, 32, fma=True, arch="aarch64")
     kernels = [loop_kernel(machine, n, f.operands) for n, f in maths.FUNCTIONS.items()]
     module = llvm.parse_assembly(module_text(kernels, machine))
-    machine = llvm.Machine.from_triple("aarch64-linux-gnu").create_target_machine(opt=2)
+    machine = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(opt=2)
     text = machine.emit_assembly(module)
     assert "fmla" in text and all(f"maths_{name}" in text for name in maths.FUNCTIONS)

@@ -23,6 +23,7 @@ from torchair.codegen.loops import (
     expressions,
 )
 from torchair.codegen.text.point import place_varies, varying
+from torchair.codegen.text.totals import block_rounds, loses_by_length
 from torchair.codegen.types import BYTES
 
 STRAIGHT = 8
@@ -51,6 +52,7 @@ class Phase:
     saved: list[Expr] = field(default_factory=list)  # kept in memory for later phases
     unroll: int = 1  # rounds of the innermost loop at a time
     fused: set[int] = field(default_factory=set)  # sums of products that nothing else needs
+    blocks: dict[int, int] = field(default_factory=dict)  # rounds after which sums begin anew
 
 
 @dataclass
@@ -301,7 +303,18 @@ class _Phases:
                 steps[self.plan.level[id(x)]].append(x)
         phase = Phase(reductions, stores, steps, fused=fused)
         phase.unroll = self._unroll(phase)
+        if any(loses_by_length(r) for r in reductions):
+            phase.blocks = block_rounds(self._rounds(phase))
         return phase
+
+    def _rounds(self, phase: Phase) -> list[tuple[int, Any, int]]:
+        """The loops of a unit, their sizes, and how far they go in a round of a phase."""
+        plan = self.plan
+        steps = dict.fromkeys(plan.loops, 1)
+        if plan.loops:
+            vector = plan.loops[-1] == plan.vector_axis
+            steps[plan.loops[-1]] = phase.unroll * (self.lanes if vector else 1)
+        return [(a, plan.nest.axes[a], step) for a, step in steps.items()]
 
     def _fuses(self, r: Expr) -> bool:
         """Whether a sum is of products that nothing else needs."""

@@ -9,12 +9,13 @@ from torchair.codegen.text.memory import load_vector, memory_element, store_vect
 from torchair.codegen.text.plan import Phase, Plan, row_elements
 from torchair.codegen.text.point import Point, Slot
 from torchair.codegen.text.reduce import across, combine, identity, together
+from torchair.codegen.text.totals import Sums, Totals
 from torchair.codegen.text.values import lane_numbers, prefix_mask, register, select, suffix
 from torchair.codegen.text.writer import KernelWriter
 from torchair.codegen.types import BYTES
 
-Sums = list[list[str]]
-"""Accumulators: for each reduction of a phase, one for each vector that is open at a time."""
+Body = Callable[[str, Sums], Sums]
+"""A round of a loop: from its index and the accumulators to what they are after it."""
 
 
 def static_slots(count: int, lanes: int) -> list[Slot]:
@@ -41,6 +42,7 @@ class UnitWriter:
         self.vector_axis = plan.vector_axis
         self.reduces_vectors = plan.vector_axis in plan.nest.reduced
         self.bounds = ("0", "0")  # of the vector axis
+        self.totals: Totals | None = None  # of the phase that is being written
         self.point = Point(
             w, plan.vector_axis, plan.varies, axis_level=plan.axis_level, level=plan.level
         )
@@ -80,7 +82,7 @@ class UnitWriter:
         if not self.plan.loops:
             self._finish(phase, [self._terms(r) for r in phase.reductions])
         elif inner or phase.reductions or phase.saved:
-            self._finish(phase, self._loops(phase, 0, self._start(phase)))
+            self._finish(phase, self._summed(phase))
         for x in phase.saved:
             self.point.sources[id(x)] = self._reader(x)
 
@@ -118,6 +120,49 @@ class UnitWriter:
 
     # ---- loops ----
 
+    def _summed(self, phase: Phase) -> Sums:
+        """The accumulators after all loops of a phase. If these may be long, sums of floats are
+        made in blocks."""
+        self.totals = None
+        sums = self._start(phase)
+        if not phase.blocks:
+            return self._loops(phase, 0, sums)
+        lanes = [self.lanes if self._is_vector(r) else 0 for r in phase.reductions]
+        reductions = list(zip(phase.reductions, lanes, strict=True))
+        self.totals = Totals(self.w, reductions, sums, self._has_blocks(phase))
+        return self.totals.result(self._loops(phase, 0, sums))
+
+    def _has_blocks(self, phase: Phase) -> str:
+        """Whether a loop is as long as a block, as an i1."""
+        w, found = self.w, "false"
+        for axis, rounds in phase.blocks.items():
+            size = self.plan.nest.axes[axis]
+            if isinstance(size, int):
+                return "true"
+            long = w(f"icmp sge i64 {w.size(size)}, {rounds * self._step(phase, axis)}")
+            found = long if found == "false" else w(f"or i1 {found}, {long}")
+        return found
+
+    def _step(self, phase: Phase, axis: int) -> int:
+        """How far a round of a loop goes."""
+        if axis != self.plan.loops[-1]:
+            return 1
+        return phase.unroll * (self.lanes if axis == self.vector_axis else 1)
+
+    def _in_blocks(self, phase: Phase, axis: int, body: Body) -> Body:
+        """A round of a loop that may be long: at the end of a block sums begin anew."""
+        w, totals = self.w, self.totals
+        if totals is None or axis not in phase.blocks:
+            return body
+        step = self._step(phase, axis)
+
+        def round_(index: str, sums: Sums) -> Sums:
+            sums = body(index, sums)
+            place = w(f"and i64 {w.add(index, str(step))}, {phase.blocks[axis] * step - 1}")
+            return totals.flush(sums, w(f"icmp eq i64 {place}, 0"))
+
+        return round_
+
     def _loops(self, phase: Phase, depth: int, sums: Sums) -> Sums:
         axis = self.plan.loops[depth]
         if axis == self.vector_axis:
@@ -131,13 +176,13 @@ class UnitWriter:
             self._level(phase, depth + 2)
             return self._loops(phase, depth + 1, sums)
 
-        return self._loop(phase, "0", size, 1, sums, body)
+        return self._loop(phase, "0", size, 1, sums, self._in_blocks(phase, axis, body))
 
     def _rounds(self, phase: Phase, axis: int, size: str, sums: Sums) -> Sums:
         """The innermost loop where that is not the vector axis: several rounds at a time, each
         with its own sums, then single ones."""
 
-        def rounds(count: int) -> Callable[[str, Sums], Sums]:
+        def rounds(count: int) -> Body:
             def body(index: str, sums: Sums) -> Sums:
                 for k in range(count):
                     with self.point.scope():
@@ -149,10 +194,9 @@ class UnitWriter:
             return body
 
         w, many = self.w, phase.unroll
-        if many == 1:
-            return self._loop(phase, "0", size, 1, sums, rounds(1))
         end = w.mul(w.div(size, str(many)), str(many))
-        sums = self._loop(phase, "0", end, many, sums, rounds(many))
+        blocks = self._in_blocks(phase, axis, rounds(many))
+        sums = self._loop(phase, "0", end, many, sums, blocks)
         return sums if end == size else self._loop(phase, end, size, 1, sums, rounds(1))
 
     def _loop(
@@ -162,7 +206,7 @@ class UnitWriter:
         stop: str,
         step: int,
         sums: Sums,
-        body: Callable[[str, Sums], Sums],
+        body: Body,
     ) -> Sums:
         """A loop that carries sums."""
         kinds = [self._sum_type(r) for r in phase.reductions]
@@ -191,12 +235,20 @@ class UnitWriter:
             end = w.add(self.bounds[0], w.mul(w.div(length, step), step))
             sums = self._loop(phase, start, end, int(step), sums, self._full(phase, count))
             start = end
-        return sums if whole else self._loop(phase, start, stop, self.lanes, sums, rest)
+        if whole:
+            return sums
+        last = self._in_blocks(phase, self.vector_axis, rest) if self.plan.compact else rest
+        return self._loop(phase, start, stop, self.lanes, sums, last)
 
-    def _full(self, phase: Phase, count: int) -> Callable[[str, Sums], Sums]:
-        """A round of so many vectors."""
+    def _full(self, phase: Phase, count: int) -> Body:
+        """A round of so many vectors. Only the loop with most of them at a time may be long."""
         slots = [Slot(k * self.lanes) for k in range(count)]
-        return lambda index, sums: self._vectors(phase, index, slots, sums)
+
+        def body(index: str, sums: Sums) -> Sums:
+            return self._vectors(phase, index, slots, sums)
+
+        most = count == phase.unroll
+        return self._in_blocks(phase, self.vector_axis, body) if most else body
 
     def _whole_vectors(self) -> bool:
         size = self.plan.nest.axes[-1]
