@@ -405,7 +405,7 @@ def test_long_sums_are_exact(name: str, dynamic: bool) -> None:
     got = [np.zeros(count, np.float32) for _ in range(2)]
     run_nest(Nest(axes, stores, frozenset(reduced)), [x, *got], host(), 2, words(dynamic))
     exact = float(np.float32(0.1)) * np.prod([axes[a] for a in reduced])
-    np.testing.assert_allclose(got[0], exact, rtol=2e-6)
+    np.testing.assert_allclose(got[0], exact, rtol=5e-6)
     np.testing.assert_array_equal(got[1], np.float32(0.1))
 
 
