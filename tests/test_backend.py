@@ -620,8 +620,14 @@ def _insert(op: Any, *args: Any) -> Any:
 @pytest.mark.parametrize(
     ("custom_pass", "missing"),
     [
-        (_insert(torch.ops.air.scope_enter.default, ["_user_stream_label"], ["s"]), "scope_exit"),
-        (_insert(torch.ops.air.scope_exit.default), "scope_enter"),
+        (
+            _insert(torch.ops.air.scope_enter.default, ["_user_stream_label"], ["s"]),
+            "there is no paired call to the torch.ops.air.scope_exit operator",
+        ),
+        (
+            _insert(torch.ops.air.scope_exit.default),
+            "you must first call the torch.ops.air.scope_enter operator",
+        ),
     ],
     ids=["only_enter", "only_exit"],
 )
@@ -631,7 +637,7 @@ def test_unbalanced_scopes(custom_pass, missing):
     with pytest.raises(BackendCompilerFailed) as caught:
         compiled(lambda x: x + 1, config)(x23())
     assert isinstance(caught.value.inner_exception, ScopeError)
-    assert f"no matching air.{missing}" in str(caught.value)
+    assert missing in str(caught.value)
     assert "graph break" in str(caught.value)
 
 

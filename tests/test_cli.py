@@ -25,8 +25,16 @@ def test_table_names_operators_and_places():
 def test_ops_command(capsys):
     assert main(["ops", "addmm"]) == 0
     assert "aten.addmm.default" in capsys.readouterr().out
-    assert main(["ops", "no_such_operator"]) == 1
-    assert "generic" in capsys.readouterr().out
+    for name, answer in {
+        "aten.softmax": "never reaches a graph: torch makes other operators of it",
+        "aten.linalg_qr": "runs as the generic node, with torch's kernel",
+        "aten.sofmax": "torch has no operator aten.sofmax, as far as this process knows. Did you "
+        "mean 'aten.softmax'?",
+    }.items():
+        code = main(["ops", name])
+        text = capsys.readouterr().out
+        assert answer in text.replace("\n", " ")
+        assert code == (0 if "aten._softmax.default" in text else 1)
 
 
 def test_operators_page_is_current():

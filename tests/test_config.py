@@ -28,6 +28,7 @@ from torchair.configs.compiler_config import (
     warn_ineffective,
 )
 from torchair.configs.debug import rank_directory
+from torchair.configs.flat import FlatConfig
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
@@ -45,7 +46,7 @@ from torchair.configs.options import (
     StrOptionValue,
     flag,
 )
-from torchair.configs.section import Section, leaves, read_path, write_path
+from torchair.configs.section import Section, given, leaves, read_path, write_path
 from torchair.configs.settings import Settings, parse_switches
 
 OPTIONS_DOC = Path(__file__).parent.parent / "docs" / "options.md"
@@ -153,9 +154,58 @@ def test_rejection_names_option_value_type_and_choice(config: CompilerConfig) ->
     with pytest.raises(ValueError) as caught:
         config.debug.run_eagerly = "yes"
     text = str(caught.value)
-    for part in ("run_eagerly", "'yes'", "str", "[True, False]", "Traceback", CODE_LINE):
+    for part in ("run_eagerly", "'yes'", "str", "[True, False]"):
         assert part in text
-    assert text.count(CODE_LINE) == 1
+    assert "Traceback" not in text and CODE_LINE not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        (OptionValue("a", ["a", "b"]), "c",
+         "Value 'c' (type: <class 'str'>) not in optional list ['a', 'b'] (type: <class 'str'>)."),
+        (IntRangeValue(3, -1, 5), "-1", "Please set integer type, but got <class 'str'>"),
+        (IntRangeValue(3, -1, 5), -2, "Please set value in [-1, 5], -2 is out of range."),
+        (FileValue(None), "./x*",
+         "Please set legal file path, ./x* is not found or is not a file!"),
+        (MustExistedPathValue("./"), "./x*",
+         "Please set legal dir path, ./x* is not found or is not a file directory!"),
+        (MustExistedFileAddr(None), "./x*",
+         "Please set legal file path, ./x* is not found or is not '.json' file!"),
+        (MustExistedFileAddr(None), "", "File path cannot be empty!"),
+        (StrOptionValue(None), 1, "value must be str or None, got <class 'int'>"),
+        (CallableValue(None), 1, "value must be Callable or None, got <class 'int'>"),
+        (IntListValue(None), 1, "the set value must be None or list, got <class 'int'>"),
+    ],
+)  # fmt: skip
+def test_rejection_begins_with_the_original_sentence(
+    option: OptionValue, value: Any, sentence: str
+) -> None:
+    with pytest.raises((ValueError, TypeError, FileNotFoundError)) as caught:
+        option.value = value
+    assert str(caught.value).startswith(f"{sentence}\noption '")
+
+
+def test_typos_are_told_what_was_meant(config: CompilerConfig) -> None:
+    with pytest.raises(ValueError, match=r"has no option mod, all options .* Did you mean 'mode'"):
+        config.mod = "x"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="Did you mean 'max-autotune'"):
+        config.mode = "max_autotune"
+    with pytest.raises(ValueError, match="Did you mean 'clone_output'"):
+        apply_options(config, {"clone_outpt": True})
+
+
+def test_what_is_no_configuration(config: CompilerConfig) -> None:
+    assert given(config, CompilerConfig) is config
+    assert given(None, CompilerConfig) == config
+    for wrong, text in (
+        (CompilerConfig, r"is the class CompilerConfig: pass one made of it, CompilerConfig\(\)"),
+        ({"mode": "reduce-overhead"}, r"is a dict: make a CompilerConfig\(\)"),
+        (FlatConfig(), r"is a npugraph_ex\.CompilerConfig, .* takes a torchair\.CompilerConfig"),
+        (3, r"is a int, which is not for this backend"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            given(wrong, CompilerConfig)
 
 
 def test_truth_default_and_optional() -> None:
@@ -236,7 +286,8 @@ def test_unknown_name_lists_the_legal_ones(config: CompilerConfig, path: str) ->
     with pytest.raises(ValueError) as caught:
         setattr(section, name, 1)
     text = str(caught.value)
-    assert type(section).__name__ in text and f"'{name}'" in text and CODE_LINE in text
+    assert text.startswith(f"{type(section).__name__} has no option {name}, all options ")
+    assert CODE_LINE not in text
     assert all(legal in text for legal in section.settable)
 
 
@@ -275,7 +326,7 @@ def test_dump_paths(config: CompilerConfig, tmp_path: Path) -> None:
         dump.path = str(link / "new")
         assert dump.path == str(real / "new")
         assert not (real / "new").exists()
-        with pytest.raises(TypeError, match=CODE_LINE):
+        with pytest.raises(TypeError):
             dump.path = None  # type: ignore[assignment]
     with pytest.raises(ValueError, match="FxSummaryConfig"):
         config.debug.fx_summary.path = "x"
@@ -332,8 +383,9 @@ REJECTED_ON_TREE: list[tuple[str, Any, type[Exception]]] = [
 def test_tree_rejects(
     config: CompilerConfig, path: str, value: Any, error: type[Exception]
 ) -> None:
-    with pytest.raises(error, match=CODE_LINE):
+    with pytest.raises(error, match=rf"option '{path.rpartition('.')[2]}' cannot be") as caught:
         write_path(config, path, value)
+    assert CODE_LINE not in str(caught.value)
     assert config == CompilerConfig()
 
 
@@ -689,7 +741,7 @@ def test_inversion_leaves_the_rest_to_validation(config: CompilerConfig, value: 
 
 
 def test_unknown_flat_option_lists_sorted_names_and_sets_nothing(config: CompilerConfig) -> None:
-    with pytest.raises(ValueError, match=CODE_LINE) as caught:
+    with pytest.raises(ValueError) as caught:
         apply_options(config, {"clone_input": False, "typo": 1})
     assert "'typo'" in str(caught.value)
     assert ", ".join(sorted(OPTION_ALIASES)) in str(caught.value)

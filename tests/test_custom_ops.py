@@ -374,14 +374,34 @@ def test_positional_form_says_what_is_wrong(values, lib):
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ({"inputs": [1]}, "inputs must be a dict"),
-        ({"inputs": {"x": 1}}, "input 'x' must be"),
-        ({"inputs": {"x": [None]}}, "input 'x' must be"),
-        ({"attrs": [1]}, "attrs must be a dict"),
-        ({"attrs": {"n": 1}}, "attribute 'n' must be a ge.attr"),
-        ({"outputs": "y"}, "outputs must be a list"),
-        ({"outputs": [("y", 1, 2)]}, "a name or"),
-        ({"outputs": [3]}, "a name or"),
+        ({"inputs": 3}, "Invalid input type:int vs expect one of [None, dict]"),
+        (
+            {"inputs": {"x": 1}},
+            "Invalid input 'x' type:int vs expect one of [None, ge.Tensor, list[ge.Tensor]]",
+        ),
+        ({"inputs": {"x": [3]}}, "Invalid input 'x'[0] type:int vs expect 'ge.Tensor'"),
+        ({"attrs": [1]}, "Invalid attrs type:list vs expect one of [None, dict]"),
+        (
+            {"attrs": {"n": 1}},
+            "Invalid attr 'n' type:int vs expect one of [ge.attr.Bool, ge.attr.DataType, "
+            "ge.attr.Float, ge.attr.Int, ge.attr.ListBool, ge.attr.ListDataType, "
+            "ge.attr.ListFloat, ge.attr.ListInt, ge.attr.ListListFloat, ge.attr.ListListInt, "
+            "ge.attr.ListStr, ge.attr.Str]",
+        ),
+        ({"outputs": 3}, "Invalid output type:int vs expect one of [list, tuple]"),
+        ({"outputs": [3]}, "Invalid output type:int vs expect one of [str, tuple[str, int]]"),
+        ({"outputs": [("y",)]}, "Invalid output type:tuple[str] vs expect tuple[str, int]"),
+    ],
+)
+def test_keyword_form_complains_as_the_original(values, kwargs, text):
+    with pytest.raises(AssertionError) as caught:
+        ge.custom_op("OwnForm", **kwargs)
+    assert str(caught.value) == f"{text} for custom op 'OwnForm'."
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
         ({"node_name": "  "}, "must not be blank"),
         ({"node_name": "Data"}, "is used already"),
     ],

@@ -358,6 +358,10 @@ def test_flags_defaults_and_values():
     }
     assert Flags.read(environment) == Flags(True, "2", "caches", 3)
     assert not Flags.read({"TORCH_COMPILE_DEBUG": "True"}).compile_debug
+    for text, native in (("0", False), ("off", False), ("False", False), ("1", True), ("", True)):
+        assert Flags.read({"TORCHAIR_NATIVE": text}).native is native
+    with pytest.raises(ValueError, match=r"TORCHAIR_NATIVE is 'maybe': set it to one of 1, on,"):
+        Flags.read({"TORCHAIR_NATIVE": "maybe"})
 
 
 @pytest.mark.parametrize("text", ["6", "-1", "yes", "1.5"])

@@ -142,6 +142,8 @@ def test_a_node_as_a_message():
     assert [d.name for d in node.input_desc] == ["x1", "x2"]
     (desc,) = node.output_desc
     assert (desc.name, desc.dtype, list(desc.shape.dim)) == ("y", 0, [2, -1])
+    unfed = ge.MatMul(x, x, None).node.input_desc[-1]
+    assert (unfed.name, unfed.shape.dim) == ("bias", [-2]) and "_is_unfed_optional" in unfed.attr
     desc.layout = last.desc.layout = "NCHW"
     desc.attr["origin_shape"].list.i.extend([2, 3])
     assert last.layout == "NCHW" and last.attrs["origin_shape"] == ge.attr.ListInt([2, 3])
@@ -218,6 +220,8 @@ def test_hint_shapes():
         session.set_hint_shape([[3, 7]], [])
     with pytest.raises(InputError, match="wrong number of hint shapes"):
         session.set_hint_shape([])
+    with pytest.raises(InputError, match=r"^element 0 is None: an input does not fit"):
+        session.run([None])
     (result,) = session.run([torch.full((2, 5), -1.0)])
     torch.testing.assert_close(result, torch.full((2, 5), 2.0))
 

@@ -438,7 +438,7 @@ def only_enter(gm: Any, example_inputs: Any, config: Any) -> None:
 
 def test_scopes_that_a_pass_inserts_are_checked():
     call = compiled(lambda x: x + 1, {"post_grad_custom_post_pass": only_enter})
-    with pytest.raises(BackendCompilerFailed, match="scope_enter has no matching"):
+    with pytest.raises(BackendCompilerFailed, match="no paired call to the torch"):
         call(torch.randn(3))
 
 

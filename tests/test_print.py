@@ -199,7 +199,7 @@ def test_rows_name_the_stream(capsys):
         ((torch.ones(1),), {"summarize_size": 3.2}, TypeError, "float"),
         ((torch.ones(1),), {"summarize_size": 0}, ValueError, "got 0"),
         ((torch.ones(1),), {"summarize_size": -2}, ValueError, "got -2"),
-        ((torch.ones(1),), {"tensor_detail": 1}, TypeError, "int"),
+        ((torch.ones(1),), {"tensor_detail": 1}, TypeError, "detail must be bool, got int$"),
     ],
 )
 def test_errors(args, options, error, text):

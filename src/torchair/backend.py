@@ -11,6 +11,7 @@ from torchair.configs.aliases import apply_options
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import TORCH_MODES
+from torchair.configs.section import given
 from torchair.errors import UnsupportedModeError
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.ops.library import mark_side_effects
@@ -22,7 +23,7 @@ def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[...,
     """A compiler `(gm, example_inputs) -> callable` for hand-written AOT backends."""
     from torchair.pipeline import NpuFxCompiler
 
-    return NpuFxCompiler(compiler_config)
+    return NpuFxCompiler(given(compiler_config, CompilerConfig))
 
 
 def get_npu_backend(
@@ -35,7 +36,7 @@ def get_npu_backend(
 
     teach_dynamo()
     start_debug_log()
-    config = compiler_config if compiler_config is not None else CompilerConfig()
+    config = given(compiler_config, CompilerConfig)
     warn_ineffective(config)
     warn_unsupported(config)
     warn_frozen_parameter(config)

@@ -11,14 +11,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from torchair.catalog import infer
 from torchair.convert.table import lines
 from torchair.emulate import launcher, report
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.errors import did_you_mean
 from torchair.serde import read_graph
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 HEAD = ("torch operator", "GE operators", "checked types", "where")
 
 
@@ -83,19 +87,48 @@ def _check(file: str) -> int:
 
 
 def _ops(pattern: str, markdown: bool) -> int:
-    rows = [
+    if markdown:
+        print(operators_page())
+        return 0
+    rows = _rows(pattern)
+    if not rows:
+        space, name = _parts(pattern)
+        print(_about(pattern, space, name))
+        rows = _rows(name)  # what torch may make of it
+        if not rows:
+            return 1
+        print("Converters with a name like it:")
+    _print_table(rows)
+    return 0
+
+
+def _rows(pattern: str) -> list[tuple[str, str, str, str]]:
+    """Rows of operators with a text in their name."""
+    return [
         (x.target, " ".join(x.operators) or "(none)", " ".join(x.dtypes), f"{x.file}:{x.line}")
         for x in lines()
         if pattern.lower() in x.target.lower()
     ]
-    if markdown:
-        print(operators_page())
-    elif not rows:
-        print(f"no converter for {pattern!r}: such an operator runs as the generic torch node")
-        return 1
-    else:
-        _print_table(rows)
-    return 0
+
+
+def _parts(pattern: str) -> tuple[str, str]:
+    """Library and name of an operator, with or without its library and its overload."""
+    words = pattern.removeprefix("torch.").removeprefix("ops.").split(".")
+    spaces = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return (words[0], words[1]) if words[0] in spaces and len(words) > 1 else ("aten", words[0])
+
+
+def _about(pattern: str, space: str, name: str) -> str:
+    """Why no converter has this in its name."""
+    known = {n.partition(".")[0] for n in torch._C._dispatch_get_all_op_names()}
+    if f"{space}::{name}" not in known:
+        near = did_you_mean(f"{space}.{name}", (n.replace("::", ".") for n in known))
+        return f"torch has no operator {space}.{name}, as far as this process knows.{near}"
+    packet = getattr(getattr(torch.ops, space), name)
+    overloads = [getattr(packet, o) for o in packet.overloads() if "out" not in o]
+    if all(o.has_kernel_for_dispatch_key(_COMPOSITE) for o in overloads):
+        return f"{pattern} never reaches a graph: torch makes other operators of it while tracing."
+    return f"{pattern} has no converter: it runs as the generic node, with torch's kernel."
 
 
 def _print_table(rows: list[tuple[str, str, str, str]]) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "SerializationError",
     "TorchairError",
     "UnsupportedModeError",
+    "did_you_mean",
     "pretty_error_msg",
 ]
 
@@ -221,6 +222,14 @@ class MissingHostValue(TorchairError, RuntimeError):
     def __init__(self, message: str, *, value: object = None, hint: str | None = None) -> None:
         self.value = _text(value)
         super().__init__(message, facts={"value": self.value}, hint=hint)
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """A question about the likeliest of ``names``, with a blank before it; empty without one."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(name), list(names), n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def pretty_error_msg(function: Callable[P, R]) -> Callable[P, R]:

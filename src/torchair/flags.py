@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _HIGHEST_DEBUG = 5
+_SWITCHES = {
+    word: value
+    for value, words in ((True, ("1", "on", "true", "yes")), (False, ("0", "off", "false", "no")))
+    for word in words
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Flags:
     ``TNG_LOG_LEVEL``        ``native_log_level``: the raw text, None when unset (see ``log.py``)
     ``TORCHAIR_CACHE_HOME``  ``cache_home``: root of the compile caches, None for the default
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
-    ``TORCHAIR_NATIVE``      ``native``: False for exactly ``0``; torch's kernels instead of ours
+    ``TORCHAIR_NATIVE``      ``native``: False for ``0`` or ``off``; torch's kernels, not ours
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
     ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset
     ``ASCEND_RT_VISIBLE_DEVICES``  ``visible_npus``: how many devices it names, None when unset
@@ -58,11 +63,23 @@ class Flags:
             native_log_level=environ.get("TNG_LOG_LEVEL"),
             cache_home=environ.get("TORCHAIR_CACHE_HOME") or None,
             debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
-            native=environ.get("TORCHAIR_NATIVE") != "0",
+            native=_switch("TORCHAIR_NATIVE", environ, default=True),
             timeline=environ.get("TORCHAIR_TIMELINE") or None,
             dump=environ.get("TORCHAIR_DUMP") or None,
             visible_npus=_named_devices(environ.get("ASCEND_RT_VISIBLE_DEVICES", "")),
         )
+
+
+def _switch(name: str, environ: Mapping[str, str], default: bool) -> bool:
+    text = environ.get(name, "").strip().lower()
+    if text in _SWITCHES:
+        return _SWITCHES[text]
+    if text:
+        raise ValueError(
+            f"the environment variable {name} is {text!r}: "
+            f"set it to one of {', '.join(_SWITCHES)}, or unset it"
+        )
+    return default
 
 
 def _debug_level(text: str) -> int:

@@ -123,7 +123,10 @@ class AclConcreteGraph(ConcreteGraph):
     def _dump_if_wanted(self, state: str) -> None:
         kind, folder = self._settings.graph_dump_type, self._settings.graph_dump_path
         if kind not in (None, "py"):
-            raise NotImplementedError(f"graph_dump.type is {kind!r}; captured graphs dump as 'py'")
+            raise NotImplementedError(
+                f"Graph dump for aclGraph only support 'py' type, but got: {kind}. "
+                "Set config.debug.graph_dump.type to 'py': a captured graph is an FX graph"
+            )
         if kind is not None:
             self.dump(f"{folder}/{dump_name(f'dynamo_{state}_{self.name}', kind)}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torchair.configs.section import Section, read_path, write_path
-from torchair.errors import pretty_error_msg
+from torchair.errors import did_you_mean
 
 
 class Alias(NamedTuple):
@@ -98,13 +98,13 @@ class NpugraphexConfig:
         return {name: getattr(self, name) for name in OPTION_ALIASES}
 
 
-@pretty_error_msg
 def check_names(options: Iterable[str], aliases: Mapping[str, Alias]) -> None:
     """Raise a ``ValueError`` that lists the legal names at the first one that is not."""
     for name in options:
         if name not in aliases:
             raise ValueError(
-                f"unknown compile option '{name}'; the options are: {', '.join(sorted(aliases))}"
+                f"unknown compile option '{name}'; the options are: {', '.join(sorted(aliases))}."
+                f"{did_you_mean(name, aliases)}"
             )
 
 

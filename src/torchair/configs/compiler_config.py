@@ -58,6 +58,8 @@ class AclgraphConfig(PlainSection):
 class CompilerConfig(Section):
     """All options of the compiler: assigning validates, reading gives the option object."""
 
+    public_name = "torchair.CompilerConfig"
+
     mode = OptionValue(MAX_AUTOTUNE, ALL_MODES).emits("mode", modes=ALL_MODES)
     post_grad_custom_pre_pass = CallableValue(None)
     post_grad_custom_post_pass = CallableValue(None)

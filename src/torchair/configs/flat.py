@@ -37,6 +37,8 @@ class Switch(OptionValue):
 class FlatConfig(Section):
     """All options of ``npugraph_ex``: assigning validates, reading gives the option object."""
 
+    public_name = "npugraph_ex.CompilerConfig"
+
     force_eager = Switch(False)
     use_graph_pool = RawValue(None)
     reuse_graph_pool_in_same_fx = Switch(True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self
 
-from torchair.errors import pretty_error_msg
+from torchair.errors import did_you_mean
 
 MAX_AUTOTUNE = "max-autotune"
 REDUCE_OVERHEAD = "reduce-overhead"
@@ -70,7 +70,6 @@ class OptionValue:
         return self.normalise(self.raw)
 
     @value.setter
-    @pretty_error_msg
     def value(self, value: Any) -> None:
         self.raw = self.check(value)
 
@@ -82,7 +81,11 @@ class OptionValue:
     def check(self, value: Any) -> Any:
         """Return what to store for ``value``, or raise."""
         if self.optional is not None and value not in self.optional:
-            self.reject(value, ValueError)
+            kind = type(self.optional[0]) if self.optional else None
+            self.reject(
+                value, ValueError, f"Value {value!r} (type: {type(value)}) not in optional list "
+                f"{self.optional!r} (type: {kind}).",
+            )  # fmt: skip
         return value
 
     def normalise(self, raw: Any) -> Any:
@@ -91,11 +94,12 @@ class OptionValue:
             return None
         return {"True": "1", "False": "0"}.get(str(raw), str(raw))
 
-    def reject(self, value: Any, error: type[Exception]) -> NoReturn:
-        """Raise ``error`` naming the option, the value, its type and what would be accepted."""
+    def reject(self, value: Any, error: type[Exception], complaint: str) -> NoReturn:
+        """Raise ``error``: the complaint, then the option, the value and what would be accepted."""
+        names = [str(name) for name in self.optional or () if isinstance(name, str)]
         raise error(
-            f"option '{self.name}' cannot be {value!r} of type {type(value).__name__}; "
-            f"it accepts {self.accepts}"
+            f"{complaint}\noption '{self.name}' cannot be {value!r} of type "
+            f"{type(value).__name__}; it accepts {self.accepts}.{did_you_mean(value, names)}"
         )
 
     def emits(
@@ -178,8 +182,13 @@ class IntRangeValue(OptionValue):
         return f"int in [{self.low}, {self.high}]"
 
     def check(self, value: Any) -> Any:
-        if not isinstance(value, int) or not self.low <= value <= self.high:
-            self.reject(value, ValueError)
+        if not isinstance(value, int):
+            self.reject(value, ValueError, f"Please set integer type, but got {type(value)}")
+        if not self.low <= value <= self.high:
+            self.reject(
+                value, ValueError,
+                f"Please set value in [{self.low}, {self.high}], {value} is out of range.",
+            )  # fmt: skip
         return value
 
 
@@ -190,7 +199,7 @@ class StrOptionValue(OptionValue):
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, str | None):
-            self.reject(value, TypeError)
+            self.reject(value, TypeError, f"value must be str or None, got {type(value)}")
         return value
 
 
@@ -201,7 +210,10 @@ class FileValue(OptionValue):
 
     def check(self, value: Any) -> Any:
         if value is not None and not (_is_path(value) and os.path.isfile(value)):
-            self.reject(value, FileNotFoundError)
+            self.reject(
+                value, FileNotFoundError,
+                f"Please set legal file path, {value} is not found or is not a file!",
+            )  # fmt: skip
         return value
 
 
@@ -214,9 +226,12 @@ class MustExistedFileAddr(OptionValue):
         if value is None:
             return None
         if value == "":
-            self.reject(value, ValueError)
+            self.reject(value, ValueError, "File path cannot be empty!")
         if not (_is_path(value) and str(value).endswith(".json") and os.path.isfile(value)):
-            self.reject(value, FileNotFoundError)
+            self.reject(
+                value, FileNotFoundError,
+                f"Please set legal file path, {value} is not found or is not '.json' file!",
+            )  # fmt: skip
         return value
 
 
@@ -227,7 +242,10 @@ class MustExistedPathValue(OptionValue):
 
     def check(self, value: Any) -> Any:
         if not (_is_path(value) and os.path.isdir(value)):
-            self.reject(value, FileNotFoundError)
+            self.reject(
+                value, FileNotFoundError,
+                f"Please set legal dir path, {value} is not found or is not a file directory!",
+            )  # fmt: skip
         return value
 
 
@@ -245,9 +263,12 @@ class RegexValue(OptionValue):
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, str):
-            self.reject(value, TypeError)
+            self.reject(value, TypeError, f"value must be str, got {type(value)}")
         if not self.pattern.match(value):
-            self.reject(value, ValueError)
+            self.reject(
+                value, ValueError, "Please set legal regex value format match "
+                f"{self.pattern.pattern}, {value} is Illegal format.",
+            )  # fmt: skip
         return value
 
 
@@ -265,7 +286,7 @@ class DictOptionValue(RawValue):
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, dict | None):
-            self.reject(value, TypeError)
+            self.reject(value, TypeError, f"value must be dict or None, got {type(value)}")
         return value
 
 
@@ -277,8 +298,13 @@ class IntListValue(RawValue):
     def check(self, value: Any) -> Any:
         if value is None:
             return []
-        if not isinstance(value, list | tuple) or not all(isinstance(item, int) for item in value):
-            self.reject(value, TypeError)
+        if not isinstance(value, list | tuple):
+            complaint = f"the set value must be None or list, got {type(value)}"
+            self.reject(value, TypeError, complaint)
+        if not all(isinstance(item, int) for item in value):
+            types = [type(item) for item in value]
+            complaint = f"the set value must be int list, got list type: {types}"
+            self.reject(value, TypeError, complaint)
         return value
 
 
@@ -289,7 +315,7 @@ class CallableValue(RawValue):
 
     def check(self, value: Any) -> Any:
         if value is not None and not callable(value):
-            self.reject(value, TypeError)
+            self.reject(value, TypeError, f"value must be Callable or None, got {type(value)}")
         return value
 
 

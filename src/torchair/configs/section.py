@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torchair.configs.options import MAX_AUTOTUNE, DeprecatedValue, OptionValue
-from torchair.errors import pretty_error_msg
+from torchair.errors import did_you_mean
 
+S = TypeVar("S", bound="Section")
 EngineOptions = tuple[dict[str, Any], dict[str, Any]]
 """The pair (local options, global options): of one graph, and of the engine of the process."""
 
@@ -36,6 +37,7 @@ class Section:
 
     declared: ClassVar[dict[str, OptionValue | Section | PlainSection]] = {}
     settable: ClassVar[tuple[str, ...]] = ()
+    public_name: ClassVar[str] = "a section"  # how users know the class
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -55,12 +57,11 @@ class Section:
         for name, template in self.declared.items():
             self.__dict__[name] = copy.deepcopy(template)
 
-    @pretty_error_msg
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.settable:
             raise ValueError(
-                f"{type(self).__name__} has no option '{name}'; "
-                f"its options are: {', '.join(self.settable)}"
+                f"{type(self).__name__} has no option {name}, all options {list(self.settable)}."
+                f"{did_you_mean(name, self.settable)}"
             )
         super().__setattr__(name, value)
 
@@ -109,6 +110,28 @@ def leaves(section: Section | PlainSection, prefix: str = "") -> Iterator[tuple[
             yield from leaves(member, f"{prefix}{name}.")
         else:
             yield prefix + name, raw_of(member)
+
+
+def given(config: Any, kind: type[S]) -> S:
+    """What a user passed as configuration, a fresh one for None; TypeError for anything else."""
+    if config is None:
+        return kind()
+    if isinstance(config, kind):
+        return config
+    if isinstance(config, type):
+        raise TypeError(
+            f"compiler_config is the class {config.__name__}: pass one made of it, "
+            f"{config.__name__}()"
+        )
+    if isinstance(config, Mapping):
+        raise TypeError(
+            f"compiler_config is a {type(config).__name__}: make a CompilerConfig() and set its "
+            "options as attributes, or pass the dict as torch.compile(..., options={...})"
+        )
+    raise TypeError(
+        f"compiler_config is a {getattr(config, 'public_name', type(config).__name__)}, which is "
+        f"not for this backend: it takes a {kind.public_name}"
+    )
 
 
 def read_path(section: Section, path: str) -> Any:

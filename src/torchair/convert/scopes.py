@@ -55,7 +55,7 @@ class Scopes:
     def exit(self) -> None:
         """Close the innermost scope."""
         if not self._stack:
-            raise ScopeError("air.scope_exit without a matching air.scope_enter")
+            raise ScopeError("you must first call the torch.ops.air.scope_enter operator")
         self._stack.pop()
 
     def record(self) -> Token:

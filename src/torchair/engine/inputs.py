@@ -96,7 +96,9 @@ class _Check:
     def check(self, t: Any) -> None:
         """Kind, place, type and fixed dims; cheap enough for every call."""
         if not isinstance(t, torch.Tensor):
-            raise self._error(f"a tensor on {self._device}", f"a {type(t).__name__}")
+            got = "None" if t is None else f"a {type(t).__name__}"
+            problem = f"element {self.index} is {got}: "
+            raise self._error(f"a tensor on {self._device}", got, problem)
         if not (t.is_cpu if self._device == "cpu" else t.device.type == self._device):
             raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
         if t.dtype is not self._dtype:
@@ -112,9 +114,9 @@ class _Check:
         if not fits(t.shape, self._shape):
             raise self._error(f"dims {on_wire(self._shape)}", str(list(t.shape)))
 
-    def _error(self, expected: str, got: str) -> InputError:
+    def _error(self, expected: str, got: str, problem: str = "") -> InputError:
         return InputError(
-            "an input does not fit the compiled graph",
+            f"{problem}an input does not fit the compiled graph",
             index=self.index, name=self._name, expected=expected, got=got,
         )  # fmt: skip
 

@@ -9,7 +9,10 @@ from torch import fx
 
 from torchair.errors import ScopeError
 
-_HINT = "a graph break inside a `with` scope is a common cause"
+_HINT = (
+    "look for a graph break inside a `with` scope, and at post_grad_custom_pre_pass and "
+    "post_grad_custom_post_pass if they insert such nodes"
+)
 
 
 def _scope_name(node: fx.Node) -> str | None:
@@ -29,8 +32,12 @@ def check_scopes(gm: fx.GraphModule) -> None:
             stack.append(node)
         elif name == "air::scope_exit":
             if not stack:
-                raise ScopeError("air.scope_exit has no matching air.scope_enter before it",
-                                 scope=str(node.args), source=_line(node), hint=_HINT)  # fmt: skip
+                raise ScopeError(
+                    f"When you call the torch.ops.air.scope_exit operator: {node.name}, you must "
+                    "first call the torch.ops.air.scope_enter operator, as they must be called in "
+                    "pairs.",
+                    scope=str(node.args), source=_line(node), hint=_HINT,
+                )  # fmt: skip
             stack.pop()
         elif name == "npu::super_kernel_scope_begin":
             named[node.args[0]] = named.get(node.args[0], 0) + 1
@@ -38,8 +45,12 @@ def check_scopes(gm: fx.GraphModule) -> None:
             named[node.args[0]] = named.get(node.args[0], 0) - 1
     if stack:
         last = stack[-1]
-        raise ScopeError("air.scope_enter has no matching air.scope_exit after it",
-                         scope=str(last.args), source=_line(last), hint=_HINT)  # fmt: skip
+        raise ScopeError(
+            "After you call the torch.ops.air.scope_enter operator, there is no paired call to the "
+            "torch.ops.air.scope_exit operator. The parameters for these torch.ops.air.scope_enter "
+            f"calls are:{[node.args for node in stack]}.",
+            scope=str(last.args), source=_line(last), hint=_HINT,
+        )  # fmt: skip
     for scope, balance in named.items():
         if balance:
             raise ScopeError("super_kernel_scope_begin and _end do not match", scope=str(scope))

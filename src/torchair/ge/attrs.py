@@ -52,6 +52,10 @@ class Attr:
         """Put it on a node: `attr.Str("x").merge_to(node.attr["_kernel"])`."""
         attribute.put(self)
 
+    def get(self, attribute: Any) -> Attr | None:
+        """The attribute of a node if it is of the same kind as this one, else None."""
+        return Kind(self.kind).get(attribute)
+
 
 def _normalise(kind: str, value: Any) -> Any:
     if kind.startswith("ListList"):

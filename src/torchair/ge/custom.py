@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.ge.attrs import Attr
+from torchair.ge.attrs import KINDS, Attr
 from torchair.ge.build import add_output, infer_node
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Node, Slot, Value, get_default_ge_graph
@@ -35,15 +35,9 @@ def custom_op(
     """
     if args:
         return _positional(op_type, args, node_name)
-    assert inputs is None or isinstance(inputs, dict), "inputs must be a dict of port to tensor"
-    assert attrs is None or isinstance(attrs, dict), "attrs must be a dict of name to ge.attr"
-    assert outputs is None or isinstance(outputs, (list, tuple)), "outputs must be a list of names"
-    for port, slot in (inputs or {}).items():
-        _check_slot(port, slot)
-    for name, value in (attrs or {}).items():
-        assert isinstance(value, Attr), f"attribute {name!r} must be a ge.attr object"
-    for item in outputs or ():
-        _check_output(item)
+    wrong = _wrong_inputs(inputs) or _wrong_attrs(attrs) or _wrong_outputs(outputs)
+    if wrong is not None:
+        raise AssertionError(f"Invalid {wrong} for custom op '{op_type}'.")
     node = get_default_ge_graph().add(op_type, node_name)
     for port, slot in (inputs or {}).items():
         node.set_input(port, slot)
@@ -51,16 +45,44 @@ def custom_op(
     return _declared(node, outputs or [])
 
 
-def _check_slot(port: str, slot: Any) -> None:
-    members = slot if isinstance(slot, (list, tuple)) else [slot]
-    assert all(isinstance(v, Value) for v in members) or slot is None, (
-        f"input {port!r} must be a ge.Tensor, a list of them or None, got {slot!r}"
-    )
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
-def _check_output(item: Any) -> None:
-    pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], int)
-    assert isinstance(item, str) or pair, f"output {item!r}: a name or (name, count) is needed"
+def _wrong_inputs(inputs: Any) -> str | None:
+    """What is wrong with inputs, None if they are a dict of ports."""
+    if not isinstance(inputs, dict | None):
+        return f"input type:{_kind(inputs)} vs expect one of [None, dict]"
+    for port, slot in (inputs or {}).items():
+        if not isinstance(slot, Value | None | list | tuple):
+            expected = "one of [None, ge.Tensor, list[ge.Tensor]]"
+            return f"input '{port}' type:{_kind(slot)} vs expect {expected}"
+        for i, value in enumerate(slot if isinstance(slot, (list, tuple)) else []):
+            if not isinstance(value, Value):
+                return f"input '{port}'[{i}] type:{_kind(value)} vs expect 'ge.Tensor'"
+    return None
+
+
+def _wrong_attrs(attrs: Any) -> str | None:
+    if not isinstance(attrs, dict | None):
+        return f"attrs type:{_kind(attrs)} vs expect one of [None, dict]"
+    for name, value in (attrs or {}).items():
+        if not isinstance(value, Attr):
+            allowed = sorted(f"ge.attr.{kind}" for kind in KINDS if kind not in ("Tensor", "Bytes"))
+            return f"attr '{name}' type:{_kind(value)} vs expect one of [{', '.join(allowed)}]"
+    return None
+
+
+def _wrong_outputs(outputs: Any) -> str | None:
+    if not isinstance(outputs, list | tuple | None):
+        return f"output type:{_kind(outputs)} vs expect one of [list, tuple]"
+    for item in outputs or ():
+        if not isinstance(item, str | list | tuple):
+            return f"output type:{_kind(item)} vs expect one of [str, tuple[str, int]]"
+        if not isinstance(item, str) and [type(part) for part in item] != [str, int]:
+            parts = ", ".join(_kind(part) for part in item)
+            return f"output type:tuple[{parts}] vs expect tuple[str, int]"
+    return None
 
 
 def _declared(node: Node, outputs: Sequence[str | tuple[str, int]]) -> Any:

@@ -7,10 +7,12 @@ Views only: what is read and written is the node itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
+from torchair.ge.dtypes import DataType
 from torchair.ge.shapes import on_wire
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class Attributes:
 
     __slots__ = ("_owner",)
 
-    def __init__(self, owner: Graph | Node | Value) -> None:
+    def __init__(self, owner: Graph | Node | Value | Unfed) -> None:
         self._owner: Any = owner
 
     def __getitem__(self, name: str) -> Attribute:
@@ -205,17 +207,28 @@ class Edges(Sequence[str]):
         return self._node.graph.node(name).outputs[int(output)]
 
 
+@dataclass
+class Unfed:
+    """What an input that is not fed has in the place of a value."""
+
+    dtype: int = DataType.DT_UNDEFINED
+    shape: None = None
+    layout: str = ""
+    device_type: str = ""
+    attrs: dict[str, Attr] = field(default_factory=lambda: {"_is_unfed_optional": Attr("Int", 1)})
+
+
 class Dims:
     """The field `shape` of a description."""
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: Value | Unfed) -> None:
         self.dim = on_wire(value.shape)
 
 
 class Description:
     """The description of a value at one end of an edge."""
 
-    def __init__(self, value: Value, port: str) -> None:
+    def __init__(self, value: Value | Unfed, port: str) -> None:
         self.value, self.name = value, port
 
     @property
@@ -260,7 +273,8 @@ def outputs(node: Node) -> list[Description]:
 def operands(node: Node) -> list[Description]:
     """Descriptions of what a node reads."""
     return [
-        Description(value, port if position is None else f"{port}{position}")
+        Description(
+            Unfed() if value is None else value, port if position is None else f"{port}{position}"
+        )
         for port, position, value in node.slots()
-        if value is not None
     ]

@@ -12,6 +12,7 @@ from torchair.configs.aliases import FLAT_ALIASES
 from torchair.configs.compat import warn_frozen_parameter, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.flat import FlatConfig
+from torchair.configs.section import given
 from torchair.log import npugraph_ex_logger, spoken_by
 from torchair.npugraph_ex.ops import as_air_ops
 from torchair.trace import Trace, model_directory, start_debug_log
@@ -26,7 +27,7 @@ def get_npu_backend(
 ) -> Callable[..., Any]:
     """A backend for `torch.compile(model, backend=...)`."""
     start_debug_log(npugraph_ex_logger)
-    config = compiler_config if compiler_config is not None else FlatConfig()
+    config = given(compiler_config, FlatConfig)
     _warn(config)
     return partial(
         npugraph_ex_backend,
@@ -54,7 +55,7 @@ def npugraph_ex_backend(
 
 def get_compiler(compiler_config: FlatConfig | None = None) -> Callable[..., Any]:
     """A compiler `(gm, example_inputs) -> callable` for hand-written AOT backends."""
-    config = compiler_config if compiler_config is not None else FlatConfig()
+    config = given(compiler_config, FlatConfig)
     _warn(config)
     return _compiler(config, None)
 

@@ -54,11 +54,13 @@ def _word(x: str | bool | float) -> str:
 
 def _check_options(summarize_size: Any, tensor_detail: Any) -> None:
     if not isinstance(summarize_size, int) or isinstance(summarize_size, bool):
-        raise TypeError(f"summarize_size is an int, got {type(summarize_size).__name__}")
+        raise TypeError(f"summarize_size must be int, got {type(summarize_size).__name__}")
     if summarize_size == 0 or summarize_size < -1:
-        raise ValueError(f"summarize_size is positive, or -1 for everything, got {summarize_size}")
+        raise ValueError(
+            f"summarize_size must be positive or -1 for all elements, got {summarize_size}"
+        )
     if not isinstance(tensor_detail, bool):
-        raise TypeError(f"tensor_detail is a bool, got {type(tensor_detail).__name__}")
+        raise TypeError(f"tensor_detail must be bool, got {type(tensor_detail).__name__}")
 
 
 def _placeholder(words: Sequence[str]) -> str:

@@ -129,7 +129,7 @@ def exit_scope(need_execute: bool = False) -> None:
     if not need_execute:
         return
     if not _here.scopes:
-        raise ScopeError("air.scope_exit without a matching air.scope_enter")
+        raise ScopeError("you must first call the torch.ops.air.scope_enter operator")
     outer = _here.scopes.pop().outer
     if outer is not None:
         accelerator().set_stream(outer)

@@ -66,7 +66,9 @@ def limit_core_num(op_aicore_num: int, op_vectorcore_num: int) -> Block:
 def op_never_timeout(enable: bool = True) -> Block:
     """Switch the time limit of the operators of the block off, or on again with `enable=False`."""
     if not isinstance(enable, bool):
-        raise TypeError(f"enable is a bool, got {type(enable).__name__}")
+        raise TypeError(
+            f"op_never_timeout() argument 'enable' must be bool, but got {type(enable).__name__}."
+        )
     return Block({"_op_exec_never_timeout": str(enable)})
 
 

@@ -84,7 +84,8 @@ def _told(parts: list[list[Kernel]]) -> Iterable[list[Kernel]]:
     from rich.console import Console  # takes a tenth of a second to import, and is seldom needed
     from rich.progress import track
 
-    return track(parts, "compiling kernels", console=Console(stderr=True))
+    console = Console(stderr=True)
+    return track(parts, "compiling kernels", console=console, disable=not console.is_terminal)
 
 
 def module_text(kernels: Iterable[Kernel], machine: Machine) -> str:
