@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torchair
+from torchair.engine.compile import GraphCompiler
 from torchair.engine.inspect.check import check_graph, check_plan
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.lanes import Watch
@@ -149,19 +150,19 @@ def compiled(function: Callable[..., Any], config: Any = None, **options: Any) -
 @contextmanager
 def nothing_found() -> Iterator[None]:
     """The checker must have nothing to say of graphs compiled inside, nor of their plans."""
-    compile_graph, plan_graph = TorchNpuGraph.compile, TorchNpuGraph._plan
+    compile_graph, plan_graph = TorchNpuGraph.compile, GraphCompiler.plan
 
     def compiled(self: TorchNpuGraph, inputs: Any = None) -> None:
         compile_graph(self, inputs)
         assert check_graph(self.graph, self._state.assigned) == []
 
-    def planned(self: TorchNpuGraph, *args: Any) -> Any:
+    def planned(self: GraphCompiler, *args: Any) -> Any:
         plan = plan_graph(self, *args)
         assert check_plan(plan) == []
         return plan
 
     with (
         patch.object(TorchNpuGraph, "compile", compiled),
-        patch.object(TorchNpuGraph, "_plan", planned),
+        patch.object(GraphCompiler, "plan", planned),
     ):
         yield

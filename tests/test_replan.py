@@ -20,6 +20,7 @@ from native_check import capture
 from torchair import ge
 from torchair.catalog import infer
 from torchair.codegen.cpu.target import cpu
+from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
@@ -48,7 +49,7 @@ class Watch:
 def watch() -> Iterator[Watch]:
     """Counts plans, and holds those from templates against what the planner makes of the graph."""
     seen = Watch()
-    plan_for, learn, plan = Planner.plan_for, Planner.learn, TorchNpuGraph._plan
+    plan_for, learn, plan = Planner.plan_for, Planner.learn, GraphCompiler.plan
 
     def counted(self: Planner, given: Any) -> Plan | None:
         made = plan_for(self, given)
@@ -59,11 +60,11 @@ def watch() -> Iterator[Watch]:
         seen.planned += 1
         return learn(self, *args)
 
-    def compared(self: TorchNpuGraph, planner: Planner, inputs: Any) -> Plan:
+    def compared(self: GraphCompiler, inputs: Any) -> Plan:
         before = seen.again
-        made = plan(self, planner, inputs)
+        made = plan(self, inputs)
         if seen.again > before:
-            full = planner.plan(self._input_facts(inputs), [t.stride() for t in inputs])
+            full = self.planner.plan(self.inputs.facts(inputs), [t.stride() for t in inputs])
             if shown(full) != shown(made):
                 seen.different.append([tuple(t.shape) for t in inputs])
         return made
@@ -71,7 +72,7 @@ def watch() -> Iterator[Watch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Planner, "plan_for", counted)
         patch.setattr(Planner, "learn", learned)
-        patch.setattr(TorchNpuGraph, "_plan", compared)
+        patch.setattr(GraphCompiler, "plan", compared)
         yield seen
 
 
