@@ -1,4 +1,4 @@
-# Everything a developer does here; `make` alone lists it. Only `setup` needs a network.
+# Everything a developer does here; `make` alone lists it. Only `setup` and `timm` need a network.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance test-cuda clean
+.PHONY: help setup demo test lint bench conformance timm test-cuda clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ demo: setup  ## compile and run a small model
 
 test: lint  ## lint, then all tests that need no accelerator
 	@echo "== tests"
-	$(PY) -m pytest tests -n $(WORKERS) --dist worksteal -m "not cuda and not slow"
+	$(PY) -m pytest tests -n $(WORKERS) --dist worksteal -m "not cuda and not slow and not timm"
 
 lint: setup  ## ruff and mypy
 	@echo "== ruff"
@@ -60,6 +60,11 @@ conformance: setup  ## values and gradients on the operator database of PyTorch,
 	$(PY) -m tests.conformance --all --jobs $(WORKERS)
 	@echo "== more architectures, dynamic and in bfloat16"
 	$(PY) -m pytest tests -n $(WORKERS) -m slow
+
+timm: setup  ## models of timm: right in both modes, then against eager; about an hour
+	$(PY) -m pip install --disable-pip-version-check --no-deps timm
+	$(PY) -m pytest tests/test_timm.py -n $(WORKERS) --dist worksteal -m timm
+	$(PY) bench/timm.py
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_cuda.py tests/test_cuda_nest.py tests/test_cuda_kernels.py tests/test_cuda_capture.py tests/test_capture_updates.py tests/test_scope.py tests/test_npu_ops.py -m cuda
