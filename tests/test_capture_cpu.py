@@ -3,17 +3,21 @@
 import copy
 import gc
 import logging
+import os
 import warnings
 import weakref
 from contextlib import nullcontext as _calm
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._higher_order_ops.while_loop import while_loop
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
+import npugraph_ex
 import torchair
 from models import (
     BERT,
@@ -350,6 +354,29 @@ def test_a_capture_draws_nothing():
     assert all(torch.equal(s, states[0]) for s in states)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[4])
     assert torch.equal(results[2], results[3])
+
+
+def resident():
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_nothing_stays_of_graphs_that_are_gone():
+    gm = make_fx(lambda x: (x.sin() + 1,), tracing_mode="fake")(torch.randn(4))
+    alive, before = [], 0
+    for k in range(200):
+        call = npugraph_ex.compile_fx(gm)
+        for n in (1, 2):
+            x = torch.full((4,), n / 2)
+            torch.testing.assert_close(call(x)[0], x.sin() + 1)
+        alive.append(weakref.ref(call.__wrapped__.runner.graph))
+        if k == 100:
+            del call
+            before = resident()
+    del call
+    gc.collect()
+    assert not [ref for ref in alive if ref() is not None]
+    assert resident() - before < 2**23
 
 
 def test_streams_run_side_by_side():

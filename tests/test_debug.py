@@ -66,18 +66,23 @@ model(torch.randn(4, 3)).sum().backward()
 """
 
 
-def run_program(folder: Path, value: str) -> str:
-    """Run the program with that value of the variable in a folder of its own; gives stdout."""
+def run_fresh(code: str, folder: Path, **variables: str) -> Any:
+    """Run a program in a new interpreter, in a folder of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TNG_"))}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    environment["TORCH_COMPILE_DEBUG"] = value
-    environment["INDUCTOR_PROVENANCE"] = "0"  # else torch reads the other variable as a number
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=folder, env=environment,
+        [sys.executable, "-c", code], cwd=folder, env={**environment, **variables},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+def run_program(folder: Path, value: str) -> str:
+    """Run the program with that value of the variable; gives stdout."""
+    plain = {"INDUCTOR_PROVENANCE": "0"}  # else torch reads the other variable as a number
+    out: str = run_fresh(PROGRAM, folder, TORCH_COMPILE_DEBUG=value, **plain).stdout
+    return out
 
 
 def expected_files(phase: str, fx_passes: list[str], kind: str) -> list[str]:
@@ -292,6 +297,38 @@ def test_debug_tells_what_each_pass_did(log_lines):
     text = "\n".join(t for _, t in log_lines)
     assert "After fx graph pass(view_to_reshape) optimization:" in text
     assert re.search(r"name +cnt\(before\) +cnt\(after\) +diff\n +total", text)
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_debug_shows_graphs_after_each_pass_and_programs(mode, log_lines):
+    torchair.logger.setLevel(logging.DEBUG)
+    torch.compile(lambda x: x.view(-1) + 1, backend="torchair", mode=mode)(torch.randn(2, 3))
+    texts = [t for level, t in log_lines if level == "DEBUG"]
+    said = [t.removeprefix("after ").split(", graph is ", 1) for t in texts]
+    shown = dict(pair for pair in said if len(pair) == 2)
+    assert "torch.ops.aten.reshape.default" in shown["view_to_reshape"]
+    assert shown["optimize_noop_ops"] == "the same"
+    captures = {"reinplace_inplaceable_ops_pass", "apply_event_record", "eliminate_dead_code"}
+    assert captures <= set(shown) or mode == "max-autotune"
+    programs = [t for t in texts if t.startswith("Output code of graph_")]
+    assert "ge.Add" in programs[-1] and len(programs) == 1 + (mode != "max-autotune")
+    assert mode == "max-autotune" or "acl_graph = AclGraph(" in programs[0]
+
+
+SINES = """
+import torch, torchair, npugraph_ex
+for module in (torchair, npugraph_ex):
+    torch.compile(torch.sin, backend=module.get_npu_backend())(torch.randn(3))
+    torch._dynamo.reset()
+"""
+
+
+def test_torch_logs_shows_programs(tmp_path):
+    done = run_fresh(SINES, tmp_path, TORCH_LOGS="output_code")
+    lines = [line for line in done.stderr.splitlines() if "[__output_code]" in line]
+    assert len([line for line in lines if "ge.Sin(" in line]) == 2
+    assert len([line for line in lines if "acl_graph = AclGraph(" in line]) == 1
+    assert done.stdout == ""
 
 
 # ---- profiler

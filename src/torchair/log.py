@@ -26,6 +26,7 @@ __all__ = [
     "logger",
     "native_logger",
     "npugraph_ex_logger",
+    "speaking",
     "spoken_by",
 ]
 
@@ -93,6 +94,11 @@ class _CompilerLogger(TorchairLogger):
             super().warning_once(msg, *args, **kwargs)
         else:
             speaker.warning_once(msg, *args, **kwargs)
+
+
+def speaking() -> TorchairLogger:
+    """The logger of the surface that the user called."""
+    return _speaker.get() or logger
 
 
 def spoken_by(speaker: TorchairLogger, function: Callable[P, R]) -> Callable[P, R]:

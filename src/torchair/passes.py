@@ -84,7 +84,7 @@ class PassRunner:
         if self.trace.writes:
             what = f"graph_after_{step.name}"
             self.trace.write(what, self.kind.file_type, self.kind.text(graph))
-        self._log(record, before, after)
+        self._log(record, before, after, graph)
 
     def _look(self, graph: Any) -> Look:
         kinds, wanted = self.kind.kinds, logger.isEnabledFor(logging.DEBUG)
@@ -100,12 +100,15 @@ class PassRunner:
         except Exception as e:
             raise GraphError(f"pass {step.name} left an invalid graph: {e}") from e
 
-    def _log(self, record: PassRecord, before: Look, after: Look) -> None:
+    def _log(self, record: PassRecord, before: Look, after: Look, graph: Any) -> None:
         if Flags.read().debug >= 2:
             print(f"torchair pass {record.name:40s} {record.seconds * 1e3:8.2f} ms "
                   f"{record.nodes_before} -> {record.nodes_after} nodes")  # fmt: skip
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", difference_text(self.kind.name, record, before, after))
+            if self.kind.name == "fx":
+                text = self.kind.text(graph) if record.changed else "the same"
+                logger.debug("after %s, graph is %s", record.name, text)
 
 
 def difference_text(kind: str, record: PassRecord, before: Look, after: Look) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,15 +43,29 @@ class Trace:
         name = f"{next(self._count):03d}_aot_{self.phase}_{what}.{kind}"
         atomic_write(self.directory / self.phase / name, text.encode())
 
-    def write_program(self, text: str) -> None:
-        """The generated program of this phase, for nobody else to change."""
+    def show_program(self, name: str, render: Callable[[], str]) -> None:
+        """A generated program for those who look: a file for nobody else to change, our log at
+        DEBUG, and `TORCH_LOGS=output_code`."""
+        logs = [log for log in (logger, _torch_log()) if log.isEnabledFor(logging.DEBUG)]
+        if not logs and not self.writes:
+            return
+        text = render()
         if self.directory is not None:
             atomic_write(self.directory / self.phase / "output_code.py", text.encode(), mode=0o600)
+        for log in logs:
+            log.debug("Output code of %s:\n%s", name, text)
 
     @property
     def writes(self) -> bool:
         """Whether files are wanted at all."""
         return self.directory is not None
+
+
+def _torch_log() -> logging.Logger:
+    """The log that torch shows with `TORCH_LOGS=output_code`."""
+    from torch._logging import getArtifactLogger
+
+    return getArtifactLogger("torch.torchair", "output_code")
 
 
 _counts: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)

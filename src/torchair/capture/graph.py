@@ -30,10 +30,11 @@ from torchair.capture.select import substrate_for
 from torchair.capture.updates import Updates
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
-from torchair.log import logger
+from torchair.log import logger, npugraph_ex_logger, speaking
 
 Run = Callable[[Sequence[Any]], Any]
 
+_LIMITS = {False: "static_capture_size_limit", True: "capture_limit"}  # True: of npugraph_ex
 COUNTERS = "npugraph_ex"
 """Name of our counters in `torch._dynamo.utils.counters`."""
 
@@ -303,9 +304,11 @@ class AclGraph:
             if old is None:
                 self._drop(next(iter(self.captured.values())))
             return True
+        limit = _LIMITS[speaking() is npugraph_ex_logger]
         text = (
-            f"{self.name}: static_capture_size_limit reached, {self.options.limit} graphs are "
-            "captured; calls run eagerly from now on. Raise the limit or let sizes vary less."
+            f"{self.name}: {limit} reached, {self.options.limit} graphs are captured; calls run "
+            f"without capture from now on. Raise {limit}, let sizes vary less (pad them, or keep a "
+            "cache of fixed size), or set debug.aclgraph.evict_captures."
         )
         warnings.warn(text, UserWarning, stacklevel=4)
         logger.warning("%s", text)

@@ -81,8 +81,7 @@ class AclConcreteGraph(ConcreteGraph):
             print(fx_text(self.forward))
         device = device_of(example_inputs)
         self._load(device.with_results_on(devices_of_results(self.forward)))
-        if trace.writes:
-            trace.write_program(self.codegen())
+        trace.show_program(self.name, self.codegen)
 
     def _load(self, device: Device) -> None:
         on_device = device.name != "cpu"

@@ -92,6 +92,9 @@ class GeConcreteGraph(ConcreteGraph):
         counters["torchair_generic"].update(self.generic)
 
     def _report(self) -> None:
+        Trace().show_program(
+            f"{self.graph.name} in the engine", lambda: render(self.graph, "py").decode()
+        )
         if Flags.read().debug >= 4:
             print(render(self.graph, "py").decode())
         kind = self._settings.graph_dump_type
