@@ -34,6 +34,9 @@ from torchair.log import logger, npugraph_ex_logger, speaking
 
 Run = Callable[[Sequence[Any]], Any]
 
+Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Where a tensor is: address, dims, strides."""
+
 _LIMITS = {False: "static_capture_size_limit", True: "capture_limit"}  # True: of npugraph_ex
 COUNTERS = "npugraph_ex"
 """Name of our counters in `torch._dynamo.utils.counters`."""
@@ -88,7 +91,7 @@ class GraphMeta:
     key: str
     raw: Raw
     recording: Recording
-    mutated: list[tuple[int, int, tuple[int, ...]]]  # (argument, address, strides)
+    mutated: list[tuple[int, Layout]]  # arguments that it updates, and where they are
     frozen: list[Any]  # parameters that were promised to stay
     held: Held | None  # what `serves` compares with
     limits: Any = None
@@ -240,9 +243,8 @@ class AclGraph:
 
     def _outdated(self, meta: GraphMeta, args: Sequence[Any]) -> bool:
         """Whether a captured graph no longer fits: memory that it updates has moved."""
-        for i, address, strides in meta.mutated:
-            if args[i].data_ptr() != address or args[i].stride() != strides:
-                return True
+        if any(_layout(args[i]) != layout for i, layout in meta.mutated):
+            return True
         if self.options.force_recapture or not meta.recording.renew(args):
             return True
         return meta.limits is not None and meta.limits != self.substrate.limits()
@@ -279,7 +281,7 @@ class AclGraph:
         request = Request(self.name, self.forward, args, self.kinds, self.options)
         with _labelled("acl_graph_capture"), torch.no_grad():
             recording = self.substrate.capture(request)
-        mutated = [(i, args[i].data_ptr(), args[i].stride()) for i in self.kinds.mutated]
+        mutated = [(i, _layout(args[i])) for i in self.kinds.mutated]
         limits, frozen = self.substrate.limits(), self._keys.parameters(args)
         meta = GraphMeta(key, self._raw(args), recording, mutated, frozen, None, limits)
         self._keep_test(meta, args)
@@ -290,8 +292,7 @@ class AclGraph:
             "The current AclGraph needs to be recaptured for fx_graph %s, graph key %s",
             self.name, old.key,
         )  # fmt: skip
-        moved = any(args[i].data_ptr() != a or args[i].stride() != s for i, a, s in old.mutated)
-        if moved:
+        if any(_layout(args[i]) != layout for i, layout in old.mutated):
             self._count("recapture_due_to_mutated_input_change")
         elif self.options.force_recapture:
             self._count("recapture_due_to_force_recapture")
@@ -364,6 +365,10 @@ def _counters() -> Any:
     from torch._dynamo.utils import counters
 
     return counters[COUNTERS]
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _labelled(name: str) -> Any:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
 from torchair.convert import functional
+from torchair.convert.aliases import bases, sources, storage_key
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.comments import origin_of
 from torchair.convert.generic import Scalar, torch_call
@@ -30,7 +31,7 @@ from torchair.errors import ConversionError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
-from torchair.ge.shapes import Sym, free_symbols, from_torch
+from torchair.ge.shapes import Sym, contiguous_strides, free_symbols, from_torch, symbol
 from torchair.ge.signature import (
     Computed,
     ComputedScalar,
@@ -96,6 +97,7 @@ class GraphConverter:
         self._texts: set[str] = set()
         self._arg_of: dict[fx.Node, int] = {}
         self._fake_mode: Any = None
+        self._bases = bases(gm)  # nodes whose dims nobody guards
 
     def run(self, *example_inputs: Any) -> Conversion:
         """Convert every FX node in order."""
@@ -123,14 +125,14 @@ class GraphConverter:
         self._arg_of[node] = arg
         meta = node.meta.get("val", example)
         if isinstance(meta, torch.Tensor):
-            self._env[node] = ValuePack(meta, self._tensor_input(node.name, arg, meta))
+            self._env[node] = ValuePack(meta, self._tensor_input(node, arg, meta))
         elif isinstance(meta, (*SYMBOLS, *NUMBERS)):
             self._env[node] = ValuePack(meta, self._scalar_input(node, arg, meta))
         else:
             self._env[node] = ValuePack(meta, meta)
 
-    def _tensor_input(self, name: str, arg: int, meta: torch.Tensor) -> Value:
-        dims = tuple(from_torch(d) for d in meta.shape)
+    def _tensor_input(self, node: fx.Node, arg: int, meta: torch.Tensor) -> Value:
+        dims = self._dims(node, meta)
         for i, d in enumerate(dims):
             if isinstance(d, Sym) and d.expr.is_Symbol:
                 self.signature.symbols.setdefault(d.expr.name, (arg, i))
@@ -141,8 +143,15 @@ class GraphConverter:
             dtype=dtype,
             shape=list(dims),
             placement="CPU" if meta.device.type == "cpu" else "NPU",
-            node_name=name,
+            node_name=node.name,
         )
+
+    def _dims(self, node: fx.Node, meta: torch.Tensor) -> tuple[Any, ...]:
+        """Dims of a tensor as tracing saw them, or as they come where nobody guards them."""
+        base = self._bases.get(node)
+        if base is None:
+            return tuple(from_torch(d) for d in meta.shape)
+        return tuple(symbol(f"base{self._arg_of[base]}_{i}") for i in range(meta.dim()))
 
     def _scalar_input(self, node: fx.Node, arg: int, meta: Any) -> Value:
         dtype = type_of_meta(meta)
@@ -384,7 +393,7 @@ class GraphConverter:
             if not isinstance(v, Value) or v.node not in new:
                 continue
             if isinstance(m, torch.Tensor):
-                v.learn(Fact(torch_to_ge(m.dtype), tuple(from_torch(d) for d in m.shape)))
+                v.learn(Fact(torch_to_ge(m.dtype), self._dims(node, m)))
                 v.attrs["_meta"] = attr.Str(f"Tensor(dtype={m.dtype}, shape={m.shape})")
             elif isinstance(m, SYMBOLS):
                 known = _symbol_of(m) if isinstance(m, torch.SymInt) else None
@@ -425,14 +434,15 @@ class GraphConverter:
         value = self.views.emit(pack.npu)
         if isinstance(value, Token):
             return Fixed(torch.empty(0))
-        group = groups.setdefault(_storage_key(meta), len(groups))
+        group = groups.setdefault(storage_key(meta), len(groups))
         if value in results and results[value][0] != group:
             value = ge.Clone(value)  # one value, but tensors of different memory
         first = results.setdefault(value, (group, item))
-        dims = tuple(from_torch(d) for d in meta.shape)
-        strides = tuple(from_torch(d) for d in meta.stride())
+        dims, strides = self._dims(item, meta), tuple(from_torch(d) for d in meta.stride())
+        if item in self._bases:
+            strides = contiguous_strides(dims)
         index = list(results).index(value)
-        offset = from_torch(meta.storage_offset()) if _storage_key(meta) in self._placed else None
+        offset = from_torch(meta.storage_offset()) if storage_key(meta) in self._placed else None
         same, device = first == (group, item), str(meta.device)
         return Computed(index, dims, strides, group, same, offset, device)
 
@@ -440,11 +450,11 @@ class GraphConverter:
         """Memory that more than one result shows, or that an input takes over: AOTAutograd may
         make such a result anew as a view of the input, by the strides and offset it sees."""
         metas = [self._env[i].meta for i in items if isinstance(i, fx.Node)]
-        count = Counter(_storage_key(m) for m in metas if isinstance(m, torch.Tensor))
+        count = Counter(storage_key(m) for m in metas if isinstance(m, torch.Tensor))
         updates = self.gm.graph.find_nodes(
             op="call_function", target=torch.ops.aten.copy_.default, sort=False
         )
-        taken = {_storage_key(self._env[u.args[1]].meta) for u in updates if u.args[1] in self._env}
+        taken = {storage_key(self._env[u.args[1]].meta) for u in updates if u.args[1] in self._env}
         return taken | {key for key, n in count.items() if n > 1}
 
     def _symbol_result(self, pack: ValuePack, results: Results) -> Result:
@@ -457,10 +467,8 @@ class GraphConverter:
         return ComputedScalar(list(results).index(pack.npu))
 
     def _alias_of_input(self, item: fx.Node, meta: torch.Tensor) -> InputView | None:
-        for source, arg in self._arg_of.items():
-            base = self._env[source].meta
-            if not isinstance(base, torch.Tensor) or not _is_alias(base, meta):
-                continue
+        for source in sources(item, self._arg_of, lambda n: self._env[n].meta):
+            base, arg = self._env[source].meta, self._arg_of[source]
             cast = _cast_of_view(base.dtype, meta.dtype)
             dims = tuple(from_torch(d) for d in meta.shape)
             strides = tuple(from_torch(d) for d in meta.stride())
@@ -554,10 +562,6 @@ def _symbol_of(meta: Any) -> Any:
     return from_torch(meta) if isinstance(meta, SYMBOLS) else meta
 
 
-def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch._C._is_alias_of(a, b)  # type: ignore[attr-defined]
-
-
 def _place(fn: Callable[..., Any]) -> str:
     """Name and definition of a function, for messages."""
     code = getattr(fn, "__code__", None)
@@ -574,7 +578,3 @@ def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:
     if target.is_complex and target.to_real() == source:
         return "view_as_complex"
     return str(target).removeprefix("torch.")
-
-
-def _storage_key(meta: torch.Tensor) -> int:
-    return meta.untyped_storage()._cdata

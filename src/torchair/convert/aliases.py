@@ -1,0 +1,75 @@
+"""Whose memory a tensor of an FX graph is in: views of arguments, and arguments that stand for the
+memory of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+_READS = (aten.as_strided.default, aten.as_strided_scatter.default)
+
+
+def storage_key(meta: torch.Tensor) -> int:
+    """A number for the memory of a traced tensor."""
+    return meta.untyped_storage()._cdata
+
+
+def sources(
+    node: fx.Node, args: Iterable[fx.Node], meta_of: Callable[[fx.Node], Any]
+) -> list[fx.Node]:
+    """Those of `args` that share memory with a node, the one that it was made from first: others
+    may happen to share memory in the call that was traced."""
+
+    def memory(n: fx.Node) -> int | None:
+        meta = meta_of(n)
+        return storage_key(meta) if isinstance(meta, torch.Tensor) else None
+
+    own = memory(node)
+    found = [a for a in args if memory(a) == own]
+    made_from: Any = node
+    while made_from not in found:
+        made_from = made_from.args[0] if made_from.args else None
+        if not isinstance(made_from, fx.Node) or memory(made_from) not in (own, None):
+            return found
+    return [made_from, *(a for a in found if a is not made_from)]
+
+
+def bases(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """Arguments that are read and written by their memory alone, and nodes that are such an
+    argument updated, each with the argument. AOTAutograd makes them where arguments share memory
+    and are updated; nobody guards their dims."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and _is_plain(node):
+            owner: Any = node
+        elif node.target is aten.as_strided_scatter.default:
+            owner = found.get(node.args[0])
+        else:
+            owner = None
+        if owner is not None:
+            found[node] = owner
+    updated = {owner for node, owner in found.items() if node is not owner}
+    for node, owner in found.items():
+        if not all(_by_memory(user, node, found) for user in node.users):
+            updated.discard(owner)
+    return {node: owner for node, owner in found.items() if owner in updated}
+
+
+def _is_plain(node: fx.Node) -> bool:
+    meta = node.meta.get("val")
+    if not isinstance(meta, torch.Tensor) or not all(isinstance(d, int) for d in meta.shape):
+        return False
+    return meta.dim() > 0 and meta.is_contiguous() and meta.storage_offset() == 0
+
+
+def _by_memory(user: fx.Node, node: fx.Node, owners: dict[fx.Node, fx.Node]) -> bool:
+    """Whether a user minds the memory of a node only, not its dims."""
+    if user.op == "output":
+        return True
+    if user.target is aten.copy_.default:
+        return [owners.get(a) for a in user.args[:2]] == [owners[node]] * 2  # type: ignore[arg-type]
+    return user.target in _READS and user.args[0] is node

@@ -1,0 +1,117 @@
+"""Arguments that share memory: the same tensor twice, halves, overlapping parts, views of views;
+read, or one or both updated; and how they share it changes between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchair
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# ---- two arguments of eight numbers in a piece of memory
+
+PAIRS: dict[str, tuple[int, Callable[[torch.Tensor], Tensors]]] = {
+    "unrelated": (16, lambda b: (b[:8].clone(), b[8:].clone())),
+    "same": (8, lambda b: (b, b)),
+    "twice": (12, lambda b: (b[:8], b[:8].view(2, 4).view(8))),
+    "twice in more": (20, lambda b: (b[:8], b[:8].view(2, 4).view(8))),
+    "twice in less": (8, lambda b: (b[:8], b[:8].view(2, 4).view(8))),
+    "halves": (16, lambda b: (b[:8], b[8:])),
+    "halves the other way": (16, lambda b: (b[8:], b[:8])),
+    "with a gap": (24, lambda b: (b[1:9], b[12:20])),
+    "overlapping": (20, lambda b: (b[:8], b[4:12])),
+    "overlapping the other way": (20, lambda b: (b[4:12], b[:8])),
+    "interleaved": (16, lambda b: (b[::2], b[1::2])),
+    "views of views": (24, lambda b: (b[2:][1:9], b[2:][3:].view(-1)[:8])),
+    "whole and view": (8, lambda b: (b, b[:8].view(8))),
+}
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "apart": ("halves", "halves the other way", "unrelated", "with a gap", "halves"),
+    "one memory": ("twice", "twice in more", "twice in less", "same", "twice in more"),
+    "overlapping": ("overlapping", "overlapping"),  # torch guards no offsets
+    "overlapping the other way": ("overlapping the other way", "overlapping the other way"),
+    "interleaved": ("interleaved", "interleaved"),
+    "views of views": ("views of views", "views of views"),
+    "whole and view": ("whole and view", "whole and view"),
+}
+
+# ---- what is done with them
+
+
+def read(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x * y, y[1:], x[:2]
+
+
+def update_first(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.add_(1)
+    return x + y
+
+
+def update_second(x: torch.Tensor, y: torch.Tensor) -> Any:
+    y.mul_(2)
+    return x - y
+
+
+def update_both(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x[0] = 100
+    y[1] = 200
+    return x + y
+
+
+def update_parts(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x[2:5].mul_(3)
+    y[1::2].sub_(1)
+    return x * 2, y.sum()
+
+
+def exchange(x: torch.Tensor, y: torch.Tensor) -> Any:
+    old = x * 2
+    x.copy_(y.clone())
+    y.copy_(old)
+    return old + 1
+
+
+FUNCTIONS = (read, update_first, update_second, update_both, update_parts, exchange)
+
+
+def called(fn: Any, kind: str) -> tuple[list[torch.Tensor], list[bool]]:
+    """Results, arguments and all of their memory after one call; which results are views."""
+    size, arguments = PAIRS[kind]
+    memory = torch.arange(float(size))
+    args = arguments(memory)
+    results = fn(*args)
+    results = results if isinstance(results, tuple) else (results,)
+    shared = [torch._C._is_alias_of(r, a) for r in results for a in args]
+    return [t.clone() for t in (*results, *args, memory)], shared
+
+
+@pytest.mark.parametrize("mode", ("max-autotune", "reduce-overhead"))
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.filterwarnings("ignore")
+def test_aliased_inputs(fn: Any, dynamic: bool, mode: str) -> None:
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    backend = torchair.get_npu_backend(compiler_config=config)
+    for name, kinds in CALLS.items():
+        torch._dynamo.reset()
+        call = torch.compile(fn, backend=backend, dynamic=dynamic)
+        for kind in kinds:
+            (got, shares), (wanted, shared) = called(call, kind), called(fn, kind)
+            for g, w in zip(got, wanted, strict=True):
+                torch.testing.assert_close(g, w, msg=lambda m, n=name: f"{n}: {m}")
+            assert shares == shared, name
