@@ -67,7 +67,9 @@ timm: setup  ## models of timm: right in both modes, then against eager; about a
 	$(PY) bench/timm.py
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_cuda.py tests/test_cuda_nest.py tests/test_cuda_kernels.py tests/test_cuda_capture.py tests/test_capture_updates.py tests/test_scope.py tests/test_npu_ops.py -m cuda
+	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda
+	@echo "== the cases of the CPU's kernels and a slice of the operator database, on the GPU"
+	TORCHAIR_TEST_DEVICE=cuda PYTHONPATH=src $(PYTHON) -m pytest tests/test_lower_elementwise.py tests/test_lower_index.py tests/test_lower_norm.py tests/test_conformance.py -k "not threads and not narrow"
 
 clean:  ## remove everything that can be made again, .venv included
 	rm -rf $(VENV) build dist src/*.egg-info torch_compile_debug .torchair_cache

@@ -51,7 +51,7 @@ def given(k: int) -> Expr:
 
 def random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     """Normal numbers as they are in memory."""
-    x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    x = np.random.default_rng(seed).standard_normal(shape, np.float32)
     return into_memory(x, dtype)
 
 
@@ -75,34 +75,42 @@ class ProductCase:
     k: int
     dtype: str = "bf16"
     epilogue: str = "plain"  # or bias, residual, gate (with a second matrix)
-    norm: bool = False  # A is an RMS norm, computed in the kernel
+    norm: str = ""  # A is computed in the kernel: an "rms" norm, or "scaled" without one
     keep: bool = False  # ... and stored
     form: GemvForm | None = None
     shift: int = 0  # bytes that the matrix is moved by
     counted: bool = False  # n is a word
     padded: int = 0  # elements behind each row of the matrix
+    early: bool = False
 
     def __str__(self) -> str:
-        extra = [self.epilogue, *(x for x in ("norm", "keep", "counted") if getattr(self, x))]
-        form = f"-{self.form.rows}x{self.form.split}x{self.form.warps}" if self.form else ""
+        extra = [self.epilogue, *([self.norm] if self.norm else [])]
+        extra += [x for x in ("keep", "counted", "early") if getattr(self, x)]
+        form = ""
+        if self.form:
+            form = f"-{self.form.rows}x{self.form.split}x{self.form.warps}"
+            form += f"{'-after' * (not self.form.ahead)}{'-shared' * (not self.form.held)}"
         moved = f"+{self.shift}" if self.shift else ""
         return f"{self.m}x{self.n}x{self.k}-{self.dtype}-{'-'.join(extra)}{form}{moved}"
 
     def work(self, gpu: Gpu) -> Work:
         """The kernel and its data."""
         m, n, k, dtype = self.m, self.n, self.k, self.dtype
+        second = n if self.epilogue == "gate" else 1
         memory = [
             random(shape, dtype, seed)
             for seed, shape in enumerate(
-                [(m, k), (n, k + self.padded), (1,), (m, n), (m, n), (m, k), (k,), (n, k)]
+                [(m, k), (n, k + self.padded), (1,), (m, n), (m, n), (m, k), (k,), (second, k)]
             )
         ]
         kernel, launch = self.generate(gpu)
         made = Work(kernel, launch, memory, [n], {B: self.shift})
         a = wide(memory[A], dtype)
         if self.norm:
-            x = wide(memory[SOURCE], dtype)
-            a = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * wide(memory[GAIN], dtype)
+            a = wide(memory[SOURCE], dtype) * wide(memory[GAIN], dtype)
+            if self.norm == "rms":
+                squares = (wide(memory[SOURCE], dtype) ** 2).mean(1, keepdims=True)
+                a = a / np.sqrt(squares + 1e-5)
             a = rounded(a, dtype)
         results = [a @ wide(memory[x], dtype)[:, :k].T for x in (B, SECOND)]
         out = EPILOGUES[self.epilogue][1](*results, wide(memory[MORE], dtype))
@@ -112,28 +120,46 @@ class ProductCase:
         made.dtypes = {A: dtype, OUT: dtype}
         return made
 
+    @property
+    def matmul(self) -> MatMul:
+        """What is asked for."""
+        m, n, k = self.m, Word(COUNT) if self.counted else self.n, self.k
+        return MatMul(self.dtype, 1, m, n, k, (m * k, k, 1), (0, 1, k + self.padded), "nk")
+
     def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
         """The kernel and its launch."""
-        m, k, row, dtype = self.m, self.k, self.k + self.padded, self.dtype
-        n = Word(COUNT) if self.counted else self.n
-        matmul = MatMul(dtype, 1, m, n, k, (m * k, k, 1), (0, 1, row))
+        m, n, k, dtype = self.m, self.matmul.n, self.k, self.dtype
         value = EPILOGUES[self.epilogue][0](load(Access(MORE, dtype, (self.n, 1))))
         nest = Nest((m, n), (Store(Access(OUT, dtype, (self.n, 1)), value),))
         partner = Partner(SECOND, (0, 1, k)) if self.epilogue == "gate" else None
-        prologue = rms_norm(m, k, dtype) if self.norm else None
+        prologue = PROLOGUES[self.norm](m, k, dtype)
         return gemv(
-            Product(matmul, nest), gpu, form=self.form, partner=partner, prologue=prologue,
-            keep=self.keep,
+            Product(self.matmul, nest), gpu, form=self.form, partner=partner, prologue=prologue,
+            keep=self.keep, early=self.early,
         )  # fmt: skip
 
 
 def rms_norm(m: int, k: int, dtype: str) -> Nest:
-    """A as the norm of the rows of SOURCE times GAIN."""
-    x, gain = load(Access(SOURCE, dtype, (k, 1))), load(Access(GAIN, dtype, (0, 1)))
+    """A as the norm of the rows of SOURCE times GAIN; one row is a nest of one axis."""
+    row = 1 if m == 1 else 2
+    x = load(Access(SOURCE, dtype, (k, 1)[-row:]))
+    gain = load(Access(GAIN, dtype, (0, 1)[-row:]))
     squares = op("mul", reduce("sum", op("mul", x, x)), const(1 / k, "f32"))
     scale = Expr("rsqrt", "f32", (op("add", squares, const(1e-5, "f32")),))
     value = op("mul", op("mul", x, scale), gain)
-    return Nest((m, k), (Store(Access(A, dtype, (k, 1)), value),), frozenset({1}))
+    stored = Store(Access(A, dtype, (k, 1)[-row:]), value)
+    return Nest((m, k)[-row:], (stored,), frozenset({row - 1}))
+
+
+def scaled(m: int, k: int, dtype: str) -> Nest:
+    """A as SOURCE times GAIN, element by element."""
+    x, gain = load(Access(SOURCE, dtype, (k, 1))), load(Access(GAIN, dtype, (0, 1)))
+    return Nest((m, k), (Store(Access(A, dtype, (k, 1)), op("mul", x, gain)),))
+
+
+PROLOGUES: dict[str, Callable[[int, int, str], Nest | None]] = {
+    "": lambda m, k, dtype: None, "rms": rms_norm, "scaled": scaled,
+}  # fmt: skip
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
@@ -158,16 +184,18 @@ SMALL_PRODUCTS = [
     ProductCase(1, 9, 256),
     ProductCase(1, 5, 64, "f32"),
     ProductCase(1, 11, 520, "f16", "residual"),
-    ProductCase(1, 17, 2048, "bf16", "residual", norm=True),
-    ProductCase(1, 9, 512, "bf16", "gate", norm=True, keep=True),
+    ProductCase(1, 17, 2048, "bf16", "residual", norm="rms"),
+    ProductCase(1, 9, 512, "bf16", "gate", norm="rms", keep=True),
     ProductCase(2, 13, 264, counted=True),
-    ProductCase(3, 7, 516, "f32", "residual", norm=True),
+    ProductCase(3, 7, 516, "f32", "residual", norm="rms"),
     ProductCase(4, 9, 1024, "bf16", "gate"),
     ProductCase(1, 6, 2304, form=GemvForm(2, 3, 6)),
-    ProductCase(3, 13, 2304, norm=True, form=GemvForm(2, 7, 7)),
+    ProductCase(3, 13, 2304, norm="rms", form=GemvForm(2, 7, 7)),
     ProductCase(1, 37, 64, "f16", form=GemvForm(8, 1, 4), counted=True),
     ProductCase(1, 9, 192, padded=8),
-    ProductCase(1, 9, 256, "bf16", "gate", norm=True, shift=2),
+    ProductCase(3, 9, 200, norm="scaled", keep=True, early=True),
+    ProductCase(1, 9, 200, norm="scaled", form=GemvForm(2, 1, 3, ahead=False)),
+    ProductCase(1, 9, 256, "bf16", "gate", norm="rms", shift=2),
     ProductCase(4, 5, 128, "f32", "residual", shift=4),
 ]
 """Cases that a machine of numpy does in a moment."""
@@ -175,13 +203,13 @@ SMALL_PRODUCTS = [
 LARGE_PRODUCTS = [
     ProductCase(m, n, k, dtype, epilogue, norm)
     for m, n, k, dtype, epilogue, norm in [
-        (1, 2048, 2048, "bf16", "plain", True), (1, 512, 2048, "bf16", "plain", True),
-        (1, 8192, 2048, "bf16", "gate", True), (1, 2048, 8192, "bf16", "residual", False),
-        (1, 128256, 2048, "bf16", "plain", True), (1, 4096, 14336, "bf16", "residual", False),
-        (1, 4096, 4096, "f16", "residual", False), (2, 2048, 2048, "bf16", "plain", True),
-        (4, 2048, 2048, "bf16", "gate", True), (4, 1000, 8192, "f16", "plain", False),
-        (1, 2048, 2048, "f32", "residual", True), (3, 777, 5120, "f32", "plain", False),
-        (1, 50, 16, "bf16", "plain", False), (1, 3, 40000, "bf16", "plain", False),
+        (1, 2048, 2048, "bf16", "plain", "rms"), (1, 512, 2048, "bf16", "plain", "rms"),
+        (1, 8192, 2048, "bf16", "gate", "rms"), (1, 2048, 8192, "bf16", "residual", ""),
+        (1, 9001, 2048, "bf16", "plain", "rms"), (1, 4096, 14336, "bf16", "residual", ""),
+        (1, 4096, 4096, "f16", "residual", ""), (2, 2048, 2048, "bf16", "plain", "rms"),
+        (4, 2048, 2048, "bf16", "gate", "rms"), (4, 1000, 8192, "f16", "plain", ""),
+        (1, 2048, 2048, "f32", "residual", "rms"), (3, 777, 5120, "f32", "plain", ""),
+        (1, 50, 16, "bf16", "plain", ""), (1, 3, 40000, "bf16", "plain", ""),
     ]
 ]  # fmt: skip
 
@@ -209,11 +237,12 @@ class AttentionCase:
     shift: int = 0  # bytes that keys are moved by
     counted: bool = False  # the span is a word
     form: AttentionForm | None = None
+    early: bool = False
 
     def __str__(self) -> str:
         names = [f"{self.heads}of{self.kv_heads}x{self.length}x{self.span}x{self.width}"]
         names += [self.dtype, self.mask or "open", self.hole]
-        names += [x for x in ("causal", "per_row", "lse", "counted") if getattr(self, x)]
+        names += [x for x in ("causal", "per_row", "lse", "counted", "early") if getattr(self, x)]
         names += [f"+{self.shift}"] if self.shift else []
         names += [f"{self.form.warps}w{self.form.blocks}b"] if self.form else []
         return "-".join(x for x in names if x)
@@ -243,7 +272,7 @@ class AttentionCase:
             mask if self.mask else (0, 0, 0, 0),
             (self.heads * self.length, self.length, 1) if self.lse else None,
         )  # fmt: skip
-        return attention(request, gpu, form=self.form)
+        return attention(request, gpu, form=self.form, early=self.early)
 
     def work(self, gpu: Gpu) -> Work:
         """The kernel and its data."""
@@ -296,7 +325,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 SMALL_ATTENTION = [
     AttentionCase(4, 2, 1, 37, 64, mask="bool", form=AttentionForm(2, 4, 2, 2)),
-    AttentionCase(2, 2, 1, 5, 64, "f32"),
+    AttentionCase(2, 2, 1, 5, 64, "f32", early=True),
     AttentionCase(3, 1, 1, 40, 80, "f16", mask="f16"),
     AttentionCase(2, 1, 2, 33, 128, mask="bool", per_row=True, hole="none", lse=True),
     AttentionCase(2, 1, 3, 20, 64, causal=True, batch=2),
@@ -318,6 +347,6 @@ LARGE_ATTENTION = [
     AttentionCase(64, 8, 1, 8000, 128, mask="bf16"),
     AttentionCase(12, 12, 4, 512, 64, "f16", mask="f32", per_row=True, batch=3),
     AttentionCase(16, 4, 1, 4096, 256, mask="bool"),
-    AttentionCase(32, 32, 1, 777, 80, "f16", mask="f16", batch=20),
-    AttentionCase(8, 8, 2, 100000, 64),
+    AttentionCase(32, 32, 1, 777, 80, "f16", mask="f16", batch=6),
+    AttentionCase(8, 8, 2, 20000, 64),
 ]

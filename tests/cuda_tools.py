@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 import torch
 
 from nest_plain import as_words
 from torchair.codegen.cuda.driver import Call, library
-from torchair.codegen.cuda.jit import Entry
+from torchair.codegen.cuda.jit import Entry, foreign
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Kernel, Launch
@@ -54,3 +55,25 @@ def on_gpu(memory: Sequence[np.ndarray]) -> list[torch.Tensor]:
 def back(tensors: Sequence[torch.Tensor], memory: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The same arrays as they are on the GPU now."""
     return [t.cpu().numpy().view(m.dtype) for t, m in zip(tensors, memory, strict=True)]
+
+
+def run_nest_on_gpu(
+    nest: Nest, operands: Sequence[torch.Tensor], inputs: int, words: Sequence[int]
+) -> None:
+    """Run a printed nest on copies of host tensors, those after the first `inputs` being results,
+    and bring all their memory back. Where no GPU has a function that it calls, torch's kernels run
+    instead, so there is nothing to test."""
+    kernel, launch = print_nest(nest, library(0).machine)
+    if foreign([kernel]):
+        pytest.skip("needs the C library")
+    memory = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in operands}
+    copies = {at: storage.cuda() for at, storage in memory.items()}
+    tensors = []
+    for t in operands:
+        empty = torch.empty(0, dtype=t.dtype, device="cuda")
+        copy = copies[t.untyped_storage().data_ptr()]
+        tensors.append(empty.set_(copy, t.storage_offset(), t.shape, t.stride()))
+    run(kernel, launch, tensors, words)
+    for t in operands[inputs:]:
+        at = t.untyped_storage().data_ptr()
+        memory[at].copy_(copies[at])

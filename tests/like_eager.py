@@ -19,7 +19,7 @@ def twin(x: Any) -> Any:
     """A copy with the same layout, of its own memory."""
     if not isinstance(x, torch.Tensor):
         return x
-    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().clone())
+    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage().clone())
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
 

@@ -7,18 +7,20 @@ all sizes; the words of another run come from the recipe that the first one left
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from cuda_tools import run_nest_on_gpu
 from torchair.catalog import Op, infer, row_of
 from torchair.catalog.reference import tensor_args
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.kernel import Kernel
-from torchair.codegen.loops import simplify, with_words
+from torchair.codegen.loops import Nest, simplify, with_words
 from torchair.codegen.numbers import Book
 from torchair.codegen.text.machine import Machine
 from torchair.engine.lower import LOWERINGS
@@ -32,6 +34,7 @@ from torchair.ge.shapes import Sym, contiguous_strides, evaluate, symbol
 TIMES_EAGER = 4  # another order of rounding may cost up to this many errors of eager
 FLOOR = 4  # and never less than this many units in the last place of the element
 _UNTOLD = DataType.DT_UNDEFINED
+ON_GPU = os.environ.get("TORCHAIR_TEST_DEVICE") == "cuda"  # the same cases on a GPU
 GUARD = 64  # elements around a result that must stay as they are
 LIBRARIES: dict[Machine, Library] = {}
 
@@ -140,6 +143,11 @@ class OneNode:
 
     def compile(self, machine: Machine, permuted: bool = False) -> tuple[Kernel, Book]:
         """The kernel for the inputs given at first; results may be stored with dims reversed."""
+        nest, book = self.nest(permuted)
+        return print_nest(nest, machine), book
+
+    def nest(self, permuted: bool = False) -> tuple[Nest, Book]:
+        """What is printed for them, and what it takes from the sizes."""
         book = Book()
         hosts = [n for _, n in self.hosts]
         env: dict[str, Any] = self.sizes([t for _, t in self.feeds], hosts)
@@ -164,8 +172,7 @@ class OneNode:
             strides = strides or contiguous_strides(shape)
             operands[value] = Operand(len(operands), TYPES[value.dtype], shape, strides)
         nest = build_nest(single(self.node), operands, self.results, fact)
-        printed = with_words(simplify(nest), lambda n: book.word(n, len(operands)))
-        return print_nest(printed, machine), book
+        return with_words(simplify(nest), lambda n: book.word(n, len(operands))), book
 
     def operand_tensors(self) -> Iterator[tuple[Value, torch.Tensor]]:
         """Values that live in memory besides the results: the inputs and constants with dims."""
@@ -184,17 +191,21 @@ class OneNode:
     ) -> list[torch.Tensor]:
         """Results of the generated kernel on other inputs, on those given at first if there are
         none. With `permuted` they are stored as if their dims were reversed."""
-        machine = machine or host()
-        kernel, book = self.compile(machine, permuted)
+        nest, book = self.nest(permuted)
         given = list(inputs) or [t for _, t in self.feeds]
         env = self.sizes(given, hosts or [n for _, n in self.hosts])
         words = book.recipe()(list(env.values()) if self.dynamic else [])
         assert words is not None, "the kernel is not made for these sizes"
         tensors = given + [t for _, t in self.operand_tensors()][len(given) :]
         results = [self._result(v, env, permuted, tensors) for v in self.results]
-        pointers = [t.data_ptr() for t in (*tensors, *(view for view, _ in results))]
-        library = LIBRARIES.setdefault(machine, Library(machine))
-        run_kernel(library, kernel, [*pointers, *words], threads)
+        operands = [*tensors, *(view for view, _ in results)]
+        if ON_GPU and machine is None:
+            run_nest_on_gpu(nest, operands, len(tensors), words)
+        else:
+            machine = machine or host()
+            library = LIBRARIES.setdefault(machine, Library(machine))
+            pointers = [t.data_ptr() for t in operands]
+            run_kernel(library, print_nest(nest, machine), [*pointers, *words], threads)
         for view, whole in results:
             _check_guards(view, whole)
         return [view for view, _ in results]

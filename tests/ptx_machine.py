@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ TYPES: dict[str, Any] = {
 }  # fmt: skip
 WIDTH = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64, "h": np.uint16}
 Values = np.ndarray
+Order = Literal["together", "up", "down"]
 
 
 @dataclass
@@ -157,8 +158,8 @@ class Memory:
 class Blocks:
     """The threads of some blocks that run together."""
 
-    def __init__(self, run: Run, first: int, count: int) -> None:
-        self.run, self.count = run, count * run.threads
+    def __init__(self, run: Run, first: int, count: int, order: Order) -> None:
+        self.run, self.count, self.order = run, count * run.threads, order
         self.function = run.function
         self.registers: dict[str, Values] = {}
         number = np.arange(self.count)
@@ -196,18 +197,25 @@ class Blocks:
 
     def _next(self) -> tuple[int, Values]:
         """The first place where threads are that need not wait for others."""
-        for place in np.unique(self.at[~self.done]):
-            here = (self.at == place) & ~self.done
-            who = self.function.code[place].waits
-            if who is None:
-                return int(place), here
-            group = self.groups[who]
-            others = ~here if who == "warp" else ~here & ~self.done
-            missing = np.unique(group[others])
-            ready = here & ~np.isin(group, missing)
-            if ready.any():
-                return int(place), ready
+        warps = self.groups["warp"]
+        numbers = range(self.count // WARP)
+        for warp in {"together": [None], "up": numbers, "down": reversed(numbers)}[self.order]:
+            mine = ~self.done if warp is None else ~self.done & (warps == warp)
+            for place in np.unique(self.at[mine]):
+                ready = self._ready(int(place))
+                if (ready & mine).any():
+                    alone = self.function.code[place].waits is None
+                    return int(place), ready & mine if alone else ready
         raise RuntimeError(f"threads wait at {np.unique(self.at[~self.done])} for others")
+
+    def _ready(self, place: int) -> Values:
+        """Threads at a place for which all others are there that they must wait for."""
+        here = (self.at == place) & ~self.done
+        who = self.function.code[place].waits
+        if who is None:
+            return here
+        others = ~here if who == "warp" else ~here & ~self.done
+        return here & ~np.isin(self.groups[who], np.unique(self.groups[who][others]))
 
     def _jump(self, instruction: Instruction, place: int, active: Values) -> None:
         taken = active & self.predicate(instruction)
@@ -216,6 +224,9 @@ class Blocks:
             self.at[taken] = self.function.labels[instruction.args[0]]
         else:
             self.done |= taken
+            for block in np.unique(self.block[taken]):
+                if self.done[self.block == block].all():  # its memory goes with it
+                    self.shared_owned[block * BLOCK : (block + 1) * BLOCK] = False
 
     def predicate(self, instruction: Instruction) -> Values:
         if instruction.predicate is None:
@@ -235,7 +246,7 @@ class Blocks:
         """An argument as values of a type."""
         t = TYPES[kind]
         if isinstance(argument, np.ndarray):
-            return np.full(self.count, argument).view(t) if argument.dtype == t else argument
+            return np.full(self.count, argument).view(t)
         if isinstance(argument, int):
             return np.full(self.count, argument & (1 << 64) - 1, np.uint64).astype(
                 np.dtype(f"u{np.dtype(t).itemsize}")).view(t)  # fmt: skip
@@ -263,7 +274,9 @@ class Blocks:
         width = self._width(name)
         if width != np.bool_:
             values = np.ascontiguousarray(values)
-            values = values.view(f"u{values.dtype.itemsize}").astype(width)
+            if values.dtype.kind != "i":  # others are filled up with zeros, not with their sign
+                values = values.view(f"u{values.dtype.itemsize}")
+            values = values.astype(width)
         if name not in self.registers:
             self.registers[name] = np.zeros(self.count, width)
         self.registers[name] = np.where(active, values, self.registers[name])
@@ -309,9 +322,10 @@ class Run:
 
 def launch(
     kernel: Kernel, how: Launch, gpu: Gpu, memory: Memory, words: Sequence[int],
-    blocks: int | None = None,
+    blocks: int | None = None, order: Order = "together",
 ) -> None:  # fmt: skip
-    """Run a kernel with these words, in as many blocks as its launch says or as are given."""
+    """Run a kernel with these words, in as many blocks as its launch says or as are given. Warps
+    go on together, or each in turn as far as it can, so that a missing barrier shows."""
     entry = Entry((kernel,), how.block)
     function, variables = parse(ptx([entry], gpu), entry.name)
     count = blocks or how.blocks(lambda k: words[k])
@@ -323,7 +337,7 @@ def launch(
         dict(zip(function.parameters, given, strict=True)),
     )  # fmt: skip
     for first in range(0, count, how.cluster):
-        Blocks(run, first, how.cluster).go()
+        Blocks(run, first, how.cluster, order).go()
 
 
 # ---- instructions ----
@@ -333,7 +347,7 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
     name, kind = i.parts[0], i.parts[-1]
     if name in ("ld", "st"):
         _memory(b, i, active)
-    elif name in ("bar", "barrier", "membar", "fence"):
+    elif name in ("bar", "barrier", "membar", "fence", "griddepcontrol"):
         return
     elif name == "shfl":
         _shuffle(b, i, active)
@@ -409,17 +423,20 @@ def _divided(a: Values, b: Values) -> Values:
 
 
 def _bits_of(x: Values, first: Values, count: Values) -> Values:
-    moved = _shifted("shr", x, first.astype(np.int64) & 0xFF)
-    mask = (np.uint64(1) << (count.astype(np.uint64) & np.uint64(0xFF))) - np.uint64(1)
-    return (moved.astype(np.uint64) & mask).astype(x.dtype)
+    bits = x.dtype.itemsize * 8
+    first, count = (v.astype(np.int64) & 0xFF for v in (first, count))
+    top = _shifted("shl", x, np.maximum(bits - first - count, 0))
+    return _shifted("shr", top, np.maximum(bits - count, 0))  # with the sign, if x has one
 
 
 def _permuted(a: Values, b: Values, chosen: Values) -> Values:
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.zeros(a.shape, np.uint64)
     for k in range(4):
-        which = (chosen.astype(np.uint64) >> np.uint64(4 * k)) & np.uint64(7)
-        result |= ((both >> (which * np.uint64(8))) & np.uint64(255)) << np.uint64(8 * k)
+        which = (chosen.astype(np.uint64) >> np.uint64(4 * k)) & np.uint64(15)
+        byte = (both >> ((which & np.uint64(7)) * np.uint64(8))) & np.uint64(255)
+        sign = np.where(byte >= 128, np.uint64(255), np.uint64(0))
+        result |= np.where(which >= 8, sign, byte) << np.uint64(8 * k)
     return result.astype(np.uint32)
 
 
@@ -486,6 +503,10 @@ def _convert(b: Blocks, i: Instruction, active: Values) -> None:
     target, source = i.parts[-2:]
     if "bf16" in (target, source):
         _convert_bf16(b, i, active)
+        return
+    if target == "f16x2":
+        high, low = (b.value(a, source).astype(np.float16).view(np.uint16) for a in i.args[1:])
+        b.keep(i.args[0], low.astype(np.uint32) | (high.astype(np.uint32) << 16), active)
         return
     x = b.value(i.args[1], source)
     if x.dtype.kind == "f" and np.dtype(TYPES[target]).kind != "f":

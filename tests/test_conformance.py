@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from conformance import extra
-from conformance.cases import Call, Case, Group, call_of, operators, spread
+from conformance.cases import DEVICE, Call, Case, Group, call_of, operators, spread
 from conformance.check import FAILED, GENERIC, PASSED, UNTRACEABLE, Outcome, check
 from conformance.choose import Chosen, read_slice
 from conformance.extra import EXTRA, Extra
@@ -37,7 +37,12 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("chosen", SLICE, ids=lambda c: str(c.case).replace(" ", "-"))
 def test_sample(chosen: Chosen) -> None:
     case = chosen.case
+    if DEVICE != "cpu" and case.group.op not in operators():
+        return  # an older torch than the slice was made with
     outcome = check(case, call_of(case))
+    if DEVICE != "cpu":  # other operators are called there, and some samples are for hosts only
+        assert outcome.status != FAILED, outcome.reason
+        return
     assert outcome.right, outcome.reason
     missed = set(chosen.covers) - set(outcome.used)
     assert not missed, f"not executed any more, run conformance.choose again: {missed}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -15,15 +17,20 @@ from cuda_cases import (
     Work,
 )
 from cuda_tools import HOPPER, entry_of, run
-from ptx_machine import Memory, launch
+from ptx_machine import Memory, Order, launch
+from torchair.codegen.cuda.attention import AttentionForm
 from torchair.codegen.cuda.driver import library
+from torchair.codegen.cuda.gemv import GemvForm, forms
+
+FORMED = ProductCase(2, 11, 520, "bf16", "residual")
 
 
-def on_numpy(work: Work, blocks: int | None = None) -> None:
+def on_numpy(work: Work, blocks: int | None = None, order: Order = "together") -> None:
     """Run and check on the machine of numpy."""
     memory = Memory()
     addresses = [memory.place(m, work.shifts.get(k, 0)) for k, m in enumerate(work.memory)]
-    launch(work.kernel, work.launch, HOPPER, memory, [*addresses, *work.numbers], blocks)
+    words = [*addresses, *work.numbers]
+    launch(work.kernel, work.launch, HOPPER, memory, words, blocks, order)
     work.check([memory.read(a, m) for a, m in zip(addresses, work.memory, strict=True)])
 
 
@@ -32,9 +39,27 @@ def test_products_on_numpy(case: ProductCase) -> None:
     on_numpy(case.work(HOPPER), blocks=2)
 
 
+@pytest.mark.parametrize("form", forms(FORMED.matmul, HOPPER), ids=str)
+def test_all_forms_on_numpy(form: GemvForm) -> None:
+    on_numpy(dataclasses.replace(FORMED, form=form).work(HOPPER), blocks=2)
+
+
 @pytest.mark.parametrize("case", SMALL_ATTENTION, ids=str)
 def test_attention_on_numpy(case: AttentionCase) -> None:
     on_numpy(case.work(HOPPER))
+
+
+WAITING: list[ProductCase | AttentionCase] = [
+    ProductCase(1, 9, 512, norm="rms", form=GemvForm(1, 2, 4)),
+    ProductCase(1, 9, 512, form=GemvForm(1, 2, 4, held=False)),
+    AttentionCase(4, 2, 1, 150, 64, mask="bool", form=AttentionForm(2, 2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize("order", ["up", "down"])
+@pytest.mark.parametrize("case", WAITING, ids=str)
+def test_warps_wait_for_each_other(case: ProductCase | AttentionCase, order: Order) -> None:
+    on_numpy(case.work(HOPPER), 1 if isinstance(case, ProductCase) else None, order)
 
 
 # ---- with a GPU ----

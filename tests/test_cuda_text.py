@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from cuda_cases import (
     LARGE_ATTENTION,
@@ -14,16 +15,22 @@ from cuda_cases import (
     SMALL_PRODUCTS,
     AttentionCase,
     ProductCase,
+    rms_norm,
 )
 from cuda_tools import HOPPER, entry_of
+from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
+from native_check import capture
 from torchair.codegen.cuda.attention import attention
-from torchair.codegen.cuda.gemv import GemvForm, gemv
+from torchair.codegen.cuda.gemv import GemvForm, default_form, forms, gemv
 from torchair.codegen.cuda.jit import foreign, ptx
 from torchair.codegen.cuda.machine import Gpu, describe
+from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import Attention, MatMul, Product
 from torchair.codegen.types import Word
+from torchair.engine.run.dry_run import dry_run
+from torchair.engine.run.launches import entry_of as bundle_entry
 
 CHIPS = [describe(c, 80) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 3), (12, 1))]
 STREAMED = "ld.global.nc.L1::no_allocate.v4.b32"
@@ -40,7 +47,7 @@ def text_of(kernel: Kernel, launch: Launch, gpu: Gpu = HOPPER) -> str:
 
 @pytest.mark.parametrize("gpu", CHIPS, ids=lambda gpu: gpu.name)
 def test_every_chip_takes_a_product(gpu: Gpu) -> None:
-    kernel, launch = ProductCase(2, 9, 512, "f16", "gate", norm=True).generate(gpu)
+    kernel, launch = ProductCase(2, 9, 512, "f16", "gate", norm="rms").generate(gpu)
     text = text_of(kernel, launch, gpu)
     assert f".target {gpu.name}" in text and STREAMED in text
 
@@ -54,13 +61,20 @@ def test_all_products_are_valid_text() -> None:
 
 
 def test_the_next_row_is_on_its_way() -> None:
-    kernel, launch = ProductCase(1, 2048, 2048).generate(HOPPER)
+    kernel, launch = ProductCase(1, 128256, 2048).generate(HOPPER)
     text = text_of(kernel, launch)
     # 8 packs of the first row before the loop, 8 of the next one in it
     assert text.count(STREAMED) == 16
-    assert (launch.block, launch.per_block, launch.units) == (128, 4, (2048,))
-    assert launch.blocks(lambda word: 0) == 512  # all at once, one row for each warp
+    assert (launch.block, launch.per_block, launch.units) == (128, 4, (128256,))
     assert "bar.sync" not in text
+
+
+def test_few_rows_are_loaded_all_at_once() -> None:
+    case = ProductCase(1, 2048, 2048, "bf16", "residual", norm="rms")
+    assert default_form(case.matmul, HOPPER) == GemvForm(1, 1, 4, ahead=False, held=False)
+    text = text_of(*case.generate(HOPPER))
+    assert text.count("ld.volatile.shared.v4.b32") == 8  # A is read again, not kept
+    assert case.generate(HOPPER)[1].blocks(lambda word: 0) == 512  # one row for each warp
 
 
 def test_long_rows_are_shared_by_warps() -> None:
@@ -71,11 +85,27 @@ def test_long_rows_are_shared_by_warps() -> None:
 
 
 def test_weights_come_before_the_prologue() -> None:
-    kernel, launch = ProductCase(1, 8192, 2048, "bf16", "gate", norm=True).generate(HOPPER)
+    kernel, launch = ProductCase(1, 8192, 2048, "bf16", "gate", norm="rms").generate(HOPPER)
     text = text_of(kernel, launch)
     first = text.index(STREAMED)
     assert text[first:].count(STREAMED) == 32
     assert first < text.index("st.shared", first) < text.index("ld.shared.v4", first)
+
+
+def test_early_kernels_wait_before_they_read_what_others_wrote() -> None:
+    case = ProductCase(1, 2048, 2048, norm="rms", early=True)
+    kernel, launch = case.generate(HOPPER)
+    text = text_of(kernel, launch)
+    fast = text.index(STREAMED)
+    assert launch.early and text.count("griddepcontrol.wait") == 2  # one in either version
+    wait = text.index("griddepcontrol.wait", fast)  # constant weights come first
+    assert "ld.global.v4" in text[wait:] and "ld.global.v4" not in text[fast:wait]
+    nest = print_nest(rms_norm(4, 64, "f32"), HOPPER, early=True)
+    for kernel, launch in (AttentionCase(8, 2, 1, 64, 64, early=True).generate(HOPPER), nest):
+        text = text_of(kernel, launch)
+        assert launch.early and text.index("griddepcontrol.wait") < text.index("ld.global")
+    kernel, launch = case.generate(describe((8, 0), 80))
+    assert not launch.early and "griddepcontrol" not in kernel.text
 
 
 def test_turns_are_even() -> None:
@@ -104,6 +134,15 @@ def test_what_is_not_served_is_declined(change: dict[str, object], reason: str) 
     matmul = dataclasses.replace(MATMUL, **change)
     with pytest.raises(Declined, match=reason):
         gemv(Product(matmul, Nest((1, 64), ())), HOPPER)
+
+
+def test_forms_to_be_measured_differ() -> None:
+    pair = [forms(MATMUL, HOPPER, pair) for pair in (False, True)]
+    for found in pair:
+        assert len(set(found)) == len(found) > 4
+    wide = dataclasses.replace(MATMUL, k=8192, n=2048, b=(0, 1, 8192))
+    assert forms(wide, HOPPER)[0] == GemvForm(1, 4, 4)
+    assert {form.split for form in forms(wide, HOPPER)} == {4, 8}
 
 
 def test_a_form_must_fit() -> None:
@@ -157,3 +196,31 @@ ATTENTION = Attention(
 def test_attention_that_is_not_served_is_declined(change: dict[str, object], reason: str) -> None:
     with pytest.raises(Declined, match=reason):
         attention(dataclasses.replace(ATTENTION, **change), HOPPER)
+
+
+# ---- whole graphs
+
+
+@pytest.mark.parametrize("name", ("mlp", "llama"))
+def test_launches_of_a_model(name: str) -> None:
+    """Norms are prologues, gated products pairs, and what is independent shares a launch."""
+    config = dataclasses.replace(LLAMA["tiny grouped"], head_dim=64, dim=256, ffn=512)
+    kinds = {"mlp": (Mlp, MLP["16 layers"]), "llama": (Llama, config)}
+    model = build(*kinds[name]).to(torch.bfloat16)
+    inputs = mlp_inputs(MLP["16 layers"], 1) if name == "mlp" else llama_inputs(config, 1, start=3)
+    given = [x.to(torch.bfloat16) if x.is_floating_point() else x for x in inputs]
+    torch._dynamo.reset()
+    with capture() as found, torch.no_grad():
+        torch.compile(model, backend="torchair")(*given)
+    session = found[0].session
+    for node in session.graph.nodes:  # as if the model were on a GPU
+        for value in node.outputs:
+            value.device_type = "NPU"
+    made = dry_run(session.graph, HOPPER, session._state.assigned)
+    assert not [s for s in made.plan.steps if s.native is None and s.kind != "view"]
+    for launch in {e.name: b for b in made.launches for e in [bundle_entry(b)]}.values():
+        assert ".local" not in made.ptx(launch)
+    if name == "mlp":  # a layer is a launch; the last normalisation is one more
+        assert len(made.launches) == 17
+    else:  # norm with products, rope with a cache, the other cache, attention, output, gated, down
+        assert len(made.launches) <= 3 + 7 * config.layers

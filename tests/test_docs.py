@@ -22,6 +22,7 @@ PROGRAMS = {
     "examples/patterns.py": ("", ["docs/patterns.md"]),
     "examples/collectives.py": ("equal to one process", ["docs/collectives.md"]),
     "examples/native.py": ("equal to eager", ["docs/cpu_engine.md"]),
+    "examples/gpu_kernel.py": ("kernels for sm_90", ["docs/gpu_engine.md"]),
     "examples/streams.py": ("", ["docs/streams.md"]),
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),

@@ -27,6 +27,7 @@ class Flags:
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
     ``TORCHAIR_NATIVE``      ``native``: False for ``0`` or ``off``; torch's kernels, not ours
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
+    ``TORCHAIR_TUNE``        ``tune``: True for exactly ``1``; forms of GPU kernels are measured
     ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset
     ``ASCEND_RT_VISIBLE_DEVICES``  ``visible_npus``: how many devices it names, None when unset
     ======================  ======================================================================
@@ -51,6 +52,7 @@ class Flags:
     debug: int = 0
     native: bool = True
     timeline: str | None = None
+    tune: bool = False
     dump: str | None = None
     visible_npus: int | None = None
 
@@ -65,6 +67,7 @@ class Flags:
             debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
             native=_switch("TORCHAIR_NATIVE", environ, default=True),
             timeline=environ.get("TORCHAIR_TIMELINE") or None,
+            tune=environ.get("TORCHAIR_TUNE") == "1",
             dump=environ.get("TORCHAIR_DUMP") or None,
             visible_npus=_named_devices(environ.get("ASCEND_RT_VISIBLE_DEVICES", "")),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+DEVICE = os.environ.get("TORCHAIR_TEST_DEVICE", "cpu")
 DTYPES = ("float32", "bfloat16", "int64", "bool")
 # Values; values with symbolic sizes, as torch.compile(dynamic=True) has them; gradients.
 MODES = ("forward", "dynamic", "grad")
@@ -78,7 +80,7 @@ def groups(mode: str, dtypes: Sequence[str] = DTYPES) -> Iterator[Group]:
             continue
         supported = op.supported_backward_dtypes if mode == "grad" else op.supported_dtypes
         for dtype in dtypes:
-            if getattr(torch, dtype) in supported("cpu"):
+            if getattr(torch, dtype) in supported(DEVICE):
                 yield Group(name, dtype, mode)
 
 
@@ -101,7 +103,7 @@ def _samples(group: Group, most: int) -> list[Any]:
     op = operators()[group.op]
     seed(group)
     dtype = getattr(torch, group.dtype)
-    return list(islice(op.sample_inputs("cpu", dtype, requires_grad=group.mode == "grad"), most))
+    return list(islice(op.sample_inputs(DEVICE, dtype, requires_grad=group.mode == "grad"), most))
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -145,6 +147,6 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
     if not plain or type(t) is not torch.Tensor:
         return t.detach().clone().requires_grad_(t.requires_grad)
     memory = t.untyped_storage().clone()
-    made = torch.empty(0, dtype=t.dtype)
+    made = torch.empty(0, dtype=t.dtype, device=t.device)
     made.set_(memory, t.storage_offset(), t.size(), t.stride())
     return made.requires_grad_(t.requires_grad)

@@ -154,7 +154,7 @@ def _cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
     """A gradient to start from, the same for eager and compiled whatever they draw."""
     generator = torch.Generator().manual_seed(index)
     real = torch.rand(result.shape, dtype=torch.float64, generator=generator) + 0.5
-    return real.to(result.dtype)
+    return real.to(result.device, result.dtype)
 
 
 # ---- comparing ----

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from torchair.engine.run.executor import Program, StepError
+from torchair.engine.run.executor import Program, StepError, explain
 from torchair.engine.run.launches import Launches
+from torchair.engine.run.segment import BadIndex
 from torchair.errors import CaptureError
 
 
@@ -66,8 +67,11 @@ class EngineWalk:
         launches = [x for x in self._launches if len(x.faults)]
 
         def check(args: Sequence[Any]) -> None:
-            for x in launches:
-                x.check()
+            try:
+                for x in launches:
+                    x.check()
+            except BadIndex as e:
+                raise explain(e.step, e) from e
 
         return [check] if launches else []
 

@@ -187,7 +187,9 @@ class AclGraph:
 
     def _eagerly(self, args: Sequence[Any]) -> Any:
         with _labelled("fx_run_eagerly"):
-            return self.forward(*args) if self._uncaptured is None else self._uncaptured(args)
+            if self._uncaptured is None or self.substrate.busy():  # nothing can be planned then
+                return self.forward(*args)
+            return self._uncaptured(args)
 
     # ---- which graph ----
 

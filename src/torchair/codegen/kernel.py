@@ -56,6 +56,7 @@ class Launch:
     shared: int = 0  # bytes of shared memory asked for at the launch
     most: int = 0  # the largest number of blocks, 0: as many as there are units
     cluster: int = 1  # blocks that start together and read each other's shared memory
+    early: bool = False  # it waits itself for the launch before, and so may begin before that ends
 
     def blocks(self, word: Callable[[int], int]) -> int:
         """The number of blocks, given the numbers in words."""

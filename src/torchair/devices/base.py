@@ -45,10 +45,11 @@ class Device:
         return self.name.startswith("cuda") and self.has_kernels
 
     def with_results_on(self, outputs: Iterable[str]) -> Device:
-        """The device itself, or the emulated one that a graph without inputs there makes tensors
-        on."""
-        found = [_emulated(name) for name in outputs] if self.name == "cpu" else []
-        return next((d for d in found if d is not None), self)
+        """The device itself, or the one that a graph without inputs there makes tensors on."""
+        if self.name != "cpu":
+            return self
+        names = [name for name in outputs if name not in ("", "cpu", "meta")]
+        return next((_emulated(name) or Device(name) for name in names), self)
 
     def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
         """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""

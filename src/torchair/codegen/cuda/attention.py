@@ -61,18 +61,27 @@ class AttentionForm:
 
 
 def attention(
-    request: Attention, gpu: Gpu, label: str = "attention", *, form: AttentionForm | None = None
+    request: Attention,
+    gpu: Gpu,
+    label: str = "attention",
+    *,
+    form: AttentionForm | None = None,
+    early: bool = False,
 ) -> tuple[Kernel, Launch]:
-    """The kernel of an attention, and how to launch it. Raises Declined for what is not served."""
+    """The kernel of an attention, and how to launch it. An `early` one may begin before the launch
+    before it ends. Raises Declined for what is not served."""
     refusal = _refusal(request)
     if refusal:
         raise Declined(refusal)
     form = form or default_form(request, gpu)
     writer = _Attention(request, gpu, form)
+    early = early and gpu.has_clusters
+    if early:
+        writer.w.wait()
     writer.write()
     chunks = -(-writer.all_rows // form.rows)
     units = (request.batch, request.kv_heads, chunks, form.blocks)
-    launch = Launch(form.warps * WARP, 1, units, cluster=form.blocks)
+    launch = Launch(form.warps * WARP, 1, units, cluster=form.blocks, early=early)
     return writer.w.kernel(label), launch
 
 
@@ -113,6 +122,16 @@ def default_form(request: Attention, gpu: Gpu) -> AttentionForm:
         blocks *= 2
     warps = 4 if tiles <= 16 * blocks else MOST_WARPS
     return AttentionForm(-(-rows // chunks), keys, warps, blocks)
+
+
+def forms(request: Attention, gpu: Gpu) -> list[AttentionForm]:
+    """Forms that are worth measuring, the default first."""
+    first = default_form(request, gpu)
+    found = {first: None}
+    for blocks in dict.fromkeys((first.blocks, max(1, first.blocks // 2))):
+        for warps, keys in ((4, first.keys), (8, first.keys), (8, max(1, first.keys // 2))):
+            found[AttentionForm(first.rows, keys, warps, blocks)] = None
+    return list(found)
 
 
 class _Shape:

@@ -2,8 +2,8 @@
 its weight: what matters is that the memory is never idle.
 
 A group of warps takes some rows of the matrix at a time and walks on by the grid. The packs of the
-next rows are on their way while those of this turn are summed up; the rows of A stay in registers.
-Where a group has several warps, each has a part of k, and their sums meet in shared memory.
+next rows are on their way while those of this turn are summed up, or their sums are added up and
+stored. Where a group has several warps, each has a part of k, and their sums meet in shared memory.
 
 A kernel holds two versions: with packs, for addresses that allow them, and element by element.
 """
@@ -11,11 +11,10 @@ A kernel holds two versions: with packs, for addresses that allow them, and elem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchair.codegen.cuda.epilogue import Epilogue
 from torchair.codegen.cuda.machine import WARP, Gpu
-from torchair.codegen.cuda.nest import Crew, Form, form_of
 from torchair.codegen.cuda.packs import (
     DTYPES,
     PACK,
@@ -26,23 +25,22 @@ from torchair.codegen.cuda.packs import (
     folded,
     load_pack,
     pack_elements,
+    shared_pack,
     stream_pack,
     unpacked,
 )
+from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, prologue_refusal
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.kernel import Declined, Kernel, Launch
-from torchair.codegen.loops import Nest, Store
+from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product, Strides3
 from torchair.codegen.text.memory import load_scalar, memory_element
-from torchair.codegen.types import BYTES
 
 MOST_ROWS = 4
 """Rows of A that are served."""
 STEPS = 8
 """Packs of a lane that are on their way at a time: of a row, or of several short ones."""
-SHARED = 48 * 1024
-"""Bytes of shared memory that every GPU gives a block."""
-_PREPARED = -1  # the operand that stands for A in shared memory
+_THREADS, _REGISTERS = 2048, 65536  # of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class GemvForm:
     rows: int  # that a group takes at a time
     split: int  # warps of a group, each with a part of k
     warps: int  # of a block
+    ahead: bool = True  # the next rows are loaded before these are summed up, and not after that
+    held: bool = True  # A stays in registers, and not in shared memory
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,21 @@ def gemv(
     partner: Partner | None = None,
     prologue: Nest | None = None,
     keep: bool = False,
+    early: bool = False,
 ) -> tuple[Kernel, Launch]:
     """The kernel of a product, and how to launch it.
 
     A `prologue` is a nest whose one store is A itself: every block computes it for itself, into
-    shared memory. With `keep` it is also stored where it belongs. Raises Declined for products
-    that are not served.
+    shared memory. With `keep` it is also stored where it belongs. An `early` kernel may begin
+    before the launch before it ends: the first rows of a constant matrix are loaded meanwhile.
+    Raises Declined for products that are not served.
     """
     refusal = _refusal(product.matmul, partner, prologue)
     if refusal:
         raise Declined(refusal)
     form = form or default_form(product.matmul, gpu, partner is not None)
-    writer = _Gemv(product, gpu, form, partner, prologue, keep)
+    early = early and gpu.has_clusters
+    writer = _Gemv(product, gpu, form, partner, prologue, keep, early)
     writer.write()
     return writer.w.kernel(label), writer.launch()
 
@@ -94,51 +97,29 @@ def _refusal(matmul: MatMul, partner: Partner | None, prologue: Nest | None) -> 
         return f"a batch of {matmul.batch} products of {matmul.dtype}"
     if not isinstance(matmul.m, int) or not 1 <= matmul.m <= MOST_ROWS:
         return f"{matmul.m} rows"
-    if matmul.a[2] != 1 or (matmul.m > 1 and not isinstance(matmul.a[1], int)):
-        return f"rows of A with strides {matmul.a}"
     each = pack_elements(matmul.dtype)
+    row = matmul.a[1] if matmul.m > 1 else 0
+    if matmul.a[2] != 1 or not isinstance(row, int) or row % each:
+        return f"rows of A with strides {matmul.a}"
     if not isinstance(matmul.k, int) or matmul.k < 1 or matmul.k % each:
         return f"rows of {matmul.k} elements, which are no packs of {each}"
     for b in [matmul.b, *([partner.b] if partner else [])]:
         if b[1] != 1 or not isinstance(b[2], int) or b[2] % each:
             return f"a matrix with strides {b}"
-    return None if prologue is None else _prologue_refusal(matmul, prologue)
-
-
-def _prologue_refusal(matmul: MatMul, prologue: Nest) -> str | None:
-    if len(prologue.stores) != 1:
-        return f"a prologue with {len(prologue.stores)} results"
-    place = prologue.stores[0].access
-    if place.offset != 0 or place.extra is not None or place.mask is not None:
-        return "a prologue that does not fill A"
-    size = _a_elements(matmul) * BYTES[matmul.dtype]
-    return f"a prologue of {size} bytes" if size > SHARED // 2 else None
-
-
-def _a_elements(matmul: MatMul) -> int:
-    """Elements from the first to the last one of A."""
-    assert isinstance(matmul.m, int) and isinstance(matmul.k, int)
-    return (matmul.m - 1) * _row_of_a(matmul) + matmul.k
-
-
-def _row_of_a(matmul: MatMul) -> int:
-    """Elements from one row of A to the next."""
-    return matmul.a[1] if matmul.m != 1 and isinstance(matmul.a[1], int) else 0
+    return None if prologue is None else prologue_refusal(matmul, prologue)
 
 
 def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     """A form that is good without being measured. So many warps share a row that each lane has at
     most `STEPS` packs of it, fewer where it has several rows of A in registers; rows that are
     shorter are taken several at a time, as long as there is work for everybody."""
-    assert isinstance(matmul.k, int) and isinstance(matmul.m, int)
-    packs = -(-matmul.k // (pack_elements(matmul.dtype) * WARP))  # of a lane, if it had all
-    most = STEPS if matmul.m <= 2 else STEPS // 2
-    split = -(-packs // most)
+    packs = _packs(matmul)
+    assert isinstance(matmul.m, int)
+    split = -(-packs // (STEPS if matmul.m <= 2 else STEPS // 2))
     split = next((s for s in (1, 2, 4) if s >= split), min(split, 16))
     warps = 4 if 4 % split == 0 else split
-    steps = -(-packs // split)
-    rows = 1
-    while rows * 2 * steps * (1 + pair) <= STEPS and rows * matmul.m < WARP:
+    steps, rows = -(-packs // split), 1
+    while rows * 2 * steps * (1 + pair) <= STEPS and rows * 2 * matmul.m <= WARP:
         groups = warps // split * gpu.multiprocessors * 4
         if isinstance(matmul.n, int) and matmul.n < 2 * rows * groups:
             break
@@ -146,53 +127,80 @@ def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     return GemvForm(rows, split, warps)
 
 
+def forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> list[GemvForm]:
+    """Forms that are worth measuring, the default first."""
+    first = default_form(matmul, gpu, pair)
+    found = {first: None}
+    for rows, split in ((1, 1), (2, 1), (1, 2)):
+        for ahead, held in ((True, True), (False, True), (False, False), (True, False)):
+            warps = max(first.warps, first.split * split)
+            form = GemvForm(first.rows * rows, first.split * split, warps, ahead, held)
+            if _is_sound(matmul, form, 1 + pair):
+                found[form] = None
+    return list(found)
+
+
+def _is_sound(matmul: MatMul, form: GemvForm, matrices: int) -> bool:
+    """Whether a form has work for its lanes and room for what it keeps."""
+    assert isinstance(matmul.m, int)
+    busy = form.split <= _packs(matmul) and form.rows * matmul.m <= WARP
+    room = _registers(matmul, form, matrices) <= 256 and form.warps <= 16
+    return busy and room and (form.held or bytes_of_a(matmul) <= MOST_SHARED)
+
+
+def _packs(matmul: MatMul) -> int:
+    """Packs of a row for each lane of a warp."""
+    assert isinstance(matmul.k, int)
+    return -(-matmul.k // (pack_elements(matmul.dtype) * WARP))
+
+
+def _registers(matmul: MatMul, form: GemvForm, matrices: int) -> int:
+    """About how many registers a thread needs."""
+    assert isinstance(matmul.m, int)
+    steps, results = -(-_packs(matmul) // form.split), matrices * form.rows
+    packs = steps * results * (2 if form.ahead else 1) + (steps * matmul.m if form.held else 4)
+    return -(-(28 + packs * REGISTERS + 2 * results * matmul.m) // 8) * 8
+
+
+def _resident(matmul: MatMul, form: GemvForm, matrices: int) -> int:
+    """About how many blocks a multiprocessor has room for."""
+    threads = form.warps * WARP
+    registers = min(_registers(matmul, form, matrices), 255)
+    return max(1, min(_REGISTERS // (registers * threads), _THREADS // threads))
+
+
 class _Gemv:
     """Writes the kernel."""
 
     def __init__(
         self, product: Product, gpu: Gpu, form: GemvForm, partner: Partner | None,
-        prologue: Nest | None, keep: bool,
+        prologue: Nest | None, keep: bool, early: bool,
     ) -> None:  # fmt: skip
-        self.matmul, self.form, self.keep = product.matmul, form, keep
+        self.matmul, self.form, self.early = product.matmul, form, early
         assert isinstance(self.matmul.m, int) and isinstance(self.matmul.k, int)
         self.m, self.k, self.dtype = self.matmul.m, self.matmul.k, self.matmul.dtype
-        self.a_row = _row_of_a(self.matmul)
-        self.w = w = GpuWriter(gpu)
-        self.epilogue = Epilogue(w, product.epilogue, self.m)
-        self.matrices = [(1, self.matmul.b), *([(partner.word, partner.b)] if partner else [])]
-        self.threads = form.warps * WARP
-        self.groups = form.warps // form.split
+        self.each = pack_elements(self.dtype)
         if form.warps % form.split or form.rows * self.m > WARP:
             raise ValueError(f"{form} is no form for {self.m} rows")
-        lane_step = pack_elements(self.dtype) * WARP
-        self.steps = -(-self.k // (form.split * lane_step))
-        self.thread = w.thread()
-        self.lane = w.entry(f"and i64 {self.thread}, {WARP - 1}")
-        self.warp = w.entry(f"lshr i64 {self.thread}, 5")
+        self.threads = form.warps * WARP
+        self.groups = form.warps // form.split
+        self.steps = -(-_packs(self.matmul) // form.split)
+        self.matrices = [(1, self.matmul.b), *([(partner.word, partner.b)] if partner else [])]
+        self.w = w = GpuWriter(gpu)
+        self.epilogue = Epilogue(w, product.epilogue, self.m)
+        self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, not form.held)
+        self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
+        self.warp = w.entry(f"lshr i64 {w.thread()}, 5")
         self.n = w.size(self.matmul.n)
-        self.prologue = None if prologue is None else self._prepared(prologue)
-
-    def _prepared(self, prologue: Nest) -> Form:
-        """The prologue with its result in shared memory."""
-        w, (store,) = self.w, prologue.stores
-        size = _a_elements(self.matmul) * BYTES[self.dtype]
-        w.place(_PREPARED, w.shared("i128", -(-size // PACK)))
-        here = Store(replace(store.access, operand=_PREPARED), store.value)
-        nest = Nest(prologue.axes, (here,), prologue.reduced)
-        return form_of(w, nest, Crew("0", "1", self.threads))
 
     # ---- the kernel ----
 
     def launch(self) -> Launch:
-        """How many blocks there are at once, and all take as many turns."""
-        matrices, m = len(self.matrices), self.m
-        results = matrices * self.form.rows
-        packs = self.steps * (m + 2 * results)
-        registers = -(-(28 + packs * REGISTERS + 2 * results * m) // 8) * 8
-        resident = min(65536 // (min(registers, 255) * self.threads), 2048 // self.threads)
-        most = max(1, resident) * self.w.gpu.multiprocessors
+        """As many blocks as there can be at once, if there is work for them."""
+        resident = _resident(self.matmul, self.form, len(self.matrices))
+        most = resident * self.w.gpu.multiprocessors
         per_block = self.groups * self.form.rows
-        return Launch(self.threads, per_block, (self.matmul.n,), most=most)
+        return Launch(self.threads, per_block, (self.matmul.n,), most=most, early=self.early)
 
     def write(self) -> None:
         """Both versions, one of which runs."""
@@ -206,85 +214,47 @@ class _Gemv:
     def _fits(self) -> str:
         """Whether all packs begin at multiples of their size, an i1."""
         w, rest = self.w, "0"
-        operands = [word for word, _ in self.matrices] + ([] if self.prologue else [0])
-        for operand in operands:
-            address = w.entry(f"ptrtoint ptr {w.pointer(operand)} to i64")
+        for word, _ in self.matrices:
+            address = w.entry(f"ptrtoint ptr {w.pointer(word)} to i64")
             rest = address if rest == "0" else w.entry(f"or i64 {rest}, {address}")
-        rest = w.entry(f"or i64 {rest}, {self.a_row * BYTES[self.dtype]}")
         rest = w.entry(f"and i64 {rest}, {PACK - 1}")
         fits = w.entry(f"icmp eq i64 {rest}, 0")
-        if self.prologue is None or self.prologue.lanes == 1:
-            return fits
-        return w(f"and i1 {fits}, {self.prologue.fits()}")
-
-    def _prologue(self, lanes: int) -> None:
-        """A is in shared memory from here on."""
-        if self.prologue is None:
-            return
-        w = self.w
-        self.prologue.write(lanes)
-        w.lanes = 1
-        w.barrier()
-        if self.keep:
-            with w.when(w(f"icmp eq i64 {w.block_number()}, 0")):
-                self._keep()
-
-    def _keep(self) -> None:
-        """Store A where it belongs, too."""
-        w, kind = self.w, memory_element(self.dtype)
-        for row in range(self.m):
-            with w.loop(self.thread, str(self.k), self.threads) as each:
-                at = w.add(each.index, str(row * self.a_row))
-                x = w(f"load {kind}, ptr {w.offset(self._a(), kind, at)}")
-                w.do(f"store {kind} {x}, ptr {w.offset(w.pointer(0), kind, at)}")
-
-    def _a(self) -> str:
-        """Where A is read."""
-        return self.w.pointer(0 if self.prologue is None else _PREPARED)
+        for condition in self.a.fits():
+            fits = w(f"and i1 {fits}, {condition}")
+        return fits
 
     # ---- with packs ----
 
     def _with_packs(self) -> None:
         w, form = self.w, self.form
-        per_block = self.groups * form.rows
-        first = w.mul(w.block_number(), str(per_block))
-        step = w.mul(w.blocks(), str(per_block))
         part, group = "0", self.warp
         if form.split > 1:
             part = w(f"urem i64 {self.warp}, {form.split}")
             group = w(f"udiv i64 {self.warp}, {form.split}")
+        self.begin = w.add(
+            w.mul(part, str(self.steps * WARP * self.each)), w.mul(self.lane, str(self.each))
+        )
+        per_block = str(self.groups * form.rows)
+        first, step = (w.mul(x, per_block) for x in (w.block_number(), w.blocks()))
         mine = w.mul(group, str(form.rows))
-        size = self.steps * WARP * pack_elements(self.dtype)  # of the part of a warp
-        self.begin = w.add(w.mul(part, str(size)), w.mul(self.lane, str(PACK // BYTES[self.dtype])))
+        if self.early and not self.matmul.constant:
+            w.wait()
         packs = self._weights(w.add(first, mine))
-        self._prologue(self.prologue.lanes if self.prologue else 1)
-        x = self._rows_of_a()
-        meeting = _Meeting(w, self, part, group) if form.split > 1 else None
-        turn = [("i64", "0")] if meeting else []
-        carried = [*(("i32", p) for p in packs), *turn]
+        if self.early and self.matmul.constant:
+            w.wait()
+        self.a.prepare(packs=True)
+        held = [self._rows_of_a(s) for s in range(self.steps)] if form.held else []
+        sums_of = _Meeting(w, self, part, group) if form.split > 1 else _Alone(w, self)
+        carried = [*(("i32", p) for p in packs), *sums_of.carried]
         with w.loop(first, self.n, step, carried) as loop:
             row = w.add(loop.index, mine)
-            following = self._weights(w.add(row, step))
-            value = self.lane if meeting else w(f"lshr i64 {self.lane}, {self._shift()}")
-            point = self.epilogue.at(row, value, form.rows, self.n)
-            sums = self._sums(loop.carried[: len(packs)], x)
-            totals = [folded(w, self._padded(mine_), self.lane) for mine_ in sums]
-            if meeting:
-                totals = meeting.totals(totals, loop.carried[-1])
-                counts = w(f"icmp eq i64 {part}, 0")
-            else:
-                alone = w(f"and i64 {self.lane}, {(1 << self._shift()) - 1}")
-                counts = w(f"icmp eq i64 {alone}, 0")
-            point.finish(totals, counts)
-            again = [w(f"xor i64 {loop.carried[-1]}, 1")] if meeting else []
-            loop.next = [*following, *again]
-
-    def _shift(self) -> int:
-        """Each total is in 2 to the power of this many lanes."""
-        return 5 - (_power(self.form.rows * self.m).bit_length() - 1)
-
-    def _padded(self, values: Sequence[str]) -> list[str]:
-        return [*values, *[ZERO] * (_power(len(values)) - len(values))]
+            here, turn = loop.carried[: len(packs)], loop.carried[len(packs) :]
+            following = self._weights(w.add(row, step)) if form.ahead else []
+            point = self.epilogue.at(row, sums_of.value, form.rows, self.n)
+            sums = self._sums(here, held)
+            following = following or self._weights(w.add(row, step))
+            point.finish(*sums_of.totals(sums, turn))
+            loop.next = [*following, *(w(f"xor i64 {x}, 1") for x in turn)]
 
     def _weights(self, row: str) -> list[str]:
         """The packs of this warp's part of some rows of the matrices, on their way."""
@@ -311,27 +281,25 @@ class _Gemv:
 
     def _inside(self, step: int) -> str | None:
         """Whether there is a pack for this lane, an i1; None if there is one for all."""
-        each = pack_elements(self.dtype) * WARP
+        w, each = self.w, self.each * WARP
         if ((self.form.split - 1) * self.steps + step + 1) * each <= self.k:
             return None
-        w = self.w
         return w(f"icmp slt i64 {w.add(self.begin, str(step * each))}, {self.k}")
 
-    def _rows_of_a(self) -> list[list[list[str]]]:
-        """The packs of A, by row and step."""
+    def _rows_of_a(self, step: int) -> list[list[str]]:
+        """The packs of a step, of each row of A."""
         w = self.w
-        rows = []
-        for row in range(self.m):
-            far = w.add(self.begin, str(row * self.a_row))
-            start = w.offset(self._a(), memory_element(self.dtype), far)
-            rows.append([self._pack_of_a(start, s) for s in range(self.steps)])
-        return rows
 
-    def _pack_of_a(self, start: str, step: int) -> list[str]:
-        w, at = self.w, step * PACK * WARP
-        return w.chosen(self._inside(step), "i32", lambda: load_pack(w, start, at))
+        def loaded() -> list[str]:
+            starts = [self.a.at(row, self.begin) for row in range(self.m)]
+            load = load_pack if self.form.held else shared_pack
+            packs = [load(w, start, step * PACK * WARP) for start in starts]
+            return [x for pack in packs for x in pack]
 
-    def _sums(self, packs: Sequence[str], x: list[list[list[str]]]) -> list[list[str]]:
+        flat = w.chosen(self._inside(step), "i32", loaded)
+        return [flat[i * REGISTERS : (i + 1) * REGISTERS] for i in range(self.m)]
+
+    def _sums(self, packs: Sequence[str], held: list[list[list[str]]]) -> list[list[str]]:
         """For each matrix what this lane has of each result, A's rows around those of B."""
         w, rows, count = self.w, self.form.rows, len(self.matrices)
         parts = 4 if self.m * rows * count <= 2 else 2 if self.m * rows * count <= 4 else 1
@@ -339,7 +307,8 @@ class _Gemv:
         given = iter(packs)
         for s in range(self.steps):
             factors = [
-                [unpacked(w, self.dtype, register) for register in x[i][s]] for i in range(self.m)
+                [unpacked(w, self.dtype, register) for register in pack]
+                for pack in (held[s] if held else self._rows_of_a(s))
             ]
             for r in range(rows):
                 for mine in results:
@@ -356,69 +325,82 @@ class _Gemv:
     def _by_element(self) -> None:
         """A warp for each row of B, whatever the addresses are."""
         w, warps = self.w, str(self.form.warps)
-        self._prologue(1)
+        if self.early:
+            w.wait()
+        self.a.prepare(packs=False)
         first = w.add(w.mul(w.block_number(), warps), self.warp)
         step = w.mul(w.blocks(), warps)
-        count = _power(self.m)
-        shift = 5 - (count.bit_length() - 1)
-        value = w(f"lshr i64 {self.lane}, {shift}")
-        alone = w(f"icmp eq i64 {w(f'and i64 {self.lane}, {(1 << shift) - 1}')}, 0")
+        sums_of = _Alone(w, self, rows=1)
         with w.loop(first, self.n, step) as loop:
-            point = self.epilogue.at(loop.index, value, 1, self.n)
+            point = self.epilogue.at(loop.index, sums_of.value, 1, self.n)
             zeros = [("float", ZERO)] * (len(self.matrices) * self.m)
             with w.loop(self.lane, str(self.k), WARP, zeros) as along:
-                factors = [
-                    self._element(self._a(), w.add(along.index, str(i * self.a_row)))
-                    for i in range(self.m)
-                ]
+                factors = [self._element(self.a.at(i, along.index)) for i in range(self.m)]
                 sums = iter(along.carried)
                 for word, b in self.matrices:
                     far = w.add(w.mul(loop.index, str(b[2])), along.index)
-                    weight = self._element(w.pointer(word), far)
+                    at = w.offset(w.pointer(word), memory_element(self.dtype), far)
+                    weight = self._element(at)
                     along.next += [fma(w, a, weight, next(sums)) for a in factors]
             found = along.results
-            totals = [
-                folded(w, self._padded(found[at : at + self.m]), self.lane)
-                for at in range(0, len(found), self.m)
-            ]
-            point.finish(totals, alone)
+            parts = [found[at : at + self.m] for at in range(0, len(found), self.m)]
+            point.finish(*sums_of.totals(parts, []))
 
-    def _element(self, pointer: str, index: str) -> str:
+    def _element(self, at: str) -> str:
+        return load_scalar(self.w, self.dtype, at, None)
+
+
+# ---- sums of lanes and warps ----
+
+
+class _Alone:
+    """A warp has whole sums: each total is in some neighbouring lanes, of which the first counts.
+    `value` is the number of the total that a lane has."""
+
+    carried: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, w: GpuWriter, gemv: _Gemv, rows: int | None = None) -> None:
+        self.w, self.gemv = w, gemv
+        self.count = 1 << (gemv.m * (rows or gemv.form.rows) - 1).bit_length()
+        self.value = self.own = w.div(gemv.lane, str(WARP // self.count))
+
+    def totals(self, sums: list[list[str]], turn: list[str]) -> tuple[list[str], str]:
+        """The totals in each lane, by matrix, and an i1: whether the lane counts."""
         w = self.w
-        at = w.offset(pointer, memory_element(self.dtype), index)
-        return load_scalar(w, self.dtype, at, None)
+        first = w.rem(self.gemv.lane, str(WARP // self.count))
+        return [self._folded(mine) for mine in sums], w(f"icmp eq i64 {first}, 0")
+
+    def _folded(self, sums: list[str]) -> str:
+        missing = [ZERO] * (self.count - len(sums))
+        return folded(self.w, [*sums, *missing], self.gemv.lane)
 
 
-class _Meeting:
-    """Where the warps of a group add up their parts: two areas of shared memory in turns, so that
-    one barrier a turn suffices."""
+class _Meeting(_Alone):
+    """Several warps have parts of the sums. They meet in one of two areas of shared memory in
+    turns, so that one barrier a turn suffices; lane L of the first warp has total L then."""
+
+    carried = (("i64", "0"),)
 
     def __init__(self, w: GpuWriter, gemv: _Gemv, part: str, group: str) -> None:
-        self.w, self.gemv, self.group = w, gemv, group
-        self.values = _power(gemv.form.rows * gemv.m)
-        self.area = gemv.form.warps * self.values
+        super().__init__(w, gemv)
+        self.part, self.group, self.value = part, group, gemv.lane
+        self.area = gemv.form.warps * self.count
         self.places = [w.shared("float", 2 * self.area) for _ in gemv.matrices]
 
-    def totals(self, parts: Sequence[str], turn: str) -> list[str]:
-        """The whole sums: lane L has that of value L."""
-        w, gemv, values = self.w, self.gemv, str(self.values)
-        base = w.mul(turn, str(self.area))
-        value = w(f"lshr i64 {gemv.lane}, {gemv._shift()}")
-        mine = w.add(base, w.add(w.mul(gemv.warp, values), value))
-        for place, part in zip(self.places, parts, strict=True):
-            w.do(f"store float {part}, ptr {w.offset(place, 'float', mine)}")
+    def totals(self, sums: list[list[str]], turn: list[str]) -> tuple[list[str], str]:
+        """The totals in each lane, by matrix, and an i1: whether the lane counts."""
+        w, gemv = self.w, self.gemv
+        base = w.mul(turn[0], str(self.area))
+        mine = w.add(base, w.add(w.mul(gemv.warp, str(self.count)), self.own))
+        for place, part in zip(self.places, sums, strict=True):
+            w.do(f"store float {self._folded(part)}, ptr {w.offset(place, 'float', mine)}")
         w.barrier()
-        first = w.mul(self.group, str(self.values * gemv.form.split))
-        at = w.add(base, w.add(first, w.least(gemv.lane, str(self.values - 1))))
-        return [
-            added(w, [
-                w(f"load float, ptr {w.offset(place, 'float', w.add(at, str(k * self.values)))}")
-                for k in range(gemv.form.split)
-            ])
-            for place in self.places
-        ]  # fmt: skip
+        first = w.mul(self.group, str(self.count * gemv.form.split))
+        at = w.add(base, w.add(first, w.least(gemv.lane, str(self.count - 1))))
+        totals = [added(w, self._parts(place, at)) for place in self.places]
+        return totals, w(f"icmp eq i64 {self.part}, 0")
 
-
-def _power(n: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << (n - 1).bit_length()
+    def _parts(self, place: str, at: str) -> list[str]:
+        w = self.w
+        distances = [w.add(at, str(k * self.count)) for k in range(self.gemv.form.split)]
+        return [w(f"load float, ptr {w.offset(place, 'float', far)}") for far in distances]

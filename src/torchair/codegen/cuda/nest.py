@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchair.codegen.cuda.machine import WARP, Gpu
 from torchair.codegen.cuda.point import Spot, ThreadPoint
@@ -52,10 +52,16 @@ class Crew:
     threads: int | None = None
 
 
-def print_nest(nest: Nest, gpu: Gpu, label: str = "nest") -> tuple[Kernel, Launch]:
-    """The kernel of a nest whose sizes and strides are ints or words, and how to launch it."""
+def print_nest(
+    nest: Nest, gpu: Gpu, label: str = "nest", *, early: bool = False
+) -> tuple[Kernel, Launch]:
+    """The kernel of a nest whose sizes and strides are ints or words, and how to launch it. An
+    `early` one may begin before the launch before it ends."""
     w = GpuWriter(gpu)
     form = form_of(w, nest)
+    early = early and gpu.has_clusters
+    if early:
+        w.wait()
     if form.lanes == 1:
         form.write(1)
     else:
@@ -64,7 +70,7 @@ def print_nest(nest: Nest, gpu: Gpu, label: str = "nest") -> tuple[Kernel, Launc
             form.write(form.lanes)
         with w.when(w(f"xor i1 {fits}, true")):
             form.write(1)
-    launch = form.launch()
+    launch = replace(form.launch(), early=early)
     return w.kernel(label), launch
 
 

@@ -38,10 +38,21 @@ def load_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
 def stream_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
     """The same from global memory that nobody writes, past the first cache: it is read once. The
     load stays where it is put."""
-    results = ", ".join(["i32"] * REGISTERS)
-    code = f"ld.global.nc.L1::no_allocate.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
-    got = w.assembly(code, f"{{ {results} }}", "=r,=r,=r,=r,l", ("ptr", pointer))
-    return [w(f"extractvalue {{ {results} }} {got}, {k}") for k in range(REGISTERS)]
+    return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset)
+
+
+def shared_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
+    """The same from shared memory, to be read again in every round of a loop and not kept."""
+    near = w(f"addrspacecast ptr {pointer} to ptr addrspace(3)")
+    return _assembled(w, "ld.volatile.shared", near, offset)
+
+
+def _assembled(w: GpuWriter, load: str, pointer: str, offset: int) -> list[str]:
+    space = " addrspace(3)" if ".shared" in load else ""
+    results = f"{{ {', '.join(['i32'] * REGISTERS)} }}"
+    code = f"{load}.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
+    got = w.assembly(code, results, "=r,=r,=r,=r,l", (f"ptr{space}", pointer))
+    return [w(f"extractvalue {results} {got}, {k}") for k in range(REGISTERS)]
 
 
 def gather_pack(w: GpuWriter, dtype: str, pointer: str, offset: int = 0) -> list[str]:

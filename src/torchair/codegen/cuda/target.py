@@ -10,6 +10,7 @@ from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.driver import Library, available, library
 from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import foreign
+from torchair.codegen.cuda.machine import Gpu
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Declined, Generated, Kernel, Launch
 from torchair.codegen.requests import Attention, Loops, Product, Request
@@ -27,15 +28,17 @@ class CudaTarget:
 
     channels_last = False
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, machine: Gpu | None = None) -> None:
+        """With a `machine` kernels are generated for that one, which need not be here."""
         self.index = index
         self.name = f"cuda:{index}"
+        self._own = None if machine is None else Library(index, machine)
         self._joined: dict[Any, tuple[Kernel, Launch] | None] = {}
 
     @property
     def library(self) -> Library:
         """The kernels of this GPU."""
-        return library(self.index)
+        return self._own or library(self.index)
 
     def available(self) -> str | None:
         """The driver, a device or LLVM may be missing."""

@@ -76,6 +76,10 @@ class GpuWriter(KernelWriter):
         """Wait for all threads of the block; what they wrote to shared memory is there then."""
         self.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
 
+    def wait(self) -> None:
+        """Wait for the launch before this one, if the GPU began this one early."""
+        self.assembly("griddepcontrol.wait;", "void", "~{memory}")
+
     def assembly(self, text: str, result: str, constraints: str, *args: tuple[str, str]) -> str:
         """Inline PTX that is not moved."""
         given = ", ".join(f"{t} {a}" for t, a in args)

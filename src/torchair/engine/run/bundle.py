@@ -14,22 +14,29 @@ Whatever the steps would have left in memory is there afterwards, so nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from torchair.codegen.cuda.gemv import Partner, gemv
+import torch
+
+from torchair.codegen.cuda.gemv import Partner, forms, gemv
 from torchair.codegen.cuda.target import CudaTarget
+from torchair.codegen.cuda.tuner import fastest
 from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
-from torchair.codegen.requests import Loops, Product
+from torchair.codegen.requests import Loops, MatMul, Product
 from torchair.engine.plan.records import Native, Plan, Step
 from torchair.engine.run.outline import Outline, Range, meet
+from torchair.flags import Flags
 
 Place = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
 SMALL = 1 << 15
 """Points of a nest that every block may compute for itself."""
+LARGE = 4 << 20
+"""Bytes of a matrix for which forms of its product are measured."""
 FAR = 1 << 16
 """Words of the second step of a kernel begin here, those of the third at twice that."""
 MOST = 8
@@ -129,7 +136,12 @@ class _Jobs:
         launch, request = code.generated.launch, code.generated.request
         assert launch is not None
         product = request if isinstance(request, Product) else None
-        return Job([k], code.kernel, launch, list(reads), list(writes), product)
+        job = Job([k], code.kernel, launch, list(reads), list(writes), product)
+        if product is not None and self._is_measured(k):
+            make = partial(gemv, product, self.target.library.machine, _label(code))
+            made = self.target.joined(product, lambda: self._fastest(product.matmul, [k], make))
+            job.kernel, job.launch = made or (job.kernel, job.launch)
+        return job
 
     # ---- products with a prologue ----
 
@@ -146,9 +158,10 @@ class _Jobs:
         keep, nest = not maker.absorbed, self._code(first).generated.request
         made = self.target.joined(
             (request, nest, keep),
-            lambda: gemv(
-                request, self.target.library.machine, _label(code),
-                prologue=self._prologue(first), keep=keep,
+            lambda: self._fastest(
+                request.matmul, [k, first],
+                partial(gemv, request, self.target.library.machine, _label(code),
+                        prologue=self._prologue(first), keep=keep),
             ),
         )  # fmt: skip
         if made is None:
@@ -211,7 +224,7 @@ class _Jobs:
         nest = None if last.prologue is None else self._code(last.prologue).generated.request
         made = self.target.joined(
             (last.product, request, nest, same_as, at, kept),
-            lambda: self._pair(last, request, at, places, kept),
+            lambda: self._pair(last, request, [*last.steps, k], places, kept),
         )
         if made is None:
             return None
@@ -225,19 +238,49 @@ class _Jobs:
         return last
 
     def _pair(
-        self, last: Job, request: Product, at: int, places: tuple[list[Place], list[Place]],
-        kept: bool,
+        self, last: Job, request: Product, steps: list[int],
+        places: tuple[list[Place], list[Place]], kept: bool,
     ) -> tuple[Kernel, Launch]:  # fmt: skip
-        """The kernel of two products at once, whose words begin at 0 and `at`."""
+        """The kernel of two products at once: the first and the last of these steps."""
         assert last.product is not None
+        at = FAR * (len(steps) - 1)
         epilogue = _together(last.product.epilogue, request.epilogue, at, *places)
         if epilogue is None:
             raise Declined("one does not read the other element by element")
-        return gemv(
-            Product(last.product.matmul, epilogue), self.target.library.machine,
-            _label(self._code(last.steps[0])), partner=Partner(at + 1, request.matmul.b),
-            prologue=None if last.prologue is None else self._prologue(last.prologue), keep=kept,
+        prologue = None if last.prologue is None else self._prologue(last.prologue)
+        make = partial(
+            gemv, Product(last.product.matmul, epilogue), self.target.library.machine,
+            _label(self._code(steps[0])), partner=Partner(at + 1, request.matmul.b),
+            prologue=prologue, keep=kept,
         )  # fmt: skip
+        return self._fastest(request.matmul, steps, make, pair=True)
+
+    def _is_measured(self, k: int) -> bool:
+        """Whether forms of a product are measured: the matrix must be large enough."""
+        code = self._code(k)
+        return Flags.read().tune and self._bytes(code.slots[1]) >= LARGE and not code.numbers
+
+    def _fastest(
+        self, matmul: MatMul, steps: list[int], make: Callable[..., Any], pair: bool = False
+    ) -> tuple[Kernel, Launch]:
+        """The kernel for some steps: in its default form, or in the fastest if that is measured."""
+        if not self._is_measured(steps[0]):
+            made: tuple[Kernel, Launch] = make()
+            return made
+        machine = self.target.library.machine
+        makers = [partial(make, form=form) for form in forms(matmul, machine, pair)]
+        sizes = {
+            FAR * part + word: self._bytes(slot)
+            for part, k in enumerate(steps)
+            for word, slot in enumerate(self._code(k).slots)
+        }
+        return fastest(self.target.library, makers, sizes)
+
+    def _bytes(self, slot: Any) -> int:
+        """How much memory is behind a word, at least."""
+        if isinstance(slot, torch.Tensor):
+            return slot.numel() * slot.element_size()
+        return 64 if not isinstance(slot, int) else max(64, self.plan.place(slot)[0].size)
 
 
 def _label(code: Native) -> str:

@@ -134,7 +134,7 @@ def _constant_key(node: Node) -> Hashable | None:
         return None
     # A copy, as one element with stride 0 counts as contiguous but cannot be seen as bytes.
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    data = flat.view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
     return tensor.dtype, tuple(tensor.shape), data, node.outputs[0].device_type
 
 

@@ -1,0 +1,122 @@
+"""The engine on a GPU as a whole: random functions, architectures of transformers, tokens, sizes
+that vary, bad indices. Run with `make test-cuda`."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import torchair
+from like_eager import twin
+from models import LLAMA, Llama, build, llama_inputs
+from random_functions import Program
+from tolerance import assert_close, assert_close_to_reference, double_copy, to_double
+
+pytestmark = pytest.mark.cuda
+MODES = ("max-autotune", "reduce-overhead")
+ARCHITECTURES = (
+    "llama", "qwen2", "qwen3", "mistral", "gpt2", "bert", "roberta", "t5", "vit", "gemma", "opt",
+    "distilbert", "phi", "bart",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def compiled(fn: Callable[..., Any], mode: str = MODES[0], **options: Any) -> Any:
+    config = torchair.CompilerConfig()
+    with warnings.catch_warnings(action="ignore"):
+        config.mode = mode
+    return torch.compile(fn, backend=torchair.get_npu_backend(compiler_config=config), **options)
+
+
+def on_gpu(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.cuda()
+    if isinstance(tree, dict):
+        return {k: on_gpu(v) for k, v in tree.items()}
+    return type(tree)(map(on_gpu, tree)) if isinstance(tree, (list, tuple)) else tree
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures(name: str, mode: str) -> None:
+    from test_transformers import CASES, MORE
+
+    case = (CASES | MORE)[name]
+    model = case.build(torch.float32).cuda()
+    inputs = on_gpu(case.arguments(2, 6, torch.float32))
+    fast = compiled(model, mode)
+    for _ in range(2):
+        assert_close_to_reference(model, inputs, fast(**inputs), model(**inputs))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_functions(seed: int) -> None:
+    program = Program(seed)
+    fn = program.function()
+    call = compiled(fn, MODES[seed % 2])
+    for _ in range(2):
+        inputs = on_gpu(program.inputs(lambda n: n))
+        eager, got = fn(*map(twin, inputs)), call(*map(twin, inputs))
+        truth, _ = program.wide([twin(x) for x in inputs])
+        for g, e, t in zip(got, eager, truth, strict=False):
+            assert_close([g], [e], [t])
+
+
+def test_tokens_of_a_billion_parameters() -> None:
+    with torch.device("cuda"):
+        model = build(Llama, LLAMA["1B"])
+    again = copy.deepcopy(model)
+    fast = compiled(again)
+    tokens, positions = on_gpu(llama_inputs(LLAMA["1B"], 1))
+    for step in range(64):
+        following = model(tokens, positions).reshape(1, -1).argmax(-1)
+        got = fast(tokens, positions).reshape(1, -1).argmax(-1)
+        assert torch.equal(got, following), step
+        tokens, positions = following.reshape(1, 1), positions + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch", (1, 3, 16))
+def test_decoding_in_bfloat16(batch: int, mode: str) -> None:
+    config = replace(LLAMA["1B"], layers=2, vocab=1000, batch=batch, context=64)
+    model = build(Llama, config).cuda().to(torch.bfloat16)
+    again, wide = copy.deepcopy(model), double_copy(model)
+    fast = compiled(again, mode)
+    for step in range(4):
+        inputs = on_gpu(llama_inputs(config, 1, start=step))
+        assert_close(fast(*inputs), model(*inputs), wide(*to_double(inputs)))
+
+
+def test_sizes_that_vary() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.nn.functional.layer_norm(x, x.shape[-1:]) @ w, -1) + 1
+
+    fast = compiled(fn, dynamic=True)
+    w = torch.randn(24, 24, device="cuda")
+    for rows in (2, 3, 5, 16, 129, 3, 2):
+        x = torch.randn(rows, 24, device="cuda")
+        torch.testing.assert_close(fast(x, w), fn(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bad_index_is_told_by_the_next_call() -> None:
+    table, good = torch.randn(10, 8, device="cuda"), torch.tensor([1, 2], device="cuda")
+    fast = compiled(lambda t, i: t[i] * 2)
+    torch.testing.assert_close(fast(table, good), table[good] * 2)
+    fast(table, torch.tensor([1, 99], device="cuda"))
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="index is out of range"):
+        fast(table, good)
+    torch.testing.assert_close(fast(table, good), table[good] * 2)
