@@ -192,7 +192,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     real = cpu().driver()
 
     def driver(base: int) -> None:
-        found.append(ctypes.c_int64.from_address(base + 8 * segment._THREADS).value)
+        found.append(ctypes.c_int64.from_address(base + 8 * segment.THREADS).value)
         real(base)
 
     monkeypatch.setattr(cpu(), "driver", lambda: driver)

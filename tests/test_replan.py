@@ -21,6 +21,7 @@ from torchair import ge
 from torchair.catalog import infer
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.compile import GraphCompiler
+from torchair.engine.plan.family import Member
 from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
@@ -49,28 +50,29 @@ class Watch:
 def watch() -> Iterator[Watch]:
     """Counts plans, and holds those from templates against what the planner makes of the graph."""
     seen = Watch()
-    plan_for, learn, plan = Planner.plan_for, Planner.learn, GraphCompiler.plan
+    member, learn, plan = Planner.member, Planner.learn, GraphCompiler.plan
 
-    def counted(self: Planner, given: Any) -> Plan | None:
-        made = plan_for(self, given)
+    def counted(self: Planner, given: Any) -> Member | None:
+        made = member(self, given)
         seen.again += made is not None
         return made
 
-    def learned(self: Planner, *args: Any) -> Plan:
+    def learned(self: Planner, *args: Any) -> Plan | Member:
         seen.planned += 1
         return learn(self, *args)
 
-    def compared(self: GraphCompiler, inputs: Any) -> Plan:
+    def compared(self: GraphCompiler, inputs: Any) -> Plan | Member:
         before = seen.again
         made = plan(self, inputs)
         if seen.again > before:
+            assert isinstance(made, Member)
             full = self.planner.plan(self.inputs.facts(inputs), [t.stride() for t in inputs])
-            if shown(full) != shown(made):
+            if shown(full) != shown(made.plan()):
                 seen.different.append([tuple(t.shape) for t in inputs])
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Planner, "plan_for", counted)
+        patch.setattr(Planner, "member", counted)
         patch.setattr(Planner, "learn", learned)
         patch.setattr(GraphCompiler, "plan", compared)
         yield seen

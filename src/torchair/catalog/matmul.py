@@ -9,14 +9,14 @@ import torch
 
 from torchair.catalog.core import Kernel, Op, Trait, add_row, fixed
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Dim, Shape, broadcast
+from torchair.ge.shapes import Dim, Shape, Sym, broadcast
 
 
 def matmul_shape(a: Shape, b: Shape, swap_a: bool, swap_b: bool) -> Shape:
     """Dims of a (batched) matrix product, operands optionally transposed."""
     m, k = (a[-1], a[-2]) if swap_a else (a[-2], a[-1])
     k2, n = (b[-1], b[-2]) if swap_b else (b[-2], b[-1])
-    if isinstance(k, int) and isinstance(k2, int) and k != k2:
+    if not isinstance(k, Sym) and not isinstance(k2, Sym) and k != k2:
         raise ValueError(f"inner sizes {k} and {k2} of a matrix product differ")
     batch: tuple[Dim, ...] = broadcast(a[:-2], b[:-2])
     return (*batch, m, n)

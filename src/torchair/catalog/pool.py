@@ -11,7 +11,7 @@ from torchair.catalog.core import Kernel, Op, add_row, same_as
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Dim, Shape
+from torchair.ge.shapes import Dim, Shape, Sym
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn  # the calls that take `out`
@@ -22,7 +22,7 @@ def pooled(n: Dim, size: int, stride: int, pads: int, dilation: int, ceil: bool)
     margin = 2 * pads - dilation * (size - 1) - 1
     if not ceil:
         return (n + margin) // stride + 1
-    if not isinstance(n, int):
+    if isinstance(n, Sym):
         raise MissingHostValue("the number of windows depends on the size")
     count = -(-(n + margin) // stride) + 1
     return count - 1 if (count - 1) * stride >= n + pads else count

@@ -9,7 +9,7 @@ import torch
 from torchair.catalog.core import Kernel, Op, Trait, add_row, same_as, writes_first
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Dim, Shape, dim_max, dim_min
+from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
 
 aten = torch.ops.aten
 VIEW = Trait.VIEW
@@ -119,7 +119,7 @@ def slice_length(begin: Dim, end: Dim, step: int, size: Dim) -> Dim:
 
 
 def _bound(bound: Dim, size: Dim) -> Dim:
-    if isinstance(bound, int):
+    if not isinstance(bound, Sym):
         if bound >= END:
             return size
         return dim_max(bound + size, 0) if bound < 0 else dim_min(bound, size)

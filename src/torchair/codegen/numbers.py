@@ -33,20 +33,35 @@ class Number:
         return self.book.computed(value, sign, a, b)
 
     def __add__(self, other: Int) -> Int:
-        return self if _is(other, 0) else self._with(other, "+", self.value + value_of(other))
+        """An integer that is added stays at the end, as in products."""
+        if isinstance(other, Number):
+            return self._with(other, "+", self.value + other.value)
+        number, sum_ = self.book.split(self, "+", other)
+        return number if sum_ == 0 else number._with(sum_, "+", self.value + other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Int) -> Int:
-        return self if _is(other, 0) else self._with(other, "-", self.value - value_of(other))
+        if not isinstance(other, Number):
+            return self + -other
+        return self._with(other, "-", self.value - other.value)
 
     def __rsub__(self, other: Int) -> Int:
         return self._with(other, "-", value_of(other) - self.value, flip=True)
 
     def __mul__(self, other: Int) -> Int:
-        if _is(other, 0):
+        """Products have one form, with the integer at the end, so that equal ones are the same."""
+        a, m = self.book.split(self, "*", 1)
+        if not isinstance(other, Number):
+            return a._scaled(m * other)
+        b, n = self.book.split(other, "*", m)
+        first, second = (a, b) if a.row <= b.row else (b, a)
+        return first._with(second, "*", a.value * b.value)._scaled(n)
+
+    def _scaled(self, factor: int) -> Int:
+        if factor == 0:
             return 0
-        return self if _is(other, 1) else self._with(other, "*", self.value * value_of(other))
+        return self if factor == 1 else self._with(factor, "*", self.value * factor)
 
     __rmul__ = __mul__
 
@@ -54,7 +69,11 @@ class Number:
         return self._with(other, "**", self.value**other)
 
     def __floordiv__(self, other: Int) -> Int:
-        return self if _is(other, 1) else self._with(other, "//", self.value // value_of(other))
+        if isinstance(other, int) and other:
+            number, factor = self.book.split(self, "*", 1)
+            if factor % other == 0:
+                return number._scaled(factor // other)
+        return self._with(other, "//", self.value // value_of(other))
 
     def __rfloordiv__(self, other: Int) -> Int:
         return self._with(other, "//", value_of(other) // self.value, flip=True)
@@ -63,6 +82,8 @@ class Number:
         return self._with(other, "/", self.value / other)  # type: ignore[arg-type]
 
     def __mod__(self, other: Int) -> Int:
+        if isinstance(other, int) and other and self.book.split(self, "*", 1)[1] % other == 0:
+            return 0
         return self._with(other, "%", self.value % value_of(other))
 
     def __rmod__(self, other: Int) -> Int:
@@ -116,7 +137,8 @@ class Book:
 
     def __init__(self) -> None:
         self._inputs: list[int] = []  # rows of the integers that plans give
-        self._rows: list[tuple[str, Any, Any]] = []  # (sign, operand, operand)
+        self._rows: list[tuple[str, Any, Any]] = []  # (sign, operand, operand), or a call
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._known: dict[tuple[str, str, str], Number] = {}
         self._conditions: dict[str, tuple[int, list[int]]] = {}  # text: (rows before it, it needs)
         self._words: dict[int, int] = {}  # row: position among the words
@@ -136,6 +158,22 @@ class Book:
             known = self._known[key] = Number(value, len(self._rows) - 1, self)
         return known
 
+    def called(self, function: Callable[..., Sequence[Any]], given: Sequence[Any]) -> list[Number]:
+        """What a function of integers gives that no formula tells."""
+        values = function(*map(value_of, given))
+        name = f"f{len(self._functions)}"
+        self._functions[name] = function
+        self._rows.append((name, list(given), None))
+        whole = Number(values, len(self._rows) - 1, self)
+        return [self.computed(v, "[]", whole, k) for k, v in enumerate(values)]
+
+    def split(self, x: Number, sign: str, other: Any) -> tuple[Number, Any]:
+        """A Number without the integer that is its last operand, and what that makes of another."""
+        own, a, b = self._rows[x.row]
+        if own == sign and isinstance(b, int):
+            return a, b + other if sign == "+" else b * other
+        return x, other
+
     def assume(self, a: Any, sign: str, b: Any, outcome: bool) -> None:
         """A decision that was taken: what is made later is right if it comes out like this."""
         text = f"{_name(a)} {sign} {_name(b)}"
@@ -154,11 +192,12 @@ class Book:
         """How many decisions were taken."""
         return len(self._conditions)
 
-    def recipe(self, wanted: Sequence[Number] | None = None) -> Recipe:
+    def recipe(self, wanted: Sequence[Any] | None = None) -> Recipe:
         """A function of a plan's integers that gives the words, or what is `wanted`; None if a
         decision would be another one. Given Numbers of another book, it decides and computes
         there."""
-        rows = list(self._words) if wanted is None else [n.row for n in wanted]
+        names = [f"v{row}" for row in self._words] if wanted is None else map(_name, wanted)
+        rows = list(self._words) if wanted is None else [n.row for n in wanted if _varies(n)]
         used = self._used(rows)
         lines = []
         pending = list(self._conditions.items())
@@ -169,10 +208,10 @@ class Book:
                 lines.append(f"  {pending.pop()[0]}: return None")
             if row in used:
                 lines.append(f"  v{row} = {inputs.get(row) or self._formula(row)}")
-        found = "".join(f"v{row}, " for row in rows)
+        found = "".join(f"{name}, " for name in names)
         # The text was written here, from numbers of rows, signs and integers.
         text = "\n".join(["def recipe(s):", *lines, f"  return ({found})"])
-        namespace: dict[str, Any] = {"__builtins__": {}, "max": largest}
+        namespace: dict[str, Any] = {"__builtins__": {}, "max": largest, **self._functions}
         exec(compile(text, "<sizes>", "exec"), namespace)
         return namespace["recipe"]
 
@@ -180,13 +219,16 @@ class Book:
         used = {*rows, *(row for _, needs in self._conditions.values() for row in needs)}
         for row in range(len(self._rows) - 1, -1, -1):
             if row in used:
-                used.update(x.row for x in self._rows[row][1:] if isinstance(x, Number))
+                used.update(x.row for x in self._operands(row) if isinstance(x, Number))
         return used
 
+    def _operands(self, row: int) -> Sequence[Any]:
+        _, a, b = self._rows[row]
+        return a if isinstance(a, list) else (a, b)
+
     def _formula(self, row: int) -> str:
-        sign, a, b = self._rows[row]
-        left, right = _name(a), _name(b)
-        return f"max({left}, {right})" if sign == "max" else f"{left} {sign} {right}"
+        names = [_name(x) for x in self._operands(row)]
+        return _shown(self._rows[row][0], names)
 
     def text(self, number: Number) -> str:
         """A Number as a formula of the integers that plans give."""
@@ -194,10 +236,16 @@ class Book:
         texts: dict[str, str] = {}
         for row in sorted(self._used([number.row])):
             if row <= number.row:
-                sign, a, b = self._rows[row]
-                x, y = (texts.get(_name(n), _name(n)) for n in (a, b))
-                texts[f"v{row}"] = inputs.get(row) or f"({x} {sign} {y})"
+                names = [texts.get(_name(x), _name(x)) for x in self._operands(row)]
+                sign = self._rows[row][0]
+                shown = inputs.get(row) or _shown(sign, names)
+                simple = row in inputs or sign == "[]" or sign.isidentifier()
+                texts[f"v{row}"] = shown if simple else f"({shown})"
         return texts[_name(number)]
+
+
+def _varies(x: Any) -> bool:
+    return isinstance(x, Number)
 
 
 def value_of(x: Any) -> Any:
@@ -218,6 +266,12 @@ def largest(a: Any, b: Any) -> Any:
         if isinstance(x, Number):
             return x.book.computed(max(value_of(a), value_of(b)), "max", a, b)
     return max(a, b)
+
+
+def _shown(sign: str, names: Sequence[str]) -> str:
+    if sign.isidentifier():
+        return f"{sign}({', '.join(names)})"
+    return f"{names[0]}[{names[1]}]" if sign == "[]" else f" {sign} ".join(names)
 
 
 def _name(x: Any) -> str:

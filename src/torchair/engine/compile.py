@@ -14,6 +14,7 @@ comes out and runs it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -25,11 +26,13 @@ from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
 from torchair.engine.optimize.passes import ENGINE_PASSES, GraphState, ge_kind
 from torchair.engine.options import EngineOptions
+from torchair.engine.plan.family import Member
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.run.executor import ProgramPool
 from torchair.engine.run.lanes import Watch, bind_lanes
+from torchair.engine.run.workspace import MemberPool, Workspace
 from torchair.engine.targets import usable_target
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
@@ -38,6 +41,8 @@ from torchair.passes import PassRunner
 from torchair.trace import Trace
 
 Bound = TypeVar("Bound")
+
+_SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 
 
 class GraphCompiler:
@@ -78,11 +83,14 @@ class GraphCompiler:
         self._begin_planning()
 
     def _begin_planning(self) -> None:
+        self._spaces: deque[Workspace] = deque(maxlen=_SPACES)
         self.planner = Planner(
             self.graph, self._device, self._state.assigned, self._layouts, self.units, self.lanes
         )
 
-    def program(self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan], Bound]) -> Bound:
+    def program(
+        self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
+    ) -> Bound:
         """Something that runs for inputs like these. Units whose kernels cannot be compiled are
         planned again, node by node."""
         before, start = self._seconds, time.perf_counter()
@@ -108,27 +116,40 @@ class GraphCompiler:
     def _seconds(self) -> float:
         return self.target.seconds if self.target is not None else 0.0
 
-    def plan(self, inputs: Sequence[torch.Tensor]) -> Plan:
+    def plan(self, inputs: Sequence[torch.Tensor]) -> Plan | Member:
         """Steps and memory for these sizes: as in a plan made before if that can be, else from the
         graph. Every unit asks the target for its kernel, which is generated once for its kind."""
         if self.units is None:
             return self.planner.plan(self.inputs.facts(inputs))
-        strides, varying = [t.stride() for t in inputs], self.inputs.varying
-        if not self.inputs.dynamic or self._device != "cpu":
-            return self.planner.plan(self.inputs.facts(inputs), strides)
-        given = {i: (self.inputs.fact(i, inputs[i]), strides[i]) for i in varying}
-        plan = self.planner.plan_for(given)
-        return plan or self.planner.learn(self.inputs.facts(inputs), strides, varying)
+        reader = self.inputs.reader
+        given = reader(inputs)
+        dynamic = self.inputs.dynamic and self._device == "cpu"
+        member = self.planner.member(given) if dynamic else None
+        if member is not None:
+            return member
+        facts, strides = self.inputs.facts(inputs), [t.stride() for t in inputs]
+        if not dynamic:
+            return self.planner.plan(facts, strides)
+        return self.planner.learn(facts, strides, reader, given)
 
-    def build(self, plan: Plan) -> None:
+    def build(self, plan: Plan | Member) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""
+        if isinstance(plan, Member):
+            if plan.family.built:
+                return
+            plan.family.built, plan = True, plan.family.plan
         if self.target is not None:
             self.target.compile([s.native.kernel for s in plan.steps if s.native is not None])
 
-    def bind(self, plan: Plan, watch: Watch | None = None) -> ProgramPool:
+    def bind(self, plan: Plan | Member, watch: Watch | None = None) -> ProgramPool | MemberPool:
         """Programs of a plan over memory of their own, a first one at once; `watch` looks on."""
-        if watch is not None and plan.schedule is None:
-            plan.schedule = schedule_of(plan, self.lanes)
-        pool = ProgramPool(plan, partial(bind_lanes, watch=watch) if plan.schedule else None)
+        pool: ProgramPool | MemberPool
+        if isinstance(plan, Member) and watch is None and plan.family.lanes is None:
+            pool = MemberPool(plan, self._spaces)
+        else:
+            plan = plan.plan() if isinstance(plan, Member) else plan
+            if watch is not None and plan.schedule is None:
+                plan.schedule = schedule_of(plan, self.lanes)
+            pool = ProgramPool(plan, partial(bind_lanes, watch=watch) if plan.schedule else None)
         pool.prepare()
         return pool

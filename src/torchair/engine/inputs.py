@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torchair.catalog import steering_values
+from torchair.engine.plan.reader import Reader
 from torchair.engine.run.executor import picker
 from torchair.errors import InputError
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import Shape, is_static, on_wire
 from torchair.ge.signature import InputSource
-
-Key = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class GraphInputs:
@@ -32,7 +31,6 @@ class GraphInputs:
         self.varying: list[int] = []  # those that may differ from call to call
         self._requirements = [_Check(i, v, device) for i, v in enumerate(self.data)]
         self._checks: list[_Check] = []
-        self._keys: list[Key] = []
         known = [s.static for s in sources]
         static = [*known, *[False] * len(self.data)][: len(self.data)]
         self.pick = picker([i for i, fixed in enumerate(static) if not fixed])
@@ -41,17 +39,9 @@ class GraphInputs:
                 self.varying.append(i)
             if not static[i]:
                 self._checks.append(self._requirements[i])
-            self._keys += self._keys_of(i, value, strides and not static[i])
-
-    def _keys_of(self, i: int, value: Value, strides: bool) -> list[Key]:
-        keys: list[Key] = []
-        if strides and value.shape != ():
-            keys.append(lambda inputs: inputs[i].stride())
-        if value.shape is None or any(not isinstance(d, int) for d in value.shape):
-            keys.append(lambda inputs: inputs[i].shape)
-        if i in self.by_value:
-            keys.append(lambda inputs: tuple(inputs[i].reshape(-1).tolist()))
-        return keys
+        read = [(i, self.data[i], i in self.by_value) for i in self.varying]
+        self.reader = Reader(read, strides)
+        """Tells what two sets of inputs have in common that one plan serves."""
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse what the graph cannot take, as far as that is seen without sizes."""
@@ -61,10 +51,6 @@ class GraphInputs:
             )
         for check in self._checks:
             check(inputs)
-
-    def key(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """What two sets of inputs have in common that one plan serves."""
-        return tuple([k(inputs) for k in self._keys])
 
     def facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
         """What planning must know of them."""
@@ -87,6 +73,7 @@ class _Check:
         self._name = value.node.name
         self._dtype = ge_to_torch(value.dtype)
         self._shape = value.shape
+        self._rank = None if value.shape is None else len(value.shape)
         self._size = torch.Size(value.shape) if is_static(value.shape) else None  # type: ignore[arg-type]
         self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
 
@@ -103,8 +90,9 @@ class _Check:
             raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
         if t.dtype is not self._dtype:
             raise self._error(f"type {self._dtype}", str(t.dtype))
-        if self._size is not None and t.shape != self._size:
-            raise self._error(f"dims {on_wire(self._size)}", str(list(t.shape)))
+        wrong = t.dim() != self._rank if self._size is None else t.shape != self._size
+        if wrong and self._rank is not None:
+            raise self._error(f"dims {on_wire(self._shape)}", str(list(t.shape)))
 
     def verify(self, t: torch.Tensor) -> None:
         """Dims that may vary too; done once for every new set of sizes."""

@@ -23,6 +23,7 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
 from torchair.engine.plan.ending import Promises
+from torchair.engine.plan.family import Member
 from torchair.engine.plan.late import refuse_late
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
@@ -32,6 +33,7 @@ from torchair.engine.run.fixed import FixedProgram, memory_of
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
+from torchair.engine.run.workspace import MemberPool
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.ge.graph import Graph
@@ -87,8 +89,8 @@ class TorchNpuGraph:
         self.trace = Trace()
         self._graph: Graph | None = None
         self._compiler: GraphCompiler | None = None
-        self._plans: OrderedDict[Any, ProgramPool] = OrderedDict()
-        self._latest: ProgramPool | None = None
+        self._plans: OrderedDict[Any, ProgramPool | MemberPool] = OrderedDict()
+        self._latest: ProgramPool | MemberPool | None = None
         self._dump: GraphDump | None = None
         self._lock = Lock()
         self.held: Held | None = None  # weights that were frozen, if any
@@ -263,7 +265,7 @@ class TorchNpuGraph:
     def _run(
         self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        pool: ProgramPool | GraphDump | None = self._latest
+        pool: ProgramPool | MemberPool | GraphDump | None = self._latest
         if pool is None or pool.guards is None or not pool.guards.check(*self._pick(inputs)):
             pool = self._find(inputs)
         if pool.native:
@@ -289,39 +291,44 @@ class TorchNpuGraph:
     def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
         """Outputs of the graph by a program made for this run: what a device records. All memory
         that the program needs is allocated now."""
-        return self.planned(inputs).once(inputs)
+        return self._recorded(inputs).once(inputs)
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> None:
         """Plan for inputs like these and compile kernels, for `once`."""
-        self.planned(inputs).forget()
+        self._recorded(inputs).forget()
 
-    def planned(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
+    def _recorded(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
+        pool = self.planned(inputs)
+        assert isinstance(pool, ProgramPool), "plans of a device have memory of their own"
+        return pool
+
+    def planned(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool:
         """Programs for inputs like these, for capture: CaptureError if only the data tell all
         that a plan must know."""
         session = self.edition_for(inputs)
         pool = session._find(session.seen(inputs))
         if isinstance(pool, GraphDump):
             raise CaptureError(f"{self.name} dumps its data")
-        refuse_late(pool.plan)
+        refuse_late(pool.member.family.plan if isinstance(pool, MemberPool) else pool.plan)
         return pool
 
     def seen(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The inputs of a call as plans are made for them."""
         return inputs
 
-    def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | GraphDump:
+    def _find(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool | GraphDump:
         """The plan for inputs like these, made now if need be; or what dumps the graph."""
         self.inputs.check(inputs)
         if self._dump is not None:
             self.inputs.facts(inputs)  # checks dims that vary
             return self._dump
-        key = self.inputs.key(inputs)
+        key = self.inputs.reader(inputs)
         pool = self._plans.get(key)
         if pool is None:
             pool = self._pool(key, inputs)
         elif pool is not self._latest:
             self._freshen(key)
-        if not self.inputs.by_value and pool.guards is None:
+        elif not self.inputs.by_value and pool.guards is None:  # the second time in turn
             pool.guards = same_as(self._pick(inputs))
         self._latest = pool
         return pool
@@ -333,13 +340,16 @@ class TorchNpuGraph:
         weights are frozen, ask the edition for these inputs."""
         self.compile(inputs)
 
-        def bind(plan: Plan) -> FixedProgram:
+        def bind(found: Plan | Member) -> FixedProgram:
+            plan = found.plan() if isinstance(found, Member) else found
             refuse_late(plan)
             return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
         return self._made(inputs, bind)
 
-    def _made(self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan], Bound]) -> Bound:
+    def _made(
+        self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
+    ) -> Bound:
         """A program for inputs like these, and a note of the weights that it has copies of."""
         made = self._compiled.program(inputs, bind)
         if self.held is not None and self.units is not None:
@@ -347,13 +357,13 @@ class TorchNpuGraph:
             self.held.note_copies([i for i in self.held.tensors if data[i] in copied])
         return made
 
-    def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool:
+    def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool:
         pool = self._made(inputs, partial(self._compiled.bind, watch=self.watch))
         with self._lock:
             self._plans[key] = pool
             while len(self._plans) > 1 and (
                 len(self._plans) > _PLANS
-                or sum(p.plan.arena_size for p in self._plans.values()) > _PLAN_BYTES
+                or sum(p.arena_bytes for p in self._plans.values()) > _PLAN_BYTES
             ):
                 self._plans.popitem(last=False)
         return pool

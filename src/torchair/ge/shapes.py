@@ -129,7 +129,7 @@ def dim_min(a: Dim, b: Dim) -> Dim:
 
 
 def _extreme(kind: str, a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
         return max(a, b) if kind == "Max" else min(a, b)
     if a == b:
         return a
@@ -154,7 +154,7 @@ def _broadcast_dim(a: Dim, b: Dim) -> Dim:
         return a
     if a == 1:
         return b
-    if isinstance(a, int) and isinstance(b, int):
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
         raise ValueError(f"sizes {a} and {b} do not broadcast")
     return a if isinstance(a, int) else b
 

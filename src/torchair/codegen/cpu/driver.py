@@ -143,6 +143,54 @@ together:
 }
 """
 
+FILL = 4  # words: where to write, and the numbers of three values whose sum is written
+
+_FILL_TEXT = """
+define void @ENTRY(ptr %block, ptr %records, i64 %count, ptr %values) #0 {
+entry:
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %one ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %one, label %done
+one:
+  %at = mul i64 %i, FILLWORDS
+  %record = getelementptr i64, ptr %records, i64 %at
+  %word = load i64, ptr %record
+  %a.at = getelementptr i64, ptr %record, i64 1
+  %a = load i64, ptr %a.at
+  %b.at = getelementptr i64, ptr %record, i64 2
+  %b = load i64, ptr %b.at
+  %c.at = getelementptr i64, ptr %record, i64 3
+  %c = load i64, ptr %c.at
+  %x.at = getelementptr i64, ptr %values, i64 %a
+  %x = load i64, ptr %x.at
+  %y.at = getelementptr i64, ptr %values, i64 %b
+  %y = load i64, ptr %y.at
+  %z.at = getelementptr i64, ptr %values, i64 %c
+  %z = load i64, ptr %z.at
+  %xy = add i64 %x, %y
+  %sum = add i64 %xy, %z
+  %target = getelementptr i64, ptr %block, i64 %word
+  store i64 %sum, ptr %target
+  %i.next = add i64 %i, 1
+  br label %head
+done:
+  ret void
+}
+"""
+
+
+def filler(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
+    """A Python callable that writes the words of a program that follow from sizes: of the addresses
+    of its block and of records, their number, and the address of values."""
+    kernel = Kernel.of("fill", _FILL_TEXT.replace("FILLWORDS", str(FILL)), [])
+    address = ctypes.c_void_p
+    return ctypes.CFUNCTYPE(None, address, address, ctypes.c_int64, address)(
+        library.address(kernel)
+    )
+
+
 def driver(machine: Machine) -> Kernel:
     """The code of the driver for a processor."""
     pause = "call void @llvm.x86.sse2.pause()" if machine.arch == "x86_64" else "fence acquire"

@@ -8,13 +8,14 @@ from typing import Any
 
 from torchair.codegen.cpu.attention.kernel import attention
 from torchair.codegen.cpu.conv.kernel import convolution
-from torchair.codegen.cpu.driver import entry_point
+from torchair.codegen.cpu.driver import entry_point, filler
 from torchair.codegen.cpu.jit import Library, compile_all
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.matmul.kernel import product
 from torchair.codegen.cpu.nest.kernel import loops
 from torchair.codegen.cpu.pool import pool
 from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.numbers import largest
 from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product, Request
 from torchair.codegen.target import Head
 
@@ -40,6 +41,7 @@ class CpuTarget:
         self.library = library or Library()
         self._missing: tuple[str | None] | None = None
         self._driver: Any = None
+        self._filler: Any = None
 
     def available(self) -> str | None:
         """LLVM may be missing, or not know the processor."""
@@ -57,6 +59,12 @@ class CpuTarget:
         if self._driver is None:
             self._driver = entry_point(self.library)
         return self._driver
+
+    def filler(self) -> Any:
+        """The native function that writes what follows from sizes into a program."""
+        if self._filler is None:
+            self._filler = filler(self.library)
+        return self._filler
 
     def declines(self, head: Head) -> str | None:
         """Why there is no generator for an operator."""
@@ -83,7 +91,8 @@ class CpuTarget:
 
     def work(self, moved: int, points: int, flops: float) -> float:
         """Microseconds of one thread, at rates that any core has."""
-        return moved / (1e5 if moved < IN_CACHE else 2e4) + points / 8e3 + 0.05 + flops / 1e5
+        far = largest(moved - IN_CACHE, 0)
+        return moved / 1e5 + far / 2.5e4 + points / 8e3 + 0.05 + flops / 1e5
 
 
 @cache

@@ -1,7 +1,7 @@
 """What looks alike in a plan, and how it follows from sizes: facts of values, layouts of slots.
 
 Values, views and units of the layers of a model have the same dims whatever the sizes are. Each
-kind gets a number, and is worked out once for each new set of sizes.
+kind gets a number, and is worked out once, over Numbers.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from typing import Any
 import torch
 
 from torchair.catalog import Op, Order, infer, row_of
+from torchair.codegen.numbers import Int, Number, value_of
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
 from torchair.engine.plan.ending import Draft, Promises
 from torchair.engine.plan.records import Step
+from torchair.engine.plan.strided import Sizes, Strided
 from torchair.engine.plan.strides import (
     Formula,
+    Meta,
     as_list,
     as_tuple,
     content_of,
     dense_strides,
     in_format,
     in_order,
+    is_known,
     laid_out,
-    meta_of,
+    same_strides,
     shares,
-    with_strides,
 )
 from torchair.engine.units.native_units import NativeUnits
+from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym
-
-Given = Mapping[int, tuple[Fact, tuple[int, ...]]]
-"""By index of an input: its fact and its strides."""
 
 Like = Value | int | torch.memory_format | Order | None
 """Whose strides a native result gets: those of a value, or those promised of an output."""
@@ -118,7 +119,7 @@ class FactTable:
         self._varying = [n for n in range(len(self._kinds.first)) if self._has_symbols(n)]
         self._formula = Formula([s for n in self._varying for s in _sizes(self._kinds.first[n])])
 
-    def evaluate(self, sizes: Mapping[str, int]) -> list[Fact]:
+    def evaluate(self, sizes: Mapping[str, Int]) -> list[Fact]:
         """All facts for these sizes, but for those of nodes that are computed again."""
         assert self._formula is not None
         found = iter(self._formula(sizes))
@@ -127,21 +128,34 @@ class FactTable:
             facts[n] = _filled(facts[n], found)
         return facts
 
-    def compute(self, facts: list[Fact]) -> dict[Value, torch.Tensor]:
+    def compute(self, facts: list[Fact]) -> dict[Value, Fact]:
         """Compute nodes again; their facts are put to the others."""
-        made: dict[Value, torch.Tensor] = {}
+        made: dict[Value, Fact] = {}
         for node in self.computed:
-            row = row_of(node.type)
-            assert row is not None
-            tensors = folded(node, row, infer(node, self.of(facts)), self.of(facts))
-            if tensors is None:
-                raise Unfit(f"{node.name} is not known from sizes alone")
-            for value, tensor in zip(node.outputs, tensors, strict=True):
-                made[value] = tensor
-                facts[self._number[value]] = Fact(
-                    self._facts[value].dtype, tuple(tensor.shape), content_of(tensor)
-                )
+            found = infer(node, self.of(facts))
+            if not all(is_known(f) for f in found):
+                found = self._computed_by_torch(node, facts)
+            for value, fact in zip(node.outputs, found, strict=True):
+                fact = Fact(self._facts[value].dtype, fact.shape, fact.content)
+                facts[self._number[value]] = made[value] = fact
         return made
+
+    def _computed_by_torch(self, node: Node, facts: list[Fact]) -> list[Fact]:
+        """What no rule tells: the node itself is run, for every plan."""
+        known = {v: _plain(self.of(facts)(v)) for v in node.values()}
+        numbers = [n for v in known for n in as_tuple(self.of(facts)(v).content)]
+        results = _run(node, known)
+
+        def run(*numbers: Any) -> list[Any]:
+            rest = iter(numbers)
+            given = {v: Fact(f.dtype, f.shape, _content(f, rest)) for v, f in known.items()}
+            return [n for fact in _run(node, given) for n in as_tuple(fact.content)]
+
+        book = next((n.book for n in numbers if isinstance(n, Number)), None)
+        if book is None:
+            return results
+        found = iter(book.called(run, numbers))
+        return [Fact(f.dtype, f.shape, _content(f, found)) for f in results]
 
     def of(self, facts: list[Fact]) -> Callable[[Value], Fact]:
         """A function from values to their facts."""
@@ -155,27 +169,51 @@ def _sizes(fact: Fact) -> tuple[Any, ...]:
 
 def _filled(fact: Fact, found: Any) -> Fact:
     shape = tuple([next(found) for _ in fact.shape or ()])
-    if isinstance(fact.content, tuple):
-        return Fact(fact.dtype, shape, tuple([next(found) for _ in fact.content]))
-    return Fact(fact.dtype, shape, next(found))
+    return Fact(fact.dtype, shape, _content(fact, found))
+
+
+def _content(fact: Fact, found: Any) -> Any:
+    known = fact.content
+    return tuple([next(found) for _ in known]) if isinstance(known, tuple) else next(found)
+
+
+def _plain(fact: Fact) -> Fact:
+    """A fact as it is in this plan. Dims are not to be others."""
+    if any(isinstance(n, Number) for n in fact.shape or ()):
+        raise Unfit("a small number of numbers varies")
+    return _filled(fact, iter([value_of(n) for n in _sizes(fact)]))
+
+
+def _run(node: Node, facts: Mapping[Value, Fact]) -> list[Fact]:
+    """Results of a node whose inputs are known."""
+    row = row_of(node.type)
+    assert row is not None
+    tensors = folded(node, row, infer(node, facts.__getitem__), facts.__getitem__)
+    if tensors is None:
+        raise Unfit(f"{node.name} is not known from sizes alone")
+    return [Fact(0, tuple(t.shape), content_of(t)) for t in tensors]
 
 
 @dataclass
 class Run:
-    """What is worked out for one set of sizes."""
+    """What is worked out from the sizes of one plan, over Numbers."""
 
-    given: Given
-    sizes: Mapping[str, int]
+    strides: Mapping[int, Sizes]  # of inputs that vary
+    sizes: Mapping[str, Int]
     facts: list[Fact]
     fact: Callable[[Value], Fact]
-    constants: dict[Value, torch.Tensor]  # computed again
-    metas: list[torch.Tensor] = field(default_factory=list)
-    views: list[list[torch.Tensor]] = field(default_factory=list)  # by kind of view
+    constants: dict[Value, Fact]  # computed again
+    metas: list[Strided] = field(default_factory=list)
+    views: list[list[Strided]] = field(default_factory=list)  # by kind of view
     kernels: list[Callable[..., Any]] = field(default_factory=list)  # by kind of view
-    same: bool = True  # kernels are those of the template
+
+    def laid_out(self, number: int, strides: Sequence[Int] | None = None) -> Strided:
+        """Memory for a fact, one row after the other if nothing else is said."""
+        fact = self.facts[number]
+        return Strided(fact.shape or (), strides, ge_to_torch(fact.dtype))  # type: ignore[arg-type]
 
 
-Recipe = Callable[[Run], torch.Tensor]
+Recipe = Callable[[Run], Strided]
 
 
 class Layouts:
@@ -208,10 +246,11 @@ class Layouts:
         if slot in self._inputs:
             return self._given(self._inputs[slot], number, meta)
         if root.kind in ("const", "input") and self._table.is_fixed(number):
-            return ("fixed", meta.dtype, meta.shape, meta.stride()), lambda run: meta
+            layout = Strided(tuple(meta.shape), meta.stride(), meta.dtype)
+            return ("fixed", meta.dtype, meta.shape, meta.stride()), lambda run: layout
         return self._made(number, self._course.like.get(value))
 
-    def _meta(self, slot: int) -> torch.Tensor:
+    def _meta(self, slot: int) -> Meta:
         meta = self._course.draft.metas[slot]
         assert meta is not None
         return meta
@@ -219,15 +258,14 @@ class Layouts:
     def _moved(self, slot: int, step: Step, j: int) -> tuple[Hashable, Recipe]:
         base = self.of[step.args[0]]
         if step.kind == "copy":
-            dense = torch.contiguous_format
-            return ("copy", base), lambda run: torch.empty_like(
-                run.metas[base], memory_format=dense
+            return ("copy", base), lambda run: Strided(
+                run.metas[base].shape, None, run.metas[base].dtype
             )
         key = (node_key(step.node, self._table), base)
         view = self.kernel_of[slot] = self._views.of(key, (step.node, base))
         return ("view", view, j), lambda run: self._view(run, view)[j]
 
-    def _view(self, run: Run, view: int) -> list[torch.Tensor]:
+    def _view(self, run: Run, view: int) -> list[Strided]:
         if view < len(run.views):
             return run.views[view]
         node, base = self._views.first[view]
@@ -240,27 +278,27 @@ class Layouts:
         run.views.append(made)
         return made
 
-    def _given(self, i: int, number: int, meta: torch.Tensor) -> tuple[Hashable, Recipe]:
+    def _given(self, i: int, number: int, meta: Meta) -> tuple[Hashable, Recipe]:
         """Inputs that are laid out one row after the other have strides that follow from dims."""
-        if meta.stride() == dense_strides(meta):
+        if same_strides(meta, dense_strides(meta)):
             return self._made(number, None)
-        return ("given", i), lambda run: with_strides(meta_of(run.facts[number]), run.given[i][1])
+        return ("given", i), lambda run: run.laid_out(number, run.strides[i])
 
     def _made(self, number: int, like: Like) -> tuple[Hashable, Recipe]:
         if isinstance(like, torch.memory_format):
-            return ("format", number, like), lambda run: in_format(meta_of(run.facts[number]), like)
+            return ("format", number, like), lambda run: in_format(run.laid_out(number), like)
         if isinstance(like, Order):
-            return ("order", number, like), lambda run: in_order(meta_of(run.facts[number]), like)
+            return ("order", number, like), lambda run: in_order(run.laid_out(number), like)
         if like is None:
-            return ("dense", number), lambda run: meta_of(run.facts[number])
+            return ("dense", number), lambda run: run.laid_out(number)
         if isinstance(like, Value):
             other = self.of[self._slot[like]]
             return ("like", number, other), lambda run: laid_out(
-                meta_of(run.facts[number]), run.metas[other].stride()
+                run.laid_out(number), run.metas[other].stride()
             )
         strides = self._course.promises.strides
         return ("promised", number, like), lambda run: laid_out(
-            meta_of(run.facts[number]), strides(like, run.sizes)
+            run.laid_out(number), strides(like, run.sizes)
         )
 
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from torchair.catalog import Trait, row_of
-from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place, place_unordered
+from torchair.codegen.numbers import value_of
+from torchair.engine.plan.memory import Arena, Buffer
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, WriteBack
 from torchair.engine.plan.streams import Lanes, Sharing, schedule_of
 from torchair.engine.plan.strides import (
     Formula,
+    Meta,
     as_list,
     dense_strides,
     flat_slots,
@@ -35,7 +35,6 @@ _WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when 
 _APART, _SMALL = 12, 1 << 18
 """On a GPU buffers of so few bytes are not used again for some steps, so that kernels that have
 nothing to do with each other can stand in one launch."""
-_WASTE = 1.2  # times the least memory, that an arrangement made for other sizes may take
 
 
 @dataclass(frozen=True)
@@ -63,15 +62,15 @@ class Promises:
         self.layouts = [*layouts, *[None] * len(self.results)][: len(self.results)]
         self._formulas: dict[tuple[int, str], Formula] = {}
 
-    def dims(self, k: int, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    def dims(self, k: int, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
         """Dims of a result; None for those that only the data tell, or if none were promised."""
         return self._evaluate(k, "dims", sizes)
 
-    def strides(self, k: int, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    def strides(self, k: int, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
         """Strides of a result, None as for dims."""
         return self._evaluate(k, "strides", sizes)
 
-    def offset(self, k: int, sizes: Mapping[str, int]) -> int | None:
+    def offset(self, k: int, sizes: Mapping[str, Any]) -> int | None:
         """Where a result must begin in its memory, None if that does not matter."""
         layout = self.layouts[k]
         if layout is None or layout.offset is None:
@@ -79,7 +78,7 @@ class Promises:
         found = self._evaluate(k, "offset", sizes)
         return None if found is None else found[0]
 
-    def _evaluate(self, k: int, what: str, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    def _evaluate(self, k: int, what: str, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
         layout = self.layouts[k]
         if layout is None:
             return None
@@ -102,10 +101,9 @@ class Draft:
     plan: Plan
     slot: Mapping[Value, int]
     root: dict[int, Root]
-    metas: dict[int, torch.Tensor | None]
-    sizes: Mapping[str, int]
+    metas: dict[int, Meta]
+    sizes: Mapping[str, Any]
     native: bool  # generated code is on: strides are fixed when it is made
-    packings: dict[Any, Packing] | None = None  # of plans like this, by what is in the arena
     lanes: Lanes | None = None  # of the graph, if nodes have more than one
 
 
@@ -117,18 +115,23 @@ class Ending:
         self.plan, self.slot, self.sizes = draft.plan, draft.slot, draft.sizes
         self.root, self.metas = draft.root, draft.metas
         self.now = len(draft.plan.steps)
-        self.packings = draft.packings
         several = draft.lanes is not None and len(draft.lanes.used_by(self.plan.steps)) > 1
         self.lanes = draft.lanes if several else None
 
     def run(self) -> Plan:
-        """The plan."""
+        """The plan, with its buffers placed."""
+        plan = self.open()
+        plan.arrange(plan.arena.place([b.size for b in plan.arena.buffers]))
+        if self.lanes is not None:
+            plan.schedule = schedule_of(plan, self.lanes)
+        return plan
+
+    def open(self) -> Plan:
+        """The plan, without places of its buffers: sizes need not be known."""
         self._outputs()
         self._write_backs()
-        self._place()
+        self._find_buffers()
         self._bind_views()
-        if self.lanes is not None:
-            self.plan.schedule = schedule_of(self.plan, self.lanes)
         return self.plan
 
     def _outputs(self) -> None:
@@ -252,36 +255,31 @@ class Ending:
             return step.args[0] == target and len(reads) == 1
         return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
 
-    def _place(self) -> None:
+    def _find_buffers(self) -> None:
+        """Which roots are in the arena, and which of them one after the other in one buffer."""
         arena = [r for r in self.plan.roots if r.kind == "arena"]
-        buffers: dict[int, Buffer] = {}
-        chosen: dict[int, Buffer] = {}
+        buffers: list[Buffer] = []
         sharing = None
         if self.lanes is not None:
             sharing = Sharing(self.plan.steps, self.root.__getitem__, self.lanes)
         for root in arena:
             if (before := self._taken_over(root, sharing)) is not None:
-                buffer = chosen[before.slot]
-                buffer.last = max(buffer.last, root.last)
+                root.buffer = before.buffer
+                buffers[root.buffer].last = max(buffers[root.buffer].last, root.last)
             else:
-                buffer = buffers[root.slot] = Buffer(root.size, root.first, root.last)
-            root.bytes = buffer.size
-            chosen[root.slot] = buffer
-        packed = list(buffers.values())
+                root.buffer = len(buffers)
+                buffers.append(Buffer(root.size, root.first, root.last))
         if self.plan.device != "cpu":
-            for buffer in packed:
+            for buffer in buffers:
                 buffer.last += _APART if buffer.size <= _SMALL else 0
-        self.plan.arena_floor = lower_bound(packed)
-        if sharing is None:
-            self.plan.arena_size = self._pack(tuple(buffers), packed)
-        else:
-            inside: dict[int, list[Root]] = {id(b): [] for b in packed}
+        apart = None
+        if sharing is not None:
+            inside: list[list[Root]] = [[] for _ in buffers]
             for root in arena:
-                inside[id(chosen[root.slot])].append(root)
-            spans = [sharing.span(inside[id(b)]) for b in packed]
-            self.plan.arena_size = place_unordered(packed, lambda a, b: spans[a].apart(spans[b]))
-        for root in arena:
-            root.offset = chosen[root.slot].offset
+                inside[root.buffer].append(root)
+            spans = [sharing.span(roots) for roots in inside]
+            apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
+        self.plan.arena = Arena(buffers, apart)
 
     def _taken_over(self, root: Root, sharing: Sharing | None) -> Root | None:
         """The root whose buffer this one takes over, if that is not needed any more; elements must
@@ -293,22 +291,12 @@ class Ending:
             return None
         return before if sharing is None or sharing.ends_at(before, root.first) else None
 
-    def _pack(self, key: tuple[int, ...], buffers: list[Buffer]) -> int:
-        """Places as in a plan before, as long as that wastes little."""
-        known = None if self.packings is None else self.packings.get(key)
-        if known is not None and (size := known.place(buffers)) <= _WASTE * self.plan.arena_floor:
-            return size
-        size = place(buffers)
-        if self.packings is not None:
-            self.packings[key] = Packing(buffers)
-        return size
-
     def _bind_views(self) -> None:
         """Views of planned or constant memory are made once, the others at every call."""
         for slot, root in self.root.items():
             if root.kind != "torch" or root.last >= self.now:
                 continue
-            if self.metas[slot] is None or root.size >= _WORTH_FREEING:
+            if self.metas[slot] is None or value_of(root.size) >= _WORTH_FREEING:
                 self.plan.steps[root.last].frees.append(slot)
         self._copy_before_updates()
         kept: list[Step] = []
@@ -336,7 +324,7 @@ class Ending:
 
     def _bytes(self, slot: int) -> int:
         meta = self.metas[slot]
-        return 0 if meta is None else int(meta.storage_offset()) * meta.element_size()
+        return 0 if meta is None else meta.storage_offset() * meta.element_size()
 
     def _read_by_torch(self) -> set[int]:
         """Slots that must exist as tensors, because torch works on them or they leave."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,15 @@ import numpy as np
 
 ALIGNMENT = 64
 
+_WASTE = 1.2  # times the least memory, that an arrangement made for other sizes may take
+
 
 @dataclass
 class Buffer:
-    """One intermediate: its size and the first and last step that touch it."""
+    """One intermediate: its size, a Number where that varies, and the first and last step that
+    touch it."""
 
-    size: int
+    size: Any
     first: int
     last: int
     offset: int = -1
@@ -90,6 +93,39 @@ class Packing:
             buffer.offset = max([ends[j] for j in below], default=0)
             ends[k] = buffer.offset + aligned(buffer.size)
         return max(ends, default=0)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where buffers of some sizes lie."""
+
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    total: int
+    floor: int  # the most bytes alive at once
+
+
+class Arena:
+    """The buffers of a plan, to be placed for any sizes of them."""
+
+    def __init__(
+        self, buffers: Sequence[Buffer], apart: Callable[[int, int], bool] | None = None
+    ) -> None:
+        """`apart` says which of them may share bytes, where first and last step do not tell."""
+        self.buffers = list(buffers)
+        self._apart = apart
+        self._packing: Packing | None = None
+
+    def place(self, sizes: Sequence[int]) -> Placement:
+        """Places as before, as long as that wastes little."""
+        placed = [Buffer(n, b.first, b.last) for n, b in zip(sizes, self.buffers, strict=True)]
+        floor = lower_bound(placed)
+        if self._apart is not None:
+            total = place_unordered(placed, self._apart)
+        elif self._packing is None or (total := self._packing.place(placed)) > _WASTE * floor:
+            total = place(placed)
+            self._packing = Packing(placed)
+        return Placement(tuple(sizes), tuple(b.offset for b in placed), total, floor)
 
 
 def _together(a: Buffer, b: Buffer) -> bool:

@@ -14,14 +14,17 @@ import torch
 
 from torchair.catalog import Op, Order, Row, Trait, infer, row_of
 from torchair.catalog.reference import tensor_args
-from torchair.engine.fuse.kinds import Course, Given, Like, Unfit
+from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
 from torchair.engine.plan.ending import Draft, Ending, Layout, Promises
+from torchair.engine.plan.family import Family, Member
+from torchair.engine.plan.reader import Reader
 from torchair.engine.plan.records import Plan, Root, Step
 from torchair.engine.plan.replan import Template, learned
 from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import (
+    Meta,
     as_list,
     content_of,
     in_format,
@@ -37,11 +40,12 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Graph, Node, Value
-from torchair.ge.shapes import evaluate, free_symbols
+from torchair.ge.shapes import evaluate, free_symbols, is_static
 from torchair.log import logger
 
 _SKIPPED = ("Data", "RefData", "NetOutput")
 _TEMPLATES = 4  # kept for one graph
+_FAMILIES = 32  # kept for one graph
 _METAS = 1024  # descriptions of inputs kept for one graph
 
 
@@ -71,6 +75,7 @@ class Planner:
         self.promises = Promises(graph.output.values(), data, assigned or {}, layouts)
         self._metas: dict[Any, torch.Tensor] = {}
         self._templates: list[Template] = []
+        self._families: list[Family] = []
         self._tries = 0
 
     def plan(
@@ -89,28 +94,43 @@ class Planner:
                 self._metas[key] = meta
         return meta
 
-    def plan_for(self, given: Given) -> Plan | None:
-        """A plan from one made before, if only these inputs differ from then."""
+    def member(self, given: Sequence[int]) -> Member | None:
+        """The plan for inputs like these from those made before, if it is like one of them."""
+        for family in self._families:
+            values = family.fit(given)
+            if values is not None:
+                return Member(family, given, values)
         for template in self._templates:
             try:
-                return template.plan(given)
+                return self._welcome(template.trace(given), given)
             except Unfit as e:
                 logger.info("%s is planned anew: %s", self.graph.name, e)
         return None
 
+    def _welcome(self, family: Family, given: Sequence[int]) -> Member:
+        self._families = [family, *self._families][:_FAMILIES]
+        values = family.fit(given)
+        assert values is not None, "a family has the plan that it was made with"
+        return Member(family, given, values)
+
     def learn(
-        self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...]], varying: Sequence[int]
-    ) -> Plan:
-        """A plan that others will be made from, if that can be done; `varying` are the inputs that
-        differ from call to call."""
+        self,
+        inputs: Sequence[Fact],
+        strides: Sequence[tuple[int, ...]],
+        reader: Reader,
+        given: Sequence[int],
+    ) -> Plan | Member:
+        """A plan that others will be made from, if that can be done; `given` is what `reader` tells
+        of the inputs."""
         self._tries += 1
         plan, template = _Build(self, inputs, strides).run(
-            varying if self._tries <= _TEMPLATES else None
+            reader if self._tries <= _TEMPLATES else None
         )
-        given = {i: (inputs[i], strides[i]) for i in varying}
-        if template is not None and template.reproduces(plan, given):
-            self._templates.append(template)
-        return plan
+        family = None if template is None else template.reproduces(plan, given)
+        if template is None or family is None:
+            return plan
+        self._templates.append(template)
+        return self._welcome(family, given)
 
 
 class _Build:
@@ -124,7 +144,7 @@ class _Build:
         self.facts: dict[Value, Fact] = {}
         self.slot: dict[Value, int] = {}
         self.root: dict[int, Root] = {}
-        self.metas: dict[int, torch.Tensor | None] = {}
+        self.metas: dict[int, Meta] = {}  # None where only the data tell
         self.members: dict[int, list[Value]] = {}  # by root slot
         self.done: set[Node] = set()
         self.devices: dict[Value, str] = {}
@@ -141,8 +161,8 @@ class _Build:
                 root.kind, self.plan.constants[root.slot] = "const", frozen
         self.env = symbols_of((v, self.facts[v]) for v in self.data)
 
-    def run(self, varying: Sequence[int] | None = None) -> tuple[Plan, Template | None]:
-        """The plan, and a template for others if only these inputs vary from call to call."""
+    def run(self, reader: Reader | None = None) -> tuple[Plan, Template | None]:
+        """The plan, and a template for others if they differ in what `reader` tells only."""
         for item in self.p.order:
             if isinstance(item, Unit):
                 self._unit(item)
@@ -154,11 +174,11 @@ class _Build:
         draft = Draft(self.plan, self.slot, self.root, self.metas, self.env, native)
         draft.lanes = self.p.lanes
         template = None
-        if natives is not None and varying is not None:
+        if natives is not None and reader is not None:
             course = Course(
                 draft, self.facts, self.like, self.units, self.inferred, natives, promises
             )
-            template = learned(course, varying)
+            template = learned(course, reader)
         return Ending(draft, promises).run(), template
 
     @property
@@ -259,7 +279,10 @@ class _Build:
         return fact if (dtype, shape) == (fact.dtype, fact.shape) else Fact(dtype, shape)
 
     def _fold(self, node: Node, row: Row, facts: list[Fact]) -> bool:
-        """Small integers that only depend on sizes become constants of the plan."""
+        """Small integers that only depend on sizes become constants of the plan, unless how many
+        there are depends on sizes too."""
+        if any(v.shape is not None and not is_static(v.shape) for v in node.outputs):
+            return False
         tensors = folded(node, row, facts, self._fact)
         for value, tensor in zip(node.outputs, tensors or (), strict=False):
             self._constant(value, tensor)
@@ -356,7 +379,7 @@ class _Build:
             return self._one_by_one(unit, inside)
         outs = {v: self._native_meta(unit, v) for v in unit.outputs}
         layouts = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
-        call = self.p.natives.emit(unit, self._fact, layouts.__getitem__)  # type: ignore[arg-type]
+        call = self.p.natives.emit(unit, self._fact, layouts.__getitem__)
         if call is None:
             return self._one_by_one(unit, inside)
         slots = [self.slot[v] for v in unit.inputs]

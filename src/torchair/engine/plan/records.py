@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.kernel import Generated, Kernel
+from torchair.engine.plan.memory import Arena, Placement
 from torchair.ge.graph import Node, Value
 
 
@@ -23,12 +24,13 @@ class Root:
 
     slot: int
     kind: str
-    meta: torch.Tensor  # dims, strides and type, without data
+    meta: Any  # dims, strides and type, without data: see `strides.Meta`
     device: str
     first: int = 0
     last: int = 0
-    offset: int = -1  # in the arena
-    bytes: int = 0  # there
+    buffer: int = -1  # of the arena
+    offset: int = -1  # of that buffer in the arena
+    bytes: int = 0  # of that buffer
     successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
     tied_to: int = -1  # slot of the input it updates
     fixed: bool = False  # native code knows its strides
@@ -146,6 +148,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     outputs: list[OutputSpec] = field(default_factory=list)
     write_backs: list[WriteBack] = field(default_factory=list)
+    arena: Arena = field(default_factory=lambda: Arena([]))
     arena_size: int = 0
     arena_floor: int = 0  # the most bytes alive at once
     device: str = "cpu"
@@ -153,6 +156,39 @@ class Plan:
     places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
     outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
     schedule: Schedule | None = None  # if there is more than one lane
+
+    @property
+    def all_native(self) -> bool:
+        """Whether there is nothing but native steps from arguments to results in memory of their
+        own and updated arguments."""
+        native = any(s.kind == "native" for s in self.steps)
+        native = native and all(s.kind in ("native", "view") for s in self.steps)
+        if not native or self.write_backs:
+            return False
+        roots = [self.place(o.slot)[0] for o in self.outputs]
+        fresh = [r.slot for r in roots if r.kind == "fresh"]
+        known = sum(r.kind == "fresh" for r in self.roots)
+        if len(set(fresh)) != len(fresh) or len(fresh) != known:
+            return False
+        return all(
+            o.shape is not None and not o.always_copy and not o.again
+            if r.kind == "fresh"
+            else r.kind == "tied" and r.slot == o.slot
+            for o, r in zip(self.outputs, roots, strict=True)
+        )
+
+    @property
+    def work(self) -> Any:
+        """Microseconds that one thread needs for the native steps, roughly."""
+        return sum(s.native.work for s in self.steps if s.native is not None)
+
+    def arrange(self, placement: Placement) -> None:
+        """Take over where buffers lie."""
+        for root in self.roots:
+            if root.buffer >= 0:
+                root.offset = placement.offsets[root.buffer]
+                root.bytes = placement.sizes[root.buffer]
+        self.arena_size, self.arena_floor = placement.total, placement.floor
 
     def place(self, slot: int) -> tuple[Root, int]:
         """The root a slot is in, and how many bytes after its begin."""

@@ -1,10 +1,11 @@
 """Plans for other sizes from one that is there.
 
 What a plan is made of (order, slots, who is a view of what, how long memory is needed) does not
-depend on sizes. A `Template` keeps that, and works out again only what does: dims, strides, the
-numbers of kernels. Values, views and units that look alike, as those of the layers of a model, are
-worked out once. Nothing is guessed: dims come from the symbols of the graph and are held against
-the shape rules, views and kernels are asked again; whatever does not fit is left to the planner.
+depend on sizes. A `Template` keeps that, and works out what does once more, over Numbers: dims,
+strides, the numbers of kernels. Values, views and units that look alike, as those of the layers of
+a model, are worked out once. Nothing is guessed: dims come from the symbols of the graph and are
+held against the shape rules, views and kernels are asked again, and whatever is decided on the way
+is a condition of the `Family` that comes out. What does not fit is left to the planner.
 """
 
 from __future__ import annotations
@@ -16,33 +17,34 @@ from typing import Any
 import torch
 
 from torchair.catalog import infer
+from torchair.codegen.numbers import Book, Int
 from torchair.engine.fuse.kinds import (
     Course,
     FactTable,
-    Given,
     Kinds,
     Layouts,
     Run,
     Unfit,
-    kernel_of,
     node_key,
 )
 from torchair.engine.fuse.units import Unit
 from torchair.engine.plan.ending import Draft, Ending, read_by_torch
-from torchair.engine.plan.memory import Packing
+from torchair.engine.plan.family import Family
+from torchair.engine.plan.reader import Reader
 from torchair.engine.plan.records import Native, Plan, Root, Step
-from torchair.engine.plan.strides import symbols_of
+from torchair.engine.plan.strides import Formula, Meta, symbols_of
 from torchair.engine.units import NativeCall
 from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.shapes import Sym
 from torchair.log import logger
 
 _KINDS = ("native", "view", "copy", "out", "call")
 
 
-def learned(course: Course, varying: Sequence[int]) -> Template | None:
+def learned(course: Course, reader: Reader) -> Template | None:
     """A template from the course of a plan, None if it cannot be one."""
     try:
-        return Template(course, varying)
+        return Template(course, reader)
     except Exception as e:  # planning from the graph works in any case
         logger.info("other sizes will be planned anew (%s: %s)", type(e).__name__, e)
         return None
@@ -51,14 +53,15 @@ def learned(course: Course, varying: Sequence[int]) -> Template | None:
 class Template:
     """A plan without sizes."""
 
-    def __init__(self, course: Course, varying: Sequence[int]) -> None:
-        """`varying` are the inputs that may differ from call to call; the rest never change."""
+    def __init__(self, course: Course, reader: Reader) -> None:
+        """`reader` tells what of the inputs may differ from call to call; the rest never does."""
+        self._reader = reader
         self._natives, self._promises = course.natives, course.promises
         self._plan, self._slot = course.draft.plan, course.draft.slot
         self._lanes = course.draft.lanes
         if any(s.kind not in _KINDS for s in self._plan.steps):
             raise Unfit("some dims only the data tell")
-        self._inputs = {i: course.promises.data[i] for i in varying}
+        self._inputs = {i: course.promises.data[i] for i in reader.inputs}
         folded = self._find_folded()
         self._table = FactTable(course.facts, [n for n in course.nodes if n in folded])
         self._checks = self._nodes_to_check(course.nodes)
@@ -110,8 +113,6 @@ class Template:
         before = [(k, r.successor_of) for k, r in enumerate(self._plan.roots)]
         self._successors = [(k, number[b.slot]) for k, b in before if b is not None]
         self._constants = dict(self._plan.constants)
-        self._outlines: dict[Any, dict[Any, Any]] = {}
-        self._packings: dict[Any, Packing] = {}
 
     def _find_folded(self) -> set[Node]:
         """Nodes whose results were computed from sizes while planning."""
@@ -119,56 +120,71 @@ class Template:
         values = [v for v, slot in self._slot.items() if slot in constants]
         return {v.node for v in values if v.node.type not in ("Const", "Data", "RefData")}
 
-    # ---- for other sizes ----
+    # ---- for all sizes ----
 
-    def plan(self, given: Given) -> Plan:
-        """The plan for inputs of these dims and strides; Unfit if it must be made anew."""
+    def trace(self, given: Sequence[int]) -> Family:
+        """The family of plans that one for inputs like `given` belongs to; Unfit if it must be
+        made from the graph."""
+        book = Book()
         try:
-            run = self._start(given)
+            run = self._start([book.number(n) for n in given])
             self._check(run)
             self._layouts.fill(run)
             self._check_strides(run)
-            draft = self._draft(run)
-            plan = Ending(draft, self._promises).run()
+            plan = Ending(self._draft(run), self._promises).open()
         except Unfit:
             raise
         except Exception as e:  # a rule does not take these sizes: the planner says so properly
             raise Unfit(f"{type(e).__name__}: {e}") from e
-        if run.same:
-            self._share_outlines(plan)
-        return plan
+        sized = {self._slot[v]: fact for v, fact in run.constants.items()}
+        return Family(plan, book, sized, run.fact, self._lanes)
 
-    def reproduces(self, plan: Plan, given: Given) -> bool:
-        """Whether the plan that this was made from comes out again."""
+    def reproduces(self, plan: Plan, given: Sequence[int]) -> Family | None:
+        """The family of the plan that this was made from, if that comes out again."""
         try:
-            again = self.plan(given)
+            family = self.trace(given)
         except Unfit as e:
             logger.info("other sizes will be planned anew: %s", e)
-            return False
+            return None
+        again = family.plan_for(given)
         pairs = [(t, plan.constants[slot]) for slot, t in again.constants.items()]
         same = shown(again) == shown(plan) and all(a is b or torch.equal(a, b) for a, b in pairs)
-        if same:
-            plan.outlines = again.outlines
-        return same
+        return family if same else None
 
-    def _start(self, given: Given) -> Run:
-        sizes = symbols_of((self._inputs[i], fact) for i, (fact, _) in given.items())
+    def _start(self, numbers: Sequence[Int]) -> Run:
+        read = self._reader.told(numbers)
+        dims = {i: self._inputs[i].shape if r.dims is None else r.dims for i, r in read.items()}
+        sizes = symbols_of(
+            (v, Fact(v.dtype, dims[i], read[i].content)) for i, v in self._inputs.items()
+        )
         facts = self._table.evaluate(sizes)
-        run = Run(given, sizes, facts, self._table.of(facts), self._table.compute(facts))
+        constants = self._table.compute(facts)
+        strides = {i: r.strides for i, r in read.items() if r.strides is not None}
+        run = Run(strides, sizes, facts, self._table.of(facts), constants)
         for i, value in self._inputs.items():
-            if _differ(given[i][0], run.fact(value)):
+            found = Fact(run.fact(value).dtype, dims[i], read[i].content)
+            if _differ(found, run.fact(value)):
                 raise Unfit(f"input {i} has other dims than the graph says")
         return run
 
     def _check(self, run: Run) -> None:
         for node in self._checks:
             for value, found in zip(node.outputs, infer(node, run.fact), strict=True):
-                if _differ(found, run.fact(value)):
+                if _differ(self._evaluated(found, value, run), run.fact(value)):
                     raise Unfit(f"{node.name} has other dims than the graph says")
 
+    def _evaluated(self, found: Fact, value: Value, run: Run) -> Fact:
+        """A fact of a rule that leaves dims as tracing saw them."""
+        shape = value.shape if found.shape is None else found.shape
+        if shape is None or not any(isinstance(d, Sym) for d in shape):
+            return Fact(found.dtype, shape, found.content)
+        return Fact(found.dtype, Formula(shape)(run.sizes), found.content)
+
     def _check_strides(self, run: Run) -> None:
-        for i, value in self._inputs.items():
-            if run.metas[self._layouts.of[self._slot[value]]].stride() != run.given[i][1]:
+        for i, strides in run.strides.items():
+            meta = run.metas[self._layouts.of[self._slot[self._inputs[i]]]]
+            sizes = zip(meta.shape, meta.stride(), strides, strict=True)
+            if not all((isinstance(n, int) and n == 1) or s == w or n == 1 for n, s, w in sizes):
                 raise Unfit(f"the strides of input {i} are others")
 
     def _draft(self, run: Run) -> Draft:
@@ -182,15 +198,12 @@ class Template:
             if roots[k].meta.shape != roots[before].meta.shape:
                 raise Unfit("a result does not fit the memory that it was to take over")
         old = self._plan
-        plan = Plan(old.slots, old.inputs, self._constants, roots, device=old.device)
-        if run.constants:
-            made = {self._slot[v]: t for v, t in run.constants.items()}
-            plan.constants = self._constants | made
+        plan = Plan(old.slots, old.inputs, dict(self._constants), roots, device=old.device)
         plan.steps = self._make_steps(run)
         slots = range(old.slots)
         root = dict(zip(slots, [roots[k] for k in self._root_of], strict=True))
-        of: dict[int, torch.Tensor | None] = dict(zip(slots, metas, strict=True))
-        return Draft(plan, self._slot, root, of, run.sizes, True, self._packings, self._lanes)
+        of: dict[int, Meta] = dict(zip(slots, metas, strict=True))
+        return Draft(plan, self._slot, root, of, run.sizes, True, self._lanes)
 
     def _make_steps(self, run: Run) -> list[Step]:
         calls = [self._call(unit, run) for unit in self._units.first]
@@ -202,13 +215,11 @@ class Template:
                 step.also, step.native = old.also, self._native(old.native, calls[kind], unit, run)
             elif old.kind == "view":
                 step.kernel = run.kernels[self._layouts.kernel_of[old.outs[0]]]
-            elif old.kind != "copy":
-                step.kernel = kernel_of(old.node, run.fact)
             steps.append(step)
         return steps
 
     def _call(self, unit: Unit, run: Run) -> NativeCall:
-        def layout(value: Value) -> torch.Tensor:
+        def layout(value: Value) -> Meta:
             return run.metas[self._layouts.of[self._slot[value]]]
 
         call = self._natives.emit(unit, run.fact, layout)
@@ -220,16 +231,10 @@ class Template:
         """The call of a kind of units for one of them."""
         slots = old.slots
         if call.generated is not old.generated:
-            slots, run.same = self._natives.bind(self._call(unit, run), self._slot).slots, False
+            slots = self._natives.bind(self._call(unit, run), self._slot).slots
         return Native(
             call.generated, slots, call.numbers, call.work, old.copies, old.pointwise
         )
-
-    def _share_outlines(self, plan: Plan) -> None:
-        """Programs of plans that differ in numbers only are bound in the same way."""
-        own = [r for r, shared in zip(plan.roots, self._shared, strict=True) if not shared]
-        key = tuple([(r.kind, r.tied_to) for r in own])
-        plan.outlines = self._outlines.setdefault(key, {})
 
 
 def shown(plan: Plan) -> Any:
@@ -257,7 +262,7 @@ def _differ(found: Fact, expected: Fact) -> bool:
     return found.dtype != expected.dtype or (known and found.content != expected.content)
 
 
-def _copied(root: Root, meta: torch.Tensor) -> Root:
+def _copied(root: Root, meta: Meta) -> Root:
     """A root as it was before the end of planning."""
     return Root(
         root.slot, root.kind, meta, root.device, root.first, root.last,

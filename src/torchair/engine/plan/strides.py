@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from torchair.catalog import Order
+from torchair.codegen.numbers import same
+from torchair.engine.plan.strided import Strided
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
@@ -23,8 +25,12 @@ class Formula:
         self.names = sorted(free_symbols(sizes))
         self._compute = compile_dims(sizes, self.names)
 
-    def __call__(self, values: Mapping[str, int]) -> tuple[Any, ...]:
+    def __call__(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         return self._compute(*[values[n] for n in self.names])
+
+
+Meta = Any
+"""What planning knows of a tensor: a torch tensor without data, or `Strided` where sizes vary."""
 
 
 def meta_of(fact: Fact) -> torch.Tensor:
@@ -32,23 +38,33 @@ def meta_of(fact: Fact) -> torch.Tensor:
     return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
 
 
-def in_format(meta: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def in_format(meta: Meta, memory_format: torch.memory_format) -> Meta:
     """The same dims with the strides of a memory format."""
-    return torch.empty_like(meta, memory_format=memory_format)
+    if not isinstance(meta, Strided):
+        return torch.empty_like(meta, memory_format=memory_format)
+    if memory_format != torch.channels_last:
+        raise ValueError(f"no strides are known for {memory_format}")
+    _, c, h, w = meta.shape
+    return with_strides(meta, (c * w * h, 1, c * w, c))
 
 
-def in_order(meta: torch.Tensor, order: Order) -> torch.Tensor:
+def in_order(meta: Meta, order: Order) -> Meta:
     """The same dims without gaps, in an order of dims."""
     return with_strides(meta, order.strides(meta.shape))
 
 
-def dense_strides(meta: torch.Tensor) -> tuple[int, ...]:
-    strides: Any = contiguous_strides(tuple(meta.shape))
-    return strides
+def dense_strides(meta: Meta) -> tuple[int, ...]:
+    return _row_major(meta.shape)
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _row_major(shape: Sequence[Any]) -> tuple[Any, ...]:
+    return contiguous_strides(tuple(shape))
+
+
+def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether these strides give every element its own place, without gaps."""
+    if all(same(s, d) for s, d in zip(strides, _row_major(shape), strict=True)):
+        return True
     expected = 1
     for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n != 1):
         if stride != expected:
@@ -67,11 +83,13 @@ def is_writable(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def with_strides(meta: torch.Tensor, strides: Any) -> torch.Tensor:
+def with_strides(meta: Meta, strides: Any) -> Meta:
+    if isinstance(meta, Strided):
+        return Strided(meta.shape, strides, meta.dtype)
     return torch.empty_strided(meta.shape, strides, dtype=meta.dtype, device="meta")
 
 
-def laid_out(meta: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+def laid_out(meta: Meta, strides: Sequence[int] | None) -> Meta:
     """The same dims with these strides, if they leave no gaps."""
     fits = strides is not None and is_dense(meta.shape, strides)
     return with_strides(meta, strides) if fits else meta
@@ -118,15 +136,17 @@ def flat_slots(args: list[Any]) -> list[int]:
     return [s for a in args for s in (a if isinstance(a, list) else [a]) if s is not None]
 
 
-def as_list(x: Any) -> list[torch.Tensor]:
+def as_list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, (list, tuple)) else [x]
 
 
-def shares(view: torch.Tensor, base: torch.Tensor) -> bool:
+def shares(view: Meta, base: Meta) -> bool:
+    if isinstance(view, Strided):
+        return view.memory is base.memory
     return view.untyped_storage()._cdata == base.untyped_storage()._cdata
 
 
-def same_strides(meta: torch.Tensor, wanted: Sequence[int]) -> bool:
+def same_strides(meta: Meta, wanted: Sequence[int]) -> bool:
     """Strides agree wherever they matter: a dim of size 1 may have any."""
     if meta.numel() == 0:
         return True

@@ -45,10 +45,16 @@ class StepFailure(Exception):
 class Program:
     """A plan bound to memory."""
 
-    def __init__(self, plan: Plan, place: Place | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place | None = None,
+        scratch: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
         """`place` gives memory for the arena and for results that stay where they are, as far as it
-        has any: else the arena is this program's own, and results are made for each call."""
-        self.plan = plan
+        has any: else the arena is this program's own, and results are made for each call.
+        `scratch` gives memory that kernels use while they run."""
+        self.plan, self._scratch = plan, scratch
         arena = place(ARENA, plan.arena_size) if place is not None else None
         with torch.inference_mode(False):
             self._arena = (
@@ -75,7 +81,8 @@ class Program:
         """One function for each step, and one for consecutive native steps together."""
         runs: list[Run] = []
         steps, k = self.plan.steps, 0
-        memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants)
+        plan = self.plan
+        memory = Memory(plan, self._arena.data_ptr(), plan.constants, self._scratch)
         threads = torch.get_num_threads()
         tell = Flags.read().debug >= 5
         while k < len(steps):
@@ -150,35 +157,28 @@ class NativeProgram:
     def __init__(self, plan: Plan) -> None:
         self._arena = torch.empty(plan.arena_size, dtype=torch.uint8)
         memory = Memory(plan, self._arena.data_ptr(), plan.constants)
-        roots = [plan.place(o.slot)[0] for o in plan.outputs]
-        fresh = [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
+        fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
         steps = [s for s in plan.steps if s.kind == "native"]
-        segment = Segment(steps, memory, torch.get_num_threads(), slots)
-        self._make = [_allocation(o.shape, o.strides, r) for o, r in fresh]
+        self._make = [allocation(o.shape, o.strides, r) for o, r in fresh]
+        self._take(Segment(steps, memory, torch.get_num_threads(), slots), slots)
+
+    def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
+        """Note which results are updated arguments; gives those that are made."""
+        roots = [plan.place(o.slot)[0] for o in plan.outputs]
         self._updated = [r.tied_to if r.kind == "tied" else -1 for r in roots]
         self._plain = max(self._updated, default=-1) < 0
-        self._arguments = picker(segment.sources[: len(segment.sources) - len(slots)])
+        return [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
+
+    def _take(self, segment: Segment, results: Sequence[int]) -> None:
+        """Run this segment, whose last sources are the results."""
+        self._arguments = picker(segment.sources[: len(segment.sources) - len(results)])
         self._run = segment.call()
 
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
-        native = plan.device == "cpu" and any(s.kind == "native" for s in plan.steps)
-        native = native and all(s.kind in ("native", "view") for s in plan.steps)
-        if not native or plan.write_backs or Flags.read().debug >= 5:
-            return False
-        roots = [plan.place(o.slot)[0] for o in plan.outputs]
-        fresh = [r.slot for r in roots if r.kind == "fresh"]
-        known = sum(r.kind == "fresh" for r in plan.roots)
-        if len(set(fresh)) != len(fresh) or len(fresh) != known:
-            return False
-        return all(
-            o.shape is not None and not o.always_copy and not o.again
-            if r.kind == "fresh"
-            else r.kind == "tied" and r.slot == o.slot
-            for o, r in zip(plan.outputs, roots, strict=True)
-        )
+        return plan.device == "cpu" and plan.all_native and Flags.read().debug < 5
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
@@ -212,6 +212,7 @@ class ProgramPool:
         """`bind` makes a program of the plan, if it is not of one of the kinds above."""
         self.plan = plan
         self.native = bind is None and NativeProgram.suits(plan)
+        self.arena_bytes = plan.arena_size
         self._bind = bind or (NativeProgram if self.native else Program)
         self._free: dict[int, deque[Program | NativeProgram]] = {}
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
@@ -254,7 +255,7 @@ def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
     """A function that gives the tensor of a fresh root: a new one, or always the same."""
     memory = place(root.slot, root.size) if place is not None else None
     if memory is None:
-        return _allocation(tuple(root.meta.shape), root.meta.stride(), root)
+        return allocation(tuple(root.meta.shape), root.meta.stride(), root)
     kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
     return lambda: kept
 
@@ -267,7 +268,7 @@ def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any)
         return empty.set_(memory.untyped_storage(), start, shape, strides)
 
 
-def _allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tensor]:
+def allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tensor]:
     """A function that makes a tensor anew for every call because it leaves the graph."""
     dtype, device = root.meta.dtype, torch.device(root.device)
     if device.type == "cpu" and _quick_empty is not None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import HEADER, bind_threads
+from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.outline import LINE, Outline
 
-_ALONE = 12.0  # microseconds of work that a second thread does not pay for
-_THREADS = 2  # word of the header
+ALONE = 12.0  # microseconds of work that a second thread does not pay for
+THREADS = 2  # word of the header
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Memory:
     plan: Plan
     arena: int
     constants: dict[int, torch.Tensor]
+    scratch: Callable[[int], torch.Tensor] | None = None  # gives so many bytes for this call
 
 
 class BadIndex(IndexError):
@@ -48,9 +49,9 @@ class Segment:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps = list(steps)
         calls = [s.code for s in steps]
-        work = sum(c.work for c in calls)
-        self._threads = threads if work > _ALONE and bind_threads() else 1
-        self._scratch = _aligned(max((c.scratch for c in calls), default=0) * self._threads)
+        self._threads = self._threads_of(threads)
+        room = max((c.scratch for c in calls), default=0) * self._threads
+        self._scratch = (memory.scratch or aligned_bytes)(room)
         outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
         if key not in outlines:
             outlines[key] = Outline(steps, memory.plan, last)
@@ -58,45 +59,59 @@ class Segment:
         self._memory = torch.zeros(self._outline.total + LINE, dtype=torch.int64)
         self._base = -(-self._memory.data_ptr() // 64) * 64  # the barrier has a line to itself
         self._block = (ctypes.c_int64 * self._outline.total).from_address(self._base)
-        self._write_addresses(memory)
-        self._write_program(memory.plan)
+        self._write_fixed()
+        self._write_sized(memory)
+        self._write_program()
 
-    def _write_addresses(self, memory: Memory) -> None:
-        """The argument blocks."""
-        outline, block, places = self._outline, self._block, memory.plan.places
+    def _threads_of(self, threads: int) -> int:
+        """The most threads that ever run it."""
+        return threads if sum(s.code.work for s in self.steps) > ALONE and bind_threads() else 1
+
+    def _write_fixed(self) -> None:
+        """What is the same for all sizes, in the argument blocks."""
+        outline, block = self._outline, self._block
         for word, tensor in outline.packed:
             block[word] = tensor.data_ptr()
+        scratch = self._scratch.data_ptr()
+        for word in outline.scratch:
+            block[word] = scratch
+        for k, (word, _) in enumerate(outline.faults):
+            block[word] = self._base + 8 * (outline.faults_at + k)
+
+    def _write_sized(self, memory: Memory) -> None:
+        """What follows from sizes, and from where memory is."""
+        outline, block, places = self._outline, self._block, memory.plan.places
         for word, slot in outline.placed:
             root, offset = places[slot]
             block[word] = memory.arena + root.offset + offset
         for word, slot in outline.constants:
             root, offset = places[slot]
             block[word] = memory.constants[root.slot].data_ptr() + offset
-        scratch = self._scratch.data_ptr()
-        for word in outline.scratch:
-            block[word] = scratch
-        for k, (word, _) in enumerate(outline.faults):
-            block[word] = self._base + 8 * (outline.faults_at + k)
+        for k, (_, _, slot) in enumerate(outline.patches):
+            block[outline.patches_at + PATCH * k + 2] = places[slot][1]
+        self._write_flags(outline.barriers(self.steps, memory.plan))
         for step, (first, end) in zip(self.steps, outline.numbers, strict=True):
             block[first:end] = step.code.numbers
 
-    def _write_program(self, plan: Plan) -> None:
+    def _write_program(self) -> None:
         """Header, records of steps, patches."""
         outline, base, code = self._outline, self._base, cpu().library
-        flags = outline.barriers(self.steps, plan)
-        records: list[int] = []
-        for step, at, flag in zip(self.steps, outline.blocks, flags, strict=True):
-            records += (code.address(step.code.kernel), base + 8 * at, flag)
-        patches: list[int] = []
-        for word, source, slot in outline.patches:
-            patches += (base + 8 * word, source, plan.places[slot][1])
+        for k, (step, at) in enumerate(zip(self.steps, outline.blocks, strict=True)):
+            first = outline.records + STEP * k
+            self._block[first : first + 2] = code.address(step.code.kernel), base + 8 * at
+        for k, (word, source, _) in enumerate(outline.patches):
+            first = outline.patches_at + PATCH * k
+            self._block[first : first + 2] = base + 8 * word, source
         header = [
             base + 8 * outline.records, len(self.steps), self._threads,
             base + 8 * outline.patches_at, len(outline.patches), base + 8 * outline.sources_at,
             base + 8 * HEADER, 0,
         ]  # fmt: skip
-        for at, words in ((0, header), (outline.records, records), (outline.patches_at, patches)):
-            self._block[at : at + len(words)] = words
+        self._block[0 : len(header)] = header
+
+    def _write_flags(self, flags: Sequence[int]) -> None:
+        for k, flag in enumerate(flags):
+            self._block[self._outline.records + STEP * k + 2] = flag
 
     @property
     def sources(self) -> list[int]:
@@ -132,7 +147,7 @@ class Segment:
 
         def run(_owner: Any = self) -> None:
             if most > 1:
-                block[_THREADS] = min(most, threads())
+                block[THREADS] = min(most, threads())
             driver(base)
 
         return self._raising(run) if self._outline.faults else run
@@ -153,7 +168,7 @@ class Segment:
         return run_and_look
 
 
-def _aligned(size: int) -> torch.Tensor:
+def aligned_bytes(size: int) -> torch.Tensor:
     """Memory that begins at a cache line."""
     made = torch.empty(size + 64, dtype=torch.uint8)
     return made[-made.data_ptr() % 64 :]

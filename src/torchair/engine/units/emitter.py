@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from torchair.codegen.kernel import Generated, Kernel, Pack
+from torchair.codegen.numbers import largest
 from torchair.codegen.target import Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
+from torchair.engine.plan.strided import Strided
+from torchair.engine.plan.strides import Meta
 from torchair.engine.units.sizes import Sizes
 from torchair.ge.graph import Fact, Node, Value
 
@@ -68,8 +69,8 @@ class NativeCall:
         return self.generated.kernel
 
 
-Layouts = Callable[[Value], torch.Tensor]
-"""Meta tensor of a value that lives in memory."""
+Layouts = Callable[[Value], Meta]
+"""Dims and strides of a value that lives in memory."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ class Made:
     generated: Generated
     words: tuple[Word, ...]
     sizes: Sizes
-    flops: Callable[[Sequence[torch.Tensor]], float]
+    flops: Callable[[Sequence[Meta]], float]
 
-    def call(self, unit: Unit, metas: Sequence[torch.Tensor]) -> NativeCall | None:
+    def call(self, unit: Unit, metas: Sequence[Meta]) -> NativeCall | None:
         """The call for a unit and these sizes; None if the kernel is not for them."""
         numbers = self.sizes.words(metas)
         if numbers is None:
@@ -90,7 +91,9 @@ class Made:
         values = [*unit.inputs, *unit.outputs]
         operands = tuple(_place(unit, values, w) for w in self.words)
         moved = sum(m.numel() * m.element_size() for m in metas)
-        points = max((m.numel() for m in metas[len(unit.inputs) :]), default=0)
+        points: Any = 0
+        for meta in metas[len(unit.inputs) :]:
+            points = largest(points, meta.numel())
         work = self.target.work(moved, points * len(unit.nodes), self.flops(metas))
         return NativeCall(self.generated, operands, numbers, work)
 
@@ -128,7 +131,8 @@ class Emitter:
             call = made.call(unit, metas)
             if call is not None:
                 return call
-        variants.append(self._make(self, unit, Sizes(unit, fact, metas, self._dynamic)))
+        plain = [m.plain() if isinstance(m, Strided) else m for m in metas]
+        variants.append(self._make(self, unit, Sizes(unit, fact, plain, self._dynamic)))
         call = variants[-1].call(unit, metas)
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call
@@ -141,7 +145,7 @@ class Emitter:
         return known
 
     def _key(
-        self, unit: Unit, fact: Callable[[Value], Fact], metas: Sequence[torch.Tensor]
+        self, unit: Unit, fact: Callable[[Value], Fact], metas: Sequence[Meta]
     ) -> Any:
         known = self.signature_of(unit)
         if self._dynamic:
@@ -150,9 +154,9 @@ class Emitter:
         return known, tuple((m.shape, m.stride()) for m in metas), contents
 
 
-def _pattern(meta: torch.Tensor) -> Any:
+def _pattern(meta: Meta) -> Any:
     """What kernels for many sizes are chosen by: where memory is contiguous or repeated."""
-    return meta.is_contiguous() or tuple(min(s, 2) for s in meta.stride())
+    return meta.is_contiguous() or tuple(2 if s >= 2 else int(s) for s in meta.stride())
 
 
 def signature(unit: Unit, constant: Callable[[Value], bool]) -> Any:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from torchair.catalog import Op
 from torchair.catalog.conv import Window
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
@@ -27,6 +25,7 @@ from torchair.engine.fuse.units import Unit, operands_of
 from torchair.engine.lower.build import Operand, build_nest
 from torchair.engine.lower.core import TYPES
 from torchair.engine.plan.records import SIZES_AT
+from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import FAULT, SCRATCH, Content, Emitter, Made, Word
 from torchair.engine.units.heads import (
     LEFT_UP_CAUSAL,
@@ -227,7 +226,7 @@ class _Emission:
         return spec
 
 
-def _flops(unit: Unit) -> Callable[[Sequence[torch.Tensor]], float]:
+def _flops(unit: Unit) -> Callable[[Sequence[Meta]], float]:
     """Multiplications of a unit's product, if it is one."""
     values = [*unit.inputs, *unit.outputs]
     if unit.kind == "matmul":
@@ -235,7 +234,7 @@ def _flops(unit: Unit) -> Callable[[Sequence[torch.Tensor]], float]:
         return lambda metas: metas[-1].numel() * metas[a].shape[-1]
     if unit.kind == "conv":
         f = values.index(value_on(unit.head, "filter"))
-        return lambda metas: metas[-1].numel() * metas[f][0].numel()
+        return lambda metas: metas[-1].numel() * (metas[f].numel() // metas[f].shape[0])
     if unit.kind == "attention":
         k = values.index(values_on(unit.head, "key")[0])
         return lambda metas: 2.0 * metas[len(unit.inputs)].numel() * metas[k].shape[-2]

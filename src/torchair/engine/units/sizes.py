@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from torchair.codegen.numbers import Book, Int, Number
 from torchair.codegen.types import Size
 from torchair.engine.fuse.units import Unit
+from torchair.engine.plan.strides import Meta
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Sym, is_static
 
@@ -30,7 +29,7 @@ class Sizes:
         self,
         unit: Unit,
         fact: Callable[[Value], Fact],
-        metas: Sequence[torch.Tensor],
+        metas: Sequence[Meta],
         dynamic: bool,
     ) -> None:
         self._fact = fact
@@ -112,17 +111,21 @@ class Sizes:
             self._recipe = self._book.recipe()
         self._metas = {}
 
-    def _given(self, metas: Sequence[torch.Tensor]) -> list[int]:
+    def _given(self, metas: Sequence[Meta]) -> list[int]:
         return [
             metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources
         ]
 
-    def words(self, metas: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+    def words(self, metas: Sequence[Meta]) -> tuple[int, ...] | None:
         """Sizes to pass to the kernel; None if it is not made for such operands."""
-        return () if self._recipe is None else self._recipe(self._given(metas))
+        if self._recipe is None:
+            return ()
+        if not all(_fits(v.shape, m) for v, m in zip(self._values, metas, strict=True)):
+            return None
+        return self._recipe(self._given(metas))
 
 
-def _fits(shape: Any, meta: torch.Tensor) -> bool:
+def _fits(shape: Any, meta: Meta) -> bool:
     """Whether declared dims agree with real ones, so that what is derived from them is right."""
     return len(shape or ()) == meta.dim() and all(
         isinstance(d, Sym) or d == n for d, n in zip(shape or (), meta.shape, strict=True)

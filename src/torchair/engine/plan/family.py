@@ -1,0 +1,261 @@
+"""Plans that differ in sizes only: one plan over Numbers, and what each size makes of it.
+
+A `Family` knows the conditions under which a plan is one of its own, and gives the numbers of any
+of them in microseconds. Memory is arranged for the largest sizes seen, so that buffers seldom move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+import torch
+
+from torchair.codegen.numbers import Book, Number
+from torchair.engine.fuse.kinds import kernel_of
+from torchair.engine.optimize.fold import tensor_of
+from torchair.engine.plan.memory import Placement
+from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.engine.plan.streams import Lanes, schedule_of
+from torchair.engine.plan.strided import Strided
+from torchair.engine.plan.strides import as_tuple
+from torchair.engine.run.executor import picker
+from torchair.engine.run.outline import Outline
+from torchair.ge.graph import Fact, Value
+
+Values = tuple[Any, ...]
+"""The numbers of one plan of a family, in an order of the family's own."""
+
+_SPARE = 8  # a buffer that must grow gets an eighth more than it needs
+
+
+class Family:
+    """Plans of one graph that differ in sizes only."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        book: Book,
+        sized: Mapping[int, Fact],
+        fact: Callable[[Value], Fact],
+        lanes: Lanes | None,
+    ) -> None:
+        """`plan` has Numbers of `book` for sizes; `sized` are constants, by slot, that follow from
+        them."""
+        self.plan = plan
+        used = {s for s in _addressed(plan) if isinstance(s, int)} | plan.read
+        self.sized = {s: f for s, f in sized.items() if _numbers_in(f) and s in used}
+        for slot, made in sized.items():
+            plan.constants.pop(slot, None)
+            if slot in used and slot not in self.sized:
+                plan.constants[slot] = tensor_of(made)
+        several = lanes is not None and len(lanes.used_by(plan.steps)) > 1
+        self.fact, self.lanes = fact, lanes if several else None
+        self.built = False  # its kernels are compiled
+        self.native = plan.all_native and self.lanes is None
+        self._book = book
+        words = dict.fromkeys(_words(plan))
+        self.words = len(words)  # so many of the values are integers that programs hold
+        self._wanted: list[Any] = list(words)
+        self._at = {_key(n): k for k, n in enumerate(words)}
+        self.work = self.getter([plan.work])
+        self._room = self.getter(_only(b.size for b in plan.arena.buffers))
+        self._sizes = self.getter([b.size for b in plan.arena.buffers])
+        self.results = [
+            (self.getter(o.shape or ()), self.getter(o.strides or ())) for o in plan.outputs
+        ]
+        self._contents = [
+            (f, self.getter(f.shape or ()), self.getter(as_tuple(f.content)))
+            for f in self.sized.values()
+        ]
+        self.fit = book.recipe(self._wanted)
+        """A function from what was read of inputs to the values of a plan, None if that is not of
+        this family."""
+        self._all: tuple[dict[int, int], Any] | None = None
+        self._placement: tuple[Values, Placement] | None = None
+        self._lock = Lock()
+
+    def at(self, size: Any) -> int:
+        """Where a size is among the values of a plan."""
+        return self._at[_key(size)]
+
+    def getter(self, sizes: Sequence[Any]) -> Callable[[Values], Any]:
+        """A function from the values of a plan to these sizes in it."""
+        for size in sizes:
+            if _key(size) not in self._at:
+                self._at[_key(size)] = len(self._wanted)
+                self._wanted.append(size)
+        return picker([self.at(n) for n in sizes])
+
+    # ---- memory ----
+
+    def placement(self, values: Values) -> Placement:
+        """Where buffers lie in a plan: where they lay before, if there is room for them."""
+        known, room = self._placement, self._room(values)
+        if known is not None and all(map(int.__le__, room, known[0])):
+            return known[1]
+        with self._lock:
+            sizes = self._sizes(values)
+            if known is not None:
+                room = tuple(map(_grown, room, known[0]))
+                sizes = tuple(map(_grown, sizes, known[1].sizes))
+            self._placement = room, self.plan.arena.place(sizes)
+            return self._placement[1]
+
+    def constants(self, values: Values) -> list[torch.Tensor]:
+        """Those that follow from sizes, in the order of `sized`."""
+        made = []
+        for fact, shape, content in self._contents:
+            known = content(values)
+            known = known if isinstance(fact.content, tuple) else known[0]
+            made.append(tensor_of(Fact(fact.dtype, shape(values), known)))
+        return made
+
+    def barriers(self, placement: Placement, outline: Outline, steps: Sequence[Step]) -> list[int]:
+        """Flags of steps when buffers lie like this."""
+        with self._lock:
+            self.plan.arrange(placement)
+            return outline.barriers(steps, self.plan)
+
+    # ---- one plan, with integers for all Numbers ----
+
+    def plan_for(self, given: Sequence[int]) -> Plan:
+        """The plan for inputs like these, without Numbers."""
+        if self._all is None:
+            numbers = list(dict.fromkeys(self._everything()))
+            at = {n.row: k for k, n in enumerate(numbers)}
+            self._all = at, self._book.recipe(numbers)
+        at, recipe = self._all
+        values = recipe(given)
+        assert values is not None
+        return _Single(self, lambda x: values[at[x.row]] if isinstance(x, Number) else x).plan
+
+    def _everything(self) -> Iterator[Number]:
+        plan = self.plan
+        yield from _only(self._wanted)
+        for step in (*plan.steps, *plan.bound):
+            for value in (*step.node.values(), *step.node.outputs):
+                if step.native is None and step.kind != "copy":
+                    yield from _numbers_in(self.fact(value))
+            if step.native is not None:
+                yield from _only([step.native.work])
+        for root in plan.roots:
+            yield from _only([*root.meta.shape, *root.meta.stride()])
+        for _, offset in plan.places.values():
+            yield from _only([offset])
+        for out in plan.outputs:
+            yield from _only([*(out.strides or ()), *(out.shape or ()), out.offset])
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One plan of a family."""
+
+    family: Family
+    given: Sequence[int]  # what was read of the inputs
+    values: Values
+
+    def plan(self) -> Plan:
+        """The plan itself."""
+        return self.family.plan_for(self.given)
+
+    def placement(self) -> Placement:
+        """Where its buffers lie."""
+        return self.family.placement(self.values)
+
+    def constants(self) -> list[torch.Tensor]:
+        """Those that follow from sizes."""
+        return self.family.constants(self.values)
+
+
+class _Single:
+    """One plan of a family: everything is copied with integers for Numbers."""
+
+    def __init__(self, family: Family, value: Callable[[Any], Any]) -> None:
+        self._value, self._family = value, family
+        old = family.plan
+        self._roots = {id(r): self._root(r) for r in old.roots}
+        self.plan = plan = replace(
+            old,
+            roots=list(self._roots.values()),
+            bound=[self._step(s) for s in old.bound],
+            steps=[self._step(s) for s in old.steps],
+            outputs=[self._output(o) for o in old.outputs],
+        )
+        made = {slot: tensor_of(self._plain(f)) for slot, f in family.sized.items()}
+        plan.constants = old.constants | made
+        plan.places = {
+            slot: (self._roots[id(root)], value(offset))
+            for slot, (root, offset) in old.places.items()
+        }
+        plan.arrange(old.arena.place([value(b.size) for b in old.arena.buffers]))
+        if family.lanes is not None:
+            plan.schedule = schedule_of(plan, family.lanes)
+
+    def _root(self, old: Root) -> Root:
+        meta = old.meta
+        if isinstance(meta, Strided):
+            meta = Strided(self._each(meta.shape), self._each(meta.stride()), meta.dtype)
+        return replace(old, meta=meta, successor_of=None)
+
+    def _each(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(self._value, sizes))
+
+    def _plain(self, fact: Fact) -> Fact:
+        content = fact.content
+        known = self._each(content) if isinstance(content, tuple) else self._value(content)
+        return Fact(fact.dtype, None if fact.shape is None else self._each(fact.shape), known)
+
+    def _step(self, old: Step) -> Step:
+        made = replace(old)
+        if old.native is not None:
+            made.native = replace(
+                old.native,
+                numbers=self._each(old.native.numbers),
+                work=self._value(old.native.work),
+            )
+        elif old.kind != "copy":
+            made.kernel = kernel_of(old.node, lambda v: self._plain(self._family.fact(v)))
+        return made
+
+    def _output(self, old: OutputSpec) -> OutputSpec:
+        return replace(
+            old,
+            strides=None if old.strides is None else self._each(old.strides),
+            shape=None if old.shape is None else self._each(old.shape),
+            offset=self._value(old.offset),
+        )
+
+
+def _words(plan: Plan) -> Iterator[Number]:
+    """Integers that a program of native steps is made with."""
+    yield from _only(b.size for b in plan.arena.buffers)
+    yield from _only(plan.places[s][1] for s in _addressed(plan) if isinstance(s, int))
+    for step in plan.steps:
+        if step.native is not None:
+            yield from _only(step.native.numbers)
+
+
+def _addressed(plan: Plan) -> Iterator[Any]:
+    """What native steps take addresses of."""
+    for step in plan.steps:
+        if step.native is not None:
+            yield from step.native.slots
+
+
+def _grown(size: int, before: int) -> int:
+    return before if size <= before else size + size // _SPARE
+
+
+def _key(size: Any) -> Any:
+    return ("row", size.row) if isinstance(size, Number) else size
+
+
+def _numbers_in(fact: Fact) -> list[Number]:
+    return _only([*(fact.shape or ()), *as_tuple(fact.content)])
+
+
+def _only(sizes: Iterable[Any]) -> list[Number]:
+    return [n for n in sizes if isinstance(n, Number)]
