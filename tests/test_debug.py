@@ -297,6 +297,22 @@ def test_debug_tells_what_each_pass_did(log_lines):
     text = "\n".join(t for _, t in log_lines)
     assert "After fx graph pass(view_to_reshape) optimization:" in text
     assert re.search(r"name +cnt\(before\) +cnt\(after\) +diff\n +total", text)
+    assert "after view_to_reshape optimization, graph is graph():" in text
+    before, after = (
+        text.split(f"{when} fx graph optimization, graph is")[1].split("return")[0]
+        for when in ("before", "after")
+    )
+    assert "aten.view.default" in before and "aten.reshape.default" in after
+
+
+def test_passes_that_change_nothing_leave_one_line(log_lines):
+    torchair.logger.setLevel(logging.DEBUG)
+    compiled(lambda x: x.view(-1) + 1)(torch.randn(2, 3))
+    passes = [t for _, t in log_lines if t.startswith("After ")]
+    idle = [t for t in passes if "nothing changed" in t]
+    assert any("pass(optimize_noop_ops)" in t for t in idle) and len(idle) < len(passes)
+    assert all(len(t.splitlines()) == 1 for t in idle)
+    assert not any("after optimize_noop_ops optimization" in t for _, t in log_lines)
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
@@ -304,12 +320,13 @@ def test_debug_shows_graphs_after_each_pass_and_programs(mode, log_lines):
     torchair.logger.setLevel(logging.DEBUG)
     torch.compile(lambda x: x.view(-1) + 1, backend="torchair", mode=mode)(torch.randn(2, 3))
     texts = [t for level, t in log_lines if level == "DEBUG"]
-    said = [t.removeprefix("after ").split(", graph is ", 1) for t in texts]
+    said = [t.removeprefix("after ").split(" optimization, graph is ", 1) for t in texts]
     shown = dict(pair for pair in said if len(pair) == 2)
     assert "torch.ops.aten.reshape.default" in shown["view_to_reshape"]
-    assert shown["optimize_noop_ops"] == "the same"
+    ran = {found[1] for t in texts if (found := re.match(r"After fx graph pass\((\w+)\)", t))}
+    assert "optimize_noop_ops" in ran - set(shown)
     captures = {"reinplace_inplaceable_ops_pass", "apply_event_record", "eliminate_dead_code"}
-    assert captures <= set(shown) or mode == "max-autotune"
+    assert captures <= ran or mode == "max-autotune"
     programs = [t for t in texts if t.startswith("Output code of graph_")]
     assert "ge.Add" in programs[-1] and len(programs) == 1 + (mode != "max-autotune")
     assert mode == "max-autotune" or "acl_graph = AclGraph(" in programs[0]

@@ -157,6 +157,18 @@ def test_environment_report():
     assert "emulated" in rows
 
 
+def test_levels_that_a_script_asks_for(write):
+    script = write("""
+        import os
+        os.environ["TNG_LOG_LEVEL"] = "1"
+        import torch, torchair
+        backend = torchair.get_npu_backend()
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2).npu())
+    """)
+    done = torchair("run", script)
+    assert "[INFO] TORCHAIR(" in done.stderr and "graph_1 compiled" in done.stderr
+
+
 def test_scripts_for_cuda_run_on_the_device(write):
     script = write("""
         import tempfile

@@ -16,7 +16,13 @@ import pytest
 from torchair import errors
 from torchair.errors import ConversionError, InputError, TorchairError, pretty_error_msg
 from torchair.flags import Flags
-from torchair.log import EVENT_LEVEL, add_debug_file, logger, native_logger
+from torchair.log import (
+    EVENT_LEVEL,
+    add_debug_file,
+    logger,
+    native_logger,
+    npugraph_ex_logger,
+)
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
@@ -253,6 +259,28 @@ def test_root_handlers_do_not_double_lines(capsys, at_level):
     finally:
         logging.getLogger().removeHandler(root_handler)
     assert capsys.readouterr().out.count("only one line") == 1
+
+
+def test_the_root_logger_gets_every_line(caplog, capsys, at_level):
+    at_level(logger, logging.INFO)
+    logger.info("for %s", "everyone")
+    npugraph_ex_logger.error("from the other")
+    seen = [(r.name, r.getMessage()) for r in caplog.records]
+    assert seen == [("torchair", "for everyone"), ("npugraph_ex", "from the other")]
+    assert capsys.readouterr().out.count("everyone") == 1
+
+
+def test_torch_logs_prints_once():
+    code = (
+        "import torch, torchair\n"
+        "torch.compile(lambda x: x + 1, backend='torchair')(torch.ones(2))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "TORCH_LOGS": "torchair"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout + done.stderr).count("compiler inputs") == 1
 
 
 def test_other_loggers_stay_plain():

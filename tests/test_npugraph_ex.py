@@ -198,7 +198,7 @@ def test_each_option_reaches_its_place_in_the_tree(name):
         ("super_kernel_optimize_options", "a=1", TypeError, "dict or None"),
         ("_vllm_aclnn_static_kernel_sym_range", 4, TypeError, "list of int or None"),
         ("_vllm_aclnn_static_kernel_sym_index", -1, ValueError, "int in [0, "),
-        ("clone_outputs", True, ValueError, "clone_output, "),
+        ("clone_outputs", True, ValueError, "Did you mean 'clone_output'"),
     ],
 )
 def test_wrong_values_are_refused(name, value, error, text):

@@ -1,7 +1,7 @@
 """The loggers: ``logger`` for the compiler (stdout), ``native_logger`` for the engine (stderr).
 
 ``npugraph_ex_logger`` is the compiler's while it works for that surface, see ``spoken_by``. Imports
-only ``flags`` of torchair. The environment sets the levels once, at import.
+only ``flags`` of torchair. The environment sets the levels at import, and when it has changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ __all__ = [
     "EVENT_LEVEL",
     "TorchairLogger",
     "add_debug_file",
+    "follow_environment",
     "logger",
     "native_logger",
     "npugraph_ex_logger",
@@ -118,7 +119,8 @@ def spoken_by(speaker: TorchairLogger, function: Callable[P, R]) -> Callable[P, 
 
 
 class _StandardStream(logging.StreamHandler[TextIO]):
-    """Writes to what ``sys.stdout`` or ``sys.stderr`` is at the time a line is logged."""
+    """Writes to what ``sys.stdout`` or ``sys.stderr`` is at the time a line is logged, unless
+    another handler puts the line on the console already."""
 
     def __init__(self, which: Literal["stdout", "stderr"]) -> None:
         logging.Handler.__init__(self)
@@ -130,8 +132,25 @@ class _StandardStream(logging.StreamHandler[TextIO]):
         return cast(TextIO, getattr(sys, self.which))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.stream is not None:  # a process without a console has none
+        if self.stream is None:  # a process without a console has none
+            return
+        if not any(_on_console(other, record) for other in _handlers_of(record.name)):
             super().emit(record)
+
+
+def _handlers_of(name: str) -> Iterator[logging.Handler]:
+    """Who gets what a logger says: its own handlers, and those above as far as it propagates."""
+    found: logging.Logger | None = logging.getLogger(name)
+    while found is not None:
+        yield from found.handlers
+        found = found.parent if found.propagate else None
+
+
+def _on_console(handler: logging.Handler, record: logging.LogRecord) -> bool:
+    if isinstance(handler, _StandardStream) or not isinstance(handler, logging.StreamHandler):
+        return False
+    consoles = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return handler.stream in consoles and record.levelno >= handler.level
 
 
 class _CompilerLine(logging.Formatter):
@@ -213,6 +232,7 @@ def _make_logger(
     handler: _StandardStream,
     line: logging.Formatter,
     kind: type[TorchairLogger] = TorchairLogger,
+    propagate: bool = True,
 ) -> TorchairLogger:
     """The logger ``name``, made ours; a level that the user set before the import stays."""
     found = logging.getLogger(name)
@@ -220,7 +240,7 @@ def _make_logger(
     found.__class__ = kind
     ours = cast(TorchairLogger, found)
     ours._said = set()
-    ours.propagate = False  # else a configured root logger prints every line a second time
+    ours.propagate = propagate
     if ours.level == logging.NOTSET:
         ours.setLevel(level)
     if all(present.name != handler.name for present in ours.handlers):
@@ -252,6 +272,20 @@ def _compiler_level(flags: Flags) -> int:
     return logging.DEBUG if flags.compile_debug else logging.ERROR
 
 
+def follow_environment() -> None:
+    """Take over levels that the environment asks for since this module was loaded. A script sets
+    them before it imports torchair; under ``torchair run`` that is there already."""
+    global _flags
+    now = Flags.read()
+    if now.compile_debug != _flags.compile_debug:
+        for ours in (logger, npugraph_ex_logger):
+            ours.setLevel(_compiler_level(now))
+    asked = (now.native_log_level, now.compile_debug)
+    if asked != (_flags.native_log_level, _flags.compile_debug):
+        native_logger.setLevel(_native_level(now))
+    _flags = now
+
+
 logging.addLevelName(EVENT_LEVEL, "EVENT")
 _flags = Flags.read()
 logger = _make_logger(
@@ -268,6 +302,7 @@ npugraph_ex_logger = _make_logger(
     _CompilerLine("NPUGRAPH_EX"),
 )
 native_logger = _make_logger(
-    "torchair.native", _native_level(_flags), _StandardStream("stderr"), _NativeLine()
-)
+    "torchair.native", _native_level(_flags), _StandardStream("stderr"), _NativeLine(),
+    propagate=False,  # to the compiler's logger, which has another layout and place
+)  # fmt: skip
 native_logger.addFilter(_events_on_request)

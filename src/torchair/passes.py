@@ -41,6 +41,7 @@ class Kind:
     file_type: str
     names: Callable[[Any], list[str]] = lambda _graph: []  # of nodes, in order
     kinds: Callable[[Any], Counter[str]] | None = None  # a coarser count, for the log
+    shown: Callable[[Any], object] | None = None  # what the log shows of a graph that was changed
 
 
 @dataclass
@@ -106,16 +107,19 @@ class PassRunner:
                   f"{record.nodes_before} -> {record.nodes_after} nodes")  # fmt: skip
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", difference_text(self.kind.name, record, before, after))
-            if self.kind.name == "fx":
-                text = self.kind.text(graph) if record.changed else "the same"
-                logger.debug("after %s, graph is %s", record.name, text)
+            if record.changed and self.kind.shown is not None:
+                shown = self.kind.shown(graph)
+                logger.debug("after %s optimization, graph is %s", record.name, shown)
 
 
 def difference_text(kind: str, record: PassRecord, before: Look, after: Look) -> str:
     """What a pass changed: time, names of nodes, and tables of kinds and of targets."""
+    title = f"After {kind} graph pass({record.name}) optimization:"
+    if not record.changed:
+        return f"{title} nothing changed, cost: {record.seconds:.6f}s"
     gone, new = set(before.names), set(after.names)
     lines = [
-        f"After {kind} graph pass({record.name}) optimization:",
+        title,
         f"cost: {record.seconds:.6f}s",
         f"nodes: {record.nodes_before} before, {record.nodes_after} after",
         f"removed nodes: {_listed(n for n in before.names if n not in new)}",

@@ -164,7 +164,9 @@ def optimize_fx(
     """The common FX passes, in place."""
     config = config if config is not None else CompilerConfig()
     runner = PassRunner(FX_KIND, settings or Settings.of(config), trace or Trace())
+    logger.debug("before fx graph optimization, graph is %s", gm.graph)
     runner.run(FX_PASSES, gm, example_inputs, config)
+    logger.debug("after fx graph optimization, graph is %s", gm.graph)
     return gm
 
 

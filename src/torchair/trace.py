@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchair.flags import Flags
-from torchair.log import TorchairLogger, add_debug_file, logger
+from torchair.log import TorchairLogger, add_debug_file, follow_environment, logger
 from torchair.store import atomic_write
 
 
@@ -90,7 +90,8 @@ def debug_root(speaker: TorchairLogger = logger) -> Path:
 
 
 def start_debug_log(speaker: TorchairLogger = logger) -> None:
-    """Copy log lines into `debug.log` when debugging is on."""
+    """Log as the environment asks for, and into `debug.log` too when debugging is on."""
+    follow_environment()
     if Flags.read().compile_debug:
         root = debug_root(speaker)
         root.mkdir(parents=True, exist_ok=True)

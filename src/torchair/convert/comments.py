@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.source import last_frame
 from torchair.ge.graph import Origin
 
 _OURS = tuple(f'"{Path(__file__).parents[1] / room}' for room in ("ops", "scope"))
@@ -16,12 +17,9 @@ _OURS = tuple(f'"{Path(__file__).parents[1] / room}' for room in ("ops", "scope"
 def origin_of(node: fx.Node) -> Origin | None:
     """Source position and FX text of a node; None when tracing left no stack trace. What the user
     called counts, not where we go on."""
-    trace = node.meta.get("stack_trace") or node.stack_trace
-    if not trace:
+    where = last_frame(node, _OURS)
+    if where is None:
         return None
-    frames = trace.split(" File ")
-    theirs = [f for f in frames[1:] if not f.startswith(_OURS)]
-    where = (theirs or frames)[-1].replace("\n", "")
     return Origin(f"# File {where}", f"## FX Code: {fx_text(node)}", node.name, str(node.target))
 
 

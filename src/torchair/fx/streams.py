@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from torchair.errors import ScopeError
+from torchair.fx.source import source_line
 
 _HINT = (
     "look for a graph break inside a `with` scope, and at post_grad_custom_pre_pass and "
@@ -36,7 +37,7 @@ def check_scopes(gm: fx.GraphModule) -> None:
                     f"When you call the torch.ops.air.scope_exit operator: {node.name}, you must "
                     "first call the torch.ops.air.scope_enter operator, as they must be called in "
                     "pairs.",
-                    scope=str(node.args), source=_line(node), hint=_HINT,
+                    scope=str(node.args), source=source_line(node), hint=_HINT,
                 )  # fmt: skip
             stack.pop()
         elif name == "npu::super_kernel_scope_begin":
@@ -49,16 +50,11 @@ def check_scopes(gm: fx.GraphModule) -> None:
             "After you call the torch.ops.air.scope_enter operator, there is no paired call to the "
             "torch.ops.air.scope_exit operator. The parameters for these torch.ops.air.scope_enter "
             f"calls are:{[node.args for node in stack]}.",
-            scope=str(last.args), source=_line(last), hint=_HINT,
+            scope=str(last.args), source=source_line(last), hint=_HINT,
         )  # fmt: skip
     for scope, balance in named.items():
         if balance:
             raise ScopeError("super_kernel_scope_begin and _end do not match", scope=str(scope))
-
-
-def _line(node: fx.Node) -> str:
-    trace = node.meta.get("stack_trace") or ""
-    return trace.split(" File ")[-1].replace("\n", "")
 
 
 def mark_streams(graph: fx.Graph) -> None:

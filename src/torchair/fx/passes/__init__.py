@@ -54,4 +54,8 @@ def _kinds(gm: fx.GraphModule) -> Counter[str]:
     return Counter(n.op for n in gm.graph.nodes)
 
 
-FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds)
+def _graph(gm: fx.GraphModule) -> fx.Graph:
+    return gm.graph
+
+
+FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds, _graph)

@@ -13,6 +13,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchair.errors import GraphError
+from torchair.fx.source import source_line
 from torchair.log import logger
 
 State = dict[fx.Node, tuple[Any, ...]]
@@ -164,8 +165,8 @@ def _is_mark(target: Any) -> bool:
 
 def _line(node: fx.Node) -> str:
     """The user's line that a node came from, if that is known."""
-    trace = node.stack_trace
-    return f" ({trace.strip().splitlines()[-1].strip()})" if trace else ""
+    line = source_line(node)
+    return f" ({line})" if line else ""
 
 
 def _shown(seen: Any) -> str:
