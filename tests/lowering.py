@@ -125,7 +125,7 @@ class OneNode:
             found = tensors[value] if value in tensors else value.node.attr("value")
             return found.double() if wide and found.is_floating_point() else found.clone()
 
-        op = Op(self.node, _widened) if wide else Op(self.node)
+        op = Op(self.node, widened) if wide else Op(self.node)
         made = row.kernel(op)(*tensor_args(self.node, row, get))
         found = list(made) if isinstance(made, (tuple, list)) else [made]
         return [found[k] for k in self.wanted]
@@ -227,7 +227,7 @@ class OneNode:
         return view, whole
 
 
-def _widened(value: Value) -> Fact:
+def widened(value: Value) -> Fact:
     """What is known of a value if all floats were float64."""
     real = value.dtype in FLOAT_TYPES
     return Fact(DataType.DT_DOUBLE if real else value.dtype, value.shape, value.content)

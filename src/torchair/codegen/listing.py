@@ -71,7 +71,7 @@ class _Formulas:
             return self.place(x.data)
         if x.kind in SIGNS:
             return f" {SIGNS[x.kind]} ".join(self._inside(a) for a in x.args)
-        name = {"cast": x.dtype, "reduce": x.data}.get(x.kind, x.kind)
+        name = {"cast": x.dtype, "reduce": x.data, "narrow": x.data}.get(x.kind, x.kind)
         return f"{name}({', '.join(self._argument(a) for a in x.args)})"
 
     def _argument(self, x: Any) -> str:

@@ -36,7 +36,7 @@ class Expr:
 
     - `const` (data: a Python number), `size` (data: Int), `axis` (data: its number; i64),
     - `load` (data: Access), `given` (data: k; a value that whoever runs the nest hands in),
-    - `cast` to `dtype`,
+    - `cast` to `dtype`, `narrow` (data: bf16 or f16): an f32 as that type holds it, as an f32,
     - `verify` (data: a word): a bool as it is; where it is false, 1 is stored at the address in
       that word,
     - `reduce` (data: sum, prod, max, min, any, all) over the reduced axes of the nest,
@@ -115,6 +115,14 @@ def cast(x: Expr, dtype: str) -> Expr:
     if x.kind == "const":
         return const(_converted(x.data, dtype), dtype)
     return Expr("cast", dtype, (x,))
+
+
+def narrowed(x: Expr, dtype: str) -> Expr:
+    """A value rounded as it would be in memory of a type, where that is a short float."""
+    known = x.kind == "const" or (x.kind == "load" and x.data.dtype == dtype)
+    if dtype not in ("bf16", "f16") or known or (x.kind == "narrow" and x.data == dtype):
+        return x
+    return Expr("narrow", "f32", (x,), dtype)
 
 
 def _converted(value: Any, dtype: str) -> Any:
@@ -206,6 +214,12 @@ def access(
     return Access(
         operand, dtype, tuple(factors.get(a, 0) for a in range(axes)), flat.offset, extra, mask
     )
+
+
+def store(place: Access, x: Expr) -> Store:
+    """A value written there. Writing rounds, so that a value need not be rounded to the same type
+    before."""
+    return Store(place, x.args[0] if x.kind == "narrow" and x.data == place.dtype else x)
 
 
 def load(place: Access) -> Expr:

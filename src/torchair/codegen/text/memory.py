@@ -143,6 +143,11 @@ def _suffix(element: str, lanes: int) -> str:
 # ---- between memory and registers ----
 
 
+def narrow(w: Writer, x: str, dtype: str, lanes: int) -> str:
+    """A float32 rounded to what memory of a short float type holds."""
+    return _arrived(w, _leaving(w, x, dtype, lanes), dtype, lanes)
+
+
 def _arrived(w: Writer, x: str, dtype: str, lanes: int) -> str:
     if dtype == "bool":
         return w(f"icmp ne {shaped('i8', lanes)} {x}, {_integer(0, 8, lanes)}")

@@ -147,7 +147,7 @@ def _shared(nest: Nest) -> Nest:
 
     def one(x: Expr) -> Expr:
         if x.kind == "reduce" and not nest.reduced:
-            return x.args[0]
+            return _of_one(x)
         data = x.data
         if isinstance(data, Access):
             data = (data.operand, data.dtype, data.strides, data.offset)
@@ -157,6 +157,12 @@ def _shared(nest: Nest) -> Nest:
         return known.setdefault((x.kind, x.dtype, tuple(map(id, x.args)), type(x.data), data), x)
 
     return _rebuilt(nest, nest.axes, nest.reduced, lambda place: place, one)
+
+
+def _of_one(x: Expr) -> Expr:
+    """A reduction of one element: the element, but a sum begins with zero, and that has no sign."""
+    sums = loses_by_length(x)
+    return Expr("add", x.dtype, (x.args[0], const(0.0, x.dtype))) if sums else x.args[0]
 
 
 def _rebuilt(nest: Nest, axes: Any, reduced: frozenset[int], moved: Any, renamed: Any) -> Nest:
@@ -240,6 +246,8 @@ def _own_cost(x: Expr, vector_axis: int, varies: set[int]) -> int:
     if x.kind == "load":
         apart = x.data.extra is not None and id(x.data.extra) in varies
         return 2 if x.data.strides[vector_axis] in (0, 1) and not apart else 12
+    if x.kind == "narrow":
+        return 8
     if x.kind == "cast" or x.kind in OPERATORS:
         return 6 if x.kind in SLOW else 1
     return {"sqrt": 8, "rsqrt": 10, "floor": 1, "ceil": 1, "trunc": 1, "round": 1}.get(

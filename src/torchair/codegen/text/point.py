@@ -17,6 +17,7 @@ from torchair.codegen.text.memory import (
     load_scalar,
     load_vector,
     memory_element,
+    narrow,
     scatter,
     store_scalar,
     store_vector,
@@ -170,6 +171,8 @@ class Point:
         args = [self.vector(a, slot) if lanes else self.value(a) for a in x.args]
         if x.kind == "verify":
             return self._verify(x, args[0], lanes, slot)
+        if x.kind == "narrow":
+            return narrow(w, args[0], x.data, lanes)
         if x.kind == "cast":
             return convert(w, args[0], x.args[0].dtype, x.dtype, lanes)
         if x.kind in OPERATORS:

@@ -114,6 +114,7 @@ def _celu(x: Expr, alpha: float) -> Expr:
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)  # of the polynomial that approximates the normal
 _CUBIC = 0.044715 * _LINEAR  # distribution inside of a sigmoid
+_LARGE = 1e30
 
 
 def _gelu(x: Expr, approximate: str) -> Expr:
@@ -157,7 +158,7 @@ def _gelu_slope(x: Expr) -> Expr:
 
 def _gelu_tanh_slope(x: Expr) -> Expr:
     gate = _near_normal(x)
-    inner_slope = add(mul(square(x), 3 * _CUBIC), _LINEAR)
+    inner_slope = add(mul(least(square(x), _LARGE), 3 * _CUBIC), _LINEAR)  # times 0 it is 0
     return add(gate, mul(mul(mul(x, gate), sub(1, gate)), inner_slope))
 
 

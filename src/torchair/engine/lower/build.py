@@ -17,6 +17,7 @@ from torchair.codegen.loops import (
     cast,
     load,
     op,
+    store,
 )
 from torchair.codegen.numbers import Int
 from torchair.engine.lower.core import (
@@ -189,7 +190,7 @@ class _Build:
         else:
             index = self._place(value)
         place = access(where.word, where.dtype, where.strides, index, len(self.axes))
-        return Store(place, made.at(index))
+        return store(place, made.at(index))
 
     def _place(self, value: Value) -> tuple[Index, ...]:
         """Where an element of a value is, along the axes of the nest."""
@@ -207,4 +208,4 @@ class _Build:
         mask = made.mask(index) if made.mask is not None else None
         positions, strides = joined(made.place(index), where.strides)
         place: Access = access(where.word, where.dtype, strides, positions, len(self.axes), mask)
-        return Store(place, made.value.at(index))
+        return store(place, made.value.at(index))

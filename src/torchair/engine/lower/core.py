@@ -21,6 +21,7 @@ from torchair.codegen.loops import (
     cast,
     const,
     expressions,
+    narrowed,
     op,
     reduce,
 )
@@ -219,6 +220,14 @@ def elementwise(fn: Callable[..., Expr], *tensors: Tensor, dtype: str | None = N
         return fn(*(t.at(broadcast_index(place, t.shape)) for t in tensors))
 
     return Tensor(shape, dtype or tensors[0].dtype, element)
+
+
+def as_stored(x: Tensor) -> Tensor:
+    """The same elements, rounded to the tensor's type even if they were computed just now: what
+    jumps (comparisons, integers) must not see more digits than torch does."""
+    if x.dtype not in ("bf16", "f16"):
+        return x
+    return Tensor(x.shape, x.dtype, lambda place: narrowed(x.at(place), x.dtype))
 
 
 def masked(x: Expr, mask: Expr) -> Expr:

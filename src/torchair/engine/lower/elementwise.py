@@ -10,13 +10,14 @@ import torch
 
 from torchair.catalog import Op
 from torchair.catalog.elementwise import number as known_number
-from torchair.codegen.loops import Expr, Index, cast, const, op
+from torchair.codegen.loops import Expr, Index, cast, const, narrowed, op
 from torchair.codegen.types import FLOATS
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,
     Rule,
     Tensor,
+    as_stored,
     elementwise,
     lowering,
     number,
@@ -94,6 +95,16 @@ def operands(node: LowerOp) -> list[Tensor]:
 def of_elements(formula: Formula) -> Rule:
     """The rule of an operator whose result is a formula of all its operands."""
     return with_attributes(lambda _: formula)
+
+
+def of_stored(formula: Formula) -> Rule:
+    """The same for a formula that jumps: it gets its operands rounded to their types."""
+
+    def rule(node: LowerOp) -> Tensor:
+        rounded = [as_stored(x) for x in operands(node)]
+        return elementwise(formula, *rounded, dtype=node.out_dtype())
+
+    return rule
 
 
 def with_attributes(make: Callable[[LowerOp], Formula]) -> Rule:
@@ -198,10 +209,25 @@ _ANY |= {
     "LessEqual": le,
 }
 
+_JUMPS = frozenset(
+    {
+        "LogicalNot", "Sign", "IsNan", "IsInf", "IsFinite", "Ceil", "Floor", "Round", "Trunc",
+        "LogicalAnd", "LogicalOr", "Equal", "NotEqual", "Greater", "GreaterEqual", "Less",
+        "LessEqual", "TruncateDiv", "FloorDiv", "FloorMod", "Mod",
+    }
+)  # fmt: skip
+"""Operators in which the last digit of an operand may decide on a whole step of the result."""
+
+
+def _by_formula(type_: str, formula: Formula, declines: Callable[[Op], str | None]) -> None:
+    rule = of_stored if type_ in _JUMPS else of_elements
+    lowering(type_, declines=declines)(rule(formula))
+
+
 for _type, _formula in _ANY.items():
-    lowering(_type, declines=mixed)(of_elements(_formula))
+    _by_formula(_type, _formula, mixed)
 for _type, _formula in _NUMBERS.items():
-    lowering(_type, declines=not_numbers)(of_elements(_formula))
+    _by_formula(_type, _formula, not_numbers)
 
 
 # ---- division ----
@@ -226,7 +252,7 @@ for _type, _formula in {
     "FloorMod": operator("remainder"),
     "Mod": operator("fmod"),
 }.items():
-    lowering(_type, declines=may_divide_by_zero)(of_elements(_formula))
+    _by_formula(_type, _formula, may_divide_by_zero)
 
 
 def _no_shift(node: Op) -> str | None:
@@ -325,9 +351,10 @@ def _cast(node: LowerOp) -> Tensor:
     def formula(x: Expr) -> Expr:
         if x.kind == "const" and source != target:
             return _known_conversion(x, source, target)
-        return cast(x, register_type(TYPES[target]))
+        return narrowed(cast(x, register_type(TYPES[target])), TYPES[target])
 
-    return elementwise(formula, node.tensor("x"), dtype=TYPES[target])
+    x = node.tensor("x")
+    return elementwise(formula, x if TYPES[target] in FLOATS else as_stored(x), dtype=TYPES[target])
 
 
 # ---- selections ----

@@ -16,6 +16,7 @@ from torchair.engine.lower.core import (
     Place,
     Tensor,
     apply,
+    as_stored,
     elementwise,
     lowering,
     number,
@@ -109,7 +110,7 @@ def _lower_extreme(type_: str, kind: str, of_truth: str) -> None:
 def _lower_truth(type_: str, kind: str) -> None:
     @lowering(type_, kind="reduce", domain="x", reduces=_axes)
     def rule(o: LowerOp) -> Tensor:
-        return typed(_reduced(o, kind, typed(o.tensor("x"), "bool")), o.out_dtype())
+        return typed(_reduced(o, kind, typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
 
 
 _lower_plain("ReduceSum", "sum")
@@ -205,8 +206,9 @@ def _freedom(n: Int, correction: int) -> Expr:
 
 
 def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance in two passes, over axes that stay."""
-    x = o.tensor("x")
+    """Mean and variance in two passes, over axes that stay; in float64 as torch has it, so that no
+    square overflows."""
+    x = typed(o.tensor("x"), "f64")
     middle = mean(o, x, axes)
     squares = elementwise(lambda e, m: square(op("sub", e, m)), x, middle)
     degrees = _freedom(count(x, axes), correction)
@@ -222,7 +224,11 @@ def reduce_std(o: LowerOp) -> list[Tensor | None]:
     axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
     middle, variance = _moments(o, axes, o.attr("correction"))
     deviation = dropped(elementwise(apply("sqrt"), variance), axes, keep)
-    return [deviation, dropped(middle, axes, keep) if o.attr("is_mean_out") else None]
+    middle = dropped(middle, axes, keep)
+    return [
+        typed(deviation, o.out_dtype()),
+        typed(middle, o.out_dtype(1)) if o.attr("is_mean_out") else None,
+    ]
 
 
 @lowering(
@@ -232,7 +238,9 @@ def reduce_std(o: LowerOp) -> list[Tensor | None]:
 def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
     """Mean and variance of all elements, without correction."""
     axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
-    return [dropped(t, axes, keep) for t in _moments(o, axes, 0)]
+    return [
+        typed(dropped(t, axes, keep), o.out_dtype(k)) for k, t in enumerate(_moments(o, axes, 0))
+    ]
 
 
 # ---- extremes and their positions ----
@@ -241,7 +249,7 @@ def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
 def extreme(o: LowerOp, kind: str, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Position and value of the first extreme along an axis, which stays. NaN is more extreme than
     any number, so that the first one wins."""
-    x = o.tensor("x")
+    x = as_stored(o.tensor("x"))
     if not axes:
         return Tensor((), "i64", lambda _: const(0, "i64")), x
     (axis,) = axes

@@ -64,7 +64,12 @@ class Sizes:
         """Dims of any value of the unit."""
         if self._book is None:
             return tuple(self._fact(value).shape or ())  # type: ignore[arg-type]
-        return tuple(self._of(d) for d in value.shape or ())
+        return tuple(self._dim(d) for d in value.shape or ())
+
+    def _dim(self, dim: Any) -> Int:
+        """A dim. Whether it is 1 decides on broadcasting, so that a kernel is made for either."""
+        n = self._of(dim)
+        return 1 if isinstance(n, Number) and n == 1 else n
 
     def _of(self, dim: Any) -> Int:
         if not isinstance(dim, Sym):

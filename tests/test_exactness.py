@@ -1,0 +1,83 @@
+"""Numbers of compiled functions that must equal eager's to the last bit: where torch rounds, where
+a size of one is broadcast, what has a sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(fn: Function, **options: Any) -> Function:
+    return torch.compile(fn, backend="torchair", **{"fullgraph": True, **options})
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Equal to the last bit, NaN and the signs of zeros included."""
+    if isinstance(want, tuple):
+        for g, w in zip(got, want, strict=True):
+            assert_same(g, w)
+        return
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    if want.is_floating_point():
+        assert torch.equal(got.signbit(), want.signbit())
+
+
+# ---- short floats ----
+
+ROUNDED: dict[str, Function] = {
+    "there and back": lambda x: x.half().float(),
+    "there and on": lambda x: x.bfloat16().float() * 3,
+    "stored as well": lambda x: (x.half(), x.half().float() + 1),
+    "from double": lambda x: x.double().half().double(),
+    "compared": lambda x: x.bfloat16() * 1.001 == x.bfloat16(),
+    "to integers": lambda x: ((x * 1000).half() * 1.001).int(),
+    "floor": lambda x: ((x * 1000).half() * 1.001).floor(),
+    "position": lambda x: (x.bfloat16() * 1e-3 + 1).argmax(-1),
+    "truth": lambda x: ((x * 1e-6).half() * 1e-3).any(-1),
+    "too large": lambda x: ((x * 6e4).half() * 2).isinf(),
+    "remainder": lambda x: (x.half() * 3) % 0.25,
+}
+"""A value that was made a short float has no more digits than that: in a cast that was asked for,
+and where the last digit decides on a whole step."""
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_short_floats_are_rounded(name: str) -> None:
+    x = torch.rand(7, 37, generator=torch.Generator().manual_seed(0))
+    assert_same(compiled(ROUNDED[name], dynamic=False)(x), ROUNDED[name](x))
+
+
+# ---- sizes of one ----
+
+
+def test_a_size_of_one_that_is_not_a_constant_is_broadcast() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        few = (x * 2)[::3]
+        return few.repeat_interleave(2, 0) - 3 * few
+
+    g = compiled(f, dynamic=True)
+    for n in (3, 2, 3):  # a third of it, rounded up, is one
+        x = torch.arange(float(n)) + 1
+        assert_same(g(x), f(x))
+
+
+def test_sums_of_one_element_have_no_sign() -> None:
+    x = torch.tensor([[-0.0, 0.0, -1.0]])
+
+    def f(x: torch.Tensor) -> Any:
+        return x.sum(0), x - x.mean(0, keepdim=True), x[:, :1].sum(1), x.amax(0)
+
+    assert_same(compiled(f)(x), f(x))
