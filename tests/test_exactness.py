@@ -81,3 +81,43 @@ def test_sums_of_one_element_have_no_sign() -> None:
         return x.sum(0), x - x.mean(0, keepdim=True), x[:, :1].sum(1), x.amax(0)
 
     assert_same(compiled(f)(x), f(x))
+
+
+# ---- errors are what eager raises ----
+
+RAISES: dict[str, tuple[Function, torch.Tensor, type[Exception]]] = {
+    "maximum of nothing": (lambda x: (x * 2).max(0)[0], torch.ones(0, 5), IndexError),
+    "position in nothing": (lambda x: x.min(0)[1] + 1, torch.ones(0, 5), IndexError),
+    "largest of all": (lambda x: x.max(), torch.ones(0, 5), RuntimeError),
+    "a slice of nothing": (lambda x: x[4:].max(0)[0], torch.ones(4, 5), IndexError),
+    "median of nothing": (lambda x: x.median(0)[0], torch.ones(0, 5), IndexError),
+    "lookup": (lambda x: torch.ones(5, 4)[x], torch.tensor([1, 7]), IndexError),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", RAISES)
+def test_errors_are_those_of_eager(name: str, dynamic: bool) -> None:
+    function, x, kind = RAISES[name]
+    for call in (function, compiled(function, dynamic=dynamic)):
+        with pytest.raises(kind):
+            call(x)
+
+
+def test_empty_results_of_extremes_are_no_error() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x.max(1)[0], x.sum(0), x.argmin(1), x.logsumexp(0)
+
+    x = torch.ones(0, 5)
+    assert_same(compiled(f)(x), f(x))
+
+
+def test_an_extreme_of_nothing_raises_where_another_size_did_not() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[y.shape[0] :].max(0)[0]
+
+    g = compiled(f, dynamic=True)
+    x = torch.arange(12.0).reshape(6, 2)
+    assert_same(g(x, torch.ones(3)), f(x, torch.ones(3)))
+    with pytest.raises(IndexError):
+        g(x, torch.ones(6))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torchair.catalog import Op
 from torchair.catalog.core import axes_of
+from torchair.codegen.kernel import Declined
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
 from torchair.codegen.types import FLOATS
@@ -57,6 +58,12 @@ def count(x: Tensor, axes: Sequence[int]) -> Int:
     return math.prod(n for d, n in enumerate(x.shape) if d in axes)
 
 
+def refuse_nothing(x: Tensor, axes: Sequence[int]) -> None:
+    """Nothing has no extreme: torch's kernel knows the error to raise."""
+    if axes and count(x, axes) == 0:
+        raise Declined("the extreme of no elements")
+
+
 def divided(x: Tensor, by: Int) -> Tensor:
     """Elements divided by a size."""
     return elementwise(lambda e: op("div", e, cast(size(by), e.dtype)), x)
@@ -104,6 +111,7 @@ def _lower_extreme(type_: str, kind: str, of_truth: str) -> None:
     @lowering(type_, kind="reduce", domain="x", reduces=_axes)
     def rule(o: LowerOp) -> Tensor:
         x = o.tensor("x")
+        refuse_nothing(x, _axes(o))
         return _reduced(o, of_truth if x.dtype == "bool" else kind, x)
 
 
@@ -252,6 +260,7 @@ def extreme(o: LowerOp, kind: str, axes: tuple[int, ...]) -> tuple[Tensor, Tenso
     x = as_stored(o.tensor("x"))
     if not axes:
         return Tensor((), "i64", lambda _: const(0, "i64")), x
+    refuse_nothing(x, axes)
     (axis,) = axes
     best = o.reduce(kind, x, axes, keep=True)
 

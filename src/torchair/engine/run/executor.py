@@ -317,9 +317,15 @@ class StepError(GraphError):
         super().__init__(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
 
 
+_KINDS = (IndexError, ValueError, TypeError, NotImplementedError, AssertionError, ZeroDivisionError)
+_ERRORS = {kind: type(f"Step{kind.__name__}", (StepError, kind), {}) for kind in _KINDS}
+"""Step errors that are what eager raises as well."""
+
+
 def explain(step: Step, error: Exception) -> StepError:
-    """The error to raise for what a step raised."""
-    return StepError(step, error)
+    """The error to raise for what a step raised, of the same builtin class."""
+    made = next((e for kind, e in _ERRORS.items() if isinstance(error, kind)), StepError)
+    return made(step, error)
 
 
 # ---- steps as functions of the registers ----
