@@ -29,6 +29,7 @@ from tolerance import assert_close_to_reference
 from torchair.capture.base import ArgumentKinds, CaptureOptions, Request
 from torchair.capture.cuda import DeviceSubstrate
 from torchair.errors import CaptureError
+from torchair.ops import npu_print
 
 pytestmark = pytest.mark.cuda
 
@@ -271,6 +272,19 @@ def test_graphs_that_cannot_be_captured_run_without():
     (text,) = [str(w.message) for w in warned if "runs without capture" in str(w.message)]
     assert "capture_test.waits" in text and "torch.ops.capture_test.waits(y) * 2" in text
     as_good_as_new()
+
+
+@torch.no_grad()
+def test_graphs_that_print_are_not_captured(capsys):
+    def shown(x):
+        npu_print("x is", x, summarize_size=1)
+        return x + 1
+
+    fast, x = compiled_ex(shown), torch.arange(5.0, device=CUDA)
+    with pytest.warns(UserWarning, match="runs without capture: .*print"):
+        for _ in range(2):
+            equal(fast(x), x + 1)
+    assert capsys.readouterr().out == "x is [0 ... 4]\n" * 2
 
 
 def refused(forward: Any, *args: Any) -> CaptureError:

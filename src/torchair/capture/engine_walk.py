@@ -77,6 +77,8 @@ class EngineWalk:
 
     def error(self, name: str, cause: Exception) -> CaptureError:
         """What is to be raised for a failure."""
+        if isinstance(cause, CaptureError):
+            return cause
         origin = cause.step.node.origin if isinstance(cause, StepError) else None
         lines = str(cause).strip().splitlines()
         traceback.clear_frames(cause.__traceback__)  # they hold memory of the device

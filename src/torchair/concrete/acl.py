@@ -94,7 +94,7 @@ class AclConcreteGraph(ConcreteGraph):
         pool = self._options.pool
         find = partial(substrate_for, engine=self._engine, pool=pool, updates=updates)
         engine = self._engine if not updates.rules else None
-        uncaptured = None if engine is None else engine.call
+        uncaptured = None if engine is None or on_device else engine.call
         self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
         kinds, results = info.kinds(), devices_of_results(self.forward)
         if engine is not None and not self._options.share_results:

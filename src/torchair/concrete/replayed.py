@@ -30,7 +30,7 @@ from torchair.trace import Trace
 class ReplayedGraph(ConcreteGraph):
     """A GE graph whose plan a device replays."""
 
-    OPTIONS = CaptureOptions(evict=True)
+    OPTIONS = CaptureOptions(evict=True, error_mode="relaxed")
 
     def __init__(
         self, graph: GeConcreteGraph, info: AclGraphCacheInfo, gm: fx.GraphModule

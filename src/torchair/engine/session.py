@@ -22,9 +22,9 @@ from torchair.engine.inspect.timeline import Timeline
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
+from torchair.engine.plan.capturable import check_capturable
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.family import Member
-from torchair.engine.plan.late import refuse_late
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes
@@ -309,7 +309,7 @@ class TorchNpuGraph:
         pool = session._find(session.seen(inputs))
         if isinstance(pool, GraphDump):
             raise CaptureError(f"{self.name} dumps its data")
-        refuse_late(pool.member.family.plan if isinstance(pool, MemberPool) else pool.plan)
+        check_capturable(pool.member.family.plan if isinstance(pool, MemberPool) else pool.plan)
         return pool
 
     def seen(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -342,7 +342,7 @@ class TorchNpuGraph:
 
         def bind(found: Plan | Member) -> FixedProgram:
             plan = found.plan() if isinstance(found, Member) else found
-            refuse_late(plan)
+            check_capturable(plan)
             return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
         return self._made(inputs, bind)

@@ -1,4 +1,4 @@
-"""Why a plan leaves sizes open until the data are there: such a plan cannot be captured."""
+"""Whether a plan can be captured: not if it leaves sizes open until the data are there."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ _DATA = "makes a result whose size depends on data"
 _SIZES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
-def refuse_late(plan: Plan) -> None:
-    """CaptureError if only the data tell some dims of a plan; it names the first node."""
+def check_capturable(plan: Plan) -> None:
+    """CaptureError if only the data tell some dims of a plan, or if it prints and runs on a device;
+    it names the first node."""
+    if plan.device != "cpu":
+        said = next((s.node for s in plan.steps if s.node.type == "PrintV2"), None)
+        if said is not None:
+            raise _error(said, "npu_print prints on the host, which a device does not wait for")
     open_ended = (s.node for s in plan.steps if s.kind == "late")
     late = next((node for node in open_ended if not _is_only_said(node)), None)
     if late is None:
         return
-    origin = late.origin
-    name, reason = _reason(late)
-    raise CaptureError(
-        f"{name} {reason}",
-        node=origin.fx_name if origin is not None and origin.fx_name else late.name,
-        source=None if origin is None else origin.line,
-    )
+    raise _error(late, " ".join(_reason(late)))
+
+
+def _error(node: Node, message: str) -> CaptureError:
+    origin = node.origin
+    name = origin.fx_name if origin is not None and origin.fx_name else node.name
+    return CaptureError(message, node=name, source=None if origin is None else origin.line)
 
 
 def _is_only_said(node: Node) -> bool:
