@@ -286,6 +286,7 @@ def case_threads_have_results_of_their_own(device: torch.device) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = list(pool.map(work, inputs))
+    assert counted() == [3]
     for own, results in zip(inputs, found, strict=True):
         equal(results, [model(x) for x in own])
 

@@ -205,8 +205,8 @@ def _extent(tensor: torch.Tensor) -> int:
 class DeviceSubstrate(Substrate):
     """Captures of one FX graph on one device.
 
-    Before the first capture the graph runs once on the side stream, see `rehearsal.py`: libraries
-    that it uses are then initialised, which they cannot do during a capture.
+    Before the first capture by a thread the graph runs once on the side stream, see `rehearsal.py`:
+    libraries that it uses are then initialised, which they cannot do during a capture.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class DeviceSubstrate(Substrate):
         self._lists = DeviceLists(updates, self._device) if updates and updates.rules else None
         self._memory: Memory | None = None
         self._walk: Walk | EngineWalk | None = None if graph is None else EngineWalk(graph)
-        self._rehearsed = False
+        self._rehearsed = threading.local()  # each thread has handles of libraries of its own
         self._order = StreamOrder(self._accelerator, self._device)
 
     def capture(self, request: Request) -> Recording:
@@ -234,9 +234,9 @@ class DeviceSubstrate(Substrate):
         with _captures, self._module.device(self._device), torch.no_grad(), generators:
             try:
                 walk.settle(request.args)
-                if not self._rehearsed:
+                if not hasattr(self._rehearsed, "by"):
                     self._rehearse(walk, request)
-                    self._rehearsed = True
+                    self._rehearsed.by = request.name
                 self._module.synchronize()
                 self._module.empty_cache()  # during a capture it cannot make room
                 return self._record(walk, request)
