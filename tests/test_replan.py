@@ -378,6 +378,16 @@ def test_a_plan_that_does_not_come_out_again_is_no_template(monkeypatch):
     assert seen.again == 0
 
 
+def test_small_constants_of_several_dims_follow_from_sizes():
+    def positions(x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.shape[1], x.shape[1] + 1).unsqueeze(0)
+        return x * at.float() + at
+
+    run = compiled(positions)
+    for n in SIZES:
+        check(positions, run, (noise(3, n),))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_packing_keeps_live_buffers_apart(seed):
     random = torch.Generator().manual_seed(seed)

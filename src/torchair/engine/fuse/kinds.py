@@ -24,7 +24,6 @@ from torchair.engine.plan.strides import (
     Meta,
     as_list,
     as_tuple,
-    content_of,
     dense_strides,
     in_format,
     in_order,
@@ -191,7 +190,12 @@ def _run(node: Node, facts: Mapping[Value, Fact]) -> list[Fact]:
     tensors = folded(node, row, infer(node, facts.__getitem__), facts.__getitem__)
     if tensors is None:
         raise Unfit(f"{node.name} is not known from sizes alone")
-    return [Fact(0, tuple(t.shape), content_of(t)) for t in tensors]
+    return [Fact(0, tuple(t.shape), _numbers(t)) for t in tensors]
+
+
+def _numbers(t: torch.Tensor) -> Any:
+    """All elements of a small tensor, of any number of dims."""
+    return tuple(t.reshape(-1).tolist()) if t.dim() else t.item()
 
 
 @dataclass
