@@ -21,7 +21,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("store",),
     -1: ("errors", "log"),
-    -2: ("flags",),
+    -2: ("flags", "imports"),
 }
 
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
@@ -39,6 +39,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
     ("torchair.backend", "torchair.fx.whole"): "looks operators up, for the first compile",
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
+    ("torchair", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
     ("torchair.emulate.facade", "torchair.emulate.ops"): "operators are defined on request",
     ("torchair.emulate.graphs", "torchair.capture"): "loads the engine, for one number",

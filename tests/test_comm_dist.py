@@ -18,6 +18,7 @@ from torch import multiprocessing
 
 import torchair
 from op_harness import convert, run
+from test_emulate import run as run_python
 from torchair import hcom
 from torchair.convert import Decline
 from torchair.convert.comm import _reduction
@@ -295,3 +296,28 @@ def test_dynamo_is_taught_once():
     hcom.teach_dynamo()
     assert remaps == known and known[dist.broadcast] is hcom.npu_broadcast
     assert {dist.send, dist.recv, dist.all_to_all} <= set(known)
+
+
+NAMED = """
+import sys, tempfile, torch, torch.distributed as dist
+
+place = "file://" + tempfile.mktemp()
+dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+
+def both(x):
+    out, parts = torch.empty_like(x), [torch.empty_like(x)]
+    dist.all_gather(parts, x)
+    dist.broadcast(parts[0], 0)
+    dist.all_to_all_single(out, x)
+    return out * 2 + parts[0]
+
+x = torch.arange(4.0)
+torch.testing.assert_close(torch.compile(both, backend=sys.argv[1], fullgraph=True)(x), 3 * x)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("name", ["torchair", "npugraph_ex"])
+def test_the_first_trace_knows_collectives(name):
+    done = run_python("-c", NAMED, name)
+    assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchair import legacy, ops
 from torchair.backend import get_compiler, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.imports import when_imported
 from torchair.log import logger
 
 if TYPE_CHECKING:
@@ -34,7 +35,17 @@ _LAZY = {
     "scope": "torchair.scope",
 }
 
+
+
+def _teach_dynamo(_module: Any) -> None:
+    """Tell Dynamo about collectives when it comes, before it traces anything."""
+    from torchair.hcom import teach_dynamo
+
+    teach_dynamo()
+
+
 legacy.install()
+when_imported({"torch.distributed._functional_collectives": _teach_dynamo})
 _ = ops
 
 

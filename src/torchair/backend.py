@@ -34,7 +34,7 @@ def get_npu_backend(
     """A backend for `torch.compile(model, backend=...)`."""
     from torchair.hcom import teach_dynamo
 
-    teach_dynamo()
+    teach_dynamo()  # again: torch_npu may have come since Dynamo did
     start_debug_log()
     config = given(compiler_config, CompilerConfig)
     warn_ineffective(config)

@@ -3,60 +3,23 @@ scripts that compile nothing do not pay for it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from torchair.emulate import npu_module, statistics, streams
 from torchair.emulate.state import DEVICE_TYPE, STATE
+from torchair.imports import when_imported
 
 
 def install_hooks() -> None:
     """Tell Dynamo now if it is there, else when it comes."""
-    hooks = {
-        "torch._dynamo.device_interface": _add_interface,
-        "torch._dynamo.trace_rules": _add_rules,
-    }
-    for name, hook in hooks.items():
-        module = sys.modules.get(name)
-        if module is not None:
-            hook(module)
-    waiting = {name: hook for name, hook in hooks.items() if name not in sys.modules}
-    if waiting:
-        sys.meta_path.insert(0, _AfterImport(waiting))
-
-
-class _AfterImport(MetaPathFinder, Loader):
-    """Calls a function on a module when it has been imported, and steps aside."""
-
-    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._hooks = hooks
-        self._loaders: dict[str, Loader] = {}
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in self._hooks or name in self._loaders:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            self._loaders[name], spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loaders[spec.name].create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__
-        loader = self._loaders[name]
-        module.__loader__ = loader
-        assert module.__spec__ is not None
-        module.__spec__.loader = loader
-        loader.exec_module(module)
-        self._hooks[name](module)
+    when_imported(
+        {
+            "torch._dynamo.device_interface": _add_interface,
+            "torch._dynamo.trace_rules": _add_rules,
+        }
+    )
 
 
 def _add_interface(device_interface: Any) -> None:
