@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+SECONDS ?= 60
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance timm test-cuda clean
+.PHONY: help setup demo test lint bench conformance fuzz timm test-cuda clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +66,9 @@ timm: setup  ## models of timm: right in both modes, then against eager; about a
 	$(PY) -m pip install --disable-pip-version-check --no-deps timm
 	$(PY) -m pytest tests/test_timm.py -n $(WORKERS) --dist worksteal -m timm
 	$(PY) bench/timm.py
+
+fuzz: setup  ## random programs against eager, for SECONDS of time
+	$(PY) tests/fuzz.py --seconds $(SECONDS) --jobs $(WORKERS)
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
 	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda

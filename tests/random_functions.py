@@ -86,10 +86,16 @@ CHANGES = (
 class Program:
     """One function with inputs for it. `wide` runs it in float64."""
 
-    def __init__(self, seed: int, lines: int = 8, changes: bool = True) -> None:
+    def __init__(
+        self, seed: int, lines: int = 8, changes: bool = True, tiny: bool = False
+    ) -> None:
+        """With `tiny` sizes of 0 and 1 are as frequent as others."""
         self.pick = random.Random(seed)
         self.name = f"<random function {seed}>"
+        self.least = 0 if tiny else 1  # elements of a value
         self.sizes = self.pick.sample(SIZES, 3)
+        if tiny:
+            self.sizes[:2] = [0, 1] if self.pick.random() < 0.5 else [1, 1]
         self.floats = self.pick.choices(FLOATS, [6, 2, 2, 2], k=2)
         self.makes: list[Callable[[Resize], Any]] = []
         self.given: list[str] = []
@@ -233,7 +239,8 @@ class Program:
             made = eval(text, names)
         except (RuntimeError, IndexError, ValueError, TypeError):
             return None
-        return made if isinstance(made, torch.Tensor) and 0 < made.numel() <= MOST else None
+        fits = isinstance(made, torch.Tensor) and self.least <= made.numel() <= MOST
+        return made if fits else None
 
     # ---- the function ----
 

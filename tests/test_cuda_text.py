@@ -21,7 +21,7 @@ from cuda_tools import HOPPER, entry_of
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
 from torchair.codegen.cuda.attention import attention
-from torchair.codegen.cuda.gemv import GemvForm, default_form, forms, gemv
+from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import foreign, ptx
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
@@ -70,11 +70,12 @@ def test_the_next_row_is_on_its_way() -> None:
 
 
 def test_few_rows_are_loaded_all_at_once() -> None:
-    case = ProductCase(1, 2048, 2048, "bf16", "residual", norm="rms")
-    assert default_form(case.matmul, HOPPER) == GemvForm(1, 1, 4, ahead=False, held=False)
-    text = text_of(*case.generate(HOPPER))
+    form = GemvForm(1, 1, 4, ahead=False, held=False)
+    case = ProductCase(1, 2048, 2048, "bf16", "residual", norm="rms", form=form)
+    kernel, launch = case.generate(HOPPER)
+    text = text_of(kernel, launch)
     assert text.count("ld.volatile.shared.v4.b32") == 8  # A is read again, not kept
-    assert case.generate(HOPPER)[1].blocks(lambda word: 0) == 512  # one row for each warp
+    assert launch.blocks(lambda word: 0) == 512  # one row for each warp
 
 
 def test_long_rows_are_shared_by_warps() -> None:

@@ -1,0 +1,248 @@
+"""Random programs against eager, for as long as you like: `make fuzz SECONDS=600`.
+
+A seed decides everything: the function, types, strides and sizes of its arguments (0 and 1 among
+them), special values, which arguments share memory, the mode, whether sizes vary and weights are
+frozen. Each program is called several times, with other contents. Values are judged by float64 as
+in all tests; types, dims, strides, updates and sharing of memory are eager's. A failure prints its
+seed; `python tests/fuzz.py --first SEED --count 1` repeats it with the source of the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torchair
+from like_eager import sharing, twin
+from native_check import differences, largest
+from random_functions import Program
+
+MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
+SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
+CALLS = 3
+
+
+class Weights(torch.nn.Module):
+    """A function of which some arguments are buffers of a module."""
+
+    def __init__(self, fn: Callable[..., Any], held: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.fn, self.places = fn, sorted(held)
+        for k, t in held.items():
+            self.register_buffer(f"held{k}", t)
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        given = list(args)
+        for k in self.places:
+            given.insert(k, getattr(self, f"held{k}"))
+        return self.fn(*given)
+
+
+@dataclass
+class Trial:
+    """One random program and the way it is run."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        pick = self.pick = random.Random(self.seed)
+        self.mode = pick.choice(MODES)
+        self.dynamic = pick.random() < 0.3
+        self.frozen = pick.random() < 0.3
+        self.special = pick.random() < 0.2
+        self.shared = pick.random() < 0.25
+        self.tiny = pick.random() < 0.2
+        changes = not self.dynamic and not self.frozen
+        self.program = Program(self.seed, pick.randint(2, 9), changes, self.tiny)
+
+    def __str__(self) -> str:
+        ways = ("dynamic", "frozen", "special", "shared", "tiny")
+        return " ".join([f"seed {self.seed}", self.mode, *(w for w in ways if getattr(self, w))])
+
+    def arguments(self, turn: int) -> list[torch.Tensor]:
+        """Arguments of a call: the first two with the sizes of the program, then perhaps others."""
+        grow = 2 if self.dynamic and turn > 1 else 0
+        made = self.program.inputs(lambda n: n + grow)
+        noise = torch.Generator().manual_seed(1000 * self.seed + turn)
+        for t in made:
+            if not t.is_floating_point() or not t.numel() or 0 in strided(t):
+                continue
+            if turn:
+                t.copy_(t.clone() * (torch.rand((), generator=noise) + 0.5).item())
+            if self.special:
+                places = torch.randint(t.numel(), (2,), generator=noise).tolist()
+                flat = t.clone().flatten()
+                for place in places:
+                    flat[place] = self.pick.choice(SPECIALS)
+                t.copy_(flat.reshape(t.shape))
+        return self._sharing(made) if self.shared else made
+
+    def _sharing(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Arguments of one layout become one tensor, or two views of one memory."""
+        for i, a in enumerate(made):
+            for j in range(i + 1, len(made)):
+                same = a.dtype == made[j].dtype and a.shape == made[j].shape
+                if same and a.is_contiguous() and a.dim() and a.is_floating_point():
+                    both = torch.cat([a, made[j]])
+                    made[i], made[j] = both[: len(a)], both[len(a) :]
+                    return made
+        return made
+
+    def run(self) -> str:
+        """What is wrong, "" if nothing."""
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        first = self.arguments(0)
+        if self.frozen:
+            held = {k: t for k, t in enumerate(first[:-1]) if k % 2}
+            call = self._compiled(Weights(self.program.function(), held))
+            calls = [[held.get(k, t) for k, t in enumerate(self.arguments(n))] for n in range(2)]
+            return next(filter(None, (self._one(call, args, held) for args in calls)), "")
+        call = self._compiled(self.program.function())
+        for turn in range(CALLS):
+            args = first if turn == 0 else self.arguments(turn)
+            try:
+                self.program.function()(*copied(args))
+            except (RuntimeError, IndexError, ValueError):
+                continue  # these sizes do not fit together in eager either
+            wrong = self._one(call, args, {})
+            if wrong:
+                return f"call {turn}: {wrong}"
+        return ""
+
+    def _compiled(self, fn: Callable[..., Any]) -> Any:
+        if self.mode == "npugraph_ex":
+            options = {"frozen_parameter": True} if self.frozen else None
+            return torch.compile(
+                fn, backend="npugraph_ex", dynamic=self.dynamic, options=options
+            )
+        config = torchair.CompilerConfig()
+        config.mode = self.mode
+        config.experimental_config.frozen_parameter = self.frozen
+        backend = torchair.get_npu_backend(compiler_config=config)
+        return torch.compile(fn, backend=backend, dynamic=self.dynamic)
+
+    def _one(self, call: Any, args: list[torch.Tensor], held: dict[int, torch.Tensor]) -> str:
+        mine, theirs = copied(args), copied(args)
+        for k, t in held.items():
+            mine[k] = t
+        wanted = [*self.program.function()(*theirs), *theirs]
+        got = [*call(*(t for k, t in enumerate(mine) if k not in held)), *mine]
+        truth, everything = self.program.wide(args)
+        scale = largest(everything)
+        for k, (g, w, t) in enumerate(zip(got, wanted, truth, strict=True)):
+            wrong = differences(g, w, t.double() if t.is_floating_point() else t, scale)
+            if wrong and not (self.special and uncertain(w, t)):
+                return f"result {k}: {wrong}"
+        form = memory(got)
+        if held or form == memory(wanted):
+            return ""
+        traced = copied(args)  # tracing promises another layout than eager has now and then
+        torch._dynamo.reset()
+        plain = torch.compile(self.program.function(), backend="aot_eager", dynamic=self.dynamic)
+        promised = memory([*plain(*traced), *traced])
+        return "" if form == promised else f"memory is {form} instead of {promised}"
+
+
+def uncertain(eager: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether eager itself does not give what float64 gives, where numbers are not finite."""
+    if not eager.is_floating_point():
+        return True  # a comparison of what is not a number
+    same = eager.isfinite() == truth.isfinite()
+    return not bool(same.all()) or bool((eager.isnan() != truth.isnan()).any())
+
+
+def strided(t: torch.Tensor) -> list[int]:
+    """Strides that say something."""
+    if not t.numel():
+        return []
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n != 1]
+
+
+def memory(tensors: list[torch.Tensor]) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """How tensors lie in memory: their strides, and which share it."""
+    return [strided(t) for t in tensors], sharing(tensors)
+
+
+def copied(args: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that share memory as the arguments do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    made = []
+    for t in args:
+        at = t.untyped_storage().data_ptr()
+        if not t.numel():
+            made.append(twin(t))
+            continue
+        copy = storages.setdefault(at, t.untyped_storage().clone())
+        empty = torch.empty(0, dtype=t.dtype)
+        made.append(empty.set_(copy, t.storage_offset(), t.shape, t.stride()))
+    return made
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Warnings are expected here; gradients are not."""
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+        yield
+
+
+def tried(seed: int) -> tuple[int, str]:
+    """The seed and what is wrong with its program."""
+    torch.set_num_threads(1)
+    trial = None
+    try:
+        with quiet():
+            trial = Trial(seed)
+            wrong = trial.run()
+    except Exception as e:
+        wrong = f"{type(e).__name__}: {str(e).strip().splitlines()[:1]}"
+    return seed, f"{trial}: {wrong}" if wrong else ""
+
+
+def main() -> int:
+    """Try programs, print what fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--first", type=int, default=None, help="first seed, a new one by default")
+    parser.add_argument("--count", type=int, default=1 << 30, help="programs at most")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    first = random.SystemRandom().randrange(1 << 24) if options.first is None else options.first
+    print(f"seeds from {first} on", flush=True)
+    if options.count == 1:
+        print(Trial(first).program.source)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    failed: list[str] = []
+    done, start = 0, time.monotonic()
+    with (
+        ProcessPoolExecutor(options.jobs, max_tasks_per_child=200) as pool,
+        Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar,
+    ):
+        task = bar.add_task("programs", total=options.seconds)
+        while done < options.count and time.monotonic() - start < options.seconds:
+            many = min(8 * options.jobs, options.count - done)
+            for _, wrong in pool.map(tried, range(first + done, first + done + many)):
+                if wrong:
+                    failed.append(wrong)
+                    print(wrong, flush=True)
+            done += many
+            spent = time.monotonic() - start
+            bar.update(task, completed=spent, description=f"{done} programs, {len(failed)} failed")
+    print(f"{done} programs, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
