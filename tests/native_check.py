@@ -23,7 +23,7 @@ from torchair.engine.fuse.units import Fusion, Unit
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import SIZES_AT, Plan
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.units import FAULT, SCRATCH, NativeCall, Packed
+from torchair.engine.units import FAULT, SCRATCH, Constant, NativeCall
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
@@ -142,10 +142,6 @@ class Recorder(NativeUnits):
             self.calls.append(Emitted(unit, call, layouts))
         return call
 
-    def packed(self, x: Packed) -> torch.Tensor:
-        """A constant as its kernel reads it."""
-        return self._pack(x)
-
 
 def facts_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[Fact]:
     """What a session knows of its inputs when it plans."""
@@ -196,18 +192,21 @@ def run_unit(one: Emitted, env: Tensors, natives: Recorder, threads: int) -> Ten
     updated = natives.updated(one.unit)
     for v in one.unit.outputs:
         memory[v] = Guarded(one.layouts[v], None if updated is None else env[updated])
-    scratch = torch.empty(one.call.generated.scratch * threads + 64, dtype=torch.uint8)
+    code = one.call.order.generated
+    scratch = torch.empty(code.scratch * threads + 64, dtype=torch.uint8)
     fault = torch.zeros(1, dtype=torch.int64)
     special = {SCRATCH: scratch.data_ptr() + -scratch.data_ptr() % 64, FAULT: fault.data_ptr()}
     words = []
-    for x in one.call.operands:
-        if isinstance(x, Packed):
-            words.append(natives.packed(x).data_ptr())
+    for word, x in enumerate(one.call.operands):
+        if isinstance(x, Constant) and (word in code.pack or x.content != "own"):
+            words.append(natives.packed(x, code.pack.get(word)).data_ptr())
+        elif isinstance(x, str):
+            words.append(special[x])
         else:
-            words.append(special[x] if isinstance(x, str) else memory[x].address)
+            words.append(memory[x.value if isinstance(x, Constant) else x].address)
     if one.call.numbers:
         words += [0] * (SIZES_AT - len(words)) + list(one.call.numbers)
-    run_kernel(cpu().library, one.call.kernel, words, threads)
+    run_kernel(cpu().library, code.kernel, words, threads)
     assert not int(fault), "an index out of range"
     for m in memory.values():
         m.check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 from torchair.codegen.kernel import Generated, Kernel
@@ -60,3 +61,18 @@ class Target(Protocol):
     def work(self, moved: int, points: int, flops: float) -> float:
         """About how many microseconds one thread needs to read and write so many bytes, compute so
         many simple values and multiply so often."""
+
+
+class Order:
+    """A request to a target, with a label for its kernel. Whoever plans needs no more; the code is
+    generated when it is asked for."""
+
+    def __init__(self, target: Target, request: Request, label: str) -> None:
+        self.request, self.label = request, label
+        self._target = target
+        self.failed: Exception | None = None  # why there is no code
+
+    @cached_property
+    def generated(self) -> Generated:
+        """The code that serves the request."""
+        return self._target.generate(self.request, self.label)

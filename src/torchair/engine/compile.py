@@ -2,8 +2,8 @@
 
     optimize   rules, folding, order of nodes                        engine/optimize/
     fuse       nodes that become one kernel are a unit               engine/fuse/  engine/units/
-    plan       steps and memory; for each unit                       engine/plan/
-    generate     what it computes, as loops; the text of a kernel    engine/lower/  codegen/
+    plan       steps, memory, and for each unit a request: loops     engine/plan/  engine/lower/
+    generate   the text of the kernels that were asked for           codegen/ of the target
     build      machine code                                          codegen/ of the target
     bind       steps over memory, ready to be run                    engine/run/
 
@@ -14,9 +14,8 @@ comes out and runs it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -26,13 +25,13 @@ from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
 from torchair.engine.optimize.passes import ENGINE_PASSES, GraphState, ge_kind
 from torchair.engine.options import EngineOptions
-from torchair.engine.plan.family import Member
+from torchair.engine.plan.family import Member, natives_of
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import Plan
-from torchair.engine.plan.streams import Lanes, schedule_of
+from torchair.engine.plan.streams import Lanes
 from torchair.engine.run.executor import ProgramPool
-from torchair.engine.run.lanes import Watch, bind_lanes
-from torchair.engine.run.workspace import MemberPool, Workspace
+from torchair.engine.run.lanes import Watch
+from torchair.engine.run.workspace import MemberPool, bound, new_spaces
 from torchair.engine.targets import usable_target
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
@@ -41,8 +40,6 @@ from torchair.passes import PassRunner
 from torchair.trace import Trace
 
 Bound = TypeVar("Bound")
-
-_SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 
 
 class GraphCompiler:
@@ -83,7 +80,7 @@ class GraphCompiler:
         self._begin_planning()
 
     def _begin_planning(self) -> None:
-        self._spaces: deque[Workspace] = deque(maxlen=_SPACES)
+        self._spaces = new_spaces()
         self.planner = Planner(
             self.graph, self._device, self._state.assigned, self._layouts, self.units, self.lanes
         )
@@ -91,34 +88,32 @@ class GraphCompiler:
     def program(
         self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
     ) -> Bound:
-        """Something that runs for inputs like these. Units whose kernels cannot be compiled are
-        planned again, node by node."""
-        before, start = self._seconds, time.perf_counter()
+        """Something that runs for inputs like these. Units whose kernels cannot be generated or
+        compiled are planned again, node by node."""
+        times = [time.perf_counter()]
+        plan = self.plan(inputs)
+        times.append(time.perf_counter())
         try:
-            plan = self.plan(inputs)
-            planned = time.perf_counter()
+            self.generate(plan)
+            times.append(time.perf_counter())
             self.build(plan)
+            times.append(time.perf_counter())
             made = bind(plan)
         except BrokenKernels as e:
-            assert self.units is not None
-            self.units.forbid(e)
+            if self.units is None or not self.units.forbid(natives_of(plan), e):
+                raise
             self._begin_planning()
             return self.program(inputs, bind)
-        compiled, end = self._seconds - before, time.perf_counter()
+        times.append(time.perf_counter())
         native_logger.event(
-            "graph %s: plan and kernel text %dus, kernels compiled %dus, bound %dus",
-            self.graph.name, (planned - start) * 1e6, compiled * 1e6,
-            (end - planned - compiled) * 1e6,
+            "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus",
+            self.graph.name, *((b - a) * 1e6 for a, b in pairwise(times)),
         )  # fmt: skip
         return made
 
-    @property
-    def _seconds(self) -> float:
-        return self.target.seconds if self.target is not None else 0.0
-
     def plan(self, inputs: Sequence[torch.Tensor]) -> Plan | Member:
         """Steps and memory for these sizes: as in a plan made before if that can be, else from the
-        graph. Every unit asks the target for its kernel, which is generated once for its kind."""
+        graph. Every unit orders its kernel, one for all units of a kind."""
         if self.units is None:
             return self.planner.plan(self.inputs.facts(inputs))
         reader = self.inputs.reader
@@ -132,24 +127,20 @@ class GraphCompiler:
             return self.planner.plan(facts, strides)
         return self.planner.learn(facts, strides, reader, given)
 
+    def generate(self, plan: Plan | Member) -> None:
+        """The text of the kernels of a plan, as far as they are new, and constants packed."""
+        if self.units is not None:
+            self.units.generate(natives_of(plan, new=True))
+
     def build(self, plan: Plan | Member) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""
-        if isinstance(plan, Member):
-            if plan.family.built:
-                return
-            plan.family.built, plan = True, plan.family.plan
         if self.target is not None:
-            self.target.compile([s.native.kernel for s in plan.steps if s.native is not None])
+            self.target.compile([n.kernel for n in natives_of(plan, new=True)])
+        if isinstance(plan, Member):
+            plan.family.built = True
 
     def bind(self, plan: Plan | Member, watch: Watch | None = None) -> ProgramPool | MemberPool:
-        """Programs of a plan over memory of their own, a first one at once; `watch` looks on."""
-        pool: ProgramPool | MemberPool
-        if isinstance(plan, Member) and watch is None and plan.family.lanes is None:
-            pool = MemberPool(plan, self._spaces)
-        else:
-            plan = plan.plan() if isinstance(plan, Member) else plan
-            if watch is not None and plan.schedule is None:
-                plan.schedule = schedule_of(plan, self.lanes)
-            pool = ProgramPool(plan, partial(bind_lanes, watch=watch) if plan.schedule else None)
+        """Programs of a plan, a first one at once; `watch` looks on while they run."""
+        pool = bound(plan, self.lanes, self._spaces, watch)
         pool.prepare()
         return pool

@@ -17,7 +17,7 @@ from torchair.codegen.numbers import Book, Number
 from torchair.engine.fuse.kinds import kernel_of
 from torchair.engine.optimize.fold import tensor_of
 from torchair.engine.plan.memory import Placement
-from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.engine.plan.records import Native, OutputSpec, Plan, Root, Step
 from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import as_tuple
@@ -168,6 +168,16 @@ class Member:
     def constants(self) -> list[torch.Tensor]:
         """Those that follow from sizes."""
         return self.family.constants(self.values)
+
+
+def natives_of(plan: Plan | Member, new: bool = False) -> list[Native]:
+    """What native steps of a plan run; nothing if only `new` ones are asked for and those of its
+    family are built."""
+    if isinstance(plan, Member):
+        steps = [] if new and plan.family.built else plan.family.plan.steps
+    else:
+        steps = plan.steps
+    return [s.native for s in steps if s.native is not None]
 
 
 class _Single:

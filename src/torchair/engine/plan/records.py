@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.target import Order
 from torchair.engine.plan.memory import Arena, Placement
 from torchair.ge.graph import Node, Value
 
@@ -51,12 +52,18 @@ class Native:
     """A kernel with what it is called with: for each address a slot, a packed constant, "scratch"
     for memory of its own, or "fault" for the word where it notes a bad index; then sizes."""
 
-    generated: Generated
-    slots: list[int | torch.Tensor | str]
+    order: Order
+    slots: list[Any]  # packed constants are put in when the kernel is generated
     numbers: tuple[int, ...]
     work: float  # microseconds that one thread needs, roughly
     copies: bool = False  # its first argument must have been copied to its result
     pointwise: bool = False  # it may overwrite an argument of the same dims
+    constants: dict[int, Any] = field(default_factory=dict)  # by word: what may be laid out anew
+
+    @property
+    def generated(self) -> Generated:
+        """What the target made of the order."""
+        return self.order.generated
 
     @property
     def kernel(self) -> Kernel:

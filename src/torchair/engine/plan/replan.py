@@ -11,6 +11,7 @@ is a condition of the `Family` that comes out. What does not fit is left to the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -229,12 +230,10 @@ class Template:
 
     def _native(self, old: Native, call: NativeCall, unit: Unit, run: Run) -> Native:
         """The call of a kind of units for one of them."""
-        slots = old.slots
-        if call.generated is not old.generated:
-            slots = self._natives.bind(self._call(unit, run), self._slot).slots
-        return Native(
-            call.generated, slots, call.numbers, call.work, old.copies, old.pointwise
-        )
+        if call.order is not old.order:
+            own = self._natives.bind(self._call(unit, run), self._slot)
+            return replace(own, copies=old.copies, pointwise=old.pointwise)
+        return replace(old, numbers=call.numbers, work=call.work)
 
 
 def shown(plan: Plan) -> Any:
@@ -242,7 +241,7 @@ def shown(plan: Plan) -> Any:
     roots = [(r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.roots]
     steps = [(s.node, s.kind, s.args, s.outs) for s in (*plan.bound, *plan.steps)]
     natives = [
-        (n.generated, _named(n.slots), n.numbers, n.work, n.copies, n.pointwise)
+        (n.order, _named(n.slots), n.numbers, n.work, n.copies, n.pointwise)
         for n in (s.native for s in plan.steps)
         if n is not None
     ]

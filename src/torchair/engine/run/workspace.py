@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import ARENA, NativeProgram, Program
+from torchair.engine.plan.streams import Lanes, schedule_of
+from torchair.engine.run.executor import ARENA, NativeProgram, Program, ProgramPool
+from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.segment import aligned_bytes
 from torchair.engine.run.sized import SizedProgram
 from torchair.flags import Flags
 
+_SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 _FAMILIES = 32  # whose program is kept by a workspace
 _PROGRAMS = 32  # with steps of torch, kept by a workspace
 _SPARE = 8  # memory that must grow gets an eighth more
@@ -90,6 +94,24 @@ class Workspace:
 def _bytes(size: int) -> torch.Tensor:
     with torch.inference_mode(False):
         return aligned_bytes(size)
+
+
+def new_spaces() -> deque[Workspace]:
+    """Workspaces of one graph that no call uses at the moment."""
+    return deque(maxlen=_SPACES)
+
+
+def bound(
+    plan: Plan | Member, lanes: Lanes, spaces: deque[Workspace], watch: Watch | None = None
+) -> ProgramPool | MemberPool:
+    """Programs of a plan, on the lanes of its graph or in workspaces; `watch` looks on."""
+    if isinstance(plan, Member):
+        if watch is None and plan.family.lanes is None:
+            return MemberPool(plan, spaces)
+        plan = plan.plan()
+    if watch is not None and plan.schedule is None:
+        plan.schedule = schedule_of(plan, lanes)
+    return ProgramPool(plan, partial(bind_lanes, watch=watch) if plan.schedule else None)
 
 
 class MemberPool:

@@ -3,17 +3,17 @@
 from torchair.engine.units.emitter import (
     FAULT,
     SCRATCH,
+    Constant,
     Content,
     Emitter,
     Layouts,
     NativeCall,
-    Packed,
 )
 from torchair.engine.units.heads import heads, value_on
 from torchair.engine.units.kernels import make_kernel
 from torchair.engine.units.sizes import NotNative
 
 __all__ = [
-    "FAULT", "SCRATCH", "Content", "Emitter", "Layouts", "NativeCall", "NotNative", "Packed",
+    "FAULT", "SCRATCH", "Constant", "Content", "Emitter", "Layouts", "NativeCall", "NotNative",
     "heads", "make_kernel", "value_on",
 ]  # fmt: skip

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchair.codegen.kernel import Generated, Kernel, Pack
 from torchair.codegen.numbers import largest
-from torchair.codegen.target import Target
+from torchair.codegen.target import Order, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import Meta
@@ -30,43 +29,36 @@ scale of the normalisation after it, or what is added then."""
 
 @dataclass(frozen=True)
 class Word:
-    """What an address word holds: an operand of the unit (by number), if it is a constant perhaps
-    laid out anew; or memory of the program (SCRATCH or FAULT)."""
+    """What an address word holds: an operand of the unit (by number), or memory of the program
+    (SCRATCH or FAULT)."""
 
     operand: int = -1
     memory: str = ""
     content: Content = "own"
-    pack: Pack | None = None
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A constant operand of a unit made ready for its kernel."""
+class Constant:
+    """A constant operand of a unit, which its kernel may want in another layout."""
 
     unit: Unit
     value: Value
     content: Content
-    pack: Pack | None
 
 
-Place = Value | Packed | str
-"""What an address word holds: a value, a packed constant, SCRATCH, or FAULT, the word where a
-kernel notes down that an index was out of range."""
+Place = Value | Constant | str
+"""What an address word holds: a value, SCRATCH, or FAULT, the word where a kernel notes down that
+an index was out of range."""
 
 
 @dataclass(frozen=True)
 class NativeCall:
     """A kernel with its operands, in the order of its words, and the numbers after them."""
 
-    generated: Generated
+    order: Order
     operands: tuple[Place, ...]
     numbers: tuple[int, ...]
     work: float  # microseconds that one thread needs, roughly
-
-    @property
-    def kernel(self) -> Kernel:
-        """Its code."""
-        return self.generated.kernel
 
 
 Layouts = Callable[[Value], Meta]
@@ -75,11 +67,12 @@ Layouts = Callable[[Value], Meta]
 
 @dataclass(frozen=True)
 class Made:
-    """A kernel and how its words follow from the sizes of a plan."""
+    """A kernel that was ordered, and how its words follow from the sizes of a plan."""
 
     target: Target
-    generated: Generated
+    order: Order
     words: tuple[Word, ...]
+    constants: frozenset[int]  # words of operands that are the same in every call
     sizes: Sizes
     flops: Callable[[Sequence[Meta]], float]
 
@@ -89,22 +82,20 @@ class Made:
         if numbers is None:
             return None
         values = [*unit.inputs, *unit.outputs]
-        operands = tuple(_place(unit, values, w) for w in self.words)
+        operands = tuple(self._place(unit, values, k) for k in range(len(self.words)))
         moved = sum(m.numel() * m.element_size() for m in metas)
         points: Any = 0
         for meta in metas[len(unit.inputs) :]:
             points = largest(points, meta.numel())
         work = self.target.work(moved, points * len(unit.nodes), self.flops(metas))
-        return NativeCall(self.generated, operands, numbers, work)
+        return NativeCall(self.order, operands, numbers, work)
 
-
-def _place(unit: Unit, values: Sequence[Value], word: Word) -> Place:
-    if word.operand < 0:
-        return word.memory
-    value = values[word.operand]
-    if word.content == "own" and word.pack is None:
-        return value
-    return Packed(unit, value, word.content, word.pack)
+    def _place(self, unit: Unit, values: Sequence[Value], number: int) -> Place:
+        word = self.words[number]
+        if word.operand < 0:
+            return word.memory
+        value = values[word.operand]
+        return Constant(unit, value, word.content) if number in self.constants else value
 
 
 Maker = Callable[["Emitter", Unit, Sizes], Made]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torchair.catalog import Op
@@ -20,6 +19,7 @@ from torchair.codegen.requests import (
     Product,
     Request,
 )
+from torchair.codegen.target import Order
 from torchair.codegen.types import Size
 from torchair.engine.fuse.units import Unit, operands_of
 from torchair.engine.lower.build import Operand, build_nest
@@ -61,12 +61,13 @@ class _Emission:
         request = ask[self.unit.kind]()
         if Flags.read().debug >= 4:
             print(f"torchair kernel {self._label()}\n{request}")
-        generated = self.target.generate(request, self._label())
         self.sizes.seal()
-        for word, pack in generated.pack.items():
-            self.words[word] = replace(self.words[word], pack=pack)
-        words = tuple(self.words)
-        return Made(self.target, generated, words, self.sizes, _flops(self.unit))
+        values = [*self.unit.inputs, *self.unit.outputs]
+        same = [w.operand >= 0 and self.constant(values[w.operand]) for w in self.words]
+        return Made(
+            self.target, Order(self.target, request, self._label()), tuple(self.words),
+            frozenset(k for k, fixed in enumerate(same) if fixed), self.sizes, _flops(self.unit),
+        )  # fmt: skip
 
     # ---- words ----
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torchair.engine.fuse.units import Fusion, Unit, fuse
 from torchair.engine.lower import LOWERINGS
 from torchair.engine.plan.records import Native
 from torchair.engine.units import (
+    Constant,
     Content,
     Emitter,
     Layouts,
     NativeCall,
     NotNative,
-    Packed,
     heads,
     make_kernel,
     value_on,
@@ -29,6 +29,7 @@ from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
 
 _Key = tuple[Value, Node | None, Content, Pack | None]
+"""A constant, the normalisation that is folded into it, and how both are laid out."""
 
 
 class NativeUnits:
@@ -49,10 +50,9 @@ class NativeUnits:
         self.target = target
         self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
         self._inside: dict[int, list[Node]] = {}
-        self._packed: dict[_Key, tuple[Packed, torch.Tensor]] = {}
+        self._packed: dict[_Key, tuple[Constant, torch.Tensor]] = {}
         self.copied: set[Value] = set()  # frozen values whose contents are in packed constants
         self._warned: set[str] = set()
-        self._broken: dict[str, Exception] = {}
 
     def is_constant(self, value: Value) -> bool:
         """Whether a value is the same in every call: part of the graph, or frozen by the user."""
@@ -83,18 +83,19 @@ class NativeUnits:
         """The call for a unit; None if there is none, which is said once with its names."""
         try:
             call = self._emitter.emit(unit, fact, layout)
-            broken = self._broken.get(call.kernel.entry)
-            if broken is None:
+            if call.order.failed is None:
                 return call
-            self._warn(unit, broken)
-        except (NotNative, Declined) as e:
-            logger.info("%s runs node by node: %s", _names(unit), e)
+            self._tell(unit, call.order.failed)
         except Exception as e:
-            self._warn(unit, e)
+            self._tell(unit, e)
         return None
 
-    def _warn(self, unit: Unit, error: Exception) -> None:
+    def _tell(self, unit: Unit, error: Exception) -> None:
+        """Why a unit runs node by node; a warning, unless somebody meant it to."""
         name = _names(unit)
+        if isinstance(error, NotNative | Declined):
+            logger.info("%s runs node by node: %s", name, error)
+            return
         if name not in self._warned:
             self._warned.add(name)
             reason = f"{type(error).__name__}: {error}"
@@ -104,40 +105,61 @@ class NativeUnits:
                 stacklevel=2,
             )
 
-    def forbid(self, broken: BrokenKernels) -> None:
-        """Kernels that LLVM refused: their units run node by node from now on."""
-        self._broken.update(broken.errors)
-
     def bind(self, call: NativeCall, slots: Mapping[Value, int]) -> Native:
-        """The call with slots for values, and constants packed."""
-        places: list[int | torch.Tensor | str] = []
+        """The call with slots for values. Constants are in their slots as well: `generate` puts
+        those in that the kernel wants in another layout."""
+        places: list[Any] = []
         for x in call.operands:
-            if isinstance(x, Packed):
-                places.append(self._pack(x))
-            else:
-                places.append(slots[x] if isinstance(x, Value) else x)
-        return Native(call.generated, places, call.numbers, call.work)
+            value = x.value if isinstance(x, Constant) else x
+            places.append(slots[value] if isinstance(value, Value) else value)
+        constants = {k: x for k, x in enumerate(call.operands) if isinstance(x, Constant)}
+        return Native(call.order, places, call.numbers, call.work, constants=constants)
 
-    def _pack(self, x: Packed) -> torch.Tensor:
+    def generate(self, natives: Iterable[Native]) -> None:
+        """The text of kernels, as far as it is new, and constants as they want them. Raises
+        BrokenKernels if there is none for some."""
+        errors: dict[str, Exception] = {}
+        for native in natives:
+            try:
+                pack = native.generated.pack
+            except Exception as e:
+                native.order.failed = errors[native.order.label] = e
+                continue
+            for word, x in native.constants.items():
+                if word in pack or x.content != "own":
+                    native.slots[word] = self.packed(x, pack.get(word))
+        if errors:
+            raise BrokenKernels(errors)
+
+    def forbid(self, natives: Sequence[Native], broken: BrokenKernels) -> bool:
+        """Let units whose kernels cannot be run node by node from now on; False if none of these
+        is to blame."""
+        for native in natives:
+            if native.order.failed is None and native.kernel.entry in broken.errors:
+                native.order.failed = broken.errors[native.kernel.entry]
+        return any(native.order.failed is not None for native in natives)
+
+    def packed(self, x: Constant, pack: Pack | None) -> torch.Tensor:
+        """A constant as its kernel reads it."""
         folded = None if x.content == "own" else x.unit.folded
-        key = (x.value, folded, x.content, x.pack)
+        key = (x.value, folded, x.content, pack)
         if key not in self._packed:
-            self._packed[key] = x, self._packed_anew(x)
+            self._packed[key] = x, self._packed_anew(x, pack)
         return self._packed[key][1]
 
     def repack(self) -> None:
         """Bring packed constants up to date after weights were written to; they stay in place."""
-        for x, packed in self._packed.values():
-            packed.copy_(self._packed_anew(x))
+        for (*_, pack), (x, packed) in self._packed.items():
+            packed.copy_(self._packed_anew(x, pack))
 
-    def _packed_anew(self, x: Packed) -> torch.Tensor:
+    def _packed_anew(self, x: Constant, pack: Pack | None) -> torch.Tensor:
         content = {"own": self._own, "scaled": self._scaled, "shift": self._shift}[x.content](x)
-        return content if x.pack is None else x.pack(content)
+        return content if pack is None else pack(content)
 
-    def _own(self, x: Packed) -> torch.Tensor:
+    def _own(self, x: Constant) -> torch.Tensor:
         return self._content(x.value)
 
-    def _scaled(self, x: Packed) -> torch.Tensor:
+    def _scaled(self, x: Constant) -> torch.Tensor:
         """Weights of a convolution with the scale of its normalisation folded in."""
         assert x.unit.folded is not None
         weight, scale = self._content(x.value), self._scale(x.unit.folded)
@@ -150,7 +172,7 @@ class NativeUnits:
         )
         return scale / torch.sqrt(variance + norm.attr("epsilon"))
 
-    def _shift(self, x: Packed) -> torch.Tensor:
+    def _shift(self, x: Constant) -> torch.Tensor:
         """What is added to each channel of a convolution with its normalisation folded in."""
         unit, norm = x.unit, x.unit.folded
         assert norm is not None
