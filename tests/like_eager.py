@@ -12,7 +12,7 @@ import torchair
 
 def compiled(fn: Any, config: Any = None, **kwargs: Any) -> Any:
     backend = torchair.get_npu_backend(compiler_config=config)
-    return torch.compile(fn, backend=backend, fullgraph=True, **kwargs)
+    return torch.compile(fn, backend=backend, **{"fullgraph": True, **kwargs})
 
 
 def twin(x: Any) -> Any:

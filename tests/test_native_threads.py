@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from like_eager import compiled
+import like_eager
 from torchair import ge
 from torchair.catalog import infer
 from torchair.codegen.cpu.target import cpu
@@ -26,6 +29,11 @@ from torchair.ge.graph import Graph
 LENGTHS = (1, 2, 3, 7, 16, 33, 64)
 THREADS = 4
 GROWTH = 48 << 10  # kilobytes that the process may grow by after its first calls
+
+
+def compiled(fn: Any, **kwargs: Any) -> Any:
+    """Without fullgraph: its count of compiled frames is one for all threads of the process."""
+    return like_eager.compiled(fn, fullgraph=False, **kwargs)
 
 
 @pytest.fixture(autouse=True)
@@ -232,3 +240,34 @@ def test_little_work_runs_on_one_thread(used: list[int], threads: Any) -> None:
     with torch.no_grad():
         assert torch.equal(fast(torch.ones(4)), torch.full((4,), 3.0))
     assert used == [1]
+
+
+# ---- fork ----
+
+FORKING = """
+import os, signal, sys
+import torch
+
+torch.set_num_threads(2)
+layer = torch.nn.Linear(256, 256)
+run = [torch.compile(lambda x: layer(x).relu().sum(-1), backend=b) for b in sys.argv[1:]]
+new = torch.compile(lambda x: x.softmax(-1).sum(-1), backend=sys.argv[1])
+x = torch.randn(256, 256)
+with torch.no_grad():
+    expected = [r(x) for r in run]  # the pool has two threads now
+    child = os.fork()
+    if not child:
+        signal.alarm(120)
+        same = all(torch.equal(r(x), e) for r, e in zip(run, expected))
+        os._exit(not (same and all(abs(one - 1) < 1e-5 for one in new(x).tolist())))
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_of_fork_runs_and_compiles() -> None:
+    """torch's own kernels would wait there for threads that the child does not have."""
+    command = [sys.executable, "-c", FORKING, "torchair", "npugraph_ex"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment["OMP_NUM_THREADS"] = "2"
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=300, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]

@@ -7,6 +7,7 @@ compiler: the records name the kernels, and an argument block of words belongs t
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,11 @@ STEP = 3  # words: function, argument block, flags
 PATCH = 3  # words: where to write, slot, bytes to add
 
 _SPINS = 256  # looks at the barrier before a thread offers its core to others
+
+_FORKED = "torchair_forked"
+_forked = ctypes.c_int64(0)  # 1 in a child of fork: it has none of the threads that the pool counts
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: setattr(_forked, "value", 1))
 
 _TEXT = """
 define internal void @ENTRY.wait(ptr %counter, i64 %target) #0 {
@@ -129,7 +135,10 @@ go:
   %threads.at = getelementptr i64, ptr %program, i64 2
   %threads = load i64, ptr %threads.at
   %one = icmp sle i64 %threads, 1
-  br i1 %one, label %alone, label %together
+  %child = load i64, ptr @FORKED
+  %lost = icmp ne i64 %child, 0
+  %single = or i1 %one, %lost
+  br i1 %single, label %alone, label %together
 alone:
   call void @ENTRY.walk(ptr %program, i64 0, i64 1)
   ret void
@@ -196,7 +205,9 @@ def driver(machine: Machine) -> Kernel:
     pause = "call void @llvm.x86.sse2.pause()" if machine.arch == "x86_64" else "fence acquire"
     text = _TEXT.replace("PAUSE", pause).replace("SPINS", str(_SPINS))
     text = text.replace("STEPWORDS", str(STEP)).replace("PATCHWORDS", str(PATCH))
+    text = text.replace("FORKED", _FORKED)
     declared = [
+        f"@{_FORKED} = external global i64",
         "declare i32 @sched_yield()",
         "declare i32 @omp_get_thread_num()",
         "declare i32 @omp_get_num_threads()",
@@ -219,6 +230,7 @@ def bind_threads() -> bool:
     then programs run on one thread."""
     import llvmlite.binding as llvm
 
+    llvm.add_symbol(_FORKED, ctypes.addressof(_forked))
     symbols = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     for path in _loaded_pools():
         pool = ctypes.CDLL(path)
