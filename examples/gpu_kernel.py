@@ -48,7 +48,7 @@ def main() -> None:
     steps = [s for s in made.plan.steps if s.native is not None]
     show("steps", "\n".join("+".join(n.type for n in s.also) for s in steps))
     show("launches, kernels and how many steps each computes", str(made))
-    norm = next(s.code.generated.request for s in steps if s.also[0].type == "RmsNorm")
+    norm = next(s.code.order.request for s in steps if s.also[0].type == "RmsNorm")
     assert isinstance(norm, Loops)
     show("the nest of the normalisation", str(norm.nest))
     entry = entry_of(made.launches[-1])

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -79,7 +78,6 @@ class Generated:
     scratch: int = 0  # bytes that each thread needs, aligned to 64
     pack: Mapping[int, Pack] = field(default_factory=dict)  # by word: its constant is laid out so
     launch: Launch | None = None  # None where threads are counted by who runs it
-    request: Any = None  # what it came of, for those who put several steps into one kernel
 
 
 class Declined(Exception):

@@ -68,7 +68,7 @@ class CudaTarget:
         unknown = foreign([kernel])
         if unknown:
             raise Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
-        return Generated(kernel, launch=launch, request=request)
+        return Generated(kernel, launch=launch)
 
     def joined(
         self, key: Any, make: Callable[[], tuple[Kernel, Launch]]

@@ -133,7 +133,7 @@ class _Jobs:
 
     def _plain(self, k: int) -> Job:
         code, (reads, writes) = self._code(k), self.touched[k]
-        launch, request = code.generated.launch, code.generated.request
+        launch, request = code.generated.launch, code.order.request
         assert launch is not None
         product = request if isinstance(request, Product) else None
         job = Job([k], code.kernel, launch, list(reads), list(writes), product)
@@ -148,14 +148,14 @@ class _Jobs:
     def _prepared(self, k: int) -> Job | None:
         """A product whose rows a small nest makes."""
         code = self._code(k)
-        request = code.generated.request
+        request = code.order.request
         if not isinstance(request, Product):
             return None
         maker = self.makers.get(self._place(code.slots[0]))
         if maker is None or not self._may_be_prologue(maker, k):
             return None
         first = maker.steps[0]
-        keep, nest = not maker.absorbed, self._code(first).generated.request
+        keep, nest = not maker.absorbed, self._code(first).order.request
         made = self.target.joined(
             (request, nest, keep),
             lambda: self._fastest(
@@ -177,11 +177,11 @@ class _Jobs:
         result, and nothing that ran since touches what it touches, but products that compute it
         themselves."""
         step = self.steps[maker.steps[0]]
-        if not isinstance(step.code.generated.request, Loops) or len(maker.steps) > 1:
+        if not isinstance(step.code.order.request, Loops) or len(maker.steps) > 1:
             return False
-        if len(step.outs) != 1 or len(step.code.generated.request.nest.stores) != 1:
+        if len(step.outs) != 1 or len(step.code.order.request.nest.stores) != 1:
             return False
-        axes = step.code.generated.request.nest.axes
+        axes = step.code.order.request.nest.axes
         if not all(isinstance(n, int) for n in axes) or math.prod(axes) > SMALL:
             return False
         reads, made = self.touched[maker.steps[0]]
@@ -198,7 +198,7 @@ class _Jobs:
     def _prologue(self, k: int) -> Nest:
         """The nest of a step as part of another kernel: its words are further on, but for its
         result, which is the first operand of the product."""
-        request = self._code(k).generated.request
+        request = self._code(k).order.request
         assert isinstance(request, Loops)
         result = request.nest.stores[0].access.operand
         return renumbered(request.nest, lambda word: 0 if word == result else word + FAR)
@@ -208,7 +208,7 @@ class _Jobs:
     def _joined(self, k: int) -> Job | None:
         """A product that is computed together with the one before."""
         code, last = self._code(k), self.jobs[-1] if self.jobs else None
-        request = code.generated.request
+        request = code.order.request
         if last is None or last.product is None or not isinstance(request, Product):
             return None
         other = self._code(last.steps[0])
@@ -221,7 +221,7 @@ class _Jobs:
             (i, j) for i, a in enumerate(places[0]) for j, b in enumerate(places[1]) if a == b
         )
         kept = last.prologue is not None and meet(last.writes, self.touched[last.prologue][1])
-        nest = None if last.prologue is None else self._code(last.prologue).generated.request
+        nest = None if last.prologue is None else self._code(last.prologue).order.request
         made = self.target.joined(
             (last.product, request, nest, same_as, at, kept),
             lambda: self._pair(last, request, [*last.steps, k], places, kept),
