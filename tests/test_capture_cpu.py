@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import npugraph_ex
 import torchair
+from capture_tools import one_thread
 from models import (
     BERT,
     LLAMA,
@@ -359,6 +360,20 @@ def test_a_capture_draws_nothing():
 def resident():
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.filterwarnings("ignore:.*limit reached")
+def test_nothing_grows_with_sizes():
+    run, graphs = captured(lambda x: (x * 2).relu() @ x.t(), dynamic=True)
+    before = 0
+    with one_thread():  # others would wait for each other
+        for n in range(2, 502):
+            x = torch.randn(n, 8)
+            assert torch.allclose(run(x), (x * 2).relu() @ x.t(), rtol=1e-4, atol=1e-4), n
+            if n == 250:
+                before = resident()
+    assert graphs[0].graph.fallen_back and not graphs[0].graph.captured
+    assert resident() - before < 2**24
 
 
 def test_nothing_stays_of_graphs_that_are_gone():

@@ -324,6 +324,7 @@ class DeviceSubstrate(Substrate):
 
     def trim(self) -> None:
         self._memory = None  # results that somebody holds keep theirs
+        gc.collect()
         self._module.empty_cache()
 
 

@@ -3,7 +3,6 @@ and what happens when there are too many."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import warnings
 from collections import OrderedDict
@@ -334,7 +333,6 @@ class AclGraph:
         for name in _COUNTED:
             _counters().pop(f"{name}_{self.name}", None)
         self.substrate.trim()
-        gc.collect()
 
     def _drop(self, meta: GraphMeta) -> None:
         self._latest.clear()
