@@ -62,7 +62,7 @@ class GraphCompiler:
         if options.check_streams:
             report(self.graph, state.assigned, self.lanes, options.cores)
         state.topology, state.switches = options.topology, options.switches
-        state.native = self.target is not None
+        state.native, state.dead_code = self.target is not None, options.dead_code
         state.overlap = options.overlap and not options.single_stream
         runner = PassRunner(ge_kind(lambda g: "", "txt"), options, trace)
         passes = [p for p in ENGINE_PASSES if options.switches.get(p.name, True)]

@@ -15,6 +15,7 @@ class GraphState:
     assigned: dict[int, int] = field(default_factory=dict)
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
+    dead_code: bool = True  # whether what nobody reads is removed
     native: bool = False  # whether generated code will run the graph
     overlap: bool = False  # whether communication and computing shall overlap
 
