@@ -703,7 +703,7 @@ def _session() -> TorchNpuGraph:
         (lambda: torch.randn(2), ["[2, 3]", "[2]"]),
         (lambda: torch.ones(2, 3, dtype=torch.int64), ["torch.float32", "torch.int64"]),
         (lambda: torch.empty(2, 3, device="meta"), ["cpu", "meta"]),
-        (lambda: None, ["tensor", "NoneType"]),
+        (lambda: None, ["tensor", "is None"]),
         (lambda: 3, ["tensor", "int"]),
     ],
     ids=["dims", "rank", "type", "device", "none", "number"],
