@@ -7,6 +7,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cuda_cases import (
     LARGE_ATTENTION,
@@ -20,6 +22,7 @@ from cuda_cases import (
 from cuda_tools import HOPPER, entry_of
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
+from torchair.catalog import infer
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import foreign, ptx
@@ -29,6 +32,7 @@ from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import Attention, MatMul, Product
 from torchair.codegen.types import Word
+from torchair.convert import GraphConverter
 from torchair.engine.run.dry_run import dry_run
 from torchair.engine.run.launches import entry_of as bundle_entry
 
@@ -225,3 +229,15 @@ def test_launches_of_a_model(name: str) -> None:
         assert len(made.launches) == 17
     else:  # norm with products, rope with a cache, the other cache, attention, output, gated, down
         assert len(made.launches) <= 3 + 7 * config.layers
+
+
+@pytest.mark.parametrize("kind", ("flash", "efficient", "cudnn"))
+def test_attention_of_gpu_tensors_is_one_operator(kind: str) -> None:
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention").default
+    more = () if kind == "flash" else (None, False)
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 16, 64, device="cuda", dtype=torch.bfloat16)
+        gm = make_fx(lambda q: (operator(q, q, q, *more)[0],))(q)
+        graph = GraphConverter(gm, "g", infer).run(q).graph
+    assert "FusedInferAttentionScore" in {n.type for n in graph.nodes}
+    assert "TorchCall" not in {n.type for n in graph.nodes}

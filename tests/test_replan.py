@@ -67,6 +67,8 @@ def watch() -> Iterator[Watch]:
         if seen.again > before:
             assert isinstance(made, Member)
             full = self.planner.plan(self.inputs.facts(inputs), [t.stride() for t in inputs])
+            for one in (full, made):
+                self.generate(one)  # packs constants
             if shown(full) != shown(made.plan()):
                 seen.different.append([tuple(t.shape) for t in inputs])
         return made
