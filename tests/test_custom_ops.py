@@ -283,7 +283,7 @@ def test_a_shape_rule_is_asked(lib):
         "Pairs", shapes, lambda x: torch.from_numpy(x.numpy().repeat(1, 0)).repeat(2, 1)
     )
     assert "Pairs" in check(lambda x, y: op(x) * 2, 3, 5, dynamic=True)
-    assert ("meta", (5, 5)) in asked
+    assert asked and all(device == "meta" for device, _ in asked)
 
 
 def test_a_function_that_needs_data_gives_dims_with_the_data(lib):

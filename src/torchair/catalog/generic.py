@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +26,8 @@ def find_target(node: Node) -> Any:
     return _overload(name)
 
 
-@cache
 def _overload(name: str) -> Any:
+    """The operator of that name as it is now: a library may have been defined anew."""
     namespace, _, rest = name.partition("::")
     op, _, overload = rest.partition(".")
     try:
