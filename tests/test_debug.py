@@ -15,7 +15,12 @@ import torch
 from torch import nn
 
 import torchair
+from torchair import ge
+from torchair.engine.inspect.rows import row_name
 from torchair.engine.options import finalize_graph_engine
+from torchair.engine.plan.records import Step
+from torchair.ge.build import Data
+from torchair.ge.graph import Graph, Origin
 from torchair.log import EVENT_LEVEL
 
 FX_PASSES = [
@@ -349,6 +354,43 @@ def test_torch_logs_shows_programs(tmp_path):
 
 
 # ---- profiler
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_profiles_have_a_row_for_each_kernel(dynamic):
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+    x = torch.randn(64, 64)
+    call = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=dynamic)
+    with torch.no_grad():
+        expected = call(x)
+        with torch.profiler.profile() as profile:
+            torch.testing.assert_close(call(x), expected)
+            call(x)
+        with torch.profiler.profile() as again:
+            call(x)
+    rows = {e.key: e.count for e in profile.key_averages() if e.key.startswith("torchair::")}
+    named = {part for row in rows for part in row.removeprefix("torchair::").split("+")}
+    assert named == {"addmm", "gelu", "native_layer_norm"} and len(rows) > 1
+    assert all(count % 2 == 0 for count in rows.values())
+    made = "torchair made a program for the profile"
+    assert [e.count for e in profile.key_averages() if e.key == made] == [1]
+    assert made not in {e.key for e in again.key_averages()}
+
+
+def test_names_of_rows():
+    def step(*targets):
+        with Graph("rows"):
+            made = [ge.Abs(Data(index=0, dtype=0, shape=[2])).node for _ in targets]
+        for k, (node, target) in enumerate(zip(made, targets, strict=True)):
+            node.origin = Origin(fx_name=f"n{k}", target=target)
+        return Step(made[0], "native", None, [], [], also=made)
+
+    mul = "aten.mul.Tensor"
+    assert row_name(step("aten.mm.default", mul, mul, "custom.own.default")) == (
+        "torchair::mm+mul x2+Abs"
+    )
+    many = [f"aten.op{k}.default" for k in range(20)]
+    assert row_name(step(*many)).endswith("op7+12 more")
 
 
 def test_profiler_labels():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -18,6 +19,7 @@ from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.editions import Editions
 from torchair.engine.inputs import fits
 from torchair.engine.inspect.dump import DumpOptions, GraphDump
+from torchair.engine.inspect.rows import KernelRows
 from torchair.engine.inspect.timeline import Timeline
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
@@ -96,6 +98,7 @@ class TorchNpuGraph:
         self.held: Held | None = None  # weights that were frozen, if any
         self._editions: Editions[TorchNpuGraph] | None = None
         self.watch: Watch | None = None  # who looks on while programs run
+        self._profiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # programs for profiles
         self.hints: list[tuple[int, ...]] = []  # dims that calls will probably have
 
     @pretty_error_msg
@@ -260,14 +263,20 @@ class TorchNpuGraph:
         if stream is None and not torch.autograd.profiler._is_profiler_enabled:
             return session._run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(stream):
-            return session._run(inputs, assigned_outputs)
+            profiled = torch.autograd.profiler._is_profiler_enabled and self._device.name == "cpu"
+            return session._run(inputs, assigned_outputs, profiled)
 
     def _run(
-        self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
+        self,
+        inputs: Sequence[torch.Tensor],
+        assigned: Sequence[torch.Tensor | None],
+        profiled: bool = False,
     ) -> list[torch.Tensor]:
         pool: ProgramPool | MemberPool | GraphDump | None = self._latest
         if pool is None or pool.guards is None or not pool.guards.check(*self._pick(inputs)):
             pool = self._find(inputs)
+        if profiled:
+            pool = self._with_rows(pool)
         if pool.native:
             outputs = pool.run(inputs)
         else:
@@ -367,6 +376,19 @@ class TorchNpuGraph:
             ):
                 self._plans.popitem(last=False)
         return pool
+
+    def _with_rows(
+        self, pool: ProgramPool | MemberPool | GraphDump
+    ) -> ProgramPool | MemberPool | GraphDump:
+        """Programs of the same plan that show each kernel in a profile, unless someone else looks
+        on already."""
+        if isinstance(pool, GraphDump) or self.watch is not None:
+            return pool
+        with self._lock:
+            if pool not in self._profiled:
+                with label("torchair made a program for the profile"):
+                    self._profiled[pool] = self._compiled.bind(replace(pool.plan), watch=KernelRows)
+            return self._profiled[pool]
 
     def _freshen(self, key: Any) -> None:
         with self._lock:
