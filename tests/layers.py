@@ -6,11 +6,12 @@ from __future__ import annotations
 # name is the package's own `__init__`, on top of all. `flags` is below `log`, which reads its level
 # there; `store` writes files for `trace`.
 LAYERS: dict[int, tuple[str, ...]] = {
-    13: ("", "__main__"),
-    12: ("cli", "viz", "legacy"),
-    11: ("emulate",),
-    10: ("inference", "llm_datadist", "npugraph_ex"),
-    9: ("backend", "export", "explain", "verify"),
+    14: ("", "__main__"),
+    13: ("cli", "viz", "legacy"),
+    12: ("emulate",),
+    11: ("inference", "llm_datadist", "npugraph_ex"),
+    10: ("deploy",),
+    9: ("backend", "explain", "verify"),
     8: ("pipeline",),
     7: ("concrete", "runner"),
     6: ("capture", "tune"),

@@ -184,18 +184,26 @@ def _functions() -> tuple[int, tuple[int, ...]] | None:
     functions = (python.PySequence_Size, python.PySequence_GetItem, python.Py_DecRef)
     with torch.inference_mode(False):  # tensors of that mode have no version
         probe = torch.ones(3).add_(1).add_(1)
-    words = torch.Tensor.__basicsize__ // 8
-    inner = (ctypes.c_int64 * words).from_address(id(probe))
-    places = [8 * k for k in range(2, words) if inner[k] == probe._cdata]
-    if len(places) != 1:
+    inside = inside_of_tensors()
+    if inside is None:
         return None
-    handle, found = ctypes.c_void_p(id(probe) + places[0]), ctypes.c_void_p()
+    handle, found = ctypes.c_void_p(id(probe) + inside), ctypes.c_void_p()
     version_of.restype = ctypes.c_int64
     failed = address_of(handle, ctypes.byref(found))
     if failed or found.value != probe.data_ptr() or version_of(handle) != probe._version:
         return None
     every = (*functions, address_of, version_of)
-    return places[0], tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in every)
+    return inside, tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in every)
+
+
+@cache
+def inside_of_tensors() -> int | None:
+    """Where an object of class Tensor has its tensor, in bytes; None if that is not clear."""
+    probe = torch.ones(3)
+    words = torch.Tensor.__basicsize__ // 8
+    inner = (ctypes.c_int64 * words).from_address(id(probe))
+    places = [8 * k for k in range(2, words) if inner[k] == probe._cdata]
+    return places[0] if len(places) == 1 else None
 
 
 _VERSION = "_ZNK2at10TensorBase8_versionEv"  # int64_t at::TensorBase::_version() const

@@ -1,0 +1,1 @@
+"""Compiled models beyond the process that traced them: exported, stored, loaded, called."""

@@ -1,0 +1,243 @@
+"""Guards of a call without Dynamo: what flat arguments must be, compared in one native call.
+
+A spec is data that may be stored. The native comparison is for sizes that came before, each set of
+them has a gate of its own; a new set is compared in Python, with the message if it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from torchair.deploy.conditions import Condition
+from torchair.engine.run.gates import ANY, Entry, Same, TensorLike, native_gate
+from torchair.errors import InputError
+
+_GATES = 16  # sets of sizes that are compared natively
+
+Number = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that a call expects. A dim is a size or the name of one; equal names, equal sizes.
+
+    `strides` holds None where a stride follows from dims (`order`: of dense dims, the outermost
+    first) or says nothing (dims of size 1)."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+    strides: tuple[int | None, ...]
+    order: tuple[int, ...] | None = None
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, name: str, t: torch.Tensor, symbols: Mapping[int, str] | None = None) -> TensorSpec:
+        """What a tensor is; `symbols` names dims that may vary."""
+        named = symbols or {}
+        dims = tuple(named.get(i, n) for i, n in enumerate(t.shape))
+        order = None
+        strides: list[int | None] = [
+            None if n == 1 and i not in named else s
+            for i, (n, s) in enumerate(zip(t.shape, t.stride(), strict=True))
+        ]
+        if named:
+            order = _dense_order(t)
+            if order is not None:
+                strides = [None] * t.dim()
+        return cls(name, _dtype_name(t.dtype), dims, tuple(strides), order, str(t.device))
+
+    def problem(self, t: Any, sizes: dict[str, int]) -> tuple[str, str] | None:
+        """What was expected and what has come, None if it fits. Notes `sizes` by name."""
+        if not isinstance(t, torch.Tensor):
+            return "a tensor", "None" if t is None else f"a {type(t).__name__}"
+        if type(t) not in (torch.Tensor, torch.nn.Parameter):
+            return "a plain tensor", f"a {type(t).__name__}"
+        if t.layout is not torch.strided or t.is_conj() or t.is_neg():
+            return "a dense tensor without pending conjugation", f"{t.layout}"
+        if str(t.device) != self.device:
+            return f"a tensor on {self.device}", f"one on {t.device}"
+        if _dtype_name(t.dtype) != self.dtype:
+            return f"type {self.dtype}", _dtype_name(t.dtype)
+        if not self._same_dims(t, sizes):
+            known = [f"{d}={sizes[d]}" if d in sizes else d for d in self.dims]
+            return f"dims [{', '.join(map(str, known))}]", f"{list(t.shape)}"
+        wanted = self.strides_for(t.shape)
+        if any(w is not None and w != s for w, s in zip(wanted, t.stride(), strict=True)):
+            return f"strides {['any' if w is None else w for w in wanted]}", f"{list(t.stride())}"
+        if t.requires_grad and torch.is_grad_enabled():
+            return "a tensor that needs no gradient, or torch.no_grad()", "requires_grad=True"
+        return None
+
+    def _same_dims(self, t: torch.Tensor, sizes: dict[str, int]) -> bool:
+        if len(self.dims) != t.dim():
+            return False
+        return all(
+            n == (sizes.setdefault(d, n) if isinstance(d, str) else d)
+            for d, n in zip(self.dims, t.shape, strict=True)
+        )
+
+    def strides_for(self, shape: Sequence[int]) -> list[int | None]:
+        """Strides for dims, None where they do not matter."""
+        wanted = list(self.strides)
+        if self.order is not None:
+            step = 1
+            for i in reversed(self.order):
+                wanted[i] = step
+                step *= max(shape[i], 1)
+        return [None if n == 1 else s for n, s in zip(shape, wanted, strict=True)]
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A number, a text or None that a call expects; it is part of the compiled code."""
+
+    name: str
+    value: Number
+
+    def problem(self, given: Any, sizes: dict[str, int]) -> tuple[str, str] | None:
+        """As for tensors."""
+        if type(given) is type(self.value) and repr(given) == repr(self.value):
+            return None
+        shown = "a tensor" if isinstance(given, torch.Tensor) else repr(given)
+        return repr(self.value), shown
+
+
+Spec = TensorSpec | ValueSpec
+
+
+class Guards:
+    """What a compiled call expects of its flat arguments, and of objects that it reads itself."""
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        conditions: Sequence[str] = (),
+        entries: Sequence[Entry] = (),
+    ) -> None:
+        """`conditions` are texts over the named sizes; `entries` what dicts must hold."""
+        self.specs = tuple(specs)
+        self.conditions = tuple(Condition(text) for text in conditions)
+        named = {d for s in self.specs if isinstance(s, TensorSpec) for d in s.dims}
+        for c in self.conditions:
+            if not c.names <= named:
+                raise ValueError(f"a condition names sizes that no argument has: {c.text}")
+        self._entries = tuple(entries)
+        self._gates: list[Callable[..., bool | None]] = []
+
+    def check(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments are as expected."""
+        gates = self._gates
+        for k, gate in enumerate(gates):
+            if gate(*args):
+                if k:
+                    gates.insert(0, gates.pop(k))
+                return True
+        if any(e.home.get(e.key) is not e.value for e in self._entries):
+            return False
+        if self.mismatch(args) is not None:
+            return False
+        made = native_gate(len(self.specs), self.records(args), self._entries)
+        if made is not None:
+            self._gates = [made, *gates][:_GATES]
+        return True
+
+    def records(self, args: Sequence[Any]) -> list[TensorLike | Same]:
+        """The native comparison with arguments that fit."""
+        return [
+            TensorLike(k, t, tuple(t.shape), _with_any(spec.strides_for(t.shape)))
+            if isinstance(spec, TensorSpec)
+            else Same(k, spec.value)
+            for k, (spec, t) in enumerate(zip(self.specs, args, strict=True))
+        ]
+
+    def mismatch(self, args: Sequence[Any]) -> InputError | None:
+        """The error that tells the first difference, None if there is none."""
+        if len(args) != len(self.specs):
+            return InputError(
+                "wrong number of arguments", expected=len(self.specs), got=len(args)
+            )
+        sizes: dict[str, int] = {}
+        for k, (spec, given) in enumerate(zip(self.specs, args, strict=True)):
+            found = spec.problem(given, sizes)
+            if found is not None:
+                return InputError(
+                    f"the argument {spec.name} is not what the call was compiled for",
+                    index=k, name=spec.name, expected=found[0], got=found[1],
+                )  # fmt: skip
+        for condition in self.conditions:
+            if not condition.value(sizes):
+                used = {n: sizes[n] for n in sorted(condition.names)}
+                places = [f"{n} is {self._where(n)}" for n in used]
+                return InputError(
+                    f"the call was compiled for sizes with {condition.text} ({', '.join(places)})",
+                    name=self._where(min(used)) if used else None, expected=condition.text,
+                    got=", ".join(f"{n} = {v}" for n, v in used.items()),
+                )  # fmt: skip
+        return None
+
+    def sizes(self, args: Sequence[Any]) -> dict[str, int]:
+        """The named sizes of arguments that fit."""
+        found: dict[str, int] = {}
+        for spec, t in zip(self.specs, args, strict=True):
+            if isinstance(spec, TensorSpec):
+                found |= {d: n for d, n in zip(spec.dims, t.shape, strict=True) if type(d) is str}
+        return found
+
+    def _where(self, name: str) -> str:
+        spec = next(s for s in self.specs if isinstance(s, TensorSpec) and name in s.dims)
+        return f"dim {spec.dims.index(name)} of {spec.name}"
+
+    def to_data(self) -> dict[str, Any]:
+        """Numbers and texts that `from_data` makes the same guards of, without entries."""
+        return {
+            "specs": [{"kind": type(s).__name__, **asdict(s)} for s in self.specs],
+            "conditions": [c.text for c in self.conditions],
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Guards:
+        """Guards from what `to_data` gave. ValueError where that is something else."""
+        try:
+            specs = [_spec_of(dict(s)) for s in data["specs"]]
+            conditions = list(data["conditions"])
+        except (KeyError, TypeError) as e:
+            raise ValueError(f"these are no guards: {e}") from e
+        return cls(specs, conditions)
+
+
+def _spec_of(data: dict[str, Any]) -> Spec:
+    kinds: dict[str, Any] = {c.__name__: c for c in (TensorSpec, ValueSpec)}
+    kind = kinds[data.pop("kind")]
+    spec: Spec = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    if isinstance(spec, TensorSpec):
+        right = len(spec.dims) == len(spec.strides)
+        right &= all(type(d) in (int, str) for d in spec.dims)
+        right &= spec.order is None or sorted(spec.order) == list(range(len(spec.dims)))
+        if not right or not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
+            raise ValueError(f"not what a tensor can be: {spec}")
+    return spec
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dense_order(t: torch.Tensor) -> tuple[int, ...] | None:
+    """Dims of a dense tensor, the outermost first; None for one with gaps or overlaps."""
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda i: (-strides[i], i))
+    step = 1
+    for i in reversed(order):
+        if t.shape[i] != 1 and strides[i] != step:
+            return None
+        step *= max(t.shape[i], 1)
+    return tuple(order)
+
+
+def _with_any(strides: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple(ANY if s is None else s for s in strides)
