@@ -1,14 +1,17 @@
 """What torch.compile costs with us beyond backend `aot_eager`, for a 12-layer BERT-style encoder.
 
 Cold: every compilation starts from a reset Dynamo and without native code of earlier ones. The
-first pair includes loading our converters.
+first pair includes loading our converters. Warm: the kernels are on disk, in a folder of this run.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import tempfile
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.progress import track
@@ -17,6 +20,7 @@ import torchair
 from common import console, table, timed
 from inside import forget_kernels
 from models import BERT, Bert, bert_inputs, build
+from torchair.codegen.kept import kept
 
 TARGET = 1.0
 
@@ -44,12 +48,24 @@ def main() -> None:
     with torch.no_grad():
         for _ in track(range(options.pairs), "compiling", console=console):
             floor = cold(model, inputs, "aot_eager", options.dynamic)
-            rows.append((floor, cold(model, inputs, torchair.get_npu_backend(), options.dynamic)))
-    shown = table("cold torch.compile, seconds", ["pair", "aot_eager", "torchair", "beyond"])
-    for i, (floor, ours) in enumerate(rows):
-        shown.add_row(str(i + 1), f"{floor:.2f}", f"{ours:.2f}", f"{ours - floor:+.2f}")
+            row = [floor]
+            with tempfile.TemporaryDirectory() as folder:
+                for keep in (False, True, True):
+                    with kept(keep), mock.patch.dict(os.environ, TORCHAIR_CACHE_DIR=folder):
+                        backend = torchair.get_npu_backend()
+                        row.append(cold(model, inputs, backend, options.dynamic))
+            rows.append(row)
+    names = ["pair", "aot_eager", "cold", "beyond", "keeping", "warm", "beyond"]
+    shown = table("torch.compile, seconds", names)
+    for i, (floor, ours, keeping, warm) in enumerate(rows):
+        shown.add_row(
+            str(i + 1), f"{floor:.2f}", f"{ours:.2f}", f"{ours - floor:+.2f}", f"{keeping:.2f}",
+            f"{warm:.2f}", f"{warm - floor:+.2f}",
+        )  # fmt: skip
     console.print(shown)
-    beyond = statistics.median(ours - floor for floor, ours in rows)
+    beyond = statistics.median(row[1] - row[0] for row in rows)
+    left = statistics.median(row[3] - row[0] for row in rows)
+    console.print(f"median beyond aot_eager with kernels on disk: {left:+.2f} s")
     verdict = "met" if max(beyond, rows[0][1] - rows[0][0]) < TARGET else "missed"
     console.print(f"median beyond aot_eager: {beyond:+.2f} s (target under {TARGET} s: {verdict})")
 

@@ -19,6 +19,7 @@ import torch
 from common import console, duration, interleaved, ratio, table, timed, warn_if_busy
 from contestants import EAGER, FLOOR, OURS, PEERS, Contestant, torchair_backend
 from inside import driver_of, forget_kernels
+from torchair.codegen.kept import kept
 from workloads import WORKLOADS, Workload, chosen
 
 COMPILE_TARGET = 1.0  # seconds beyond aot_eager
@@ -51,7 +52,8 @@ def cold(contestant: Contestant, model: Any, inputs: Any) -> tuple[Callable[[], 
     the call that is a part of it."""
     forget_kernels()
     start = time.perf_counter()
-    call = contestant.prepare(model, inputs)
+    with kept(False):
+        call = contestant.prepare(model, inputs)
     first = time.perf_counter() - start
     return call, first - timed(call)
 

@@ -8,6 +8,7 @@ import torch
 
 import torchair
 from torchair.cli import main, operators_page
+from torchair.codegen.kept import key_of, store
 from torchair.convert.table import lines
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -40,6 +41,19 @@ def test_ops_command(capsys):
 def test_operators_page_is_current():
     text = (DOCS / "operators.md").read_text()
     assert text == operators_page() + "\n", "run: torchair ops --markdown > docs/operators.md"
+
+
+def test_cache_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_CACHE_DIR", str(tmp_path))
+    assert main(["cache"]) == 0
+    assert "kernels  0, 0 of at most 1,073,741,824 bytes" in capsys.readouterr().out
+    store().put(key_of("some"), b"thing")
+    assert main(["cache"]) == 0
+    text = capsys.readouterr().out
+    assert f"folder   {tmp_path / 'kernels'}" in text and "kernels  1, 87 of" in text
+    assert main(["cache", "clear"]) == 0
+    assert "removed 1 kernels, 87 bytes" in capsys.readouterr().out
+    assert store().entries() == []
 
 
 def test_user_converters_appear():

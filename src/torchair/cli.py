@@ -1,6 +1,7 @@
 """The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
 keeps timelines of its graphs, `torchair check` looks for stream problems in a graph file,
-`torchair run` runs an Ascend script anywhere, `torchair env` describes this machine."""
+`torchair run` runs an Ascend script anywhere, `torchair cache` shows or clears the kernels on disk,
+`torchair env` describes this machine."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from torchair.catalog import infer
+from torchair.codegen.kept import store
 from torchair.convert.table import lines
 from torchair.emulate import launcher, report
 from torchair.engine.inspect.check import check_graph
@@ -40,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="races and deadlocks of streams in a graph file")
     check.add_argument("file", help="a graph: .py, .txt or .air")
     launcher.add_options(commands.add_parser("run", help="run a script, with an emulated npu"))
+    cache = commands.add_parser("cache", help="kernels that are kept on disk")
+    cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
     commands.add_parser("env", help="versions and hardware, for bug reports")
     options = parser.parse_args(arguments)
     if options.command == "run":
@@ -47,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "env":
         print(report.environment())
         return 0
+    if options.command == "cache":
+        return _cache(options.action)
     if options.command == "trace":
         return _trace(Path(options.script), options.arguments, Path(options.output))
     if options.command == "check":
@@ -72,6 +80,22 @@ def _trace(script: Path, arguments: list[str], folder: Path) -> int:
     for file in made:
         print(file)
     return 0 if made else 1
+
+
+def _cache(action: Literal["show", "clear"]) -> int:
+    kernels = store()
+    entries = kernels.entries()
+    size = sum(e.size for e in entries)
+    if action == "clear":
+        kernels.clear()
+        print(f"{kernels.folder}: removed {len(entries)} kernels, {size:,} bytes")
+        return 0
+    print(f"folder   {kernels.folder}")
+    print(f"kernels  {len(entries)}, {size:,} of at most {kernels.limit:,} bytes")
+    if entries:
+        last = datetime.fromtimestamp(entries[-1].used)
+        print(f"used     {last:%Y-%m-%d %H:%M}, to the hour")
+    return 0
 
 
 def _check(file: str) -> int:

@@ -24,6 +24,9 @@ class Flags:
     ``TORCH_COMPILE_DEBUG``  ``compile_debug``: True for exactly ``1``; logs at DEBUG, writes files
     ``TNG_LOG_LEVEL``        ``native_log_level``: the raw text, None when unset (see ``log.py``)
     ``TORCHAIR_CACHE_HOME``  ``cache_home``: root of the compile caches, None for the default
+    ``TORCHAIR_CACHE_DIR``   ``cache_dir``: folder of compiled kernels, None for the default
+    ``XDG_CACHE_HOME``       ``user_cache``: where that default is, None for ``~/.cache``
+    ``TORCHAIR_KERNEL_CACHE``  ``kernel_cache``: False for ``0`` or ``off``; no kernel is kept
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
     ``TORCHAIR_NATIVE``      ``native``: False for ``0`` or ``off``; torch's kernels, not ours
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
@@ -49,6 +52,9 @@ class Flags:
     compile_debug: bool = False
     native_log_level: str | None = None
     cache_home: str | None = None
+    cache_dir: str | None = None
+    user_cache: str | None = None
+    kernel_cache: bool = True
     debug: int = 0
     native: bool = True
     timeline: str | None = None
@@ -64,6 +70,9 @@ class Flags:
             compile_debug=environ.get("TORCH_COMPILE_DEBUG") == "1",
             native_log_level=environ.get("TNG_LOG_LEVEL"),
             cache_home=environ.get("TORCHAIR_CACHE_HOME") or None,
+            cache_dir=environ.get("TORCHAIR_CACHE_DIR") or None,
+            user_cache=environ.get("XDG_CACHE_HOME") or None,
+            kernel_cache=_switch("TORCHAIR_KERNEL_CACHE", environ, default=True),
             debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
             native=_switch("TORCHAIR_NATIVE", environ, default=True),
             timeline=environ.get("TORCHAIR_TIMELINE") or None,

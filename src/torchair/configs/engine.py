@@ -96,6 +96,7 @@ class ExperimentalConfig(Section):
     pattern_fusion_pass = flag(True).emits("pattern_fusion_pass", modes=ALL_MODES)
     strict_converters = flag(False)
     native_code = flag(True).emits("torchair.nativeCode", encode=_only_off)
+    kernel_cache = flag(True).emits("torchair.kernelCache", encode=_only_off)
     aclgraph = AclgraphExperimentalConfig()
 
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import torch
 
+from torchair.codegen.kept import kept
 from torchair.codegen.kernel import BrokenKernels
 from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
@@ -90,6 +91,12 @@ class GraphCompiler:
     ) -> Bound:
         """Something that runs for inputs like these. Units whose kernels cannot be generated or
         compiled are planned again, node by node."""
+        with kept(self._options.keep):
+            return self._program(inputs, bind)
+
+    def _program(
+        self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
+    ) -> Bound:
         times = [time.perf_counter()]
         plan = self.plan(inputs)
         times.append(time.perf_counter())
@@ -103,7 +110,7 @@ class GraphCompiler:
             if self.units is None or not self.units.forbid(natives_of(plan), e):
                 raise
             self._begin_planning()
-            return self.program(inputs, bind)
+            return self._program(inputs, bind)
         times.append(time.perf_counter())
         native_logger.event(
             "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus",

@@ -26,6 +26,7 @@ class EngineOptions:
     switches: dict[str, bool] = field(default_factory=dict)
     patterns: bool = True
     native: bool = True
+    keep: bool = True  # kernels on disk
     frozen: bool = False
     single_stream: bool = False
     overlap: bool = False  # of communication and computing
@@ -47,6 +48,7 @@ class EngineOptions:
             },
             patterns=local.get("pattern_fusion_pass", "1") == "1",
             native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",
+            keep=local.get("torchair.kernelCache", "1") == "1",
             frozen=local.get("frozen_parameter", "0") == "1",
             single_stream=process.get("ge.enableSingleStream", "false") == "true",
             overlap=process.get("ge.exec.enableEngineParallel", "0") == "1",

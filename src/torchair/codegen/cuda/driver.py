@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cuda.jit import Entry, ptx
+from torchair.codegen import kept
+from torchair.codegen.cuda.jit import Entry, module_text, ptx
 from torchair.codegen.cuda.machine import Gpu, gpu
 
 _REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
 _CLUSTER, _EARLY = 4, 6  # numbers of launch attributes
+_PTX = 1  # number of a kind of input of the linker
 _THREADS = 8
 
 
@@ -71,21 +73,27 @@ class Library:
             new = [e for e in {e.name: e for e in entries}.values() if e not in self]
             new = [e for e in new if e.name not in self._errors]
             if new:
-                start = time.perf_counter()
+                start, store = time.perf_counter(), kept.in_use()
                 with torch.cuda.device(self.index), ThreadPoolExecutor(_THREADS) as pool:
                     torch.cuda.current_stream()  # there is a context from now on
-                    list(pool.map(self._add, new))
+                    list(pool.map(lambda e: self._add(e, store), new))
                 self.seconds += time.perf_counter() - start
             return {e.name: self._errors[e.name] for e in entries if e.name in self._errors}
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Entry, store: kept.KernelStore | None) -> None:
         try:
-            text = ptx([entry], self.machine)
             with torch.cuda.device(self.index):
                 torch.cuda.current_stream().query()  # the context is this thread's now
-                self._functions[entry.name] = _loaded(text, entry.name)
+                self._functions[entry.name] = _loaded(
+                    image(entry, self.machine, self._device(), store), entry.name
+                )
         except (RuntimeError, ValueError) as e:
             self._errors[entry.name] = e
+
+    def _device(self) -> str:
+        """What machine code is for; PTX may be for chips before it."""
+        found = torch.cuda.get_device_properties(self.index)
+        return f"{found.name} {found.major}.{found.minor}"
 
     def function(self, entry: Entry) -> ctypes.c_void_p:
         """What a launch takes."""
@@ -114,9 +122,56 @@ def library(index: int) -> Library:
     return Library(index)
 
 
-def _loaded(text: str, name: str) -> ctypes.c_void_p:
+def image(entry: Entry, gpu: Gpu, device: str, store: kept.KernelStore | None) -> bytes:
+    """What the driver loads: machine code, kept for this driver, or PTX, kept for any."""
+    if store is None:
+        return _text(ptx([entry], gpu))
+    made_from = (kept.llvm_version(), gpu.name, gpu.features, module_text([entry]))
+    key = kept.key_of("cubin", _driver_version(), device, *made_from)
+    code = store.get(key)
+    if code is not None:
+        return code
+    plain = kept.key_of("ptx", *made_from)
+    text = store.get(plain)
+    if text is None:
+        text = _text(ptx([entry], gpu))
+        store.put(plain, text)
+    try:
+        code = _linked(text, entry.name)
+    except (DriverError, AttributeError):  # the driver makes what it can of the text, at each start
+        return text
+    store.put(key, code)
+    return code
+
+
+def _text(text: str) -> bytes:
+    return text.encode() + b"\0"
+
+
+@cache
+def _driver_version() -> str:
+    found = ctypes.c_int()
+    _check(_driver().cuDriverGetVersion(ctypes.byref(found)), "version of the driver")
+    return str(found.value)
+
+
+def _linked(text: bytes, name: str) -> bytes:
+    """Machine code from PTX, for the device of the current context."""
+    state, code, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+    driver = _driver()
+    _check(driver.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), name)
+    try:
+        length = ctypes.c_size_t(len(text))
+        given = (state, _PTX, text, length, name.encode(), 0, None, None)
+        _check(driver.cuLinkAddData_v2(*given), name)
+        _check(driver.cuLinkComplete(state, ctypes.byref(code), ctypes.byref(size)), name)
+        return ctypes.string_at(code, size.value)
+    finally:
+        driver.cuLinkDestroy(state)
+
+
+def _loaded(code: bytes, name: str) -> ctypes.c_void_p:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    code = text.encode() + b"\0"
     _check(_driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     return function

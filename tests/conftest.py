@@ -1,0 +1,23 @@
+"""What holds for all tests: kernels are kept in a folder of this run, not in the user's cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+_MINE = "TORCHAIR_TESTS_CACHE"  # workers of one run share the folder of the process that began it
+_first = _MINE not in os.environ
+if _first:
+    os.environ[_MINE] = tempfile.mkdtemp(prefix="torchair-tests-")
+os.environ["TORCHAIR_CACHE_DIR"] = os.environ[_MINE]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folder_goes_with_the_run() -> Iterator[None]:
+    yield
+    if _first:
+        shutil.rmtree(os.environ[_MINE], ignore_errors=True)
