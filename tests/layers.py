@@ -42,6 +42,8 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
+    ("torchair.deploy.runnable", "torchair.capture"): "imports sympy; for a GPU",
+    ("torchair.deploy.runnable", "torchair.concrete.replayed"): "as for torchair.capture",
     ("torchair.emulate.facade", "torchair.emulate.ops"): "operators are defined on request",
     ("torchair.emulate.graphs", "torchair.capture"): "loads the engine, for one number",
     ("torchair.emulate.npu_module", "torchair.npugraph_ex"): "a script that wants it asks",

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from torchair.capture import key_entries
 from torchair.catalog import infer
 from torchair.concrete import (
     AclConcreteGraph,
@@ -118,7 +119,8 @@ class NpuFxCompiler:
         graph.optimize_graph_without_runtime(trace)
         if device_of(inputs).replays and not self._training and ReplayedGraph.suits(graph):
             info = describe(gm, conversion.graph.name, static, ReplayedGraph.OPTIONS)
-            return ReplayedGraph(graph, info, gm)
+            info.unupdated_sym_input_index = list(key_entries(gm, on_device=True))
+            return ReplayedGraph(graph, info)
         return graph
 
     def _for_capture(

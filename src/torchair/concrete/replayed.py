@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from torchair.capture import (
     AclGraph,
     AclGraphCacheInfo,
     CaptureOptions,
-    key_entries,
     substrate_for,
 )
 from torchair.capture.updates import Updates
 from torchair.concrete.base import ConcreteGraph
-from torchair.concrete.ge import GeConcreteGraph
+from torchair.devices.call import GraphCall
 from torchair.flags import Flags
+from torchair.serde import write_graph
 from torchair.trace import Trace
 
 
@@ -32,17 +31,14 @@ class ReplayedGraph(ConcreteGraph):
 
     OPTIONS = CaptureOptions(evict=True, error_mode="relaxed")
 
-    def __init__(
-        self, graph: GeConcreteGraph, info: AclGraphCacheInfo, gm: fx.GraphModule
-    ) -> None:
-        """`info` says what is known of the arguments of the FX graph `gm`."""
+    def __init__(self, graph: GraphCall, info: AclGraphCacheInfo) -> None:
+        """`info` says what is known of the arguments."""
         self.graph = graph
-        info.unupdated_sym_input_index = list(key_entries(gm, on_device=True))
         self._replay = AclGraph(fx_forward=lambda *args: graph.run(args), config=self.OPTIONS)
         self._replay.load(info, lambda args: substrate_for(args, graph, None, Updates()))
 
     @staticmethod
-    def suits(graph: GeConcreteGraph) -> bool:
+    def suits(graph: GraphCall) -> bool:
         """Whether replays do what runs do: random numbers are drawn anew, and prints print."""
         return not graph.draws and Flags.read().debug < 5
 
@@ -54,7 +50,7 @@ class ReplayedGraph(ConcreteGraph):
             self._replay.compile(*inputs)
 
     def dump(self, path: str) -> None:
-        self.graph.dump(path)
+        write_graph(self.graph.graph, path, path.rpartition(".")[2])
 
     def run(self, args: Sequence[Any]) -> Any:
         if torch.cuda.is_current_stream_capturing():  # its kernels become part of that graph

@@ -35,6 +35,7 @@ from torchair.ge.shapes import Sym, contiguous_strides, free_symbols, from_torch
 from torchair.ge.signature import (
     Computed,
     ComputedScalar,
+    Conversion,
     Fixed,
     InputSource,
     InputView,
@@ -60,15 +61,6 @@ class ValuePack:
         if not isinstance(self.meta, dict):
             raise ValueError(f"a pack of {type(self.meta).__name__} has no items")
         return ValuePack(self.meta[key], self.npu[key])
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """The result of converting one FX graph."""
-
-    graph: Graph
-    signature: Signature
-    generic: dict[str, int]  # torch operators that went to the generic node: how often
 
 
 class GraphConverter:
@@ -123,6 +115,7 @@ class GraphConverter:
     def _placeholder(self, node: fx.Node, example: Any) -> None:
         arg = len(self._arg_of)
         self._arg_of[node] = arg
+        self.signature.arguments = arg + 1
         meta = node.meta.get("val", example)
         if isinstance(meta, torch.Tensor):
             self._env[node] = ValuePack(meta, self._tensor_input(node, arg, meta))

@@ -49,7 +49,7 @@ class Device:
         if self.name != "cpu":
             return self
         names = [name for name in outputs if name not in ("", "cpu", "meta")]
-        return next((_emulated(name) or Device(name) for name in names), self)
+        return next((device_named(name) for name in names), self)
 
     def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
         """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""
@@ -103,8 +103,13 @@ def device_of(inputs: Iterable[Any]) -> Device:
     """The accelerator that inputs live on, the CPU when there is none."""
     for x in inputs:
         if isinstance(x, torch.Tensor) and x.device.type not in ("cpu", "meta"):
-            return _emulated(str(x.device)) or Device(str(x.device))
+            return device_named(str(x.device))
     return Device("cpu")
+
+
+def device_named(name: str) -> Device:
+    """The device of that name, as `cpu` or `cuda:0`."""
+    return _emulated(name) or Device(name)
 
 
 def _emulated(name: str) -> Device | None:

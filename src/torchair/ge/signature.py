@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape
 
 
@@ -76,3 +77,13 @@ class Signature:
     inputs: list[InputSource] = field(default_factory=list)  # by Data index
     results: list[Result] = field(default_factory=list)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # name: (arg, dim)
+    arguments: int = 0  # of a call, also those that nothing reads
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The result of converting one FX graph."""
+
+    graph: Graph
+    signature: Signature
+    generic: dict[str, int]  # torch operators that went to the generic node: how often

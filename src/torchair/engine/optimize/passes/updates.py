@@ -42,7 +42,8 @@ def mapping_assign_op_to_graph_output(graph: Graph, state: GraphState) -> None:
             continue
         ref, value = node.inputs["ref"], node.inputs["value"]
         assert isinstance(ref, Value) and isinstance(value, Value)
-        if ref.node.type != "Data" or (ref.dtype, ref.shape) != (value.dtype, value.shape):
+        same = (ref.dtype, ref.shape) == (value.dtype, value.shape)
+        if ref.node.type not in ("Data", "RefData") or not same:
             output.after(node)
             continue
         node.outputs[0].replace_with(value)

@@ -1,0 +1,141 @@
+"""GraphCall: a GE graph with its engine session and calling convention, however it was made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import torch
+
+from torchair.devices.base import Device
+from torchair.engine.inspect.dump import take_dump_options
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.options import initialize_graph_engine
+from torchair.engine.run.calls import input_reader, layouts_of, result_builder
+from torchair.engine.run.executor import Program
+from torchair.ge.graph import Graph
+from torchair.ge.signature import Computed, Result, Signature
+from torchair.log import EVENT_LEVEL, logger
+from torchair.serde.convention import Convention
+
+
+class GraphCall:
+    """A graph that is called with the arguments of the FX graph it was converted from.
+
+    `ready` says that graph and state are final; the engine compiles at the first call.
+    """
+
+    def __init__(
+        self, graph: Graph, signature: Signature, device: Device, state: GraphState | None = None
+    ) -> None:
+        self.graph = graph
+        self.signature = signature
+        self.state = state if state is not None else GraphState(list(signature.inputs))
+        outputs = devices_of_outputs(signature.results)
+        self._device = device.with_results_on(outputs)
+        self.session = self._device.session(graph.name, outputs)
+        self._compiled = False
+        self._lock = Lock()
+
+    def ready(self) -> None:
+        """Make the calling convention; the graph is not changed by passes from now on."""
+        self.collect = input_reader(self.state.inputs)
+        self.build_results = result_builder(self.signature.results, self.signature.symbols)
+        run: Any = self._device.noted(self.call, self.updated)
+        if run != self.call:  # or the graph would refer to itself
+            self.run = run  # type: ignore[method-assign]
+
+    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Options of the engine for this graph, and those for the whole process."""
+        return {}, {}
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Make it ready to run; the inputs of the first call tell what may be frozen."""
+        with self._lock:
+            if self._compiled:
+                return
+            start = time.perf_counter()
+            logger.info("start compile graph: %s.", self.graph.name)
+            options, process = self.options()
+            process, dump = take_dump_options(process)
+            initialize_graph_engine(process)
+            self.session.load(
+                self.graph,
+                options,
+                state=self.state,
+                layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
+                device=self._device.info,
+                dump=dump,
+            )
+            self.session.compile(inputs)
+            self._compiled = True
+            logger.info("end compile graph: %s and start run graph.", self.graph.name)
+            self.report(time.perf_counter() - start)
+
+    def report(self, seconds: float) -> None:
+        """Tell whom it concerns that the graph was compiled."""
+
+    def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run it on the arguments of one call."""
+        return self.call(args)
+
+    def call(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run it; `run` does the same, and a capture by the device takes note of that."""
+        if logger.isEnabledFor(EVENT_LEVEL):
+            return self._timed(args)
+        inputs = self.collect(args)
+        if not self._compiled:
+            self.compile(inputs)
+        return self.build_results(self.session.run(inputs), args)
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Make everything that a run needs, so that it runs operators only."""
+        inputs = self.collect(args)
+        self.compile(inputs)
+        self.session.prepare(inputs)
+
+    def once(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Program]:
+        """Run it with a program made for this run: what a device records."""
+        inputs = self.collect(args)
+        self.compile(inputs)
+        outputs, program = self.session.once(inputs)
+        return self.build_results(outputs, args), program
+
+    @property
+    def convention(self) -> Convention:
+        """How the graph is called, in a form that files hold."""
+        known = self.signature
+        made = Signature(list(self.state.inputs), known.results, known.symbols, known.arguments)
+        return Convention(made, dict(self.state.assigned))
+
+    @property
+    def updated(self) -> list[int]:
+        """Arguments that a run updates."""
+        return [self.state.inputs[k].args[0] for k in self.state.assigned.values()]
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn on the host for every call."""
+        return any(s.kind == "random" for s in self.state.inputs)
+
+    def _timed(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        t0 = time.perf_counter()
+        inputs = self.collect(args)
+        t1 = time.perf_counter()
+        self.compile(inputs)
+        t2 = time.perf_counter()
+        results = self.build_results(self.session.run(inputs), args)
+        t3 = time.perf_counter()
+        logger.event(
+            "torchair run at %d, process input: %dus, compile %dus, graph run: %dus",
+            t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
+        )  # fmt: skip
+        return results
+
+
+def devices_of_outputs(results: Sequence[Result]) -> list[str]:
+    """The device that tracing saw each output of a graph on, as far as it is a result."""
+    devices: dict[int, str] = {r.index: r.device for r in results if isinstance(r, Computed)}
+    return [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]
