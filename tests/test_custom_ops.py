@@ -201,6 +201,26 @@ def test_a_converter_without_an_output_for_the_update(lib):
         unregister(op)
 
 
+def test_a_converter_of_several_operators_that_update(lib):
+    def step(x, y):
+        x.add_(y)
+        return x * y
+
+    op = define(lib, "twice(Tensor(a!) x, Tensor y) -> Tensor", lambda x, y: step(x, step(x, y)))
+    ge.register_operator("AddInto", inputs=["x", "y"], outputs=["x", "z"])
+    ge.register_kernel("AddInto", None, step, updates=["x"])
+
+    @torchair.register_fx_node_ge_converter(op)
+    def convert(x, y):
+        x, z = ge.custom_op("AddInto", inputs={"x": x, "y": y}, outputs=["x", "z"])
+        return ge.custom_op("AddInto", inputs={"x": x, "y": z}, outputs=["x", "z"])[1]
+
+    try:
+        assert check(lambda x, y: op(x, y)).count("AddInto") == 2
+    finally:
+        unregister(op)
+
+
 def test_generic_updates_travel_with_a_file(lib):
     op = define(lib, "accumulate(Tensor(a!) x, Tensor y, float alpha) -> ()", accumulate)
     run, graphs = compiled(UPDATES["whole"](op))

@@ -228,6 +228,21 @@ def test_graph_without_output_is_refused():
         TorchNpuGraph("g").load(g)
 
 
+def test_results_are_put_into_tensors_of_the_caller():
+    with Graph("g", infer) as g:
+        x = data(0, (4,))
+        NetOutput([ge.Abs(x), ge.Neg(x)])
+    own, x = torch.empty(4), torch.randn(4)
+    first, second = session(g).run([x], [own])
+    assert first is own
+    torch.testing.assert_close([own, second], [x.abs(), -x])
+
+
+def test_a_session_without_graph_says_so():
+    with pytest.raises(GraphError, match="no graph is loaded"):
+        TorchNpuGraph("g").run([])
+
+
 def test_assign_to_input_from_a_bare_graph():
     with Graph("g", infer) as g:
         x, y = data(0, (4,)), data(1, (4,))

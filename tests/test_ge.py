@@ -1,5 +1,6 @@
 """The IR: builders, names, promotion, use lists, verifier and rewrite rules."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,6 +68,28 @@ def test_numbers_become_constants_of_the_operands_type(graph, dtype, number, exp
     ge.Add(data(dtype=dtype), number)
     const = next(n for n in graph.nodes if n.type == "Const")
     assert const.outputs[0].dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "text"),
+    [
+        (np.array([0.5, 1.5], np.float16), DataType.DT_FLOAT16, "tensor([0.5, 1.5])"),
+        (np.array([[1]], np.uint8), DataType.DT_UINT8, "tensor([[1]])"),
+        (np.float32(0.5), DataType.DT_FLOAT, None),
+        ([np.float32(0.5), 1], DataType.DT_FLOAT, None),
+        (np.float64(0.5), DataType.DT_FLOAT, None),
+        (torch._make_per_tensor_quantized_tensor(torch.tensor([1, 2], dtype=torch.int8), 0.5, 0),
+         DataType.DT_QINT8, "tensor([1, 2])"),
+    ],
+)  # fmt: skip
+def test_constants_of_arrays_and_quantised_tensors(graph, number, dtype, text):
+    const = ge.Const(number)
+    assert const.dtype == dtype
+    tensor = const.node.attr("value")
+    numbers = tensor.int_repr() if tensor.is_quantized else tensor
+    expected = number.int_repr() if isinstance(number, torch.Tensor) else torch.as_tensor(number)
+    assert numbers.tolist() == expected.tolist()
+    assert text is None or const.node.attr("_readable_value") == text
 
 
 def test_promotion_refuses_to_guess(graph):

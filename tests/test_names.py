@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import torchair
 from torchair import ge
 from torchair.catalog import infer
 from torchair.convert.registry import unregister
@@ -25,22 +28,36 @@ from torchair.serde import same_graph, to_bytes, to_model
 OLD_NAMES = {
     "torchair.configs.compiler_config": ["CompilerConfig"],
     "torchair.core.utils": ["logger", "EVENT_LEVEL"],
+    "torchair.core.backend": ["TorchNpuGraph", "initialize_graph_engine"],
+    "torchair.core.concrete_graph": ["ConcreteGraphBase"],
+    "torchair.core._npu_graph_executor": [],
+    "torchair.core._torchair": [
+        "TorchNpuGraphBase", "InitializeGraphEngine", "FinalizeGraphEngine", "check_cann_compat",
+    ],
     "torchair.core._concrete_graph": ["ConcreteGraphBase", "ValuePack"],
     "torchair.core._backend": [
         "TorchNpuGraph", "initialize_graph_engine", "finalize_graph_engine",
     ],
     "torchair.ge._ge_graph": [
         "get_default_ge_graph", "GeGraph", "Tensor", "TensorSpec", "DataType", "Format",
-        "torch_type_to_ge_type",
+        "torch_type_to_ge_type", "Const", "compat_as_bytes", "_ge_dtype_to_ge_proto_dtype",
+        "_ge_proto_dtype_to_ge_dtype",
     ],
     "torchair.ge.attr": ["Int", "Str", "ListInt"],
     "torchair._ge_concrete_graph": ["ge_apis"],
     "torchair._ge_concrete_graph.ge_apis": ["Add", "Const", "Data", "TopKV2"],
     "torchair._ge_concrete_graph.fx2ge_converter": [
         "GeConcreteGraph", "Converter", "register_fx_node_ge_converter", "declare_supported",
-        "_normalize_ge_option",
+        "_normalize_ge_option", "ExecutorType", "Placement", "_normalize_ge_graph",
+        "torch_type_to_ge_type",
     ],
-    "torchair._ge_concrete_graph.supported_declaration": ["Support", "F32", "BF16", "I64", "T"],
+    "torchair._ge_concrete_graph.compat_ir": ["IrDef", "IrElement", "ge_op", "is_cann_compat"],
+    "torchair._ge_concrete_graph.ge_ir_pb2": [
+        "ModelDef", "GraphDef", "OpDef", "TensorDescriptor", "AttrDef",
+    ],
+    "torchair._ge_concrete_graph.supported_declaration": [
+        "Support", "F32", "BF16", "I64", "T", "_TypedTensor",
+    ],
     "torchair._ge_concrete_graph.utils": ["dtype_promote"],
     "torchair._acl_concrete_graph.fx2acl_converter": ["AclConcreteGraph"],
     "torchair._acl_concrete_graph.acl_graph": ["AclGraph"],
@@ -54,6 +71,9 @@ OLD_NAMES = {
     "torchair.ge_concrete_graph.ge_graph": ["get_default_ge_graph", "DataType"],
     "torchair.ge_concrete_graph.fx2ge_converter": ["register_fx_node_ge_converter"],
     "torchair.ge_concrete_graph.utils": ["dtype_promote"],
+    "torchair.ge_concrete_graph.supported_declaration": ["Support", "_TypedTensor"],
+    "npugraph_ex._acl_concrete_graph.fx2acl_converter": ["AclConcreteGraph"],
+    "npugraph_ex._acl_concrete_graph.acl_graph": ["AclGraph"],
     "npugraph_ex.core.utils": ["logger", "EVENT_LEVEL"],
     "npugraph_ex.configs.compiler_config": ["CompilerConfig"],
     "npugraph_ex.tools.aclgraph_check.deadlock_check": ["deadlock_check"],
@@ -101,6 +121,31 @@ def test_old_names_are_the_new_things():
     assert _NpuFxCompiler is torchair.pipeline.NpuFxCompiler
     assert inspect.isclass(_NpuFxCompiler)
     assert Int is ge.attr.Int and ge.attr.Int(3) == Int(3)
+
+
+def test_what_converters_import_with_a_star():
+    names: dict[str, Any] = {}
+    exec("from torchair._ge_concrete_graph.ge_converter.converter_utils import *", names)
+    assert names["ge"] is ge and names["torch"] is torch and names["Tensor"] is ge.Tensor
+    assert names["register_fx_node_ge_converter"] is torchair.register_fx_node_ge_converter
+    for name in ("declare_supported", "Support", "F32", "dtype_promote", "Union", "Device", "np"):
+        assert name in names
+
+
+def test_a_call_in_the_place_of_ours_is_entered(monkeypatch):
+    from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
+
+    own, types = GeConcreteGraph.__call__, []
+
+    def call(self, *args):
+        types.extend(n.type for n in self.graph.op)
+        return own(self, *args)
+
+    monkeypatch.setattr(GeConcreteGraph, "__call__", call)
+    torch._dynamo.reset()
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(lambda x: x.neg(), backend="torchair")(x), -x)
+    assert types == ["Data", "Neg", "NetOutput"]
 
 
 def test_oldest_package_is_deprecated():
@@ -224,6 +269,66 @@ def test_hint_shapes():
         session.run([None])
     (result,) = session.run([torch.full((2, 5), -1.0)])
     torch.testing.assert_close(result, torch.full((2, 5), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ([[2, 2]], None),
+        ([[1, 2]], "The dim of Ascend net output: [2, 2] is not equal to FX net output: [1, 2]"),
+        ([[2]], "The dim size of Ascend net output: [2, 2] is not equal to FX net output: [2]"),
+        ([[2, 2], [2]], "The number of Ascend net output: 1 is not equal to FX net outputs: 2"),
+    ],
+)
+def test_dims_of_outputs_are_those_that_were_told(outputs, text):
+    with Graph("told", infer) as graph:
+        x = Data(index=0, dtype=0, shape=[2, 2], placement="CPU")
+        ge.Assign(x, ge.Neg(x))
+        NetOutput([ge.Abs(x)])
+    session = TorchNpuGraph("told")
+    session.load(graph)
+    session.set_hint_shape([[2, 2]], outputs)
+    with pytest.raises(GraphError, match=re.escape(text)) if text else nullcontext():
+        session.compile()
+
+
+# ---- operators by a description
+
+
+def test_operators_by_a_description():
+    from torchair._ge_concrete_graph.compat_ir import IrDef, IrElement, ge_op, is_cann_compat
+
+    ir = (
+        IrDef("MatMulV2")
+        .input("x1", "DT_FLOAT").input("x2", "DT_FLOAT").optional_input("bias", "DT_FLOAT")
+        .optional_input("scale", "DT_FLOAT").attr("transpose_x1", ge.attr.Bool(False))
+        .attr("transpose_x2", ge.attr.Bool(False)).output("y", "DT_FLOAT")
+    )  # fmt: skip
+    assert ir.indexed_inputs[3] == (IrElement.OptionalInput, "scale", "DT_FLOAT")
+    with Graph("described", infer):
+        x, y = (Data(index=i, dtype=0, shape=[2, 2], node_name=f"x{i}") for i in range(2))
+        attrs = {"transpose_x1": ge.attr.Bool(False), "transpose_x2": ge.attr.Bool(True)}
+        inputs = {"x1": x, "x2": y, "bias": None, "scale": None}
+        made = ge_op("MatMulV2", inputs=inputs, attrs=attrs, outputs=["y"], ir=ir, dependencies=[y])
+        assert list(made.node.input) == ["x0:0", "x1:0", "x1:-1"] and made.symsize == [2, 2]
+        assert list(made.node.attr) == ["transpose_x2"]
+        with pytest.raises(
+            AssertionError, match=r"optype MatMulV2 unsupport optional input \[scale\], optional"
+        ):
+            ge_op("MatMulV2", inputs=inputs | {"scale": y}, outputs=["y"], ir=ir)
+    assert is_cann_compat("MatMulV2", ("bias",), ("transpose_x1",)) == ""
+    assert is_cann_compat("NoSuch", (), ()).startswith(
+        "OperatorFactory find optype NoSuch failed, maybe you need upgrade cann version."
+    )
+
+
+def test_messages_of_the_wire_format():
+    from torchair._ge_concrete_graph import ge_ir_pb2
+
+    op = ge_ir_pb2.OpDef()
+    op.output_desc.append(ge_ir_pb2.TensorDescriptor(name="y"))
+    assert ge_ir_pb2.OpDef.FromString(op.SerializeToString()).output_desc[0].name == "y"
+    assert isinstance(to_model(some_graph()).graph[0].op[0], ge_ir_pb2.OpDef)
 
 
 # ---- samples of converters

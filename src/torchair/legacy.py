@@ -16,12 +16,44 @@ from typing import Any
 
 _PACKAGE: dict[str, str] = {}  # a package that only holds modules
 
+_SAMPLES = ("F32", "F16", "BF16", "F64", "I32", "I16", "I64", "I8", "U8", "BOOL", "C64", "T")
+# what a converter of the original imports with a star, beside the samples
+_CONVERTER_UTILS: dict[str, str] = {
+    name: f"{module}.{name}" if module else name
+    for module, names in (
+        ("", "torch math operator sys"),
+        ("typing", "Any Callable Iterator List Literal NamedTuple Optional Sequence Tuple TypeVar "
+                   "Union overload"),
+        ("torch", "Generator SymInt contiguous_format inf strided"),
+        ("torch.types", "Device Number"),
+        ("torch._ops", "OpOverload"),
+        ("torchair.ge", "DataType Tensor TensorSpec"),
+        ("torchair.convert.registry", "register_fx_node_ge_converter"),
+        ("torchair.convert.samples", "declare_supported Support"),
+        ("torchair.convert.promote", "dtype_promote"),
+    )
+    for name in names.split()
+} | {
+    "ge": "torchair.ge",
+    "np": "numpy",
+    "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
+}  # fmt: skip
+
 # module: {name: "module.name"}; "*" forwards every other name to one module.
 TABLE: dict[str, dict[str, str]] = {
     "torchair.core": _PACKAGE,
     "torchair.core.utils": {
         "logger": "torchair.log.logger",
         "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
+    },
+    "torchair.core.backend": {"*": "torchair.core._backend"},
+    "torchair.core.concrete_graph": {"*": "torchair.core._concrete_graph"},
+    "torchair.core._npu_graph_executor": {},  # importing it lets graphs run on the device
+    "torchair.core._torchair": {
+        "TorchNpuGraphBase": "torchair.engine.session.TorchNpuGraph",
+        "InitializeGraphEngine": "torchair.engine.options.initialize_graph_engine",
+        "FinalizeGraphEngine": "torchair.engine.options.finalize_graph_engine",
+        "check_cann_compat": "torchair.ge.compat.is_cann_compat",
     },
     "torchair.core._concrete_graph": {
         "ConcreteGraphBase": "torchair.concrete.base.ConcreteGraph",
@@ -39,6 +71,11 @@ TABLE: dict[str, dict[str, str]] = {
         "TensorSpec": "torchair.ge.graph.TensorSpec",
         "DataType": "torchair.ge.dtypes.DataType",
         "Format": "torchair.ge.dtypes.Format",
+        "Const": "torchair.ge.Const",
+        "compat_as_bytes": "os.fsencode",
+        # descriptions of values have the numbers of DataType, too
+        "_ge_dtype_to_ge_proto_dtype": "operator.index",
+        "_ge_proto_dtype_to_ge_dtype": "operator.index",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
     "torchair.ge.attr": {"*": "torchair.ge.attrs"},
@@ -49,9 +86,22 @@ TABLE: dict[str, dict[str, str]] = {
         "Converter": "torchair.convert.registry.Converter",
         "register_fx_node_ge_converter": "torchair.convert.registry.register_fx_node_ge_converter",
         "declare_supported": "torchair.convert.samples.declare_supported",
+        "ExecutorType": "torchair.ge.dtypes.ExecutorType",
+        "Placement": "torchair.ge.dtypes.Placement",
+        "_normalize_ge_graph": "torchair.ge.verify.verify",
         "_normalize_ge_option": "torchair.concrete.GeConcreteGraph.options",
+        "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
-    "torchair._ge_concrete_graph.supported_declaration": {"*": "torchair.convert.samples"},
+    "torchair._ge_concrete_graph.compat_ir": {"*": "torchair.ge.compat"},
+    "torchair._ge_concrete_graph.ge_ir_pb2": {"*": "torchair.serde.ge_ir"},
+    "torchair._ge_concrete_graph.ge_converter": _PACKAGE,
+    "torchair._ge_concrete_graph.ge_converter.converter_utils": _CONVERTER_UTILS
+    | {name: f"torchair.convert.samples.{name}" for name in _SAMPLES}
+    | {"_TypedTensor": "torchair.convert.samples.Sample"},
+    "torchair._ge_concrete_graph.supported_declaration": {
+        "_TypedTensor": "torchair.convert.samples.Sample",
+        "*": "torchair.convert.samples",
+    },
     "torchair._ge_concrete_graph.utils": {
         "dtype_promote": "torchair.convert.promote.dtype_promote",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
@@ -81,6 +131,14 @@ TABLE: dict[str, dict[str, str]] = {
         "*": "torchair._ge_concrete_graph.fx2ge_converter"
     },
     "torchair.ge_concrete_graph.utils": {"*": "torchair._ge_concrete_graph.utils"},
+    "torchair.ge_concrete_graph.supported_declaration": {
+        "*": "torchair._ge_concrete_graph.supported_declaration"
+    },
+    "npugraph_ex._acl_concrete_graph": _PACKAGE,
+    "npugraph_ex._acl_concrete_graph.fx2acl_converter": {
+        "*": "torchair._acl_concrete_graph.fx2acl_converter"
+    },
+    "npugraph_ex._acl_concrete_graph.acl_graph": {"*": "torchair._acl_concrete_graph.acl_graph"},
     "npugraph_ex.core": _PACKAGE,
     "npugraph_ex.core.utils": {
         "logger": "torchair.log.npugraph_ex_logger",
@@ -127,6 +185,8 @@ class _Alias(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         names = TABLE[self.__name__]
+        if name == "__all__" and "*" not in names:
+            return list(names)
         where = names.get(name)
         if where is None and "*" in names and not name.startswith("__"):
             return getattr(importlib.import_module(names["*"]), name)

@@ -19,7 +19,7 @@ class GmRunner:
     def __init__(self, runner: Callable[..., Any], trace: Trace) -> None:
         self.runner = runner
         self.trace = trace
-        self._run = getattr(runner, "run", None) or (lambda args: runner(*args))
+        self._run = getattr(runner, "entry", None) or (lambda args: runner(*args))
 
     def __call__(self, *args: Any) -> Any:
         return self.run(args)

@@ -174,16 +174,26 @@ def _by_converter(
 
 
 def _updated(update: Update, changed: Changed, made: set[Any]) -> Value:
-    """The output that is the new value of an input: it has the same name."""
-    for node, port, position in changed.view.uses:
-        name = port if position is None else f"{port}{position}"
-        if node in made:
-            for value in node.outputs:
-                if value.port == name:
-                    return value
+    """The output that is the new value of an input: it has the same name. A converter may let
+    several operators update it, one after the other."""
+    latest = changed.view
+    while (following := _following(latest, made)) is not None:
+        latest = following
+    if latest is not changed.view:
+        return latest
     reason = f"{update.op}: its GE operator has no output named like the input for {changed.name!r}"
     logger.warning("%s, so torch's kernel is used", reason)
     raise Decline(reason)
+
+
+def _following(value: Value, made: set[Any]) -> Value | None:
+    for node, port, position in value.uses:
+        name = port if position is None else f"{port}{position}"
+        if node in made:
+            for output in node.outputs:
+                if output.port == name:
+                    return output
+    return None
 
 
 def _by_torch(update: Update, metas: Metas) -> tuple[list[Any], list[Value]]:

@@ -10,7 +10,7 @@ import torch
 from torchair.catalog import steering_values
 from torchair.engine.plan.reader import Reader
 from torchair.engine.run.executor import picker
-from torchair.errors import InputError
+from torchair.errors import GraphError, InputError
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import Shape, is_static, on_wire
@@ -113,6 +113,25 @@ def fits(dims: Sequence[int], shape: Shape) -> bool:
     """Whether dims are those of a shape, whose symbolic dims take any."""
     same = (n == d or not isinstance(d, int) for n, d in zip(dims, shape, strict=False))
     return len(dims) == len(shape) and all(same)
+
+
+def check_outputs(outputs: Sequence[Value], expected: Sequence[Sequence[int]]) -> None:
+    """GraphError where outputs are not what the caller was told to expect, if it was told."""
+    if not expected:
+        return
+    if len(outputs) != len(expected):
+        raise _other_outputs("number", len(outputs), len(expected), "outputs")
+    for value, dims in zip(outputs, expected, strict=True):
+        if value.shape is not None and not fits(dims, value.shape):
+            word = "dim" if len(dims) == len(value.shape) else "dim size"
+            raise _other_outputs(word, on_wire(value.shape), list(dims), "output")
+
+
+def _other_outputs(word: str, found: object, expected: object, outputs: str) -> GraphError:
+    return GraphError(
+        f"The {word} of Ascend net output: {found} is not equal to FX net {outputs}: {expected}",
+        hint="give set_hint_shape the dims that the graph was traced with",
+    )
 
 
 def _steering_inputs(graph: Graph) -> set[Value]:

@@ -17,7 +17,7 @@ import torch
 
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.editions import Editions
-from torchair.engine.inputs import fits
+from torchair.engine.inputs import check_outputs, fits
 from torchair.engine.inspect.dump import DumpOptions, GraphDump
 from torchair.engine.inspect.rows import KernelRows
 from torchair.engine.inspect.timeline import Timeline
@@ -100,6 +100,7 @@ class TorchNpuGraph:
         self.watch: Watch | None = None  # who looks on while programs run
         self._profiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # programs for profiles
         self.hints: list[tuple[int, ...]] = []  # dims that calls will probably have
+        self._expected: list[tuple[int, ...]] = []  # dims of outputs, if they were told
 
     @pretty_error_msg
     def load(
@@ -141,8 +142,8 @@ class TorchNpuGraph:
     def set_hint_shape(
         self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]] = ()
     ) -> None:
-        """Dims that calls will probably have. They are checked against the graph and kept in
-        `hints`; plans are made for the dims that come."""
+        """Dims that calls will probably have. They are checked against the graph, those of
+        outputs by `compile`, and kept in `hints`; plans are made for the dims that come."""
         data = [n.outputs[0] for n in self.graph.data]
         if len(inputs) != len(data):
             raise InputError(
@@ -155,6 +156,7 @@ class TorchNpuGraph:
                     expected=on_wire(value.shape), got=list(dims),
                 )  # fmt: skip
         self.hints = [tuple(dims) for dims in inputs]
+        self._expected = [tuple(dims) for dims in outputs]
         logger.debug("Load graph set_hint_shape input shape: %s", [list(d) for d in self.hints])
 
     @pretty_error_msg
@@ -163,6 +165,8 @@ class TorchNpuGraph:
         are packed, as far as that is faster."""
         if self._compiler is not None:
             return
+        results = self.graph.output.values()  # type: ignore[union-attr]
+        check_outputs(results[: len(results) - len(self._state.assigned)], self._expected)
         device = self._device.name
         _check_device(device)
         with label("TorchNpuGraphBase::Compile"):
@@ -254,7 +258,7 @@ class TorchNpuGraph:
     ) -> list[torch.Tensor]:
         """Outputs of the graph for inputs in index order.
 
-        `assigned_outputs` are tensors, one per output or None, that results are copied into;
+        `assigned_outputs` are tensors, one per output or None, that results are put into;
         `stream` is a CUDA stream to run on instead of the current one.
         """
         session = self
@@ -292,9 +296,9 @@ class TorchNpuGraph:
             raise InputError(
                 "too many assigned outputs", expected=str(len(outputs)), got=str(len(assigned))
             )
-        for target, value in zip(assigned, outputs, strict=False):
-            if target is not None and target is not value:
-                target.copy_(value)
+        for i, target in enumerate(assigned):
+            if target is not None and target is not outputs[i]:
+                outputs[i] = target.copy_(outputs[i])
         return outputs
 
     def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchair.ge import attrs as attr
@@ -26,10 +27,12 @@ _SMALL = 64  # integers of Consts up to this length are known to shape rules
 def Const(
     v: Any, dtype: int | None = None, node_name: str | None = None, readable: bool = True
 ) -> Value:
-    """A constant from a number, a list or a torch tensor."""
+    """A constant from a number, a list, or a tensor of torch or numpy."""
     if isinstance(v, Value):
         raise ValueError(f"ge.Const takes a Python value or a torch tensor, not the tensor {v}")
     graph = get_default_ge_graph()
+    if isinstance(v, np.ndarray):
+        v = torch.as_tensor(v)
     tensor = const_tensor(v, dtype)
     node = graph.add("Const", node_name)
     node.attrs["value"] = Attr("Tensor", tensor)
@@ -60,6 +63,8 @@ def _default_dtype(v: Any) -> torch.dtype:
         first = first[0]
     if isinstance(first, bool):
         return torch.bool
+    if isinstance(first, np.generic) and not isinstance(first, float):
+        return torch.as_tensor(first).dtype
     if isinstance(first, complex):
         return torch.complex64
     flat_float = isinstance(first, float) or (
@@ -71,7 +76,9 @@ def _default_dtype(v: Any) -> torch.dtype:
 def const_fact(tensor: torch.Tensor) -> Fact:
     """Type, dims and, for short integer vectors, the content of a constant."""
     known = None
-    integral = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    integral = not (
+        tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.is_quantized
+    )
     small = integral and tensor.dim() <= 1 and tensor.numel() <= _SMALL
     if small and tensor.device.type != "meta":
         known = tuple(tensor.tolist()) if tensor.dim() else tensor.item()
@@ -85,6 +92,7 @@ def _readable(v: Any) -> str:
 def tensor_text(t: torch.Tensor) -> str:
     """A tensor as an exact Python expression."""
     t = t.detach().cpu()
+    t = t.int_repr() if t.is_quantized else t
     if t.dtype.is_complex and t.numel():
         return f"tensor({number_text(t.to(torch.complex128).tolist())})"
     exact = t.double() if t.dtype.is_floating_point else t

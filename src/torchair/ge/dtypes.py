@@ -89,6 +89,21 @@ class Format(enum.Enum):
     FORMAT_FRACTAL_NZ_C0_8 = 54
 
 
+class Placement(enum.IntEnum):
+    """Where a graph finds an input, as the attribute `_input_placements` tells it."""
+
+    UNDEFINED = -1
+    HOST = 0
+    DEVICE = 1
+
+
+class ExecutorType(enum.IntEnum):
+    """What a graph is meant to run on, as the attribute `_executor_type` tells it."""
+
+    CPU = 0
+    NPU = 1
+
+
 _TORCH_TO_GE: dict[torch.dtype, int] = {
     torch.float32: DataType.DT_FLOAT,
     torch.float16: DataType.DT_FLOAT16,
