@@ -356,11 +356,12 @@ def test_torch_logs_shows_programs(tmp_path):
 # ---- profiler
 
 
+@pytest.mark.parametrize("backend", ["torchair", "npugraph_ex"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_profiles_have_a_row_for_each_kernel(dynamic):
+def test_profiles_have_a_row_for_each_kernel(dynamic, backend):
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
     x = torch.randn(64, 64)
-    call = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=dynamic)
+    call = torch.compile(model, backend=backend, dynamic=dynamic)
     with torch.no_grad():
         expected = call(x)
         with torch.profiler.profile() as profile:
@@ -375,6 +376,24 @@ def test_profiles_have_a_row_for_each_kernel(dynamic):
     made = "torchair made a program for the profile"
     assert [e.count for e in profile.key_averages() if e.key == made] == [1]
     assert made not in {e.key for e in again.key_averages()}
+
+
+def test_profiles_show_kernels_of_other_streams():
+    def model(x, y):
+        x.add_(y)
+        with torchair.scope.npu_stream_switch("aside"):
+            z = torch.mm(y, y).relu()
+        return x @ z, z.sum(0)
+
+    call = torch.compile(model, backend="torchair", dynamic=False)
+    y = torch.randn(6, 6)
+    for _ in range(2):  # the other program of the plan is right as well, before and after
+        mine, theirs = (torch.ones(6, 6) for _ in range(2))
+        torch.testing.assert_close(call(mine, y), model(theirs, y))
+        with torch.profiler.profile() as profile:
+            torch.testing.assert_close(call(mine, y), model(theirs, y))
+        torch.testing.assert_close(mine, theirs)
+    assert "torchair::mm+relu" in {e.key for e in profile.key_averages()}
 
 
 def test_names_of_rows():

@@ -146,8 +146,11 @@ class GraphCompiler:
         if isinstance(plan, Member):
             plan.family.built = True
 
-    def bind(self, plan: Plan | Member, watch: Watch | None = None) -> ProgramPool | MemberPool:
-        """Programs of a plan, a first one at once; `watch` looks on while they run."""
-        pool = bound(plan, self.lanes, self._spaces, watch)
+    def bind(
+        self, plan: Plan | Member, watch: Watch | None = None, lanes: Lanes | None = None
+    ) -> ProgramPool | MemberPool:
+        """Programs of a plan, a first one at once; `watch` looks on while they run, on other
+        `lanes` than those of the graph if they are given."""
+        pool = bound(plan, self.lanes if lanes is None else lanes, self._spaces, watch)
         pool.prepare()
         return pool

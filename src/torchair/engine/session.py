@@ -385,13 +385,16 @@ class TorchNpuGraph:
         self, pool: ProgramPool | MemberPool | GraphDump
     ) -> ProgramPool | MemberPool | GraphDump:
         """Programs of the same plan that show each kernel in a profile, unless someone else looks
-        on already."""
+        on already. There is one lane: profilers see the caller's thread."""
         if isinstance(pool, GraphDump) or self.watch is not None:
             return pool
         with self._lock:
             if pool not in self._profiled:
                 with label("torchair made a program for the profile"):
-                    self._profiled[pool] = self._compiled.bind(replace(pool.plan), watch=KernelRows)
+                    own = [copy.copy(step) for step in pool.plan.steps]  # scheduling changes them
+                    plan = replace(pool.plan, steps=own, schedule=None)
+                    lanes = Lanes(self.graph, single=True)
+                    self._profiled[pool] = self._compiled.bind(plan, KernelRows, lanes)
             return self._profiled[pool]
 
     def _freshen(self, key: Any) -> None:
