@@ -55,7 +55,7 @@ def _check_target(target: Path) -> None:
     if not os.access(target, os.W_OK):
         raise RuntimeError(f"{target} may not be written by this user")
     if hasattr(os, "getuid") and target.stat().st_uid != os.getuid():
-        warnings.warn(f"{target} belongs to another user")
+        warnings.warn(f"{target} belongs to another user; choose another folder if that is wrong")
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:

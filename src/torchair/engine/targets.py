@@ -28,5 +28,10 @@ def usable_target(device: str) -> Target | None:
     missing = target.available() if target is not None else None
     if missing is None:
         return target
-    warnings.warn(f"no native code on this machine ({missing})", UserWarning, stacklevel=2)
+    warnings.warn(
+        f"no native code on this machine ({missing}): torch's kernels run instead. "
+        "TORCHAIR_NATIVE=0 says that this is meant",
+        UserWarning,
+        stacklevel=2,
+    )
     return None
