@@ -32,15 +32,31 @@ def run_document(name: str, folder: Path, **changes: str) -> str:
     return done.stdout
 
 
-def test_a_pass_over_streams(tmp_path):
-    said = run_document("custom_pass", tmp_path)
-    after = said.split("after post_grad_custom_pre_pass optimization, graph is graph():")[1]
+@pytest.mark.parametrize(
+    ("changes", "stage", "kind"),
+    [
+        ({}, "pre", "pbtxt"),
+        (
+            {
+                "# config.mode": "config.mode",
+                "\nconfig.post_grad_custom_pre_pass": "\nunused",
+                "# config.post_grad": "config.post_grad",
+                "pbtxt": "py",
+            },
+            "post", "py",
+        ),
+    ],
+    ids=["as printed", "reduce-overhead"],
+)  # fmt: skip
+def test_a_pass_over_streams(changes, stage, kind, tmp_path):
+    said = run_document("custom_pass", tmp_path, **changes)
+    after = said.split(f"after post_grad_custom_{stage}_pass optimization, graph is graph():")[1]
     targets = re.findall(r"target=torch\.ops\.(\w+\.\w+)", after.split("return")[0])
     assert targets == [
         "air.scope_enter", "aten.mm", "aten.abs", "air.record", "air.scope_exit", "aten.add",
         "air.wait", "aten.sub",
     ]  # fmt: skip
-    stages = {path.name.split("_")[1] for path in (tmp_path / "graph_dump").glob("*.pbtxt")}
+    stages = {path.name.split("_")[1] for path in (tmp_path / "graph_dump").glob(f"*.{kind}")}
     assert stages == {"original", "optimized"}
     (trace,) = (tmp_path / "prof").glob("*.json")
     assert "stream_1" in trace.read_text()
