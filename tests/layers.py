@@ -80,10 +80,14 @@ SPECIFIED_API: frozenset[str] = frozenset(
     }
 )
 
+# Ours, without a counterpart in the original.
+OWN_API: frozenset[str] = frozenset({"compile"})
+
 # Exactly what `torchair.__all__` holds today.
 PUBLIC_API: frozenset[str] = frozenset(
     {
         "CompilerConfig",
+        "compile",
         "get_compiler",
         "get_npu_backend",
         "logger",

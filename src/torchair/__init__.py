@@ -14,11 +14,13 @@ from torchair.log import logger
 
 if TYPE_CHECKING:
     from torchair.convert.registry import register_fx_node_ge_converter
+    from torchair.deploy.compiled import compile
     from torchair.fx.passes.patterns import register_replacement
     from torchair.hcom import patch_for_hcom
 
 __all__ = [
     "CompilerConfig",
+    "compile",
     "get_compiler",
     "get_npu_backend",
     "logger",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "compile": "torchair.deploy.compiled",
     "patch_for_hcom": "torchair.hcom",
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.patterns",

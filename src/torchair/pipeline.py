@@ -62,11 +62,14 @@ class NpuFxCompiler:
         config: CompilerConfig | None = None,
         trace: Trace | None = None,
         training: bool = False,
+        static: frozenset[int] | None = None,
     ) -> None:
-        """`training` is for graphs whose results a backward graph reads later."""
+        """`training` is for graphs whose results a backward graph reads later; `static` are the
+        arguments that are parameters, where AOTAutograd does not know."""
         self.config = config if config is not None else CompilerConfig()
         self._trace = trace
         self._training = training
+        self._static = static
 
     @pretty_error_msg
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
@@ -94,7 +97,9 @@ class NpuFxCompiler:
         gm = _own_copy(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)
-        static = _static_arguments() if trace.phase == "forward" else frozenset()
+        static = self._static
+        if static is None:
+            static = _static_arguments() if trace.phase == "forward" else frozenset()
         build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
         graph = build(gm, example_inputs, settings, static, trace)
         if dumps_tensors(settings):

@@ -30,6 +30,7 @@ from torchair.engine.plan.family import Member
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes
+from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.executor import Program, ProgramPool
 from torchair.engine.run.fixed import FixedProgram, memory_of
 from torchair.engine.run.guards import same_as
@@ -300,6 +301,17 @@ class TorchNpuGraph:
             if target is not None and target is not outputs[i]:
                 outputs[i] = target.copy_(outputs[i])
         return outputs
+
+    def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
+        """A program of its own for inputs like these that Python enters in one call, and what it
+        holds; None where more than native code is to run, or where someone looks on."""
+        session = self.edition_for(inputs)
+        if type(self) is not TorchNpuGraph or session.watch is not None or session.inputs.by_value:
+            return None
+        pool = session._find(inputs)
+        if not isinstance(pool, ProgramPool) or not pool.native:
+            return None
+        return DirectProgram(pool.plan), session.held
 
     def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
         """Outputs of the graph by a program made for this run: what a device records. All memory

@@ -66,7 +66,7 @@ class Entry:
 @dataclass(frozen=True)
 class Task:
     """A program to run: its address, the driver's, the most threads, and words that kernels set
-    when they meet a bad index. `held` is a test of identity with what it is asked about."""
+    when they meet a bad index. `held` is a test of identity, its table and what it looks at."""
 
     program: int
     driver: int
@@ -74,7 +74,7 @@ class Task:
     faults: int
     fault_count: int
     long: bool
-    held: tuple[int, int, Any] | None = None
+    held: tuple[int, Any, list[Any]] | None = None
 
 
 class Table(ctypes.Array):
@@ -374,7 +374,8 @@ def gate(
             "faults": task.faults, "fault.count": task.fault_count, "long": int(task.long),
         }  # fmt: skip
         if task.held is not None:
-            head["held"], head["held.table"], head["held.list"] = *task.held[:2], id(task.held[2])
+            test, asked, given = task.held
+            head |= {"held": test, "held.table": ctypes.addressof(asked), "held.list": id(given)}
     table[0:words] = [head[name] for name in _HEAD]
     table[first:second] = [w for e in entries for w in _entry_words(e)]
     for k, record in enumerate(records):

@@ -159,6 +159,13 @@ def test_of(
 @cache
 def _entry(library: Library) -> Any:
     """The test as a Python callable that keeps the interpreter lock."""
+    kinds = (ctypes.c_int64, ctypes.py_object, ctypes.c_void_p)
+    return ctypes.PYFUNCTYPE(*kinds)(entry_address(library))
+
+
+@cache
+def entry_address(library: Library) -> int:
+    """Where the test is: a function of a list or tuple and a table."""
     lines = [
         f"  %{name}.word = getelementptr i64, ptr %table, i64 {k}\n"
         f"  %{name} = load {kind}, ptr %{name}.word"
@@ -167,8 +174,7 @@ def _entry(library: Library) -> Any:
     text = _TEXT.replace("WORDS\n", "\n".join(lines) + "\n", 1)
     for name, value in (("RECORD", _RECORD), ("HEAD", _HEAD), ("SAMPLE", _SAMPLE)):
         text = text.replace(f"{name}WORDS", str(value))
-    address = library.address(Kernel.of("same", text, ()))
-    return ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.py_object, ctypes.c_void_p)(address)
+    return library.address(Kernel.of("same", text, ()))
 
 
 @cache

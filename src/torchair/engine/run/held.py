@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.identity import HITS, Known, Sample, test_of
+from torchair.codegen.cpu.identity import HITS, Known, Sample, entry_address, test_of
 from torchair.codegen.cpu.target import cpu
 
 _SAMPLES = 16  # places of a copied tensor that are compared at each call
@@ -68,6 +68,13 @@ class Held:
         same = all(_uint(s.address).value == s.content for s in samples)
         self._hits += same
         return same
+
+    def native(self, given: Sequence[Any]) -> tuple[int, Any, list[Any]] | None:
+        """The test for native callers: its address, its table, and a list that holds these tensors
+        where it looks for them; None where there is no native test."""
+        if self._table is None or not self.same(given):
+            return None
+        return entry_address(cpu().library), self._table, list(given)
 
     @property
     def hits(self) -> int:

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, bind_threads
+from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, bind_threads, driver
+from torchair.codegen.cpu.gate import Task
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.outline import LINE, Outline
 
 ALONE = 12.0  # microseconds of work that a second thread does not pay for
+LONG = 20.0  # microseconds of work, from which on other threads of Python run meanwhile
 THREADS = 2  # word of the header
 
 
@@ -136,9 +138,28 @@ class Segment:
     @property
     def given(self) -> Any:
         """The words that hold the addresses of `sources`."""
-        outline = self._outline
-        start = self._base + 8 * outline.sources_at
-        return (ctypes.c_int64 * len(outline.sources)).from_address(start)
+        return (ctypes.c_int64 * len(self._outline.sources)).from_address(self.given_at)
+
+    @property
+    def given_at(self) -> int:
+        """Where these words are."""
+        return self._base + 8 * self._outline.sources_at
+
+    def task(self) -> Task:
+        """The segment as a gate runs it."""
+        outline, code = self._outline, cpu().library
+        faults = self._base + 8 * outline.faults_at
+        long = sum(s.code.work for s in self.steps) > LONG
+        drive = code.address(driver(code.machine))
+        return Task(self._base, drive, self._threads, faults, len(outline.faults), long)
+
+    def faulty(self) -> Step | None:
+        """The step whose kernel met a bad index in the last run. It is forgotten then."""
+        first, count = self._outline.faults_at, len(self._outline.faults)
+        found = self._block[first : first + count]
+        self._block[first : first + count] = [0] * count
+        steps = [k for f, (_, k) in zip(found, self._outline.faults, strict=True) if f]
+        return self.steps[steps[0]] if steps else None
 
     def fire(self) -> Callable[[], None]:
         """A function that runs the segment on the addresses `given` holds."""
@@ -155,15 +176,14 @@ class Segment:
     def _raising(self, run: Callable[[], None]) -> Callable[[], None]:
         """The same, raising for an index out of range when the kernels have ended."""
         block, first = self._block, self._outline.faults_at
-        steps = [self.steps[k] for _, k in self._outline.faults]
-        last, clean = first + len(steps), [0] * len(steps)
+        last, clean = first + len(self._outline.faults), [0] * len(self._outline.faults)
 
         def run_and_look() -> None:
             run()
-            found = block[first:last]
-            if found != clean:
-                block[first:last] = clean
-                raise BadIndex(steps[found.index(1)])
+            if block[first:last] != clean:
+                step = self.faulty()
+                assert step is not None
+                raise BadIndex(step)
 
         return run_and_look
 

@@ -1,0 +1,309 @@
+"""A model or function traced once, by AOTAutograd alone, into the same pipeline as torch.compile.
+
+Parameters and buffers become arguments; sizes that may vary become symbols, and what tracing has
+assumed of them conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.printers import PythonPrinter
+
+from torchair.backend import boxed
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.deploy.guards import Spec, TensorSpec, ValueSpec
+from torchair.errors import TorchairError
+from torchair.fx.whole import kept_whole
+from torchair.log import logger, spoken_by
+from torchair.ops.library import mark_side_effects
+from torchair.pipeline import NpuFxCompiler
+from torchair.runner import GmRunner
+from torchair.trace import Trace, model_directory
+
+
+class TraceError(TorchairError, RuntimeError):
+    """A model cannot be traced without its data."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """A parameter or buffer: the dict that holds it, its key there, its full name."""
+
+    place: dict[str, Any]
+    key: str
+    name: str
+
+    def read(self) -> torch.Tensor:
+        """What is there now."""
+        return self.place[self.key]
+
+
+@dataclass
+class Traced:
+    """A compiled graph with what its calls must be."""
+
+    runner: GmRunner | None
+    """The graph itself, where nothing is left to do around it."""
+    wrapped: Callable[..., Any]
+    """The graph with AOTAutograd's wrapper around it."""
+    specs: list[Spec]
+    conditions: list[str]
+    tensors: list[int]
+    """The arguments that are tensors; the others are constants."""
+    result: pytree.TreeSpec = None  # type: ignore[assignment]
+    constants: dict[int, Any] = field(default_factory=dict)
+    """Leaves of the result that are no tensors."""
+    updates: bool = False
+    """Whether a call writes to its arguments."""
+
+
+def modules_of(target: Any) -> list[torch.nn.Module]:
+    """The modules whose parameters a callable uses: itself, that of a bound method, those in
+    closures of a function."""
+    while isinstance(target, partial):
+        target = target.func
+    if isinstance(target, torch.nn.Module):
+        return [target]
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return [owner]
+    cells = getattr(target, "__closure__", None) or ()
+    held = [c.cell_contents for c in cells if _is_filled(c)]
+    names = getattr(getattr(target, "__code__", None), "co_names", ())
+    known = getattr(target, "__globals__", {})
+    held += [known[n] for n in names if n in known]
+    return [m for m in held if isinstance(m, torch.nn.Module)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def homes_of(modules: Sequence[torch.nn.Module]) -> list[list[Home]]:
+    """Where all parameters and buffers are: for each tensor all its places."""
+    found: dict[int, list[Home]] = {}
+    seen: set[tuple[int, str]] = set()
+    for root in modules:
+        for prefix, module in root.named_modules():
+            for place in (module._parameters, module._buffers):
+                for key, tensor in place.items():
+                    if tensor is None or (id(place), key) in seen:
+                        continue
+                    seen.add((id(place), key))
+                    home = Home(place, key, f"{prefix}.{key}" if prefix else key)
+                    found.setdefault(id(tensor), []).append(home)
+    return list(found.values())
+
+
+class _Flat(torch.nn.Module):
+    """The target as a function of flat arguments, parameters first. Without parameters of its own,
+    or AOTAutograd would hold them."""
+
+    def __init__(
+        self, call: Callable[[Sequence[Any]], Any], homes: Sequence[Sequence[Home]]
+    ) -> None:
+        super().__init__()
+        self._call, self._homes = call, homes
+        self.spec: pytree.TreeSpec | None = None
+        self.constants: dict[int, Any] = {}
+
+    def forward(self, *given: torch.Tensor) -> list[Any]:
+        count = len(self._homes)
+        with _in_place(self._homes, given[:count]):
+            result = self._call(given[count:])
+        leaves, self.spec = pytree.tree_flatten(result)
+        kinds = torch.Tensor | torch.SymInt | torch.SymFloat
+        self.constants = {k: v for k, v in enumerate(leaves) if not isinstance(v, kinds)}
+        return [v for k, v in enumerate(leaves) if k not in self.constants]
+
+
+@contextmanager
+def _in_place(
+    homes: Sequence[Sequence[Home]], given: Sequence[torch.Tensor]
+) -> Iterator[None]:
+    """Modules with these tensors for their parameters and buffers. A buffer that is assigned anew
+    is updated instead."""
+    before = [places[0].read() for places in homes]
+    _put(homes, given)
+    try:
+        yield
+        for places, new in zip(homes, given, strict=True):
+            now = places[0].place.get(places[0].key)
+            if now is not new and isinstance(now, torch.Tensor):
+                new.copy_(now)
+    finally:
+        _put(homes, before)
+
+
+def _put(homes: Sequence[Sequence[Home]], tensors: Sequence[torch.Tensor]) -> None:
+    for places, tensor in zip(homes, tensors, strict=True):
+        for home in places:
+            home.place[home.key] = tensor
+
+
+def trace(
+    call: Callable[[Sequence[Any]], Any],
+    homes: Sequence[Sequence[Home]],
+    leaves: Sequence[Any],
+    labels: Sequence[str],
+    dynamic: Callable[[str, torch.Tensor], Sequence[int]],
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Traced:
+    """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
+    of an argument may vary."""
+    tensors = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+    for k, v in enumerate(leaves):
+        if k not in tensors and not isinstance(v, bool | int | float | str | type(None)):
+            raise TraceError(
+                f"the argument {labels[k]} is a {type(v).__name__}: tensors, numbers, texts and "
+                "None can be compared at each call, and tuples, lists and dicts of them",
+                hint="pass the tensors that it holds, or register it with torch.utils._pytree",
+            )
+    env = ShapeEnv()
+    fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    given = [_fake(fake_mode, places[0].read(), ()) for places in homes]
+    given += [_fake(fake_mode, leaves[k], dynamic(labels[k], leaves[k])) for k in tensors]
+
+    def on_tensors(values: Sequence[Any]) -> Any:
+        every = list(leaves)
+        for k, value in zip(tensors, values, strict=True):
+            every[k] = value
+        return call(every)
+
+    flat = _Flat(on_tensors, homes)
+    seen: dict[str, Any] = {}
+    wrapped = _compiled(flat, given, len(homes), config, decompositions, fake_mode, seen)
+    named = iter(given[len(homes) :])
+    specs: list[Spec] = [
+        _spec(labels[k], v, next(named), env) if k in tensors else ValueSpec(labels[k], v)
+        for k, v in enumerate(leaves)
+    ]
+    assert flat.spec is not None
+    return Traced(
+        seen["runner"] if _is_bare(seen, len(given)) else None,
+        wrapped,
+        specs,
+        _conditions(env, specs),
+        tensors,
+        flat.spec,
+        flat.constants,
+        any(i.mutates_data for i in seen["metadata"].input_info[len(homes) :]),
+    )
+
+
+def _compiled(
+    flat: _Flat, given: Sequence[Any], static: int, config: CompilerConfig,
+    decompositions: Mapping[Any, Any], fake_mode: FakeTensorMode, seen: dict[str, Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """The graph of a flat call, in AOTAutograd's wrapper; `seen` gets the graph without it."""
+    from torch._functorch import aot_autograd
+
+    aot_module_simplified: Any = aot_autograd.aot_module_simplified
+    mark_side_effects()
+    directory = model_directory(logger)
+    fixed = frozenset(range(static))
+    compiler = spoken_by(logger, NpuFxCompiler(config, Trace("forward", directory), static=fixed))
+
+    def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        context = TracingContext.try_get()
+        seen["metadata"], seen["count"] = getattr(context, "fw_metadata", None), len(inputs)
+        seen["runner"] = compiler(graph, inputs)
+        return boxed(seen["runner"])
+
+    keep = config.experimental_config.keep_inference_input_mutations
+    with kept_whole(), tracing(TracingContext(fake_mode)), torch.no_grad(), _compiling():
+        try:
+            return aot_module_simplified(
+                flat, list(given), fw_compiler=compile_graph, inference_compiler=compile_graph,
+                decompositions=dict(decompositions), keep_inference_input_mutations=bool(keep),
+            )  # fmt: skip
+        except _needs_data() as e:
+            raise TraceError(
+                f"the model decides by its data: {e}",
+                hint="use torch.compile, which can break the graph there, or torch.cond",
+            ) from e
+
+
+def _needs_data() -> tuple[type[Exception], ...]:
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return DataDependentOutputException, GuardOnDataDependentSymNode
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Models may ask whether they are being compiled."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def _is_bare(seen: Mapping[str, Any], count: int) -> bool:
+    """Whether AOTAutograd's wrapper does nothing but call the graph."""
+    known = seen["metadata"]
+    if known is None or seen["count"] != count:
+        return False
+    plain = not known.num_outputs_aliased and not known.mutated_inp_runtime_indices
+    return plain and not known.tokens and known.num_intermediate_bases == 0
+
+
+def _fake(fake_mode: FakeTensorMode, t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    plain = t.detach()
+    if not dims:
+        return fake_mode.from_tensor(plain, static_shapes=True)
+    kinds = [DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(t.dim())]
+    return fake_mode.from_tensor(
+        plain, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)
+    )
+
+
+def _spec(label: str, t: torch.Tensor, fake: torch.Tensor, env: ShapeEnv) -> TensorSpec:
+    """What an argument must be, after tracing has shown which of its dims may really vary."""
+    named: dict[int, str] = {}
+    for i, n in enumerate(fake.shape):
+        if not isinstance(n, int) and not env.simplify(n.node.expr).is_number:
+            named[i] = _print(n.node.expr)
+    return TensorSpec.of(label, t, named)
+
+
+def _conditions(env: ShapeEnv, specs: Sequence[Spec]) -> list[str]:
+    """What tracing has assumed of sizes, without what equal names say already."""
+    dims = {d for s in specs if isinstance(s, TensorSpec) for d in s.dims if isinstance(d, str)}
+    texts: list[str] = []
+    for symbol, known in env.var_to_range.items():
+        if str(symbol) not in dims:
+            continue
+        simple = env.simplify(symbol)
+        if simple != symbol:
+            texts.append(f"{symbol} == {_print(simple)}")
+        texts.append(f"{symbol} >= {int(known.lower)}")
+        if known.upper.is_Integer and int(known.upper) < 2**62:
+            texts.append(f"{symbol} <= {int(known.upper)}")
+    for guard in env.guards:
+        simple = env.simplify(guard.expr)
+        if simple.free_symbols and {str(s) for s in simple.free_symbols} <= dims:
+            texts.append(_print(simple))
+    return list(dict.fromkeys(texts))
+
+
+def _print(expr: Any) -> str:
+    return PythonPrinter().doprint(expr)

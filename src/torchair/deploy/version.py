@@ -1,0 +1,306 @@
+"""A model compiled for one kind of call: what such a call must be, and the quick way through it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+from torchair.concrete import GeConcreteGraph
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.deploy.guards import Guards, TensorSpec
+from torchair.deploy.tracing import Home, Traced, TraceError, homes_of, modules_of, trace
+from torchair.deploy.trees import Shape, result_of
+from torchair.engine.run.direct import DirectProgram
+from torchair.engine.run.gates import Entry, native_gate
+from torchair.errors import InputError
+from torchair.ge.signature import Computed
+
+Dynamic = bool | Mapping[str, Sequence[int]]
+
+_PATIENCE = 2  # calls of a kind before they get a gate
+
+
+class State:
+    """The model that a call reads: parameters, buffers, submodules and switches."""
+
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], homes: Sequence[Sequence[Home]]
+    ) -> None:
+        self.homes = homes
+        self._specs = [TensorSpec.of(places[0].name, _plain(places[0].read())) for places in homes]
+        self._parts = _parts(modules)
+        self._same: Callable[..., Any] | None = None  # natively: nothing has changed
+        self.tensors: list[torch.Tensor] = []
+        self.settle()
+
+    def settle(self) -> None:
+        """Take what is there now for what is expected."""
+        self.tensors = [places[0].read() for places in self.homes]
+        self._same = native_gate(0, [], self.entries())
+
+    def entries(self) -> list[Entry]:
+        """What must be where, for native comparison."""
+        held = [Entry(h.place, h.key, h.read()) for places in self.homes for h in places]
+        return [*held, *self._parts.values()]
+
+    def problem(self) -> InputError | None:
+        """What has changed about the model, so that the graph does not serve it any more."""
+        if self._same is not None and self._same():
+            return None
+        error = self._compared()
+        if error is None:
+            self.settle()
+        return error
+
+    def _compared(self) -> InputError | None:
+        for spec, places in zip(self._specs, self.homes, strict=True):
+            now = [h.place.get(h.key) for h in places]
+            found = spec.problem(None if now[0] is None else _plain(now[0]), {})
+            if found is None and any(t is not now[0] for t in now):
+                found = "one tensor under several names", "several"
+            if found is not None:
+                return InputError(
+                    f"{spec.name} of the model is not what it was when it was compiled",
+                    name=spec.name, expected=found[0], got=found[1],
+                )  # fmt: skip
+        for name, part in self._parts.items():
+            there = part.home.get(part.key)
+            if there is not part.value:
+                return InputError(
+                    f"{name} of the model is not what it was when it was compiled",
+                    name=name, expected=_shown(part.value), got=_shown(there),
+                )  # fmt: skip
+        return None
+
+
+class Version:
+    """The model compiled for one kind of call."""
+
+    def __init__(
+        self, model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
+        dynamic: Dynamic, config: CompilerConfig, decompositions: dict[Any, Any],
+    ) -> None:  # fmt: skip
+        modules = modules_of(model)
+        homes = homes_of(modules)
+        shape = self._shape = Shape(args, kwargs, _names(model, len(args)))
+        _check_names(dynamic, shape.labels)
+
+        def call(leaves: Sequence[Any]) -> Any:
+            positional, named = shape.restored(leaves)
+            return model(*positional, **named)
+
+        self._traced = trace(
+            call, homes, shape.leaves, shape.labels, partial(_dynamic_dims, dynamic), config,
+            decompositions,
+        )  # fmt: skip
+        self.state = State(modules, homes)
+        self._guards = Guards(self._traced.specs, self._traced.conditions)
+        self._finish = _finisher(self._traced)
+        self._calls = 0
+        shape.leaves = []
+
+    def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
+        """The flat arguments of a call that this was compiled for, else None."""
+        flat = self._shape.flat(args, kwargs)
+        if flat is None or not self._guards.check(flat) or self._shared(flat) is not None:
+            return None
+        return flat if self.state.problem() is None else None
+
+    def mismatch(self, args: Sequence[Any], kwargs: dict[str, Any]) -> InputError:
+        """Why a call does not fit."""
+        flat = self._shape.flat(args, kwargs)
+        if flat is None:
+            return InputError(
+                "the arguments are not nested or named as those that the call was compiled for",
+                expected=", ".join(self._shape.labels) or "no arguments",
+                got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
+            )
+        error = self._guards.mismatch(flat) or self._shared(flat) or self.state.problem()
+        assert error is not None
+        return error
+
+    def _shared(self, flat: Sequence[Any]) -> InputError | None:
+        if not self._traced.updates:
+            return None
+        objects = [id(flat[k]) for k in self._traced.tensors]
+        if len(set(objects)) == len(objects):
+            return None
+        return InputError("the call updates its arguments, and two of them are one tensor")
+
+    def run(self, flat: Sequence[Any]) -> Any:
+        """The result for flat arguments that fit."""
+        args = self._arguments(flat)
+        with torch.no_grad():
+            if self._traced.runner is not None:
+                return self._finish(self._traced.runner.run(args))
+            return self._finish(self._traced.wrapped(*args))
+
+    def _arguments(self, flat: Sequence[Any]) -> list[Any]:
+        return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
+
+    def quick(self, flat: Sequence[Any], slowly: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Calls like this one as one native call; None if that is not possible, or too early."""
+        self._calls += 1
+        if self._calls < _PATIENCE or not self._shape.simple:
+            return None
+        self._calls = 0
+        graph = None if self._traced.runner is None else self._traced.runner.runner
+        if not isinstance(graph, GeConcreteGraph) or not _is_plain(graph):
+            return None
+        inputs = graph.collect(self._arguments(flat))
+        found = graph.session.direct(inputs)
+        if found is None:
+            return None
+        count, tensors = len(self.state.tensors), self._traced.tensors
+        taken = [s.args[0] for s in graph.state.inputs]
+        positions = [tensors[a - count] if a >= count else -1 for a in taken]
+        program, held = found
+        gate = program.gate(
+            inputs, positions, self._guards.records(flat), self.state.entries(), held
+        )
+        order = [r.index for r in graph.signature.results if isinstance(r, Computed)]
+        if gate is None or any(program.results[i] >= 0 for i in order):
+            return None
+        fresh = [i for i, k in enumerate(program.results) if k < 0]
+        made = _direct(program, gate, [fresh.index(i) for i in order], self._finish, slowly)
+        return _distinct(made, slowly) if self._traced.updates else made
+
+
+def _direct(
+    program: DirectProgram, gate: Callable[..., Any], order: Sequence[int],
+    finish: Callable[[Sequence[Any]], Any], slowly: Callable[..., Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """The whole call: results are allocated, the gate does the rest."""
+    makers = program.makers
+
+    def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
+        if done is None:
+            raise program.failure()
+        return slowly(*args, **kwargs)
+
+    if len(makers) == 1 and finish is _only:
+        make = makers[0]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or profiler._is_profiler_enabled:
+                return slowly(*args, **kwargs)
+            made = make()
+            done = gate(*args, made)
+            return made if done else otherwise(done, args, kwargs)
+
+        return call
+    in_order = list(order) == list(range(len(makers)))
+
+    def call_several(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or profiler._is_profiler_enabled:
+            return slowly(*args, **kwargs)
+        made = [make() for make in makers]
+        done = gate(*args, *made)
+        if not done:
+            return otherwise(done, args, kwargs)
+        return finish(made if in_order else [made[k] for k in order])
+
+    return call_several
+
+
+def _distinct(call: Callable[..., Any], slowly: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that updates its arguments, if they are different objects."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        distinct = len(set(map(id, args))) == len(args)
+        return call(*args, **kwargs) if distinct else slowly(*args, **kwargs)
+
+    return checked
+
+
+def _is_plain(graph: GeConcreteGraph) -> bool:
+    """Whether inputs are arguments as they are, and results new tensors."""
+    results = all(isinstance(r, Computed) and r.same for r in graph.signature.results)
+    return results and all(s.kind == "tensor" for s in graph.state.inputs)
+
+
+def _only(leaves: Sequence[Any]) -> Any:
+    return leaves[0]
+
+
+def _finisher(traced: Traced) -> Callable[[Sequence[Any]], Any]:
+    """A function from the tensors that a graph gives to the result of the call."""
+    constants, finish = traced.constants, result_of(traced.result)
+    if traced.result.is_leaf() and not constants:
+        return _only
+    if not constants:
+        return finish
+    count = traced.result.num_leaves
+
+    def with_constants(tensors: Sequence[Any]) -> Any:
+        rest = iter(tensors)
+        return finish([constants[k] if k in constants else next(rest) for k in range(count)])
+
+    return with_constants
+
+
+def _names(model: Callable[..., Any], count: int) -> list[str]:
+    """Names of the arguments of a model, at least so many."""
+    called = model.forward if isinstance(model, torch.nn.Module) else model
+    names: list[str] = []
+    rest = "args"
+    try:
+        for name, p in inspect.signature(called).parameters.items():
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+                names.append(name)
+            elif p.kind is p.VAR_POSITIONAL:
+                rest = name
+    except (TypeError, ValueError):
+        pass
+    return names + [f"{rest}[{k}]" for k in range(count - len(names))]
+
+
+def _check_names(dynamic: Dynamic, labels: Sequence[str]) -> None:
+    unknown = [] if isinstance(dynamic, bool) else [n for n in dynamic if n not in labels]
+    if unknown:
+        raise ValueError(
+            f"dynamic names {', '.join(unknown)}, but the arguments are {', '.join(labels)}"
+        )
+
+
+def _dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
+    """Dims of an argument that may vary: those asked for, and those marked as Dynamo's are."""
+    marked = set(getattr(t, "_dynamo_dynamic_indices", ()))
+    if isinstance(dynamic, Mapping):
+        marked |= {d % max(t.dim(), 1) for d in dynamic.get(label, ())}
+    if marked and TensorSpec.of(label, t, dict.fromkeys(marked, "n")).order is None:
+        raise TraceError(
+            f"dims of {label} are to vary, but it has gaps or overlaps in memory",
+            hint="make it contiguous",
+        )
+    if dynamic is True:
+        dense = TensorSpec.of(label, t, {0: "n"}).order is not None if t.dim() else False
+        static = set(getattr(t, "_dynamo_static_indices", ()))
+        marked |= {i for i, n in enumerate(t.shape) if dense and n > 1 and i not in static}
+    return sorted(marked)
+
+
+def _parts(modules: Sequence[torch.nn.Module]) -> dict[str, Entry]:
+    """Submodules and switches that tracing has relied on, by name."""
+    found: dict[str, Entry] = {}
+    for root in modules:
+        for prefix, module in root.named_modules():
+            at = f"{prefix}." if prefix else ""
+            found[f"{at}training"] = Entry(module.__dict__, "training", module.training)
+            for key, child in module._modules.items():
+                found[f"{at}{key}"] = Entry(module._modules, key, child)
+    return found
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    """A parameter as guards see it."""
+    return t.detach()
+
+
+def _shown(part: Any) -> str:
+    return type(part).__name__ if isinstance(part, torch.nn.Module) else repr(part)

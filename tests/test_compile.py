@@ -1,0 +1,319 @@
+"""torchair.compile: calls without Dynamo, against eager; what they refuse, and what they see."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_structure
+
+import torchair
+from like_eager import assert_same, leaves
+from torchair.deploy.tracing import TraceError
+from torchair.errors import InputError
+
+
+def same(got, wanted):
+    assert tree_structure(got) == tree_structure(wanted)
+    for g, w in zip(leaves(got), leaves(wanted), strict=True):
+        assert_same(g, w)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.second.weight = nn.Parameter(self.first.weight.detach().t().contiguous())
+
+    def forward(self, x, scale=2.0):
+        return torch.relu(self.first(x)) * scale, self.second(self.first(x))
+
+
+class Counter(nn.Module):
+    """Buffers that are written to, and one that is assigned anew."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.norm = norm
+
+    def forward(self, x):
+        self.total.add_(x.sum(0))
+        self.calls = self.calls + 1
+        return self.norm(x) + self.total
+
+
+def frozen():
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    return config
+
+
+def is_quick(compiled):
+    return compiled._quick != compiled._slowly
+
+
+def test_calls_are_eagers_slowly_and_quickly():
+    model, x = Net(), torch.randn(4, 6)
+    compiled = torchair.compile(model, (x,))
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(4, 6)
+            same(compiled(x), model(x))
+        assert is_quick(compiled)
+    first, second = compiled(x), compiled(x)
+    assert first[0].data_ptr() != second[0].data_ptr()  # results belong to the caller
+    assert compiled.first is model.first
+
+
+@pytest.mark.parametrize("config", [None, frozen])
+@pytest.mark.filterwarnings("ignore:frozen_parameter")
+def test_parameters_are_read_as_they_are(config):
+    model, x = Net(), torch.randn(4, 6)
+    compiled = torchair.compile(model, x, config=config and config())
+
+    def check():
+        for _ in range(3):
+            same(compiled(x), model(x))
+        assert is_quick(compiled)
+
+    with torch.no_grad():
+        check()
+        model.first.weight.mul_(2)
+        check()
+        model.first.weight.data = torch.randn(8, 6)
+        check()
+        model.second.bias = nn.Parameter(torch.randn(6))
+        check()
+        model.load_state_dict(Net().state_dict())
+        check()
+
+
+def test_another_kind_of_model_is_an_error_or_compiled():
+    model, x = Net(), torch.randn(4, 6)
+    strict = torchair.compile(model, x)
+    lenient = torchair.compile(model, x, on_mismatch="recompile")
+    with torch.no_grad():
+        for _ in range(3):
+            strict(x), lenient(x)
+        model.first = nn.Linear(6, 8, dtype=torch.float32)
+        with pytest.raises(InputError, match="first of the model"):
+            strict(x)
+        same(lenient(x), model(x))
+        model.second.weight = nn.Parameter(torch.randn(9, 8))
+        model.second.bias = nn.Parameter(torch.randn(9))
+        same(lenient(x), model(x))
+        model.train(False)
+        same(lenient(x), model(x))
+    assert len(lenient.versions) == 4
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.LayerNorm(3)])
+def test_buffers_are_updated(norm):
+    model, twin = Counter(copy.deepcopy(norm)), Counter(copy.deepcopy(norm))
+    compiled = torchair.compile(model, torch.randn(5, 3))
+    assert int(model.calls) == 0 and not model.total.any()  # tracing changes nothing
+    for _ in range(4):
+        x = torch.randn(5, 3)
+        with torch.no_grad():
+            same(compiled(x), twin(x))
+        for name, buffer in twin.named_buffers():
+            same(dict(model.named_buffers())[name], buffer)
+    assert int(model.calls) == 4
+    with pytest.raises(InputError, match="training of the model"):
+        model.eval()
+        compiled(x)
+
+
+@functools.cache
+def strict_net():
+    compiled = torchair.compile(Net(), torch.randn(4, 6))
+    for _ in range(3):
+        compiled(torch.randn(4, 6))
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "got"),
+    [
+        (torch.zeros(5, 6), "x", "[5, 6]"),
+        (torch.zeros(4, 6, dtype=torch.float64), "x", "float64"),
+        (torch.zeros(6, 4).t(), "x", "[1, 4]"),
+        (torch.zeros(4, 6, requires_grad=True), "x", "requires_grad"),
+        (3, "x", "a int"),
+    ],
+)
+def test_errors_name_argument_expected_and_got(given, named, got):
+    compiled, x = strict_net(), torch.randn(4, 6)
+    with pytest.raises(InputError, match=named) as error:
+        compiled(given)
+    assert error.value.name == named and got in str(error.value)
+    assert compiled(x)[0].shape == (4, 8)  # and it goes on
+
+
+
+
+def test_numbers_are_part_of_the_code():
+    compiled = torchair.compile(Net(), (torch.zeros(4, 6), 3.0))
+    assert compiled(torch.ones(4, 6), 3.0) and compiled(torch.ones(4, 6), scale=3.0)
+    with pytest.raises(InputError, match=r"expected: 3\.0") as error:
+        compiled(torch.ones(4, 6), 4.0)
+    assert error.value.name == "scale"
+    with pytest.raises(InputError, match="nested or named"):
+        compiled(torch.ones(4, 6))
+    with pytest.raises(TraceError, match="the argument scale is a object"):
+        torchair.compile(Net(), (torch.zeros(4, 6), object()))
+
+
+def test_other_shapes_are_compiled_anew_when_asked():
+    model = Net()
+    compiled = torchair.compile(model, torch.zeros(4, 6), on_mismatch="recompile")
+    with torch.no_grad():
+        for n in (4, 5, 4, 4, 5, 5, 5, 4):
+            x = torch.randn(n, 6)
+            same(compiled(x), model(x))
+    assert len(compiled.versions) == 2
+    with pytest.raises(ValueError, match="on_mismatch"):
+        torchair.compile(model, torch.zeros(4, 6), on_mismatch="ignore")
+
+
+@pytest.mark.parametrize("dynamic", [True, {"x": [0]}])
+def test_sizes_may_vary(dynamic):
+    model = Net()
+    compiled = torchair.compile(model, torch.zeros(4, 6), dynamic=dynamic)
+    with torch.no_grad():
+        for n in (4, 9, 2, 9, 9, 9, 4):
+            x = torch.randn(n, 6)
+            same(compiled(x), model(x))
+    assert len(compiled.versions) == 1
+    with pytest.raises(InputError, match="6") as error:
+        compiled(torch.zeros(4, 7))
+    assert error.value.name == "x"
+
+
+def test_conditions_of_tracing_are_kept():
+    def even(x, y):
+        return x.reshape(-1, 2).sum(1) + y
+
+    compiled = torchair.compile(even, (torch.zeros(8), torch.zeros(4)), dynamic=True)
+    for n in (8, 12):
+        x, y = torch.randn(n), torch.randn(n // 2)
+        same(compiled(x, y), even(x, y))
+    with pytest.raises(InputError):
+        compiled(torch.zeros(9), torch.zeros(4))
+    with pytest.raises(InputError):
+        compiled(torch.zeros(8), torch.zeros(5))
+    with pytest.raises(ValueError, match="dynamic names z"):
+        torchair.compile(even, (torch.zeros(8), torch.zeros(4)), dynamic={"z": [0]})
+
+
+def test_trees_go_in_and_out():
+    def step(x, caches, *, options):
+        out = [(k + x, v * options["scale"]) for k, v in caches]
+        return {"caches": out, "n": len(caches), "first": out[0][0], "none": None}
+
+    def call(n=1.0):
+        caches = [(torch.randn(3) * n, torch.randn(3)) for _ in range(2)]
+        return (torch.randn(3), caches), {"options": {"scale": torch.tensor(2.0)}}
+
+    args, kwargs = call()
+    compiled = torchair.compile(step, args, example_kwargs=kwargs)
+    for _ in range(3):
+        args, kwargs = call()
+        same(compiled(*args, **kwargs), step(*args, **kwargs))
+    args[1].append(args[1][0])
+    with pytest.raises(InputError, match=r"caches\[1\]\[1\]"):
+        compiled(*args, **kwargs)
+    bad = (args[0], [(torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.zeros(4))])
+    with pytest.raises(InputError) as error:
+        compiled(*bad, **kwargs)
+    assert error.value.name == "caches[1][1]"
+
+
+def test_arguments_are_updated_in_place_and_views_are_views():
+    def write(cache, x):
+        cache[1:3] = x
+        return cache.sum(0)
+
+    compiled = torchair.compile(write, (torch.zeros(4, 2), torch.ones(2, 2)))
+    for _ in range(4):
+        cache, twin, x = torch.ones(4, 2), torch.ones(4, 2), torch.randn(2, 2)
+        same(compiled(cache, x), write(twin, x))
+        same(cache, twin)
+    assert is_quick(compiled)
+    with pytest.raises(InputError, match="two of them are one tensor"):
+        square = torch.ones(2, 2)
+        torchair.compile(lambda a, b: a.add_(b).sum(), (square, torch.ones(2, 2)))(square, square)
+    half = torchair.compile(lambda x: x[:2], torch.zeros(4))
+    given = torch.zeros(4)
+    half(given).add_(1)
+    assert given.tolist() == [1, 1, 0, 0]
+
+
+def test_tied_weights_stay_tied():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    x = torch.randn(2, 4)
+    compiled = torchair.compile(model, x)
+    with torch.no_grad():
+        for _ in range(3):
+            model[0].weight.add_(1)
+            same(compiled(x), model(x))
+        model[1].weight = nn.Parameter(torch.randn(4, 4))
+        with pytest.raises(InputError, match="several names"):
+            compiled(x)
+
+
+def test_a_bad_index_is_an_index_error():
+    table = torch.randn(5, 3)
+    compiled = torchair.compile(lambda i, t: t[i] + 1, (torch.zeros(2, dtype=torch.int64), table))
+    good = torch.tensor([4, 1])
+    for _ in range(3):
+        same(compiled(good, table), table[good] + 1)
+    with pytest.raises(IndexError):
+        compiled(torch.tensor([9, 1]), table)
+    same(compiled(good, table), table[good] + 1)
+
+
+def test_what_depends_on_data_says_where_to_go():
+    with pytest.raises(TraceError, match=r"torch\.compile"):
+        torchair.compile(lambda x: x + 1 if x.sum() > 0 else x, torch.zeros(3))
+
+
+def test_threads_share_a_compiled_model():
+    model = Net()
+    compiled = torchair.compile(model, torch.zeros(4, 6))
+    wrong = []
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(50):
+            x = torch.randn(4, 6, generator=generator)
+            with torch.no_grad():
+                if not torch.allclose(compiled(x)[1], model(x)[1], atol=1e-5):
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_modes_that_capture_and_other_doors():
+    model, x = Net(), torch.randn(4, 6)
+    with pytest.warns(DeprecationWarning, match="reduce-overhead"):
+        replayed = torchair.compile(model, x, mode="reduce-overhead")
+    bound = torchair.compile(model.forward, x)
+    with torch.no_grad():
+        for _ in range(3):
+            same(replayed(x), model(x))
+            same(bound(x=x), model(x))
+        model.first.bias.add_(1)
+        same(bound(x), model(x))
