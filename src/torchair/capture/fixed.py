@@ -23,14 +23,21 @@ from torchair.capture.base import (
 from torchair.capture.outputs import PooledRecording
 from torchair.capture.pools import Block, Pool
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.run.calls import result_maker
+from torchair.engine.run.calls import result_maker, viewer
 from torchair.engine.run.executor import Program, picker
 from torchair.engine.run.fixed import Placed
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import InputError
-from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, Signature
+from torchair.ge.signature import (
+    Computed,
+    ComputedScalar,
+    InputView,
+    Result,
+    ResultView,
+    Signature,
+)
 
 
 class EngineGraph(Protocol):
@@ -211,11 +218,13 @@ class FixedRecording(PooledRecording):
     def _source(self, number: int, result: Result, names: list[str]) -> ResultSource:
         sizes = self._sizes
         if isinstance(result, Computed):
-            return self._computed(result, 0 if result.same else number)
+            return self._computed(result, 0 if result.same else 1 + number)
         if isinstance(result, ComputedScalar):
             place = self._program.places[result.index]
             tensor = self._tensor(place)
             return OfArgument(lambda args: tensor.item())  # type: ignore[arg-type, return-value]
+        if isinstance(result, ResultView):
+            return self._view(result, names)
         make = result_maker(result, names)
         if isinstance(result, InputView):
             return OfArgument(lambda args: make((), args, sizes))
@@ -231,6 +240,19 @@ class FixedRecording(PooledRecording):
         if same:
             return OfArgument(lambda args: args[position])
         return OfArgument(lambda args: torch.ops.aten.alias.default(args[position]))
+
+    def _view(self, result: ResultView, names: list[str]) -> ResultSource:
+        """A view of a result, in the same memory."""
+        base, make, sizes = self._computed(result.base, 0), viewer(result, names), self._sizes
+        if isinstance(base, Kept):
+            return Kept(make(base.value, sizes))
+        if isinstance(base, OfArgument):
+            of = base.make
+            return OfArgument(lambda args: make(of(args), sizes))
+        view = make(self._tensor(self._program.places[result.base.index]), sizes)
+        twin = 1 + self._graph.signature.results.index(result)
+        shape, offset = tuple(view.shape), int(view.storage_offset())
+        return Pooled(base.group, view.dtype, shape, view.stride(), offset, twin)
 
     def _tensor(self, place: Any) -> torch.Tensor:
         if isinstance(place, torch.Tensor):

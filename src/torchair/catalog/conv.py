@@ -54,7 +54,8 @@ def _rule(op: Op) -> Fact:
     for i in range(w.rank):
         reach = w.dilations[i] * (kernel[i + 2] - 1) + 1
         dims.append((x[i + 2] + w.before[i] + w.after[i] - reach) // w.strides[i] + 1)
-    return Fact(op.dtype("x"), (x[0], kernel[0], *dims))
+    channels = kernel[0] if x[1] != 0 else 0  # as torch has it
+    return Fact(op.dtype("x"), (x[0], channels, *dims))
 
 
 def _kernel(op: Op) -> Kernel:

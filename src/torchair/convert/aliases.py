@@ -18,6 +18,20 @@ def storage_key(meta: torch.Tensor) -> int:
     return meta.untyped_storage()._cdata
 
 
+def order_of(meta: torch.Tensor) -> list[int] | None:
+    """Dims of a traced tensor from the outermost one in memory to the innermost, by the sizes it
+    was traced with; None where only the data tell those."""
+    shape, strides = ([hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
+    if None in shape or None in strides:
+        return None
+    return sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1))
+
+
+def hint(size: Any) -> Any:
+    """A size as it was when it was traced, None if only the data tell."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
 def sources(
     node: fx.Node, args: Iterable[fx.Node], meta_of: Callable[[fx.Node], Any]
 ) -> list[fx.Node]:
@@ -36,6 +50,18 @@ def sources(
         if not isinstance(made_from, fx.Node) or memory(made_from) not in (own, None):
             return found
     return [made_from, *(a for a in found if a is not made_from)]
+
+
+def creator(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> fx.Node:
+    """The node that a node's memory was made by: the first one in the chain of views."""
+    own, found, walked = storage_key(meta_of(node)), node, node
+    while walked.args and isinstance(walked.args[0], fx.Node):
+        walked = walked.args[0]
+        meta = meta_of(walked)
+        if isinstance(meta, torch.Tensor) and storage_key(meta) != own:
+            break
+        found = walked if isinstance(meta, torch.Tensor) else found
+    return found
 
 
 def bases(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchair.convert.aliases import hint, order_of
 from torchair.convert.registry import Decline
 from torchair.ge.build import builder
 from torchair.ge.graph import Node, Value, get_default_ge_graph
@@ -50,10 +51,10 @@ def torch_call(target: Any, args: Any, kwargs: Any, results: int, metas: Metas) 
 
 def _layout(meta: torch.Tensor) -> dict[str, Any] | None:
     """The order of a tensor's dims in memory, by the sizes that it was traced with."""
-    shape, strides = ([_hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
-    if None in shape or None in strides:
+    order = order_of(meta)
+    if order is None:
         return None
-    order = sorted(range(len(shape)), key=lambda d: -strides[d])
+    shape, strides = ([hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
     step, dense = 1, True
     for d in reversed(order):
         dense = dense and (shape[d] == 1 or strides[d] == step)
@@ -63,10 +64,6 @@ def _layout(meta: torch.Tensor) -> dict[str, Any] | None:
         for d, wanted in enumerate(contiguous_strides(tuple(shape)))
     )
     return {"dims": [] if plain else order, "dense": dense}
-
-
-def _hint(size: Any) -> Any:
-    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _name(target: Any) -> str:

@@ -7,7 +7,6 @@ becomes NetOutput plus a description of what GE does not compute. Meaning lives 
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,34 +18,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
 from torchair.convert import functional
-from torchair.convert.aliases import bases, sources, storage_key
+from torchair.convert.aliases import bases
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.comments import origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.inference_rule import attach_rule, is_users
 from torchair.convert.registry import Decline, Entry, find
-from torchair.convert.scopes import Scopes, Token
+from torchair.convert.results import SYMBOLS, Results
+from torchair.convert.scopes import Scopes
 from torchair.convert.views import ViewFolder
 from torchair.errors import ConversionError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
-from torchair.ge.shapes import Sym, contiguous_strides, free_symbols, from_torch, symbol
+from torchair.ge.shapes import Sym, from_torch, symbol
 from torchair.ge.signature import (
-    Computed,
-    ComputedScalar,
     Conversion,
-    Fixed,
     InputSource,
-    InputView,
-    Result,
     Signature,
-    SymbolResult,
 )
 from torchair.log import logger
 
-Results = dict[Value, tuple[int, Any]]  # outputs in order: the alias group and FX node of each
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (bool, int, float)
 
 
@@ -397,80 +389,20 @@ class GraphConverter:
     # ---- outputs ----
 
     def _output(self, node: fx.Node) -> None:
-        results: Results = {}
-        groups: dict[int, int] = {}
         self.graph.origin = None
         items: Any = node.args[0]
-        items = items if isinstance(items, (list, tuple)) else [items]
-        self._placed = self._shared_memory(items)
-        for item in items:
-            self.signature.results.append(self._result(item, results, groups))
+        results = Results(
+            self._arg_of, self.signature.symbols, lambda n: self._env[n].meta,
+            lambda n: self.views.emit(self._env[n].npu), self._dims,
+        )  # fmt: skip
+        found = results.of(self.gm, items if isinstance(items, (list, tuple)) else [items])
+        self.signature.results += found
         dependencies = [n.outputs[0] for n in self.graph.keep_alive if n.outputs]
-        ge.NetOutput(list(results), dependencies=dependencies)
+        ge.NetOutput(results.outputs, dependencies=dependencies)
         output = self.graph.output
         assert output is not None
         for side_effect in self.graph.keep_alive:
             output.after(side_effect)
-
-    def _result(self, item: Any, results: Results, groups: dict[int, int]) -> Result:
-        if not isinstance(item, fx.Node):
-            return Fixed(item)
-        pack = self._env[item]
-        meta = pack.meta
-        if isinstance(meta, SYMBOLS):
-            return self._symbol_result(pack, results)
-        if not isinstance(meta, torch.Tensor):
-            return Fixed(meta)
-        alias = self._alias_of_input(item, meta)
-        if alias is not None:
-            return alias
-        value = self.views.emit(pack.npu)
-        if isinstance(value, Token):
-            return Fixed(torch.empty(0))
-        group = groups.setdefault(storage_key(meta), len(groups))
-        if value in results and results[value][0] != group:
-            value = ge.Clone(value)  # one value, but tensors of different memory
-        first = results.setdefault(value, (group, item))
-        dims, strides = self._dims(item, meta), tuple(from_torch(d) for d in meta.stride())
-        if item in self._bases:
-            strides = contiguous_strides(dims)
-        index = list(results).index(value)
-        offset = from_torch(meta.storage_offset()) if storage_key(meta) in self._placed else None
-        same, device = first == (group, item), str(meta.device)
-        return Computed(index, dims, strides, group, same, offset, device)
-
-    def _shared_memory(self, items: Sequence[Any]) -> set[int]:
-        """Memory that more than one result shows, or that an input takes over: AOTAutograd may
-        make such a result anew as a view of the input, by the strides and offset it sees."""
-        metas = [self._env[i].meta for i in items if isinstance(i, fx.Node)]
-        count = Counter(storage_key(m) for m in metas if isinstance(m, torch.Tensor))
-        updates = self.gm.graph.find_nodes(
-            op="call_function", target=torch.ops.aten.copy_.default, sort=False
-        )
-        taken = {storage_key(self._env[u.args[1]].meta) for u in updates if u.args[1] in self._env}
-        return taken | {key for key, n in count.items() if n > 1}
-
-    def _symbol_result(self, pack: ValuePack, results: Results) -> Result:
-        expr = _symbol_of(pack.meta)
-        if not isinstance(expr, Sym):
-            return Fixed(expr)
-        if free_symbols([expr]) <= self.signature.symbols.keys():
-            return SymbolResult(expr)
-        results.setdefault(pack.npu, (-1, None))
-        return ComputedScalar(list(results).index(pack.npu))
-
-    def _alias_of_input(self, item: fx.Node, meta: torch.Tensor) -> InputView | None:
-        for source in sources(item, self._arg_of, lambda n: self._env[n].meta):
-            base, arg = self._env[source].meta, self._arg_of[source]
-            cast = _cast_of_view(base.dtype, meta.dtype)
-            dims = tuple(from_torch(d) for d in meta.shape)
-            strides = tuple(from_torch(d) for d in meta.stride())
-            begin = from_torch(base.storage_offset()) * base.dtype.itemsize // meta.dtype.itemsize
-            offset = from_torch(meta.storage_offset()) - begin
-            names = free_symbols([*dims, *strides, offset])
-            if names <= self.signature.symbols.keys():
-                return InputView(arg, dims, strides, offset, item is source, cast)
-        return None
 
 
 def _is_air(target: Any) -> bool:
@@ -560,14 +492,3 @@ def _place(fn: Callable[..., Any]) -> str:
     code = getattr(fn, "__code__", None)
     name = getattr(fn, "__qualname__", repr(fn))
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
-
-
-def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:
-    """How memory of one type is seen as another."""
-    if source == target:
-        return ""
-    if source.is_complex and source.to_real() == target:
-        return "view_as_real"
-    if target.is_complex and target.to_real() == source:
-        return "view_as_complex"
-    return str(target).removeprefix("torch.")

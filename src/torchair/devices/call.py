@@ -16,7 +16,7 @@ from torchair.engine.options import initialize_graph_engine
 from torchair.engine.run.calls import input_reader, layouts_of, result_builder
 from torchair.engine.run.executor import Program
 from torchair.ge.graph import Graph
-from torchair.ge.signature import Computed, Result, Signature
+from torchair.ge.signature import Result, Signature, computed
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
 
@@ -137,5 +137,5 @@ class GraphCall:
 
 def devices_of_outputs(results: Sequence[Result]) -> list[str]:
     """The device that tracing saw each output of a graph on, as far as it is a result."""
-    devices: dict[int, str] = {r.index: r.device for r in results if isinstance(r, Computed)}
+    devices: dict[int, str] = {r.index: r.device for r in computed(results)}
     return [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]

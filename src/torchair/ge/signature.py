@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +50,31 @@ class InputView:
 
 
 @dataclass(frozen=True)
+class ResultView:
+    """A view of what the graph computes, which may be a result itself or not."""
+
+    base: Computed
+    shape: Shape
+    strides: Shape
+    offset: Any  # from where the base begins, in elements of the view
+    cast: str = ""  # as for a view of an argument
+    name: str = ""  # views of one name are one tensor
+
+
+@dataclass(frozen=True)
 class SymbolResult:
     """An expression over the sizes of the call."""
 
     expr: Any
 
 
-Result = Fixed | Computed | ComputedScalar | InputView | SymbolResult
+Result = Fixed | Computed | ComputedScalar | InputView | ResultView | SymbolResult
+
+
+def computed(results: Iterable[Result]) -> list[Computed]:
+    """Outputs of the graph that results are, or are views of."""
+    found = [r.base if isinstance(r, ResultView) else r for r in results]
+    return [r for r in found if isinstance(r, Computed)]
 
 
 @dataclass(frozen=True)

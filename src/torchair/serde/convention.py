@@ -18,8 +18,10 @@ from torchair.ge.signature import (
     InputSource,
     InputView,
     Result,
+    ResultView,
     Signature,
     SymbolResult,
+    computed,
 )
 from torchair.serde.symbols import dims_text, parse_dims
 
@@ -28,6 +30,7 @@ _RESULTS: dict[str, Callable[..., Result]] = {
     "computed": Computed,
     "scalar": ComputedScalar,
     "view": InputView,
+    "part": ResultView,
     "symbol": SymbolResult,
 }
 _NAMES = {made: name for name, made in _RESULTS.items()}
@@ -81,7 +84,8 @@ def check(convention: Convention, inputs: int, outputs: int) -> None:
     arguments = {a for s in signature.inputs for a in s.args}
     arguments |= {r.arg for r in signature.results if isinstance(r, InputView)}
     arguments |= {arg for arg, _ in signature.symbols.values()}
-    used = {r.index for r in signature.results if isinstance(r, (Computed, ComputedScalar))}
+    used = {r.index for r in computed(signature.results)}
+    used |= {r.index for r in signature.results if isinstance(r, ComputedScalar)}
     used |= set(convention.assigned)
     updated = set(convention.assigned.values())
     wrong = (
@@ -111,6 +115,8 @@ def _plain(value: Any) -> Any:
         return {"size": text}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
+    if isinstance(value, Computed):
+        return {"computed": _record(value)}
     if isinstance(value, torch.Tensor) and not value.numel() and value.dim() == 1:
         return {"empty": str(value.dtype).removeprefix("torch.")}
     raise SerializationError(f"a result is a {type(value).__name__}, which files do not hold")
@@ -122,6 +128,8 @@ def _value(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
     ((kind, text),) = plain.items()
+    if kind == "computed":
+        return _result({"is": kind, **text})
     if kind == "size":
         (size,) = parse_dims(_str(text))
         return size
@@ -153,6 +161,8 @@ def _result(record: Mapping[str, Any]) -> Result:
     cast = values.get("cast", "")
     if cast not in ("", "view_as_real", "view_as_complex"):
         _dtype(cast)
+    if "base" in values and not isinstance(values["base"], Computed):
+        raise SerializationError(f"{values['base']!r} is nothing that a result is a part of")
     if "device" in values:
         torch.device(_str(values["device"]))
     return _RESULTS[record["is"]](**values)

@@ -19,7 +19,9 @@ from torchair.ge.signature import (
     InputSource,
     InputView,
     Result,
+    ResultView,
     SymbolResult,
+    computed,
 )
 
 
@@ -61,8 +63,8 @@ def random_offsets(count: int) -> torch.Tensor:
 def layouts_of(results: Sequence[Result], count: int) -> list[Layout | None]:
     """What each output of a graph must look like in memory, where a result promises something."""
     layouts: list[Layout | None] = [None] * count
-    for r in results:
-        if isinstance(r, Computed) and layouts[r.index] is None:
+    for r in computed(results):
+        if layouts[r.index] is None:
             layouts[r.index] = Layout(r.shape, r.strides, r.alias_group, r.offset)
     return layouts
 
@@ -80,10 +82,16 @@ def result_builder(
     names = list(symbols)
     sources = [symbols[n] for n in names]
     makers = [result_maker(r, names) for r in results]
+    known = list(results)
+    views = [(k, known.index(r)) for k, r in enumerate(known) if isinstance(r, ResultView)]
+    again = [(k, first) for k, first in views if first != k]
 
     def build(outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> tuple[Any, ...]:
         sizes = [args[a] if dim is None else args[a].shape[dim] for a, dim in sources]
-        return tuple(make(outputs, args, sizes) for make in makers)
+        made = [make(outputs, args, sizes) for make in makers]
+        for k, first in again:
+            made[k] = made[first]
+        return tuple(made)
 
     return build
 
@@ -104,21 +112,29 @@ def result_maker(result: Result, names: Sequence[str]) -> Callable[[Any, Any, An
     if isinstance(result, SymbolResult):
         value = compile_dims([result.expr], names)
         return lambda outputs, args, sizes: value(*sizes)[0]
-    return _view_maker(result, names)
-
-
-def _view_maker(result: InputView, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
-    arg, rank = result.arg, len(result.shape)
+    if isinstance(result, ResultView):
+        index, view = result.base.index, viewer(result, names)
+        return lambda outputs, args, sizes: view(outputs[index], sizes)
+    arg = result.arg
     if result.same:
         return lambda outputs, args, sizes: args[arg]
+    view = viewer(result, names)
+    return lambda outputs, args, sizes: view(args[arg], sizes)
+
+
+def viewer(
+    result: InputView | ResultView, names: Sequence[str]
+) -> Callable[[torch.Tensor, Sequence[int]], torch.Tensor]:
+    """A function from (base, sizes by `names`) to a view of the base."""
+    rank = len(result.shape)
     dims = compile_dims([*result.shape, *result.strides, result.offset], names)
     cast = getattr(torch, result.cast) if result.cast else None
     if isinstance(cast, torch.dtype):
         cast = partial(_same_memory, dtype=cast)
 
-    def make(outputs: Any, args: Any, sizes: Any) -> torch.Tensor:
+    def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         known = dims(*sizes)
-        base = args[arg] if cast is None else cast(args[arg])
+        base = base if cast is None else cast(base)
         start = base.storage_offset() + known[-1]
         return torch.as_strided(base, known[:rank], known[rank : 2 * rank], start)
 

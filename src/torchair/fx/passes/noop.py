@@ -51,7 +51,8 @@ def _noop_source(node: fx.Node) -> fx.Node | None:
         source = source[0] if len(source) == 1 else None
     if not isinstance(source, fx.Node) or not _comparable(node, source):
         return None
-    return source if test(node, source) else None
+    lays_out = _storage(node) != _storage(source) and not _same_strides(node, source)
+    return source if not lays_out and test(node, source) else None
 
 
 def _comparable(node: fx.Node, source: fx.Node) -> bool:
@@ -68,12 +69,17 @@ def _dims(sizes: Any) -> list[Any]:
     return [from_torch(d) for d in sizes]
 
 
+def _same_strides(node: fx.Node, source: fx.Node) -> bool:
+    a, b = node.meta["val"], source.meta["val"]
+    return _dims(a.stride()) == _dims(b.stride())
+
+
 def _same_layout(node: fx.Node, source: fx.Node) -> bool:
     a, b = node.meta["val"], source.meta["val"]
     return (
         a.device == b.device
         and a.layout == b.layout
-        and _dims(a.stride()) == _dims(b.stride())
+        and _same_strides(node, source)
         and from_torch(a.storage_offset()) == from_torch(b.storage_offset())
     )
 
