@@ -74,6 +74,13 @@ def compare(program: Program, call: Callable[..., Any], inputs: list[torch.Tenso
         assert not wrong, f"{k}: {wrong}\n{program.source}"
 
 
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is read before something was written there is NaN."""
+    monkeypatch.setenv("TORCHAIR_POISON", "1")
+
+
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("seed", range(16))
 def test_random_functions(seed: int) -> None:
     program = Program(seed)
@@ -83,6 +90,7 @@ def test_random_functions(seed: int) -> None:
             compare(program, call, program.inputs(lambda n: n))
 
 
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("seed", range(20, 26))
 def test_random_functions_of_many_sizes(seed: int) -> None:
     program = Program(seed, changes=False)
@@ -210,6 +218,28 @@ def test_native_code_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "native" not in steps_of(compiled(lambda x: x.exp() + 1, native_code=False), x)
     monkeypatch.setenv("TORCHAIR_NATIVE", "0")
     assert "native" not in steps_of(compiled(lambda x: x.exp() + 1), x)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_what_nothing_writes_is_poisoned(monkeypatch, mode, dynamic) -> None:
+    """Kernels that do nothing leave NaN in results, in each kind of program."""
+    weight = torch.randn(8, 3)
+    x = torch.randn(4, 8)
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    config.debug.aclgraph.share_results = True
+    torch._dynamo.reset()
+    backend = torchair.get_npu_backend(compiler_config=config)
+    for fn in (lambda x: (x.exp() @ weight).tanh(), lambda x: (x.exp() @ weight).sort()[0].tanh()):
+        call = torch.compile(fn, backend=backend, dynamic=dynamic)
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), fn(x))
+            with monkeypatch.context() as idle:
+                idle.setattr(cpu(), "_driver", lambda base: 0)
+                torch._dynamo.reset()
+                assert call(x).isnan().all()
 
 
 def test_without_llvm_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ class Flags:
     ``TORCHAIR_KERNEL_CACHE``  ``kernel_cache``: False for ``0`` or ``off``; no kernel is kept
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
     ``TORCHAIR_NATIVE``      ``native``: False for ``0`` or ``off``; torch's kernels, not ours
+    ``TORCHAIR_POISON``      see :func:`poisoning`: memory is filled before each run, with NaN
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
     ``TORCHAIR_TUNE``        ``tune``: True for exactly ``1``; forms of GPU kernels are measured
     ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset
@@ -80,6 +81,11 @@ class Flags:
             dump=environ.get("TORCHAIR_DUMP") or None,
             visible_npus=_named_devices(environ.get("ASCEND_RT_VISIBLE_DEVICES", "")),
         )
+
+
+def poisoning() -> bool:
+    """Whether ``TORCHAIR_POISON`` is set. Asked alone: each program that is bound asks it."""
+    return _switch("TORCHAIR_POISON", os.environ, default=False)
 
 
 def _switch(name: str, environ: Mapping[str, str], default: bool) -> bool:

@@ -20,9 +20,10 @@ from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
 from torchair.engine.run.launches import Launches, native_part
+from torchair.engine.run.poison import made_poisoned, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.errors import GraphError
-from torchair.flags import Flags
+from torchair.flags import Flags, poisoning
 from torchair.ge.graph import Fact, Value
 
 Run = Callable[[list[Any]], None]
@@ -75,6 +76,9 @@ class Program:
         self._positions: list[int] = []  # step that each run begins with
         self.parts: list[Segment | Launches] = []  # consecutive native steps, bound
         self._runs = self._prepare()
+        if poisoning():
+            self._runs.insert(0, poisoned(lambda registers: None, self._arena))
+            self._positions.insert(0, 0)
         self._transient = self._transient_slots()
 
     def _prepare(self) -> list[Run]:
@@ -162,6 +166,7 @@ class NativeProgram:
         steps = [s for s in plan.steps if s.kind == "native"]
         self._make = [allocation(o.shape, o.strides, r) for o, r in fresh]
         self._take(Segment(steps, memory, torch.get_num_threads(), slots), slots)
+        self._run = poisoned(self._run, self._arena)
 
     def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
         """Note which results are updated arguments; gives those that are made."""
@@ -257,7 +262,7 @@ def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
     if memory is None:
         return allocation(tuple(root.meta.shape), root.meta.stride(), root)
     kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
-    return lambda: kept
+    return poisoned(lambda: kept, memory)
 
 
 def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any) -> torch.Tensor:
@@ -272,8 +277,9 @@ def allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tenso
     """A function that makes a tensor anew for every call because it leaves the graph."""
     dtype, device = root.meta.dtype, torch.device(root.device)
     if device.type == "cpu" and _quick_empty is not None:
-        return partial(_quick_empty, shape, strides, dtype)
-    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+        return made_poisoned(partial(_quick_empty, shape, strides, dtype))
+    make = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    return made_poisoned(make)
 
 
 _address = torch.Tensor.data_ptr

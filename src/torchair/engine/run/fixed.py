@@ -16,6 +16,7 @@ import torch
 from torchair.engine.plan.records import Plan, Root
 from torchair.engine.run.executor import ARENA, NativeProgram, Program, explain
 from torchair.engine.run.lanes import bind_lanes
+from torchair.engine.run.poison import poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 
 _LINE = 64  # bytes that pieces of memory are aligned to
@@ -84,7 +85,7 @@ class FixedProgram:
             for r in roots
         ]
         self.set = self._set_word
-        self.run = _explained(fire)
+        self.run = poisoned(_explained(fire), self._memory)
 
     def _set_word(self, number: int, tensor: torch.Tensor) -> None:
         self.inputs[number] = tensor

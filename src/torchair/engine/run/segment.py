@@ -18,6 +18,7 @@ from torchair.codegen.cpu.gate import Task
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.outline import LINE, Outline
+from torchair.engine.run.poison import poisoned
 
 ALONE = 12.0  # microseconds of work that a second thread does not pay for
 LONG = 20.0  # microseconds of work, from which on other threads of Python run meanwhile
@@ -171,7 +172,8 @@ class Segment:
                 block[THREADS] = min(most, threads())
             driver(base)
 
-        return self._raising(run) if self._outline.faults else run
+        fire = poisoned(run, self._scratch)
+        return self._raising(fire) if self._outline.faults else fire
 
     def _raising(self, run: Callable[[], None]) -> Callable[[], None]:
         """The same, raising for an index out of range when the kernels have ended."""

@@ -18,7 +18,9 @@ from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Placement
 from torchair.engine.run.executor import NativeProgram, allocation
+from torchair.engine.run.poison import poisoned
 from torchair.engine.run.segment import ALONE, THREADS, Memory, Segment
+from torchair.flags import poisoning
 
 _ARENA = 1  # among the values: nothing, then the arena, buffers in it, Numbers, constants
 _BUFFERS = 2
@@ -115,7 +117,8 @@ class SizedSegment(Segment):
                 block[THREADS] = min(owner.most, threads())
             driver(base)
 
-        return self._raising(run) if self._outline.faults else run
+        fire = poisoned(run, self._scratch)
+        return self._raising(fire) if self._outline.faults else fire
 
 
 class SizedProgram(NativeProgram):
@@ -145,6 +148,8 @@ class SizedProgram(NativeProgram):
             for shape, strides, root in self._results
         ]
         self.fitted, self.arena = member, arena
+        if poisoning():
+            self._run = poisoned(self._segment.call(), arena)
 
     def leave(self) -> None:
         """Be ready for nothing, and hold no memory."""
