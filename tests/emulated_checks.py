@@ -436,6 +436,24 @@ def compiled_models_equal_the_cpu():
                     equal(got.cpu(), model(x * scale))
 
 
+def compiled_graphs_draw_from_the_generator_of_the_device():
+    def f(x):
+        return F.dropout(x, 0.5), torch.rand(3, device=x.device), torch.poisson(x)
+
+    x = torch.ones(4, 50).npu()
+    for mode in MODES:
+        torch._dynamo.reset()
+        fast = torch.compile(f, backend=backend(mode), fullgraph=True)
+        for seed in range(3):
+            drawn = []
+            for function in (f, fast):
+                torch.manual_seed(seed)
+                torch.rand(2), torch.rand(7, device="npu")  # different numbers of both
+                drawn.append([*function(x), torch.rand(3, device="npu"), torch.rand(2)])
+            for wanted, got in zip(*drawn, strict=True):
+                assert torch.equal(got.cpu(), wanted.cpu())
+
+
 def compiled_graphs_see_what_happens_to_arguments():
     for mode in MODES:
         torch._dynamo.reset()

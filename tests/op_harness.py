@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchair.catalog import infer, interpret
 from torchair.convert import Conversion, GraphConverter
-from torchair.engine.run.calls import random_offsets
+from torchair.engine.run.calls import no_offsets
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, free_symbols
 from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, SymbolResult
@@ -78,7 +78,7 @@ def run(conversion: Conversion, args: Any, traced: bool = True) -> list[Any]:
     feeds = []
     for source in signature.inputs:
         if source.kind == "random":
-            feeds.append(random_offsets(source.count))
+            feeds.append(no_offsets(source.count))
             continue
         value = args[source.args[0]]
         feeds.append(value if isinstance(value, torch.Tensor) else torch.tensor(value))

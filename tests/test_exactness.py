@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+
+import torchair
 
 Function = Callable[..., Any]
 
@@ -20,7 +23,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def compiled(fn: Function, **options: Any) -> Function:
-    return torch.compile(fn, backend="torchair", **{"fullgraph": True, **options})
+    return torch.compile(fn, **{"backend": "torchair", "fullgraph": True, **options})
 
 
 def assert_same(got: Any, want: Any) -> None:
@@ -121,3 +124,58 @@ def test_an_extreme_of_nothing_raises_where_another_size_did_not() -> None:
     assert_same(g(x, torch.ones(3)), f(x, torch.ones(3)))
     with pytest.raises(IndexError):
         g(x, torch.ones(6))
+
+
+# ---- random numbers are those that eager draws, and as many ----
+
+DRAWS: dict[str, Function] = {
+    "made": lambda x: (
+        torch.rand(7, 5), torch.randn(40), torch.randn(3), torch.randint(9, (6,)),
+        torch.randperm(11), torch.rand(3, dtype=torch.float16), torch.rand(4, dtype=torch.double),
+    ),
+    "alike": lambda x: (torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 2, 9)),
+    "in another layout": lambda x: (torch.rand_like(x.t()), F.dropout(x.t()), x.t().bernoulli()),
+    "in place": lambda x: (
+        x.clone().uniform_(-2, 3), x.clone().normal_(1, 2), x.clone().bernoulli_(0.3),
+        x.clone().exponential_(), torch.normal(x, 1.0),
+    ),
+    "by chance": lambda x: (torch.bernoulli(x), torch.multinomial(x, 3), torch.poisson(x * 9)),
+    "dropped": lambda x: (
+        F.dropout(x, 0.3), F.alpha_dropout(x, 0.5, True), F.dropout1d(x[None], 0.5),
+        F.rrelu(x - 0.5, training=True),
+    ),
+    "unused": lambda x: (torch.rand(5)[:0].sum() + x, torch.randn(20)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_are_those_of_eager(name: str, mode: str) -> None:
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    fast = compiled(DRAWS[name], backend=torchair.get_npu_backend(compiler_config=config))
+    x = torch.linspace(0.1, 0.9, 60).reshape(5, 12)
+    for seed in range(3):
+        drawn = []
+        for function in (DRAWS[name], fast):
+            torch.manual_seed(seed)
+            drawn.append((*function(x), torch.rand(2)))
+        for wanted, got in zip(*drawn, strict=True):
+            torch.testing.assert_close(got, wanted)  # what is scaled may be rounded otherwise
+
+
+@pytest.mark.parametrize("order", ["BFS", "DFS", "RDFS"])
+def test_draws_keep_their_order(order: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        late = torch.rand(30)
+        early = torch.randn(30).sort().values * torch.poisson(x)
+        return early.sum(), late * 2
+
+    config = torchair.CompilerConfig()
+    config.experimental_config.topology_sorting_strategy = order
+    fast = compiled(f, backend=torchair.get_npu_backend(compiler_config=config))
+    x = torch.linspace(1, 5, 30)
+    torch.manual_seed(2)
+    wanted = f(x)
+    torch.manual_seed(2)
+    torch.testing.assert_close(fast(x), wanted)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchair.capture.base import Recording, Request, Substrate
-from torchair.capture.fixed import EngineGraph, FixedRecording, undrawn
+from torchair.capture.fixed import EngineGraph, FixedRecording
 from torchair.capture.pools import POOLS
 from torchair.errors import InputError
 
@@ -41,10 +41,9 @@ class EngineRecording(Recording):
 
     def __init__(self, graph: EngineGraph, request: Request) -> None:
         self._graph, args = graph, request.args
-        with undrawn(graph):
-            inputs = graph.collect(args)
-            graph.compile(inputs)
-            graph.session.planned(inputs)
+        inputs = graph.collect(args)
+        graph.compile(inputs)
+        graph.session.planned(inputs)
         kept = () if request.options.clone_input else request.kinds.users
         self._buffers = {i: args[i] for i in kept}
         self._inputs: Sequence[torch.Tensor] = ()

@@ -7,8 +7,7 @@ memory that the replay is going to write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,19 +65,6 @@ class EngineGraph(Protocol):
         """Results by a program that is made for this run, and the program."""
 
 
-@contextmanager
-def undrawn(graph: EngineGraph) -> Iterator[None]:
-    """Random numbers drawn inside for a graph do not count: a capture draws none of its own."""
-    if not any(s.kind == "random" for s in graph.state.inputs):
-        yield
-        return
-    before = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
 class FixedRecording(PooledRecording):
     """A fixed program and where it gets its inputs from."""
 
@@ -86,8 +72,7 @@ class FixedRecording(PooledRecording):
         self._graph, kinds, options = graph, request.kinds, request.options
         super().__init__(options.share_results)
         args = request.args
-        with undrawn(graph):
-            inputs = list(graph.collect(args))
+        inputs = list(graph.collect(args))
         graph.compile(inputs)
         fixed = [args[i].data_ptr() for i in (*kinds.parameters, *kinds.mutated)]
         self._block: Block
@@ -104,7 +89,6 @@ class FixedRecording(PooledRecording):
             for a, dim in graph.signature.symbols.values()
         ]
         self._numbers = {i: a for i, a in enumerate(args) if not isinstance(a, torch.Tensor)}
-        self._drawn = [k for k, s in enumerate(graph.state.inputs) if s.kind == "random"]
         self._choose_inputs(request)
 
     def _choose_inputs(self, request: Request) -> None:
@@ -143,8 +127,7 @@ class FixedRecording(PooledRecording):
         before = self._packed
         assert before is not None
         before.add_hits(self.held.hits)
-        with undrawn(self._graph):
-            session = self._graph.session.edition_for(self._graph.collect(args))
+        session = self._graph.session.edition_for(self._graph.collect(args))
         now = session.held
         if session is not self._session or now is None:
             return False
@@ -173,8 +156,6 @@ class FixedRecording(PooledRecording):
                 program.inputs[self._moving[n][0]] = tensor
             else:
                 given[word] = address
-        for k in self._drawn:
-            program.inputs[k].random_(2**62)
 
     def _settled(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in the captured layout."""

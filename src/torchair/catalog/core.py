@@ -31,6 +31,7 @@ class Trait(enum.Flag):
     SIDE_EFFECT = enum.auto()  # must run, in order, even if nothing reads it
     COMMUNICATION = enum.auto()
     RANDOM = enum.auto()  # never folded, never merged
+    DRAWS = enum.auto()  # from torch's generator: all of them run, in program order
     COMMUTATIVE = enum.auto()
     CONSTANT = enum.auto()  # value is part of the graph
     WRITES_FIRST = enum.auto()  # output 0 is input 0 updated: it may overwrite input 0

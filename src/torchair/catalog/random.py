@@ -1,7 +1,8 @@
 """Random numbers from a seed and an offset.
 
-torch's own functions draw from a generator made for the call and seeded with both, so that equal
-seeds and offsets give equal numbers whatever ran before. Offsets differ from call to call.
+torch's own functions draw. Where no offset is given, they draw the next numbers of the device's
+generator: those that eager draws. An offset that is given seeds a generator made for the call, with
+the seed, so that equal seeds and offsets give equal numbers whatever ran before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torchair.catalog.core import Kernel, Op, Trait, add_row, same_as
 from torchair.catalog.elementwise import scalar
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
+from torchair.ge.signature import NO_OFFSET
 
 _WORD = 2**64 - 1
 
@@ -28,10 +30,14 @@ def mix(seed: int, offset: int) -> int:
     return z ^ (z >> 31)
 
 
-def generator(device: torch.device, seed: int, offset: torch.Tensor) -> torch.Generator:
-    """A generator for one call; of an offset vector the last number counts."""
+def generator(device: torch.device, seed: int, offset: torch.Tensor) -> torch.Generator | None:
+    """A generator for one call, None for the device's own; of an offset vector the last number
+    counts."""
+    number = int(offset.reshape(-1)[-1])
+    if number == NO_OFFSET:
+        return None
     made = torch.Generator(device)
-    made.manual_seed(mix(seed, int(offset.reshape(-1)[-1])))
+    made.manual_seed(mix(seed, number))
     return made
 
 
@@ -47,7 +53,11 @@ def _drawer(fact: Fact, seed: int, fill: Callable[..., Any]) -> Callable[..., to
 
     def draw(offset: _Tensor, out: _Tensor | None, *rest: Any) -> _Tensor:
         made = torch.empty(dims, dtype=dtype) if out is None else out
-        fill(made, *rest, generator=generator(made.device, seed, offset))
+        source = generator(made.device, seed, offset)
+        if source is None:
+            fill(made, *rest)
+        else:
+            fill(made, *rest, generator=source)
         return made
 
     return draw
@@ -66,7 +76,7 @@ def _by_key(fill: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 
 _KEY = ("shape", "key", "alg")
-RANDOM = Trait.RANDOM
+RANDOM = Trait.RANDOM | Trait.DRAWS
 add_row(
     "StatelessRandomUniformV2", _dims_rule, _by_key(_Tensor.uniform_), RANDOM, host=_KEY, out=True
 )
@@ -91,8 +101,11 @@ add_row("StatelessRandomUniformIntV2", _integers_rule, _integers, RANDOM, host=_
 def _bernoulli(op: Op) -> Kernel:
     draw = _drawer(_dims_rule(op), op.int("seed"), _Tensor.bernoulli_)
     exact = op.dtype("prob") in (DataType.DT_FLOAT, DataType.DT_DOUBLE)
+    one = scalar(op, "prob") if op.shape("prob") == () else None
 
     def run(prob: _Tensor, offset: _Tensor, out: _Tensor | None = None) -> _Tensor:
+        if one is not None:  # torch draws in another way where all have the same chance
+            return draw(offset, out, float(one(prob)))
         return draw(offset, out, prob if exact else prob.float())
 
     return run
@@ -108,7 +121,7 @@ def _permutation_rule(op: Op) -> Fact:
 def _permutation(op: Op) -> Kernel:
     n = op.int("n")
 
-    def fill(out: _Tensor, generator: torch.Generator) -> None:
+    def fill(out: _Tensor, generator: torch.Generator | None = None) -> None:
         kind: Any = dict(dtype=out.dtype, device=out.device)
         torch.randperm(n, generator=generator, out=out, **kind)
 

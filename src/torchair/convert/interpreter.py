@@ -31,7 +31,7 @@ from torchair.errors import ConversionError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
-from torchair.ge.shapes import Sym, from_torch, symbol
+from torchair.ge.shapes import Sym, contiguous_strides, from_torch, symbol
 from torchair.ge.signature import (
     Conversion,
     InputSource,
@@ -475,11 +475,22 @@ def _fill(tree: Any, outputs: Iterator[Value]) -> Any:
     return None if tree is None else value
 
 
+def _in_order(meta: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory in the order of their indices."""
+    if meta.layout is not torch.strided or meta.dim() < 2:
+        return True
+    dims, strides = ([from_torch(d) for d in n] for n in (meta.shape, meta.stride()))
+    wanted = contiguous_strides(tuple(dims))
+    return all(n == 1 or s == w for n, s, w in zip(dims, strides, wanted, strict=True))
+
+
 def spec_of(meta: Any) -> TensorSpec:
     """What a converter is told of a result that tracing saw."""
     if isinstance(meta, torch.Tensor):
         dims = tuple(from_torch(d) for d in meta.shape)
-        return TensorSpec(torch_to_ge(meta.dtype), dims, meta.dtype, str(meta.device))
+        return TensorSpec(
+            torch_to_ge(meta.dtype), dims, meta.dtype, str(meta.device), _in_order(meta)
+        )
     return TensorSpec(type_of_meta(meta), ())
 
 

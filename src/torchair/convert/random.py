@@ -1,7 +1,7 @@
 """Converters of random operators: each takes the graph's seed and an offset of its own.
 
-The seed is a constant of the graph. Offsets are one more input of the graph, which every call
-feeds with fresh numbers and an Unpack hands out.
+The seed is a constant of the graph. Offsets are one more input of the graph, which an Unpack hands
+out. A call says there that there are none: operators then draw from torch's generators, in order.
 """
 
 from __future__ import annotations
@@ -74,9 +74,11 @@ def _counter() -> Value:
     return ge.ConcatV2([zero, _offset()], 0, N=2)
 
 
-def _default(generator: Any) -> None:
+def _default(generator: Any, spec: TensorSpec | None = None) -> None:
     if generator is not None:
         raise Decline("a generator of its own")
+    if spec is not None and not spec.in_order:
+        raise Decline("numbers that torch draws in the order of another layout")
 
 
 def _placed(made: Value, spec: TensorSpec) -> Value:
@@ -101,7 +103,7 @@ def _draw(op_type: str, size: Any, spec: TensorSpec, *bounds: Value) -> Value:
 
 
 def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
-    _default(generator)
+    _default(generator, spec)
     if spec.dtype not in FLOAT_TYPES:
         raise Decline("not a real floating point result")
     return _draw(op_type, size, spec)
@@ -177,7 +179,7 @@ def _moved(x: Value, scale: float, start: float, dtype: int) -> Value:
 
 
 def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) -> Value:
-    _default(generator)
+    _default(generator, spec)
     bounds = promote(INT64, low, high)
     return cast_result(_draw("StatelessRandomUniformIntV2", size, spec, *bounds), spec.dtype)
 
@@ -239,8 +241,8 @@ def bernoulli_p(
     self: Value, p: Any = 0.5, *, generator: Any = None, meta_outputs: TensorSpec
 ) -> Value:
     """bernoulli.p(Tensor self, float p=0.5, *, Generator? generator=None) -> Tensor"""
-    _default(generator)
-    prob = p if isinstance(p, Value) else ge.Const(p, dtype=DataType.DT_FLOAT)
+    _default(generator, meta_outputs)
+    prob = p if isinstance(p, Value) else ge.Const(p, dtype=DOUBLE)
     made = ge.StatelessBernoulli(
         ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype
     )
@@ -271,6 +273,7 @@ def native_dropout(
     plain(p)
     if train is not None and not train:
         return input, ge.Fill(ge.Shape(input), ge.Const(True, dtype=DataType.DT_BOOL))
+    _default(None, meta_outputs[1])
     keep = ge.Const(1.0 - p, dtype=DOUBLE)
     drawn = ge.StatelessDropOutGenMask(
         ge.Shape(input), keep, _seed(), ge.Const(0, dtype=INT64), _counter()

@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
+from torchair.engine.optimize.passes.ordering import draws
 from torchair.engine.run.executor import picker
 from torchair.engine.run.fixed import FixedProgram
 from torchair.engine.run.guards import same_as
@@ -43,6 +45,9 @@ class HostMemory(Protocol):
 
     def as_device(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """A tensor of the device over the same memory."""
+
+    def generator(self, index: int) -> torch.Generator:
+        """The default generator of a device, of the host's kind."""
 
     @property
     def tape(self) -> Any:
@@ -101,6 +106,7 @@ class HostedGraph(TorchNpuGraph):
         self._aliases = Arguments(host)
         self._rows: Any = None
         self._before: Any = None
+        self._draws = False
 
     def load(self, graph: Graph, *args: Any, **kwargs: Any) -> None:
         """Take a graph over; where it names the emulated device, the host is meant."""
@@ -113,6 +119,7 @@ class HostedGraph(TorchNpuGraph):
                 graph.objects[key] = on_host(value)
         super().load(graph, *args, **kwargs)
         self._aliases = self._new_aliases()
+        self._draws = any(draws(node) for node in graph.nodes)
 
     def _new_aliases(self) -> Arguments:
         still = [k for k, source in enumerate(self._state.inputs) if source.static]
@@ -142,6 +149,15 @@ class HostedGraph(TorchNpuGraph):
         inputs: Sequence[torch.Tensor],
         assigned: Sequence[torch.Tensor | None],
         profiled: bool = False,
+    ) -> list[torch.Tensor]:
+        if not self._draws:
+            return self._run_aliased(inputs, assigned)
+        places = [t.get_device() for t in inputs if not t.is_cpu] + [p for _, p in self._wraps]
+        with _lent(self._host.generator(places[0] if places else 0)):
+            return self._run_aliased(inputs, assigned)
+
+    def _run_aliased(
+        self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         rows = self._host.rows
         if rows is not self._rows:
@@ -177,6 +193,19 @@ class HostedGraph(TorchNpuGraph):
         pool = self._latest
         if pool is not None and pool.native and pool.guards is not None:
             setattr(pool, _GUARDS, same_as(self._pick(inputs)))
+
+
+@contextmanager
+def _lent(generator: torch.Generator) -> Iterator[None]:
+    """The generator of the host goes on with the numbers of another one for a while."""
+    host = torch.default_generator
+    before = host.get_state()
+    host.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(host.get_state())
+        host.set_state(before)
 
 
 class Return:

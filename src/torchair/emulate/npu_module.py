@@ -127,6 +127,10 @@ class HostMemory:
     kept_on_host = staticmethod(kept_on_cpu)
     as_device = staticmethod(as_npu)
 
+    def generator(self, index: int) -> torch.Generator:
+        """The default generator of a device."""
+        return generators.GENERATORS[index]
+
     @property
     def tape(self) -> Any:
         """The capture that is under way in this thread, None if there is none."""

@@ -48,6 +48,7 @@ class TensorSpec:
     shape: Shape | None
     torch_dtype: Any = None
     device: str = "cpu"
+    in_order: bool = True  # whether its elements lie in memory in the order of their indices
 
     @property
     def rank(self) -> int:

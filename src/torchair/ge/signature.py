@@ -9,6 +9,9 @@ from typing import Any
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape
 
+NO_OFFSET = 2**63 - 1
+"""What stands for the offset of a random operator where nobody gives one."""
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -80,7 +83,7 @@ def computed(results: Iterable[Result]) -> list[Computed]:
 @dataclass(frozen=True)
 class InputSource:
     """Where a Data node gets its tensor from: an argument, numbers packed from several, or
-    nobody: offsets of random operators are drawn anew for each call."""
+    nobody: random operators have no offset then and draw from the generators of torch."""
 
     args: tuple[int, ...]
     kind: str = "tensor"  # "tensor", "scalar" (0-d), "packed" or "random" (both 1-d)

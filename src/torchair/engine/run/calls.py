@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,6 +13,7 @@ from torchair.engine.plan.planner import Layout
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.shapes import compile_dims
 from torchair.ge.signature import (
+    NO_OFFSET,
     Computed,
     ComputedScalar,
     Fixed,
@@ -44,20 +45,17 @@ def _reader(source: InputSource) -> Callable[[Sequence[Any]], Any]:
         return itemgetter(source.args[0])
     dtype = ge_to_torch(source.dtype)
     if source.kind == "random":
-        return lambda args: random_offsets(source.count)
+        return lambda args: no_offsets(source.count)
     if source.kind == "scalar":
         position = source.args[0]
         return lambda args: torch.tensor(args[position], dtype=dtype)
     return lambda args: torch.tensor([args[a] for a in source.args], dtype=dtype)
 
 
-def random_offsets(count: int) -> torch.Tensor:
-    """Offsets for the random operators of one call.
-
-    They are drawn from torch's generator, not counted as a philox generator counts: kernels seed
-    a generator with each, and so `torch.manual_seed` repeats a run and no two calls are alike.
-    """
-    return torch.randint(2**62, (count,), dtype=torch.int64, device="cpu")
+@cache
+def no_offsets(count: int) -> torch.Tensor:
+    """What random operators get for offsets: they draw from torch's generators, as eager does."""
+    return torch.full((count,), NO_OFFSET, dtype=torch.int64, device="cpu")
 
 
 def layouts_of(results: Sequence[Result], count: int) -> list[Layout | None]:

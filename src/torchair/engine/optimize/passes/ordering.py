@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from itertools import pairwise
 
+import torch
+
 from torchair.catalog import Trait, row_of
-from torchair.catalog.generic import is_collective
+from torchair.catalog.generic import find_target, is_collective
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge.graph import Graph, Node, topological
 
@@ -14,10 +16,19 @@ _SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState) -> None:
-    """Chain prints and the like in program order and tie the last to NetOutput; so collectives,
-    which all processes must meet in one order."""
+    """Chain prints and the like in program order and tie the last to NetOutput; so draws of random
+    numbers, and collectives, which all processes must meet in one order."""
     _chain(graph, [n for n in graph.nodes if n.type in _SIDE_EFFECTS])
+    _chain(graph, [n for n in graph.nodes if draws(n)])
     _chain(graph, [n for n in graph.nodes if communicates(n)])
+
+
+def draws(node: Node) -> bool:
+    """Whether a node takes numbers from torch's generator."""
+    row = row_of(node.type)
+    if node.type == "TorchCall":
+        return torch.Tag.nondeterministic_seeded in getattr(find_target(node), "tags", ())
+    return row is not None and row.has(Trait.DRAWS)
 
 
 def communicates(node: Node) -> bool:
