@@ -106,6 +106,17 @@ def _dims(argument: Any) -> tuple[Any, ...]:
     return tuple(getattr(argument, "shape", ()))
 
 
+def test_results_share_memory() -> None:
+    made = stored(lambda x: (lambda y: (y[1:], y, y.t()))(x + 1), torch.randn(3, 4))
+    call, x = Runnable.from_bytes(made.graph, from_text(made.text)), torch.randn(3, 4)
+    part, whole, turned = call(x)
+    assert_close(part, x[1:] + 1)
+    whole.zero_()
+    assert not part.any() and not turned.any()
+    with pytest.raises(SerializationError, match="nothing that a result is a part of"):
+        from_text(made.text.replace('"base":{', '"base":5,"name":{'))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     made = stored(lambda x: x + 1, torch.randn(3))
     call = Runnable.from_bytes(made.graph, from_text(made.text))

@@ -151,13 +151,16 @@ class HostedGraph(TorchNpuGraph):
         profiled: bool = False,
     ) -> list[torch.Tensor]:
         if not self._draws:
-            return self._run_aliased(inputs, assigned)
+            return self._run_aliased(inputs, assigned, profiled)
         places = [t.get_device() for t in inputs if not t.is_cpu] + [p for _, p in self._wraps]
         with _lent(self._host.generator(places[0] if places else 0)):
-            return self._run_aliased(inputs, assigned)
+            return self._run_aliased(inputs, assigned, profiled)
 
     def _run_aliased(
-        self, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
+        self,
+        inputs: Sequence[torch.Tensor],
+        assigned: Sequence[torch.Tensor | None],
+        profiled: bool,
     ) -> list[torch.Tensor]:
         rows = self._host.rows
         if rows is not self._rows:

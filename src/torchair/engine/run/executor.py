@@ -158,6 +158,8 @@ class NativeProgram:
     """A plan that is one native segment from arguments to fresh results and updated arguments:
     nothing to prepare but addresses."""
 
+    _run: Callable[[list[int]], None]
+
     def __init__(self, plan: Plan) -> None:
         self._arena = torch.empty(plan.arena_size, dtype=torch.uint8)
         memory = Memory(plan, self._arena.data_ptr(), plan.constants)
