@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -65,6 +67,21 @@ def timed(call: Callable[[], Any], batch: int = 1) -> float:
         call()
     synchronize()
     return (time.perf_counter() - start) / batch
+
+
+def resident(field: str) -> float:
+    """A line of this process's status, in MiB; Linux only."""
+    text = Path("/proc/self/status").read_text()
+    return next(int(x.split()[1]) for x in text.splitlines() if x.startswith(field)) / 1024
+
+
+def in_process(program: str, *arguments: str) -> dict[str, Any]:
+    """The figures that a benchmark prints as JSON in a new process, in its last line."""
+    source = Path(__file__).resolve().parent.parent / "src"
+    environment = {"PYTHONPATH": str(source), **os.environ}
+    command = [sys.executable, program, *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def has_inductor() -> bool:

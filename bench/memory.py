@@ -10,9 +10,6 @@ import argparse
 import ctypes
 import gc
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,18 +17,12 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from common import console, table
+from common import console, in_process, resident, table
 from models import BERT, Bert, bert_inputs, build
 
 LIMIT = 1.10  # of eager's peak, without packing
 WAYS = ("eager", "aot_eager", "torchair", "torchair frozen")
 CALLS = 5
-
-
-def resident(field: str) -> float:
-    """A line of this process's status, in MiB."""
-    text = Path("/proc/self/status").read_text()
-    return next(int(x.split()[1]) for x in text.splitlines() if x.startswith(field)) / 1024
 
 
 def forget_peak() -> None:
@@ -71,15 +62,6 @@ def measure(name: str, preset: str) -> dict[str, float]:
     return {**figures, "steady": resident("VmHWM")}
 
 
-def in_process(name: str, preset: str) -> dict[str, float]:
-    """The same, in a new process."""
-    source = Path(__file__).resolve().parent.parent / "src"
-    environment = {"PYTHONPATH": str(source), **os.environ}
-    command = [sys.executable, __file__, "--way", name, "--preset", preset]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -90,7 +72,9 @@ def main() -> None:
         print(json.dumps(measure(options.way, options.preset)))
         return
     ways = track(WAYS, "measuring", console=console, transient=True)
-    found = {name: in_process(name, options.preset) for name in ways}
+    found = {
+        name: in_process(__file__, "--way", name, "--preset", options.preset) for name in ways
+    }
     show(found, options.preset)
 
 

@@ -192,10 +192,10 @@ class Book:
         """How many decisions were taken."""
         return len(self._conditions)
 
-    def recipe(self, wanted: Sequence[Any] | None = None) -> Recipe:
+    def recipe(self, wanted: Sequence[Any] | None = None, plain: bool = False) -> Recipe:
         """A function of a plan's integers that gives the words, or what is `wanted`; None if a
         decision would be another one. Given Numbers of another book, it decides and computes
-        there."""
+        there, unless it is `plain`: for integers only."""
         names = [f"v{row}" for row in self._words] if wanted is None else map(_name, wanted)
         rows = list(self._words) if wanted is None else [n.row for n in wanted if _varies(n)]
         used = self._used(rows)
@@ -211,7 +211,8 @@ class Book:
         found = "".join(f"{name}, " for name in names)
         # The text was written here, from numbers of rows, signs and integers.
         text = "\n".join(["def recipe(s):", *lines, f"  return ({found})"])
-        namespace: dict[str, Any] = {"__builtins__": {}, "max": largest, **self._functions}
+        namespace: dict[str, Any] = {"__builtins__": {}, "max": max if plain else largest}
+        namespace.update(self._functions)
         exec(compile(text, "<sizes>", "exec"), namespace)
         return namespace["recipe"]
 

@@ -7,6 +7,7 @@ of them in microseconds. Memory is arranged for the largest sizes seen, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -23,12 +24,13 @@ from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import as_tuple
 from torchair.engine.run.executor import picker
 from torchair.engine.run.outline import Outline
+from torchair.flags import Flags
 from torchair.ge.graph import Fact, Value
 
 Values = tuple[Any, ...]
 """The numbers of one plan of a family, in an order of the family's own."""
 
-_SPARE = 8  # a buffer that must grow gets an eighth more than it needs
+_SPARE = 8  # when a buffer must grow, all that vary get an eighth more than they need
 
 
 class Family:
@@ -54,7 +56,8 @@ class Family:
         several = lanes is not None and len(lanes.used_by(plan.steps)) > 1
         self.fact, self.lanes = fact, lanes if several else None
         self.built = False  # its kernels are compiled
-        self.native = plan.all_native and self.lanes is None
+        told = Flags.read().debug >= 5  # each step is to say what it does
+        self.native = plan.all_native and self.lanes is None and not told
         self._book = book
         words = dict.fromkeys(_words(plan))
         self.words = len(words)  # so many of the values are integers that programs hold
@@ -70,7 +73,7 @@ class Family:
             (f, self.getter(f.shape or ()), self.getter(as_tuple(f.content)))
             for f in self.sized.values()
         ]
-        self.fit = book.recipe(self._wanted)
+        self.fit = book.recipe(self._wanted, plain=True)
         """A function from what was read of inputs to the values of a plan, None if that is not of
         this family."""
         self._all: tuple[dict[int, int], Any] | None = None
@@ -98,9 +101,11 @@ class Family:
             return known[1]
         with self._lock:
             sizes = self._sizes(values)
-            if known is not None:
+            if known is not None:  # all that vary grow at once: what follows from places is dear
                 room = tuple(map(_grown, room, known[0]))
-                sizes = tuple(map(_grown, sizes, known[1].sizes))
+                grown = iter(room)
+                varies = [isinstance(b.size, Number) for b in self.plan.arena.buffers]
+                sizes = tuple([next(grown) if v else n for n, v in zip(sizes, varies, strict=True)])
             self._placement = room, self.plan.arena.place(sizes)
             return self._placement[1]
 
@@ -126,7 +131,7 @@ class Family:
         if self._all is None:
             numbers = list(dict.fromkeys(self._everything()))
             at = {n.row: k for k, n in enumerate(numbers)}
-            self._all = at, self._book.recipe(numbers)
+            self._all = at, self._book.recipe(numbers, plain=True)
         at, recipe = self._all
         values = recipe(given)
         assert values is not None
@@ -206,9 +211,14 @@ class _Single:
 
     def _root(self, old: Root) -> Root:
         meta = old.meta
-        if isinstance(meta, Strided):
-            meta = Strided(self._each(meta.shape), self._each(meta.stride()), meta.dtype)
-        return replace(old, meta=meta, successor_of=None)
+        varies = isinstance(meta, Strided) and _only([*meta.shape, *meta.stride()])
+        if not varies and old.buffer < 0:
+            return old
+        made = copy(old)
+        made.successor_of = None
+        if varies:
+            made.meta = Strided(self._each(meta.shape), self._each(meta.stride()), meta.dtype)
+        return made
 
     def _each(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(map(self._value, sizes))
@@ -219,13 +229,11 @@ class _Single:
         return Fact(fact.dtype, None if fact.shape is None else self._each(fact.shape), known)
 
     def _step(self, old: Step) -> Step:
-        made = replace(old)
+        made = copy(old)
         if old.native is not None:
-            made.native = replace(
-                old.native,
-                numbers=self._each(old.native.numbers),
-                work=self._value(old.native.work),
-            )
+            made.native = copy(old.native)
+            made.native.numbers = self._each(old.native.numbers)
+            made.native.work = self._value(old.native.work)
         elif old.kind != "copy":
             made.kernel = kernel_of(old.node, lambda v: self._plain(self._family.fact(v)))
         return made
@@ -256,7 +264,7 @@ def _addressed(plan: Plan) -> Iterator[Any]:
 
 
 def _grown(size: int, before: int) -> int:
-    return before if size <= before else size + size // _SPARE
+    return max(before, size + size // _SPARE)
 
 
 def _key(size: Any) -> Any:

@@ -32,6 +32,7 @@ from torchair.engine.plan.strides import (
     is_dense,
     laid_out,
     meta_of,
+    same_strides,
     shares,
     symbols_of,
     with_strides,
@@ -89,7 +90,9 @@ class Planner:
         key = (fact.dtype, fact.shape, strides)
         meta = self._metas.get(key)
         if meta is None:
-            meta = meta_of(fact) if strides is None else with_strides(meta_of(fact), strides)
+            meta = meta_of(fact)
+            if strides is not None and not same_strides(meta, strides):
+                meta = with_strides(meta, strides)
             if len(self._metas) < _METAS:
                 self._metas[key] = meta
         return meta
@@ -381,6 +384,8 @@ class _Build:
         layouts = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
         call = self.p.natives.emit(unit, self._fact, layouts.__getitem__)
         if call is None:
+            for value in outs:
+                del self.like[value]
             return self._one_by_one(unit, inside)
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:

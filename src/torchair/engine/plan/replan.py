@@ -35,6 +35,7 @@ from torchair.engine.plan.reader import Reader
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.plan.strides import Formula, Meta, symbols_of
 from torchair.engine.units import NativeCall
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym
 from torchair.log import logger
@@ -175,11 +176,13 @@ class Template:
                     raise Unfit(f"{node.name} has other dims than the graph says")
 
     def _evaluated(self, found: Fact, value: Value, run: Run) -> Fact:
-        """A fact of a rule that leaves dims as tracing saw them."""
+        """A fact of a rule that leaves dims as tracing saw them, and types that do not matter."""
         shape = value.shape if found.shape is None else found.shape
+        unread = found.dtype == DataType.DT_UNDEFINED and not value.uses
+        dtype = run.fact(value).dtype if unread else found.dtype
         if shape is None or not any(isinstance(d, Sym) for d in shape):
-            return Fact(found.dtype, shape, found.content)
-        return Fact(found.dtype, Formula(shape)(run.sizes), found.content)
+            return Fact(dtype, shape, found.content)
+        return Fact(dtype, Formula(shape)(run.sizes), found.content)
 
     def _check_strides(self, run: Run) -> None:
         for i, strides in run.strides.items():

@@ -21,11 +21,10 @@ from torchair.engine.run.executor import ARENA, NativeProgram, Program, ProgramP
 from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.segment import aligned_bytes
 from torchair.engine.run.sized import SizedProgram
-from torchair.flags import Flags
 
 _SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 _FAMILIES = 32  # whose program is kept by a workspace
-_PROGRAMS = 32  # with steps of torch, kept by a workspace
+_PROGRAMS = 64  # with steps of torch, kept by a workspace
 _SPARE = 8  # memory that must grow gets an eighth more
 
 
@@ -119,7 +118,7 @@ class MemberPool:
 
     def __init__(self, member: Member, spaces: deque[Workspace]) -> None:
         self.member = member
-        self.native = member.family.native and Flags.read().debug < 5
+        self.native = member.family.native
         self.arena_bytes = 0  # workspaces have all the memory
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
         self._spaces = spaces

@@ -51,9 +51,9 @@ class Sizes:
             if isinstance(d, Sym)
         ]
         for expr, k, i in sorted(dims, key=lambda x: not x[0].is_Symbol):
-            if expr not in self._symbols:
-                number = self._number(k, i, self._metas[self._values[k]].shape[i])
-                self._symbols[expr] = number
+            number = self._number(k, i, self._metas[self._values[k]].shape[i])
+            if self._symbols.setdefault(expr, number) != number:
+                raise NotNative(f"{self._values[k]} does not have the dims that its graph declares")
 
     def _number(self, operand: int, dim: int, value: int) -> Number:
         assert self._book is not None
