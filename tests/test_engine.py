@@ -6,12 +6,14 @@ import warnings
 import pytest
 import torch
 
+import torchair.engine.session as engine_session
 from torchair import ge
 from torchair.catalog import infer, interpret
 from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
 from torchair.engine.optimize.passes.ordering import choose_order
 from torchair.engine.options import EngineOptions
 from torchair.engine.plan.memory import Buffer, aligned, lower_bound, place
+from torchair.engine.run.workspace import WEIGHT
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
 from torchair.ge.build import Data, NetOutput
@@ -148,7 +150,7 @@ def test_every_topology_strategy_gives_a_valid_order(strategy):
 # ---- sessions ----
 
 
-def test_dynamic_session_plans_per_size_and_keeps_a_few():
+def test_dynamic_session_plans_per_size_and_keeps_a_few(monkeypatch):
     with Graph("g", infer) as g:
         x = data(0, (-1, 4))
         n = ge.Gather(ge.Shape(x, dtype=I64), 0)
@@ -160,9 +162,10 @@ def test_dynamic_session_plans_per_size_and_keeps_a_few():
         t = torch.randn(size, 4)
         torch.testing.assert_close(s.run([t])[0], t.reshape(-1, 2) + size)
     assert s.summary().plans == 3
-    for size in range(1, 200):
+    monkeypatch.setattr(engine_session, "_PLAN_BYTES", 20 * WEIGHT)
+    for size in range(1, 40):
         s.run([torch.randn(size, 4)])
-    assert s.summary().plans == 128
+    assert s.summary().plans == 20
 
 
 def test_host_scalar_that_steers_a_shape_is_part_of_the_key():

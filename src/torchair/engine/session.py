@@ -46,8 +46,7 @@ from torchair.ge.verify import verify
 from torchair.log import logger, native_logger
 from torchair.trace import Trace
 
-_PLANS = 128  # plans kept for one dynamic graph,
-_PLAN_BYTES = 1 << 30  # as long as their arenas together stay under this
+_PLAN_BYTES = 1 << 30  # that plans of one dynamic graph may weigh together
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,7 @@ class TorchNpuGraph:
         self._graph: Graph | None = None
         self._compiler: GraphCompiler | None = None
         self._plans: OrderedDict[Any, ProgramPool | MemberPool] = OrderedDict()
+        self._weight = 0  # of all plans that are kept
         self._latest: ProgramPool | MemberPool | None = None
         self._dump: GraphDump | None = None
         self._lock = Lock()
@@ -131,6 +131,7 @@ class TorchNpuGraph:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
             self._compiler = self._editions = None
             self._plans.clear()
+            self._weight = 0
             self._dump = None if dump is None else self._new_dump(dump)
 
     def _new_dump(self, options: DumpOptions) -> GraphDump:
@@ -198,7 +199,7 @@ class TorchNpuGraph:
             self.held = Held({i: inputs[i] for i in weights}, len(inputs))
             if self._editions is None:
                 self._editions = Editions(self)
-        self._plans, self._latest = OrderedDict(), None
+        self._plans, self._weight, self._latest = OrderedDict(), 0, None
         self._compiler = compiler  # last: other threads look whether it is there
 
     def another(self) -> TorchNpuGraph:
@@ -385,12 +386,11 @@ class TorchNpuGraph:
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool:
         pool = self._made(inputs, partial(self._compiled.bind, watch=self.watch))
         with self._lock:
+            rival = self._plans.pop(key, None)  # of another thread
+            self._weight += pool.weight - (0 if rival is None else rival.weight)
             self._plans[key] = pool
-            while len(self._plans) > 1 and (
-                len(self._plans) > _PLANS
-                or sum(p.arena_bytes for p in self._plans.values()) > _PLAN_BYTES
-            ):
-                self._plans.popitem(last=False)
+            while self._weight > _PLAN_BYTES and len(self._plans) > 1:
+                self._weight -= self._plans.popitem(last=False)[1].weight
         return pool
 
     def _with_rows(

@@ -166,7 +166,7 @@ class NativeProgram:
         fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
         steps = [s for s in plan.steps if s.kind == "native"]
-        self._make = [allocation(o.shape, o.strides, r) for o, r in fresh]
+        self._make = [allocator(r)(o.shape, o.strides) for o, r in fresh]
         self._take(Segment(steps, memory, torch.get_num_threads(), slots), slots)
         self._run = poisoned(self._run, self._arena)
 
@@ -210,6 +210,9 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]
     return lambda values: ()
 
 
+_LEAST = 8 << 20  # a plan and its program weigh this much at least
+
+
 class ProgramPool:
     """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
 
@@ -219,7 +222,7 @@ class ProgramPool:
         """`bind` makes a program of the plan, if it is not of one of the kinds above."""
         self.plan = plan
         self.native = bind is None and NativeProgram.suits(plan)
-        self.arena_bytes = plan.arena_size
+        self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
         self._bind = bind or (NativeProgram if self.native else Program)
         self._free: dict[int, deque[Program | NativeProgram]] = {}
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
@@ -262,7 +265,7 @@ def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
     """A function that gives the tensor of a fresh root: a new one, or always the same."""
     memory = place(root.slot, root.size) if place is not None else None
     if memory is None:
-        return allocation(tuple(root.meta.shape), root.meta.stride(), root)
+        return allocator(root)(tuple(root.meta.shape), root.meta.stride())
     kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
     return poisoned(lambda: kept, memory)
 
@@ -275,13 +278,17 @@ def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any)
         return empty.set_(memory.untyped_storage(), start, shape, strides)
 
 
-def allocation(shape: Any, strides: Any, root: Root) -> Callable[[], torch.Tensor]:
-    """A function that makes a tensor anew for every call because it leaves the graph."""
+Allocate = Callable[[Any, Any], Callable[[], torch.Tensor]]
+
+
+def allocator(root: Root) -> Allocate:
+    """From dims and strides to a function that makes the tensor of a root anew for every call,
+    because it leaves the graph."""
     dtype, device = root.meta.dtype, torch.device(root.device)
     if device.type == "cpu" and _quick_empty is not None:
-        return made_poisoned(partial(_quick_empty, shape, strides, dtype))
-    make = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-    return made_poisoned(make)
+        return lambda shape, strides: made_poisoned(partial(_quick_empty, shape, strides, dtype))
+    make = partial(torch.empty_strided, dtype=dtype, device=device)
+    return lambda shape, strides: made_poisoned(partial(make, shape, strides))
 
 
 _address = torch.Tensor.data_ptr

@@ -17,7 +17,7 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Placement
-from torchair.engine.run.executor import NativeProgram, allocation
+from torchair.engine.run.executor import NativeProgram, allocator
 from torchair.engine.run.poison import poisoned
 from torchair.engine.run.segment import ALONE, THREADS, Memory, Segment
 from torchair.flags import poisoning
@@ -134,7 +134,7 @@ class SizedProgram(NativeProgram):
         slots = [r.slot for _, r in made]
         results = zip(family.plan.outputs, family.results, strict=True)
         layouts = {id(o): layout for o, layout in results}
-        self._results = [(*layouts[id(o)], r) for o, r in made]
+        self._results = [(*layouts[id(o)], allocator(r)) for o, r in made]
         self._segment = SizedSegment(family, torch.get_num_threads(), slots, scratch)
         self._take(self._segment, slots)
 
@@ -144,8 +144,7 @@ class SizedProgram(NativeProgram):
         self._constants = member.constants()  # kept as long as their addresses are in use
         self._segment.fit(member, placement, arena.data_ptr(), self._constants)
         self._make = [
-            allocation(shape(values), strides(values), root)
-            for shape, strides, root in self._results
+            allocate(shape(values), strides(values)) for shape, strides, allocate in self._results
         ]
         self.fitted, self.arena = member, arena
         if poisoning():

@@ -22,6 +22,8 @@ from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.segment import aligned_bytes
 from torchair.engine.run.sized import SizedProgram
 
+WEIGHT = 1 << 20  # of a plan of a family, which is little more than a row of integers
+
 _SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 _FAMILIES = 32  # whose program is kept by a workspace
 _PROGRAMS = 64  # with steps of torch, kept by a workspace
@@ -119,7 +121,7 @@ class MemberPool:
     def __init__(self, member: Member, spaces: deque[Workspace]) -> None:
         self.member = member
         self.native = member.family.native
-        self.arena_bytes = 0  # workspaces have all the memory
+        self.weight = WEIGHT
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
         self._spaces = spaces
 
