@@ -21,7 +21,7 @@ from torchair import ge
 from torchair.catalog import infer
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.compile import GraphCompiler
-from torchair.engine.plan.family import Member
+from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
@@ -289,6 +289,37 @@ def test_sizes_that_happen_to_equal_other_dims():
         for batch, length in [(3, 5), (4, 4), (2, 6), (6, 2), (8, 8)]:
             check(heads, run, (noise(batch, length, 24),))
     assert (seen.planned, seen.again) == (1, 4)
+
+
+def test_dims_of_their_own_that_are_broadcast_or_not():
+    """Nothing in the graph says that the two go together, and one call may broadcast either."""
+    with Graph("sum", infer) as g:
+        dims = [symbol("a"), symbol("b")]
+        x, y = (
+            Data(index=k, dtype=DataType.DT_FLOAT, shape=[d, 4], placement="CPU")
+            for k, d in enumerate(dims)
+        )
+        NetOutput([ge.Exp(ge.Add(x, y))])
+    session = TorchNpuGraph("sum")
+    session.load(g)
+    for n, m in ((8, 8), (5, 1), (1, 6), (3, 3), (1, 1), (0, 1), (7, 1)):
+        x, y = noise(n, 4), noise(m, 4)
+        torch.testing.assert_close(session.run([x, y])[0], (x + y).exp())
+
+
+def test_buffers_move_together_while_sizes_grow(monkeypatch):
+    """Each needs more at another size; what follows from their places is worked out seldom."""
+
+    def products(x):
+        longer = [torch.cat([x, x.new_ones(40 * k, 4)]) for k in range(6)]
+        return sum(y.t() @ y for y in [p @ p[:4] for p in longer])
+
+    run, moved = compiled(products), []
+    barriers = Family.barriers
+    monkeypatch.setattr(Family, "barriers", lambda self, *a: moved.append(1) or barriers(self, *a))
+    for n in range(8, 72):
+        check(products, run, (noise(n, 4).round(),))
+    assert 2 < len(moved) < 22
 
 
 # ---- what a template is not for ----
