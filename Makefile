@@ -49,6 +49,7 @@ bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory
 	$(PY) bench/prologue.py
 	@echo "== dynamic sizes"
 	$(PY) bench/dynamic.py
+	$(PY) bench/generate.py --lengths 300
 	@echo "== memory"
 	$(PY) bench/memory.py
 	@echo "== streams"

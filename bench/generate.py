@@ -145,11 +145,11 @@ def _ratio(times: dict[str, float], name: str, against: str) -> str:
 def print_verdict(way: str, found: dict[str, dict[str, Any]]) -> None:
     """What a new length costs, whether there is a cliff, and that results are eager's."""
     mine = found[way]
-    extra = max(beyond(mine, "repeated"), beyond(mine, "seen"))
-    word = "met" if extra <= TARGET else "missed"
-    line = f"{way}: a new length costs {duration(max(extra, 0))} more (at most 0.2 ms: {word})"
-    times = medians(mine["new"], 0, SPAN)
-    line += f"; the slowest hundred lengths take {max(times) / min(times):.2f}x the fastest"
+    extra = {other: beyond(mine, other) * 1e3 for other in ("repeated", "seen")}
+    word = "met" if max(extra.values()) <= TARGET * 1e3 else "missed"
+    line = f"{way}: a new length takes {extra['repeated']:.2f} ms beyond its repetition and "
+    line += f"{extra['seen']:.2f} ms beyond the second round (at most 0.2: {word})"
+    line += f"; the slowest hundred lengths take {_spread(mine):.2f}x the fastest"
     if "eager" in found:
         line += f" (eager {_spread(found['eager']):.2f}x)"
         gap = max(abs(a / b - 1) for a, b in zip(mine["sums"], found["eager"]["sums"], strict=True))

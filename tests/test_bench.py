@@ -56,6 +56,10 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("conversion --layers 1 --rounds 1", ("FX to GE", "native code")),
         ("deep --nodes 72", ("FX to GE", "fusion", "72")),
         ("cpu --quick --only MLP --no-inductor", ("eager", "native part alone", "torchair frozen")),
+        (
+            "generate --layers 1 --lengths 8 --cache dynamic --only max-autotune --here",
+            ("new", "repeated", "seen", "peak"),
+        ),
         ("latency --quick --only MLP --no-inductor", ("against eager",)),
         ("memory --preset tiny --way torchair", ("libraries", "steady")),
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
