@@ -22,6 +22,7 @@ class DirectProgram(NativeProgram):
         super().__init__(plan)
 
     def _take(self, segment: Segment, results: Sequence[int]) -> None:
+        super()._take(segment, results)
         self._segment = segment
         self._inputs = segment.sources[: len(segment.sources) - len(results)]
 
