@@ -362,3 +362,18 @@ def test_bad_index_names_its_line_and_the_next_call_works() -> None:
                 call(good, bad, total)
             torch.testing.assert_close(call(good, good, total), wanted)
             torch.testing.assert_close(call(bad, good, total), lookup(bad, good, total))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operands_that_are_joined_or_padded_in_pieces(dynamic: bool) -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        along = torch.cat((x.relu(), y, x), 1) * 2
+        inside = torch.cat((x, y), 2).sigmoid()
+        padded = F.pad(x, (0, 0, 40, 24), value=3.0) + 1
+        return along, inside, padded, torch.cat((x, y), 1).sum(2)
+
+    call = compiled(model, dynamic)
+    for rows in (32, 70, 70, 33) if dynamic else (32,):
+        x, y = torch.randn(3, rows, 64), torch.randn(3, rows, 64)
+        for ours, eager in zip(call(x, y), model(x, y), strict=True):
+            torch.testing.assert_close(ours, eager)

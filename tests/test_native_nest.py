@@ -46,6 +46,7 @@ from torchair.codegen.loops import (
     size,
 )
 from torchair.codegen.numbers import Book
+from torchair.codegen.pieces import pieces
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter
@@ -185,6 +186,53 @@ def test_transposed(machine: Machine, dynamic: bool, shape: tuple[int, int]) -> 
         nest = Nest((rows, columns), (Store(Access(2, dtype, (columns, 1)), value),))
         memory = [noise(rows * columns, dtype, k) for k in range(3)]
         check(nest, memory, machine, 3, words(dynamic))
+
+
+def test_vectors_lie_along_what_is_most() -> None:
+    """Many small operands along one axis do not outvote a large one along the other."""
+    rows, columns = 48, 1000
+    value = load(Access(0, "f32", (columns, 1)))
+    for k in range(1, 9):
+        value = op("add", value, load(Access(k, "f32", (1, 0))))
+    nest = Nest((rows, columns), (Store(Access(9, "f32", (columns, 1)), value),))
+    assert simplify(nest).axes == (rows, columns)
+
+
+def joined(rows: int, sizes: list[int], along: int) -> Nest:
+    """Operands of so many columns each, side by side; `along` is the axis of the columns."""
+    total, value, start = sum(sizes), const(7.0, "f32"), sum(sizes)
+    here = axis(along)
+
+    def strides(columns: int) -> tuple[int, int]:
+        return (columns, 1) if along else (1, columns)
+
+    for k, n in reversed(list(enumerate(sizes))):
+        start = start - n
+        inside = op("and", op("ge", here, size(start)), op("lt", here, size(start + n)))
+        x = load(Access(k, "f32", strides(n), 0 - start, mask=inside))
+        value = op("where", op("lt", here, size(start + n)), x, value)
+    out = Store(Access(len(sizes), "f32", strides(total)), value)
+    return Nest((rows, total) if along else (total, rows), (out,))
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_joined_operands_are_walked_one_after_the_other(along: int) -> None:
+    rows, sizes = 80, [32, 48, 16]
+    nest = joined(rows, sizes, along)
+    parts = pieces(nest)
+    assert [p.axes[along] for p in parts] == sizes
+    assert not any(w in str(p) for p in parts for w in ("where", "if", "a0 <", "a1 <"))
+    memory = [noise(rows * n, "f32", k) for k, n in enumerate([*sizes, sum(sizes)])]
+    got = [m.copy() for m in memory]
+    for part in parts:
+        run_nest(simplify(part), got, MACHINES[0], 3, words(False))
+    expected = [m.reshape(rows, n) for m, n in zip(memory, sizes, strict=False)]
+    assert np.array_equal(got[-1].reshape(rows, -1), np.concatenate(expected, 1))
+
+
+def test_what_would_not_pay_stays_whole() -> None:
+    for nest in (joined(8, [32, 48], 1), joined(5000, [3, 5], 1), joined(2000, [1] * 40, 0)):
+        assert pieces(nest) == [nest]
 
 
 @each_way

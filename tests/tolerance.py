@@ -55,8 +55,16 @@ def _compare(name: str, got: Tensor, eager: Tensor, truth: Tensor) -> None:
 
 
 def double_copy(model: nn.Module) -> nn.Module:
-    """The same model in double precision."""
-    return copy.deepcopy(model).double()
+    """The same model in double precision, tensors included that modules keep beside their
+    parameters and buffers."""
+    twin = copy.deepcopy(model).double()
+    for module in twin.modules():
+        vars(module).update({k: to_double(v) for k, v in vars(module).items() if _is_float(v)})
+    return twin
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

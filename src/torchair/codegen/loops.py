@@ -6,6 +6,7 @@ reduced, and what is stored. `simplify` brings a nest into the form that is fast
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -270,9 +271,14 @@ def simplify(nest: Nest) -> Nest:
     return _merge(_permuted(nest, order))
 
 
+def vectors(nest: Nest) -> int:
+    """The axis along which vectors will lie."""
+    return _order(nest)[-1]
+
+
 def _order(nest: Nest) -> list[int]:
     """Parallel axes by falling stride of what is stored, then reduced ones; the axis along which
-    most memory is contiguous comes last."""
+    most memory is contiguous comes last: operands count by the elements that are touched."""
     kept = [a for a, n in enumerate(nest.axes) if not (not isinstance(n, Number) and n == 1)]
     if not kept:
         return [len(nest.axes) - 1] if nest.axes else []
@@ -283,16 +289,24 @@ def _order(nest: Nest) -> list[int]:
         largest = max((abs(value_of(x.strides[a])) for x in stored), default=0)
         return largest or max((abs(value_of(x.strides[a])) for x in used), default=0)
 
+    sizes = [value_of(n) for n in nest.axes]
+    counted = [(x.strides, _elements(x, sizes)) for x in used]
+
     def contiguous(a: int) -> tuple[int, int, int]:
-        unit = sum(value_of(x.strides[a]) == 1 for x in used)
+        unit = sum(n for strides, n in counted if value_of(strides[a]) == 1)
         writes = sum(value_of(x.strides[a]) == 1 for x in stored)
-        scattered = sum(abs(value_of(x.strides[a])) > 1 for x in used)
+        scattered = sum(n for strides, n in counted if abs(value_of(strides[a])) > 1)
         return unit - scattered, writes, a
 
     last = max(kept, key=contiguous)
     others = [a for a in kept if a != last]
     others.sort(key=lambda a: (a in nest.reduced, -stride(a), a))
     return [*others, last]
+
+
+def _elements(place: Access, sizes: Sequence[int]) -> int:
+    """How many elements an access touches, in axes of these sizes."""
+    return math.prod(n for n, s in zip(sizes, place.strides, strict=True) if value_of(s) != 0)
 
 
 def join_rows(nest: Nest) -> Nest:

@@ -22,9 +22,10 @@ class Loops:
     store changes what another point of the nest loads."""
 
     nest: Nest
+    more: tuple[Nest, ...] = ()  # other pieces of the same work, each like the first
 
     def __str__(self) -> str:
-        return str(self.nest)
+        return "\n".join(map(str, (self.nest, *self.more)))
 
 
 @dataclass(frozen=True)

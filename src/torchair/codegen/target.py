@@ -40,6 +40,10 @@ class Target(Protocol):
     def channels_last(self) -> bool:
         """Whether results of convolutions are best laid out with channels last."""
 
+    @property
+    def piecewise(self) -> bool:
+        """Whether a nest may come in pieces, where choices by position change."""
+
     def available(self) -> str | None:
         """Why no kernels can be made or run on this machine, None if they can."""
 

@@ -36,6 +36,7 @@ class CpuTarget:
 
     name = "cpu"
     channels_last = True  # vectors lie along the channels then
+    piecewise = True
 
     def __init__(self, library: Library | None = None) -> None:
         self.library = library or Library()

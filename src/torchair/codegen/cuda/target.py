@@ -27,6 +27,7 @@ class CudaTarget:
     """One GPU."""
 
     channels_last = False
+    piecewise = False
 
     def __init__(self, index: int, machine: Gpu | None = None) -> None:
         """With a `machine` kernels are generated for that one, which need not be here."""

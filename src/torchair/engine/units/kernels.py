@@ -9,6 +9,7 @@ from torchair.catalog import Op
 from torchair.catalog.conv import Window
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Int
+from torchair.codegen.pieces import pieces
 from torchair.codegen.requests import (
     Attention,
     Conv,
@@ -106,7 +107,9 @@ class _Emission:
         nest = build_nest(
             self.unit.group, operands, self.unit.outputs, self.sizes.fact, self._fault
         )
-        return Loops(with_words(simplify(nest), self.word))
+        parts = pieces(nest) if self.target.piecewise else [nest]
+        first, *more = (with_words(simplify(part), self.word) for part in parts)
+        return Loops(first, tuple(more))
 
     # ---- products ----
 

@@ -28,27 +28,35 @@ ENOUGH = 64
 
 def loops(request: Loops, machine: Machine, label: str) -> Generated:
     """The kernel of a nest. Its scratch memory is on the stack."""
-    return Generated(print_nest(request.nest, machine, label))
+    return Generated(print_nest(request.nest, machine, label, request.more))
 
 
-def print_nest(nest: Nest, machine: Machine, label: str = "nest") -> Kernel:
+def print_nest(
+    nest: Nest, machine: Machine, label: str = "nest", more: Sequence[Nest] = ()
+) -> Kernel:
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
-    that vectors lie along. A store must not change what another point of the nest loads."""
+    that vectors lie along. A store must not change what another point of the nest loads. With
+    `more`, one kernel does the work of several nests."""
     w = KernelWriter(machine)
+    for one in (nest, *more):
+        _write(w, one, machine)
+    return w.kernel(label)
+
+
+def _write(w: KernelWriter, nest: Nest, machine: Machine) -> None:
     crossed = crossing(nest, w.lanes)
     if crossed is not None:
         CrossPrinter(w, make_plan(nest, w.lanes, machine.fma, form=((), 1)), crossed).run()
-        return w.kernel(label)
+        return
     plan = make_plan(nest, w.lanes, machine.fma)
     if plan.row_limit is None:
         _Printer(w, plan).run()
-        return w.kernel(label)
+        return
     size = w.size(nest.axes[-1])
     with w.when(w(f"icmp sle i64 {size}, {plan.row_limit}")):
         _Printer(w, plan).run()
     with w.when(w(f"icmp sgt i64 {size}, {plan.row_limit}")):
         _Printer(w, make_plan(nest, w.lanes, machine.fma, unlimited=True)).run()
-    return w.kernel(label)
 
 
 class _Printer:

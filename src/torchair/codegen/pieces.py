@@ -1,0 +1,124 @@
+"""A nest cut where a choice by position changes: between the operands of a concatenation, or where
+a padding begins. Each piece reads its own operand only, and reads it without a mask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+from torchair.codegen.loops import Access, Expr, Nest, Store, const, expressions, op, size, vectors
+from torchair.codegen.numbers import Int, Number, value_of
+
+MOST = 32  # pieces of one nest
+WORTH = 4096  # points of a nest that is worth more code
+SHORTEST = 16  # points along the vectors
+CODE = 2048  # expressions of all pieces together
+
+
+def pieces(nest: Nest) -> list[Nest]:
+    """The nest as several that together do the same, or as it is where that would not pay."""
+    order = expressions(nest)
+    tests = Counter(x.args[0].data for x in order if _tests(x, nest))
+    points = prod(value_of(n) for n in nest.axes)
+    if not tests or points < WORTH:
+        return [nest]
+    axis = tests.most_common(1)[0][0]
+    bounds = {x.args[1].data for x in order if _tests(x, nest) and x.args[0].data == axis}
+    starts = _ascending([0, *bounds, nest.axes[axis]])
+    if starts is None or not 2 <= len(starts) - 1 <= MOST or len(starts) * len(order) > CODE:
+        return [nest]
+    spans = list(pairwise(starts))
+    if axis == vectors(nest) and any(value_of(b) - value_of(a) < SHORTEST for a, b in spans):
+        return [nest]
+    return [_Piece(nest, axis, a, b).run() for a, b in spans]
+
+
+def _tests(x: Expr, nest: Nest) -> bool:
+    """Whether an expression compares the position along a parallel axis with a number."""
+    compares = x.kind in ("lt", "ge") and x.args[0].kind == "axis"
+    return compares and x.args[1].kind in ("const", "size") and x.args[0].data not in nest.reduced
+
+
+def _ascending(bounds: list[Int]) -> list[Int] | None:
+    """Bounds in order, each once; where sizes vary that becomes a condition on them. None if they
+    do not lie between the first and the last."""
+    first, last = value_of(bounds[0]), value_of(bounds[-1])
+    ends = sorted(bounds, key=lambda n: (value_of(n), isinstance(n, Number)))
+    if value_of(ends[0]) < first or value_of(ends[-1]) > last:
+        return None
+    kept = [ends[0]]
+    for n in ends[1:]:
+        if kept[-1] < n:
+            kept.append(n)
+        elif kept[-1] != n:  # never here, and so never where this code serves
+            return None
+    return kept
+
+
+class _Piece:
+    """The part of a nest between two positions along an axis."""
+
+    def __init__(self, nest: Nest, axis: int, start: Int, stop: Int) -> None:
+        self.nest, self.axis, self.start, self.stop = nest, axis, start, stop
+        self.made: dict[int, Expr] = {}
+
+    def run(self) -> Nest:
+        for x in expressions(self.nest):
+            self.made[id(x)] = self._value(x)
+        stores = []
+        for s in self.nest.stores:
+            mask = self._mask(s.access)
+            if not _is(mask, False):
+                stores.append(Store(self._place(s.access, mask), self.made[id(s.value)]))
+        axes = list(self.nest.axes)
+        axes[self.axis] = self.stop - self.start
+        return Nest(tuple(axes), tuple(stores), self.nest.reduced)
+
+    def _value(self, x: Expr) -> Expr:
+        if x.kind == "axis":
+            moved = x.data == self.axis and not _is_zero(self.start)
+            return op("add", x, size(self.start)) if moved else x
+        if x.kind == "load":
+            mask = self._mask(x.data)
+            if _is(mask, False):
+                return const(False if x.dtype == "bool" else 0, x.dtype)
+            return replace(x, data=self._place(x.data, mask))
+        if _tests(x, self.nest) and x.args[0].data == self.axis:
+            before = value_of(self.stop) <= value_of(x.args[1].data)
+            return const(before if x.kind == "lt" else not before, "bool")
+        args = tuple(self.made[id(a)] for a in x.args)
+        known = _FOLDED[x.kind](args) if x.kind in _FOLDED else None
+        return known or (replace(x, args=args) if args else x)
+
+    def _mask(self, place: Access) -> Expr | None:
+        return None if place.mask is None else self.made[id(place.mask)]
+
+    def _place(self, place: Access, mask: Expr | None) -> Access:
+        offset = place.offset + place.strides[self.axis] * self.start
+        extra = None if place.extra is None else self.made[id(place.extra)]
+        return replace(place, offset=offset, extra=extra, mask=None if _is(mask, True) else mask)
+
+
+def _is(x: Expr | None, known: bool) -> bool:
+    return x is not None and x.kind == "const" and x.dtype == "bool" and x.data is known
+
+
+def _is_zero(n: Int) -> bool:
+    return not isinstance(n, Number) and n == 0
+
+
+def _either(args: tuple[Expr, ...]) -> Expr | None:
+    return args[1] if _is(args[0], True) else args[2] if _is(args[0], False) else None
+
+
+def _both(args: tuple[Expr, ...]) -> Expr | None:
+    if _is(args[0], False) or _is(args[1], True):
+        return args[0]
+    return args[1] if _is(args[0], True) or _is(args[1], False) else None
+
+
+_FOLDED: dict[str, Callable[[tuple[Expr, ...]], Expr | None]] = {"where": _either, "and": _both}
+"""What is known of operators some of whose operands are known truth values."""
