@@ -19,6 +19,8 @@ from contestants import torchair_backend
 from inside import driver_of, layers_of
 from workloads import WORKLOADS
 
+import torchair
+
 Inputs = tuple[torch.Tensor, ...]
 
 
@@ -36,6 +38,7 @@ def _plus_one() -> tuple[torch.nn.Module, Inputs]:
 MODELS: dict[str, Callable[[], tuple[torch.nn.Module, Inputs]]] = {
     "x + 1 on 2 x 2": _plus_one,
     "tiny MLP b1, 64 parameters": WORKLOADS["tiny MLP b1"].build,
+    "Llama tiny decode": WORKLOADS["Llama tiny decode"].build,
 }
 
 
@@ -76,6 +79,7 @@ def depths(model: torch.nn.Module, inputs: Inputs, frozen: bool) -> dict[str, Ca
     calls = {
         "eager": lambda: model(*inputs),
         "all": compiled(torchair_backend(frozen)),
+        "direct": direct(model, inputs, frozen),
         "dynamo": compiled(empty_backend(result)),
         "aot": compiled(empty_aot_backend(result)),
         "boxed": lambda: boxed(layers.arguments),
@@ -85,6 +89,16 @@ def depths(model: torch.nn.Module, inputs: Inputs, frozen: bool) -> dict[str, Ca
     if driver is not None:
         calls["driver"] = driver
     return calls
+
+
+def direct(model: torch.nn.Module, inputs: Inputs, frozen: bool) -> Callable[[], Any]:
+    """The call without Dynamo and AOTAutograd: torchair.compile."""
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = frozen
+    made = torchair.compile(model, inputs, config=config)
+    for _ in range(3):  # the quick way is there from the third call on
+        made(*inputs)
+    return lambda: made(*inputs)
 
 
 def split(times: dict[str, float]) -> dict[str, float]:
@@ -109,8 +123,12 @@ def show(name: str, times: dict[str, float]) -> None:
     for part, seconds in parts.items():
         shown.add_row(part, f"{seconds * 1e6:.1f}", f"{seconds / times['all']:.0%}")
     shown.add_section()
-    for part in ("the whole compiled call", "eager"):
-        seconds = times["eager" if part == "eager" else "all"]
+    whole = {
+        "the whole call through torch.compile": times["all"],
+        "the whole call through torchair.compile": times["direct"],
+        "eager": times["eager"],
+    }
+    for part, seconds in whole.items():
         shown.add_row(part, f"{seconds * 1e6:.1f}", f"{seconds / times['all']:.0%}")
     console.print(shown)
 
