@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import aot_module_simplified
 
+import torchair
 from common import console, interleaved, table, warn_if_busy
 from contestants import torchair_backend
 from inside import driver_of, layers_of
 from workloads import WORKLOADS
-
-import torchair
 
 Inputs = tuple[torch.Tensor, ...]
 

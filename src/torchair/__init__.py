@@ -35,6 +35,7 @@ _LAZY = {
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.patterns",
     "ge": "torchair.ge",
+    "inference": "torchair.inference",
     "scope": "torchair.scope",
 }
 

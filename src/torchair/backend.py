@@ -10,9 +10,10 @@ from typing import Any
 from torchair.configs.aliases import apply_options
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.options import TORCH_MODES
+from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES
 from torchair.configs.section import given
 from torchair.errors import UnsupportedModeError
+from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.ops.library import mark_side_effects
 from torchair.store import atomic_write
@@ -103,13 +104,15 @@ def compile_with_aot(
     from torchair.fx.whole import kept_whole
     from torchair.pipeline import NpuFxCompiler
 
+    gears = _gears(gm, example_inputs, config)
     mark_side_effects()  # before AOTAutograd removes what nobody reads
     directory = model_directory(speaker)
     if directory is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
-        compiler = spoken_by(speaker, NpuFxCompiler(config, Trace(phase, directory), training))
+        trace = Trace(phase, directory)
+        compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
         return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations
@@ -124,6 +127,22 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+
+
+def _gears(
+    gm: Any, inputs: Sequence[Any], config: CompilerConfig
+) -> Sequence[Mapping[str, int]]:
+    """Sizes that the user has set gears for; guards keep calls to them. The modes that capture
+    have a graph for each size anyway."""
+    if config.mode.value != MAX_AUTOTUNE:
+        return ()
+    found = gears_of(inputs)
+    if not found:
+        return ()
+    traced = traced_inputs(gm)
+    merged = combinations(traced, found, config.inference_config.dynamic_gears_merge_policy.value)
+    keep_to_gears(traced, found)
+    return merged
 
 
 def opaque(compiler: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,13 +63,15 @@ class NpuFxCompiler:
         trace: Trace | None = None,
         training: bool = False,
         static: frozenset[int] | None = None,
+        gears: Sequence[Mapping[str, int]] = (),
     ) -> None:
         """`training` is for graphs whose results a backward graph reads later; `static` are the
-        arguments that are parameters, where AOTAutograd does not know."""
+        arguments that are parameters, where AOTAutograd does not know; `gears` the sizes, by
+        symbol, that plans are made for ahead."""
         self.config = config if config is not None else CompilerConfig()
         self._trace = trace
         self._training = training
-        self._static = static
+        self._static, self._gears = static, gears
 
     @pretty_error_msg
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
@@ -120,7 +122,7 @@ class NpuFxCompiler:
         conversion = _convert(gm, inputs, settings, static, _next_name())
         if settings.graph_dump_type is not None:
             _dump_original(conversion, settings)
-        graph = GeConcreteGraph(conversion, settings, device_of(inputs))
+        graph = GeConcreteGraph(conversion, settings, device_of(inputs), self._gears)
         graph.optimize_graph_without_runtime(trace)
         if device_of(inputs).replays and not self._training and ReplayedGraph.suits(graph):
             info = describe(gm, conversion.graph.name, static, ReplayedGraph.OPTIONS)

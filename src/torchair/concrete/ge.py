@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from torchair.concrete.ahead import gear_options, plan_ahead
 from torchair.concrete.base import ConcreteGraph
 from torchair.configs.settings import Settings
 from torchair.devices import Device
@@ -18,10 +23,15 @@ from torchair.trace import Trace
 class GeConcreteGraph(GraphCall, ConcreteGraph):
     """A converted FX graph in the engine."""
 
-    def __init__(self, conversion: Conversion, settings: Settings, device: Device) -> None:
+    def __init__(
+        self, conversion: Conversion, settings: Settings, device: Device,
+        gears: Sequence[Mapping[str, int]] = (),
+    ) -> None:  # fmt: skip
+        """`gears` are sizes by symbol that are planned at the first call, whatever that has."""
         super().__init__(conversion.graph, conversion.signature, device)
         self.generic = conversion.generic
         self._settings = settings
+        self._gears = gears if self.graph.is_dynamic else ()
 
     def optimize_graph_without_runtime(self, trace: Trace) -> None:
         kind = self._settings.graph_dump_type or "pbtxt"
@@ -35,7 +45,16 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         self.ready()
 
     def options(self) -> tuple[dict[str, str], dict[str, str]]:
-        return dict(self._settings.local_options), dict(self._settings.global_options)
+        local = dict(self._settings.local_options)
+        if self._gears:
+            local |= gear_options(self.graph, self._gears)
+        return local, dict(self._settings.global_options)
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        super().compile(inputs)
+        if self._gears and inputs is not None:
+            gears, self._gears = self._gears, ()
+            plan_ahead(self, inputs, gears)
 
     def report(self, seconds: float) -> None:
         self._show()

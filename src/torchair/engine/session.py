@@ -314,6 +314,12 @@ class TorchNpuGraph:
             return None
         return DirectProgram(pool.plan), session.held
 
+    def plan_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Have a plan for inputs like these, compiled and bound, before they come."""
+        pool = self.edition_for(inputs)._find(inputs)
+        if not isinstance(pool, GraphDump):
+            pool.prepare()
+
     def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
         """Outputs of the graph by a program made for this run: what a device records. All memory
         that the program needs is allocated now."""
