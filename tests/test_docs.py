@@ -25,6 +25,7 @@ PROGRAMS = {
     "examples/gpu_kernel.py": ("kernels for sm_90", ["docs/gpu_engine.md"]),
     "examples/streams.py": ("", ["docs/streams.md"]),
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
+    "examples/deploy.py": ("three gears: equal to eager", ["docs/deploy.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
 
@@ -84,6 +85,7 @@ def test_readme_example_runs(tmp_path):
         ("cpu_engine.md", "native.py"),
         ("npugraph_ex.md", "replay.py"),
         ("custom_ops.md", "own_operators.py"),
+        ("deploy.md", "deploy.py"),
     ],
 )
 def test_quoted_code_is_the_one_that_runs(page, program):
