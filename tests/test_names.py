@@ -51,6 +51,7 @@ OLD_NAMES = {
         "_normalize_ge_option", "ExecutorType", "Placement", "_normalize_ge_graph",
         "torch_type_to_ge_type",
     ],
+    "torchair._ge_concrete_graph.ge_graph": ["DataType", "GeGraph", "torch_type_to_ge_type"],
     "torchair._ge_concrete_graph.compat_ir": ["IrDef", "IrElement", "ge_op", "is_cann_compat"],
     "torchair._ge_concrete_graph.ge_ir_pb2": [
         "ModelDef", "GraphDef", "OpDef", "TensorDescriptor", "AttrDef",

@@ -187,3 +187,53 @@ def test_dropout_that_is_computed_again_is_the_same():
     total = torch.compile(loss, backend=torchair.get_npu_backend())(x)
     total.backward()
     torch.testing.assert_close(x.grad.sum(), total.detach())
+
+
+# ---- the backward of a loss in the same call
+
+
+class WithLoss(nn.Module):
+    """Results of a model, and a loss; a buffer that training updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.linear(x)) * scale
+        return y, y.square().mean()
+
+
+def with_loss(mode: str, loss: int) -> Any:
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    config.experimental_config.aot_config_enable_joint_graph = True
+    config.experimental_config.aot_config_output_loss_index = loss
+    return torchair.get_npu_backend(compiler_config=config)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_a_call_runs_the_backward_of_its_loss(mode):
+    mine = WithLoss()
+    theirs, exact = copy.deepcopy(mine), copy.deepcopy(mine).double()
+    call = torch.compile(mine, backend=with_loss(mode, 1), fullgraph=True)
+    scales = [torch.ones(4, dtype=d, requires_grad=True) for d in (torch.float32,) * 2]
+    scales.append(torch.ones(4, dtype=torch.float64, requires_grad=True))
+    for n in (5, 5, 7):
+        x = torch.randn(n, 6)
+        results = call(x, scales[0])
+        eager, reference = theirs(x, scales[1]), exact(x.double(), scales[2])
+        eager[1].backward()
+        reference[1].backward()
+        assert not any(r.requires_grad for r in results)
+        assert_close(results, [r.detach() for r in eager], [r.detach() for r in reference])
+    found = [[*(p.grad for p in m.parameters()), s.grad, m.norm.running_mean]
+             for m, s in zip((mine, theirs, exact), scales, strict=True)]  # fmt: skip
+    assert_close(*found)
+
+
+def test_a_loss_that_is_not_there():
+    call = torch.compile(lambda x: x * 2, backend=with_loss("max-autotune", 3))
+    with pytest.raises(IndexError, match="output_loss_index is 3, but the graph has 1 results"):
+        call(torch.ones(2, requires_grad=True))

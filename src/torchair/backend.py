@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from torchair.configs.aliases import apply_options
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
@@ -117,7 +119,7 @@ def compile_with_aot(
 
     keep = config.experimental_config.keep_inference_input_mutations
     with kept_whole():
-        return aot_module_simplified(
+        call = aot_module_simplified(
             gm,
             list(example_inputs),
             fw_compiler=stage("forward"),
@@ -127,6 +129,26 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+    if not config.experimental_config.aot_config_enable_joint_graph:
+        return call
+    return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))
+
+
+def with_backward(call: Callable[..., Any], loss: int) -> Callable[..., Any]:
+    """A call that runs the backward of one of its results as well. Gradients are in `.grad` when
+    it returns, and its results have no history."""
+
+    def run(*args: Any) -> list[Any]:
+        results = list(call(*args))
+        if not 0 <= loss < len(results):
+            raise IndexError(
+                f"aot_config_output_loss_index is {loss}, but the graph has {len(results)} results"
+            )
+        if getattr(results[loss], "requires_grad", False):
+            results[loss].backward()
+        return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+    return run
 
 
 def _gears(

@@ -92,6 +92,7 @@ TABLE: dict[str, dict[str, str]] = {
         "_normalize_ge_option": "torchair.concrete.GeConcreteGraph.options",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
+    "torchair._ge_concrete_graph.ge_graph": {"*": "torchair.ge._ge_graph"},
     "torchair._ge_concrete_graph.compat_ir": {"*": "torchair.ge.compat"},
     "torchair._ge_concrete_graph.ge_ir_pb2": {"*": "torchair.serde.ge_ir"},
     "torchair._ge_concrete_graph.ge_converter": _PACKAGE,
