@@ -26,6 +26,7 @@ PROGRAMS = {
     "examples/streams.py": ("", ["docs/streams.md"]),
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
     "examples/deploy.py": ("three gears: equal to eager", ["docs/deploy.md"]),
+    "examples/export.py": ("", ["docs/deploy.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
 

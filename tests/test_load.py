@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 import torchair
+from torchair import cli
 from torchair.deploy.runnable import Runnable
-from torchair.errors import InputError, SerializationError
+from torchair.errors import InputError, SerializationError, TorchairError
+from torchair.ge import attrs as attr
 from torchair.pipeline import NpuFxCompiler
-from torchair.serde import from_bytes, to_bytes
+from torchair.serde import from_bytes, to_bytes, write_graph
 from torchair.serde.convention import from_text, to_text
 
 ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
@@ -145,3 +149,135 @@ def test_a_damaged_convention_is_an_error_of_its_own(damage: tuple[str, str]) ->
     assert damage[0] in made.text
     with pytest.raises(SerializationError):
         from_text(made.text.replace(*damage, 1))
+
+
+class Small(torch.nn.Module):
+    """A state, weights above and below what is mapped, several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 40), torch.nn.Linear(40, 40)
+        self.register_buffer("seen", torch.zeros(40))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        self.seen.add_(1)
+        return torch.softmax(self.second(self.first(x)), -1) * self.seen + mask, x.cumsum(0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Small]:
+    torch.manual_seed(0)
+    folder, model = tmp_path_factory.mktemp("small"), Small()
+    torchair.dynamo_export(
+        torch.randn(3, 4), torch.randn(40), model=model, export_path=str(folder), dynamic=True
+    )
+    return folder / "export.air", model
+
+
+def test_large_weights_stay_in_the_file(small: tuple[Path, Small]) -> None:
+    file, model = small
+    loaded = torchair.load(file)
+    weights = [t for t in loaded._run._bound if t.shape == (40, 40)]
+    assert torch.equal(weights[0], model.second.weight.detach())
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    maps = [line for line in lines if line.endswith(str(file))]
+    spans = [[int(x, 16) for x in line.split()[0].split("-")] for line in maps]
+    assert any(a <= weights[0].data_ptr() < b for a, b in spans)
+    before = file.read_bytes()
+    weights[0].zero_()
+    assert file.read_bytes() == before
+
+
+def test_arguments_by_name_and_missing_ones(small: tuple[Path, Small]) -> None:
+    loaded = torchair.load(small[0], frozen_parameter=True)
+    x, mask = torch.randn(5, 4), torch.randn(40)
+    with torch.no_grad():
+        expected = torch.softmax(small[1].second(small[1].first(x)), -1) + mask
+    assert_close(loaded(mask=mask, x=x)[0], expected)
+    assert str(loaded.inputs[0]) == "x: float32 [-1, 4]" and len(loaded.outputs) == 2
+    with pytest.raises(InputError, match="an argument is missing"):
+        loaded(x)
+    with pytest.raises(InputError, match="too many arguments"):
+        loaded(x, mask, x)
+    with pytest.raises(InputError, match="does not fit"):
+        loaded(x, mask[:3])
+
+
+def test_damaged_files_are_refused(small: tuple[Path, Small], tmp_path: Path) -> None:
+    data, chance = small[0].read_bytes(), random.Random(0)
+    refused = 0
+    for k in range(120):
+        damaged = bytearray(data[: chance.randrange(len(data))] if k % 3 == 0 else data)
+        for _ in range(chance.choice((1, 1, 4))):
+            if damaged:
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        (tmp_path / "x.air").write_bytes(damaged)
+        try:
+            torchair.load(tmp_path / "x.air")(torch.randn(3, 4), torch.randn(40))
+        except TorchairError:
+            refused += 1
+    assert 40 <= refused < 120  # damage inside of a weight or a name is not seen
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 zip", b"\x80\x04 pickle", bytes(5000)])
+def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.air").write_bytes(content)
+    with pytest.raises(SerializationError, match=r"x\.air"):
+        torchair.load(tmp_path / "x.air")
+    with pytest.raises(SerializationError, match="cannot read"):
+        torchair.load(tmp_path / "missing.air")
+
+
+def test_a_file_reaches_neither_files_nor_python(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(16))
+    folder = tmp_path / "model"
+    graph = from_bytes(stored(lambda x: x.digamma() + 1, torch.randn(4)).graph)
+    write_graph(graph, folder / "good.air", "air")
+    with torch.no_grad():
+        assert_close(torchair.load(folder / "good.air")(torch.ones(4)), torch.ones(4).digamma() + 1)
+    node = next(n for n in graph.nodes if n.type == "TorchCall")
+    for target in ("aten::from_file", "object:0:eval", "higher_order::print"):
+        node.attrs["target"] = attr.Str(target)
+        write_graph(graph, folder / "bad.air", "air")
+        with pytest.raises(SerializationError, match="which files may not"):
+            torchair.load(folder / "bad.air")
+    node.attrs["target"] = attr.Str("no::such_operator")
+    write_graph(graph, folder / "bad.air", "air")
+    with pytest.raises(SerializationError, match="no operator"):
+        torchair.load(folder / "bad.air")
+    graph = from_bytes(stored(lambda x: x + torch.ones(4), torch.randn(4)).graph)
+    _as_file_constant(graph, str(secret))
+    write_graph(graph, folder / "outside.air", "air")
+    with pytest.raises(SerializationError, match="not beside the model"):
+        torchair.load(folder / "outside.air")
+
+
+def _as_file_constant(graph: Any, path: str) -> None:
+    (data,) = [n for n in graph.data]
+    data.type = "FileConstant"
+    data.attrs = {
+        "shape": attr.ListInt([4]), "dtype": attr.DataType(0), "file_path": attr.Str(path),
+        "file_id": attr.Str(""),
+    }  # fmt: skip
+
+
+def test_run_air(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None:
+    x, mask = torch.randn(3, 4), torch.randn(40)
+    np.save(tmp_path / "x.npy", x.double().numpy())
+    np.save(tmp_path / "mask.npy", mask.numpy())
+    file = str(small[0])
+    assert cli.main(["run-air", file]) == 0
+    shown = capsys.readouterr().out
+    assert "input 0: x: float32 [-1, 4]" in shown and "result 1:" in shown
+    arguments = ["--input", f"mask={tmp_path}/mask.npy", "--input", f"{tmp_path}/x.npy"]
+    assert cli.main(["run-air", file, *arguments, "--output", str(tmp_path), "--repeat", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "first call:" in shown and "2 calls: median" in shown
+    with torch.no_grad():
+        expected = torch.softmax(small[1].second(small[1].first(x)), -1) + mask
+    assert_close(torch.from_numpy(np.load(tmp_path / "result_0.npy")), expected)
+    assert cli.main(["run-air", file, *arguments[:2]]) == 1
+    assert "no --input for x" in capsys.readouterr().out
+    assert cli.main(["run-air", str(tmp_path / "mask.npy")]) == 1
+    assert "not a GE model" in capsys.readouterr().out

@@ -15,14 +15,18 @@ from torchair.log import logger
 if TYPE_CHECKING:
     from torchair.convert.registry import register_fx_node_ge_converter
     from torchair.deploy.compiled import compile
+    from torchair.deploy.export import dynamo_export
+    from torchair.deploy.load import load
     from torchair.fx.passes.patterns import register_replacement
     from torchair.hcom import patch_for_hcom
 
 __all__ = [
     "CompilerConfig",
     "compile",
+    "dynamo_export",
     "get_compiler",
     "get_npu_backend",
+    "load",
     "logger",
     "patch_for_hcom",
     "register_fx_node_ge_converter",
@@ -31,6 +35,8 @@ __all__ = [
 
 _LAZY = {
     "compile": "torchair.deploy.compiled",
+    "dynamo_export": "torchair.deploy.export",
+    "load": "torchair.deploy.load",
     "patch_for_hcom": "torchair.hcom",
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.patterns",

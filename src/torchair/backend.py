@@ -89,10 +89,12 @@ def compile_with_aot(
     config: CompilerConfig,
     decompositions: dict[Any, Any],
     speaker: TorchairLogger = logger,
+    finish: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Forward, backward and inference graphs of a Dynamo graph, each through the pipeline.
 
-    `speaker` is the logger of the surface that the user called.
+    `speaker` is the logger of the surface that the user called. `finish` gets each FX graph and
+    what was compiled of it, and gives what runs instead.
     """
     from torch._dynamo.utils import flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
@@ -115,6 +117,8 @@ def compile_with_aot(
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
+        if finish is not None:
+            return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
         return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations

@@ -1,7 +1,7 @@
 """The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
 keeps timelines of its graphs, `torchair check` looks for stream problems in a graph file,
-`torchair run` runs an Ascend script anywhere, `torchair cache` shows or clears the kernels on disk,
-`torchair env` describes this machine."""
+`torchair run` runs an Ascend script anywhere, `torchair run-air` runs a model file, `torchair
+cache` shows or clears the kernels on disk, `torchair env` describes this machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 from torchair.catalog import infer
 from torchair.codegen.kept import store
 from torchair.convert.table import lines
+from torchair.deploy import run_air
 from torchair.emulate import launcher, report
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
@@ -44,12 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="races and deadlocks of streams in a graph file")
     check.add_argument("file", help="a graph: .py, .txt or .air")
     launcher.add_options(commands.add_parser("run", help="run a script, with an emulated npu"))
+    run_air.add_options(commands.add_parser("run-air", help="run a model file on arrays"))
     cache = commands.add_parser("cache", help="kernels that are kept on disk")
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
     commands.add_parser("env", help="versions and hardware, for bug reports")
     options = parser.parse_args(arguments)
     if options.command == "run":
         return launcher.run(launcher.options_of(options))
+    if options.command == "run-air":
+        return run_air.run(options)
     if options.command == "env":
         print(report.environment())
         return 0

@@ -204,6 +204,7 @@ def _convert(
         fold_views=settings.enable_view_optimize,
         strict=settings.strict_converters,
         static_args=static,
+        record_modules=settings.record_modules,
     ).run(*inputs)
     generic = conversion.generic
     if generic:

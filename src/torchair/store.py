@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,8 +26,13 @@ def private_dir(path: str | os.PathLike[str], mode: int = DIRECTORY_MODE) -> Pat
     return folder
 
 
-def atomic_write(path: str | os.PathLike[str], data: bytes, mode: int = FILE_MODE) -> Path:
-    """Write a file under a temporary name beside `path`, then rename it over `path`.
+def atomic_write(
+    path: str | os.PathLike[str],
+    data: bytes | Sequence[bytes | memoryview],
+    mode: int = FILE_MODE,
+) -> Path:
+    """Write a file under a temporary name beside `path`, then rename it over `path`. `data` may be
+    in pieces, which are not joined in memory.
 
     Parents are created. A symbolic link, a folder or a file that we may not write is left as it
     is, with a RuntimeError; overwriting another user's file is allowed but warned about.
@@ -36,7 +42,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes, mode: int = FILE_MOD
     _check_target(target)
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        _write_new(temporary, data, mode)
+        _write_new(temporary, [data] if isinstance(data, bytes) else data, mode)
         os.replace(temporary, target)
     except OSError as error:
         with suppress(OSError):
@@ -58,7 +64,7 @@ def _check_target(target: Path) -> None:
         warnings.warn(f"{target} belongs to another user; choose another folder if that is wrong")
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
+def _write_new(path: Path, pieces: Sequence[bytes | memoryview], mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, mode), "wb") as file:
-        file.write(data)
+        file.writelines(pieces)

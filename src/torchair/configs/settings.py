@@ -144,6 +144,9 @@ class Settings:
         Mapping[str, bool], Source("ge_config.optimization_switch", parse_switches)
     ]
     fusion_switch_file: Annotated[str | None, Source("fusion_config.fusion_switch_file", _text)]
+    record_modules: Annotated[
+        bool, Source("export.experimental.enable_record_nn_module_stack", bool)
+    ]
     export_mode: Annotated[bool, Source("export.export_mode", bool)]
 
     local_options: Mapping[str, Any]

@@ -43,3 +43,10 @@ def _annotated(node: fx.Node) -> str:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return f'{node.name}: "Sym({value})"'
     return node.name
+
+
+def module_path(node: fx.Node) -> str:
+    """Names of the modules that a node was traced in, as `layers.0.mlp`; "" outside of all."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.partition("].")[2] if path.startswith("L[") else path

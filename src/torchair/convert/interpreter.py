@@ -20,7 +20,7 @@ from torchair import ge
 from torchair.convert import functional
 from torchair.convert.aliases import bases
 from torchair.convert.automatic import automatic_entry
-from torchair.convert.comments import origin_of
+from torchair.convert.comments import module_path, origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.inference_rule import attach_rule, is_users
 from torchair.convert.registry import Decline, Entry, find
@@ -67,6 +67,7 @@ class GraphConverter:
         fold_views: bool = True,
         strict: bool = False,
         static_args: frozenset[int] = frozenset(),
+        record_modules: bool = False,
     ) -> None:
         self.gm = gm
         self.graph = Graph(name, infer)
@@ -76,6 +77,7 @@ class GraphConverter:
         self._fold_views = fold_views
         self._strict = strict
         self._static = static_args
+        self._record_modules = record_modules
         self._scopes = Scopes()
         self._env: dict[fx.Node, ValuePack] = {}
         self._texts: set[str] = set()
@@ -177,6 +179,9 @@ class GraphConverter:
         npu = self._dispatch(node, meta)
         created = self.graph.newest(len(self.graph) - first)
         self._finish(node, meta, npu, created)
+        if self._record_modules and (path := module_path(node)):
+            for made in created:
+                made.attrs["nn_module_stack"] = attr.Str(path)
         if any(is_users(n.type) for n in created):
             self._attach_rule(node, created)
         self._env[node] = ValuePack(meta, npu)

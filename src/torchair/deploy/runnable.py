@@ -108,9 +108,9 @@ class _Call(GraphCall):
         return self._options
 
 
-def convention_of(graph: Graph, device: str = "cpu") -> Convention:
+def convention_of(graph: Graph, device: str = "cpu", updates: bool = True) -> Convention:
     """How a graph is called of which nothing but itself is known: inputs by their index, results as
-    NetOutput has them. Assigns to inputs become outputs that update them."""
+    NetOutput has them. With `updates`, Assigns to inputs become outputs that update them."""
     sources = [InputSource((i,), dtype=n.outputs[0].dtype) for i, n in enumerate(graph.data)]
     output = graph.output
     if output is None:
@@ -120,7 +120,8 @@ def convention_of(graph: Graph, device: str = "cpu") -> Convention:
         for k, v in enumerate(output.values())
     ]
     state = GraphState(sources)
-    mapping_assign_op_to_graph_output(graph, state)
+    if updates:
+        mapping_assign_op_to_graph_output(graph, state)
     symbols: dict[str, tuple[int, int | None]] = {}
     for i, node in enumerate(graph.data):
         for k, d in enumerate(node.outputs[0].shape or ()):

@@ -154,38 +154,63 @@ def shortest_float(value: float) -> float:
     return value
 
 
-def write_tensor(target: Any, tensor: torch.Tensor, code: int, layout: str = "ND") -> None:
-    """Fill a TensorDef: description and raw elements."""
+def write_tensor(
+    target: Any, tensor: torch.Tensor, code: int, layout: str = "ND", payload: bool = True
+) -> None:
+    """Fill a TensorDef: description and, with `payload`, raw elements."""
     target.desc.dtype = wire_dtype(code)
     target.desc.layout = layout
     target.desc.shape.SetInParent()
     target.desc.shape.dim.extend(tensor.shape)
-    target.data = tensor_bytes(tensor)
+    if payload:
+        target.data = tensor_bytes(tensor)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order as they lie in memory."""
+    return bytes(tensor_memory(tensor))
+
+
+def tensor_memory(tensor: torch.Tensor) -> memoryview:
+    """The same without a copy, where the tensor is contiguous and on the host."""
     if tensor.device.type == "meta" or tensor.is_quantized or tensor.layout != torch.strided:
         raise SerializationError(f"a {tensor.dtype} tensor on {tensor.device} has no plain bytes")
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
+    if not flat.nbytes:
+        return memoryview(b"")
+    return memoryview(flat.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def read_tensor(source: Any) -> torch.Tensor:
-    """The tensor of a TensorDef."""
-    dims = list(source.desc.shape.dim)
-    code = ge_dtype(source.desc.dtype)
+def read_tensor(source: Any, data: memoryview | None = None) -> torch.Tensor:
+    """The tensor of a TensorDef; over `data` in place of its own bytes, as long as kernels can read
+    them there."""
+    given = source.data if data is None else data
+    return read_elements(list(source.desc.shape.dim), ge_dtype(source.desc.dtype), given)
+
+
+def read_elements(dims: list[int], code: int, data: bytes | memoryview) -> torch.Tensor:
+    """A tensor of these bytes: a copy of `bytes`, while other memory stays where it is."""
     try:
         dtype = ge_to_torch(code)
     except RuntimeError as error:
         raise SerializationError(f"holds a tensor of {dtype_name(code)}: {error}") from error
     if dtype in _QUANTISED:
         raise SerializationError(f"holds a quantised tensor ({dtype}), which is not read")
-    if any(d < 0 for d in dims) or math.prod(dims) * dtype.itemsize != len(source.data):
+    if any(d < 0 for d in dims) or math.prod(dims) * dtype.itemsize != len(data):
         raise SerializationError(
-            f"holds {len(source.data)} bytes for a {dtype_name(code)} tensor of dims {dims}"
+            f"holds {len(data)} bytes for a {dtype_name(code)} tensor of dims {dims}"
         )
-    return _filled(dims, dtype, source.data)
+    if isinstance(data, bytes) or not len(data):
+        return _filled(dims, dtype, bytes(data))
+    return _over(dims, dtype, data)
+
+
+def _over(dims: list[int], dtype: torch.dtype, data: memoryview) -> torch.Tensor:
+    """A tensor in memory that somebody else has, or a copy where that begins at an odd place."""
+    memory = torch.frombuffer(data, dtype=torch.uint8)
+    if memory.data_ptr() % max(dtype.itemsize, 16):
+        memory = memory.clone()
+    return memory.view(dtype).reshape(dims)
 
 
 def _filled(dims: list[int], dtype: torch.dtype, data: bytes) -> torch.Tensor:

@@ -12,7 +12,12 @@ from torchair.serde.proto import to_message
 
 def to_pbtxt(graph: Graph) -> str:
     """One block an operator; attributes and tensor descriptions are shown as their text."""
-    return "".join(_block(op) for op in to_message(graph).op)
+    return pbtxt_of(to_message(graph))
+
+
+def pbtxt_of(message: Any) -> str:
+    """The same of a GraphDef."""
+    return "".join(_block(op) for op in message.op)
 
 
 def _block(op: Any) -> str:

@@ -17,7 +17,7 @@ from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, is_static, on_wire
 from torchair.serde import schema
 from torchair.serde.codec import MAX_BYTES, wire_dtype, write_attr, write_attrs, write_tensor
-from torchair.serde.reader import default_content, read_graph_def
+from torchair.serde.reader import SOURCES, default_content, read_graph_def
 from torchair.serde.symbols import dims_text
 
 Infer = Callable[[Node], Sequence[Fact]]
@@ -30,10 +30,10 @@ def to_model(graph: Graph) -> Any:
     return model
 
 
-def to_message(graph: Graph) -> Any:
-    """The GraphDef of this graph."""
+def to_message(graph: Graph, payloads: bool = True) -> Any:
+    """The GraphDef of this graph; without `payloads`, values of constants are described only."""
     message = schema.message("GraphDef")()
-    _write_graph(message, graph)
+    _write_graph(message, graph, payloads)
     return message
 
 
@@ -43,9 +43,9 @@ def to_bytes(graph: Graph) -> bytes:
     try:
         data = bytes(model.SerializeToString(deterministic=True))
     except Exception as error:  # the messages are complete, so size is what protobuf objects to
-        raise _too_big(graph, model.ByteSize()) from error
+        raise too_big(graph, model.ByteSize()) from error
     if len(data) > MAX_BYTES:
-        raise _too_big(graph, len(data))
+        raise too_big(graph, len(data))
     return data
 
 
@@ -74,7 +74,8 @@ def from_bytes(
     return read_graph_def(model.graph[0], infer, file)
 
 
-def _too_big(graph: Graph, size: int) -> SerializationError:
+def too_big(graph: Graph, size: int) -> SerializationError:
+    """The error of a graph that the format has no room for."""
     return SerializationError(
         f"graph {graph.name!r} takes {size} bytes, the format ends at {MAX_BYTES}",
         hint="keep large weights out of the graph, as inputs or as FileConstant",
@@ -82,17 +83,17 @@ def _too_big(graph: Graph, size: int) -> SerializationError:
 
 
 @unset_fake_temporarily()
-def _write_graph(target: Any, graph: Graph) -> None:
+def _write_graph(target: Any, graph: Graph, payloads: bool = True) -> None:
     payload = sum(a.value.nbytes for n in graph.nodes for a in n.attrs.values() if _is_tensor(a))
-    if payload > MAX_BYTES:
-        raise _too_big(graph, payload)
+    if payload > MAX_BYTES and payloads:
+        raise too_big(graph, payload)
     with _position("graph"):
         target.name = graph.name
         write_attrs(target.attr, graph.attrs)
     descs: dict[Value, Any] = {}
     for node in graph.nodes:
         with _position(f"node {node.name!r}"):
-            _write_node(target.op.add(), node, descs)
+            _write_node(target.op.add(), node, descs, payloads)
 
 
 def _is_tensor(attr: Attr) -> bool:
@@ -111,7 +112,7 @@ def _position(where: str) -> Iterator[None]:
         raise SerializationError(f"cannot be written: {error}", position=where) from error
 
 
-def _write_node(op: Any, node: Node, descs: dict[Value, Any]) -> None:
+def _write_node(op: Any, node: Node, descs: dict[Value, Any], payloads: bool) -> None:
     op.name, op.type = node.name, node.type
     if node.type in ("Data", "RefData") and not node.inputs and node.outputs:
         _add_desc(op.input_desc, "x", _desc(node.outputs[0], descs))
@@ -120,8 +121,8 @@ def _write_node(op: Any, node: Node, descs: dict[Value, Any]) -> None:
         _check_member(node, before)
         op.input.append(f"{before.name}:-1")
     for name, attr in node.attrs.items():
-        if node.type == "Const" and name == "value" and attr.kind == "Tensor":
-            _write_const(op.attr[name], node, attr)
+        if node.type in SOURCES and name == "value" and attr.kind == "Tensor":
+            _write_const(op.attr[name], node, attr, payloads)
         else:
             write_attr(op.attr[name], attr)
     for value in node.outputs:
@@ -191,12 +192,13 @@ def _write_content(desc: Any, value: Value) -> None:
         desc.attr["_sym_value"].s = dims_text(numbers, f"{value.node.name}_value").encode()
 
 
-def _write_const(target: Any, node: Node, attr: Attr) -> None:
-    """The payload of a Const, described by the data type of its output where that fits."""
+def _write_const(target: Any, node: Node, attr: Attr, payload: bool) -> None:
+    """The payload of a Const, or of an input that begins with a value, described by the data type
+    of its output where that fits."""
     code = node.outputs[0].dtype if node.outputs else DataType.DT_UNDEFINED
     own = torch_to_ge(attr.value.dtype)
     write_tensor(target.t, attr.value, code if _holds(code, attr.value) else own,
-                 _layout(node.outputs[0]) if node.outputs else "ND")  # fmt: skip
+                 _layout(node.outputs[0]) if node.outputs else "ND", payload)  # fmt: skip
 
 
 def _holds(code: int, tensor: torch.Tensor) -> bool:

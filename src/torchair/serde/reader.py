@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import GraphError, SerializationError, TorchairError
@@ -19,7 +20,8 @@ from torchair.ge.shapes import Shape, Sym, on_wire, symbol
 from torchair.serde.codec import ge_dtype, read_attrs
 from torchair.serde.symbols import parse_dims
 
-_SOURCES = ("Data", "RefData", "Const")
+SOURCES = ("Data", "RefData", "Const")
+PADDING = "_padding"  # an attribute that is there for the place of the next one in the file
 
 
 @unset_fake_temporarily()
@@ -27,16 +29,23 @@ def read_graph_def(
     message: Any,
     infer: Callable[[Node], Sequence[Fact]] | None = None,
     file: str | os.PathLike[str] | None = None,
+    payloads: Mapping[int, torch.Tensor] | None = None,
 ) -> Graph:
-    """The graph of a GraphDef, nodes in file order."""
-    return _Reader(message, file).read(infer)
+    """The graph of a GraphDef, nodes in file order. `payloads` are attributes `value` that the
+    message lacks, by the position of their operator."""
+    return _Reader(message, file, payloads or {}).read(infer)
 
 
 class _Reader:
     """One GraphDef on its way to a graph: all nodes first, then all edges."""
 
-    def __init__(self, message: Any, file: str | os.PathLike[str] | None) -> None:
-        self.message = message
+    def __init__(
+        self,
+        message: Any,
+        file: str | os.PathLike[str] | None,
+        payloads: Mapping[int, torch.Tensor],
+    ) -> None:
+        self.message, self.payloads = message, payloads
         self.file = file
 
     def read(self, infer: Callable[[Node], Sequence[Fact]] | None) -> Graph:
@@ -45,7 +54,7 @@ class _Reader:
         self.graph = graph
         for index, op in enumerate(self.message.op):
             with self.position(f"op {index}, node {op.name!r}"):
-                self.add(op)
+                self.add(op, self.payloads.get(index))
         for index, op in enumerate(self.message.op):
             with self.position(f"op {index}, node {op.name!r}"):
                 self.connect(op)
@@ -61,7 +70,7 @@ class _Reader:
         except SerializationError as error:
             raise SerializationError(str(error), file=self.file, position=where) from error
 
-    def add(self, op: Any) -> None:
+    def add(self, op: Any, payload: torch.Tensor | None) -> None:
         if not op.name.strip() or not op.type.strip():
             raise SerializationError(f"a node of type {op.type!r} needs a type and a name")
         if op.name in self.graph:
@@ -70,9 +79,12 @@ class _Reader:
             raise SerializationError(f"the subgraph {op.subgraph_name[0]!r} is not read")
         node = self.graph.add(op.type, op.name)
         node.attrs.update(read_attrs(op.attr))
+        node.attrs.pop(PADDING, None)
+        if payload is not None:
+            node.attrs["value"] = Attr("Tensor", payload)
         for index, desc in enumerate(op.output_desc):
             _learn(add_output(node, desc.name), desc, f"output {index}")
-        if node.type in _SOURCES:
+        if node.type in SOURCES:
             _check_source(node)
 
     def connect(self, op: Any) -> None:
@@ -81,7 +93,7 @@ class _Reader:
         for edge in op.input:
             if edge.endswith(":-1"):
                 node.after(self.producer(edge))
-        if node.type in _SOURCES and not edges:
+        if node.type in SOURCES and not edges:
             return  # the desc of a Data's port describes the same tensor as its output
         if len(edges) != len(op.input_desc):
             raise SerializationError(f"{len(edges)} inputs, but {len(op.input_desc)} descriptions")
@@ -117,7 +129,7 @@ class _Reader:
     def infer(self, order: list[Node]) -> None:
         """Let the shape rules add what the file left out, producers first."""
         for node in order:
-            if node.type in (*_SOURCES, "NetOutput"):
+            if node.type in (*SOURCES, "NetOutput"):
                 continue
             try:
                 infer_node(node)
@@ -151,7 +163,7 @@ def _dims(value: Value, desc: Any, text: str | None) -> Shape | None:
         if on_wire(shape) != dims or any(isinstance(d, int) and d < 0 for d in shape):
             raise SerializationError(f"_sym_shape {text!r} does not fit the dims {dims}")
         return shape
-    if dims == [-2] or (not desc.HasField("shape") and value.node.type not in _SOURCES):
+    if dims == [-2] or (not desc.HasField("shape") and value.node.type not in SOURCES):
         return None
     if any(d < -1 for d in dims):
         raise SerializationError(f"{dims} are not dims")

@@ -1,0 +1,271 @@
+"""`torchair.dynamo_export`: a model as a `.air` file, for Ascend's offline compiler or for
+`torchair.load`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.backend import compile_with_aot, get_npu_backend
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.options import MAX_AUTOTUNE
+from torchair.configs.section import given, read_path
+from torchair.deploy import atc
+from torchair.deploy.package import Argument, Package
+from torchair.devices.call import GraphCall
+from torchair.errors import GraphError, UnsupportedModeError
+from torchair.log import logger
+from torchair.serde import to_message
+from torchair.serde.air import write_air
+from torchair.serde.codec import tensor_memory
+from torchair.serde.pbtxt import pbtxt_of
+from torchair.store import atomic_write, private_dir
+
+MOST_INSIDE = (2048 - 200) << 20
+"""Bytes of a graph and its weights up to which the weights are in the file itself."""
+
+_SOURCE = re.compile(r"L\['(\w+)'\]((?:\[(?:\d+|'[^']*')\])*)")
+_KEY = re.compile(r"\[(?:(\d+)|'([^']*)')\]")
+
+Keys = tuple[str | int, ...]
+
+
+class ExportSuccess(Exception):
+    """Ends the call that an export was waiting for; the message says what was written."""
+
+
+def dynamo_export(
+    *args: Any,
+    model: torch.nn.Module,
+    export_path: str = "export_file",
+    export_name: str = "export",
+    dynamic: bool = False,
+    config: CompilerConfig | None = None,
+    **kwargs: Any,
+) -> None:
+    """Write `model` as `<export_path>/<export_name>.air`, traced with these arguments.
+
+    With several processes each writes `<export_name><rank>.air`. The model is not run.
+    """
+    config = given(config, CompilerConfig)
+    name, rank = os.path.basename(export_name), _rank()
+    file = Path(export_path) / f"{name}{'' if rank is None else rank}.air"
+    for place in (Path(export_path), file):
+        if place.is_symlink():
+            logger.error("dynamo_export: %s is a symbolic link, nothing is exported", place)
+            return
+    _check(config, args, kwargs)
+    _configure(config, model, export_path, name)
+    torch._dynamo.reset()
+    get_npu_backend(compiler_config=config)  # for what it warns of
+    export = _Export(config, model, file, name, rank, _leaves(model, args, kwargs))
+    compiled = torch.compile(model, backend=export, fullgraph=True, dynamic=dynamic)
+    try:
+        with torch.no_grad():
+            compiled(*args, **kwargs)
+    except ExportSuccess as done:
+        logger.info("export success: %s", done)
+        return
+    finally:
+        torch._dynamo.reset()
+    logger.error("dynamo_export: the model ran without a graph, %s is not written", file)
+
+
+def _rank() -> int | None:
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_rank() if ready else None
+
+
+def _check(config: CompilerConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    mode = read_path(config, "mode")
+    if mode != MAX_AUTOTUNE:
+        raise UnsupportedModeError(
+            "dynamo_export needs a GE graph", mode=mode, supported=[MAX_AUTOTUNE]
+        )
+    if read_path(config, "experimental_config.frozen_parameter"):
+        raise ValueError(
+            "dynamo_export does not go with experimental_config.frozen_parameter: weights are "
+            "constants of the file anyway; set it to False"
+        )
+    geared = [t for t in (*args, *kwargs.values()) if hasattr(t, "dim_gears")]
+    if geared:
+        raise ValueError(
+            f"dynamo_export does not go with set_dim_gears, which {len(geared)} arguments have; "
+            "pass new tensors and dynamic=True"
+        )
+    if read_path(config, "export.experimental.enable_lite_export"):
+        logger.warning("enable_lite_export has no effect: there are no lite converters here")
+
+
+def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name: str) -> None:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    config.export.export_mode = True
+    config.export.export_path_dir = folder
+    config.export.export_name = name
+    config.export.weight_name = {id(t): n for n, t in named}
+    config.experimental_config.enable_ref_data = True
+    config.experimental_config.keep_inference_input_mutations = True
+
+
+def _leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, int]:
+    """Paths to all that a call hands in, numbered in the order of `forward`'s parameters."""
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    stack: list[tuple[Keys, Any]] = [((n,), v) for n, v in reversed(bound.items())]
+    found: dict[Keys, int] = {}
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, (list, tuple)):
+            stack += [((*path, k), v) for k, v in reversed(list(enumerate(value)))]
+        elif isinstance(value, dict):
+            stack += [((*path, k), v) for k, v in reversed(value.items())]
+        else:
+            found[path] = len(found)
+    return found
+
+
+class _Export:
+    """The backend of one export, and what its graph does when it is called: write files."""
+
+    def __init__(
+        self,
+        config: CompilerConfig,
+        model: torch.nn.Module,
+        file: Path,
+        name: str,
+        rank: int | None,
+        leaves: Mapping[Keys, int],
+    ) -> None:
+        self._config, self._file, self._name, self._rank = config, file, name, rank
+        self._leaves = leaves
+        self._tensors = [*model.named_parameters(), *model.named_buffers()]
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        sources = [_source(n) for n in gm.graph.find_nodes(op="placeholder")]
+
+        def finish(graph: fx.GraphModule, runner: Any) -> Callable[..., Any]:
+            metas = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+            names = [""] * (len(metas) - len(sources)) + sources
+            call = _call_of(runner.runner)
+            return lambda *args: self._write(call, args, metas, names)
+
+        return compile_with_aot(gm, example_inputs, self._config, {}, finish=finish)
+
+    def _write(
+        self, call: GraphCall, args: Sequence[Any], metas: Sequence[Any], names: Sequence[str]
+    ) -> None:
+        weights = self._weights(args)
+        sizes = {a: d for a, d in _sizes(metas).items() if d[0] not in weights}
+        package = Package(call, args, weights)
+        folder = self._file.parent
+        if self._rank is not None:
+            folder = folder / f"rank_{self._rank}"
+        private_dir(folder)
+        total = to_message(call.graph, payloads=False).ByteSize()
+        total += sum(package.payload(n).nbytes for n in package.weight_nodes)
+        if total <= MOST_INSIDE:
+            package.put_inside()
+        else:
+            _write_files(package.put_beside(folder))
+        places = [i for i in range(len(args)) if i not in weights and i not in sizes]
+        package.finish(self._arguments(places, names), sizes)
+        graph = call.graph
+        write_air(graph, self._file)
+        readable = pbtxt_of(to_message(graph, payloads=False))
+        atomic_write(folder / "dynamo.pbtxt", readable.encode("utf-8", "backslashreplace"))
+        if read_path(self._config, "export.experimental.auto_atc_config_generated"):
+            self._write_atc(atc.groups_of(graph))
+        raise ExportSuccess(f"{self._file}, {len(graph.data)} inputs, {len(weights)} weights")
+
+    def _weights(self, args: Sequence[Any]) -> dict[int, str]:
+        """Arguments that are parameters or buffers: the objects, or tensors over their memory."""
+        by_id = read_path(self._config, "export.weight_name") or {}
+        by_memory = {_memory(t): n for n, t in self._tensors if t.numel()}
+        found = {}
+        for i, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor):
+                name = by_id.get(id(arg)) or by_memory.get(_memory(arg))
+                if name is not None:
+                    found[i] = name
+        return found
+
+    def _arguments(self, places: Sequence[int], names: Sequence[str]) -> list[Argument]:
+        given_names = read_path(self._config, "export.inputs_name")
+        found = []
+        for place in places:
+            path = _path(names[place]) or (names[place] or f"arg{place}",)
+            found.append(Argument(place, ".".join(map(str, path)), path))
+        found.sort(key=lambda a: self._leaves.get(a.path, len(self._leaves)))
+        if given_names is None:
+            return found
+        if len(given_names) != len(found):
+            raise ValueError(
+                f"export.inputs_name has {len(given_names)} names for {len(found)} inputs: "
+                f"{[a.name for a in found]}"
+            )
+        return [
+            Argument(a.place, str(n), a.path, True) for a, n in zip(found, given_names, strict=True)
+        ]
+
+    def _write_atc(self, groups: dict[str, list[int]]) -> None:
+        """Configuration of Ascend's offline compiler, where ranks talk to each other."""
+        if self._rank != 0 or not groups:
+            return
+        world = torch.distributed.get_world_size()
+        relation = atc.model_relation(self._name, groups, world)
+        atomic_write(self._file.parent / "model_relation_config.json", atc.text(relation))
+        atomic_write(self._file.parent / "numa_config.json", atc.text(atc.numa(range(world))))
+
+
+def _call_of(runner: Any) -> GraphCall:
+    call = getattr(runner, "graph", runner) if not isinstance(runner, GraphCall) else runner
+    if not isinstance(call, GraphCall):
+        raise GraphError(
+            "the model runs without a GE graph, which an export needs",
+            hint="switch run_eagerly, data_dump and fx_summary.skip_compile off",
+        )
+    return call
+
+
+def _sizes(metas: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """Numbers among the arguments that are dims of tensors among them: (argument, dim)."""
+    dims: dict[Any, tuple[int, int]] = {}
+    for i, meta in enumerate(metas):
+        for k, d in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
+            if isinstance(d, torch.SymInt):
+                dims.setdefault(d.node.expr, (i, k))
+    numbers = {i: m.node.expr for i, m in enumerate(metas) if isinstance(m, torch.SymInt)}
+    return {i: dims[e] for i, e in numbers.items() if e in dims}
+
+
+def _source(node: fx.Node) -> str:
+    """Where Dynamo has an input from, as `L['x']`."""
+    name = getattr(getattr(node, "_dynamo_source", None), "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _path(source: str) -> Keys | None:
+    """`L['x'][0]['k']` as a path; None for what is not reached by keys alone."""
+    found = _SOURCE.fullmatch(source)
+    if found is None:
+        return None
+    keys = (int(m[1]) if m[1] else m[2] for m in _KEY.finditer(found[2]))
+    return (found[1], *keys)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _write_files(files: Mapping[Path, torch.Tensor]) -> None:
+    for k, (path, tensor) in enumerate(files.items(), 1):
+        print(f"\rsaving weights: {k}/{len(files)} {path.name}", end="", flush=True)
+        atomic_write(path, [tensor_memory(tensor)])
+    print()

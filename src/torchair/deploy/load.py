@@ -1,0 +1,313 @@
+"""`torchair.load`: a model file as a function of tensors, without the model's source or Dynamo."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchair.catalog import infer
+from torchair.catalog.generic import find_target
+from torchair.deploy.package import CALL, WEIGHT, Call
+from torchair.deploy.runnable import Runnable, convention_of
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.errors import GraphError, InputError, SerializationError
+from torchair.ge import attrs as attr
+from torchair.ge.build import add_output
+from torchair.ge.dtypes import ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.shapes import on_wire
+from torchair.ge.signature import Computed, InputSource, InputView
+from torchair.serde.air import read_air
+from torchair.serde.codec import read_elements
+from torchair.serde.convention import Convention, from_text
+
+_LARGE = 4096  # constants of so many bytes are weights, whoever wrote the file
+_FORBIDDEN = ("aten::from_file",)  # torch operators that reach beyond their arguments
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or a result of a loaded model; a dim that varies is -1."""
+
+    name: str
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return self.name
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+class Loaded:
+    """A model from a file. It is called as the model was, by position or by name; results are a
+    tensor, or a tuple of several in the order that the file has them."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], run: Runnable, call: Call, names: list[str]
+    ) -> None:
+        self.path = Path(path)
+        self._run, self._call = run, call
+        self.inputs = _inputs(run.graph, call)
+        self.outputs = _outputs(run.graph, call.convention, names, self.inputs)
+        self.parameters = list(dict.fromkeys(str(p[0]) for p in call.paths))
+        """Names of the arguments of a call, in order."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results = self.flat(self._reached(args, kwargs))
+        return results[0] if len(results) == 1 else results
+
+    def flat(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """Results for arguments in the order of `inputs`."""
+        sizes = (tensors[a].shape[d] for a, d in self._call.sizes)
+        return self._run.run([*tensors, *sizes])
+
+    def _reached(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        if len(args) > len(self.parameters):
+            raise InputError(
+                "too many arguments", expected=", ".join(self.parameters), got=str(len(args))
+            )
+        given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        return [_reach(given, path) for path in self._call.paths]
+
+    def __repr__(self) -> str:
+        return f"<model {self.path.name}({', '.join(map(str, self.inputs))})>"
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    frozen_parameter: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The model of a `.air` file as a function of tensors on `device`.
+
+    Weights are tensors over the mapped file, on the CPU. `frozen_parameter` packs them for faster
+    kernels, in memory of their own. SerializationError if the file is damaged or of another kind.
+    """
+    graph = read_air(path, infer)
+    try:
+        return _loaded(path, graph, str(torch.device(device)), frozen_parameter, options)
+    except SerializationError as error:
+        raise (
+            error if error.file is not None else SerializationError(str(error), file=path)
+        ) from error
+    except (GraphError, RecursionError) as error:
+        raise SerializationError(f"this graph does not run: {error}", file=path) from error
+
+
+def _loaded(
+    path: Any, graph: Graph, device: str, frozen: bool, options: Mapping[str, str] | None
+) -> Loaded:
+    _check_operators(graph)
+    if graph.output is None:
+        raise SerializationError("the graph has no NetOutput")
+    names = [v.edge for v in graph.output.values()]
+    call = _call_of(graph, device)
+    state = GraphState(call.convention.signature.inputs)
+    mapping_assign_op_to_graph_output(graph, state)
+    call.convention.assigned.update(state.assigned)
+    bound = _take_weights(graph, call, Path(path), device)
+    _place(graph, call.convention, device)
+    local = {**(options or {}), **({"frozen_parameter": "1"} if frozen else {})}
+    run = Runnable(graph, call.convention, bound=bound, options=local, device=device)
+    return Loaded(path, run, call, names)
+
+
+def _check_operators(graph: Graph) -> None:
+    """Generic nodes call torch operators by name; that must not reach files or Python objects."""
+    for node in graph.nodes:
+        if node.type != "TorchCall":
+            continue
+        name = str(node.attr("target", ""))
+        if name.startswith(("object:", "higher_order::")) or name.split(".")[0] in _FORBIDDEN:
+            raise SerializationError(f"{node.name} calls {name!r}, which files may not")
+        find_target(node)
+
+
+def _call_of(graph: Graph, device: str) -> Call:
+    """The note that an export left, or what the graph alone tells."""
+    note = graph.attrs.get(CALL)
+    if note is None:
+        convention = convention_of(graph, device, updates=False)
+        names = [n.name for n in graph.data]
+        return Call(convention, names, [(n,) for n in names])
+    try:
+        found = json.loads(str(note.value))
+        made = Call(
+            from_text(found["convention"]),
+            [str(n) for n in found["names"]],
+            [tuple(p) for p in found["paths"]],
+            [(int(a), int(d)) for a, d in found["sizes"]],
+            [str(n) for n in found["states"]],
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, SerializationError):
+            raise
+        raise SerializationError(f"the note {CALL} is damaged: {error!r}") from error
+    _check_call(made)
+    return made
+
+
+def _check_call(call: Call) -> None:
+    count = len(call.paths)
+    fits = len(call.names) == count and all(
+        p and isinstance(p[0], str) and all(isinstance(k, (str, int)) for k in p)
+        for p in call.paths
+    )
+    fits = fits and all(0 <= a < count and d >= 0 for a, d in call.sizes)
+    fits = fits and count + len(call.sizes) + len(call.states) == (
+        call.convention.signature.arguments
+    )
+    if not fits:
+        raise SerializationError(f"the note {CALL} does not fit the graph")
+
+
+def _take_weights(graph: Graph, call: Call, path: Path, device: str) -> dict[int, torch.Tensor]:
+    """Weights become inputs that are bound to their tensors, and so do states."""
+    signature = call.convention.signature
+    bound: dict[int, torch.Tensor] = {}
+    first = signature.arguments - len(call.states)
+    for node, source in zip(graph.data, signature.inputs, strict=True):
+        place = source.args[0] if source.kind == "tensor" else -1
+        value = node.attrs.pop("value", None)
+        if place >= first and call.states:
+            if value is None or value.kind != "Tensor":
+                raise SerializationError(f"{node.name}: the value of a state is missing")
+            bound[place] = value.value.clone().to(device)
+    if len(bound) != len(call.states):
+        raise SerializationError(f"the file has {len(bound)} of {len(call.states)} states")
+    for node in graph.nodes:
+        tensor = _weight(node, path)
+        if tensor is None:
+            continue
+        bound[signature.arguments] = tensor.to(device)
+        source = InputSource((signature.arguments,), dtype=torch_to_ge(tensor.dtype), static=True)
+        signature.inputs.append(source)
+        signature.arguments += 1
+        _as_input(graph, node, tensor, len(signature.inputs) - 1)
+    graph.sort()
+    return bound
+
+
+def _weight(node: Node, path: Path) -> torch.Tensor | None:
+    if node.type == "FileConstant":
+        return _from_file(node, path)
+    if node.type != "Const":
+        return None
+    tensor: torch.Tensor = node.attr("value")
+    return tensor if WEIGHT in node.attrs or tensor.nbytes >= _LARGE else None
+
+
+def _as_input(graph: Graph, node: Node, tensor: torch.Tensor, index: int) -> None:
+    old, name = node.outputs[0], node.name
+    made = graph.add("Data", graph.unique_name(f"{name}_weight"))
+    made.attrs["index"] = attr.Int(index)
+    value = add_output(made, "y")
+    value.learn(Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
+    value.layout, value.device_type = old.layout, old.device_type
+    old.replace_with(value)
+    for user in list(node.control_users):
+        user.after(made)
+    graph.remove(node)
+    graph.rename(made, name)
+
+
+def _from_file(node: Node, path: Path) -> torch.Tensor:
+    """The tensor of a FileConstant, mapped. The file must be beside the model, or below it."""
+    try:
+        dims, code = [int(d) for d in node.attr("shape")], int(node.attr("dtype"))
+        named = Path(str(node.attr("file_path")))
+    except (TypeError, ValueError, KeyError) as error:
+        raise SerializationError(f"{node.name}: {error!r}") from error
+    home = path.resolve().parent
+    places = [home / named.name, home / named.parent.name / named.name, Path.cwd() / named]
+    for place in places:
+        real = place.resolve()
+        if real.is_file() and real.is_relative_to(home):
+            return _mapped(real, dims, code)
+    raise SerializationError(
+        f"the weight {node.name} is in a file {named.name!r} that is not beside the model",
+        hint=f"copy it to {home}",
+    )
+
+
+def _mapped(path: Path, dims: list[int], code: int) -> torch.Tensor:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
+    except OSError as error:
+        raise SerializationError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return read_elements(dims, code, memoryview(data))
+    except SerializationError as error:
+        raise SerializationError(f"{path.name}: {error}") from error
+
+
+def _place(graph: Graph, convention: Convention, device: str) -> None:
+    """Where tensors are: a model exported on the CPU runs on any device, all of it."""
+    signature = convention.signature
+    if device == "cpu":
+        kinds = {n: "CPU" for n in graph.data}
+    else:
+        data = zip(graph.data, signature.inputs, strict=True)
+        on_host = all(n.outputs[0].device_type == "CPU" for n in graph.data)
+        kinds = {n: "NPU" for n, s in data if on_host and s.kind == "tensor"}
+    for node, kind in kinds.items():
+        node.outputs[0].device_type = kind
+    signature.results[:] = [
+        replace(r, device=device) if isinstance(r, Computed) else r for r in signature.results
+    ]
+
+
+def _reach(given: Mapping[str, Any], path: Sequence[str | int]) -> Any:
+    found: Any = given
+    for k, key in enumerate(path):
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError):
+            name = "".join([str(path[0]), *(f"[{key!r}]" for key in path[1 : k + 1])])
+            raise InputError("an argument is missing", name=name) from None
+    return found
+
+
+def _inputs(graph: Graph, call: Call) -> list[Port]:
+    """Arguments as callers hand them in; one that nothing reads has no type."""
+    sources = call.convention.signature.inputs
+    values = {s.args: n.outputs[0] for n, s in zip(graph.data, sources, strict=True)}
+    return [_port(name, values.get((k,))) for k, name in enumerate(call.names)]
+
+
+def _port(name: str, value: Value | None) -> Port:
+    if value is None:
+        return Port(name)
+    return Port(name, ge_to_torch(value.dtype), tuple(on_wire(value.shape)))
+
+
+def _outputs(
+    graph: Graph, convention: Convention, names: Sequence[str], inputs: Sequence[Port]
+) -> list[Port]:
+    assert graph.output is not None
+    values, ports = graph.output.values(), []
+    for result in convention.signature.results:
+        if isinstance(result, Computed):
+            ports.append(_port(names[result.index], values[result.index]))
+        elif isinstance(result, InputView) and result.arg < len(inputs):
+            source = inputs[result.arg]
+            dims = tuple(on_wire(result.shape))
+            ports.append(
+                Port(f"view of {source.name}", None if result.cast else source.dtype, dims)
+            )
+        else:
+            ports.append(Port("number"))
+    return ports

@@ -1,0 +1,251 @@
+"""A compiled graph as a model file has it: weights inside or beside it, updated inputs as RefData,
+inputs numbered anew, and a note of how it is called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchair.devices.call import GraphCall
+from torchair.errors import SerializationError
+from torchair.ge import attrs as attr
+from torchair.ge.attrs import Attr
+from torchair.ge.build import add_output, const_fact
+from torchair.ge.dtypes import DataType, torch_to_ge
+from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.signature import InputSource, InputView, Result, Signature
+from torchair.log import logger
+from torchair.serde.convention import Convention, to_text
+
+CALL = "_torchair_call"  # graph attribute: how the file is called
+WEIGHT = "_weight_name"  # attribute of a node: the parameter or buffer that it holds
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the traced call that a caller of the file hands in. `path` leads to it in the
+    arguments of the model: a parameter of `forward`, then keys."""
+
+    place: int
+    name: str
+    path: tuple[str | int, ...]
+    chosen: bool = False  # the user's own name, which the node gets too
+
+
+@dataclass
+class Call:
+    """How a packaged graph is called: arguments in the order of `paths`, then `sizes`, numbers that
+    are dims of these, then `states`, buffers that the graph updates."""
+
+    convention: Convention
+    names: list[str] = field(default_factory=list)
+    paths: list[tuple[str | int, ...]] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The note that goes into the file."""
+        return json.dumps(
+            {
+                "convention": to_text(self.convention),
+                "names": self.names,
+                "paths": self.paths,
+                "sizes": self.sizes,
+                "states": self.states,
+            }
+        )
+
+
+class Package:
+    """Changes the graph of a compiled call into the one of a file."""
+
+    def __init__(self, call: GraphCall, args: Sequence[Any], weights: Mapping[int, str]) -> None:
+        """`weights` are the arguments that are parameters and buffers, with their names."""
+        self.graph: Graph = call.graph
+        self._call, self._args, self._weights = call, args, weights
+        self._sources = dict(zip(self.graph.data, call.state.inputs, strict=True))
+        self._updated = {self.graph.data[i] for i in call.state.assigned.values()}
+
+    @property
+    def weight_nodes(self) -> dict[Node, str]:
+        """Inputs that become constants."""
+        found = {}
+        for node, source in self._sources.items():
+            name = self._weight_of(source)
+            if name is not None and node not in self._updated:
+                found[node] = name
+        return found
+
+    def _weight_of(self, source: InputSource) -> str | None:
+        return self._weights.get(source.args[0]) if source.kind == "tensor" else None
+
+    def payload(self, node: Node) -> torch.Tensor:
+        """The value of a weight, which must be contiguous."""
+        tensor: torch.Tensor = self._args[self._sources[node].args[0]].detach()
+        assert tensor.is_contiguous(), (
+            f"the weight {self._weight_of(self._sources[node])!r} is not contiguous "
+            f"(dims {list(tensor.shape)}, strides {list(tensor.stride())}); "
+            "make it contiguous before the export"
+        )
+        return tensor
+
+    def put_inside(self) -> None:
+        """Weights become constants."""
+        for node, name in self.weight_nodes.items():
+            tensor = self.payload(node)
+            made = self._replacement(node, "Const", name)
+            made.attrs["value"] = Attr("Tensor", tensor)
+            self._swap(node, made, const_fact(tensor))
+
+    def put_beside(self, folder: Path) -> dict[Path, torch.Tensor]:
+        """Weights become constants in files of this folder, which the caller writes."""
+        files: dict[Path, torch.Tensor] = {}
+        for node, name in self.weight_nodes.items():
+            tensor = self.payload(node)
+            made = self._replacement(node, "FileConstant", name)
+            path = folder / made.name
+            made.attrs |= {
+                "shape": attr.ListInt(list(tensor.shape)),
+                "dtype": attr.DataType(torch_to_ge(tensor.dtype)),
+                "file_path": attr.Str(str(path)),
+                "file_id": attr.Str(""),
+            }
+            files[path] = tensor
+            self._swap(node, made, Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
+        return files
+
+    def _replacement(self, node: Node, op_type: str, weight: str) -> Node:
+        made = self.graph.add(op_type, self.graph.unique_name(weight.replace(".", "_")))
+        made.attrs[WEIGHT] = attr.Str(weight)
+        return made
+
+    def _swap(self, node: Node, made: Node, fact: Fact) -> None:
+        value = add_output(made, "y")
+        value.learn(fact)
+        value.device_type = node.outputs[0].device_type
+        node.outputs[0].replace_with(value)
+        for user in list(node.control_users):
+            user.after(made)
+        self.graph.remove(node)
+        del self._sources[node]
+
+    def finish(self, arguments: Sequence[Argument], sizes: Mapping[int, tuple[int, int]]) -> Call:
+        """Updated inputs become RefData, inputs are numbered: Data first. `sizes` are arguments
+        that are dims of others: (argument, dim)."""
+        states = self._refer()
+        self._name_inputs(arguments)
+        self._number()
+        order = [a.place for a in arguments]
+        places = {place: k for k, place in enumerate([*order, *sizes, *states])}
+        found = Call(
+            self._convention(places),
+            [a.name for a in arguments],
+            [a.path for a in arguments],
+            [(places[a], dim) for a, dim in sizes.values()],
+            list(states.values()),
+        )
+        self.graph.sort()
+        self._describe()
+        self.graph.attrs[CALL] = attr.Str(found.text())
+        return found
+
+    def _refer(self) -> dict[int, str]:
+        """Assign instead of outputs that update inputs. Buffers among these are states of the
+        model, whose values go into the file: arguments with their names."""
+        output, assigned = self.graph.output, self._call.state.assigned
+        assert output is not None
+        results = output.values()
+        by_index = {n.attr("index"): n for n in self._sources}
+        states: dict[int, str] = {}
+        for k, index in assigned.items():
+            node = by_index[index]
+            source = self._sources[node]
+            name = self._weight_of(source)
+            if name is not None:
+                states[source.args[0]] = name
+                node.attrs |= {WEIGHT: attr.Str(name), "value": Attr("Tensor", self.payload(node))}
+            self._assign(self._as_ref(node, self._args[source.args[0]]), results[k], output)
+        output.set_input("input", [v for k, v in enumerate(results) if k not in assigned])
+        return states
+
+    def _as_ref(self, node: Node, tensor: torch.Tensor) -> Node:
+        if node.type == "RefData":
+            return node
+        numbers = [*tensor.shape, *tensor.stride(), tensor.storage_offset(), id(tensor)]
+        name = "_".join(["RefData", *map(str, numbers)])
+        if name in self.graph:
+            logger.warning("two updated inputs of %s are named %s", self.graph.name, name)
+        node.attrs["_origin_data_name"] = attr.Str(node.name)
+        node.type = "RefData"
+        self.graph.rename(node, self.graph.unique_name(name))
+        return node
+
+    def _assign(self, ref: Node, value: Value, output: Node) -> None:
+        """An Assign that runs after everything that reads what was there before."""
+        target = ref.outputs[0]
+        node = self.graph.add("Assign")
+        for reader in target.users():
+            if reader.type not in ("Assign", "NetOutput"):
+                node.after(reader)
+        node.set_input("ref", target)
+        node.set_input("value", value)
+        add_output(node, "ref").learn(target.fact)
+        output.after(node)
+
+    def _name_inputs(self, arguments: Sequence[Argument]) -> None:
+        known = {a.place: a for a in arguments}
+        for node, source in self._sources.items():
+            argument = known.get(source.args[0]) if source.kind == "tensor" else None
+            if argument is None:
+                continue
+            node.attrs["_argument_name"] = attr.Str(argument.name)
+            if argument.chosen and node.type == "Data" and node.name != argument.name:
+                self.graph.rename(node, self.graph.unique_name(argument.name))
+
+    def _number(self) -> None:
+        ordered = sorted(self._sources, key=lambda n: (n.type == "RefData", n.attr("index")))
+        for k, node in enumerate(ordered):
+            node.attrs["index"] = attr.Int(k)
+        self._sources = {n: self._sources[n] for n in ordered}
+
+    def _convention(self, places: Mapping[int, int]) -> Convention:
+        known = self._call.signature
+        try:
+            inputs = [
+                replace(s, args=tuple(places[a] for a in s.args), static=False)
+                for s in self._sources.values()
+            ]
+            results: list[Result] = [
+                replace(r, arg=places[r.arg]) if isinstance(r, InputView) else r
+                for r in known.results
+            ]
+        except KeyError as error:
+            raise SerializationError(
+                f"the model returns {self._weights.get(error.args[0], 'a tensor')!r} itself, which "
+                "is no argument of a file",
+                hint="return a copy of it",
+            ) from None
+        symbols = {n: (places[a], d) for n, (a, d) in known.symbols.items() if a in places}
+        return Convention(Signature(inputs, results, symbols, len(places)))
+
+    def _describe(self) -> None:
+        """What GE expects beside the operators: no type or layout open, places of inputs, types of
+        results."""
+        for node in self.graph.nodes:
+            for value in node.outputs:
+                value.layout = value.layout or "ND"
+                if value.dtype == DataType.DT_UNDEFINED and node.type not in ("Data", "RefData"):
+                    value.dtype = DataType.DT_FLOAT
+        data, output = self.graph.data, self.graph.output
+        assert output is not None
+        places = [int(n.outputs[0].device_type != "CPU") for n in data]
+        self.graph.attrs |= {
+            "_input_placements": attr.ListInt(places),
+            "_output_dtypes": attr.ListInt([v.dtype for v in output.values()]),
+            "_executor_type": attr.Int(0),
+        }

@@ -1,0 +1,260 @@
+"""Model files with their weights in place: written without a copy, read by mapping the file.
+
+The bytes are a `ModelDef` as protobuf knows it. Payloads of constants begin at multiples of 64, for
+which a padding attribute goes before them; so a mapped file holds tensors that kernels can read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from torchair.errors import SerializationError
+from torchair.ge.graph import Graph
+from torchair.serde import schema
+from torchair.serde.codec import MAX_BYTES, read_tensor, tensor_memory
+from torchair.serde.proto import Infer, to_message, too_big
+from torchair.serde.reader import PADDING, read_graph_def
+from torchair.store import atomic_write
+
+ALIGNED = 64
+_SMALL = 4096  # payloads from here on are left where they are
+_LENGTH = 2  # wire type of texts, bytes and messages
+_WIDTHS = {1: 8, 5: 4}  # of fixed-width fields, by wire type
+# Field numbers on the way to the payload of a constant.
+_GRAPH, _OP, _ATTR, _KEY, _VALUE, _TENSOR, _DESC, _DATA = 7, 6, 10, 1, 2, 12, 1, 2
+
+
+# ---- writing ----
+
+
+def write_air(graph: Graph, path: str | os.PathLike[str]) -> Path:
+    """Write a model file whole or not at all; SerializationError beyond 2 GiB."""
+    parts = _model(graph)
+    size = sum(len(p) for p in parts)
+    if size > MAX_BYTES:
+        raise too_big(graph, size)
+    return atomic_write(path, parts)
+
+
+def _model(graph: Graph) -> list[bytes | memoryview]:
+    """The bytes of the model in pieces, payloads as they lie in memory."""
+    message = to_message(graph, payloads=False)
+    head = _head(message, graph).SerializeToString(deterministic=True)
+    at = 1 + 5 + len(head)
+    parts: list[bytes | memoryview] = [head]
+    for op in message.op:
+        pieces = _op(op, graph, at)
+        parts += pieces
+        at += sum(len(p) for p in pieces)
+    return [_tag(_GRAPH), _wide(at - 6), *parts]
+
+
+def _head(message: Any, graph: Graph) -> Any:
+    """What a graph says beside its operators; lists of inputs and results as GE fills them in."""
+    head = schema.message("GraphDef")()
+    head.name = message.name
+    head.input.extend(f"{n.name}:0" for n in graph.data)
+    head.output.extend(v.edge for v in (graph.output.values() if graph.output else ()))
+    for name in message.attr:
+        head.attr[name].CopyFrom(message.attr[name])
+    return head
+
+
+def _op(op: Any, graph: Graph, at: int) -> list[bytes | memoryview]:
+    """One operator of the graph that begins `at` that byte of the file."""
+    value = graph.node(op.name).attrs.get("value")
+    if value is None or not isinstance(value.value, torch.Tensor):
+        body = op.SerializeToString(deterministic=True)
+        return [_tag(_OP), _wide(len(body)), body]
+    memory = tensor_memory(value.value)
+    inner = _field(_DESC, op.attr["value"].t.desc.SerializeToString(deterministic=True))
+    inner += _tag(_DATA) + _wide(len(memory))
+    attr = _tag(_TENSOR) + _wide(len(inner) + len(memory)) + inner
+    entry = _field(_KEY, b"value") + _tag(_VALUE) + _wide(len(attr) + len(memory)) + attr
+    del op.attr["value"]
+    for padding in range(ALIGNED + 1):
+        op.attr[PADDING].bt = bytes(padding)
+        body = op.SerializeToString(deterministic=True)
+        body += _tag(_ATTR) + _wide(len(entry) + len(memory)) + entry
+        if (at + 6 + len(body)) % ALIGNED == 0:
+            break
+    return [_tag(_OP), _wide(len(body) + len(memory)), body, memory]
+
+
+def _tag(number: int) -> bytes:
+    return bytes([number << 3 | _LENGTH])
+
+
+def _wide(length: int) -> bytes:
+    """A length in five bytes, whatever it is, so that places are known before lengths."""
+    low = (length >> shift & 0x7F | 0x80 for shift in (0, 7, 14, 21))
+    return bytes([*low, length >> 28])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _tag(number) + _wide(len(content)) + content
+
+
+# ---- reading ----
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a file: where they begin and end."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Payload:
+    """The payload of a constant that stays in the file, and its description."""
+
+    desc: Span
+    data: Span
+
+
+def read_air(path: str | os.PathLike[str], infer: Infer | None = None) -> Graph:
+    """The graph of a model file. Large constants are tensors over the mapped file; writing to one
+    does not change the file. SerializationError for everything that is wrong with the file."""
+    try:
+        with open(path, "rb") as file:
+            memory = _mapped(file)
+    except OSError as error:
+        raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
+    try:
+        slim, payloads = _slim(memory)
+        model = schema.message("ModelDef")()
+        model.ParseFromString(slim)
+    except SerializationError as error:
+        raise _not_a_model(path, len(memory), error) from error
+    except Exception as error:  # DecodeError, or what else the protobuf in use raises
+        raise _not_a_model(path, len(memory), error) from error
+    if len(model.graph) != 1:
+        raise SerializationError(
+            f"a model with one graph is expected, this one has {len(model.graph)}", file=path
+        )
+    kept = {k: _tensor(memory, p, path) for k, p in payloads.items()}
+    return read_graph_def(model.graph[0], infer, path, kept)
+
+
+def _not_a_model(path: Any, size: int, error: Exception) -> SerializationError:
+    return SerializationError(
+        f"these bytes are not a GE model: {error}",
+        file=path,
+        position=f"somewhere in {size} bytes",
+        hint="the file may be cut short or of another kind",
+    )
+
+
+def _mapped(file: BinaryIO) -> memoryview:
+    size = os.fstat(file.fileno()).st_size
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b"")
+
+
+def _tensor(memory: memoryview, payload: _Payload, path: Any) -> torch.Tensor:
+    source = schema.message("TensorDef")()
+    try:
+        source.desc.ParseFromString(bytes(memory[payload.desc.start : payload.desc.end]))
+    except Exception as error:  # as above
+        raise _not_a_model(path, len(memory), error) from error
+    data = memory[payload.data.start : payload.data.end]
+    try:
+        return read_tensor(source, data)
+    except SerializationError as error:
+        raise SerializationError(str(error), file=path) from error
+
+
+def _slim(memory: memoryview) -> tuple[bytes, dict[int, _Payload]]:
+    """The model without its large payloads, and these by the position of their operator."""
+    payloads: dict[int, _Payload] = {}
+    out: list[bytes] = []
+    for number, whole, inner in _fields(memory, Span(0, len(memory))):
+        if number != _GRAPH or inner is None:
+            out.append(bytes(memory[whole.start : whole.end]))
+            continue
+        graph: list[bytes] = []
+        position = 0
+        for part, span, op in _fields(memory, inner):
+            taken = None
+            if part == _OP and op is not None:
+                taken = _payload(memory, op) if op.end - op.start >= _SMALL else None
+                if taken is not None:
+                    payloads[position] = taken[1]
+                position += 1
+            graph.append(taken[0] if taken else bytes(memory[span.start : span.end]))
+        body = b"".join(graph)
+        out.append(_field(_GRAPH, body))
+    return b"".join(out), payloads
+
+
+def _payload(memory: memoryview, op: Span) -> tuple[bytes, _Payload] | None:
+    """The operator without its large payload, and that; None where it has none."""
+    found: _Payload | None = None
+    rest: list[bytes] = []
+    for number, whole, inner in _fields(memory, op):
+        taken = None
+        if number == _ATTR and inner is not None and inner.end - inner.start >= _SMALL:
+            taken = _tensor_of(memory, inner)
+        if taken is None or found is not None:
+            rest.append(bytes(memory[whole.start : whole.end]))
+        else:
+            found = taken
+    return None if found is None else (_field(_OP, b"".join(rest)), found)
+
+
+def _tensor_of(memory: memoryview, entry: Span) -> _Payload | None:
+    """The payload of an entry `value: TensorDef` of a map of attributes."""
+    parts = {number: inner for number, _, inner in _fields(memory, entry)}
+    key, value = parts.get(_KEY), parts.get(_VALUE)
+    if key is None or value is None or bytes(memory[key.start : key.end]) != b"value":
+        return None
+    tensor = {number: inner for number, _, inner in _fields(memory, value)}.get(_TENSOR)
+    if tensor is None:
+        return None
+    inside = {number: inner for number, _, inner in _fields(memory, tensor)}
+    desc, data = inside.get(_DESC), inside.get(_DATA)
+    if desc is None or data is None or data.end - data.start < _SMALL:
+        return None
+    return _Payload(desc, data)
+
+
+def _fields(memory: memoryview, span: Span) -> Iterator[tuple[int, Span, Span | None]]:
+    """Fields of a message: number, all of its bytes, and its content where that has a length."""
+    at = span.start
+    while at < span.end:
+        begin = at
+        tag, at = _varint(memory, at, span.end)
+        number, kind = tag >> 3, tag & 7
+        content = None
+        if kind == _LENGTH:
+            length, at = _varint(memory, at, span.end)
+            content = Span(at, at + length)
+            at += length
+        elif kind == 0:
+            _, at = _varint(memory, at, span.end)
+        elif kind in _WIDTHS:
+            at += _WIDTHS[kind]
+        else:
+            raise SerializationError(f"a field of unknown kind {kind} at byte {begin}")
+        if at > span.end or number == 0:
+            raise SerializationError(f"a field at byte {begin} goes beyond its message")
+        yield number, Span(begin, at), content
+
+
+def _varint(memory: memoryview, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = memory[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise SerializationError(f"a number at byte {at} does not end")
