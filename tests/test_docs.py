@@ -26,7 +26,7 @@ PROGRAMS = {
     "examples/streams.py": ("", ["docs/streams.md"]),
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
     "examples/deploy.py": ("three gears: equal to eager", ["docs/deploy.md"]),
-    "examples/export.py": ("", ["docs/deploy.md"]),
+    "examples/export.py": ("", ["docs/export.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
 
@@ -87,6 +87,7 @@ def test_readme_example_runs(tmp_path):
         ("npugraph_ex.md", "replay.py"),
         ("custom_ops.md", "own_operators.py"),
         ("deploy.md", "deploy.py"),
+        ("export.md", "export.py"),
     ],
 )
 def test_quoted_code_is_the_one_that_runs(page, program):
