@@ -357,6 +357,22 @@ def test_a_capture_draws_nothing():
     assert len(graphs[0].graph.captured) == 2
 
 
+def test_warm_ups_leave_no_trace():
+    def step(state, x):
+        state.add_(F.dropout(x, 0.5))
+        return state * 2
+
+    run, _ = captured(step, capture_warmups=2)
+    state, expected = torch.zeros(16), torch.zeros(16)
+    torch.manual_seed(3)
+    after = [run(state, torch.ones(16)), torch.get_rng_state()]
+    run, _ = captured(step)
+    torch.manual_seed(3)
+    wanted = [run(expected, torch.ones(16)), torch.get_rng_state()]
+    torch.testing.assert_close(after, wanted)
+    torch.testing.assert_close(state, expected)
+
+
 def resident():
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

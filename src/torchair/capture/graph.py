@@ -194,6 +194,8 @@ class AclGraph:
 
     def _ready(self, args: Sequence[Any]) -> GraphMeta | None:
         """The captured graph for a call, None when calls run eagerly."""
+        if self.fallen_back:
+            return None
         latest = self._latest.get(self._rest(args))
         if latest is not None and latest.serves is not None and latest.serves(args):
             return self._found(latest)
@@ -205,8 +207,6 @@ class AclGraph:
             if meta.recording.held is not meta.held:
                 self._keep_test(meta, args)
             return self._found(meta)
-        if self.fallen_back:
-            return None
         if not self._started:
             self._start(args)
         if self.options.fallback and self.substrate.busy():
@@ -236,11 +236,21 @@ class AclGraph:
         return meta
 
     def _start(self, args: Sequence[Any]) -> None:
-        for _ in range(self._warmups):
-            with _labelled("acl_graph_warm_up"):
-                self.forward(*args)
+        if self._warmups:
+            self._warm_up(args)
         self.substrate = self._find_substrate(args)
         self._started = True
+
+    def _warm_up(self, args: Sequence[Any]) -> None:
+        """Runs that nobody can tell: on copies of the arguments, with random numbers put back."""
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        device = next((t.device for t in tensors if t.device.type != "cpu"), None)
+        kind, numbers = ("cuda", []) if device is None else (device.type, [device.index or 0])
+        with torch.no_grad(), torch.random.fork_rng(numbers, device_type=kind):
+            for _ in range(self._warmups):
+                with _labelled("acl_graph_warm_up"):
+                    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+                    self.forward(*copies)
 
     def _outdated(self, meta: GraphMeta, args: Sequence[Any]) -> bool:
         """Whether a captured graph no longer fits: memory that it updates has moved."""

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 from torchair.capture.base import ArgumentKinds
+from torchair.codegen.cpu.identity import Known, test_of
+from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.executor import picker
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
@@ -24,6 +26,8 @@ Entries = tuple[tuple[int, bool], ...]
 """Arguments that tell calls apart: (position, whether it is a number and not a tensor)."""
 
 Raw = tuple[Any, ...]
+
+_FEW = 4  # tensors that Python compares as quickly as native code
 
 _same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 """Compares the addresses of many tensors in one call; torch has it where it has CUDA."""
@@ -89,13 +93,12 @@ class KeyMaker:
         self, args: Sequence[Any], also: Sequence[int], held: Held | None
     ) -> Callable[[Sequence[Any]], bool] | None:
         """A quick test whether a call that agrees in `rest` has the key of this one, the tensors
-        `also` where they are now, and what is `held` as it is; None where looking the key up is as
-        quick."""
+        `also` where they are now, and what is `held` as it is; None where there is none."""
         positions = [*self._parameters, *also]
-        if held is None and (_same_addresses is None or len(positions) < 4):
-            return None
         if not isinstance(args, list):
             return None
+        if held is None and not positions:
+            return lambda others: True
         pick = picker(also)
         still = _at_the_same_places(args, positions) if held is None else _holding(args, held, pick)
         if not also:
@@ -126,10 +129,20 @@ class KeyMaker:
 
 def _at_the_same_places(
     args: Sequence[Any], positions: list[int]
-) -> Callable[[Sequence[Any]], bool]:
+) -> Callable[[Sequence[Any]], Any]:
+    """A test that tensors are where they are now: torch's, or ours for the very same objects."""
     same, known = _same_addresses, set(positions)
-    addresses = [a.data_ptr() if i in known else None for i, a in enumerate(args)]
-    return lambda others: same(others, addresses, positions)  # type: ignore[misc]
+    if same is not None:
+        addresses = [a.data_ptr() if i in known else None for i, a in enumerate(args)]
+        return lambda others: same(others, addresses, positions)
+    pick = picker(positions)
+    if len(positions) > _FEW and cpu().available() is None:
+        tensors = [Known(i, args[i], args[i].data_ptr()) for i in positions]
+        made = test_of(cpu().library, len(args), tensors, ())
+        if made is not None:
+            return made[0]
+    places = list(map(torch.Tensor.data_ptr, pick(args)))
+    return lambda others: list(map(torch.Tensor.data_ptr, pick(others))) == places
 
 
 def _holding(args: Sequence[Any], held: Held, pick: Any) -> Callable[[Sequence[Any]], bool]:

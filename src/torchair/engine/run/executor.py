@@ -285,10 +285,12 @@ def allocator(root: Root) -> Allocate:
     """From dims and strides to a function that makes the tensor of a root anew for every call,
     because it leaves the graph."""
     dtype, device = root.meta.dtype, torch.device(root.device)
-    if device.type == "cpu" and _quick_empty is not None:
-        return lambda shape, strides: made_poisoned(partial(_quick_empty, shape, strides, dtype))
     make = partial(torch.empty_strided, dtype=dtype, device=device)
-    return lambda shape, strides: made_poisoned(partial(make, shape, strides))
+    if poisoning():
+        return lambda shape, strides: made_poisoned(partial(make, shape, strides))
+    if device.type == "cpu" and _quick_empty is not None:
+        return lambda shape, strides: partial(_quick_empty, shape, strides, dtype)
+    return lambda shape, strides: partial(make, shape, strides)
 
 
 _address = torch.Tensor.data_ptr

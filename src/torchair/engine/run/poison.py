@@ -29,8 +29,6 @@ def poisoned(run: Callable[..., Any], *memory: torch.Tensor) -> Callable[..., An
 
 def made_poisoned(make: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """The same function, whose tensors are filled, with what lies between their elements."""
-    if not poisoning():
-        return make
 
     def filled() -> torch.Tensor:
         made = make()
