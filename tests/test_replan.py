@@ -61,9 +61,9 @@ def watch() -> Iterator[Watch]:
         seen.planned += 1
         return learn(self, *args)
 
-    def compared(self: GraphCompiler, inputs: Any) -> Plan | Member:
+    def compared(self: GraphCompiler, inputs: Any, given: Any) -> Plan | Member:
         before = seen.again
-        made = plan(self, inputs)
+        made = plan(self, inputs, given)
         if seen.again > before:
             assert isinstance(made, Member)
             full = self.planner.plan(self.inputs.facts(inputs), [t.stride() for t in inputs])

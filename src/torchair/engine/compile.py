@@ -87,18 +87,24 @@ class GraphCompiler:
         )
 
     def program(
-        self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
+        self,
+        inputs: Sequence[torch.Tensor],
+        given: Sequence[int],
+        bind: Callable[[Plan | Member], Bound],
     ) -> Bound:
-        """Something that runs for inputs like these. Units whose kernels cannot be generated or
-        compiled are planned again, node by node."""
+        """Something that runs for inputs like these, of which `given` was read. Units whose kernels
+        cannot be generated or compiled are planned again, node by node."""
         with kept(self._options.keep):
-            return self._program(inputs, bind)
+            return self._program(inputs, given, bind)
 
     def _program(
-        self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
+        self,
+        inputs: Sequence[torch.Tensor],
+        given: Sequence[int],
+        bind: Callable[[Plan | Member], Bound],
     ) -> Bound:
         times = [time.perf_counter()]
-        plan = self.plan(inputs)
+        plan = self.plan(inputs, given)
         times.append(time.perf_counter())
         try:
             self.generate(plan)
@@ -110,7 +116,7 @@ class GraphCompiler:
             if self.units is None or not self.units.forbid(natives_of(plan), e):
                 raise
             self._begin_planning()
-            return self._program(inputs, bind)
+            return self._program(inputs, given, bind)
         times.append(time.perf_counter())
         native_logger.event(
             "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus",
@@ -118,13 +124,11 @@ class GraphCompiler:
         )  # fmt: skip
         return made
 
-    def plan(self, inputs: Sequence[torch.Tensor]) -> Plan | Member:
+    def plan(self, inputs: Sequence[torch.Tensor], given: Sequence[int]) -> Plan | Member:
         """Steps and memory for these sizes: as in a plan made before if that can be, else from the
         graph. Every unit orders its kernel, one for all units of a kind."""
         if self.units is None:
             return self.planner.plan(self.inputs.facts(inputs))
-        reader = self.inputs.reader
-        given = reader(inputs)
         dynamic = self.inputs.dynamic and self._device == "cpu"
         member = self.planner.member(given) if dynamic else None
         if member is not None:
@@ -132,7 +136,7 @@ class GraphCompiler:
         facts, strides = self.inputs.facts(inputs), [t.stride() for t in inputs]
         if not dynamic:
             return self.planner.plan(facts, strides)
-        return self.planner.learn(facts, strides, reader, given)
+        return self.planner.learn(facts, strides, self.inputs.reader, given)
 
     def generate(self, plan: Plan | Member) -> None:
         """The text of the kernels of a plan, as far as they are new, and constants packed."""

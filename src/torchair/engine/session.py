@@ -377,20 +377,23 @@ class TorchNpuGraph:
             check_capturable(plan)
             return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
-        return self._made(inputs, bind)
+        return self._made(inputs, self.inputs.reader(inputs), bind)
 
     def _made(
-        self, inputs: Sequence[torch.Tensor], bind: Callable[[Plan | Member], Bound]
+        self,
+        inputs: Sequence[torch.Tensor],
+        given: Sequence[int],
+        bind: Callable[[Plan | Member], Bound],
     ) -> Bound:
         """A program for inputs like these, and a note of the weights that it has copies of."""
-        made = self._compiled.program(inputs, bind)
+        made = self._compiled.program(inputs, given, bind)
         if self.held is not None and self.units is not None:
             copied, data = self.units.copied, self.inputs.data
             self.held.note_copies([i for i in self.held.tensors if data[i] in copied])
         return made
 
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool:
-        pool = self._made(inputs, partial(self._compiled.bind, watch=self.watch))
+        pool = self._made(inputs, key, partial(self._compiled.bind, watch=self.watch))
         with self._lock:
             rival = self._plans.pop(key, None)  # of another thread
             self._weight += pool.weight - (0 if rival is None else rival.weight)
