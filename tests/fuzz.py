@@ -60,20 +60,22 @@ class Trial:
         pick = self.pick = random.Random(self.seed)
         self.mode = pick.choice(MODES)
         self.dynamic = pick.random() < 0.3
+        self.automatic = pick.random() < 0.1  # sizes become symbols when they have changed
+        self.inference = pick.random() < 0.15
         self.frozen = pick.random() < 0.3
         self.special = pick.random() < 0.2
         self.shared = pick.random() < 0.25
         self.tiny = pick.random() < 0.2
         changes = not self.dynamic and not self.frozen
-        self.program = Program(self.seed, pick.randint(2, 9), changes, self.tiny)
+        self.program = Program(self.seed, pick.randint(2, 9), changes, self.tiny, broad=True)
 
     def __str__(self) -> str:
-        ways = ("dynamic", "frozen", "special", "shared", "tiny")
+        ways = ("dynamic", "automatic", "inference", "frozen", "special", "shared", "tiny")
         return " ".join([f"seed {self.seed}", self.mode, *(w for w in ways if getattr(self, w))])
 
     def arguments(self, turn: int) -> list[torch.Tensor]:
         """Arguments of a call: the first two with the sizes of the program, then perhaps others."""
-        grow = 2 if self.dynamic and turn > 1 else 0
+        grow = 2 if (self.dynamic or self.automatic) and turn > 1 else 0
         made = self.program.inputs(lambda n: n + grow)
         noise = torch.Generator().manual_seed(1000 * self.seed + turn)
         for t in made:
@@ -90,13 +92,19 @@ class Trial:
         return self._sharing(made) if self.shared else made
 
     def _sharing(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Arguments of one layout become one tensor, or two views of one memory."""
+        """Two arguments become one tensor, or views of one memory in some way."""
+        way = random.Random(self.seed).choice(("halves", "turned", "same", "again", "overlapping"))
         for i, a in enumerate(made):
             for j in range(i + 1, len(made)):
                 same = a.dtype == made[j].dtype and a.shape == made[j].shape
                 if same and a.is_contiguous() and a.dim() and a.is_floating_point():
-                    both = torch.cat([a, made[j]])
-                    made[i], made[j] = both[: len(a)], both[len(a) :]
+                    both, n = torch.cat([a, made[j]]), len(a)
+                    parts = {
+                        "halves": (both[:n], both[n:]), "turned": (both[n:], both[:n]),
+                        "same": (a, a), "again": (a, a.detach()),
+                        "overlapping": (both[:n], both[n // 2 : n + n // 2]),
+                    }  # fmt: skip
+                    made[i], made[j] = parts[way]
                     return made
         return made
 
@@ -125,14 +133,17 @@ class Trial:
     def _compiled(self, fn: Callable[..., Any]) -> Any:
         if self.mode == "npugraph_ex":
             options = {"frozen_parameter": True} if self.frozen else None
-            return torch.compile(
-                fn, backend="npugraph_ex", dynamic=self.dynamic, options=options
-            )
+            return torch.compile(fn, backend="npugraph_ex", dynamic=self.sizes, options=options)
         config = torchair.CompilerConfig()
         config.mode = self.mode
         config.experimental_config.frozen_parameter = self.frozen
         backend = torchair.get_npu_backend(compiler_config=config)
-        return torch.compile(fn, backend=backend, dynamic=self.dynamic)
+        return torch.compile(fn, backend=backend, dynamic=self.sizes)
+
+    @property
+    def sizes(self) -> bool | None:
+        """Whether they are symbols, as `torch.compile` has it."""
+        return None if self.automatic else self.dynamic
 
     def _one(self, call: Any, args: list[torch.Tensor], held: dict[int, torch.Tensor]) -> str:
         mine, theirs = copied(args), copied(args)
@@ -157,7 +168,7 @@ class Trial:
         """What torch's own tracing makes of a call: now and then it differs from eager."""
         given = copied(args)
         torch._dynamo.reset()
-        plain = torch.compile(self.program.function(), backend="aot_eager", dynamic=self.dynamic)
+        plain = torch.compile(self.program.function(), backend="aot_eager", dynamic=self.sizes)
         return [*plain(*given), *given]
 
 
@@ -184,16 +195,16 @@ def memory(tensors: list[torch.Tensor]) -> tuple[list[list[int]], list[tuple[int
 def copied(args: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copies that share memory as the arguments do."""
     storages: dict[int, torch.UntypedStorage] = {}
-    made = []
+    made: dict[int, torch.Tensor] = {}
     for t in args:
-        at = t.untyped_storage().data_ptr()
         if not t.numel():
-            made.append(twin(t))
+            made[id(t)] = twin(t)
             continue
+        at = t.untyped_storage().data_ptr()
         copy = storages.setdefault(at, t.untyped_storage().clone())
         empty = torch.empty(0, dtype=t.dtype)
-        made.append(empty.set_(copy, t.storage_offset(), t.shape, t.stride()))
-    return made
+        made[id(t)] = empty.set_(copy, t.storage_offset(), t.shape, t.stride())
+    return [made[id(t)] for t in args]
 
 
 @contextmanager
@@ -211,7 +222,8 @@ def tried(seed: int) -> tuple[int, str]:
     try:
         with quiet():
             trial = Trial(seed)
-            wrong = trial.run()
+            with torch.inference_mode(trial.inference):
+                wrong = trial.run()
     except Exception as e:
         wrong = f"{type(e).__name__}: {str(e).strip().splitlines()[:1]}"
     return seed, f"{trial}: {wrong}" if wrong else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import torchair
@@ -282,6 +283,8 @@ ALIASING = {
     "parts_of_product": (lambda x: (lambda y: (y.chunk(2, -1)[0].unsqueeze(1), y.chunk(2, -1)[1]))(
         x @ x.mT), lambda: [x44()]),
     "parts_of_different_sizes": (lambda x: x.lgamma().split([1, 3], -2), lambda: [x44()]),
+    "part_of_pool": (lambda x: (lambda y: (y[..., -1], y))(F.avg_pool2d(x, 2)),
+                     lambda: [torch.randn(2, 3, 9, 10)]),
     "unbound": (lambda x: (lambda y: (*y.unbind(-2), y))(x.softmax(-1)), lambda: [x44()]),
     "windows": (lambda x: (lambda y: (y.unfold(0, 2, 1), y))(x + 2), lambda: [torch.randn(6)]),
     "same_view_twice": (lambda x: (lambda y: (lambda z: (z, y, z))(y[1:]))(x + 1), lambda: [x23()]),

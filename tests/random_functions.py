@@ -81,15 +81,80 @@ CHANGES = (
     "{a}.transpose(0, -1).sub_(1)", "{a}.index_copy_(0, {j}, {b}[:3].clone())", "{a}[{j}] = 1",
     "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1].clone())",
 )  # fmt: skip
+MORE = {
+    "loses": (
+        "F.mish({a})", "F.leaky_relu({a}, 0.1)", "torch.sin({a})", "torch.log1p({a}.abs())",
+        "torch.atan2({a}, {b}.abs() + 1)", "{a}.std({d}, correction=0)", "{a}.prod({d})",
+        "torch.addmm({a}, {b}, {c})", "torch.baddbmm({a}, {b}, {c})", "torch.outer({a}, {b})",
+        "F.group_norm({a}, 1)", "F.batch_norm({a}, None, None, training=True)",
+        "F.normalize({a}, dim={d}, eps=0.1)", "F.hardswish({a})", "{a}.logcumsumexp({d})",
+        "F.smooth_l1_loss({a}, {b})", "F.mse_loss({a}, {b}, reduction='none')",
+        "F.conv1d({a}, {a}[:, :, :3].contiguous(), padding=1)", "{a}.nansum({d})",
+        "F.conv2d({a}, {a}[:, :, :2, :2])", "torch.cdist({a}, {b}, compute_mode='"
+        "donot_use_mm_for_euclid_dist')", "{a}.sigmoid() * {b} + {c}", "{a} ** 3",
+        "F.interpolate({a}[None, None], scale_factor=2.0, mode='bilinear')", "{a}.diff(dim={d})",
+        "F.scaled_dot_product_attention({a}, {b}, {c}, {m}.expand({a}.shape[-2], {b}.shape[-2]))",
+        "torch.einsum('...ij,...kj->...ik', {a}, {b})", "F.cosine_similarity({a}, {b}, {d})",
+    ),
+    "keeps": (
+        "torch.minimum({a}, {b})", "{a}.sort({d})[0]", "{a}.topk(1, {d})[0]", "{a}.cummax({d})[0]",
+        "torch.sign({a})", "{a}.nan_to_num()", "F.threshold({a}, 0.1, 0.0)", "torch.fmax({a}, {b})",
+        "{a}.median({d})[0]", "torch.copysign({a}, {b})", "F.hardtanh({a})",
+    ),
+    "needs": (
+        "{a}.floor()", "{a}.round()", "{a}.int()", "{a}.isnan()", "torch.signbit({a})",
+        "{a}.argmin({d})", "{a}.sort({d})[1]", "{a} != {b}", "{a}.bool()", "{a}.to(torch.int8)",
+    ),
+    "casts": ("{a}.type(f32)", "{a}.to(f64).to(f32)"),
+    "any": (
+        "torch.triu({a}, 1)", "{a}.unfold({d}, 2, 1)", "{a}.T", "{a}.repeat_interleave(2)",
+        "{a}.flatten().as_strided((2, 2), (1, 1))", "torch.where({m}, {a}, {b})", "{a}.rot90()",
+        "{a}.tensor_split(2, {d})[1]", "torch.stack([{a}, {a}])[1]", "{a}.masked_fill({m}, 1)",
+        "{a}.select_scatter({b}.select({d}, 0), {d}, 0)", "{a}.index_add(0, {j}, {b}[:3])",
+        "{a}.scatter(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b})", "{a}.fliplr()",
+        "torch.zeros_like({a}) + {a}", "{a}.reshape(-1)[1:]", "{a}.unsqueeze(-1).expand_as({b})",
+        "{a}.mT", "{a}.diagonal_scatter({b}.diagonal())", "{a}.expand_as({b})",
+        "{a}.new_full((2,), 3)", "torch.hstack([{a}, {b}])", "{a}.view(-1)",
+        "{a}.t()", "{a}.ravel()", "{a}.tile(2)",
+    ),
+    "whole": (
+        "{a} | {b}", "{a} ^ {b}", "{a} << 1", "{a} >> 1", "~{a}", "-{a}", "{a}.abs()", "{a} / 2",
+        "{a} * 0.5", "{a}.mean(dtype=f32)", "{a}.argmax({d})", "{a}.sort({d})[0]", "{a} == {b}",
+        "{a}.to(torch.uint8)", "{a}.to(torch.int16)", "{a}.prod({d})", "{a}.bitwise_not()",
+        "torch.maximum({a}, {b})", "{a} + {x}", "{x} * {a}", "{a}.double()", "{a}.amin({d})",
+        "F.one_hot({a} % 3, 3)", "{a} % 5 - 2", "torch.div({a}, 3, rounding_mode='trunc')",
+    ),
+    "truth": (
+        "{a} ^ {b}", "{a}.logical_not()", "{a}.all({d})", "{a}.cumsum({d})", "{a} == {b}",
+        "{a}.int()", "{a} * {x}", "{a}.any()", "{a}.nonzero().shape[1] + {a}.sum()",
+    ),
+    "changes": (
+        "{a}.sigmoid_()", "{a}.div_(2)", "{a}.neg_()", "{a}.t_().mul_(2).t_()", "{a}[1:].add_(1)",
+        "{a}.masked_fill_({m}, 0)", "{a}.index_add_(0, {j}, {b}[:3].clone())", "{a}.abs_()",
+        "{a}.select(0, 0).copy_({b}.select(0, -1).clone())", "{a}.diagonal().zero_()",
+        "{a}.index_fill_(0, {j}, 2)", "{a}.view(-1)[::2] += 1", "{a}.sub_({a}.clone())",
+        "{a}.lerp_({b}.clone(), 0.25)", "{a}.addcmul_({b}.clone(), {b}.clone())",
+    ),
+}  # fmt: skip
+TABLES = {**FLOAT, "any": ANY, "whole": WHOLE, "truth": TRUTH, "changes": CHANGES}
+BROAD = {kind: (*TABLES[kind], *MORE[kind]) for kind in TABLES}
+SMALL = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Program:
     """One function with inputs for it. `wide` runs it in float64."""
 
     def __init__(
-        self, seed: int, lines: int = 8, changes: bool = True, tiny: bool = False
+        self,
+        seed: int,
+        lines: int = 8,
+        changes: bool = True,
+        tiny: bool = False,
+        broad: bool = False,
     ) -> None:
-        """With `tiny` sizes of 0 and 1 are as frequent as others."""
+        """With `tiny` sizes of 0 and 1 are as frequent as others; with `broad` there are more
+        operators and types, and arguments may be results."""
+        self.tables = BROAD if broad else TABLES
         self.pick = random.Random(seed)
         self.name = f"<random function {seed}>"
         self.least = 0 if tiny else 1  # elements of a value
@@ -104,8 +169,8 @@ class Program:
         self.exact: set[str] = set()
         for _ in range(self.pick.randint(2, 4)):
             self._input(self.pick.choice(self.floats))
-        for dtype in (torch.int64, torch.bool):
-            if self.pick.random() < 0.4:
+        for dtype in (torch.int64, torch.bool, *(SMALL if broad else ())):
+            if self.pick.random() < (0.15 if dtype in SMALL else 0.4):
                 self._input(dtype)
         self._indices()
         tries = 0
@@ -113,9 +178,14 @@ class Program:
             tries += 1
             change = changes and self.pick.random() < 0.15
             self._change() if change else self._line()
+        if all(n in self.given for n in self.values):
+            self.body.append(f"v0 = {self.given[0]}.clone()")
+            self.values["v0"] = self.values[self.given[0]].clone()
         made = [n for n in self.values if n not in self.given]
         count = min(len(made), self.pick.randint(1, 4))
         self.results = made[-1:] + self.pick.sample(made, count)
+        if broad and self.pick.random() < 0.15:
+            self.results.append(self.pick.choice(self.given))
 
     # ---- inputs ----
 
@@ -158,8 +228,7 @@ class Program:
             ]
         elif self.pick.random() < 0.6:
             kind = "truth" if x.dtype == torch.bool else "whole"
-        table = {**FLOAT, "any": ANY, "whole": WHOLE, "truth": TRUTH}
-        text, used = self._filled(self.pick.choice(table[kind]), a)
+        text, used = self._filled(self.pick.choice(self.tables[kind]), a)
         exact = all(u in self.exact for u in used)
         if kind == "needs" and not exact:
             return
@@ -176,7 +245,7 @@ class Program:
         a = self._recent()
         if self._overlaps(self.values[a]):
             return
-        text, _ = self._filled(self.pick.choice(CHANGES), a)
+        text, _ = self._filled(self.pick.choice(self.tables["changes"]), a)
         before = {n: v.clone() for n, v in self.values.items()}
         if self._tried(text, statement=True) is None:
             for n, v in before.items():
@@ -262,8 +331,17 @@ class Program:
     def wide(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Results and inputs after it ran in float64, and everything it computed."""
         names: dict[str, Any] = {"torch": torch, "F": F, **dict.fromkeys(NAMES, torch.float64)}
+        wholes: dict[int, torch.Tensor] = {}  # memory that several inputs may share, in float64
         for name, x in zip(self.given, inputs, strict=True):
-            names[name] = x.double() if x.is_floating_point() else x.clone()
+            if not x.is_floating_point() or not x.numel():
+                names[name] = x.double() if x.is_floating_point() else x.clone()
+                continue
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in wholes:
+                flat = torch.empty(0, dtype=x.dtype).set_(storage)
+                wholes[storage.data_ptr()] = flat.double()
+            whole = wholes[storage.data_ptr()]
+            names[name] = whole.as_strided(x.shape, x.stride(), x.storage_offset())
         for line in self.body:
             exec(line.replace(".float()", ".double()"), names)
         ends = [names[n] for n in [*self.results, *self.given]]

@@ -89,7 +89,8 @@ class Noise:
         if dtype is torch.bool:
             return torch.randint(2, tuple(dims), generator=self.noise).bool()
         if not dtype.is_floating_point:
-            return torch.randint(-9, 9, tuple(dims), generator=self.noise, dtype=dtype)
+            least = -9 if dtype.is_signed else 0
+            return torch.randint(least, 9, tuple(dims), generator=self.noise, dtype=dtype)
         made = torch.randn(tuple(dims), generator=self.noise, dtype=torch.float64)
         if self.extreme:
             powers = torch.randint(-40, 41, tuple(dims), generator=self.noise)

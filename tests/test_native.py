@@ -242,6 +242,17 @@ def test_what_nothing_writes_is_poisoned(monkeypatch, mode, dynamic) -> None:
                 assert call(x).isnan().all()
 
 
+@pytest.mark.usefixtures("poison")
+def test_small_buffers_of_dynamic_graphs_are_apart() -> None:
+    """What torch leaves in a buffer is not scratch memory of the kernels that follow."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0) * (x * x)
+
+    call, x = compiled(fn, dynamic=True), torch.randn(7)
+    torch.testing.assert_close(call(x), fn(x))
+
+
 def test_without_llvm_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu(), "available", lambda: "no LLVM here")
     x, call = torch.randn(4, 8), compiled(lambda x: x.exp() + 1)

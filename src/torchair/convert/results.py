@@ -14,7 +14,14 @@ from torchair import ge
 from torchair.convert.aliases import creator, hint, order_of, sources, storage_key
 from torchair.convert.scopes import Token
 from torchair.ge.graph import Value
-from torchair.ge.shapes import Sym, contiguous_strides, free_symbols, from_torch, is_static
+from torchair.ge.shapes import (
+    Sym,
+    contiguous_strides,
+    equal_unless_empty,
+    free_symbols,
+    from_torch,
+    is_static,
+)
 from torchair.ge.signature import (
     Computed,
     ComputedScalar,
@@ -159,7 +166,8 @@ def _fills_memory(meta: torch.Tensor) -> bool:
     order = order_of(meta)
     if order is None:
         return False
-    return tuple(strides[d] for d in order) == contiguous_strides([dims[d] for d in order])
+    wanted = contiguous_strides([dims[d] for d in order])
+    return all(equal_unless_empty(strides[d], w) for d, w in zip(order, wanted, strict=True))
 
 
 def _overlaps(meta: torch.Tensor) -> bool:

@@ -169,6 +169,21 @@ def contiguous_strides(shape: Sequence[Dim]) -> Shape:
     return tuple(reversed(strides))
 
 
+def equal_unless_empty(a: Dim, b: Dim) -> bool:
+    """Whether two strides are equal where no dim is 0: tracing counts such a dim as one."""
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
+        return a == b
+
+    def counts_as_one(e: Any) -> bool:
+        return type(e).__name__ == "Max" and len(e.args) == 2 and 1 in e.args
+
+    def without_one(e: Any) -> Any:
+        return next(x for x in e.args if x != 1)
+
+    left, right = (_expr(d).replace(counts_as_one, without_one) for d in (a, b))
+    return left == right or bool((left - right).expand() == 0)
+
+
 def free_symbols(dims: Iterable[Any]) -> set[str]:
     """Names of all symbols in the given dims."""
     return {s.name for d in dims if isinstance(d, Sym) for s in d.expr.free_symbols}

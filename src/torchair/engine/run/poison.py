@@ -19,7 +19,7 @@ def poisoned(run: Callable[..., Any], *memory: torch.Tensor) -> Callable[..., An
         return run
 
     def filled(*args: Any) -> Any:
-        with torch.inference_mode(False):
+        with torch.inference_mode():  # where tensors of all modes may be written
             for some in memory:
                 some.fill_(_BYTE)
         return run(*args)

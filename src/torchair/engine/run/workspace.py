@@ -34,7 +34,7 @@ class Workspace:
     """Memory of one call at a time, with the programs bound to it."""
 
     def __init__(self) -> None:
-        self._memory = self._scratch = _bytes(0)
+        self._memory, self._scratch = _bytes(0), _bytes(0)
         self._native: dict[Family, SizedProgram] = {}
         self._others: OrderedDict[Member, Program] = OrderedDict()
 
