@@ -41,7 +41,7 @@ OLD_NAMES = {
     "torchair.ge._ge_graph": [
         "get_default_ge_graph", "GeGraph", "Tensor", "TensorSpec", "DataType", "Format",
         "torch_type_to_ge_type", "Const", "compat_as_bytes", "_ge_dtype_to_ge_proto_dtype",
-        "_ge_proto_dtype_to_ge_dtype",
+        "_ge_proto_dtype_to_ge_dtype", "next_unique_name", "compat_as_bytes_list",
     ],
     "torchair.ge.attr": ["Int", "Str", "ListInt"],
     "torchair._ge_concrete_graph": ["ge_apis"],
@@ -73,6 +73,7 @@ OLD_NAMES = {
     "torchair.ge_concrete_graph.fx2ge_converter": ["register_fx_node_ge_converter"],
     "torchair.ge_concrete_graph.utils": ["dtype_promote"],
     "torchair.ge_concrete_graph.supported_declaration": ["Support", "_TypedTensor"],
+    "torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce": [],
     "npugraph_ex._acl_concrete_graph.fx2acl_converter": ["AclConcreteGraph"],
     "npugraph_ex._acl_concrete_graph.acl_graph": ["AclGraph"],
     "npugraph_ex.core.utils": ["logger", "EVENT_LEVEL"],
@@ -321,6 +322,46 @@ def test_operators_by_a_description():
     assert is_cann_compat("NoSuch", (), ()).startswith(
         "OperatorFactory find optype NoSuch failed, maybe you need upgrade cann version."
     )
+
+
+def test_an_operator_written_field_by_field():
+    from torchair.ge._ge_graph import Tensor, compat_as_bytes_list, next_unique_name
+
+    with Graph("written", infer) as graph:
+        x, y = (Data(index=i, dtype=0, shape=[2], node_name=f"x{i}") for i in range(2))
+        op = graph.op.add()
+        op.type, op.name = "ConcatV2", next_unique_name(None, "ConcatV2")
+        op.input.append(y.controller)
+        for name, value in (("x0", x), ("x1", y), ("concat_dim", ge.Const(0))):
+            op.input.append(value.tensor)
+            op.input_desc.add().CopyFrom(value.desc)
+            op.input_desc[-1].name = name
+        op.attr["N"].i = 2
+        op.output_desc.add().name = "y"
+        joined = Tensor(op, 0)
+        op.attr["late"].list.s.extend(compat_as_bytes_list(["a", b"b"]))
+        NetOutput([joined])
+    node = graph.op[-2]
+    assert Tensor(node) is joined and isinstance(joined, Tensor) and not isinstance(op, Tensor)
+    assert list(node.input) == ["x0:0", "x1:0", "Const:0", "x1:-1"]
+    assert (node.name, node.attr("N"), joined.symsize) == ("ConcatV2", 2, [4])
+    assert node.attr["late"].list.s[0] == b"a"
+    assert isinstance(node.inputs["x"], list) and next_unique_name("mine", "Abs") == "mine"
+    session = TorchNpuGraph("written")
+    session.load(graph)
+    (result,) = session.run([torch.zeros(2), torch.ones(2)])
+    assert result.tolist() == [0, 0, 1, 1]
+
+
+def test_an_operator_with_inputs_that_nobody_describes():
+    with Graph("written", infer) as graph:
+        x = Data(index=0, dtype=0, shape=[2])
+        op = graph.op.add()
+        op.type = "Abs"
+        op.input.append(x.tensor)
+        op.output_desc.add().name = "y"
+        with pytest.raises(GraphError, match="has 1 inputs and 0 descriptions"):
+            op.node  # noqa: B018
 
 
 def test_messages_of_the_wire_format():

@@ -67,7 +67,9 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.ge._ge_graph": {
         "get_default_ge_graph": "torchair.ge.graph.get_default_ge_graph",
         "GeGraph": "torchair.serde.ge_graph.GeGraph",
-        "Tensor": "torchair.ge.graph.Tensor",
+        "Tensor": "torchair.ge.draft.Tensor",
+        "next_unique_name": "torchair.ge.draft.next_unique_name",
+        "compat_as_bytes_list": "torchair.ge.draft.compat_as_bytes_list",
         "TensorSpec": "torchair.ge.graph.TensorSpec",
         "DataType": "torchair.ge.dtypes.DataType",
         "Format": "torchair.ge.dtypes.Format",
@@ -96,6 +98,7 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair._ge_concrete_graph.compat_ir": {"*": "torchair.ge.compat"},
     "torchair._ge_concrete_graph.ge_ir_pb2": {"*": "torchair.serde.ge_ir"},
     "torchair._ge_concrete_graph.ge_converter": _PACKAGE,
+    "torchair._ge_concrete_graph.ge_converter.custom": {"*": "torchair.convert"},
     "torchair._ge_concrete_graph.ge_converter.converter_utils": _CONVERTER_UTILS
     | {name: f"torchair.convert.samples.{name}" for name in _SAMPLES}
     | {"_TypedTensor": "torchair.convert.samples.Sample"},
@@ -135,6 +138,10 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.ge_concrete_graph.supported_declaration": {
         "*": "torchair._ge_concrete_graph.supported_declaration"
     },
+    "torchair.ge_concrete_graph.ge_converter": _PACKAGE,
+    "torchair.ge_concrete_graph.ge_converter.experimental": _PACKAGE,
+    # importing it let collectives into graphs, where they are now anyway
+    "torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce": {},
     "npugraph_ex._acl_concrete_graph": _PACKAGE,
     "npugraph_ex._acl_concrete_graph.fx2acl_converter": {
         "*": "torchair._acl_concrete_graph.fx2acl_converter"

@@ -302,6 +302,20 @@ class Call:
     append_name: str | None = None
 
 
+class Operators(list[Node]):
+    """The nodes of a graph as a field of a message."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph.nodes)
+        self._graph = graph
+
+    def add(self) -> Any:
+        """A new operator, to be written field by field."""
+        from torchair.ge.draft import Draft
+
+        return Draft(self._graph)
+
+
 @dataclass
 class Graph:
     """A GE graph, under construction or finished."""
@@ -326,9 +340,9 @@ class Graph:
         return list(self._nodes.values())
 
     @property
-    def op(self) -> list[Node]:
+    def op(self) -> Operators:
         """The nodes, under the name that converters know: `get_default_ge_graph().op[-1]`."""
-        return self.nodes
+        return Operators(self)
 
     @property
     def attr(self) -> Attributes:

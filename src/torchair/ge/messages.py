@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
@@ -16,7 +16,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.shapes import on_wire
 
 if TYPE_CHECKING:
-    from torchair.ge.graph import Graph, Node, Value
+    from torchair.ge.graph import Node, Value
 
 # field of an attribute message: the kind of attribute it is, and what it reads as when unset
 _FIELDS: dict[str, tuple[str, Any]] = {
@@ -122,12 +122,18 @@ def _kind(field: str) -> str:
     return _field(field)[0]
 
 
+class Owner(Protocol):
+    """What has attributes."""
+
+    attrs: dict[str, Attr]
+
+
 class Attributes:
     """Attributes of a graph, a node or a value by name, as messages."""
 
     __slots__ = ("_owner",)
 
-    def __init__(self, owner: Graph | Node | Value | Unfed) -> None:
+    def __init__(self, owner: Owner) -> None:
         self._owner: Any = owner
 
     def __getitem__(self, name: str) -> Attribute:
