@@ -145,3 +145,84 @@ def test_visible_devices_are_counted():
         print(torch.npu.device_count())
     """)  # fmt: skip
     assert done.stdout == "2\n", done.stderr
+
+
+def test_weights_in_formats_of_the_device():
+    done = run("-c", """if True:
+        import torch, torchair, torchair.emulate
+        from torchair.experimental.inference import use_internal_format_weight
+        model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1).half(), torch.nn.Linear(4, 4))
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        use_internal_format_weight(model)  # an error in the log: no torch_npu
+        torchair.emulate.install()
+        import torch_npu
+        try:
+            torchair.use_internal_format_weight(model)
+        except RuntimeError as e:
+            assert "Conv2d.weight is on the CPU" in str(e)
+        else:
+            raise AssertionError("a weight on the CPU was taken")
+        model.npu()
+        addresses = [p.data_ptr() for p in model.parameters() if p.dim() > 1]
+        torchair.use_internal_format_weight(model)
+        assert addresses != [p.data_ptr() for p in model.parameters() if p.dim() > 1]
+        for k, v in model.state_dict().items():
+            assert v.device.type == "npu" and torch.equal(v.cpu(), before[k])
+        class QuantConv2d(torch.nn.Conv2d):
+            pass
+        quantised = QuantConv2d(2, 3, 1).requires_grad_(False).npu()
+        quantised.weight.data = quantised.weight.data.to(torch.int8)
+        quantised.scale = torch.ones(3).npu()
+        try:
+            torchair.use_internal_format_weight(quantised)
+        except RuntimeError as e:
+            assert "npu_trans_quant_param" in str(e)
+        else:
+            raise AssertionError("a scale was packed by nothing")
+        x = torch.randn(3, 4).npu()
+        y = torchair.npu_format_cast_via_cpu(x, 29)
+        assert torch.equal(x.cpu(), y.cpu()) and y.device == x.device
+        assert y.data_ptr() != x.data_ptr()
+        try:
+            torchair.npu_format_cast_via_cpu(x, 1000)
+        except RuntimeError as e:
+            assert "1000 is no format" in str(e)
+        else:
+            raise AssertionError("1000 is a format")
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "use_internal_format_weight needs torch_npu" in done.stderr + done.stdout
+
+
+def test_tensors_over_addresses():
+    done = run("-c", """if True:
+        import torch, torchair
+        def refused(kind, text, *args):
+            try:
+                torchair.llm_datadist.create_npu_tensors(*args)
+            except kind as e:
+                assert text in str(e), e
+            else:
+                raise AssertionError(f"{args} were taken")
+        host = torch.zeros(2, 12)
+        places = [host[0].data_ptr(), host[1].data_ptr()]
+        create = torchair.llm_datadist.create_npu_tensors
+        a, b = create([3, 4], torch.float32, places)
+        a.fill_(1), b.fill_(2)
+        assert host[0].eq(1).all() and host[1].eq(2).all() and a.is_cpu
+        refused(TypeError, "shape must be a list", 3, torch.float32, places)
+        refused(TypeError, "shape must hold integers", [3, 4.0], torch.float32, places)
+        refused(TypeError, "addresses must be a list", [3], torch.float32, places[0])
+        refused(TypeError, "addresses must hold integers", [3], torch.float32, ["0"])
+        refused(TypeError, "must be a torch.dtype", [3], "float32", places)
+        refused(ValueError, "takes no torch.complex32", [3], torch.complex32, places)
+        refused(RuntimeError, "no address", [3], torch.float32, [0])
+        import torchair.emulate
+        torchair.emulate.install()
+        import torch_npu
+        (c,) = create((3, 4), torch.float32, places[:1])
+        assert c.device.type == "npu"
+        c.add_(5)
+        assert host[0].eq(6).all()
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr

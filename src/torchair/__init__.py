@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchair.convert.registry import register_fx_node_ge_converter
     from torchair.deploy.compiled import compile
     from torchair.deploy.export import dynamo_export
+    from torchair.deploy.formats import npu_format_cast_via_cpu, use_internal_format_weight
     from torchair.deploy.load import load
     from torchair.fx.passes.patterns import register_replacement
     from torchair.hcom import patch_for_hcom
@@ -28,20 +29,25 @@ __all__ = [
     "get_npu_backend",
     "load",
     "logger",
+    "npu_format_cast_via_cpu",
     "patch_for_hcom",
     "register_fx_node_ge_converter",
     "register_replacement",
+    "use_internal_format_weight",
 ]
 
 _LAZY = {
     "compile": "torchair.deploy.compiled",
     "dynamo_export": "torchair.deploy.export",
     "load": "torchair.deploy.load",
+    "npu_format_cast_via_cpu": "torchair.deploy.formats",
     "patch_for_hcom": "torchair.hcom",
+    "use_internal_format_weight": "torchair.deploy.formats",
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.patterns",
     "ge": "torchair.ge",
     "inference": "torchair.inference",
+    "llm_datadist": "torchair.llm_datadist",
     "scope": "torchair.scope",
 }
 

@@ -128,6 +128,15 @@ TABLE: dict[str, dict[str, str]] = {
         "_optimize_fx": "torchair.pipeline.optimize_fx",
         "_optimize_sym_input": "torchair.fx.passes.sym_input.optimize_sym_input",
     },
+    "torchair.npu_export": {
+        "dynamo_export": "torchair.deploy.export.dynamo_export",
+        "ExportSuccess": "torchair.deploy.export.ExportSuccess",
+    },
+    "torchair.experimental": _PACKAGE,
+    "torchair.experimental.inference": {
+        "npu_format_cast_via_cpu": "torchair.deploy.formats.npu_format_cast_via_cpu",
+        "use_internal_format_weight": "torchair.deploy.formats.use_internal_format_weight",
+    },
     "torchair.ge_concrete_graph": {"ge_apis": "torchair.ge"},
     "torchair.ge_concrete_graph.ge_apis": {"*": "torchair.ge"},
     "torchair.ge_concrete_graph.ge_graph": {"*": "torchair.ge._ge_graph"},
