@@ -3,8 +3,9 @@
 import sys
 
 from torchair import npugraph_ex
-from torchair.npugraph_ex import ops, scope
+from torchair.npugraph_ex import inference, ops, scope
 
+sys.modules[f"{__name__}.inference"] = inference
 sys.modules[f"{__name__}.ops"] = ops
 sys.modules[f"{__name__}.scope"] = scope
 sys.modules[__name__] = npugraph_ex

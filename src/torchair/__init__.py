@@ -49,6 +49,7 @@ _LAZY = {
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",
     "scope": "torchair.scope",
+    "inference": "torchair.inference",
 }
 
 

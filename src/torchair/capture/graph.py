@@ -4,8 +4,9 @@ and what happens when there are too many."""
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -363,6 +364,7 @@ class AclGraph:
             )  # fmt: skip
 
 
+_own_counters: dict[str, Counter[str]] = {COUNTERS: Counter()}
 _COUNTED = (
     "captured",
     "recapture_due_to_mutated_input_change",
@@ -372,9 +374,8 @@ _COUNTED = (
 
 
 def _counters() -> Any:
-    from torch._dynamo.utils import counters
-
-    return counters[COUNTERS]
+    dynamo = sys.modules.get("torch._dynamo.utils")  # a stored graph runs without it
+    return (dynamo.counters if dynamo is not None else _own_counters)[COUNTERS]
 
 
 def _layout(tensor: torch.Tensor) -> Layout:

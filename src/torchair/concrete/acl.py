@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torchair.capture import (
     render,
     substrate_for,
 )
+from torchair.capture.updates import Updates
 from torchair.concrete.base import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
@@ -104,6 +105,18 @@ class AclConcreteGraph(ConcreteGraph):
             run = device.hosted(self.graph.call, results, kinds.mutated, fixed)
         self.run = run  # type: ignore[method-assign, assignment]
 
+    def storable(self) -> tuple[EngineGraph, dict[str, Any]] | None:
+        """The graph in the engine and what `CapturedGraph` needs to know, in plain values; None
+        where devices capture the FX graph."""
+        info = self._info
+        if self._engine is None or info.updated_ops_param or self._settings.run_eagerly:
+            return None
+        names = ("user_inputs_mapping", "parameter_user_inputs", "mutated_user_inputs")
+        known = {name: getattr(info, name) for name in names}
+        entries = [list(e) for e in info.unupdated_sym_input_index]
+        results = devices_of_results(self.forward)
+        return self._engine, {**known, "unupdated_sym_input_index": entries, "results": results}
+
     def codegen(self) -> str:
         """The graph as a program that captures and replays it."""
         local = {k: v for k, v in self._settings.local_options.items() if k in _OPTIONS}
@@ -134,6 +147,36 @@ class AclConcreteGraph(ConcreteGraph):
 
     def run(self, args: Sequence[Any]) -> Any:
         return self.graph.call(args)
+
+
+class CapturedGraph:
+    """A graph in the engine, captured as an AclConcreteGraph is, without the FX graph."""
+
+    def __init__(
+        self, engine: EngineGraph, name: str, device: Device, known: Mapping[str, Any],
+        settings: Settings,
+    ) -> None:  # fmt: skip
+        """`known` comes from `storable`."""
+        options = capture_options(settings, fresh_results=False)
+        arguments = {k: v for k, v in known.items() if k != "results"}
+        arguments["unupdated_sym_input_index"] = [
+            (i, number) for i, number in known["unupdated_sym_input_index"]
+        ]
+        info = AclGraphCacheInfo(
+            fx_graph_name=name, pool=options.pool,
+            capture_error_mode=options.error_mode, num_warmup_iters=options.warmups, **arguments,
+        )  # fmt: skip
+        self.graph = AclGraph(fx_forward=lambda *args: engine.call(args), config=options)
+        find = partial(substrate_for, engine=engine, pool=options.pool, updates=Updates())
+        uncaptured = engine.call if device.name == "cpu" else None
+        self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
+        kinds = info.kinds()
+        self.entry: Callable[[Sequence[Any]], Any]
+        if not options.share_results:
+            self.entry = device.noted(self.graph.call, kinds.mutated)
+        else:
+            fixed = (*kinds.parameters, *kinds.mutated)
+            self.entry = device.hosted(self.graph.call, known["results"], kinds.mutated, fixed)
 
 
 def capture_options(settings: Settings, fresh_results: bool) -> CaptureOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import RLock
 from typing import Any, Literal
 
@@ -11,7 +12,9 @@ from torchair.backend import mode_of
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
-from torchair.deploy.version import Dynamic, Version
+from torchair.deploy.traced import Home, Traced, homes_of, modules_of
+from torchair.deploy.trees import Shape
+from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
 from torchair.trace import start_debug_log
 
 OnMismatch = Literal["error", "recompile"]
@@ -79,11 +82,28 @@ class CompiledModel:
 
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one."""
-        made = Version(
-            self.model, args, kwargs, self._dynamic, self._config, self._decompositions
-        )
+        shape = shape_of(self.model, args, kwargs)
+        traced, homes = self.trace(shape)
+        made = Version(self.model, shape, traced, homes)
         self.versions.insert(0, made)
         return made
+
+    def trace(self, shape: Shape) -> tuple[Traced, list[list[Home]]]:
+        """The graph of calls of a shape, and where its first arguments are."""
+        from torchair.deploy.tracing import trace
+
+        check_names(self._dynamic, shape.labels)
+        homes = homes_of(modules_of(self.model))
+
+        def call(leaves: Sequence[Any]) -> Any:
+            positional, named = shape.restored(leaves)
+            return self.model(*positional, **named)
+
+        traced = trace(
+            call, homes, shape.leaves, shape.labels, partial(dynamic_dims, self._dynamic),
+            self._config, self._decompositions,
+        )  # fmt: skip
+        return traced, homes
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         """A call through Python: finds the version, and makes the quick way to it."""

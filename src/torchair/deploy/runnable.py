@@ -107,6 +107,11 @@ class _Call(GraphCall):
     def options(self) -> tuple[Options, Options]:
         return self._options
 
+    @property
+    def entry(self) -> Any:
+        """What a call enters."""
+        return self.run
+
 
 def convention_of(graph: Graph, device: str = "cpu", updates: bool = True) -> Convention:
     """How a graph is called of which nothing but itself is known: inputs by their index, results as

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import profiler
 
-from torchair.concrete import GeConcreteGraph
-from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.guards import Guards, TensorSpec
-from torchair.deploy.tracing import Home, Traced, TraceError, homes_of, modules_of, trace
+from torchair.deploy.traced import Home, Traced, TraceError, modules_of
 from torchair.deploy.trees import Shape, result_of
+from torchair.devices.call import GraphCall
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.gates import Entry, native_gate
 from torchair.errors import InputError
@@ -82,23 +80,12 @@ class Version:
     """The model compiled for one kind of call."""
 
     def __init__(
-        self, model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
-        dynamic: Dynamic, config: CompilerConfig, decompositions: dict[Any, Any],
+        self, model: Callable[..., Any], shape: Shape, traced: Traced,
+        homes: Sequence[Sequence[Home]],
     ) -> None:  # fmt: skip
-        modules = modules_of(model)
-        homes = homes_of(modules)
-        shape = self._shape = Shape(args, kwargs, _names(model, len(args)))
-        _check_names(dynamic, shape.labels)
-
-        def call(leaves: Sequence[Any]) -> Any:
-            positional, named = shape.restored(leaves)
-            return model(*positional, **named)
-
-        self._traced = trace(
-            call, homes, shape.leaves, shape.labels, partial(_dynamic_dims, dynamic), config,
-            decompositions,
-        )  # fmt: skip
-        self.state = State(modules, homes)
+        """`homes` are where the graph's first arguments are."""
+        self._shape, self._traced = shape, traced
+        self.state = State(modules_of(model), homes)
         self._guards = Guards(self._traced.specs, self._traced.conditions)
         self._finish = _finisher(self._traced)
         self._calls = 0
@@ -150,7 +137,7 @@ class Version:
             return None
         self._calls = 0
         graph = None if self._traced.runner is None else self._traced.runner.runner
-        if not isinstance(graph, GeConcreteGraph) or not _is_plain(graph):
+        if not isinstance(graph, GraphCall) or not _is_plain(graph):
             return None
         inputs = graph.collect(self._arguments(flat))
         found = graph.session.direct(inputs)
@@ -218,7 +205,7 @@ def _distinct(call: Callable[..., Any], slowly: Callable[..., Any]) -> Callable[
     return checked
 
 
-def _is_plain(graph: GeConcreteGraph) -> bool:
+def _is_plain(graph: GraphCall) -> bool:
     """Whether inputs are arguments as they are, and results new tensors."""
     results = all(isinstance(r, Computed) and r.same for r in graph.signature.results)
     return results and all(s.kind == "tensor" for s in graph.state.inputs)
@@ -244,6 +231,11 @@ def _finisher(traced: Traced) -> Callable[[Sequence[Any]], Any]:
     return with_constants
 
 
+def shape_of(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Shape:
+    """How a call of a model is nested."""
+    return Shape(args, kwargs, _names(model, len(args)))
+
+
 def _names(model: Callable[..., Any], count: int) -> list[str]:
     """Names of the arguments of a model, at least so many."""
     called = model.forward if isinstance(model, torch.nn.Module) else model
@@ -260,7 +252,8 @@ def _names(model: Callable[..., Any], count: int) -> list[str]:
     return names + [f"{rest}[{k}]" for k in range(count - len(names))]
 
 
-def _check_names(dynamic: Dynamic, labels: Sequence[str]) -> None:
+def check_names(dynamic: Dynamic, labels: Sequence[str]) -> None:
+    """ValueError where `dynamic` names no argument."""
     unknown = [] if isinstance(dynamic, bool) else [n for n in dynamic if n not in labels]
     if unknown:
         raise ValueError(
@@ -268,7 +261,7 @@ def _check_names(dynamic: Dynamic, labels: Sequence[str]) -> None:
         )
 
 
-def _dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
+def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
     """Dims of an argument that may vary: those asked for, and those marked as Dynamo's are."""
     marked = set(getattr(t, "_dynamo_dynamic_indices", ()))
     if isinstance(dynamic, Mapping):

@@ -1,5 +1,25 @@
-"""What is for inference alone: gears."""
+"""What is for inference alone: compiled methods that outlive their process, and gears."""
 
-from torchair.fx.gears import set_dim_gears
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["set_dim_gears"]
+if TYPE_CHECKING:
+    from torchair.deploy.cached import cache_compile
+    from torchair.deploy.readable import readable_cache
+    from torchair.fx.gears import set_dim_gears
+
+__all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
+
+_HOMES = {
+    "cache_compile": "torchair.deploy.cached",
+    "readable_cache": "torchair.deploy.readable",
+    "set_dim_gears": "torchair.fx.gears",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is not needed at import when it is first asked for."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchair.configs.flat import FlatConfig as CompilerConfig
 from torchair.log import npugraph_ex_logger as logger
-from torchair.npugraph_ex import ops, scope
+from torchair.npugraph_ex import inference, ops, scope
 from torchair.npugraph_ex.backend import compile_fx, get_compiler, get_npu_backend
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = [
     "register_replacement",
 ]
 
-_ = (ops, scope)
+_ = (inference, ops, scope)
 
 
 def __getattr__(name: str) -> Any:

@@ -77,6 +77,17 @@ def compile_fx(
     return compiled
 
 
+def config_for_cache(
+    config: FlatConfig | None, backend: Callable[..., Any] | None, options: Mapping[str, Any]
+) -> FlatConfig:
+    """The configuration that the arguments of cache_compile agree on."""
+    start_debug_log(npugraph_ex_logger)
+    theirs = getattr(backend, "keywords", {}).get("compiler_config")
+    if config is not None and theirs is not None and config != theirs:
+        raise ValueError("the config given to cache_compile is not that of the backend; give one")
+    return _with_options(config if config is not None else theirs, options)
+
+
 def tree_of(config: FlatConfig) -> CompilerConfig:
     """The tree that the pipeline reads. User passes in it still get the flat configuration."""
     tree = config.tree()

@@ -1,0 +1,256 @@
+"""`cache_compile`: a method of a module, compiled once and kept in a folder as data.
+
+A later process reads graph, guards and names of weights from there, and kernels from the disk. It
+traces nothing, so it loads neither Dynamo nor AOTAutograd.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.options import MAX_AUTOTUNE
+from torchair.configs.settings import Settings
+from torchair.deploy.artifact import FILE, Artifact, library_versions
+from torchair.deploy.compiled import CompiledModel
+from torchair.deploy.fingerprint import code_hash, fingerprint
+from torchair.deploy.stored import NotStored, loaded, stored
+from torchair.deploy.trees import Shape
+from torchair.deploy.version import Version, shape_of
+from torchair.engine.session import label
+from torchair.flags import Flags
+from torchair.log import logger
+from torchair.trace import start_debug_log
+
+
+def cache_compile(
+    func: Callable[..., Any],
+    *,
+    config: CompilerConfig | None = None,
+    dynamic: bool = True,
+    cache_dir: str | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    backend: Callable[..., Any] | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    ge_cache: bool = False,
+    **ignored: Any,
+) -> CachedMethod:
+    """A bound method of a module, compiled at its first call, or taken from `cache_dir`.
+
+    It runs under `torch.no_grad()`. The folder is `<class>_<dynamic or static>_<hash of module and
+    options>`, then one for each rank, then one of the method's name.
+    """
+    start_debug_log()
+    known = config_of(config, backend)
+    for warn in (warn_ineffective, warn_unsupported, warn_frozen_parameter):
+        warn(known)
+    ranks = Ranks(global_rank, tp_rank, pp_rank)
+    return CachedMethod(func, known, dynamic, cache_dir, ranks, custom_decompositions, ge_cache)
+
+
+def config_of(
+    config: CompilerConfig | None, backend: Callable[..., Any] | None
+) -> CompilerConfig:
+    """The configuration that both arguments agree on."""
+    theirs = getattr(backend, "keywords", {}).get("compiler_config")
+    if config is not None and theirs is not None and config != theirs:
+        raise ValueError("the config given to cache_compile is not that of the backend; give one")
+    found = config if config is not None else theirs
+    return found if found is not None else CompilerConfig()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of several processes this is, as far as the user says."""
+
+    world: int | None
+    tensor: int | None
+    pipeline: int | None
+
+    def folder(self) -> str:
+        """The name of the folder of this process, empty where it is alone."""
+        parts, distributed = [], torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            size = distributed.get_world_size()
+            if size > 1:
+                rank = distributed.get_rank() if self.world is None else self.world
+                parts.append(f"world{size}global_rank{rank}")
+        if self.tensor is not None:
+            parts.append(f"tp_rank{self.tensor}")
+        if self.pipeline is not None:
+            parts.append(f"pp_rank{self.pipeline}")
+        return "_".join(parts)
+
+
+class CachedMethod(CompiledModel):
+    """A method that is compiled, or read from its folder, when it is first called."""
+
+    def __init__(
+        self, func: Callable[..., Any], config: CompilerConfig, dynamic: bool,
+        cache_dir: str | None, ranks: Ranks, decompositions: Mapping[Any, Any] | None,
+        ge_cache: bool = False,
+    ) -> None:  # fmt: skip
+        owner = getattr(func, "__self__", None)
+        if not inspect.ismethod(func):
+            raise ValueError(f"cache_compile takes a bound method of a module, not {func!r}")
+        if not isinstance(owner, torch.nn.Module):
+            kind = type(owner).__name__
+            raise ValueError(f"cache_compile takes a method of a torch.nn.Module, not of a {kind}")
+        super().__init__(func, config, dynamic, "recompile", dict(decompositions or {}))
+        self._owner, self._method = owner, func
+        self._captures = config.mode.value != MAX_AUTOTUNE
+        if ge_cache and self._captures:
+            logger.warning_once("ge_cache has no effect in the modes that capture")
+        self._home = _root(cache_dir)
+        self._kind = "_".join(
+            [
+                type(owner).__name__,
+                "dynamic" if dynamic else "static",
+                *(["aclgraphcache"] if self._captures else []),
+                *(["gecache"] if ge_cache and not self._captures else []),
+            ]
+        )
+        self._ranks = ranks
+        self._path: Path | None = None
+        self._unsaved: Artifact | None = None
+        self._keeps = True  # until calls turn out to need several versions
+
+    @property
+    def path(self) -> Path:
+        """The file of this method, for the process that asks."""
+        if self._path is None:
+            digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
+            folder = self._home / f"{self._kind}_{digest}" / self._ranks.folder()
+            self._path = Path(os.path.realpath(folder / self._method.__name__ / FILE))
+        return self._path
+
+    def _identity(self) -> str:
+        """What the folder stands for: the module as text, options, the user's passes."""
+        local, process = self._config.as_dict()
+        options = ",".join(f"{k}={v}" for k, v in [*process.items(), *local.items()])
+        passes = [
+            code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
+            for which in ("pre", "post")
+        ]
+        return "\n".join([str(self._owner), options, *passes])
+
+    def _slowly(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            if not self.versions:
+                self._begin(args, kwargs)
+        with label("cache_compiler inference"):
+            result = super()._slowly(*args, **kwargs)
+        if self._unsaved is not None:
+            self._save()
+        return result
+
+    def _begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """The first call: read the file, or compile."""
+        if self.path.exists():
+            try:
+                self.versions.append(self._read(args, kwargs))
+                return
+            except Exception as e:  # whatever is wrong with a file, it is made again
+                reason = str(e).partition("\n")[0] or type(e).__name__
+                warnings.warn(
+                    f"clear broken cache {self.path.parent}: {reason}; "
+                    f"{self._method.__qualname__} is compiled again"
+                )
+                self._remove()
+        self.add(args, kwargs)
+
+    def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
+        found = Artifact.read(self.path)
+        theirs, ours = found.versions, library_versions()
+        for package in sorted({*theirs, *ours}):
+            if theirs.get(package) != ours.get(package):
+                raise NotStored(
+                    f"it was made with {package} {theirs.get(package)}, this is {ours.get(package)}"
+                )
+        if found.source != self._source():
+            raise NotStored("the code of the method, or of what it calls, has changed")
+        shape = shape_of(self.model, args, kwargs)
+        made = loaded(found, self.model, self._owner, shape, self._engine_config(), self._config)
+        if made.fitting(args, kwargs) is None:
+            raise made.mismatch(args, kwargs)
+        return made
+
+    def _source(self) -> str:
+        extra = [f"{op}{code_hash(f)}" for op, f in self._decompositions.items()]
+        return fingerprint(self._method, self._owner) + "".join(extra)
+
+    def _engine_config(self) -> Settings:
+        config = self._config
+        if self._captures:
+            config = copy.deepcopy(config)
+            config.mode = MAX_AUTOTUNE
+        return Settings.of(config)
+
+    def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
+        """Compile for calls like this one; a second time nothing is kept any more."""
+        if self.versions:
+            reason = str(self.versions[0].mismatch(args, kwargs)).replace("\n", "; ")
+            self._forget(f"Skip cache as {self._method.__qualname__} recompiled: {reason}")
+        return super().add(args, kwargs)
+
+    def trace(self, shape: Shape) -> Any:
+        traced, homes = super().trace(shape)
+        if self._keeps:
+            try:
+                known = stored(traced, homes, shape, self._owner, self._config)
+                local, process = self._config.as_dict()
+                signature = inspect.signature(self._method)
+                self._unsaved = Artifact(
+                    name=f"{self._method.__qualname__}{signature}",
+                    date=datetime.now(UTC).isoformat(timespec="seconds"),
+                    mode=self._config.mode.value, source=self._source(),
+                    options={k: str(v) for k, v in {**process, **local}.items()},
+                    versions=library_versions(), **known,
+                )  # fmt: skip
+            except NotStored as e:
+                self._keeps = False
+                warnings.warn(f"{self._method.__qualname__} is not cached: {e}")
+        return traced, homes
+
+    def _save(self) -> None:
+        made, self._unsaved = self._unsaved, None
+        assert made is not None
+        try:
+            made.write(self.path)
+            logger.info("cache of %s: %s", made.name, self.path)
+        except (OSError, RuntimeError) as e:
+            warnings.warn(f"{self._method.__qualname__} is not cached: {e}")
+
+    def _forget(self, reason: str) -> None:
+        if self._keeps:
+            self._keeps = False
+            warnings.warn(reason)
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+def _root(cache_dir: str | None) -> Path:
+    root = Path(cache_dir or Flags.read().cache_home or ".torchair_cache").expanduser()
+    if root.exists() and hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
+        raise ValueError(f"the cache folder {root} belongs to another user; choose one of yours")
+    return root
+
+
+__all__ = ["CachedMethod", "Ranks", "cache_compile", "config_of"]

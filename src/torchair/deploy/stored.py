@@ -1,0 +1,182 @@
+"""Between a traced method and the data of its file: what is kept of it, and a way back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.settings import Settings
+from torchair.deploy.artifact import Artifact
+from torchair.deploy.guards import Guards, TensorSpec
+from torchair.deploy.runnable import Runnable
+from torchair.deploy.traced import Home, Traced, homes_of
+from torchair.deploy.trees import Shape
+from torchair.deploy.version import Version
+from torchair.devices.base import device_named
+from torchair.devices.call import GraphCall
+from torchair.errors import SerializationError
+from torchair.runner import GmRunner
+from torchair.serde import to_bytes
+from torchair.serde.convention import from_text, to_text
+from torchair.trace import Trace
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class NotStored(Exception):
+    """Why a method is not kept, or what was kept of it not used."""
+
+
+def stored(
+    traced: Traced, homes: Sequence[Sequence[Home]], shape: Shape, owner: torch.nn.Module,
+    config: CompilerConfig,
+) -> dict[str, Any]:  # fmt: skip
+    """What an Artifact says of the graph. The graph must not have run yet: running changes it."""
+    graph, capture = _graph_of(traced)
+    if graph.draws:
+        raise AssertionError("random numbers are drawn: a cached graph has no generator")
+    if any(not isinstance(v, _PLAIN) for v in traced.constants.values()):
+        raise NotStored("a result is neither a tensor nor a number")
+    loose = [name for name, v in _attributes(owner) if _holds_tensors(v)]
+    if loose:
+        raise NotStored(
+            f"{loose[0]} holds tensors outside of parameters and buffers; register them as buffers"
+        )
+    try:
+        return {
+            "device": _device_of([*shape.leaves, *(places[0].read() for places in homes)]),
+            "arguments": _arguments(shape),
+            "guards": Guards(traced.specs, traced.conditions).to_data(),
+            "tensors": list(traced.tensors),
+            "weights": [_weight(places) for places in homes],
+            "attributes": _numbers(owner),
+            "convention": to_text(graph.convention),
+            "result": pytree.treespec_dumps(traced.result),
+            "constants": {str(k): v for k, v in traced.constants.items()},
+            "updates": traced.updates,
+            "capture": capture,
+            "graph": to_bytes(graph.graph),
+        }
+    except (SerializationError, NotImplementedError) as e:
+        raise NotStored(str(e).partition("\n")[0]) from e
+
+
+def _device_of(values: Sequence[Any]) -> str:
+    """The accelerator among devices of tensors, the CPU when there is none."""
+    tensors = [str(v.device) for v in values if isinstance(v, torch.Tensor)]
+    return next((d for d in tensors if d != "cpu"), "cpu")
+
+
+def _graph_of(traced: Traced) -> tuple[GraphCall, dict[str, Any] | None]:
+    """The graph in the engine, and what a capture of it must know."""
+    if traced.runner is None:
+        raise NotStored("results share memory with arguments, or arguments are replaced")
+    found: Any = traced.runner.runner
+    if isinstance(found, GraphCall):
+        return found, None
+    if isinstance(getattr(found, "graph", None), GraphCall):  # replayed by a GPU
+        return found.graph, None
+    known: Any = found.storable() if hasattr(found, "storable") else None
+    if known is None:
+        raise NotStored("options ask for something else than to run the compiled graph")
+    return known
+
+
+def loaded(
+    found: Artifact, model: Callable[..., Any], owner: torch.nn.Module, shape: Shape,
+    engine: Settings, config: CompilerConfig,
+) -> Version:  # fmt: skip
+    """The version of a method that a file holds; NotStored with the reason if it is for another
+    one."""
+    if found.arguments != _arguments(shape):
+        raise NotStored("arguments are nested or named otherwise")
+    homes = _homes(found.weights, owner)
+    _compare(found.attributes, _numbers(owner))
+    guards = Guards.from_data(found.guards)
+    runnable = Runnable.from_bytes(
+        found.graph, from_text(found.convention), options=dict(engine.local_options),
+        process=dict(engine.global_options), device=found.device,
+    )  # fmt: skip
+    runner = GmRunner(_run_of(runnable, found.capture, found.device, config), Trace())
+    traced = Traced(
+        runner, runner, list(guards.specs), [c.text for c in guards.conditions],
+        [int(k) for k in found.tensors], pytree.treespec_loads(found.result),
+        {int(k): v for k, v in found.constants.items()}, found.updates,
+    )  # fmt: skip
+    return Version(model, shape, traced, homes)
+
+
+def _run_of(
+    runnable: Runnable, capture: dict[str, Any] | None, device: str, config: CompilerConfig
+) -> Any:
+    if capture is None:
+        return runnable.call if not runnable.call.replays else runnable
+    from torchair.concrete import CapturedGraph
+
+    return CapturedGraph(
+        runnable.call, runnable.graph.name, device_named(device), capture, Settings.of(config)
+    )
+
+
+def _arguments(shape: Shape) -> dict[str, Any]:
+    return {"labels": list(shape.labels), "count": shape.count, "keys": list(shape.keys)}
+
+
+def _weight(places: Sequence[Home]) -> dict[str, Any]:
+    spec = TensorSpec.of(places[0].name, places[0].read().detach())
+    return {"names": sorted(h.name for h in places), **json.loads(json.dumps(asdict(spec)))}
+
+
+def _homes(weights: Sequence[Mapping[str, Any]], owner: torch.nn.Module) -> list[list[Home]]:
+    """Where the weights of a file are in a model."""
+    there = {h.name: places for places in homes_of([owner]) for h in places}
+    if len({id(p) for p in there.values()}) != len(weights):
+        raise NotStored(f"the module has other weights: {len(weights)} were compiled")
+    found = []
+    for weight in weights:
+        places = there.get(weight["name"])
+        if places is None:
+            raise NotStored(f"the module has no weight {weight['name']}")
+        now = _weight(places)
+        for what, known in weight.items():
+            if what != "name" and now[what] != known:
+                raise NotStored(f"{what} of {weight['name']}: compiled {known}, now {now[what]}")
+        found.append(places)
+    return found
+
+
+def _attributes(owner: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes of all modules that are neither weights nor submodules."""
+    for prefix, module in owner.named_modules():
+        for key, value in vars(module).items():
+            if key == "training" or not key.startswith("_"):
+                yield f"{prefix}.{key}" if prefix else key, value
+
+
+def _numbers(owner: torch.nn.Module) -> dict[str, str]:
+    return {name: repr(v) for name, v in _attributes(owner) if _is_plain(v)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return len(value) < 64 and all(isinstance(v, _PLAIN) for v in value)
+    return isinstance(value, (*_PLAIN, torch.dtype, torch.device))
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, (torch.Tensor, torch.nn.Module)) for v in parts)
+
+
+def _compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            raise NotStored(f"{name} was {then.get(name)}, now it is {now.get(name)}")

@@ -1,0 +1,44 @@
+"""Compiled methods that outlive their process, under the flat options of npugraph_ex."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchair.configs.flat import FlatConfig
+from torchair.npugraph_ex.backend import config_for_cache, tree_of
+
+if TYPE_CHECKING:
+    from torchair.deploy.cached import CachedMethod
+
+__all__ = ["cache_compile", "readable_cache"]
+
+
+def cache_compile(
+    func: Callable[..., Any],
+    *,
+    config: FlatConfig | None = None,
+    dynamic: bool = True,
+    cache_dir: str | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    backend: Callable[..., Any] | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    **ignored: Any,
+) -> CachedMethod:
+    """A bound method of a module, compiled and captured at its first call, or taken from
+    `cache_dir`; see `torchair.inference.cache_compile`."""
+    from torchair.deploy.cached import CachedMethod, Ranks
+
+    ranks = Ranks(global_rank, tp_rank, pp_rank)
+    known = tree_of(config_for_cache(config, backend, options or {}))
+    return CachedMethod(func, known, dynamic, cache_dir, ranks, custom_decompositions)
+
+
+def readable_cache(cache_bin: Any, print_output: bool = True, file: Any = None) -> str:
+    """The file of a compiled method as text; see `torchair.inference.readable_cache`."""
+    from torchair.deploy.readable import readable_cache
+
+    return readable_cache(cache_bin, print_output, file)

@@ -1,0 +1,453 @@
+"""cache_compile: a method compiled once and kept as data; when it is used, and when made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import npugraph_ex.inference
+import pytest
+import torch
+from torch import nn
+
+import torchair
+from torchair.deploy import cached
+from torchair.deploy.artifact import Artifact
+from torchair.deploy.compiled import CompiledModel
+from torchair.inference import cache_compile, readable_cache
+
+
+class Block(nn.Module):
+    """A small model with weights, a switch, a number, and a buffer that it updates."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.up, self.down, self.scale = nn.Linear(6, 8), nn.Linear(8, 6), scale
+        self.register_buffer("total", torch.zeros(6))
+
+    def step(self, x: torch.Tensor, bias: float = 1.0) -> dict[str, Any]:
+        y = self.down(torch.relu(self.up(x))) * self.scale + bias
+        self.total.add_(y.sum(0))
+        return {"y": y, "parts": [y.amax(-1), None, 3]}
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.up(x), -1)
+
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) + torch.rand(8)
+
+
+def config(mode: str = "max-autotune", **options: Any) -> torchair.CompilerConfig:
+    made = torchair.CompilerConfig()
+    made.mode = mode
+    for name, value in options.items():
+        setattr(made.experimental_config, name, value)
+    return made
+
+
+def compiled(model: nn.Module, folder: Path, method: str = "plain", **given: Any) -> Any:
+    return cache_compile(getattr(model, method), cache_dir=str(folder), **given)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was traced: nothing, where a file was used."""
+    found: list[Any] = []
+    trace = CompiledModel.trace
+
+    def noted(self: CompiledModel, shape: Any) -> Any:
+        found.append(shape)
+        return trace(self, shape)
+
+    monkeypatch.setattr(CompiledModel, "trace", noted)
+    return found
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder with the static `plain` for inputs of 3 x 6."""
+    made = compiled(Block(), tmp_path, dynamic=False)
+    made(torch.randn(3, 6))
+    assert made.path.exists()
+    return tmp_path
+
+
+def same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_another_model_of_the_class_takes_what_is_there(
+    tmp_path: Path, traced: list[Any], mode: str, dynamic: bool
+) -> None:
+    for turn in range(2):
+        model = Block()
+        twin = Block()
+        twin.load_state_dict(model.state_dict())
+        call = compiled(model, tmp_path, "step", config=config(mode), dynamic=dynamic)
+        assert call.path.exists() == bool(turn)
+        for rows in (3, 3, 5, 3) if dynamic else (3, 3, 3):
+            x = torch.randn(rows, 6)
+            with torch.no_grad():
+                same(call(x), twin.step(x))
+        same(model.total, twin.total)
+        assert len(traced) == 1 and call.path.exists()
+    kind = "aclgraphcache_" if mode == "reduce-overhead" else ""
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith(f"Block_{'dynamic' if dynamic else 'static'}_{kind}")
+    assert call.path == folder / "step" / "compiled_module"
+    assert call.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_weights_may_be_frozen_and_changed(tmp_path: Path, traced: list[Any]) -> None:
+    frozen = config(frozen_parameter=True)
+    x = torch.randn(3, 6)
+    for _ in range(2):
+        model = Block()
+        call = compiled(model, tmp_path, config=frozen)
+        with torch.no_grad():
+            same(call(x), model.plain(x))
+            model.up.weight.mul_(2)
+            same(call(x), model.plain(x))
+            model.up.bias = nn.Parameter(torch.randn(8))
+            same(call(x), model.plain(x))
+    assert len(traced) == 1
+
+
+def test_other_sizes_of_a_static_method_end_its_cache(kept: Path, traced: list[Any]) -> None:
+    model = Block()
+    call = compiled(model, kept, dynamic=False)
+    call(torch.randn(3, 6))
+    assert not traced
+    x = torch.randn(4, 6)
+    with pytest.warns(UserWarning, match="Skip cache as Block.plain recompiled.*dims"):
+        got = call(x)
+    with torch.no_grad():
+        same(got, model.plain(x))
+        same(call(x[:3]), model.plain(x[:3]))
+    assert len(traced) == 1 and not call.path.exists()
+
+
+class _Other:
+    """Changes to a model or a process, each with what is said about it."""
+
+    @staticmethod
+    def source(monkeypatch: pytest.MonkeyPatch) -> Block:
+        monkeypatch.setattr(Block, "plain", lambda self, x: torch.relu(self.up(x)))
+        Block.plain.__name__ = "plain"
+        return Block()
+
+    @staticmethod
+    def helper(monkeypatch: pytest.MonkeyPatch) -> Block:
+        monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)  # torch's own is no change
+        monkeypatch.setattr(Block, "extra", 4, raising=False)
+        return Block()
+
+    @staticmethod
+    def version(monkeypatch: pytest.MonkeyPatch) -> Block:
+        now = {**cached.library_versions(), "torch": "9.9"}
+        monkeypatch.setattr(cached, "library_versions", lambda: now)
+        return Block()
+
+    @staticmethod
+    def number(monkeypatch: pytest.MonkeyPatch) -> Block:
+        return Block(scale=3.0)
+
+    @staticmethod
+    def mode(monkeypatch: pytest.MonkeyPatch) -> Block:
+        return Block().eval()
+
+    @staticmethod
+    def weight(monkeypatch: pytest.MonkeyPatch) -> Block:
+        model = Block()
+        model.up.weight = nn.Parameter(torch.randn(6, 8).t())
+        return model
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_Other.source, "the code of the method, or of what it calls, has changed"),
+        (_Other.helper, "the code of the method, or of what it calls, has changed"),
+        (_Other.version, "it was made with torch .*, this is 9.9"),
+        (_Other.number, "scale was 2.0, now it is 3.0"),
+        (_Other.mode, "down.training was True, now it is False"),
+        (_Other.weight, "strides of up.weight: compiled"),
+    ],
+)
+def test_what_has_changed_is_said_and_compiled_again(
+    kept: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], Block], reason: str,
+) -> None:  # fmt: skip
+    model = change(monkeypatch)
+    x = torch.randn(3, 6)
+    with pytest.warns(UserWarning, match=f"clear broken cache .*: {reason}"):
+        got = compiled(model, kept, dynamic=False)(x)
+    with torch.no_grad():
+        same(got, model.plain(x))
+    assert len(traced) == 1
+    compiled(model, kept, dynamic=False)(x)
+    assert len(traced) == 1  # the new one was kept
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (torch.randn(4, 6), "the argument x is not"),
+        (torch.randn(6, 3).t(), "the argument x is not"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_compiled_for(
+    kept: Path, traced: list[Any], x: torch.Tensor, reason: str
+) -> None:
+    model = Block()
+    with pytest.warns(UserWarning, match=reason):
+        got = compiled(model, kept, dynamic=False)(x)
+    with torch.no_grad():
+        same(got, model.plain(x))
+    assert len(traced) == 1
+
+
+def test_folders_tell_options_modules_and_ranks_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [
+        compiled(Block(), tmp_path, **given).path
+        for given in (
+            {}, {"dynamic": False}, {"config": config(remove_noop_ops=False)}, {"tp_rank": 1},
+            {"tp_rank": 1, "pp_rank": 0}, {"ge_cache": True},
+        )
+    ]  # fmt: skip
+    assert len(set(paths)) == 6
+    assert paths[3].parts[-3] == "tp_rank1" and paths[4].parts[-3] == "tp_rank1_pp_rank0"
+    assert paths[5].parts[-3].startswith("Block_dynamic_gecache_")
+    distributed = torch.distributed
+    for name, value in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 2)):
+        monkeypatch.setattr(distributed, name, lambda value=value: value)
+    assert compiled(Block(), tmp_path).path.parts[-3] == "world4global_rank2"
+    assert compiled(Block(), tmp_path, global_rank=3).path.parts[-3] == "world4global_rank3"
+    monkeypatch.setenv("TORCHAIR_CACHE_HOME", str(tmp_path / "home"))
+    assert cache_compile(Block().plain).path.is_relative_to(tmp_path / "home")
+
+
+def test_what_cannot_be_a_cached_method_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="a bound method"):
+        cache_compile(lambda x: x)
+    with pytest.raises(ValueError, match=r"method of a torch\.nn\.Module, not of a list"):
+        cache_compile(type("list", (), {"f": lambda self: 1})().f)
+    backend = torchair.get_npu_backend(compiler_config=config())
+    with pytest.raises(ValueError, match="not that of the backend"):
+        cache_compile(Block().plain, config=config(remove_noop_ops=False), backend=backend)
+    assert cache_compile(Block().plain, backend=backend)._config is backend.keywords[
+        "compiler_config"
+    ]
+    monkeypatch.setattr(cached.os, "getuid", lambda: 12345)
+    with pytest.raises(ValueError, match="belongs to another user"):
+        compiled(Block(), tmp_path)
+
+
+def test_random_numbers_are_refused_and_gradients_not_there(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="random"):
+        compiled(Block(), tmp_path, "noisy")(torch.randn(3, 6))
+    result = compiled(Block(), tmp_path)(torch.randn(3, 6))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        result.sum().backward()
+
+
+class Loose(nn.Module):
+    """Tensors where nobody can find them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [torch.ones(6)]
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.held[0]
+
+
+def test_what_cannot_be_kept_runs_without(tmp_path: Path, traced: list[Any]) -> None:
+    x = torch.randn(3, 6)
+    with pytest.warns(UserWarning, match=r"Loose.plain is not cached: held holds tensors"):
+        same(compiled(Loose(), tmp_path)(x), x + 1)
+    eagerly = config()
+    eagerly.debug.run_eagerly = True
+    with pytest.warns(UserWarning, match="Block.plain is not cached: options ask for"):
+        compiled(Block(), tmp_path, config=eagerly)(x)
+    assert not list(tmp_path.rglob("compiled_module"))
+
+
+def test_a_flipped_bit_anywhere_is_noticed(kept: Path, traced: list[Any]) -> None:
+    (path,) = kept.rglob("compiled_module")
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    for position in [*range(70), *generator.sample(range(len(whole)), 60), len(whole) - 1]:
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << generator.randrange(8)
+        with pytest.raises(ValueError, match=r"damaged|no compiled module"):
+            Artifact.from_bytes(bytes(damaged))
+    for length in (0, 5, 27, 60, 90, len(whole) - 1):
+        with pytest.raises(ValueError, match=r"damaged|no compiled module"):
+            Artifact.from_bytes(whole[:length])
+    path.write_bytes(damaged)
+    model, x = Block(), torch.randn(3, 6)
+    with pytest.warns(UserWarning, match="clear broken cache .*: it is damaged"):
+        got = compiled(model, kept, dynamic=False)(x)
+    with torch.no_grad():
+        same(got, model.plain(x))
+    assert path.exists() and len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("convention", '{"inputs": 5}'),
+        ("graph", b"\x00\x01"),
+        ("guards", {"specs": [{"kind": "Exploit"}], "conditions": []}),
+        ("guards", {"specs": [], "conditions": ["__import__('os').system('true')"]}),
+        ("result", '[1, {"type": "os.system"}]'),
+        ("weights", [{"name": "no such"}]),
+        ("version", "0.0.1"),
+    ],
+)
+def test_a_file_of_other_content_is_only_data(
+    kept: Path, traced: list[Any], field: str, value: Any
+) -> None:
+    """Whoever can write a right checksum can say what he likes; none of it is executed."""
+    (path,) = kept.rglob("compiled_module")
+    found = Artifact.read(path)
+    setattr(found, field, value)
+    path.write_bytes(found.to_bytes())
+    with pytest.warns(UserWarning, match="clear broken cache"):
+        compiled(Block(), kept, dynamic=False)(torch.randn(3, 6))
+    assert len(traced) == 1
+
+
+def test_a_file_that_others_may_read_or_write_is_not_used(kept: Path, traced: list[Any]) -> None:
+    (path,) = kept.rglob("compiled_module")
+    path.chmod(0o644)
+    with pytest.warns(UserWarning, match="clear broken cache .* has the mode 0o644"):
+        compiled(Block(), kept, dynamic=False)(torch.randn(3, 6))
+    assert len(traced) == 1 and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_costs_the_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes, mode: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torchair.store._write_new", refuse)
+    model, x = Block(), torch.randn(3, 6)
+    call = compiled(model, tmp_path)
+    with pytest.warns(UserWarning, match="Block.plain is not cached: .*No space left"):
+        got = call(x)
+    with torch.no_grad():
+        same(got, model.plain(x))
+    assert not call.path.exists()
+
+
+def test_processes_may_compile_the_same_at_once(tmp_path: Path, traced: list[Any]) -> None:
+    children = []
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                compiled(Block(), tmp_path)(torch.randn(3, 6))
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in children] == [0, 0]
+    compiled(Block(), tmp_path)(torch.randn(3, 6))
+    assert not traced
+
+
+def test_a_cache_can_be_read_by_people(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = kept.rglob("compiled_module")
+    target = kept / "shown.py"
+    text = readable_cache(path, file=target)
+    assert capsys.readouterr().out == text + "\n"
+    assert text.startswith("=" * 100) and "name: Block.plain(x: 'torch.Tensor')" in text
+    for part in (" graph module ", " inputs ", " guards ", " compile options "):
+        assert part.center(100, "-") in text
+    assert "up.weight: float32[8, 6] strides [6, 1] on cpu  weight" in text
+    assert "x: float32[3, 6]" in text and "scale == 2.0" in text
+    shown = target.read_text()
+    assert shown.startswith("# ===") and "ge.SoftmaxV2(" in shown
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert readable_cache(path, print_output=False) == text
+    assert capsys.readouterr().out == ""
+    target.chmod(0o644)
+    with pytest.raises(PermissionError):
+        readable_cache(path, False, target)
+    link = kept / "link"
+    link.symlink_to(path)
+    for bad in (link, kept / "nothing"):
+        with pytest.raises(ValueError):
+            readable_cache(bad, False)
+    with pytest.raises(ValueError):
+        readable_cache(path, False, link)
+
+
+def test_npugraph_ex_has_the_same(tmp_path: Path, traced: list[Any]) -> None:
+    made = npugraph_ex.CompilerConfig()
+    made.clone_output = True
+    for _ in range(2):
+        model, x = Block(), torch.randn(3, 6)
+        call = npugraph_ex.inference.cache_compile(
+            model.plain, config=made, cache_dir=str(tmp_path), options={"clone_input": False}
+        )
+        with torch.no_grad():
+            same(call(x), model.plain(x))
+    assert len(traced) == 1 and "aclgraphcache" in str(call.path)
+    text = npugraph_ex.inference.readable_cache(call.path, print_output=False)
+    assert "mode: npugraph_ex" in text
+
+
+PROGRAM = """
+import json, sys, torch, torchair
+from torchair.inference import cache_compile
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Linear(6, 8)
+
+    def forward(self, x):
+        return torch.softmax(self.up(x), -1)
+
+x = torch.arange(18.0).reshape(3, 6) / 10
+call = cache_compile(Net().forward, cache_dir=sys.argv[1], dynamic=False)
+there = call.path.exists()
+values = [call(x).tolist() for _ in range(4)][-1]
+heavy = [m for m in ("torch._dynamo", "torch._functorch.aot_autograd", "sympy") if m in sys.modules]
+print(json.dumps([there, values, heavy, call._quick != call._slowly]))
+"""
+
+
+def test_a_later_process_loads_no_tracer(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    found = []
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, program, tmp_path / "cache"], capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True,
+        )  # fmt: skip
+        found.append(json.loads(run.stdout.splitlines()[-1]))
+    assert [there for there, *_ in found] == [False, True]
+    assert found[0][1] == found[1][1]
+    assert found[1][2] == [] and found[1][3] is True
