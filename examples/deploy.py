@@ -1,16 +1,18 @@
-"""Calls without Dynamo: torchair.compile, what it guards, what it sees, and gears.
+"""Calls without Dynamo: torchair.compile, what it guards, what it sees; gears; methods on disk.
 
 Run it: `python examples/deploy.py`. docs/deploy.md explains what it prints.
 """
 
 from __future__ import annotations
 
+import tempfile
+
 import torch
 from torch import nn
 
 import torchair
 from torchair.errors import InputError
-from torchair.inference import set_dim_gears
+from torchair.inference import cache_compile, set_dim_gears
 
 
 class Decoder(nn.Module):
@@ -80,9 +82,18 @@ def gears() -> None:
     print("three gears: equal to eager")
 
 
+def kept_on_disk(folder: str) -> None:
+    for process in ("first", "second"):
+        call = cache_compile(Decoder().forward, dynamic=False, cache_dir=folder)
+        print(f"{process}: {'read' if call.path.exists() else 'compiled'}")
+        call(torch.tensor([3]))
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     called_as_the_model()
     what_does_not_fit()
     sizes_that_vary()
     gears()
+    with tempfile.TemporaryDirectory() as folder:
+        kept_on_disk(folder)

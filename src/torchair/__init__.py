@@ -49,7 +49,6 @@ _LAZY = {
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",
     "scope": "torchair.scope",
-    "inference": "torchair.inference",
 }
 
 
