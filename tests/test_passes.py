@@ -17,7 +17,10 @@ from torchair.engine.optimize.passes.quant import (
     move_mm_weight_transpose_after_bitcast,
     move_transpose_into_mm,
 )
-from torchair.engine.optimize.passes.updates import optimize_reference_op_redundant_copy
+from torchair.engine.optimize.passes.updates import (
+    mapping_assign_op_to_graph_output,
+    optimize_reference_op_redundant_copy,
+)
 from torchair.errors import ScopeError
 from torchair.fx.passes import patterns
 from torchair.fx.passes.noop import optimize_noop_ops
@@ -26,6 +29,7 @@ from torchair.fx.streams import check_scopes
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.ge.verify import verify
 from torchair.ops import npu
 
 aten = torch.ops.aten
@@ -157,6 +161,23 @@ def test_prints_and_prefetches_are_chained():
     for stem in "pc":
         assert g.node(f"{stem}0") in g.node(f"{stem}1").control
         assert g.node(f"{stem}1") in g.output.control
+
+
+def test_updates_wait_for_prints_of_the_old_value():
+    with Graph("g", infer) as g:
+        x, y = data(0, (2,)), data(1, (2,))
+        for name, value in (("old", x), ("new", ge.Abs(x)), ("other", ge.Neg(y))):
+            text = ge.StringFormat([value], template="{}", placeholder="{}", node_name=name)
+            ge.PrintV2(text, node_name=f"print_{name}")
+        total = ge.Add(x, y)
+        ge.Assign(x, total)
+        ge.PrintV2(ge.StringFormat([total, x], template="{}{}", placeholder="{}"), node_name="both")
+        NetOutput([total])
+    state = GraphState()
+    mapping_assign_op_to_graph_output(g, state)
+    explicit_order_for_side_effect_nodes(g, state)
+    assert [n.name for n in total.node.control] == ["print_old"]
+    verify(g)
 
 
 def test_weight_transposes_of_quantised_products():

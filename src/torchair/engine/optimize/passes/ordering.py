@@ -17,10 +17,39 @@ _SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState) -> None:
     """Chain prints and the like in program order and tie the last to NetOutput; so draws of random
-    numbers, and collectives, which all processes must meet in one order."""
-    _chain(graph, [n for n in graph.nodes if n.type in _SIDE_EFFECTS])
+    numbers, and collectives, which all processes must meet in one order. What updates an input
+    waits for the prints of its old value."""
+    effects = [n for n in graph.nodes if n.type in _SIDE_EFFECTS]
+    _chain(graph, effects)
+    if effects and state.assigned:
+        _before_updates(graph, effects, state)
     _chain(graph, [n for n in graph.nodes if draws(n)])
     _chain(graph, [n for n in graph.nodes if communicates(n)])
+
+
+def _before_updates(graph: Graph, effects: list[Node], state: GraphState) -> None:
+    assert graph.output is not None
+    results = graph.output.values()
+    writers = {index: results[k].node for k, index in state.assigned.items()}
+    for node in effects:
+        texts = [v.node for v in node.values() if v.node.type == "StringFormat"]
+        read = [v.node for reader in (node, *texts) for v in reader.values()]
+        before = _ancestors(node)
+        for source in dict.fromkeys(n for n in read if n.type == "Data"):
+            writer = writers.get(source.attr("index"))
+            if writer is not None and writer.type != "Data" and writer not in before:
+                writer.after(node)
+
+
+def _ancestors(node: Node) -> set[Node]:
+    """Nodes that run before a node, and the node."""
+    found, stack = {node}, [node]
+    while stack:
+        last = stack.pop()
+        new = {v.node for v in last.values()} | set(last.control)
+        stack += new - found
+        found |= new
+    return found
 
 
 def draws(node: Node) -> bool:
