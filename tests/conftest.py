@@ -1,4 +1,6 @@
-"""What holds for all tests: kernels are kept in a folder of this run, not in the user's cache."""
+"""What holds for all tests: kernels are kept in a folder of this run, not in the user's cache.
+
+Programs that tests start without our variables find the cache home of this run."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _MINE = "TORCHAIR_TESTS_CACHE"  # workers of one run share the folder of the pro
 _first = _MINE not in os.environ
 if _first:
     os.environ[_MINE] = tempfile.mkdtemp(prefix="torchair-tests-")
-os.environ["TORCHAIR_CACHE_DIR"] = os.environ[_MINE]
+os.environ["TORCHAIR_CACHE_DIR"] = os.environ["XDG_CACHE_HOME"] = os.environ[_MINE]
 
 
 @pytest.fixture(scope="session", autouse=True)
