@@ -34,7 +34,8 @@ from models import (
 )
 from tolerance import assert_close_to_reference
 from torchair.deploy import export as exporting
-from torchair.errors import UnsupportedModeError
+from torchair.errors import SerializationError, UnsupportedModeError
+from torchair.serde import air
 
 ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
 
@@ -189,6 +190,39 @@ def test_arguments_updates_and_sizes(
         assert view.shape == (6, rows + 5) and view.data_ptr() == x.data_ptr()
 
 
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_a_cache_of_transformers(tmp_path: Path) -> None:
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    model, cache = LlamaForCausalLM(config).eval(), DynamicCache(config=config)
+    model(torch.randint(0, 32, (1, 5)), past_key_values=cache)
+    kept, token = copy.deepcopy(cache), torch.tensor([[3]])
+    torchair.dynamo_export(
+        input_ids=token, past_key_values=cache, model=model, export_path=str(tmp_path)
+    )
+    assert cache.get_seq_length() == 5, "the model was not run"
+    parts = {
+        f"past_key_values.layers.{k}.{part}": getattr(layer, part)
+        for k, layer in enumerate(kept.layers)
+        for part in ("keys", "values")
+    }
+    loaded = torchair.load(tmp_path / "export.air")
+    assert loaded.parameters == ["input_ids", *parts]
+    results = loaded(input_ids=token, **parts)
+    expected = model(input_ids=token, past_key_values=kept)
+    (logits,) = [r for r in results if r.shape == expected.logits.shape]
+    torch.testing.assert_close(logits, expected.logits)
+    grown = [t for layer in kept.layers for t in (layer.keys, layer.values)]
+    for tensor in grown:
+        assert any(torch.allclose(r, tensor) for r in results if r.shape == tensor.shape)
+
+
 class Last(nn.Module):
     """One parameter, transposed or not."""
 
@@ -233,7 +267,7 @@ def test_links_are_refused_without_an_error(tmp_path: Path, caplog: Any) -> None
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_cannot_be_exported(tmp_path: Path) -> None:
+def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, folder = torch.ones(2, 4), str(tmp_path)
     with pytest.raises(AssertionError, match=r"'layers.0.weight' is not contiguous"):
         torchair.dynamo_export(x, model=Last(turned=True), export_path=folder)
@@ -249,6 +283,9 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     config.export.inputs_name = ["a", "b"]
     with pytest.raises(ValueError, match="2 names for 1 inputs"):
         torchair.dynamo_export(x, model=Last(), export_path=folder, config=config)
+    monkeypatch.setattr(air, "MAX_BYTES", 500)
+    with pytest.raises(SerializationError, match="the format ends at"):
+        torchair.dynamo_export(x, model=Last(), export_path=folder)
     assert not list(tmp_path.glob("*.air"))
 
 

@@ -281,3 +281,17 @@ def test_run_air(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None
     assert "no --input for x" in capsys.readouterr().out
     assert cli.main(["run-air", str(tmp_path / "mask.npy")]) == 1
     assert "not a GE model" in capsys.readouterr().out
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("frozen", [False, True])
+@torch.no_grad()
+def test_a_file_runs_on_a_gpu(small: tuple[Path, Small], frozen: bool) -> None:
+    loaded = torchair.load(small[0], device="cuda", frozen_parameter=frozen)
+    for calls, rows in enumerate((3, 3, 5), 1):
+        x, mask = torch.randn(rows, 4), torch.randn(40)
+        expected = torch.softmax(small[1].second(small[1].first(x)), -1) * calls + mask
+        result, summed = loaded(x.cuda(), mask.cuda())
+        assert result.is_cuda
+        assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-4)
+        assert_close(summed.cpu(), x.cumsum(0))

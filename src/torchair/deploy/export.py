@@ -31,8 +31,7 @@ from torchair.store import atomic_write, private_dir
 MOST_INSIDE = (2048 - 200) << 20
 """Bytes of a graph and its weights up to which the weights are in the file itself."""
 
-_SOURCE = re.compile(r"L\['(\w+)'\]((?:\[(?:\d+|'[^']*')\])*)")
-_KEY = re.compile(r"\[(?:(\d+)|'([^']*)')\]")
+_KEY = re.compile(r"\[(?:(\d+)|'([^']*)')\]|\.(\w+)")  # of the text of a source
 
 Keys = tuple[str | int, ...]
 
@@ -118,6 +117,7 @@ def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name
 def _leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, int]:
     """Paths to all that a call hands in, numbered in the order of `forward`'s parameters."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    bound |= bound.pop("kwargs", {})
     stack: list[tuple[Keys, Any]] = [((n,), v) for n, v in reversed(bound.items())]
     found: dict[Keys, int] = {}
     while stack:
@@ -145,6 +145,7 @@ class _Export:
     ) -> None:
         self._config, self._file, self._name, self._rank = config, file, name, rank
         self._leaves = leaves
+        self._parameters = list(inspect.signature(model.forward).parameters)
         self._tensors = [*model.named_parameters(), *model.named_buffers()]
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -200,7 +201,7 @@ class _Export:
         given_names = read_path(self._config, "export.inputs_name")
         found = []
         for place in places:
-            path = _path(names[place]) or (names[place] or f"arg{place}",)
+            path = _path(names[place] or f"arg{place}", self._parameters)
             found.append(Argument(place, ".".join(map(str, path)), path))
         found.sort(key=lambda a: self._leaves.get(a.path, len(self._leaves)))
         if given_names is None:
@@ -251,13 +252,17 @@ def _source(node: fx.Node) -> str:
     return str(name() if callable(name) else name)
 
 
-def _path(source: str) -> Keys | None:
-    """`L['x'][0]['k']` as a path; None for what is not reached by keys alone."""
-    found = _SOURCE.fullmatch(source)
-    if found is None:
-        return None
-    keys = (int(m[1]) if m[1] else m[2] for m in _KEY.finditer(found[2]))
-    return (found[1], *keys)
+def _path(source: str, parameters: Sequence[str]) -> Keys:
+    """`L['x'][0]['k']` as a path. What is not reached by keys alone is one name. A `forward` that
+    is wrapped has its arguments in `args` and `kwargs`; they count by the names of `parameters`."""
+    keys = [int(m[1]) if m[1] else m[2] or m[3] for m in _KEY.finditer(source.removeprefix("L"))]
+    if keys[:1] == ["kwargs"] and len(keys) > 1:
+        del keys[0]
+    elif keys[:1] == ["args"] and "args" not in parameters and keys[1:2]:
+        keys[:2] = parameters[int(keys[1]) : int(keys[1]) + 1] or keys[:2]
+    if "." in source or not isinstance(next(iter(keys), None), str):
+        return (".".join(map(str, keys)) or source,)
+    return tuple(keys)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -96,13 +96,20 @@ def load(
     """
     graph = read_air(path, infer)
     try:
-        return _loaded(path, graph, str(torch.device(device)), frozen_parameter, options)
+        return _loaded(path, graph, _device_name(device), frozen_parameter, options)
     except SerializationError as error:
         raise (
             error if error.file is not None else SerializationError(str(error), file=path)
         ) from error
     except (GraphError, RecursionError) as error:
         raise SerializationError(f"this graph does not run: {error}", file=path) from error
+
+
+def _device_name(device: str | torch.device) -> str:
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
+    return str(place)
 
 
 def _loaded(
