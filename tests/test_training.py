@@ -237,3 +237,54 @@ def test_a_loss_that_is_not_there():
     call = torch.compile(lambda x: x * 2, backend=with_loss("max-autotune", 3))
     with pytest.raises(IndexError, match="output_loss_index is 3, but the graph has 1 results"):
         call(torch.ones(2, requires_grad=True))
+
+
+# ---- convolutions, which torch computes ----
+
+
+class Mixer(nn.Module):
+    """A block of a ConvNeXt: the layer norm runs over channels, so that images have them last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.norm = nn.LayerNorm(8)
+        self.mix = nn.Conv2d(8, 24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.spread(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return F.gelu(self.mix(y)).square().mean()
+
+    def gradients(self, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+        self.zero_grad()
+        x = x.clone().requires_grad_()
+        loss = run(x)
+        loss.backward()
+        return [loss.detach(), x.grad, *(p.grad for p in self.parameters())]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_convolutions(dynamic: bool) -> None:
+    model = Mixer()
+    wide = copy.deepcopy(model).double()
+    run = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=dynamic)
+    with capture() as found:
+        for batch in (2, 3) if dynamic else (2,):
+            x = torch.randn(batch, 8, 6, 5)
+            mine = model.gradients(run, x)
+            assert_close(mine, model.gradients(model, x), wide.gradients(wide, x.double()))
+    backward = [n.type for n in found[-1].graph.nodes]
+    assert backward.count("ConvGradients") == 2
+    assert not any("Backprop" in t for t in backward)
+
+
+def test_torch_gets_images_as_eager_lays_them_out() -> None:
+    """Rows that were normalised lie together, and so do the channels of what is made of them."""
+    model = Mixer()
+    with capture() as found:
+        torch.compile(model, backend=torchair.get_npu_backend())(torch.randn(2, 8, 6, 5))
+    plan = found[0].session.last_plan()
+    assert plan is not None
+    made = [plan.place(s.outs[0])[0].meta for s in plan.steps if s.node.type == "Conv2D"]
+    last = torch.channels_last
+    assert [m.is_contiguous(memory_format=last) for m in made] == [False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torchair.ge.shapes import Dim
 aten = torch.ops.aten
 _convolution: Any = torch.convolution
 CONTRACTION = Trait.CONTRACTION
+IMAGES = Trait.CONTRACTION | Trait.KEEPS_FORMAT
 
 
 class Window:
@@ -83,10 +84,25 @@ def _grad_of_input(op: Op) -> Kernel:
     mask = [True, False, False]
 
     def run(kernel: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        x = grad.new_empty(1).expand(size)  # only its dims are read
+        x = _unread(size, grad)
         return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[0]
 
     return run
+
+
+def _unread(size: Sequence[Dim], grad: torch.Tensor) -> torch.Tensor:
+    """A tensor of which torch reads the dims, and the format in which it is to compute."""
+    last = is_channels_last(grad)
+    form = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(
+        tuple(size), dtype=grad.dtype, device=grad.device, memory_format=form  # type: ignore[arg-type]
+    )
+
+
+def is_channels_last(t: torch.Tensor) -> bool:
+    """Whether an image has its channels side by side in memory, and so is not contiguous."""
+    plain = t.is_contiguous()
+    return t.dim() == 4 and not plain and t.is_contiguous(memory_format=torch.channels_last)
 
 
 def _grad_of_filter(op: Op) -> Kernel:
@@ -94,20 +110,35 @@ def _grad_of_filter(op: Op) -> Kernel:
     mask = [False, True, False]
 
     def run(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        kernel = grad.new_empty(1).expand(size)  # only its dims are read
+        kernel = grad.new_empty(size)  # nobody reads it
         return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[1]
 
     return run
 
 
+def _gradients(op: Op) -> Kernel:
+    arguments = Window(op).arguments()
+    both = [True, True, False]
+
+    def run(x: torch.Tensor, kernel: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return aten.convolution_backward(grad, x, kernel, None, *arguments, both)[:2]
+
+    return run
+
+
+add_row(
+    "ConvGradients", lambda op: [Fact(op.dtype(p), op.shape(p)) for p in ("x", "filter")],
+    _gradients, IMAGES,
+)  # fmt: skip
+
 for _dim in ("2D", "3D"):
-    add_row(f"Conv{_dim}", _rule, _kernel, CONTRACTION)
+    add_row(f"Conv{_dim}", _rule, _kernel, IMAGES)
     add_row(
         f"Conv{_dim}Transpose", _sized("input_size", "x"), _transpose, CONTRACTION,
         host=("input_size",),
     )  # fmt: skip
     add_row(
-        f"Conv{_dim}BackpropInput", _sized("input_size", "filter"), _grad_of_input, CONTRACTION,
+        f"Conv{_dim}BackpropInput", _sized("input_size", "filter"), _grad_of_input, IMAGES,
         host=("input_size",),
     )  # fmt: skip
     add_row(

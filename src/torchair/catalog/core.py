@@ -35,6 +35,7 @@ class Trait(enum.Flag):
     COMMUTATIVE = enum.auto()
     CONSTANT = enum.auto()  # value is part of the graph
     WRITES_FIRST = enum.auto()  # output 0 is input 0 updated: it may overwrite input 0
+    KEEPS_FORMAT = enum.auto()  # torch's result has channels last where one of its inputs has
 
 
 class Op:

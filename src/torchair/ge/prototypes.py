@@ -16,6 +16,8 @@ from torchair.ge.dtypes import DTYPE_CODES
 # Operators of our own, in the notation of the data file.
 _OWN = """\
 TorchCall	x*	y*	target:Str arguments:Str
+ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
+dilations:ListInt groups:Int data_format:Str
 """
 
 

@@ -21,7 +21,8 @@ from torchair.ge.build import add_output
 from torchair.ge.graph import Graph, Node, Value, topological
 
 _WILDCARD = "?"
-_STREAM = "_user_stream_label"
+STREAM = "_user_stream_label"
+"""The attribute that names the stream of a node."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def _remove_unread(graph: Graph, nodes: list[Node], stays: Callable[[Node], bool
 
 def _free_to_change(found: Match) -> bool:
     """Whether all nodes of a match are on one stream, and only the last one keeps an order."""
-    streams = {n.attrs.get(_STREAM) for n in found.nodes}
+    streams = {n.attrs.get(STREAM) for n in found.nodes}
     inner = [n for n in found.nodes if n is not found.root]
     return len(streams) == 1 and not any(n.control or n.control_users for n in inner)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchair.catalog import Op, Order, Row, Trait, infer, row_of
+from torchair.catalog.conv import is_channels_last
 from torchair.catalog.reference import tensor_args
 from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
@@ -332,12 +333,23 @@ class _Build:
         before = self._successor(node, row)
         self._touch([self.slot[v] for v in node.values()])
         kind = "arena" if row.out else "torch"
-        roots = [self._new_root(v, kind, meta_of(self.facts[v])) for v in node.outputs]
+        roots = [self._new_root(v, kind, self._torch_meta(node, row, v)) for v in node.outputs]
         if before is not None:
             roots[0].successor_of = before
         made = [r.slot for r in roots]
         self.plan.steps.append(Step(node, "out" if row.out else "call", kernel, args, made))
         return None
+
+    def _torch_meta(self, node: Node, row: Row, value: Value) -> torch.Tensor:
+        """What a result of torch will look like; where it is read as it is, another is copied."""
+        meta = meta_of(self.facts[value])
+        if not row.has(Trait.KEEPS_FORMAT) or meta.dim() != 4:
+            return meta
+        read = [self.metas[self.slot[v]] for v in node.values()]
+        if not any(m is not None and is_channels_last(m) for m in read):
+            return meta
+        self.like[value] = torch.channels_last
+        return in_format(meta, torch.channels_last)
 
     def _successor(self, node: Node, row: Row) -> Root | None:
         """The buffer of an input that this elementwise step may overwrite, if it ends here."""
@@ -447,6 +459,9 @@ class _Build:
         asked = layout_asked_for(value)
         if asked is not None:
             return asked
+        last = len(meta.shape) - 1
+        if last in unit.group.reduced:  # rows that are walked through as a whole
+            return None
         for v in unit.inputs:
             like = self.metas[self.slot[v]]
             if like is None or like.shape != meta.shape or like.is_contiguous():

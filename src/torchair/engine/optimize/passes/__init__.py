@@ -10,7 +10,10 @@ from torchair.engine.optimize.passes.data import (
     optimize_sym_pack,
     remove_dead_data_and_reorder_data_index,
 )
-from torchair.engine.optimize.passes.gradients import split_norm_gradients
+from torchair.engine.optimize.passes.gradients import (
+    join_convolution_gradients,
+    split_norm_gradients,
+)
 from torchair.engine.optimize.passes.ordering import (
     choose_order,
     explicit_order_for_cmo,
@@ -53,6 +56,7 @@ ENGINE_PASSES = (
     Pass("fold_constants", fold_constants, lambda o: o.fold),
     Pass("split_norm_gradients", split_norm_gradients, lambda o: o.native),
     Pass("merge_common", merge_common, lambda o: o.level != "O1"),
+    Pass("join_convolution_gradients", join_convolution_gradients, lambda o: o.level != "O1"),
     Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and o.level != "O1"),
     Pass("apply_rules_again", apply_rules, lambda o: o.level != "O1"),
     Pass("remove_what_is_left", remove_dead_code, lambda o: o.dead_code),
