@@ -285,6 +285,24 @@ def test_what_depends_on_data_says_where_to_go():
         torchair.compile(lambda x: x + 1 if x.sum() > 0 else x, torch.zeros(3))
 
 
+@pytest.mark.filterwarnings("ignore:frozen_parameter")
+def test_memory_is_told_and_handed_in():
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), torch.randn(4, 6)
+    compiled = torchair.compile(model, x, config=frozen())
+    needed = compiled.summary()
+    assert needed.static and needed.feature_memory_base_refreshable
+    block = torch.zeros(needed.feature_memory_size + 64, dtype=torch.uint8)
+    with torch.no_grad():
+        for _ in range(3):
+            same(compiled(x), model(x))
+        assert is_quick(compiled)
+        compiled.update_graph_feature_memory_base(block)
+        for _ in range(3):
+            same(compiled(x), model(x))
+    assert block.any() == bool(needed.feature_memory_size)
+    assert compiled.versions[0].session().held is not None  # weights are frozen all the same
+
+
 def test_threads_share_a_compiled_model():
     model = Net()
     compiled = torchair.compile(model, torch.zeros(4, 6))

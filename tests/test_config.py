@@ -847,7 +847,6 @@ def test_reduce_overhead_names_the_option(config: CompilerConfig, path: str, val
 def test_switches_without_effect_warn_in_the_capture_modes(config: CompilerConfig) -> None:
     config.experimental_config.aclgraph._super_kernel_optimize = True
     config.experimental_config.aclgraph._aclnn_static_shape_kernel = True
-    assert recorded(warn_unsupported, config) == []
     for mode in CAPTURE_MODES:
         config.mode = mode
         (found,) = recorded(warn_unsupported, config)
@@ -859,6 +858,51 @@ def test_switches_without_effect_warn_in_the_capture_modes(config: CompilerConfi
             "config.experimental_config.aclgraph._super_kernel_optimize: "
             "CPU and CUDA have no super kernels"
         )
+
+
+def other_value(option: Any, tmp_path: Path) -> Any:
+    """A value of an option that is not its default; None where there is no other."""
+    kinds = {
+        IntRangeValue: lambda: option.default + 1 if option.default is not None else 2,
+        IntListValue: lambda: [1], StrOptionValue: lambda: "x", DictOptionValue: lambda: {"a": 1},
+        CallableValue: lambda: len, MustExistedPathValue: lambda: str(tmp_path),
+        FileValue: lambda: str(tmp_path / "a.json"), RegexValue: lambda: "1",
+        MustExistedFileAddr: lambda: str(tmp_path / "a.json"),
+    }  # fmt: skip
+    if not isinstance(option, OptionValue):  # a path, or the handle of a pool
+        return str(tmp_path) if isinstance(option, str) else (0, 1)
+    if type(option) in kinds:
+        return kinds[type(option)]()
+    if option.optional is None:
+        return 5
+    others = [v for v in option.optional if v != option.default and v is not None]
+    return others[0] if others else None
+
+
+def warned_paths(config: CompilerConfig) -> set[str]:
+    """Options that some warning about a configuration names."""
+    found = [*recorded(warn_ineffective, config), *recorded(warn_unsupported, config)]
+    text = " ".join(str(w.message) for w in found)
+    return {path for path, _ in leaves(config) if f"config.{path}:" in text}
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", *CAPTURE_MODES])
+def test_no_option_is_silent(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    for path, _, _, where, effect in doc_rows("The tree"):
+        config = CompilerConfig()
+        value = other_value(attrgetter(path)(config), tmp_path)
+        if value is None or path in ("mode", "export.export_mode"):  # the latter is set for users
+            continue
+        write_path(config, path, value)
+        config.mode = mode
+        leaf = next(p for p, _ in leaves(config) if documented_path(p) == path)
+        here = where == "both" or ("GE" if mode == "max-autotune" else "capture") in where
+        idle = not effect.startswith("works") or not here
+        if idle:
+            assert leaf in warned_paths(config), (path, mode, where, effect)
+        else:
+            assert recorded(warn_unsupported, config) == [], (path, mode, where, effect)
 
 
 def test_frozen_parameter_reminder(config: CompilerConfig) -> None:
@@ -925,6 +969,7 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "optimization_switch": {},
         "fusion_switch_file": None,
         "export_mode": False,
+        "record_modules": False,
         "local_options": local_options,
         "global_options": global_options,
     }
@@ -995,7 +1040,7 @@ def test_parse_switches() -> None:
 
 # ---- documentation and import ---------------------------------------------------------------
 
-EFFECTS = ("works", "accepted; takes effect when ", "no effect on this device: ")
+EFFECTS = ("works", "for `dynamo_export`", "no effect on this device: ")
 
 
 def doc_rows(heading: str) -> list[list[str]]:

@@ -12,7 +12,14 @@ from torchair.catalog import infer, interpret
 from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
 from torchair.engine.optimize.passes.ordering import choose_order
 from torchair.engine.options import EngineOptions
-from torchair.engine.plan.memory import Buffer, aligned, lower_bound, place
+from torchair.engine.plan.memory import (
+    Arena,
+    Buffer,
+    aligned,
+    lower_bound,
+    place,
+    place_compactly,
+)
 from torchair.engine.run.workspace import WEIGHT
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
@@ -38,7 +45,8 @@ def session(graph, **options):
 # ---- memory ----
 
 
-def test_placement_never_overlaps_live_buffers():
+@pytest.mark.parametrize("place", [place, place_compactly])
+def test_placement_never_overlaps_live_buffers(place):
     rng = random.Random(0)
     for _ in range(50):
         buffers = [
@@ -84,6 +92,81 @@ def test_arena_reuses_memory_of_dead_intermediates():
     summary = session(g).summary()
     assert summary.arena_bytes <= 3 * 128 * 128 * 4
     assert summary.arena_bytes >= summary.arena_floor > 0
+
+
+def test_memory_efficiency_finds_smaller_arenas():
+    rng = random.Random(1)
+    plain = compact = floor = 0
+    for _ in range(20):
+        firsts = [rng.randrange(0, 40) for _ in range(60)]
+        made = [Buffer(rng.randrange(1, 9999), f, f + rng.randrange(0, 20)) for f in firsts]
+        floor += lower_bound(made)
+        before, after = place(made), place_compactly(made)
+        assert after <= before
+        plain, compact = plain + before, compact + after
+    assert compact - floor < (plain - floor) / 2
+    assert EngineOptions.of({"ge.featureBaseRefreshable": "1"}, {}).compact
+    sizes = [40, 90, 30, 70, 60, 20, 80, 50, 60, 30]
+    spans = [Buffer(64 * n, 2 * k % 7, 2 * k % 7 + k % 4) for k, n in enumerate(sizes)]
+    least = Arena(spans, compact=True).place([b.size for b in spans]).total
+    assert least == place_compactly(spans) <= Arena(spans).place([b.size for b in spans]).total
+
+
+def network():
+    with Graph("net", infer) as g:
+        x = data(0, (32, 32))
+        weight = ge.Const(torch.arange(1024.0).reshape(32, 32) / 1024)
+        y = x
+        for _ in range(3):
+            y = ge.MatMul(ge.Tanh(ge.Add(y, weight)), weight, None)
+        NetOutput([y])
+    weight = torch.arange(1024.0).reshape(32, 32) / 1024
+
+    def expected(t):
+        for _ in range(3):
+            t = (t + weight).tanh() @ weight
+        return t
+
+    return g, expected
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_memory_of_the_user_is_used_and_exchanged(native):
+    graph, expected = network()
+    s = session(graph, **{"torchair.nativeCode": native})
+    known = s.summary()  # before the first run
+    assert known.static and known.feature_memory_base_refreshable
+    assert known.const_memory_size >= 32 * 32 * 4 and known.feature_memory_size > 0
+    blocks = [torch.zeros(known.feature_memory_size + 64, dtype=torch.uint8) for _ in range(2)]
+    constants = torch.zeros(known.const_memory_size + 64, dtype=torch.uint8)
+    s.set_graph_const_memory_base(constants)
+    x = torch.randn(32, 32)
+    for block in blocks:
+        s.update_graph_feature_memory_base(block)
+        torch.testing.assert_close(s.run([x])[0], expected(x))
+        assert block.any()
+        blocks[0].zero_()
+    assert not blocks[0].any()  # the first is not written to any more
+    assert constants.any()
+    torch.testing.assert_close(s.run([x * 2])[0], expected(x * 2))
+    result = s.run([x])[0]
+    constants.zero_()  # they are read where they are
+    assert not torch.equal(s.run([x])[0], result)
+
+
+def test_memory_that_does_not_fit_is_refused():
+    graph, _ = network()
+    s = session(graph)
+    size = s.summary().feature_memory_size
+    with pytest.raises(InputError, match="too small") as error:
+        s.update_graph_feature_memory_base(torch.zeros(8, dtype=torch.uint8))
+    assert str(size) in str(error.value)
+    with pytest.raises(InputError, match="another device"):
+        s.set_graph_const_memory_base(torch.zeros(9999, device="meta"))
+    with Graph("dynamic", infer) as g:
+        NetOutput([ge.Tanh(data(0, (-1, 4)))])
+    with pytest.raises(GraphError, match="fixed sizes"):
+        session(g).update_graph_feature_memory_base(torch.zeros(99999))
 
 
 # ---- what really runs ----

@@ -47,13 +47,53 @@ INEFFECTIVE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 }
 """Per mode: the values of an option that have no effect there, or may fail."""
 
+_SINGLE_SHAPES = "kernels of CPU and CUDA are not compiled for single shapes"
+_SUPER_KERNELS = "CPU and CUDA have no super kernels"
+_TUNING = "nothing is tuned by measurement"
+_EXPORT = "it is for dynamo_export"
+
 UNSUPPORTED: Mapping[str, str] = {
-    "experimental_config.aclgraph._aclnn_static_shape_kernel": "kernels of CPU and CUDA are not "
-    "compiled for single shapes",
-    "experimental_config.aclgraph._super_kernel_optimize": "CPU and CUDA have no super kernels",
-    "debug.deadlock_check": "captured graphs are not checked for deadlocks",
+    "experimental_config.aclgraph._aclnn_static_shape_kernel": _SINGLE_SHAPES,
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir": _SINGLE_SHAPES,
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": _SINGLE_SHAPES,
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": _SINGLE_SHAPES,
+    "experimental_config.aclgraph._disable_static_kernel_compile_cache": _SINGLE_SHAPES,
+    "experimental_config.aclgraph._super_kernel_optimize": _SUPER_KERNELS,
+    "experimental_config.aclgraph._super_kernel_optimize_options": _SUPER_KERNELS,
+    "experimental_config.aclgraph._super_kernel_debug_options": _SUPER_KERNELS,
+    "experimental_config.npu_fx_pass": "norms, rotary embeddings and attention are found by the "
+    "rules of the engine",
+    "experimental_config.static_model_ops_lower_limit": "graphs are not split into parts of fixed "
+    "and of varying sizes",
+    "experimental_config.tiling_schedule_optimize": "tiling schedules belong to NPU kernels",
+    "ge_config.export_compile_stat": "there is no fusion_result.json",
+    "dump_config.dump_config_path": "the file is for the runtime of an NPU",
+    "aoe_config.aoe_mode": _TUNING,
+    "aoe_config.work_path": _TUNING,
+    "aoe_config.aoe_config_file": _TUNING,
+    "export.export_path_dir": _EXPORT,
+    "export.export_name": _EXPORT,
+    "export.weight_name": _EXPORT,
+    "export.inputs_name": _EXPORT,
+    "export.experimental.auto_atc_config_generated": _EXPORT,
+    "export.experimental.enable_lite_export": _EXPORT,
+    "experimental_config.enable_ref_data": "inputs that a graph updates are updated either way; "
+    "dynamo_export writes RefData",
 }
-"""Switches of captured graphs that do nothing here, and why."""
+"""Options that do nothing in a compiled graph on this device, and why."""
+
+_EXPORTED = ("export.", "experimental_config.enable_ref_data")  # what dynamo_export reads
+
+CAPTURE_ONLY = ("debug.aclgraph.", "aclgraph_config.", "dump_config.data_dump_stage")
+"""Beginnings of the names of options for the modes that capture."""
+
+ENGINE_ONLY = (
+    "debug.timeline.", "debug.fx_summary.", "debug.deadlock_check", "dump_config.dump_mode",
+    "dump_config.quant_dumpable", "dump_config.dump_step", "dump_config.dump_layer",
+    "dump_config.dump_data", "experimental_config.memory_efficiency",
+    "experimental_config.strict_converters", "inference_config.", "ge_config.aicore_num",
+)  # fmt: skip
+"""The same for the mode max-autotune, beside those of ``INEFFECTIVE``."""
 
 _FEATURES_WITHOUT_EFFECT = {
     REDUCE_OVERHEAD: ("set_dim_gears", "dynamo_export", "scope", "npu_print"),
@@ -89,20 +129,35 @@ def warn_ineffective(config: Section) -> None:
 
 
 def warn_unsupported(config: Section, names: Mapping[str, str] | None = None) -> None:
-    """Issue one ``UserWarning`` for all switches of captured graphs that do nothing here.
+    """Issue one ``UserWarning`` for all options that are set and do nothing.
 
     ``names`` gives the name under which the user knows the option at a path.
     """
-    if read_path(config, "mode") not in CAPTURE_MODES:
-        return
-    known = names or {}
+    mode, known = read_path(config, "mode"), names or {}
+    exports = bool(read_path(config, "export.export_mode"))
+    warned = {text.partition(":")[0] for text in ineffective_options(config)}
+    defaults = dict(leaves(type(config)()))
     found = [
         f"config.{known.get(path, path)}: {why}"
-        for path, why in UNSUPPORTED.items()
-        if read_path(config, path)
+        for path, value in leaves(config)
+        if value != defaults.get(path)
+        and f"config.{path}" not in warned
+        and (why := why_idle(path, mode)) is not None
+        and not (exports and path.startswith(_EXPORTED))
     ]
     if found:
         warnings.warn(f"no effect on this device: {'; '.join(found)}", UserWarning, stacklevel=3)
+
+
+def why_idle(path: str, mode: str) -> str | None:
+    """Why an option does nothing in a mode; None if it does something."""
+    if path in UNSUPPORTED:
+        return UNSUPPORTED[path]
+    if mode not in CAPTURE_MODES:
+        return "it is for the modes that capture" if path.startswith(CAPTURE_ONLY) else None
+    idle = path.startswith(ENGINE_ONLY) or path in INEFFECTIVE[REDUCE_OVERHEAD]
+    both = ("dump_config.enable_dump",)  # which dumps in another way there
+    return "it is for the mode max-autotune" if idle and path not in both else None
 
 
 def warn_frozen_parameter(config: Section) -> None:

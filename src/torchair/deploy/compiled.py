@@ -8,6 +8,8 @@ from functools import partial
 from threading import RLock
 from typing import Any, Literal
 
+import torch
+
 from torchair.backend import mode_of
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
@@ -15,6 +17,7 @@ from torchair.configs.section import given
 from torchair.deploy.traced import Home, Traced, homes_of, modules_of
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
+from torchair.engine.session import GraphSummary
 from torchair.trace import start_debug_log
 
 OnMismatch = Literal["error", "recompile"]
@@ -112,6 +115,20 @@ class CompiledModel:
         if not kwargs:
             self._quick = version.quick(flat, self._slowly) or self._quick
         return result
+
+    def summary(self) -> GraphSummary:
+        """What the graph compiled last needs, before or after its first run."""
+        return self.versions[0].session().summary()
+
+    def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
+        """Keep the constants of the graph compiled last in memory of yours."""
+        self.versions[0].session().set_graph_const_memory_base(block)
+        self._quick = self._slowly
+
+    def update_graph_feature_memory_base(self, block: torch.Tensor) -> None:
+        """Let the graph compiled last compute in memory of yours; it may be exchanged."""
+        self.versions[0].session().update_graph_feature_memory_base(block)
+        self._quick = self._slowly
 
     def _find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Version, list[Any]]:
         with self._lock:

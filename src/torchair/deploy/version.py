@@ -15,7 +15,8 @@ from torchair.deploy.trees import Shape, result_of
 from torchair.devices.call import GraphCall
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.gates import Entry, native_gate
-from torchair.errors import InputError
+from torchair.engine.session import TorchNpuGraph
+from torchair.errors import GraphError, InputError
 from torchair.ge.signature import Computed
 
 Dynamic = bool | Mapping[str, Sequence[int]]
@@ -129,6 +130,15 @@ class Version:
 
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
+
+    def session(self) -> TorchNpuGraph:
+        """The engine's handle of the graph, compiled; GraphError in the modes that capture."""
+        graph = None if self._traced.runner is None else self._traced.runner.runner
+        if not isinstance(graph, GraphCall) or not _is_plain(graph):
+            raise GraphError("the model is not one graph of the engine that has fixed sizes")
+        unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
+        graph.compile(graph.collect([*self.state.tensors, *unknown]))
+        return graph.session
 
     def quick(self, flat: Sequence[Any], slowly: Callable[..., Any]) -> Callable[..., Any] | None:
         """Calls like this one as one native call; None if that is not possible, or too early."""

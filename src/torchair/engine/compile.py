@@ -83,8 +83,9 @@ class GraphCompiler:
     def _begin_planning(self) -> None:
         self._spaces = new_spaces()
         self.planner = Planner(
-            self.graph, self._device, self._state.assigned, self._layouts, self.units, self.lanes
-        )
+            self.graph, self._device, self._state.assigned, self._layouts, self.units, self.lanes,
+            self._options.compact,
+        )  # fmt: skip
 
     def program(
         self,

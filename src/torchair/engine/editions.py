@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -56,6 +56,9 @@ class Editions(Generic[E]):
             if edition.held is not None:
                 key = id(edition.held.tensors[self._place])
                 self._by_tensor.setdefault(key, []).append(edition)
+
+    def __iter__(self) -> Iterator[E]:
+        return iter(list(self._all))
 
     def of(self, inputs: Sequence[Any]) -> E:
         """The edition for a call."""

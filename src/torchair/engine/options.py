@@ -28,6 +28,7 @@ class EngineOptions:
     native: bool = True
     keep: bool = True  # kernels on disk
     frozen: bool = False
+    compact: bool = False  # memory before time of planning
     single_stream: bool = False
     overlap: bool = False  # of communication and computing
     timeline: str | None = None  # folder
@@ -50,6 +51,7 @@ class EngineOptions:
             native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",
             keep=local.get("torchair.kernelCache", "1") == "1",
             frozen=local.get("frozen_parameter", "0") == "1",
+            compact=local.get("ge.featureBaseRefreshable", "0") == "1",
             single_stream=process.get("ge.enableSingleStream", "false") == "true",
             overlap=process.get("ge.exec.enableEngineParallel", "0") == "1",
             timeline=local.get("torchair.timeline") or Flags.read().timeline,

@@ -33,12 +33,14 @@ from torchair.engine.plan.streams import Lanes
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.executor import Program, ProgramPool
 from torchair.engine.run.fixed import FixedProgram, memory_of
+from torchair.engine.run.given import GivenMemory, constant_bytes
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
+from torchair.flags import poisoning
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
@@ -63,6 +65,12 @@ class GraphSummary:
     constant_bytes: int
     plans: int
     native_share: float
+    const_memory_size: int = 0
+    """Bytes that `set_graph_const_memory_base` asks for."""
+    feature_memory_size: int = 0
+    """Bytes that `update_graph_feature_memory_base` asks for."""
+    feature_memory_base_refreshable: bool = False
+    """Whether that block may be exchanged: sizes are fixed, and programs are of one lane."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class TorchNpuGraph:
         self._lock = Lock()
         self.held: Held | None = None  # weights that were frozen, if any
         self._editions: Editions[TorchNpuGraph] | None = None
+        self._given: GivenMemory | None = None  # memory of the user
         self.watch: Watch | None = None  # who looks on while programs run
         self._profiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # programs for profiles
         self.hints: list[tuple[int, ...]] = []  # dims that calls will probably have
@@ -266,6 +275,9 @@ class TorchNpuGraph:
         session = self
         if self._compiler is None or self._editions is not None:
             session = self.edition_for(inputs)
+        if self._given is not None:
+            with self._given.lock, label("TorchNpuGraphBase::Run"), _on(stream):
+                return session._run(inputs, assigned_outputs)
         if stream is None and not torch.autograd.profiler._is_profiler_enabled:
             return session._run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(stream):
@@ -308,6 +320,8 @@ class TorchNpuGraph:
         holds; None where more than native code is to run, or where someone looks on."""
         session = self.edition_for(inputs)
         if type(self) is not TorchNpuGraph or session.watch is not None or session.inputs.by_value:
+            return None
+        if self._given is not None or poisoning():
             return None
         pool = session._find(inputs)
         if not isinstance(pool, ProgramPool) or not pool.native:
@@ -394,6 +408,9 @@ class TorchNpuGraph:
 
     def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool:
         pool = self._made(inputs, key, partial(self._compiled.bind, watch=self.watch))
+        if self._given is not None and isinstance(pool, ProgramPool):
+            self._given.move_constants(pool.plan)
+            pool.put(self._given.place)
         with self._lock:
             rival = self._plans.pop(key, None)  # of another thread
             self._weight += pool.weight - (0 if rival is None else rival.weight)
@@ -423,6 +440,42 @@ class TorchNpuGraph:
             if key in self._plans:
                 self._plans.move_to_end(key)
 
+    def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
+        """Keep the constants of the graph in memory of the user, a tensor of at least
+        `summary().const_memory_size` bytes. What kernels have packed is a copy of their own."""
+        self._give(lambda memory, plan, device: memory.take_constants(
+            block, constant_bytes(plan), device
+        ))  # fmt: skip
+
+    def update_graph_feature_memory_base(self, block: torch.Tensor) -> None:
+        """Compute in memory of the user, a tensor of at least `summary().feature_memory_size`
+        bytes. It may be exchanged between calls; calls run one at a time from now on."""
+        self._give(lambda memory, plan, device: memory.take_feature(
+            block, plan.arena_size, device
+        ))  # fmt: skip
+
+    @pretty_error_msg
+    def _give(self, take: Callable[[GivenMemory, Plan, str], None]) -> None:
+        self.compile()
+        plan = self.last_plan()
+        if plan is None or not self._refreshable(plan):
+            raise GraphError(
+                "memory can be handed in for graphs of fixed sizes on one stream",
+                graph=self.name, hint="compile with dynamic=False",
+            )  # fmt: skip
+        memory = self._given or GivenMemory()
+        with memory.lock:
+            take(memory, plan, self._device.name)
+            for session in (self, *(self._editions or ())):
+                session._given = memory
+                for pool in session._plans.values():
+                    if isinstance(pool, ProgramPool):
+                        memory.move_constants(pool.plan)
+                        pool.put(memory.place)
+
+    def _refreshable(self, plan: Plan) -> bool:
+        return not self.graph.is_dynamic and plan.schedule is None and self.watch is None
+
     def last_plan(self) -> Plan | None:
         """The plan made or used last, for inspection."""
         session = self if self._editions is None else self._editions.current
@@ -450,6 +503,9 @@ class TorchNpuGraph:
             constant_bytes=sum(t.numel() * t.element_size() for t in constants),
             plans=len(self._plans),
             native_share=_native_share(self.graph, plan) if plan else 0.0,
+            const_memory_size=constant_bytes(plan) if plan else 0,
+            feature_memory_size=plan.arena_size if plan else 0,
+            feature_memory_base_refreshable=plan is not None and self._refreshable(plan),
         )
 
 

@@ -105,13 +105,14 @@ class Draft:
     sizes: Mapping[str, Any]
     native: bool  # generated code is on: strides are fixed when it is made
     lanes: Lanes | None = None  # of the graph, if nodes have more than one
+    compact: bool = False  # look longer for an arrangement of little memory
 
 
 class Ending:
     """Completes a draft."""
 
     def __init__(self, draft: Draft, promises: Promises) -> None:
-        self.p, self.native = promises, draft.native
+        self.p, self.native, self.compact = promises, draft.native, draft.compact
         self.plan, self.slot, self.sizes = draft.plan, draft.slot, draft.sizes
         self.root, self.metas = draft.root, draft.metas
         self.now = len(draft.plan.steps)
@@ -279,7 +280,7 @@ class Ending:
                 inside[root.buffer].append(root)
             spans = [sharing.span(roots) for roots in inside]
             apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
-        self.plan.arena = Arena(buffers, apart)
+        self.plan.arena = Arena(buffers, apart, self.compact)
 
     def _taken_over(self, root: Root, sharing: Sharing | None) -> Root | None:
         """The root whose buffer this one takes over, if that is not needed any more; elements must

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ def aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def place(buffers: list[Buffer]) -> int:
+def place(buffers: list[Buffer], order: Order | None = None) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
     Each buffer takes the tightest gap left between the buffers alive at the same time. Thousands
@@ -37,7 +38,7 @@ def place(buffers: list[Buffer]) -> int:
     the order of offsets.
     """
     placed = np.zeros((4, len(buffers)), dtype=np.int64)
-    for k, buffer in enumerate(sorted(buffers, key=lambda b: (-b.size, b.first))):
+    for k, buffer in enumerate(sorted(buffers, key=order or _ORDERS[0])):
         offsets, ends, first, last = placed[:, :k]
         alive = (first <= buffer.last) & (last >= buffer.first)
         size = aligned(buffer.size)
@@ -46,6 +47,42 @@ def place(buffers: list[Buffer]) -> int:
         placed[:, at + 1 : k + 1] = placed[:, at:k]
         placed[:, at] = (buffer.offset, buffer.offset + size, buffer.first, buffer.last)
     return int(placed[1].max(initial=0))
+
+
+Order = Callable[[Buffer], Any]
+
+_ORDERS: tuple[Order, ...] = (
+    lambda b: (-b.size, b.first),
+    lambda b: (-b.size * (b.last - b.first + 1), b.first),
+    lambda b: (b.first - b.last, -b.size),
+    lambda b: (b.first, -b.size),
+    lambda b: (-b.last, -b.size),
+)
+"""Orders that buffers may be placed in; the first is good in most cases."""
+
+_SHUFFLES = 32  # further orders that are tried for the least memory
+
+
+def place_compactly(buffers: list[Buffer]) -> int:
+    """The same, in the order of several that needs the least memory."""
+    floor, best = lower_bound(buffers), place(buffers)
+    chance = random.Random(len(buffers))  # the same plan in every process
+    orders = [*_ORDERS[1:], *(_shuffled(chance) for _ in range(_SHUFFLES))]
+    offsets = [b.offset for b in buffers]
+    for order in orders if len(buffers) > 1 else ():
+        if best <= floor:
+            break
+        total = place(buffers, order)
+        if total < best:
+            best, offsets = total, [b.offset for b in buffers]
+    for buffer, offset in zip(buffers, offsets, strict=True):
+        buffer.offset = offset
+    return best
+
+
+def _shuffled(chance: random.Random) -> Order:
+    """Larger ones first, more or less."""
+    return lambda b: -b.size * chance.uniform(0.5, 2)
 
 
 def _tightest(offsets: Any, ends: Any, size: int) -> int:
@@ -109,11 +146,15 @@ class Arena:
     """The buffers of a plan, to be placed for any sizes of them."""
 
     def __init__(
-        self, buffers: Sequence[Buffer], apart: Callable[[int, int], bool] | None = None
+        self,
+        buffers: Sequence[Buffer],
+        apart: Callable[[int, int], bool] | None = None,
+        compact: bool = False,
     ) -> None:
-        """`apart` says which of them may share bytes, where first and last step do not tell."""
+        """`apart` says which of them may share bytes, where first and last step do not tell;
+        `compact` looks longer for an arrangement that needs little."""
         self.buffers = list(buffers)
-        self._apart = apart
+        self._apart, self._compact = apart, compact
         self._packing: Packing | None = None
 
     def place(self, sizes: Sequence[int]) -> Placement:
@@ -122,10 +163,14 @@ class Arena:
         floor = lower_bound(placed)
         if self._apart is not None:
             total = place_unordered(placed, self._apart)
-        elif self._packing is None or (total := self._packing.place(placed)) > _WASTE * floor:
-            total = place(placed)
+        elif self._packing is None or (total := self._packing.place(placed)) > self._most(floor):
+            total = place_compactly(placed) if self._compact else place(placed)
             self._packing = Packing(placed)
         return Placement(tuple(sizes), tuple(b.offset for b in placed), total, floor)
+
+    def _most(self, floor: int) -> float:
+        """Bytes that an arrangement made for other sizes may take."""
+        return floor if self._compact else _WASTE * floor
 
 
 def _together(a: Buffer, b: Buffer) -> bool:

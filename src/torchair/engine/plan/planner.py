@@ -62,8 +62,9 @@ class Planner:
         layouts: Sequence[Layout | None] = (),
         natives: NativeUnits | None = None,
         lanes: Lanes | None = None,
+        compact: bool = False,
     ) -> None:
-        self.graph = graph
+        self.graph, self.compact = graph, compact
         self.lanes = lanes or None
         self.device = device
         self.natives = natives
@@ -176,7 +177,7 @@ class _Build:
         natives, promises = self.p.natives, self.p.promises
         native = natives is not None
         draft = Draft(self.plan, self.slot, self.root, self.metas, self.env, native)
-        draft.lanes = self.p.lanes
+        draft.lanes, draft.compact = self.p.lanes, self.p.compact
         template = None
         if natives is not None and reader is not None:
             course = Course(

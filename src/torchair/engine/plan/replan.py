@@ -60,7 +60,7 @@ class Template:
         self._reader = reader
         self._natives, self._promises = course.natives, course.promises
         self._plan, self._slot = course.draft.plan, course.draft.slot
-        self._lanes = course.draft.lanes
+        self._lanes, self._compact = course.draft.lanes, course.draft.compact
         if any(s.kind not in _KINDS for s in self._plan.steps):
             raise Unfit("some dims only the data tell")
         self._inputs = {i: course.promises.data[i] for i in reader.inputs}
@@ -207,7 +207,7 @@ class Template:
         slots = range(old.slots)
         root = dict(zip(slots, [roots[k] for k in self._root_of], strict=True))
         of: dict[int, Meta] = dict(zip(slots, metas, strict=True))
-        return Draft(plan, self._slot, root, of, run.sizes, True, self._lanes)
+        return Draft(plan, self._slot, root, of, run.sizes, True, self._lanes, self._compact)
 
     def _make_steps(self, run: Run) -> list[Step]:
         calls = [self._call(unit, run) for unit in self._units.first]

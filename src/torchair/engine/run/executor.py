@@ -160,8 +160,10 @@ class NativeProgram:
 
     _run: Callable[[list[int]], None]
 
-    def __init__(self, plan: Plan) -> None:
-        self._arena = torch.empty(plan.arena_size, dtype=torch.uint8)
+    def __init__(self, plan: Plan, place: Place | None = None) -> None:
+        """`place` gives memory for the arena, if it has any."""
+        arena = place(ARENA, plan.arena_size) if place is not None else None
+        self._arena = torch.empty(plan.arena_size, dtype=torch.uint8) if arena is None else arena
         memory = Memory(plan, self._arena.data_ptr(), plan.constants)
         fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
@@ -224,12 +226,21 @@ class ProgramPool:
         self.native = bind is None and NativeProgram.suits(plan)
         self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
         self._bind = bind or (NativeProgram if self.native else Program)
+        self._own = bind is None
         self._free: dict[int, deque[Program | NativeProgram]] = {}
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
 
     def prepare(self) -> None:
         """Bind a first program, so that the first call finds it."""
         self._programs().append(self._bind(self.plan))
+
+    def put(self, place: Place) -> bool:
+        """Bind programs anew, in memory that `place` gives; False if they are of a kind that has
+        its own."""
+        self.forget()
+        if self._own:
+            self._bind = partial(NativeProgram if self.native else Program, place=place)
+        return self._own
 
     def forget(self) -> None:
         """Give the memory of free programs back."""
