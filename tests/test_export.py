@@ -34,7 +34,7 @@ from models import (
 )
 from tolerance import assert_close_to_reference
 from torchair.deploy import export as exporting
-from torchair.errors import SerializationError, UnsupportedModeError
+from torchair.errors import GraphError, SerializationError, UnsupportedModeError
 from torchair.serde import air
 
 ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
@@ -237,6 +237,14 @@ class Last(nn.Module):
         return self.layers[0](x)
 
 
+class Updating(nn.Module):
+    """Changes an argument."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return y + 1
+
+
 def test_names_and_modules_that_the_user_wants(tmp_path: Path) -> None:
     config = torchair.CompilerConfig()
     config.export.inputs_name = ["tokens"]
@@ -283,6 +291,9 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config.export.inputs_name = ["a", "b"]
     with pytest.raises(ValueError, match="2 names for 1 inputs"):
         torchair.dynamo_export(x, model=Last(), export_path=folder, config=config)
+    shared = torch.randn(8)
+    with pytest.raises(GraphError, match="share memory that it updates"):
+        torchair.dynamo_export(shared[:4], shared[2:6], model=Updating(), export_path=folder)
     monkeypatch.setattr(air, "MAX_BYTES", 500)
     with pytest.raises(SerializationError, match="the format ends at"):
         torchair.dynamo_export(x, model=Last(), export_path=folder)
@@ -310,6 +321,8 @@ if sys.argv[1] == "export":
             dist.all_reduce(y)
             return y + 1
 
+    from torchair.deploy import export
+    export.MOST_INSIDE = 100
     config = torchair.CompilerConfig()
     config.export.experimental.auto_atc_config_generated = True
     torchair.dynamo_export(torch.ones(3, 8), model=Half(), export_path="out", export_name="tp",
@@ -336,7 +349,8 @@ def test_two_ranks(tmp_path: Path) -> None:
         graph = air_reader.read(out / f"tp{rank}.air")
         (reduce,) = air_reader.ops(graph, "HcomAllReduce")
         assert reduce.attr["group"].s.decode().endswith("rank_list=0,1")
-        assert (out / f"rank_{rank}" / "dynamo.pbtxt").exists()
+        files = sorted(p.name for p in (out / f"rank_{rank}").iterdir())
+        assert files == ["a", "b", "dynamo.pbtxt"]
     relation = json.loads((out / "model_relation_config.json").read_text())
     assert [d["deploy_device_id_list"] for d in relation["deploy_config"]] == ["0:0:0", "0:0:1"]
     assert relation["comm_group"][0]["group_rank_list"] == "[0, 1]"

@@ -20,7 +20,7 @@ from torchair.configs.section import given, read_path
 from torchair.deploy import atc
 from torchair.deploy.package import Argument, Package
 from torchair.devices.call import GraphCall
-from torchair.errors import GraphError, UnsupportedModeError
+from torchair.errors import GraphError, TorchairError, UnsupportedModeError
 from torchair.log import logger
 from torchair.serde import to_message
 from torchair.serde.air import write_air
@@ -72,6 +72,10 @@ def dynamo_export(
     except ExportSuccess as done:
         logger.info("export success: %s", done)
         return
+    except torch._dynamo.exc.BackendCompilerFailed as failed:
+        if isinstance(failed.inner_exception, TorchairError):
+            raise failed.inner_exception from failed  # what Dynamo adds helps nobody here
+        raise
     finally:
         torch._dynamo.reset()
     logger.error("dynamo_export: the model ran without a graph, %s is not written", file)
@@ -153,6 +157,11 @@ class _Export:
 
         def finish(graph: fx.GraphModule, runner: Any) -> Callable[..., Any]:
             metas = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+            if len(metas) < len(sources):
+                raise GraphError(
+                    "arguments of the model share memory that it updates, which a file cannot tell",
+                    hint="export it with tensors that do not overlap",
+                )
             names = [""] * (len(metas) - len(sources)) + sources
             call = _call_of(runner.runner)
             return lambda *args: self._write(call, args, metas, names)

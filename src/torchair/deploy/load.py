@@ -18,7 +18,7 @@ from torchair.deploy.package import CALL, WEIGHT, Call
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
-from torchair.errors import GraphError, InputError, SerializationError
+from torchair.errors import InputError, SerializationError
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
@@ -94,14 +94,16 @@ def load(
     Weights are tensors over the mapped file, on the CPU. `frozen_parameter` packs them for faster
     kernels, in memory of their own. SerializationError if the file is damaged or of another kind.
     """
+    place = _device_name(device)
+    torch.empty(0, device=place)  # or torch says what is wrong with it
     graph = read_air(path, infer)
     try:
-        return _loaded(path, graph, _device_name(device), frozen_parameter, options)
+        return _loaded(path, graph, place, frozen_parameter, options)
     except SerializationError as error:
-        raise (
-            error if error.file is not None else SerializationError(str(error), file=path)
-        ) from error
-    except (GraphError, RecursionError) as error:
+        if error.file is not None:
+            raise
+        raise SerializationError(str(error), file=path) from error
+    except (RuntimeError, ValueError, RecursionError) as error:  # an unknown type or operator
         raise SerializationError(f"this graph does not run: {error}", file=path) from error
 
 
