@@ -150,6 +150,26 @@ def test_a_call_in_the_place_of_ours_is_entered(monkeypatch):
     assert types == ["Data", "Neg", "NetOutput"]
 
 
+def test_captured_graphs_are_found_where_the_original_has_them(monkeypatch):
+    from npugraph_ex._acl_concrete_graph.fx2acl_converter import AclConcreteGraph
+
+    own, seen = AclConcreteGraph.__call__, []
+
+    def call(self, *args):
+        before = len(self.graph.graph)
+        result = own(self, *args)
+        targets = {str(n.target) for n in self.fx_graph.graph.nodes}
+        seen.append((before, len(self.graph.graph), "aten.neg.default" in targets))
+        return result
+
+    monkeypatch.setattr(AclConcreteGraph, "__call__", call)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, n: x.neg() + n, backend="npugraph_ex", dynamic=True)
+    for x, n in ((torch.ones(5), 4), (torch.ones(5), 5), (torch.ones(5), 4), (torch.ones(6), 4)):
+        assert torch.equal(compiled(x, n), n - x)
+    assert seen == [(0, 1, True), (1, 2, True), (2, 2, True), (2, 3, True)]
+
+
 def test_oldest_package_is_deprecated():
     for name in [m for m in sys.modules if m.startswith("torchair.ge_concrete_graph")]:
         del sys.modules[name]

@@ -144,6 +144,11 @@ class AclGraph:
         self._warmups = info.num_warmup_iters
         self._uncaptured = uncaptured
 
+    @property
+    def graph(self) -> Mapping[str, GraphMeta]:
+        """Captured graphs by key, under the name that the original has for them."""
+        return self.captured
+
     # ---- one call ----
 
     def __call__(self, *args: Any) -> Any:

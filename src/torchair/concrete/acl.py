@@ -70,6 +70,11 @@ class AclConcreteGraph(ConcreteGraph):
         self._options = capture_options(settings, fresh_results)
         self._info = describe(gm, name, static, self._options)
 
+    @property
+    def fx_graph(self) -> fx.GraphModule:
+        """The FX graph as it is now, under the name that the original has for it."""
+        return self.forward
+
     def optimize_graph_without_runtime(
         self, trace: Trace, example_inputs: Sequence[Any] = (), config: CompilerConfig | None = None
     ) -> None:
