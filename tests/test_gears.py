@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 import torchair
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.session import TorchNpuGraph
+from torchair.errors import InputError
 from torchair.fx.gears import combinations
 from torchair.inference import set_dim_gears
 
@@ -138,6 +139,22 @@ def test_merging_has_limits():
         combinations(tensors, {0: {0: many}, 1: {0: many}}, "product")
     with pytest.raises(AssertionError, match="zip or product"):
         combinations(tensors, {0: {0: [2, 4]}}, "sum")
+
+
+@torch.no_grad()
+def test_gears_without_dynamo(plans):
+    model, x = nn.Linear(6, 8), torch.randn(4, 6)
+    set_dim_gears(x, {0: [2, 4, 8]})
+    call = torchair.compile(model, x)
+    for n in (4, 2, 8, 4):
+        given = torch.randn(n, 6)
+        torch.testing.assert_close(call(given), model(given))
+    assert sorted(dims[-1][0] for dims in plans) == [2, 4, 8]
+    for rows in (3, 16):
+        with pytest.raises(InputError, match="dim 0 of"):
+            call(torch.randn(rows, 6))
+    with pytest.raises(InputError, match="dims"):
+        call(torch.randn(4, 7))
 
 
 @torch.no_grad()

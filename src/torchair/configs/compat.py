@@ -156,8 +156,11 @@ def why_idle(path: str, mode: str) -> str | None:
     if mode not in CAPTURE_MODES:
         return "it is for the modes that capture" if path.startswith(CAPTURE_ONLY) else None
     idle = path.startswith(ENGINE_ONLY) or path in INEFFECTIVE[REDUCE_OVERHEAD]
-    both = ("dump_config.enable_dump",)  # which dumps in another way there
-    return "it is for the mode max-autotune" if idle and path not in both else None
+    if not idle or path == "dump_config.enable_dump":  # which dumps in another way there
+        return None
+    if path == "debug.deadlock_check":
+        return "captured graphs are not checked for deadlocks"
+    return "it is for the mode max-autotune"
 
 
 def warn_frozen_parameter(config: Section) -> None:

@@ -12,7 +12,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: operator.truediv,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-    ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
 }  # fmt: skip
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
 _CALLS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "abs": abs}

@@ -19,8 +19,10 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from torchair.backend import boxed
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.options import MAX_AUTOTUNE
 from torchair.deploy.guards import Spec, TensorSpec, ValueSpec
 from torchair.deploy.traced import Home, Traced, TraceError
+from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.whole import kept_whole
 from torchair.log import logger, spoken_by
 from torchair.ops.library import mark_side_effects
@@ -96,7 +98,15 @@ def trace(
     env = ShapeEnv()
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     given = [_fake(fake_mode, places[0].read(), ()) for places in homes]
-    given += [_fake(fake_mode, leaves[k], dynamic(labels[k], leaves[k])) for k in tensors]
+    known = gears_of([leaves[k] for k in tensors]) if config.mode.value == MAX_AUTOTUNE else {}
+    gears: list[dict[str, int]] = []
+    for n, k in enumerate(tensors):
+        dims = list(known.get(n, ())) if known else dynamic(labels[k], leaves[k])
+        given.append(_fake(fake_mode, leaves[k], dims))
+    if known:
+        free, policy = given[len(homes) :], config.inference_config.dynamic_gears_merge_policy.value
+        gears = combinations(free, known, policy)
+        keep_to_gears(free, known)
 
     def on_tensors(values: Sequence[Any]) -> Any:
         every = list(leaves)
@@ -106,7 +116,11 @@ def trace(
 
     flat = _Flat(on_tensors, homes)
     seen: dict[str, Any] = {}
-    wrapped = _compiled(flat, given, len(homes), config, decompositions, fake_mode, seen)
+    fixed = frozenset(range(len(homes)))
+    compiler = NpuFxCompiler(
+        config, Trace("forward", model_directory(logger)), static=fixed, gears=gears
+    )
+    wrapped = _compiled(flat, given, compiler, config, decompositions, fake_mode, seen)
     named = iter(given[len(homes) :])
     specs: list[Spec] = [
         _spec(labels[k], v, next(named), env) if k in tensors else ValueSpec(labels[k], v)
@@ -126,7 +140,7 @@ def trace(
 
 
 def _compiled(
-    flat: _Flat, given: Sequence[Any], static: int, config: CompilerConfig,
+    flat: _Flat, given: Sequence[Any], made: NpuFxCompiler, config: CompilerConfig,
     decompositions: Mapping[Any, Any], fake_mode: FakeTensorMode, seen: dict[str, Any],
 ) -> Callable[..., Any]:  # fmt: skip
     """The graph of a flat call, in AOTAutograd's wrapper; `seen` gets the graph without it."""
@@ -134,9 +148,7 @@ def _compiled(
 
     aot_module_simplified: Any = aot_autograd.aot_module_simplified
     mark_side_effects()
-    directory = model_directory(logger)
-    fixed = frozenset(range(static))
-    compiler = spoken_by(logger, NpuFxCompiler(config, Trace("forward", directory), static=fixed))
+    compiler = spoken_by(logger, made)
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = TracingContext.try_get()

@@ -134,7 +134,7 @@ class Version:
     def session(self) -> TorchNpuGraph:
         """The engine's handle of the graph, compiled; GraphError in the modes that capture."""
         graph = None if self._traced.runner is None else self._traced.runner.runner
-        if not isinstance(graph, GraphCall) or not _is_plain(graph):
+        if not isinstance(graph, GraphCall) or not _is_plain(graph) or graph.graph.is_dynamic:
             raise GraphError("the model is not one graph of the engine that has fixed sizes")
         unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
         graph.compile(graph.collect([*self.state.tensors, *unknown]))
