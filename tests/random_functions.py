@@ -86,7 +86,7 @@ MORE = {
         "F.mish({a})", "F.leaky_relu({a}, 0.1)", "torch.sin({a})", "torch.log1p({a}.abs())",
         "torch.atan2({a}, {b}.abs() + 1)", "{a}.std({d}, correction=0)", "{a}.prod({d})",
         "torch.addmm({a}, {b}, {c})", "torch.baddbmm({a}, {b}, {c})", "torch.outer({a}, {b})",
-        "F.group_norm({a}, 1)", "F.batch_norm({a}, None, None, training=True)",
+        "F.group_norm({a}, 1, eps=0.1)", "F.batch_norm({a}, None, None, training=True, eps=0.1)",
         "F.normalize({a}, dim={d}, eps=0.1)", "F.hardswish({a})", "{a}.logcumsumexp({d})",
         "F.smooth_l1_loss({a}, {b})", "F.mse_loss({a}, {b}, reduction='none')",
         "F.conv1d({a}, {a}[:, :, :3].contiguous(), padding=1)", "{a}.nansum({d})",
