@@ -42,6 +42,8 @@ bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory
 	$(PY) bench/import_time.py
 	@echo "== compile time"
 	$(PY) bench/compile_time.py
+	@echo "== start of a process"
+	$(PY) bench/start.py
 	@echo "== stages of our part"
 	$(PY) bench/conversion.py
 	$(PY) bench/deep.py

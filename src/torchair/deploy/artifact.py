@@ -60,6 +60,7 @@ class Artifact:
     capture: dict[str, Any] | None  # what capture must know of arguments
     options: dict[str, str]  # for people
     versions: dict[str, str]  # of libraries
+    finished: bool = False  # whether the engine has optimised the graph
     version: str = VERSION
     graph: bytes = b""
 

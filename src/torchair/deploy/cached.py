@@ -27,7 +27,8 @@ from torchair.configs.settings import Settings
 from torchair.deploy.artifact import FILE, Artifact, library_versions
 from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.fingerprint import code_hash, fingerprint
-from torchair.deploy.stored import NotStored, loaded, stored
+from torchair.deploy.stored import NotStored, finish, loaded, stored
+from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Version, shape_of
 from torchair.engine.session import label
@@ -127,7 +128,7 @@ class CachedMethod(CompiledModel):
         )
         self._ranks = ranks
         self._path: Path | None = None
-        self._unsaved: Artifact | None = None
+        self._unsaved: tuple[Artifact, Traced] | None = None
         self._keeps = True  # until calls turn out to need several versions
 
     @property
@@ -215,22 +216,24 @@ class CachedMethod(CompiledModel):
                 known = stored(traced, homes, shape, self._owner, self._config)
                 local, process = self._config.as_dict()
                 signature = inspect.signature(self._method)
-                self._unsaved = Artifact(
+                made = Artifact(
                     name=f"{self._method.__qualname__}{signature}",
                     date=datetime.now(UTC).isoformat(timespec="seconds"),
                     mode=self._config.mode.value, source=self._source(),
                     options={k: str(v) for k, v in {**process, **local}.items()},
                     versions=library_versions(), **known,
                 )  # fmt: skip
+                self._unsaved = made, traced
             except NotStored as e:
                 self._keeps = False
                 warnings.warn(f"{self._method.__qualname__} is not cached: {e}")
         return traced, homes
 
     def _save(self) -> None:
-        made, self._unsaved = self._unsaved, None
-        assert made is not None
+        assert self._unsaved is not None
+        (made, traced), self._unsaved = self._unsaved, None
         try:
+            finish(made, traced)
             made.write(self.path)
             logger.info("cache of %s: %s", made.name, self.path)
         except (OSError, RuntimeError) as e:

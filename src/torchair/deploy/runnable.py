@@ -44,9 +44,11 @@ class Runnable:
         options: Options | None = None,
         process: Options | None = None,
         device: str = "cpu",
+        finished: bool = False,
     ) -> None:
         """`options` are those of the engine for this graph, `process` those for the process, as
-        `Settings` has them. The graph belongs to the runnable."""
+        `Settings` has them. The graph belongs to the runnable; it is `finished` if the engine has
+        optimised it before."""
         if convention is None:
             convention = convention_of(graph, device)
         output = graph.output
@@ -60,6 +62,7 @@ class Runnable:
         self._bound = tuple(bound[k] for k in sorted(bound))
         state = GraphState(list(signature.inputs), dict(convention.assigned))
         made = _Call(graph, signature, device_named(device), state, options or {}, process or {})
+        made.finished = finished
         made.ready()
         self.call = made
         self._run = made.run if not made.replays else _replayed(made)

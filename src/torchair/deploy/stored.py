@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchair.catalog import infer
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.deploy.artifact import Artifact
@@ -22,7 +23,7 @@ from torchair.devices.base import device_named
 from torchair.devices.call import GraphCall
 from torchair.errors import SerializationError
 from torchair.runner import GmRunner
-from torchair.serde import to_bytes
+from torchair.serde import from_bytes, same_graph, to_bytes
 from torchair.serde.convention import from_text, to_text
 from torchair.trace import Trace
 
@@ -67,6 +68,19 @@ def stored(
         raise NotStored(str(e).partition("\n")[0]) from e
 
 
+def finish(made: Artifact, traced: Traced) -> None:
+    """Keep the graph as it runs, after a call has optimised it, where a file can hold that."""
+    graph = _graph_of(traced)[0].optimized
+    if graph is None or graph.is_dynamic:
+        return
+    try:
+        data = to_bytes(graph)
+        if not same_graph(from_bytes(data, infer), graph, strict=True):
+            made.graph, made.finished = data, True
+    except SerializationError:  # the graph as it was converted is there
+        return
+
+
 def _device_of(values: Sequence[Any]) -> str:
     """The accelerator among devices of tensors, the CPU when there is none."""
     tensors = [str(v.device) for v in values if isinstance(v, torch.Tensor)]
@@ -101,7 +115,7 @@ def loaded(
     guards = Guards.from_data(found.guards)
     runnable = Runnable.from_bytes(
         found.graph, from_text(found.convention), options=dict(engine.local_options),
-        process=dict(engine.global_options), device=found.device,
+        process=dict(engine.global_options), device=found.device, finished=found.finished,
     )  # fmt: skip
     runner = GmRunner(_run_of(runnable, found.capture, found.device, config), Trace())
     traced = Traced(

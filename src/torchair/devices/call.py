@@ -36,6 +36,7 @@ class GraphCall:
         outputs = devices_of_outputs(signature.results)
         self._device = device.with_results_on(outputs)
         self.session = self._device.session(graph.name, outputs)
+        self.finished = False  # whether the engine has optimised the graph before
         self._compiled = False
         self._lock = Lock()
 
@@ -68,11 +69,17 @@ class GraphCall:
                 layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
                 device=self._device.info,
                 dump=dump,
+                finished=self.finished,
             )
             self.session.compile(inputs)
             self._compiled = True
             logger.info("end compile graph: %s and start run graph.", self.graph.name)
             self.report(time.perf_counter() - start)
+
+    @property
+    def optimized(self) -> Graph | None:
+        """The graph that really runs, None before it was compiled."""
+        return self.graph if self._compiled or self.finished else None
 
     def report(self, seconds: float) -> None:
         """Tell whom it concerns that the graph was compiled."""

@@ -122,9 +122,11 @@ class TorchNpuGraph:
         layouts: Sequence[Layout | None] | None = None,
         device: DeviceInfo | None = None,
         dump: DumpOptions | None = None,
+        finished: bool = False,
     ) -> None:
-        """Take a graph over. It belongs to the engine from now on and is changed by `compile`,
-        unless its data are to be dumped: then it runs as it is."""
+        """Take a graph over, `finished` if it has been through `compile` before. It belongs to the
+        engine from now on and is changed by `compile`, unless its data are to be dumped: then it
+        runs as it is."""
         with label("TorchNpuGraphBase::Load"):
             verify(graph)
             if graph.output is None:
@@ -138,6 +140,7 @@ class TorchNpuGraph:
             self._device = device or DeviceInfo()
             if self._options.timeline is not None:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
+            self._finished = finished
             self._compiler = self._editions = None
             self._plans.clear()
             self._weight = 0
@@ -183,7 +186,7 @@ class TorchNpuGraph:
         with label("TorchNpuGraphBase::Compile"):
             start = time.perf_counter()
             made = GraphCompiler(self.graph, self._state, self._options, device, self._layouts)
-            made.optimize(self.trace, as_it_is=self._dump is not None)
+            made.optimize(self.trace, as_it_is=self._finished or self._dump is not None)
             optimized = time.perf_counter()
             self._take(made, inputs, self._options.frozen)
             native_logger.event(
