@@ -1,7 +1,8 @@
 """Peak resident memory of the BERT-base encoder, each way to run it in a process of its own.
 
 Three figures: the libraries before there is a model, the peak of the whole run with building and
-compiling, and the peak of calls once everything is warm. Linux only.
+compiling, and the peak of calls once everything is warm. With --sizes the peak of an encoder and of
+a convolutional net over so many different sizes instead. Linux only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import ctypes
 import gc
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,25 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from common import console, in_process, resident, table
-from models import BERT, Bert, bert_inputs, build
+from common import console, has_inductor, in_process, resident, table
+from models import (
+    BERT,
+    RESNET,
+    Bert,
+    BertConfig,
+    ResNet,
+    bert_inputs,
+    build,
+)
 
 LIMIT = 1.10  # of eager's peak, without packing
 WAYS = ("eager", "aot_eager", "torchair", "torchair frozen")
 CALLS = 5
+
+OVER_SIZES = 1.3  # of inductor's peak over many sizes
+SIZED_WAYS = ("eager", "inductor", "torchair", "torchair frozen")
+NETS = ("encoder", "conv net")
+SMALL = BertConfig(layers=4, dim=256, heads=4, ffn=1024, vocab=5000, positions=512)
 
 
 def forget_peak() -> None:
@@ -33,14 +48,16 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def way(name: str) -> Callable[[torch.nn.Module], Any]:
+def way(name: str, dynamic: bool = False) -> Callable[[torch.nn.Module], Any]:
     """From a model to what is called."""
     if name == "eager":
         return lambda model: model
-    from contestants import torchair_backend
+    backend: Any = name
+    if name.startswith("torchair"):
+        from contestants import torchair_backend
 
-    backend = name if name == "aot_eager" else torchair_backend(name.endswith("frozen"))
-    return lambda model: torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+        backend = torchair_backend(name.endswith("frozen"))
+    return lambda model: torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)
 
 
 @torch.no_grad()
@@ -62,19 +79,69 @@ def measure(name: str, preset: str) -> dict[str, float]:
     return {**figures, "steady": resident("VmHWM")}
 
 
+def net_and_inputs(net: str) -> tuple[torch.nn.Module, Callable[[random.Random], Any]]:
+    """A model, and what makes inputs of any size for it."""
+    if net == "encoder":
+        made = build(Bert, SMALL)
+        return made, lambda pick: bert_inputs(SMALL, pick.randint(1, 4), pick.randint(2, 510))
+    made = build(ResNet, RESNET["18"])
+    return made, lambda pick: (torch.randn(1, 3, pick.randint(32, 320), pick.randint(32, 320)),)
+
+
+@torch.no_grad()
+def measure_sizes(name: str, net: str, count: int) -> dict[str, float]:
+    """Peak memory of this process over many sizes, and when a tenth of them was seen."""
+    model, inputs = net_and_inputs(net)
+    call, pick = way(name, dynamic=True)(model), random.Random(0)
+    figures = {}
+    for k in range(count):
+        call(*inputs(pick))
+        if k == count // 10:
+            figures["a tenth"] = resident("VmHWM")
+    return {**figures, "all": resident("VmHWM")}
+
+
+def compare_sizes(count: int) -> None:
+    """Each net over many sizes: the table and the verdict."""
+    ways = [w for w in SIZED_WAYS if w != "inductor" or has_inductor()]
+    if "inductor" not in ways:
+        console.print("inductor: not measured, there is no C++ compiler")
+    base = "inductor" if "inductor" in ways else "eager"
+    for net in NETS:
+        given = ["--net", net, "--sizes", str(count)]
+        each = track(ways, net, console=console, transient=True)
+        found = {w: in_process(__file__, "--way", w, *given) for w in each}
+        columns = ["", "after a tenth", "after all", "against eager", f"against {base}"]
+        shown = table(f"peak resident memory of the {net} over {count} sizes, MiB", columns)
+        for name, f in found.items():
+            shares = [f"{f['all'] / found[peer]['all']:.2f}x" for peer in ("eager", base)]
+            shown.add_row(name, f"{f['a tenth']:.0f}", f"{f['all']:.0f}", *shares)
+        console.print(shown)
+        share = found["torchair"]["all"] / found[base]["all"]
+        word = "met" if share <= OVER_SIZES else "missed"
+        console.print(f"{net}: {share:.2f} of {base}'s (at most {OVER_SIZES:.2f}: {word})")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="base", choices=list(BERT), help="which encoder")
-    parser.add_argument("--way", choices=WAYS, help="measure this one in this process")
+    parser.add_argument("--sizes", type=int, help="over so many sizes instead")
+    parser.add_argument("--net", default=NETS[0], choices=NETS, help="of --sizes in this process")
+    ways = sorted({*WAYS, *SIZED_WAYS})
+    parser.add_argument("--way", choices=ways, help="measure this one in this process")
     options = parser.parse_args()
+    if options.sizes and options.way:
+        print(json.dumps(measure_sizes(options.way, options.net, options.sizes)))
+        return
+    if options.sizes:
+        compare_sizes(options.sizes)
+        return
     if options.way:
         print(json.dumps(measure(options.way, options.preset)))
         return
-    ways = track(WAYS, "measuring", console=console, transient=True)
-    found = {
-        name: in_process(__file__, "--way", name, "--preset", options.preset) for name in ways
-    }
+    each = track(WAYS, "measuring", console=console, transient=True)
+    found = {name: in_process(__file__, "--way", name, "--preset", options.preset) for name in each}
     show(found, options.preset)
 
 

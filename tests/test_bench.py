@@ -62,6 +62,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("latency --quick --only MLP --no-inductor", ("against eager",)),
         ("memory --preset tiny --way torchair", ("libraries", "steady")),
+        ("memory --sizes 3 --way torchair", ("a tenth", "all")),
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
         ("streams --quick", ("one lane", "two lanes", "ratio")),
     ],
