@@ -25,7 +25,7 @@ from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
-from torchair.engine.plan.replan import shown
+from torchair.engine.plan.replan import Template, shown
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import Emitter
 from torchair.errors import GraphError
@@ -320,6 +320,27 @@ def test_buffers_move_together_while_sizes_grow(monkeypatch):
     for n in range(8, 72):
         check(products, run, (noise(n, 4).round(),))
     assert 2 < len(moved) < 22
+
+
+def test_tensors_that_grow_together_and_then_do_not():
+    """As those of a cache: taken for equal as long as all are."""
+
+    def cache(xs):
+        longer = [torch.cat([x, x[:1] * 2]) for x in xs]
+        return [*longer, sum(x.sum(0) for x in longer)]
+
+    torch._dynamo.reset()
+    run = torch.compile(cache, backend=torchair.get_npu_backend(), dynamic=True)
+    families = []
+    trace = Template.trace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Template, "trace", lambda *a: families.append(trace(*a)) or families[-1])
+        for sizes in ([5] * 6, [6] * 6, [9] * 6, [4, 5, 6, 7, 8, 9], [5, 5, 6, 6, 7, 7], [7] * 6):
+            xs = [noise(n, 4).round() for n in sizes]
+            with torch.no_grad():
+                for got, wanted in zip(run(xs), cache(xs), strict=True):
+                    assert torch.equal(got, wanted), sizes
+    assert len({id(f.plan) for f in families}) <= 3
 
 
 # ---- what a template is not for ----

@@ -63,6 +63,7 @@ class Family:
         self.words = len(words)  # so many of the values are integers that programs hold
         self._wanted: list[Any] = list(words)
         self._at = {_key(n): k for k, n in enumerate(words)}
+        self._getters: dict[tuple[int, ...], Callable[[Values], Any]] = {}
         self.work = self.getter([plan.work])
         self._room = self.getter(_only(b.size for b in plan.arena.buffers))
         self._sizes = self.getter([b.size for b in plan.arena.buffers])
@@ -85,12 +86,13 @@ class Family:
         return self._at[_key(size)]
 
     def getter(self, sizes: Sequence[Any]) -> Callable[[Values], Any]:
-        """A function from the values of a plan to these sizes in it."""
+        """A function from the values of a plan to these sizes in it, the same for equal ones."""
         for size in sizes:
             if _key(size) not in self._at:
                 self._at[_key(size)] = len(self._wanted)
                 self._wanted.append(size)
-        return picker([self.at(n) for n in sizes])
+        at = tuple([self.at(n) for n in sizes])
+        return self._getters.setdefault(at, picker(at))
 
     # ---- memory ----
 

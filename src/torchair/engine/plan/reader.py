@@ -11,6 +11,8 @@ import torch
 from torchair.ge.graph import Value
 from torchair.ge.shapes import is_static
 
+_MANY = 4  # inputs that look alike and are equal: not by chance
+
 
 @dataclass(frozen=True)
 class Part:
@@ -22,6 +24,12 @@ class Part:
     strides: bool
     numbers: int = 0  # elements of a host value whose content decides something
     scalar: bool = False
+    kind: Any = None  # what the graph says of it: equal for inputs that look alike
+
+    @property
+    def width(self) -> int:
+        """How many integers are read of one whose rank is known."""
+        return self.rank * (self.dims + self.strides) + self.numbers
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,25 @@ class Reader:
                 row += x.reshape(-1).tolist()
         return tuple(row)
 
+    def twins(self, row: Sequence[int]) -> dict[int, int]:
+        """Places in a row that say the same as an earlier one: those of inputs that look alike, if
+        they are many and equal throughout. So are the tensors of a cache, one pair a layer."""
+        if any(part.rank < 0 for part in self._parts):
+            return {}
+        groups: dict[Any, list[tuple[int, int]]] = {}
+        end = 0
+        for part in self._parts:
+            start, end = end, end + part.width
+            if part.rank > 0 and not part.numbers:
+                groups.setdefault(part.kind, []).append((start, end))
+        found: dict[int, int] = {}
+        for places in groups.values():
+            first, last = places[0]
+            if len(places) >= _MANY and len({tuple(row[a:b]) for a, b in places}) == 1:
+                for start, end in places[1:]:
+                    found.update(zip(range(start, end), range(first, last), strict=True))
+        return found
+
     def told(self, row: Sequence[Any]) -> dict[int, Told]:
         """What a row says of each input."""
         rest = iter(row)
@@ -75,4 +102,5 @@ def _part(index: int, value: Value, steers: bool, strides: bool) -> Part:
     return Part(
         index, rank, not is_static(value.shape), strides and rank != 0, numbers if steers else 0,
         scalar=value.shape == (),
+        kind=(value.dtype, tuple([d if isinstance(d, int) else None for d in value.shape or ()])),
     )  # fmt: skip

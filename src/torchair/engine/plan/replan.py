@@ -129,7 +129,7 @@ class Template:
         made from the graph."""
         book = Book()
         try:
-            run = self._start([book.number(n) for n in given])
+            run = self._start(self._numbers(book, given))
             self._check(run)
             self._layouts.fill(run)
             self._check_strides(run)
@@ -140,6 +140,14 @@ class Template:
             raise Unfit(f"{type(e).__name__}: {e}") from e
         sized = {self._slot[v]: fact for v, fact in run.constants.items()}
         return Family(plan, book, sized, run.fact, self._lanes)
+
+    def _numbers(self, book: Book, given: Sequence[int]) -> list[Int]:
+        """What is read of inputs, as Numbers; twins are one, which is a condition of the family."""
+        numbers: list[Int] = [book.number(n) for n in given]
+        for place, twin in self._reader.twins(given).items():
+            book.assume(numbers[place], "==", numbers[twin], True)
+            numbers[place] = numbers[twin]
+        return numbers
 
     def reproduces(self, plan: Plan, given: Sequence[int]) -> Family | None:
         """The family of the plan that this was made from, if that comes out again."""

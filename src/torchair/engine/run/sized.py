@@ -17,7 +17,7 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Placement
-from torchair.engine.run.executor import NativeProgram, allocator
+from torchair.engine.run.executor import NativeProgram, allocator, picker
 from torchair.engine.run.poison import poisoned
 from torchair.engine.run.segment import ALONE, THREADS, Memory, Segment
 from torchair.flags import poisoning
@@ -134,7 +134,10 @@ class SizedProgram(NativeProgram):
         slots = [r.slot for _, r in made]
         results = zip(family.plan.outputs, family.results, strict=True)
         layouts = {id(o): layout for o, layout in results}
-        self._results = [(*layouts[id(o)], allocator(r)) for o, r in made]
+        kinds = [(*layouts[id(o)], r.meta.dtype, r.device) for o, r in made]
+        roots = dict(zip(kinds, [r for _, r in made], strict=True))
+        self._kinds = [(*kind[:2], allocator(root)) for kind, root in roots.items()]
+        self._each = picker([list(roots).index(kind) for kind in kinds])
         self._segment = SizedSegment(family, torch.get_num_threads(), slots, scratch)
         self._take(self._segment, slots)
 
@@ -143,9 +146,8 @@ class SizedProgram(NativeProgram):
         values = member.values
         self._constants = member.constants()  # kept as long as their addresses are in use
         self._segment.fit(member, placement, arena.data_ptr(), self._constants)
-        self._make = [
-            allocate(shape(values), strides(values)) for shape, strides, allocate in self._results
-        ]
+        made = [make(shape(values), strides(values)) for shape, strides, make in self._kinds]
+        self._make = list(self._each(made))
         self.fitted, self.arena = member, arena
         if poisoning():
             self._run = poisoned(self._segment.call(), arena)
