@@ -22,7 +22,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("store",),
     -1: ("errors", "log"),
-    -2: ("flags", "imports"),
+    -2: ("flags", "imports", "quiet"),
 }
 
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written

@@ -365,6 +365,9 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
 
 def _computed(b: Blocks, i: Instruction, kind: str) -> Values:
     name, parts = i.parts[0], i.parts
+    if kind == "bf16":
+        wide = (b.value(a, "b16").astype(np.uint32) << 16 for a in i.args[1:])
+        return _as_bf16(OPERATIONS[name](*(x.view(np.float32) for x in wide)).astype(np.float32))
     if name == "selp":
         x, y = (b.value(a, kind) for a in i.args[1:3])
         return np.where(b.value(i.args[3], "pred"), x, y)
@@ -504,8 +507,9 @@ def _convert(b: Blocks, i: Instruction, active: Values) -> None:
     if "bf16" in (target, source):
         _convert_bf16(b, i, active)
         return
-    if target == "f16x2":
-        high, low = (b.value(a, source).astype(np.float16).view(np.uint16) for a in i.args[1:])
+    if target in ("f16x2", "bf16x2"):
+        short = _as_bf16 if target == "bf16x2" else _as_f16
+        high, low = (short(b.value(a, source)) for a in i.args[1:])
         b.keep(i.args[0], low.astype(np.uint32) | (high.astype(np.uint32) << 16), active)
         return
     x = b.value(i.args[1], source)
@@ -525,10 +529,17 @@ def _convert_bf16(b: Blocks, i: Instruction, active: Values) -> None:
         bits = b.value(i.args[1], "b16").astype(np.uint32) << 16
         b.keep(i.args[0], bits.view(np.float32), active)
         return
-    x = b.value(i.args[1], "f32")
+    b.keep(i.args[0], _as_bf16(b.value(i.args[1], "f32")), active)
+
+
+def _as_f16(x: Values) -> Values:
+    return x.astype(np.float16).view(np.uint16)
+
+
+def _as_bf16(x: Values) -> Values:
     bits = x.view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    b.keep(i.args[0], np.where(np.isnan(x), np.uint16(0x7FFF), rounded), active)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), rounded)
 
 
 def _shuffle(b: Blocks, i: Instruction, active: Values) -> None:

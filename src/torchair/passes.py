@@ -46,8 +46,10 @@ class Kind:
 
 @dataclass
 class Look:
-    """What the log of a pass compares: counts by target, by kind, and names of nodes."""
+    """What is compared before and after a pass: a fingerprint, counts by target and by kind, names
+    of nodes."""
 
+    mark: int
     counts: Counter[str]
     kinds: Counter[str] | None
     names: list[str]
@@ -63,33 +65,36 @@ class PassRunner:
 
     def run(self, passes: Iterable[Pass], graph: Any, *context: Any) -> None:
         """Every enabled pass in order, each as `fn(graph, *context)`."""
-        for step in passes:
-            if step.enabled(self.settings):
-                self._run_one(step, graph, context)
+        enabled = [p for p in passes if p.enabled(self.settings)]
+        if not enabled:
+            return
+        look = self._look(graph)
+        for step in enabled:
+            look = self._run_one(step, graph, context, look)
 
-    def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...]) -> None:
-        before, print_before = self._look(graph), self.kind.fingerprint(graph)
+    def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...], before: Look) -> Look:
         start = time.perf_counter()
         step.fn(graph, *context)
         seconds = time.perf_counter() - start
-        self._verify(step, graph)
-        after = self._look(graph)
+        mark = self.kind.fingerprint(graph)
+        changed = mark != before.mark
+        if changed:
+            self._verify(step, graph)
+        after = self._look(graph, mark) if changed else before
         record = PassRecord(
-            step.name,
-            seconds,
-            before.counts.total(),
-            after.counts.total(),
-            changed=print_before != self.kind.fingerprint(graph),
+            step.name, seconds, before.counts.total(), after.counts.total(), changed=changed
         )
         self.trace.records.append(record)
         if self.trace.writes:
             what = f"graph_after_{step.name}"
             self.trace.write(what, self.kind.file_type, self.kind.text(graph))
         self._log(record, before, after, graph)
+        return after
 
-    def _look(self, graph: Any) -> Look:
+    def _look(self, graph: Any, mark: int | None = None) -> Look:
         kinds, wanted = self.kind.kinds, logger.isEnabledFor(logging.DEBUG)
         return Look(
+            self.kind.fingerprint(graph) if mark is None else mark,
             self.kind.count(graph),
             kinds(graph) if kinds is not None and wanted else None,
             self.kind.names(graph) if wanted else [],

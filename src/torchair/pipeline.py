@@ -46,6 +46,7 @@ from torchair.fx.streams import check_scopes
 from torchair.log import logger
 from torchair.ops.library import mark_side_effects
 from torchair.passes import PassRunner
+from torchair.quiet import no_garbage_collection
 from torchair.runner import GmRunner
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
@@ -78,7 +79,8 @@ class NpuFxCompiler:
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
         mark_side_effects()
-        with unset_fake_temporarily(), torch._C.DisableTorchFunction():
+        quiet = no_garbage_collection()
+        with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
             return GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
 
     def _compile(

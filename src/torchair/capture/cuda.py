@@ -46,6 +46,7 @@ from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.run.executor import picker
 from torchair.engine.run.guards import same_as
 from torchair.errors import CaptureError, InputError
+from torchair.quiet import no_garbage_collection
 
 Handle = tuple[int, int]
 Feed = Callable[[Sequence[Any]], None]
@@ -126,7 +127,7 @@ class Memory:
         """Capture what `body` does into a graph whose memory is here, and return its result. A
         failure leaves stream, allocator and generators as they were."""
         clear_workspaces = self._accelerator.function("clearCublasWorkspaces")
-        with self._accelerator.module.stream(self._stream), _no_garbage_collection():
+        with self._accelerator.module.stream(self._stream), no_garbage_collection():
             clear_workspaces()  # so that recorded products have theirs in the pool
             try:
                 graph.capture_begin(pool=self.handle, capture_error_mode=error_mode)
@@ -183,18 +184,6 @@ class Memory:
         return made
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection may destroy objects of the device, which is an error during a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _extent(tensor: torch.Tensor) -> int:
     """Elements from the first to the last one of a tensor."""
     if not tensor.numel():
@@ -231,7 +220,8 @@ class DeviceSubstrate(Substrate):
         self._check(request)
         walk = self._walk = self._walk or Walk(request.forward)
         generators = self._accelerator.unchanged_generators(self._device)
-        with _captures, self._module.device(self._device), torch.no_grad(), generators:
+        quiet = no_garbage_collection()
+        with _captures, quiet, self._module.device(self._device), torch.no_grad(), generators:
             try:
                 walk.settle(request.args)
                 if not hasattr(self._rehearsed, "by"):

@@ -44,6 +44,15 @@ class Target(Protocol):
     def piecewise(self) -> bool:
         """Whether a nest may come in pieces, where choices by position change."""
 
+    @property
+    def library_channels_last(self) -> bool:
+        """Whether the library convolves short floats best with channels last."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether calls of libraries run at the same time if they follow one another and none needs
+        another."""
+
     def available(self) -> str | None:
         """Why no kernels can be made or run on this machine, None if they can."""
 

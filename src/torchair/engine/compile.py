@@ -65,6 +65,7 @@ class GraphCompiler:
         state.topology, state.switches = options.topology, options.switches
         state.native, state.dead_code = self.target is not None, options.dead_code
         state.overlap = options.overlap and not options.single_stream
+        state.channels_last = self.target is not None and self.target.library_channels_last
         runner = PassRunner(ge_kind(lambda g: "", "txt"), options, trace)
         passes = [p for p in ENGINE_PASSES if options.switches.get(p.name, True)]
         runner.run([] if as_it_is else passes, self.graph, state)

@@ -37,6 +37,8 @@ class CpuTarget:
     name = "cpu"
     channels_last = True  # vectors lie along the channels then
     piecewise = True
+    library_channels_last = False
+    overlaps = False
 
     def __init__(self, library: Library | None = None) -> None:
         self.library = library or Library()

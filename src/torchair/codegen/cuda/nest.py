@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchair.codegen.cuda.approximate import rounded_at_once
 from torchair.codegen.cuda.machine import WARP, Gpu
 from torchair.codegen.cuda.point import Spot, ThreadPoint
 from torchair.codegen.cuda.writer import GpuWriter
@@ -38,6 +39,8 @@ TEAM = 1024
 """Threads of the largest team."""
 BUSY = 4096
 """Rows that keep the whole device busy with one warp for each."""
+CROWD = 256
+"""Threads for each multiprocessor, below which they take shorter vectors."""
 WAVES = 32
 """Blocks for each multiprocessor, beyond which a block takes several turns."""
 
@@ -79,6 +82,8 @@ def form_of(w: GpuWriter, nest: Nest, crew: Crew | None = None) -> Form:
     block, into another one that every block runs for itself."""
     lanes = _vector_lanes(nest)
     rows = bool(nest.axes) and len(nest.axes) - 1 in nest.reduced and nest.axes[-1] != 1
+    if not rows and crew is None:
+        lanes = _spread(nest, lanes, w.gpu)
     return (_Rows if rows else _Apart)(w, nest, lanes, crew or Crew())
 
 
@@ -93,6 +98,18 @@ def _vector_lanes(nest: Nest) -> int:
     lanes = VECTOR // max((BYTES[p.dtype] for p in places), default=VECTOR)
     numbers = [nest.axes[-1], *(n for p in places for n in _steps(p))]
     return math.gcd(lanes, *(n for n in numbers if isinstance(n, int)))
+
+
+def _spread(nest: Nest, lanes: int, gpu: Gpu) -> int:
+    """Shorter vectors where there are few: what one thread does one after the other takes longer
+    than memory does, a walk along reduced axes most of all."""
+    apart = [n for a, n in enumerate(nest.axes) if a not in nest.reduced]
+    if not all(isinstance(n, int) for n in nest.axes):
+        return lanes
+    least = 1 if nest.reduced else 2
+    while lanes > least and math.prod(apart) // lanes < CROWD * gpu.multiprocessors:
+        lanes //= 2
+    return lanes
 
 
 def _contiguous(nest: Nest) -> list[Access]:
@@ -166,7 +183,7 @@ class _Unit(UnitWriter):
         aligned = _aligned(plan.nest, w.lanes) if w.lanes > 1 else []
         self.point = ThreadPoint(
             w, plan.vector_axis, plan.varies, (), plan.axis_level, plan.level,
-            self._writes(), frozenset(map(id, aligned)),
+            self._writes(), frozenset(map(id, aligned)), frozenset(rounded_at_once(plan.nest)),
         )  # fmt: skip
 
     def _writes(self) -> str | None:

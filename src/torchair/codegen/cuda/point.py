@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torchair.codegen.cuda import approximate
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Store
 from torchair.codegen.text.memory import memory_element
@@ -36,12 +37,15 @@ class ThreadPoint(Point):
         level: Mapping[int, int] | None = None,
         writes: str | None = None,
         aligned: frozenset[int] = frozenset(),
+        rounded: frozenset[int] = frozenset(),
     ) -> None:
         """`writes` is an i1: whether this thread stores what is the same for the whole team.
-        `aligned` are ids of accesses whose vectors begin at multiples of their size."""
+        `aligned` are ids of accesses whose vectors begin at multiples of their size, `rounded` of
+        functions that may be approximate."""
         super().__init__(w, vector_axis, varies, given, axis_level, level)
         self.writes = writes
         self.aligned = aligned
+        self.rounded = rounded
 
     def _spot(self, slot: int) -> Spot:
         spot = self.slots[slot]
@@ -55,6 +59,17 @@ class ThreadPoint(Point):
         lanes = lane_numbers(self.lanes, 64, 1, 0)
         first = self.w.splat("i64", start)
         return lanes if start == "0" else self.w(f"add {self.w.vector('i64')} {first}, {lanes}")
+
+    def _computed(self, x: Expr, slot: int) -> str:
+        function, argument = x.kind, x.args[:1]
+        if _is_inverse_root(x):
+            function, argument = "rsqrt", x.args[1].args
+        corrected = function in approximate.CORRECTED and x.dtype == "f32"
+        if id(x) not in self.rounded and not corrected:
+            return super()._computed(x, slot)
+        lanes = self.lanes if id(x) in self.varies else 0
+        arg = self.vector(argument[0], slot) if lanes else self.value(argument[0])
+        return approximate.written(self.w, function, arg, lanes)
 
     def _verify(self, x: Expr, test: str, lanes: int, slot: int) -> str:
         """A vector that does not count repeats one that does, so its failures are true ones."""
@@ -111,3 +126,10 @@ class ThreadPoint(Point):
         self.value(what.value, slot)
         with self.w.when(counts), self.scope():
             super().store(what, slot)
+
+
+def _is_inverse_root(x: Expr) -> bool:
+    """Whether it is 1 / sqrt(y)."""
+    if x.kind != "div" or x.args[1].kind != "sqrt":
+        return False
+    return x.args[0].kind == "const" and x.args[0].data == 1.0

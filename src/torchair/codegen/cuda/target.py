@@ -28,6 +28,8 @@ class CudaTarget:
 
     channels_last = False
     piecewise = False
+    library_channels_last = True
+    overlaps = True
 
     def __init__(self, index: int, machine: Gpu | None = None) -> None:
         """With a `machine` kernels are generated for that one, which need not be here."""

@@ -21,3 +21,8 @@ class Machine:
     def lanes(self) -> int:
         """Float32 elements in a vector."""
         return self.bits // 32
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether conversions to bfloat16 are instructions that our text may ask for."""
+        return False

@@ -171,8 +171,12 @@ def _leaving(w: Writer, x: str, dtype: str, lanes: int) -> str:
 
 
 def _to_bf16(w: Writer, x: str, lanes: int) -> str:
-    """Round to the nearest, ties to even, by integer arithmetic; NaN stays NaN."""
+    """Round to the nearest, ties to even, by integer arithmetic where there is no instruction for
+    it; NaN stays NaN."""
     t, f = shaped("i32", lanes), shaped("float", lanes)
+    if w.machine.has_bf16:
+        short = w(f"fptrunc {f} {x} to {shaped('bfloat', lanes)}")
+        return w(f"bitcast {shaped('bfloat', lanes)} {short} to {shaped('i16', lanes)}")
     bits = w(f"bitcast {f} {x} to {t}")
     odd = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(1, 32, lanes)}")
     up = w(f"add {t} {bits}, {_integer(0x7FFF, 32, lanes)}")

@@ -5,7 +5,7 @@ Vertices are units and single nodes, by number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from torchair.ge.graph import Node
 T = TypeVar("T")
 
 _SEARCHED = 4096  # vertices that one question may look at
+_FAR = 64  # nodes between two that are gathered
 
 
 class Needs:
@@ -167,8 +168,12 @@ def _readers(node: Node) -> list[Node]:
     return found
 
 
-def run_order(items: Mapping[int, T], last: Mapping[int, int], needs: Needs, graph: str) -> list[T]:
-    """Vertices so that what is needed comes first, else by the number in `last`."""
+def run_order(
+    items: Mapping[int, T], last: Mapping[int, int], needs: Needs, graph: str,
+    gathered: Collection[int] = (),
+) -> list[T]:  # fmt: skip
+    """Vertices so that what is needed comes first, else by the number in `last`; but those that are
+    `gathered` follow one another where they can, if they are not far apart."""
     readers: dict[int, list[int]] = {k: [] for k in items}
     missing = {}
     for k in items:
@@ -177,15 +182,27 @@ def run_order(items: Mapping[int, T], last: Mapping[int, int], needs: Needs, gra
         for n in needed:
             readers[n].append(k)
     ready = [(last[k], k) for k, n in missing.items() if not n]
-    heapify(ready)
     order: list[T] = []
+    done: set[int] = set()
+    follows = [x for x in ready if x[1] in gathered]  # that are ready
+    heapify(ready)
     while ready:
-        k = heappop(ready)[1]
-        order.append(items[k])
-        for r in readers[k]:
-            missing[r] -= 1
-            if not missing[r]:
-                heappush(ready, (last[r], r))
+        at, k = heappop(ready)
+        if k in done:
+            continue
+        group = [k]
+        if k in gathered:
+            follows = sorted(x for x in follows if x[1] not in done and x[1] != k)
+            group += [n for place, n in follows if place - at <= _FAR]
+        for k in group:
+            done.add(k)
+            order.append(items[k])
+            for r in readers[k]:
+                missing[r] -= 1
+                if not missing[r]:
+                    heappush(ready, (last[r], r))
+                    if r in gathered:
+                        follows.append((last[r], r))
     if len(order) != len(items):
         raise GraphError("fusion made units that wait for each other", graph=graph)
     return order

@@ -110,20 +110,22 @@ def is_number(value: Value) -> bool:
 
 def fuse(
     graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool],
-    lane: Callable[[Node], str] = lambda node: "",
+    lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
 ) -> Fusion:  # fmt: skip
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
     of unit and a function that tells why a node cannot be served; `constant` tells which values
-    are the same in every call, `lane` which nodes must not run together."""
-    return _Fuser(graph, heads, constant, lane).run()
+    are the same in every call, `lane` which nodes must not run together. With `gather` products
+    that no unit has follow one another where they can."""
+    return _Fuser(graph, heads, constant, lane, gather).run()
 
 
 class _Fuser:
     def __init__(
         self, graph: Graph, heads: dict[str, tuple[str, Check]],
-        constant: Callable[[Value], bool], lane: Callable[[Node], str],
+        constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
+        self.gather = gather
         self.needs = Needs()
         inside = (n for n in graph.nodes if n.type not in _OUTSIDE)
         self.streams = Streams(inside, lane, self.needs)
@@ -501,7 +503,13 @@ class _Fuser:
             if node not in absorbed:
                 items[number] = self.unit_of.get(node, node)
                 last[number] = max(last.get(number, -1), self.position[node])
-        return run_order(items, last, self.needs, self.graph.name)
+        gathered = {k for k, x in items.items() if self.gather and _is_product(x)}
+        return run_order(items, last, self.needs, self.graph.name, gathered)
+
+
+def _is_product(item: Unit | Node) -> bool:
+    row = row_of(item.type) if isinstance(item, Node) else None
+    return row is not None and row.has(Trait.CONTRACTION)
 
 
 def _steering_nodes(graph: Graph) -> set[Node]:

@@ -18,6 +18,7 @@ from torchair.catalog.reference import tensor_args
 from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
+from torchair.engine.optimize.passes.layouts import is_wanted_channels_last
 from torchair.engine.plan.ending import Draft, Ending, Layout, Promises
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.reader import Reader
@@ -460,6 +461,8 @@ class _Build:
         asked = layout_asked_for(value)
         if asked is not None:
             return asked
+        if self.p.natives.target.library_channels_last and is_wanted_channels_last(value):
+            return torch.channels_last
         last = len(meta.shape) - 1
         if last in unit.group.reduced:  # rows that are walked through as a whole
             return None

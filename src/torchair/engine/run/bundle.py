@@ -33,7 +33,7 @@ from torchair.flags import Flags
 
 Place = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
-SMALL = 1 << 15
+SMALL = 1 << 14
 """Points of a nest that every block may compute for itself."""
 LARGE = 4 << 20
 """Bytes of a matrix for which forms of its product are measured."""

@@ -19,6 +19,7 @@ import torch
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.engine.run.branches import Part, forks, side_by_side
 from torchair.engine.run.launches import Launches, native_part
 from torchair.engine.run.poison import made_poisoned, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
@@ -82,28 +83,37 @@ class Program:
         self._transient = self._transient_slots()
 
     def _prepare(self) -> list[Run]:
-        """One function for each step, and one for consecutive native steps together."""
+        """One function for each step, one for consecutive native steps together, and one for what
+        runs side by side."""
         runs: list[Run] = []
-        steps, k = self.plan.steps, 0
-        plan = self.plan
-        memory = Memory(plan, self._arena.data_ptr(), plan.constants, self._scratch)
-        threads = torch.get_num_threads()
         tell = Flags.read().debug >= 5
-        while k < len(steps):
-            end = k
-            while end < len(steps) and steps[end].kind == "native" and not (tell and end > k):
-                end += 1
-            self._positions.append(k)
-            if end == k:
-                runs.append(prepared(steps[k], self._arena, self.plan))
-                end += 1
-            else:
-                part = native_part(steps[k:end], memory, threads)
-                self.parts.append(part)
-                run = part.bind()
-                runs.append(told(steps[k], run, self.plan) if tell else run)
-            k = end
+        parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
+        memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants, self._scratch)
+        for group in parts:
+            self._positions.append(group[0].first)
+            calls = [(p, self._prepared(p, memory, tell)) for p in group]
+            runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.device))
         return runs
+
+    def _parts(self, single: bool = False) -> list[Part]:
+        """The steps, consecutive native ones together unless each is wanted `single`."""
+        parts: list[Part] = []
+        for k, step in enumerate(self.plan.steps):
+            native = step.kind == "native"
+            if native and not single and parts and parts[-1].steps[0].kind == "native":
+                parts[-1].steps.append(step)
+            else:
+                parts.append(Part([step], k))
+        return parts
+
+    def _prepared(self, part: Part, memory: Memory, tell: bool) -> Run:
+        first = part.steps[0]
+        if first.kind != "native":
+            return prepared(first, self._arena, self.plan)
+        made = native_part(part.steps, memory, torch.get_num_threads())
+        self.parts.append(made)
+        run = made.bind()
+        return told(first, run, self.plan) if tell else run
 
     def _buffer(self, root: Root) -> torch.Tensor:
         meta = root.meta

@@ -43,7 +43,8 @@ class NativeUnits:
         lane: Callable[[Node], str] = lambda node: "",
     ) -> None:
         self.frozen = dict(frozen or {})
-        self.fusion: Fusion = fuse(graph, heads(target, self.is_constant), self.is_constant, lane)
+        served = heads(target, self.is_constant)
+        self.fusion: Fusion = fuse(graph, served, self.is_constant, lane, target.overlaps)
         if Flags.read().debug >= 3:
             print(self.fusion.report())
         self.position = {n: i for i, n in enumerate(graph.nodes)}

@@ -14,6 +14,7 @@ from torchair.engine.optimize.passes.gradients import (
     join_convolution_gradients,
     split_norm_gradients,
 )
+from torchair.engine.optimize.passes.layouts import lay_out_filters
 from torchair.engine.optimize.passes.ordering import (
     choose_order,
     explicit_order_for_cmo,
@@ -61,6 +62,7 @@ ENGINE_PASSES = (
     Pass("apply_rules_again", apply_rules, lambda o: o.level != "O1"),
     Pass("remove_what_is_left", remove_dead_code, lambda o: o.dead_code),
     Pass("choose_order", choose_order),
+    Pass("lay_out_filters", lay_out_filters, lambda o: o.native),
 )
 
 

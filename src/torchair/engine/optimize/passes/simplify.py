@@ -20,6 +20,7 @@ from torchair.ge.rewrite import rewrite
 from torchair.log import logger
 
 _FOLD_LIMIT = 1 << 20  # bytes of a folded result
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _MERGE_LIMIT = 1 << 12  # bytes of constants that are compared
 
 
@@ -132,9 +133,9 @@ def _constant_key(node: Node) -> Hashable | None:
     tensor: torch.Tensor = node.attr("value")
     if tensor.numel() * tensor.element_size() > _MERGE_LIMIT:
         return None
-    # A copy, as one element with stride 0 counts as contiguous but cannot be seen as bytes.
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    data = flat.view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
+    same_size = _INTEGERS.get(tensor.element_size())  # numpy does not know all types
+    bits = tensor if same_size is None else tensor.view(same_size)
+    data = bits.numpy(force=True).tobytes()
     return tensor.dtype, tuple(tensor.shape), data, node.outputs[0].device_type
 
 

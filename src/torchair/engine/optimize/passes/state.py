@@ -17,6 +17,7 @@ class GraphState:
     switches: dict[str, bool] = field(default_factory=dict)
     dead_code: bool = True  # whether what nobody reads is removed
     native: bool = False  # whether generated code will run the graph
+    channels_last: bool = False  # whether a library convolves short floats best with channels last
     overlap: bool = False  # whether communication and computing shall overlap
 
     def fuses(self, name: str) -> bool:
