@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import npugraph_ex.inference
@@ -30,6 +31,7 @@ class Block(nn.Module):
     def __init__(self, scale: float = 2.0) -> None:
         super().__init__()
         self.up, self.down, self.scale = nn.Linear(6, 8), nn.Linear(8, 6), scale
+        self.config = SimpleNamespace(width=8)
         self.register_buffer("total", torch.zeros(6))
 
     def step(self, x: torch.Tensor, bias: float = 1.0) -> dict[str, Any]:
@@ -165,6 +167,12 @@ class _Other:
         return Block(scale=3.0)
 
     @staticmethod
+    def setting(monkeypatch: pytest.MonkeyPatch) -> Block:
+        model = Block()
+        model.config.width = 9
+        return model
+
+    @staticmethod
     def mode(monkeypatch: pytest.MonkeyPatch) -> Block:
         return Block().eval()
 
@@ -182,6 +190,7 @@ class _Other:
         (_Other.helper, "the code of the method, or of what it calls, has changed"),
         (_Other.version, "it was made with torch .*, this is 9.9"),
         (_Other.number, "scale was 2.0, now it is 3.0"),
+        (_Other.setting, "config.width was 8, now it is 9"),
         (_Other.mode, "down.training was True, now it is False"),
         (_Other.weight, "strides of up.weight: compiled"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from enum import Enum
 from typing import Any
 
 import torch
@@ -174,13 +175,24 @@ def _attributes(owner: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _numbers(owner: torch.nn.Module) -> dict[str, str]:
-    return {name: repr(v) for name, v in _attributes(owner) if _is_plain(v)}
+    """Plain values that tracing may have made part of the graph, as text; also those one level
+    inside of dicts and of objects such as a configuration, where these are first met."""
+    found: dict[str, str] = {}
+    seen: set[int] = set()
+    for name, value in _attributes(owner):
+        if _is_plain(value):
+            found[name] = repr(value)
+        elif id(value) not in seen and not callable(value):
+            seen.add(id(value))
+            inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            found |= {f"{name}.{k}": repr(v) for k, v in inner.items() if _is_plain(v)}
+    return found
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return len(value) < 64 and all(isinstance(v, _PLAIN) for v in value)
-    return isinstance(value, (*_PLAIN, torch.dtype, torch.device))
+    return isinstance(value, (*_PLAIN, torch.dtype, torch.device, Enum))
 
 
 def _holds_tensors(value: Any) -> bool:
