@@ -219,6 +219,18 @@ def test_damaged_files_are_refused(small: tuple[Path, Small], tmp_path: Path) ->
     assert 40 <= refused < 120  # damage inside of a weight or a name is not seen
 
 
+def test_damage_inside_of_a_weight(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None:
+    data = bytearray(small[0].read_bytes())
+    place = bytes(data).index(small[1].second.weight.detach().numpy().tobytes())
+    data[place + 100] ^= 1
+    (tmp_path / "x.air").write_bytes(data)
+    torchair.load(small[0], check=True)
+    with pytest.raises(SerializationError, match="second_weight is damaged"):
+        torchair.load(tmp_path / "x.air", check=True)
+    assert cli.main(["run-air", str(tmp_path / "x.air"), "--check"]) == 1
+    assert "second_weight is damaged" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 zip", b"\x80\x04 pickle", bytes(5000)])
 def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.air").write_bytes(content)

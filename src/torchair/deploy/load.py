@@ -14,7 +14,7 @@ import torch
 
 from torchair.catalog import infer
 from torchair.catalog.generic import find_target
-from torchair.deploy.package import CALL, WEIGHT, Call
+from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, Call, checksum
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
@@ -87,17 +87,21 @@ def load(
     *,
     device: str | torch.device = "cpu",
     frozen_parameter: bool = False,
+    check: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Loaded:
     """The model of a `.air` file as a function of tensors on `device`.
 
     Weights are tensors over the mapped file, on the CPU. `frozen_parameter` packs them for faster
-    kernels, in memory of their own. SerializationError if the file is damaged or of another kind.
+    kernels, in memory of their own. `check` reads all weights once and compares their checksums.
+    SerializationError if the file is damaged or of another kind.
     """
     place = _device_name(device)
     torch.empty(0, device=place)  # or torch says what is wrong with it
     graph = read_air(path, infer)
     try:
+        if check:
+            _check_weights(graph, Path(path))
         return _loaded(path, graph, place, frozen_parameter, options)
     except SerializationError as error:
         if error.file is not None:
@@ -215,6 +219,15 @@ def _weight(node: Node, path: Path) -> torch.Tensor | None:
         return None
     tensor: torch.Tensor = node.attr("value")
     return tensor if WEIGHT in node.attrs or tensor.nbytes >= _LARGE else None
+
+
+def _check_weights(graph: Graph, path: Path) -> None:
+    for node in graph.nodes:
+        tensor = _weight(node, path) if CHECKSUM in node.attrs else None
+        if tensor is not None and checksum(tensor) != node.attr(CHECKSUM):
+            raise SerializationError(
+                f"the weight {node.name} is damaged", hint="export the model again"
+            )
 
 
 def _as_input(graph: Graph, node: Node, tensor: torch.Tensor, index: int) -> None:

@@ -4,6 +4,7 @@ inputs numbered anew, and a note of how it is called."""
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.signature import InputSource, InputView, Result, Signature
 from torchair.log import logger
+from torchair.serde.codec import tensor_memory
 from torchair.serde.convention import Convention, to_text
 
 CALL = "_torchair_call"  # graph attribute: how the file is called
 WEIGHT = "_weight_name"  # attribute of a node: the parameter or buffer that it holds
+CHECKSUM = "_checksum"  # attribute of a node: CRC-32 of the bytes of its weight
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Call:
                 "states": self.states,
             }
         )
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """A number that tells whether the elements of a tensor are what they were."""
+    return zlib.crc32(tensor_memory(tensor))
 
 
 class Package:
@@ -98,7 +106,7 @@ class Package:
         """Weights become constants."""
         for node, name in self.weight_nodes.items():
             tensor = self.payload(node)
-            made = self._replacement(node, "Const", name)
+            made = self._replacement(node, "Const", name, tensor)
             made.attrs["value"] = Attr("Tensor", tensor)
             self._swap(node, made, const_fact(tensor))
 
@@ -107,7 +115,7 @@ class Package:
         files: dict[Path, torch.Tensor] = {}
         for node, name in self.weight_nodes.items():
             tensor = self.payload(node)
-            made = self._replacement(node, "FileConstant", name)
+            made = self._replacement(node, "FileConstant", name, tensor)
             path = folder / made.name
             made.attrs |= {
                 "shape": attr.ListInt(list(tensor.shape)),
@@ -119,9 +127,10 @@ class Package:
             self._swap(node, made, Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
         return files
 
-    def _replacement(self, node: Node, op_type: str, weight: str) -> Node:
+    def _replacement(self, node: Node, op_type: str, weight: str, tensor: torch.Tensor) -> Node:
         made = self.graph.add(op_type, self.graph.unique_name(weight.replace(".", "_")))
         made.attrs[WEIGHT] = attr.Str(weight)
+        made.attrs[CHECKSUM] = attr.Int(checksum(tensor))
         return made
 
     def _swap(self, node: Node, made: Node, fact: Fact) -> None:

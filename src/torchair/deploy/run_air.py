@@ -28,13 +28,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FOLDER", help="save results there as .npy files")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
+    parser.add_argument("--check", action="store_true", help="compare checksums of weights")
     parser.add_argument("--repeat", type=int, default=10, help="calls to time; 0 times nothing")
 
 
 def run(options: argparse.Namespace) -> int:
     """What the command does; its exit status."""
     try:
-        model = load(options.model, device=options.device, frozen_parameter=options.frozen)
+        model = load(
+            options.model, device=options.device, frozen_parameter=options.frozen,
+            check=options.check,
+        )  # fmt: skip
         _show("input", model.inputs)
         _show("result", model.outputs)
         if not options.input and model.inputs:
