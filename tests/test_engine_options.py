@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchair
-from torchair.engine.options import finalize_graph_engine
+from torchair.engine.options import finalize_graph_engine, initialize_graph_engine
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +88,11 @@ def test_a_second_graph_with_other_global_options_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ge\.oo\.level"):
         optimized(tmp_path / "b", change)
     optimized(tmp_path / "c", lambda c: None)
+
+
+def test_a_graph_without_global_options_agrees_with_any():
+    initialize_graph_engine({})  # as a graph from a file
+    initialize_graph_engine({"ge.oo.level": "O3"})
+    initialize_graph_engine({})
+    with pytest.raises(ValueError, match=r"ge\.oo\.level"):
+        initialize_graph_engine({"ge.oo.level": "O1"})

@@ -69,7 +69,10 @@ class GraphEngine:
 
     @pretty_error_msg
     def initialize(self, options: Mapping[str, str]) -> None:
-        """Set the global options, or check that they agree with those in force."""
+        """Set the global options, or check that they agree with those in force. A graph that has
+        none, as one from a file, agrees with any."""
+        if not options:
+            return
         with self._lock:
             if self._options is None:
                 self._options = dict(options)
