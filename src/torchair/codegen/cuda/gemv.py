@@ -186,7 +186,7 @@ class _Gemv:
         self.groups = form.warps // form.split
         self.steps = -(-_packs(self.matmul) // form.split)
         self.matrices = [(1, self.matmul.b), *([(partner.word, partner.b)] if partner else [])]
-        self.w = w = GpuWriter(gpu)
+        self.w = w = GpuWriter(gpu.plain)
         self.epilogue = Epilogue(w, product.epilogue, self.m)
         self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, not form.held)
         self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
