@@ -342,8 +342,13 @@ class Program:
                 wholes[storage.data_ptr()] = flat.double()
             whole = wholes[storage.data_ptr()]
             names[name] = whole.as_strided(x.shape, x.stride(), x.storage_offset())
-        for line in self.body:
-            exec(line.replace(".float()", ".double()"), names)
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # of quotients of integers
+        try:
+            for line in self.body:
+                exec(line.replace(".float()", ".double()"), names)
+        finally:
+            torch.set_default_dtype(usual)
         ends = [names[n] for n in [*self.results, *self.given]]
         return ends, [v for n, v in names.items() if n in self.values]
 
