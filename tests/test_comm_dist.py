@@ -321,3 +321,32 @@ dist.destroy_process_group()
 def test_the_first_trace_knows_collectives(name):
     done = run_python("-c", NAMED, name)
     assert done.returncode == 0, done.stderr
+
+
+# ---- a method of each rank on disk
+
+
+class Sharded(torch.nn.Module):
+    """A layer whose results all ranks add up."""
+
+    def forward(self, x):
+        y = torch.relu(x) * 2
+        dist.all_reduce(y)
+        return y + 1
+
+
+def _cached_by_rank(rank, folder):
+    x = torch.arange(6.0).reshape(2, 3) + rank
+    expected = torch.relu(torch.arange(6.0).reshape(2, 3)) * 4 + 2 + 1
+    for there in (False, True):
+        call = torchair.inference.cache_compile(
+            Sharded().forward, dynamic=False, cache_dir=str(folder / "cache"), tp_rank=rank
+        )
+        assert call.path.exists() == there
+        assert call.path.parts[-3] == f"world2global_rank{rank}_tp_rank{rank}"
+        torch.testing.assert_close(call(x), expected)
+    assert dist.all_reduce.__module__ == "torch.distributed.distributed_c10d"
+
+
+def test_each_rank_has_a_cached_method(tmp_path):
+    spawned(_cached_by_rank, tmp_path)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -270,6 +271,27 @@ def patch_for_hcom() -> None:
         original = getattr(deepspeed, name, None)
         if original is not None and not hasattr(original, "_torchair_original"):
             setattr(deepspeed, name, _either(original, npu_all_reduce))
+
+
+@contextmanager
+def traced_collectives() -> Iterator[None]:
+    """Collectives that can be traced inside, for tracers that replace none, as Dynamo does."""
+    if not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    before = [
+        (home, name, getattr(home, name), made)
+        for name, made in dict([*_PATCHED, *_TRACED]).items()
+        for home in (dist, c10d)
+        if hasattr(home, name)
+    ]
+    for home, name, _, made in before:
+        setattr(home, name, made)
+    try:
+        yield
+    finally:
+        for home, name, original, _ in before:
+            setattr(home, name, original)
 
 
 def _either(original: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

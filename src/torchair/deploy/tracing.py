@@ -24,6 +24,7 @@ from torchair.deploy.guards import Spec, TensorSpec, ValueSpec
 from torchair.deploy.traced import Home, Traced, TraceError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.whole import kept_whole
+from torchair.hcom import traced_collectives
 from torchair.log import logger, spoken_by
 from torchair.ops.library import mark_side_effects
 from torchair.pipeline import NpuFxCompiler
@@ -157,7 +158,8 @@ def _compiled(
         return boxed(seen["runner"])
 
     keep = config.experimental_config.keep_inference_input_mutations
-    with kept_whole(), tracing(TracingContext(fake_mode)), torch.no_grad(), _compiling():
+    context = tracing(TracingContext(fake_mode))
+    with kept_whole(), context, torch.no_grad(), _compiling(), traced_collectives():
         try:
             return aot_module_simplified(
                 flat, list(given), fw_compiler=compile_graph, inference_compiler=compile_graph,
