@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_structure
 import torchair
 from like_eager import assert_same, leaves
 from torchair.deploy.tracing import TraceError
+from torchair.engine.run.direct import DirectProgram
 from torchair.errors import InputError
 
 
@@ -170,14 +171,16 @@ def test_numbers_are_part_of_the_code():
         torchair.compile(Net(), (torch.zeros(4, 6), object()))
 
 
-def test_other_shapes_are_compiled_anew_when_asked():
-    model = Net()
+def test_other_shapes_are_compiled_anew_when_asked(monkeypatch):
+    model, made = Net(), []
+    make = DirectProgram.__init__
+    monkeypatch.setattr(DirectProgram, "__init__", lambda *a: made.append(a) or make(*a))
     compiled = torchair.compile(model, torch.zeros(4, 6), on_mismatch="recompile")
     with torch.no_grad():
         for n in (4, 5, 4, 4, 5, 5, 5, 4):
             x = torch.randn(n, 6)
             same(compiled(x), model(x))
-    assert len(compiled.versions) == 2
+    assert len(compiled.versions) == len(made) == 2
     with pytest.raises(ValueError, match="on_mismatch"):
         torchair.compile(model, torch.zeros(4, 6), on_mismatch="ignore")
 
@@ -298,8 +301,9 @@ def test_memory_is_told_and_handed_in():
         assert is_quick(compiled)
         compiled.update_graph_feature_memory_base(block)
         for _ in range(3):
+            block.zero_()
             same(compiled(x), model(x))
-    assert block.any() == bool(needed.feature_memory_size)
+            assert block.any() == bool(needed.feature_memory_size)
     assert compiled.versions[0].session().held is not None  # weights are frozen all the same
 
 

@@ -113,7 +113,7 @@ class CompiledModel:
         version, flat = self._find(args, kwargs)
         result = version.run(flat)
         if not kwargs:
-            self._quick = version.quick(flat, self._slowly) or self._quick
+            self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
         return result
 
     def summary(self) -> GraphSummary:
@@ -123,11 +123,13 @@ class CompiledModel:
     def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
         """Keep the constants of the graph compiled last in memory of yours."""
         self.versions[0].session().set_graph_const_memory_base(block)
+        self.versions[0].forget()
         self._quick = self._slowly
 
     def update_graph_feature_memory_base(self, block: torch.Tensor) -> None:
         """Let the graph compiled last compute in memory of yours; it may be exchanged."""
         self.versions[0].session().update_graph_feature_memory_base(block)
+        self.versions[0].forget()
         self._quick = self._slowly
 
     def _find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Version, list[Any]]:

@@ -90,6 +90,7 @@ class Version:
         self._guards = Guards(self._traced.specs, self._traced.conditions)
         self._finish = _finisher(self._traced)
         self._calls = 0
+        self._made: Callable[..., Any] | None = None
         shape.leaves = []
 
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -140,8 +141,17 @@ class Version:
         graph.compile(graph.collect([*self.state.tensors, *unknown]))
         return graph.session
 
-    def quick(self, flat: Sequence[Any], slowly: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Calls like this one as one native call; None if that is not possible, or too early."""
+    def forget(self) -> None:
+        """The quick way is not to be gone any more: it has memory of its own."""
+        self._made = None
+
+    def quick(
+        self, flat: Sequence[Any], slowly: Callable[..., Any], tried: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """Calls like this one as one native call; None if that is not possible, or too early.
+        `tried` is the way that this call has not gone."""
+        if self._made is not None and tried is not self._made:
+            return self._made  # of another version
         self._calls += 1
         if self._calls < _PATIENCE or not self._shape.simple:
             return None
@@ -165,7 +175,8 @@ class Version:
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         made = _direct(program, gate, [fresh.index(i) for i in order], self._finish, slowly)
-        return _distinct(made, slowly) if self._traced.updates else made
+        self._made = _distinct(made, slowly) if self._traced.updates else made
+        return self._made
 
 
 def _direct(
