@@ -44,6 +44,7 @@ bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory
 	$(PY) bench/compile_time.py
 	@echo "== start of a process"
 	$(PY) bench/start.py
+	$(PY) bench/cold.py
 	@echo "== stages of our part"
 	$(PY) bench/conversion.py
 	$(PY) bench/deep.py

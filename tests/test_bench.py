@@ -53,6 +53,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "words"),
     [
         ("compile_time --preset tiny --pairs 1", ("aot_eager", "beyond")),
+        ("cold --only MLP --no-inductor", ("aot_eager", "warm cache", "importing torch")),
         ("conversion --layers 1 --rounds 1", ("FX to GE", "native code")),
         ("deep --nodes 72", ("FX to GE", "fusion", "72")),
         ("cpu --quick --only MLP --no-inductor", ("eager", "native part alone", "torchair frozen")),
