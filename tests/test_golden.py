@@ -9,6 +9,7 @@ and leaves the dumps in the folder given; graphs are dumped before anything has 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -520,7 +521,10 @@ def npu_dumps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("npu")
     done = subprocess.run(
         [sys.executable, __file__, str(folder)],
-        env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
+        env={
+            "PYTHONPATH": ":".join(p for p in sys.path if p),
+            "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
+        },
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
