@@ -68,6 +68,7 @@ class Trial:
         self.shared = pick.random() < 0.25
         self.tiny = pick.random() < 0.2
         changes = not self.dynamic and not self.frozen
+        self.before: list[list[torch.Tensor]] = []  # arguments of earlier calls
         self.program = Program(self.seed, pick.randint(2, 9), changes, self.tiny, broad=True)
 
     def __str__(self) -> str:
@@ -129,6 +130,7 @@ class Trial:
             wrong = self._one(call, args, {})
             if wrong:
                 return f"call {turn}: {wrong}"
+            self.before.append(args)
         return ""
 
     def _compiled(self, fn: Callable[..., Any]) -> Any:
@@ -151,7 +153,12 @@ class Trial:
         for k, t in held.items():
             mine[k] = t
         wanted = [*self.program.function()(*theirs), *theirs]
-        got = [*call(*(t for k, t in enumerate(mine) if k not in held)), *mine]
+        try:
+            got = [*call(*(t for k, t in enumerate(mine) if k not in held)), *mine]
+        except Exception:
+            if self._refused(args):
+                return ""
+            raise
         truth, everything = self.program.wide(args)
         scale = largest(everything)
         for k, (g, w, t) in enumerate(zip(got, wanted, truth, strict=True)):
@@ -167,6 +174,14 @@ class Trial:
             return ""
         return f"memory is {form} instead of {promised}"
 
+    def _refused(self, args: list[torch.Tensor]) -> bool:
+        """Whether torch's own tracing does not take a call."""
+        try:
+            self._traced(args)
+        except Exception:
+            return True
+        return False
+
     def _promised_strides(self, args: list[torch.Tensor]) -> list[list[int]]:
         """What tracing says about results and arguments: kernels themselves may differ from it."""
         with FakeTensorMode() as mode:
@@ -175,9 +190,11 @@ class Trial:
 
     def _traced(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
         """What torch's own tracing makes of a call: now and then it differs from eager."""
-        given = copied(args)
         torch._dynamo.reset()
         plain = torch.compile(self.program.function(), backend="aot_eager", dynamic=self.sizes)
+        for before in self.before:
+            plain(*copied(before))
+        given = copied(args)
         return [*plain(*given), *given]
 
 

@@ -107,8 +107,8 @@ MORE = {
     ),
     "casts": ("{a}.type(f32)", "{a}.to(f64).to(f32)"),
     "any": (
-        "torch.triu({a}, 1)", "{a}.unfold({d}, 2, 1)", "{a}.T", "{a}.repeat_interleave(2)",
-        "{a}.flatten().as_strided((2, 2), (1, 1))", "torch.where({m}, {a}, {b})", "{a}.rot90()",
+        "torch.triu({a}, 1)", "{a}.unfold({d}, 2, 2)", "{a}.T", "{a}.repeat_interleave(2)",
+        "{a}.flatten().as_strided((2, 2), (2, 1))", "torch.where({m}, {a}, {b})", "{a}.rot90()",
         "{a}.tensor_split(2, {d})[1]", "torch.stack([{a}, {a}])[1]", "{a}.masked_fill({m}, 1)",
         "{a}.select_scatter({b}.select({d}, 0), {d}, 0)", "{a}.index_add(0, {j}, {b}[:3])",
         "{a}.scatter(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b})", "{a}.fliplr()",
@@ -261,9 +261,7 @@ class Program:
         """Whether elements of this memory have several places in some view of it."""
         memory = x.untyped_storage().data_ptr()
         views = [v for v in self.values.values() if v.untyped_storage().data_ptr() == memory]
-        return any(
-            s == 0 and n > 1 for v in views for s, n in zip(v.stride(), v.shape, strict=True)
-        )
+        return any(map(overlapping, views))
 
     def _recent(self) -> str:
         names = [n for n in self.values if not self._is_index(n)]
@@ -351,6 +349,16 @@ class Program:
             torch.set_default_dtype(usual)
         ends = [names[n] for n in [*self.results, *self.given]]
         return ends, [v for n, v in names.items() if n in self.values]
+
+
+def overlapping(x: torch.Tensor) -> bool:
+    """Whether elements of a tensor lie on each other: it is expanded, or windows."""
+    end = 0  # of what inner dims reach
+    for s, n in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if s <= end:
+            return True
+        end += s * (n - 1)
+    return False
 
 
 def laid_out(noise: Noise, dtype: torch.dtype, dims: Sequence[int], way: str) -> torch.Tensor:
