@@ -57,7 +57,8 @@ def way(name: str, dynamic: bool = False) -> Callable[[torch.nn.Module], Any]:
         from contestants import torchair_backend
 
         backend = torchair_backend(name.endswith("frozen"))
-    return lambda model: torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)
+    whole = not dynamic  # at its limit of graphs for sizes Dynamo runs eagerly, and says so
+    return lambda model: torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=whole)
 
 
 @torch.no_grad()
