@@ -184,9 +184,7 @@ MORE = {
     ),
     "xlm_roberta": Case("XLMRobertaForMaskedLM", "XLMRobertaConfig", _TEXT, _encoder),
     "bart": Case("BartForConditionalGeneration", "BartConfig", _BART, _translation),
-    "deit": Case(
-        "DeiTForImageClassification", "DeiTConfig", {**_BODY, **_PICTURES}, _images
-    ),
+    "deit": Case("DeiTForImageClassification", "DeiTConfig", {**_BODY, **_PICTURES}, _images),
     "convnext": Case(
         "ConvNextForImageClassification",
         "ConvNextConfig",
@@ -311,14 +309,24 @@ def _contents(cache: Any) -> list[Tensor]:
 
 
 def test_generate() -> None:
-    """The library's own loop with its growing cache gives the same tokens."""
+    """The library's own loop gives the same tokens: beams with the cache that grows, and drawn
+    ones with that of fixed size."""
     model = CASES["llama"].build(torch.float32)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
     prompt = _ids(2, 5)
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(prompt, **options)
-    backend = torchair.get_npu_backend()
-    model.forward = torch.compile(model.forward, backend=backend, dynamic=True)
-    assert torch.equal(model.generate(prompt, **options), expected)
+    base = {
+        "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "pad_token_id": 0,
+        "disable_compile": True,
+    }  # fmt: skip
+    eager = model.forward
+    fast = torch.compile(model.forward, backend="torchair", dynamic=True)
+    beams, drawn = {"do_sample": False, "num_beams": 2}, {"do_sample": True}
+    for cache, way in ((None, beams), ("static", drawn)):
+        tokens = []
+        for model.forward in (eager, fast):
+            torch.manual_seed(1)
+            tokens.append(model.generate(prompt, cache_implementation=cache, **base, **way))
+        assert torch.equal(*tokens), (cache, way)
 
 
 # ---- Mixtral, whose routing depends on data
