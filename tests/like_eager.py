@@ -261,6 +261,7 @@ ALIASING = {
     "split": (lambda x: x.split(2, 1), lambda: [torch.randn(2, 6)]),
     "clone_of_input": (lambda x: (x.clone(), x), lambda: [x23()]),
     "clone_of_output": (lambda x: (lambda y: (y, y.clone()))(x + 1), lambda: [x23()]),
+    "clone_of_clone": (lambda x: (lambda y: (y.clone(), y))((x + 1).clone()), lambda: [x23()]),
     "noop": (lambda x: (x * 1, x + 0, x.to(torch.float32), x.contiguous()), lambda: [x23()]),
     "reshape_that_copies": (lambda x: x.reshape(-1), lambda: [torch.randn(3, 2).t()]),
     "expand_of_output": (lambda x: (lambda y: (y, y.expand(4, 3)))(x.sum(0)), lambda: [x23()]),

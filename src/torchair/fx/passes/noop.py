@@ -38,6 +38,8 @@ def optimize_noop_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> N
             continue  # would make a result the very object of another
         if node in returned:
             returned.add(source)
+        if fresh_result:
+            output_storage.add(_storage(source))
         node.replace_all_uses_with(source)
         graph.erase_node(node)
 
