@@ -6,6 +6,7 @@ compared with eager; every inferred type and shape is compared with the tensor r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from torchair.convert import Conversion, GraphConverter
 from torchair.engine.run.calls import no_offsets
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, free_symbols
-from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, SymbolResult
+from torchair.ge.signature import (
+    Computed,
+    ComputedScalar,
+    Fixed,
+    InputView,
+    ResultView,
+    SymbolResult,
+)
 
 TOLERANCE = {
     torch.float32: dict(rtol=1e-5, atol=1e-5),
@@ -112,11 +120,18 @@ def run(conversion: Conversion, args: Any, traced: bool = True) -> list[Any]:
         elif isinstance(r, SymbolResult):
             results.append(evaluate([r.expr], env)[0])
         else:
-            assert isinstance(r, InputView)
-            base = args[r.arg]
+            assert isinstance(r, InputView | ResultView)
+            base = args[r.arg] if isinstance(r, InputView) else _laid_out(r.base, outs, env)
             if r.cast:
                 base = getattr(torch, r.cast)(base)
             dims = evaluate([*r.shape, *r.strides, r.offset], env)
             n = len(r.shape)
             results.append(torch.as_strided(base, dims[:n], dims[n : 2 * n], dims[-1]))
     return results
+
+
+def _laid_out(r: Computed, outs: Sequence[torch.Tensor], env: dict[str, int]) -> torch.Tensor:
+    """An output of the graph with the strides that were promised of it."""
+    dims = evaluate([*r.shape, *r.strides], env)
+    n, found = len(r.shape), outs[r.index]
+    return torch.empty_strided(dims[:n], dims[n:], dtype=found.dtype).copy_(found)

@@ -52,6 +52,7 @@ ROUNDED: dict[str, Function] = {
     "truth": lambda x: ((x * 1e-6).half() * 1e-3).any(-1),
     "too large": lambda x: ((x * 6e4).half() * 2).isinf(),
     "remainder": lambda x: (x.half() * 3) % 0.25,
+    "bound": lambda x: torch.threshold(x.bfloat16().fill_(0.3), 0.3, 7.0),
 }
 """A value that was made a short float has no more digits than that: in a cast that was asked for,
 and where the last digit decides on a whole step."""

@@ -12,6 +12,7 @@ from torchair.convert.elementwise import clip, plain
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
+from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
 
 aten = torch.ops.aten
@@ -208,7 +209,13 @@ for _target, _type in _SHRINK_BACKWARD.items():
 @builtin(aten.threshold.default)
 def threshold(self: Value, threshold: Any, value: Any) -> Value:
     """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
-    return ge.ThresholdV2(self, *promote(self.dtype, threshold, value))
+    kind = ge_to_torch(self.dtype)
+    assert kind is not None
+    short = kind in (torch.bfloat16, torch.float16)
+    if not short or torch.tensor(threshold, dtype=kind).item() == threshold:
+        return ge.ThresholdV2(self, *promote(self.dtype, threshold, value))
+    below = ge.LessEqual(*promote(DataType.DT_FLOAT, self, threshold))  # the bound is not rounded
+    return ge.SelectV2(below, promote(self.dtype, value), self)
 
 
 @builtin(aten.threshold_backward.default)
