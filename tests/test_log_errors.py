@@ -377,14 +377,15 @@ def test_debug_file_holds_both_loggers_once(tmp_path, capsys, at_level):
 
 
 def test_flags_defaults_and_values():
-    assert Flags.read({}) == Flags(False, None, None, 0)
+    assert Flags.read({}) == Flags()
     environment = {
         "TORCH_COMPILE_DEBUG": "1",
         "TNG_LOG_LEVEL": "2",
         "TORCHAIR_CACHE_HOME": "caches",
         "TORCHAIR_DEBUG": "3",
     }
-    assert Flags.read(environment) == Flags(True, "2", "caches", 3)
+    wanted = Flags(compile_debug=True, native_log_level="2", cache_home="caches", debug=3)
+    assert Flags.read(environment) == wanted
     assert not Flags.read({"TORCH_COMPILE_DEBUG": "True"}).compile_debug
     for text, native in (("0", False), ("off", False), ("False", False), ("1", True), ("", True)):
         assert Flags.read({"TORCHAIR_NATIVE": text}).native is native

@@ -123,8 +123,9 @@ class LowerOp(Op):
         return Expr("verify", "bool", (test,), self._fault())
 
     def out_dtype(self, k: int = 0) -> str:
-        """Type of a result in memory."""
-        return TYPES[self.node.outputs[k].dtype]
+        """Type of a result in memory; that of what nobody reads does not matter."""
+        value = self.node.outputs[k]
+        return TYPES[value.dtype] if value.uses else TYPES.get(value.dtype, "f32")
 
     def out_shape(self, k: int = 0) -> tuple[Int, ...]:
         """Dims of a result, for operators that have no operand to take them from."""
