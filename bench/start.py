@@ -104,12 +104,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights = f"{folder}/weights.pt"
         save(options.preset, weights)
-        for way in ways:
+        for number, way in enumerate(ways):  # names of ways have blanks, which g++ does not take
             cold = way in ("first", "inductor")
             if not cold:
-                started(way, options.preset, weights, f"{folder}/{way}")
+                started(way, options.preset, weights, f"{folder}/{number}")
             found = [
-                started(way, options.preset, weights, f"{folder}/{way}{k if cold else ''}")
+                started(
+                    way,
+                    options.preset,
+                    weights,
+                    f"{folder}/{number}_{k}" if cold else f"{folder}/{number}",
+                )
                 for k in range(options.rounds)
             ]
             wall, cpu, heavy = min(found)
