@@ -1,5 +1,7 @@
 """What each documented pass turns into what; the debug tree tests only know their names."""
 
+import gc
+
 import pytest
 import torch
 from torch.func import functionalize
@@ -31,6 +33,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.ge.verify import verify
 from torchair.ops import npu
+from torchair.quiet import no_garbage_collection
 
 aten = torch.ops.aten
 F, I8 = DataType.DT_FLOAT, DataType.DT_INT8
@@ -206,3 +209,19 @@ def test_debug_levels_print_graphs_and_steps(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "torchair graph_" in printed and "torchair pass apply_rules" in printed
     assert "Abs_0 = ge.Abs(" in printed and "torchair step native Abs+Add Abs -> [3]" in printed
+
+
+def test_compiling_collects_no_garbage_and_leaves_collection_as_it_was():
+    seen = []
+    with no_garbage_collection():
+        with no_garbage_collection():
+            seen.append(gc.isenabled())
+        seen.append(gc.isenabled())
+    assert (seen, gc.isenabled()) == ([False, False], True)
+    gc.disable()
+    try:
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -291,8 +291,8 @@ def test_sizes_that_happen_to_equal_other_dims():
     assert (seen.planned, seen.again) == (1, 4)
 
 
-def test_dims_of_their_own_that_are_broadcast_or_not():
-    """Nothing in the graph says that the two go together, and one call may broadcast either."""
+def sum_of_two() -> TorchNpuGraph:
+    """e^(x + y) of two inputs with a dim of its own each."""
     with Graph("sum", infer) as g:
         dims = [symbol("a"), symbol("b")]
         x, y = (
@@ -302,6 +302,12 @@ def test_dims_of_their_own_that_are_broadcast_or_not():
         NetOutput([ge.Exp(ge.Add(x, y))])
     session = TorchNpuGraph("sum")
     session.load(g)
+    return session
+
+
+def test_dims_of_their_own_that_are_broadcast_or_not():
+    """Nothing in the graph says that the two go together, and one call may broadcast either."""
+    session = sum_of_two()
     for n, m in ((8, 8), (5, 1), (1, 6), (3, 3), (1, 1), (0, 1), (7, 1)):
         x, y = noise(n, 4), noise(m, 4)
         torch.testing.assert_close(session.run([x, y])[0], (x + y).exp())
@@ -371,15 +377,7 @@ def test_dims_that_only_the_data_tell_are_planned_from_the_graph():
 
 def test_sizes_that_do_not_go_together_are_told_as_by_the_planner():
     """Nobody promised that the two dims are equal: the template must find out."""
-    with Graph("sum", infer) as g:
-        dims = [symbol("a"), symbol("b")]
-        x, y = (
-            Data(index=k, dtype=DataType.DT_FLOAT, shape=[d, 4], placement="CPU")
-            for k, d in enumerate(dims)
-        )
-        NetOutput([ge.Exp(ge.Add(x, y))])
-    s = TorchNpuGraph("sum")
-    s.load(g)
+    s = sum_of_two()
     with watch() as seen:
         for n in (8, 3, 5):
             x, y = noise(n, 4), noise(4, n).t().contiguous()

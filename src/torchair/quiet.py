@@ -14,9 +14,9 @@ _was_enabled = False
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Compiling makes many objects that live, and each collection looks at all that Dynamo made
-    before: a third of the time. During a capture one may destroy objects of the device, which is an
-    error there. Several threads may be inside; the last one to leave switches collection on."""
+    """Compiling makes many objects that live, and a collection in its midst looks at all that
+    Dynamo made before. During a capture one may destroy objects of the device, which is an error
+    there. Several threads may be inside; the last one to leave switches collection on."""
     global _inside, _was_enabled
     with _lock:
         if not _inside:

@@ -27,10 +27,11 @@ from torchair.codegen.cuda.packs import (
     stream_pack,
     unpacked,
 )
-from torchair.codegen.cuda.softmax import LOG2_E, LOWEST, Part, Parts, Softmax, State
+from torchair.codegen.cuda.softmax import LOWEST, Part, Parts, Softmax, State
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.requests import Attention
+from torchair.codegen.text.maths_tables import LOG2_E
 from torchair.codegen.text.memory import memory_element, store_scalar
 from torchair.codegen.text.point import positions
 from torchair.codegen.text.writer import f32
