@@ -16,11 +16,14 @@ from torch.testing import assert_close
 
 import torchair
 from torchair import cli
+from torchair.deploy.load import _call_of, _place
 from torchair.deploy.runnable import Runnable
+from torchair.devices import Device
 from torchair.errors import InputError, SerializationError, TorchairError
 from torchair.ge import attrs as attr
 from torchair.pipeline import NpuFxCompiler
 from torchair.serde import from_bytes, to_bytes, write_graph
+from torchair.serde.air import read_air, write_air
 from torchair.serde.convention import from_text, to_text
 
 ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
@@ -28,7 +31,9 @@ ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
 FRESH = """
 import json, sys
 import torch
+from torchair.deploy.load import _call_of, _place
 from torchair.deploy.runnable import Runnable
+from torchair.devices import Device
 from torchair.serde.convention import from_text
 
 folder = sys.argv[1]
@@ -293,6 +298,55 @@ def test_run_air(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None
     assert "no --input for x" in capsys.readouterr().out
     assert cli.main(["run-air", str(tmp_path / "mask.npy")]) == 1
     assert "not a GE model" in capsys.readouterr().out
+
+
+class Corner(torch.nn.Module):
+    """A generic operator that names a device, and a view of an argument that nothing reads."""
+
+    def forward(self, x: torch.Tensor, aside: torch.Tensor) -> Any:
+        return x + torch.tril_indices(3, 3, device=x.device).sum(-1), aside.t()
+
+
+@pytest.fixture(scope="module")
+def corner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = str(tmp_path_factory.mktemp("corner"))
+    args = (torch.randn(3, 2), torch.randn(5, 2))
+    torchair.dynamo_export(*args, model=Corner(), export_path=folder, dynamic=True)
+    return Path(folder) / "export.air"
+
+
+def test_operators_that_name_a_device_follow_the_model(corner: Path, tmp_path: Path) -> None:
+    graph = read_air(corner)
+    (node,) = [n for n in graph.nodes if n.type == "TorchCall"]
+    named = str(node.attr("arguments"))
+    assert '"cpu"' in named
+    node.attrs["arguments"] = attr.Str(named.replace('"cpu"', '"cuda:3"'))  # as exported there
+    write_air(graph, tmp_path / "x.air")
+    args = (torch.randn(4, 2), torch.randn(5, 2))
+    assert_close(torchair.load(tmp_path / "x.air")(*args), Corner()(*args))
+    on_gpu = read_air(corner)
+    _place(on_gpu, _call_of(on_gpu, "cuda:1").convention, "cuda:1")
+    assert '"cuda:1"' in str(on_gpu.node(node.name).attr("arguments"))
+
+
+def test_replays_tell_sizes_of_all_arguments_apart(
+    corner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "replays", True)  # as on a GPU, but recorded by the engine
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    loaded = torchair.load(corner)
+    for rows in (5, 6, 5):
+        args = (torch.randn(3, 2), torch.randn(rows, 2))
+        assert_close(loaded(*args), Corner()(*args))
+    assert len(loaded._run._run.__self__._replay.captured) == 2
+
+
+def test_a_device_that_is_not_there_is_named(corner: Path, capsys: Any) -> None:
+    for device in ("mps", "nonsense"):
+        with pytest.raises(InputError, match=f"no model runs on '{device}'"):
+            torchair.load(corner, device=device)
+        assert cli.main(["run-air", str(corner), "--device", device]) == 1
+        assert f"no model runs on '{device}'" in capsys.readouterr().out
 
 
 @pytest.mark.cuda

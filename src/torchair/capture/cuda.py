@@ -230,6 +230,8 @@ class DeviceSubstrate(Substrate):
                 self._module.synchronize()
                 self._module.empty_cache()  # during a capture it cannot make room
                 return self._record(walk, request)
+            except InputError:
+                raise  # the call is at fault, not the graph
             except Exception as e:
                 raise walk.error(request.name, e) from e
 

@@ -187,7 +187,6 @@ class KernelStore:
     def _usable(self) -> bool:
         """Whether the folder may be used: nobody else may write there."""
         if not self._checked:
-            self._checked = True
             try:
                 known = os.lstat(self.folder)
                 if not stat.S_ISDIR(known.st_mode):
@@ -198,6 +197,7 @@ class KernelStore:
             except (_Untrusted, OSError) as e:
                 self._readable = False
                 self._warn(f"no kernels are kept in {self.folder}: {e}")
+            self._checked = True  # after all: other threads look at it
         return self._readable
 
     def _warn(self, text: str) -> None:

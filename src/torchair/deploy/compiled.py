@@ -17,7 +17,7 @@ from torchair.configs.section import given
 from torchair.deploy.traced import Home, Traced, homes_of, modules_of
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
-from torchair.engine.session import GraphSummary
+from torchair.engine.session import GraphSummary, TorchNpuGraph
 from torchair.trace import start_debug_log
 
 OnMismatch = Literal["error", "recompile"]
@@ -122,15 +122,18 @@ class CompiledModel:
 
     def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
         """Keep the constants of the graph compiled last in memory of yours."""
-        self.versions[0].session().set_graph_const_memory_base(block)
-        self.versions[0].forget()
-        self._quick = self._slowly
+        self._session_of_others().set_graph_const_memory_base(block)
 
     def update_graph_feature_memory_base(self, block: torch.Tensor) -> None:
         """Let the graph compiled last compute in memory of yours; it may be exchanged."""
-        self.versions[0].session().update_graph_feature_memory_base(block)
+        self._session_of_others().update_graph_feature_memory_base(block)
+
+    def _session_of_others(self) -> TorchNpuGraph:
+        """The engine's handle of the graph, for memory of the user: the quick way has its own."""
+        found = self.versions[0].session(exchanged=True)
         self.versions[0].forget()
         self._quick = self._slowly
+        return found
 
     def _find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Version, list[Any]]:
         with self._lock:

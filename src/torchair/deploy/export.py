@@ -19,7 +19,7 @@ from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.section import given, read_path
 from torchair.deploy import atc
 from torchair.deploy.package import Argument, Package
-from torchair.devices.call import GraphCall
+from torchair.devices.call import GraphCall, engine_graph
 from torchair.errors import GraphError, TorchairError, UnsupportedModeError
 from torchair.log import logger
 from torchair.serde import to_message
@@ -235,8 +235,8 @@ class _Export:
 
 
 def _call_of(runner: Any) -> GraphCall:
-    call = getattr(runner, "graph", runner) if not isinstance(runner, GraphCall) else runner
-    if not isinstance(call, GraphCall):
+    call = engine_graph(runner)
+    if call is None:
         raise GraphError(
             "the model runs without a GE graph, which an export needs",
             hint="switch run_eagerly, data_dump and fx_summary.skip_compile off",

@@ -97,7 +97,6 @@ def load(
     SerializationError if the file is damaged or of another kind.
     """
     place = _device_name(device)
-    torch.empty(0, device=place)  # or torch says what is wrong with it
     graph = read_air(path, infer)
     try:
         if check:
@@ -112,9 +111,15 @@ def load(
 
 
 def _device_name(device: str | torch.device) -> str:
-    place = torch.device(device)
-    if place.type == "cuda" and place.index is None:
-        place = torch.device("cuda", torch.cuda.current_device())
+    """The name of a device with its number; InputError where torch has no such device."""
+    try:
+        place = torch.device(device)
+        if place.type == "cuda" and place.index is None:
+            place = torch.device("cuda", torch.cuda.current_device())
+        torch.empty(0, device=place)
+    except (AssertionError, RuntimeError) as error:  # of torch without that kind of device
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"no model runs on {str(device)!r}: {reason}", name="device") from error
     return str(place)
 
 
@@ -279,17 +284,31 @@ def _mapped(path: Path, dims: list[int], code: int) -> torch.Tensor:
 def _place(graph: Graph, convention: Convention, device: str) -> None:
     """Where tensors are: a model exported on the CPU runs on any device, all of it."""
     signature = convention.signature
+    on_host = all(n.outputs[0].device_type == "CPU" for n in graph.data)
     if device == "cpu":
         kinds = {n: "CPU" for n in graph.data}
     else:
         data = zip(graph.data, signature.inputs, strict=True)
-        on_host = all(n.outputs[0].device_type == "CPU" for n in graph.data)
         kinds = {n: "NPU" for n, s in data if on_host and s.kind == "tensor"}
     for node, kind in kinds.items():
         node.outputs[0].device_type = kind
+    stays = () if on_host or device == "cpu" else ("cpu",)
+    for node in graph.nodes:
+        if node.type == "TorchCall":
+            node.attrs["arguments"] = attr.Str(_on(device, stays, str(node.attr("arguments"))))
     signature.results[:] = [
         replace(r, device=device) if isinstance(r, Computed) else r for r in signature.results
     ]
+
+
+def _on(device: str, stays: Sequence[str], arguments: str) -> str:
+    """Arguments of a torch operator with another device for those that they name."""
+
+    def moved(found: dict[str, Any]) -> dict[str, Any]:
+        named = list(found) == ["device"] and found["device"] not in stays
+        return {"device": device} if named else found
+
+    return json.dumps(json.loads(arguments, object_hook=moved))
 
 
 def _reach(given: Mapping[str, Any], path: Sequence[str | int]) -> Any:

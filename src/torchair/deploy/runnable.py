@@ -161,19 +161,21 @@ def _replayed(call: _Call) -> Any:
     names = {i: n.name for i, n in enumerate(call.graph.data)}
     tensors = {s.args[0]: i for i, s in enumerate(call.state.inputs) if s.kind == "tensor"}
     users = {names[i]: a for a, i in tensors.items() if not call.state.inputs[i].static}
-    entries = [(a, True) for s in call.state.inputs if s.kind != "tensor" for a in s.args]
+    entries = {(a, True) for s in call.state.inputs if s.kind != "tensor" for a in s.args}
+    entries |= {(arg, dim is None) for arg, dim in call.signature.symbols.values()}
+    entries |= {(r.arg, False) for r in call.signature.results if isinstance(r, InputView)}
     for arg, i in tensors.items():
         value = call.graph.data[i].outputs[0]
         if value.device_type == "CPU" and value.shape == ():
-            entries.append((arg, True))
+            entries.add((arg, True))
         elif not is_static(value.shape):
-            entries.append((arg, False))
+            entries.add((arg, False))
     info = AclGraphCacheInfo(
         fx_graph_name=call.graph.name,
         capture_error_mode=ReplayedGraph.OPTIONS.error_mode,
         user_inputs_mapping=users,
         parameter_user_inputs=[a for a, i in tensors.items() if call.state.inputs[i].static],
         mutated_user_inputs=[n for n, a in users.items() if a in call.updated],
-        unupdated_sym_input_index=sorted(set(entries)),
+        unupdated_sym_input_index=sorted(entries),
     )
     return ReplayedGraph(call, info).run

@@ -21,7 +21,7 @@ from torchair.deploy.traced import Home, Traced, homes_of
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Version
 from torchair.devices.base import device_named
-from torchair.devices.call import GraphCall
+from torchair.devices.call import GraphCall, engine_graph
 from torchair.errors import SerializationError
 from torchair.runner import GmRunner
 from torchair.serde import from_bytes, same_graph, to_bytes
@@ -93,10 +93,9 @@ def _graph_of(traced: Traced) -> tuple[GraphCall, dict[str, Any] | None]:
     if traced.runner is None:
         raise NotStored("results share memory with arguments, or arguments are replaced")
     found: Any = traced.runner.runner
-    if isinstance(found, GraphCall):
-        return found, None
-    if isinstance(getattr(found, "graph", None), GraphCall):  # replayed by a GPU
-        return found.graph, None
+    graph = engine_graph(found)
+    if graph is not None:
+        return graph, None
     known: Any = found.storable() if hasattr(found, "storable") else None
     if known is None:
         raise NotStored("options ask for something else than to run the compiled graph")

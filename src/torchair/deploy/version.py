@@ -12,7 +12,7 @@ from torch.autograd import profiler
 from torchair.deploy.guards import Guards, TensorSpec
 from torchair.deploy.traced import Home, Traced, TraceError, modules_of
 from torchair.deploy.trees import Shape, result_of
-from torchair.devices.call import GraphCall
+from torchair.devices.call import GraphCall, engine_graph
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.gates import Entry, native_gate
 from torchair.engine.session import TorchNpuGraph
@@ -132,11 +132,15 @@ class Version:
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
 
-    def session(self) -> TorchNpuGraph:
-        """The engine's handle of the graph, compiled; GraphError in the modes that capture."""
-        graph = None if self._traced.runner is None else self._traced.runner.runner
-        if not isinstance(graph, GraphCall) or not _is_plain(graph) or graph.graph.is_dynamic:
+    def session(self, exchanged: bool = False) -> TorchNpuGraph:
+        """The engine's handle of the graph, compiled. GraphError where the graph is not one of the
+        engine with fixed sizes, and where its memory is to be `exchanged` but a GPU replays it."""
+        runner: Any = None if self._traced.runner is None else self._traced.runner.runner
+        graph = engine_graph(runner)
+        if graph is None or not _is_plain(graph) or graph.graph.is_dynamic:
             raise GraphError("the model is not one graph of the engine that has fixed sizes")
+        if exchanged and graph is not runner:
+            raise GraphError("a GPU replays the model in memory that it was recorded with")
         unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
         graph.compile(graph.collect([*self.state.tensors, *unknown]))
         return graph.session

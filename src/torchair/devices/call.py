@@ -142,6 +142,13 @@ class GraphCall:
         return results
 
 
+def engine_graph(found: Any) -> GraphCall | None:
+    """The graph in the engine behind what runs it: itself, a graph that a GPU replays, or one from
+    a file; None where there is no such graph."""
+    behind = (found, getattr(found, "graph", None), getattr(found, "call", None))
+    return next((x for x in behind if isinstance(x, GraphCall)), None)
+
+
 def devices_of_outputs(results: Sequence[Result]) -> list[str]:
     """The device that tracing saw each output of a graph on, as far as it is a result."""
     devices: dict[int, str] = {r.index: r.device for r in computed(results)}
