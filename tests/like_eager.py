@@ -277,6 +277,11 @@ ALIASING = {
                             lambda: [torch.randn(3, 2).t()]),
     "views_before_whole": (lambda x: (lambda y: (y[1:], y.t().view(-1), y))(x.relu()),
                            lambda: [torch.randn(3, 2).t()]),
+    "parts_of_strided": (lambda x: (lambda y: (y, y[1:], y.t()))(x.select_scatter(x[:, 1] * 2, 1, 0)),
+                         lambda: [torch.randn(5, 6)[1:, ::2]]),
+    "parts_of_hidden_strided": (
+        lambda x: (lambda y: (y[1:], y.unsqueeze(2), y.t()))(x.slice_scatter(x[:1] * 2, 0, 1, 2)),
+        lambda: [torch.randn(3, 8)[:, ::2].t()]),
     "row_and_whole": (lambda x: (lambda y: (y[..., 0], y))(x - x), lambda: [x23()]),
     "last_of_output": (lambda x: (lambda y: (y, y[:, -1], y[0, 1]))(x * x), lambda: [x44()]),
     "diagonal_and_part": (lambda x: (lambda y: (y.diagonal(), y[1:, 1:], y.diagonal(1)))(x * 2),

@@ -72,6 +72,18 @@ def test_convolution_without_channels():
     check(lambda x: F.conv1d(x, x, padding=1).relu(), *first, dynamic=True, others=others)
 
 
+def test_strides_of_results_follow_those_of_arguments():
+    """Sizes of a stride that no tensor has as a dim."""
+
+    def fn(x):
+        y = x.select_scatter(x.select(1, 0) * 2, 1, 0)
+        return y, y[1:], y.t()
+
+    sizes = ((5, 10, 2), (6, 18, 3), (7, 21, 3), (7, 7, 1))
+    first, *others = [[torch.randn(n, m)[:, ::step]] for n, m, step in sizes]
+    check(fn, *first, dynamic=True, others=others)
+
+
 def test_argument_may_begin_elsewhere_in_its_memory():
     """Guards do not look at storage offsets."""
     whole = torch.randn(6, 3)

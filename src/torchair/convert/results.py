@@ -135,7 +135,7 @@ class Results:
         what it is a part of."""
         owner = creator(item, self._meta)
         whole = self._meta(owner)
-        if owner is item or not _fills_memory(whole):
+        if owner is item or not _may_be_base(whole, item, owner):
             return None
         layout = self._seen_from(whole, meta)
         base = None if layout is None else self._computed(owner)
@@ -156,10 +156,21 @@ class Results:
         return dims, strides, offset
 
 
+def _may_be_base(whole: torch.Tensor, item: fx.Node, owner: fx.Node) -> bool:
+    """Whether a view of what `owner` makes finds its elements there. Between them there may be
+    gaps, as in what is scattered into a strided tensor; nothing but `as_strided` looks there."""
+    if from_torch(whole.storage_offset()) != 0:
+        return False
+    walked: Any = item
+    raw = False
+    while walked is not owner:
+        raw = raw or walked.target is torch.ops.aten.as_strided.default
+        walked = walked.args[0]
+    return _fills_memory(whole) if raw else _apart(whole)
+
+
 def _fills_memory(meta: torch.Tensor) -> bool:
     """Whether a traced tensor is all of its memory, without gaps."""
-    if from_torch(meta.storage_offset()) != 0:
-        return False
     dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
     if is_static((*dims, *strides)):
         return bool(torch.ops.aten.is_non_overlapping_and_dense(meta))
@@ -168,6 +179,17 @@ def _fills_memory(meta: torch.Tensor) -> bool:
         return False
     wanted = contiguous_strides([dims[d] for d in order])
     return all(equal_unless_empty(strides[d], w) for d, w in zip(order, wanted, strict=True))
+
+
+def _apart(meta: torch.Tensor) -> bool:
+    """Whether elements of a traced tensor have places of their own, whatever its sizes are."""
+    dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
+    order = order_of(meta)
+    if is_static((*dims, *strides)) or order is None:
+        return order is not None and not _overlaps(meta)
+    step = strides[order[-1]] if order else 1
+    wanted = contiguous_strides([dims[d] for d in order])
+    return all(equal_unless_empty(strides[d], w * step) for d, w in zip(order, wanted, strict=True))
 
 
 def _overlaps(meta: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from torchair.engine.options import initialize_graph_engine
 from torchair.engine.run.calls import input_reader, layouts_of, result_builder
 from torchair.engine.run.executor import Program
 from torchair.ge.graph import Graph
+from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import Result, Signature, computed
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
@@ -32,7 +33,7 @@ class GraphCall:
     ) -> None:
         self.graph = graph
         self.signature = signature
-        self.state = state if state is not None else GraphState(list(signature.inputs))
+        self.state = state if state is not None else _state_of(signature)
         outputs = devices_of_outputs(signature.results)
         self._device = device.with_results_on(outputs)
         self.session = self._device.session(graph.name, outputs)
@@ -153,3 +154,9 @@ def devices_of_outputs(results: Sequence[Result]) -> list[str]:
     """The device that tracing saw each output of a graph on, as far as it is a result."""
     devices: dict[int, str] = {r.index: r.device for r in computed(results)}
     return [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]
+
+
+def _state_of(signature: Signature) -> GraphState:
+    made = computed(signature.results)
+    sizes = [d for r in made for d in (*r.strides, r.offset)]
+    return GraphState(list(signature.inputs), promised=frozenset(free_symbols(sizes)))

@@ -13,7 +13,7 @@ from torchair.engine.run.executor import picker
 from torchair.errors import GraphError, InputError
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
-from torchair.ge.shapes import Shape, is_static, on_wire
+from torchair.ge.shapes import Shape, Sym, is_static, on_wire
 from torchair.ge.signature import InputSource
 
 
@@ -135,8 +135,10 @@ def _other_outputs(word: str, found: object, expected: object, outputs: str) -> 
 
 
 def _steering_inputs(graph: Graph) -> set[Value]:
-    """Small host inputs whose numbers decide dims or arguments somewhere."""
-    found: set[Value] = set()
+    """Small host inputs whose numbers decide dims or arguments somewhere, or strides of results:
+    then nothing reads them."""
+    inputs = [n.outputs[0] for n in graph.data]
+    found = {v for v in inputs if not v.uses and isinstance(v.content, Sym)}
     seen: set[Value] = set()
     stack = [v for n in graph.nodes for v in steering_values(n)]
     while stack:

@@ -7,6 +7,7 @@ from torchair.ge import attrs as attr
 from torchair.ge.build import Data
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
 
 
@@ -48,8 +49,11 @@ def _all_host_scalars(node: Node, state: GraphState) -> bool:
 def remove_dead_data_and_reorder_data_index(graph: Graph, state: GraphState) -> None:
     """Drop inputs that nothing reads and number the rest from 0."""
     kept: list[InputSource] = []
+    read = [n.outputs[0] for n in graph.data if n.outputs[0].uses]
+    known = free_symbols(d for v in read for d in (v.shape or ()))
     for node in graph.data:
-        if node.outputs[0].uses:
+        needed = free_symbols([node.outputs[0].content]) & state.promised - known
+        if node.outputs[0].uses or needed:
             source = state.inputs[node.attr("index")]
             if node.attr("index") != len(kept):
                 node.attrs["index"] = attr.Int(len(kept))

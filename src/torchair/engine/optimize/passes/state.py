@@ -13,6 +13,7 @@ class GraphState:
 
     inputs: list[InputSource] = field(default_factory=list)
     assigned: dict[int, int] = field(default_factory=dict)
+    promised: frozenset[str] = frozenset()  # symbols that the layout of a result is told with
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
     dead_code: bool = True  # whether what nobody reads is removed
