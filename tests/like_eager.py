@@ -277,8 +277,9 @@ ALIASING = {
                             lambda: [torch.randn(3, 2).t()]),
     "views_before_whole": (lambda x: (lambda y: (y[1:], y.t().view(-1), y))(x.relu()),
                            lambda: [torch.randn(3, 2).t()]),
-    "parts_of_strided": (lambda x: (lambda y: (y, y[1:], y.t()))(x.select_scatter(x[:, 1] * 2, 1, 0)),
-                         lambda: [torch.randn(5, 6)[1:, ::2]]),
+    "parts_of_strided": (
+        lambda x: (lambda y: (y, y[1:], y.t()))(x.select_scatter(x[:, 1] * 2, 1, 0)),
+        lambda: [torch.randn(5, 6)[1:, ::2]]),
     "parts_of_hidden_strided": (
         lambda x: (lambda y: (y[1:], y.unsqueeze(2), y.t()))(x.slice_scatter(x[:1] * 2, 0, 1, 2)),
         lambda: [torch.randn(3, 8)[:, ::2].t()]),

@@ -337,7 +337,7 @@ class Program:
             storage = x.untyped_storage()
             if storage.data_ptr() not in wholes:
                 flat = torch.empty(0, dtype=x.dtype).set_(storage)
-                wholes[storage.data_ptr()] = flat.double()
+                wholes[storage.data_ptr()] = flat.to(torch.float64, copy=True)
             whole = wholes[storage.data_ptr()]
             names[name] = whole.as_strided(x.shape, x.stride(), x.storage_offset())
         usual = torch.get_default_dtype()
