@@ -106,6 +106,12 @@ def _product(op: Op) -> Kernel:
     return run
 
 
+def _by_groups(part: Any, columns: Any) -> Any:
+    """Scales of a transposed weight as [groups, columns], which [1, columns] is already."""
+    turned = part is not None and part.dim() == 2 and part.shape[0] == columns
+    return part.transpose(0, 1) if turned else part
+
+
 def _weight_product_rule(op: Op) -> Fact:
     x = op.shape("x")
     weight = _matrix(op.shape("weight"), op.attr("transpose_weight"))
@@ -118,7 +124,11 @@ def _weight_product(op: Op) -> Kernel:
     if op.attr("transpose_x"):
         raise ValueError(f"{op.node}: transpose_x is not supported")
 
+    columns = _matrix(op.shape("weight"), turned)[-1]
+
     def run(x: Any, weight: Any, scale: Any, offset: Any, *results: Any) -> torch.Tensor:
+        if turned:  # a matrix of scales lies as the weight does
+            scale, offset = (_by_groups(part, columns) for part in (scale, offset))
         factors = (scale, offset, *results, group)
         return matmul.weight_quant_matmul(x, _turned(weight, turned), *factors)
 

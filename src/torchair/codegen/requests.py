@@ -28,12 +28,31 @@ class Loops:
         return "\n".join(map(str, (self.nest, *self.more)))
 
 
+FOUR_BITS_STEP = 8
+"""Groups of four-bit integers are multiples of this."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Integers that stand for the numbers of B, which are (integer + offset) * scale.
+
+    Each column has a scale, or each piece of `group` numbers of a column, in a matrix as B is:
+    [groups, n] where B is "kn", [n, groups] where it is "nk".
+    """
+
+    bits: Literal[8, 4]  # that hold every one of the integers; in memory they are bytes
+    group: int  # k where a column has one scale
+    scales: str  # their type in memory: f32, bf16 or f16
+    offsets: str  # that of offsets, which may also be i8; "" where there are none
+
+
 @dataclass(frozen=True)
 class MatMul:
     """The product C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n].
 
     Strides count elements. Word 0 of the argument block is the address of A, word 1 that of B,
-    and word 2 that of scratch memory, if the kernel wants some.
+    and word 2 that of scratch memory, if the kernel wants some. With `weight` B is constant, and
+    words 3 and 4 are the addresses of its scales and offsets.
     """
 
     dtype: str  # of A and B in memory: f32, bf16, f16 or f64
@@ -45,6 +64,7 @@ class MatMul:
     b: Strides3  # of B over (batch, k, n); unused when packed
     constant: Literal["", "kn", "nk"] = ""
     """The dims of B if it is one matrix, the same in every call: it may be laid out anew."""
+    weight: Weight | None = None  # what the integers of B mean, where it holds integers
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Head:
     width: int | None = None  # features of the widest head of attention, None if that is not known
     rows: int | None = None  # of a product, or queries of attention; None if that is not known
     along: bool = False  # the second operand of a product is stored row by row along the sum
+    quantised: bool = False  # the second operand of a product holds integers that have scales
 
 
 class Target(Protocol):

@@ -224,7 +224,9 @@ class TorchNpuGraph:
         """Pack the weights again, which are where they were."""
         assert self.units is not None and self.held is not None
         held = Held({i: inputs[i] for i in self.held.tensors}, len(inputs), self.held.copied)
-        self.units.repack()
+        if not self.units.repack():
+            self.take(inputs, True)
+            return
         self.held = held
 
     def edition_for(self, inputs: Sequence[torch.Tensor]) -> TorchNpuGraph:

@@ -73,6 +73,8 @@ class CpuTarget:
         """Why there is no generator for an operator."""
         if head.kind == "conv" and not head.constant:
             return "its weights may change: frozen_parameter is off"
+        if head.quantised and not head.constant:
+            return "its weights or scales may change: frozen_parameter is off"
         if head.kind == "attention" and (head.width is None or head.width > WIDEST_HEAD):
             return "its heads are too wide"
         if head.dtype not in TYPES:

@@ -57,6 +57,8 @@ class CudaTarget:
             return "torch's libraries serve it"
         if head.rows is None or not 1 <= head.rows <= FEW:
             return "torch's libraries serve many rows"
+        if head.quantised:
+            return "its weights are quantised"
         if head.kind == "matmul":
             return None if head.along else "its matrix is not stored along the sum"
         wide = head.width is None or head.width > WIDEST_HEAD or head.width % 8

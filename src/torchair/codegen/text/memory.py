@@ -21,9 +21,9 @@ def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> 
     """One element; zero if an i1 mask is false, and then nothing is read there."""
     t = memory_element(dtype)
     if mask is None:
-        return _arrived(w, w(f"load {t}, ptr {pointer}"), dtype, 0)
+        return arrived(w, w(f"load {t}, ptr {pointer}"), dtype, 0)
     place = w(f"select i1 {mask}, ptr {pointer}, ptr {w.readable()}")
-    got = _arrived(w, w(f"load {t}, ptr {place}"), dtype, 0)
+    got = arrived(w, w(f"load {t}, ptr {place}"), dtype, 0)
     kept = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
     return select(w, mask, got, literal(0, kept, 0), kept, 0)
 
@@ -31,7 +31,7 @@ def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> 
 def store_scalar(w: Writer, dtype: str, value: str, pointer: str, mask: str | None) -> None:
     """Write one element, if an i1 mask allows."""
     t = memory_element(dtype)
-    value = _leaving(w, value, dtype, 0)
+    value = leaving(w, value, dtype, 0)
     if mask is None:
         w.do(f"store {t} {value}, ptr {pointer}")
         return
@@ -46,7 +46,7 @@ def load_vector(
     element, align = memory_element(dtype), align or BYTES[dtype]
     t = f"<{lanes} x {element}>"
     if mask is None:
-        return _arrived(w, w(f"load {t}, ptr {pointer}, align {align}"), dtype, lanes)
+        return arrived(w, w(f"load {t}, ptr {pointer}, align {align}"), dtype, lanes)
     got = w.call(
         t,
         f"llvm.masked.load.{_suffix(element, lanes)}.p0",
@@ -54,7 +54,7 @@ def load_vector(
         (f"<{lanes} x i1>", mask),
         (t, "zeroinitializer"),
     )
-    return _arrived(w, got, dtype, lanes)
+    return arrived(w, got, dtype, lanes)
 
 
 def store_vector(
@@ -69,7 +69,7 @@ def store_vector(
     """Write neighbouring elements."""
     element, align = memory_element(dtype), align or BYTES[dtype]
     t = f"<{lanes} x {element}>"
-    value = _leaving(w, value, dtype, lanes)
+    value = leaving(w, value, dtype, lanes)
     if mask is None:
         w.do(f"store {t} {value}, ptr {pointer}, align {align}")
         return
@@ -100,7 +100,7 @@ def gather(
         (f"<{lanes} x i1>", mask or "splat (i1 true)"),
         (t, "zeroinitializer"),
     )
-    return _arrived(w, got, dtype, lanes)
+    return arrived(w, got, dtype, lanes)
 
 
 def load_apart(w: Writer, dtype: str, pointer: str, stride: int, lanes: int) -> str:
@@ -111,7 +111,7 @@ def load_apart(w: Writer, dtype: str, pointer: str, stride: int, lanes: int) -> 
     for k in range(lanes):
         one = w(f"load {element}, ptr {w.offset(pointer, element, str(k * stride))}")
         got = w(f"insertelement {t} {got}, {element} {one}, i64 {k}")
-    return _arrived(w, got, dtype, lanes)
+    return arrived(w, got, dtype, lanes)
 
 
 def scatter(
@@ -125,7 +125,7 @@ def scatter(
 ) -> None:
     """Write elements at distances from an address."""
     element = memory_element(dtype)
-    value = _leaving(w, value, dtype, lanes)
+    value = leaving(w, value, dtype, lanes)
     places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
     w.call(
         "void",
@@ -145,10 +145,11 @@ def _suffix(element: str, lanes: int) -> str:
 
 def narrow(w: Writer, x: str, dtype: str, lanes: int) -> str:
     """A float32 rounded to what memory of a short float type holds."""
-    return _arrived(w, _leaving(w, x, dtype, lanes), dtype, lanes)
+    return arrived(w, leaving(w, x, dtype, lanes), dtype, lanes)
 
 
-def _arrived(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def arrived(w: Writer, x: str, dtype: str, lanes: int) -> str:
+    """What memory holds as a value to compute with: short floats as float32."""
     if dtype == "bool":
         return w(f"icmp ne {shaped('i8', lanes)} {x}, {_integer(0, 8, lanes)}")
     if dtype == "bf16":
@@ -160,7 +161,8 @@ def _arrived(w: Writer, x: str, dtype: str, lanes: int) -> str:
     return x
 
 
-def _leaving(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def leaving(w: Writer, x: str, dtype: str, lanes: int) -> str:
+    """A value as memory holds it: short floats as integers of 16 bits."""
     if dtype == "bool":
         return w(f"zext {shaped('i1', lanes)} {x} to {shaped('i8', lanes)}")
     if dtype == "bf16":

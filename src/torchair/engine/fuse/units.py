@@ -7,7 +7,7 @@ outside reads never reach memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from torchair.catalog import Op, Trait, row_of, steering_values
@@ -111,23 +111,26 @@ def is_number(value: Value) -> bool:
 def fuse(
     graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool],
     lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
+    prepared: Collection[Node] = (),
 ) -> Fusion:  # fmt: skip
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
     of unit and a function that tells why a node cannot be served; `constant` tells which values
     are the same in every call, `lane` which nodes must not run together. With `gather` products
-    that no unit has follow one another where they can."""
-    return _Fuser(graph, heads, constant, lane, gather).run()
+    that no unit has follow one another where they can. Nodes that are `prepared` do not run."""
+    return _Fuser(graph, heads, constant, lane, gather, prepared).run()
 
 
 class _Fuser:
     def __init__(
         self, graph: Graph, heads: dict[str, tuple[str, Check]],
         constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
+        prepared: Collection[Node],
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
         self.gather = gather
         self.needs = Needs()
-        inside = (n for n in graph.nodes if n.type not in _OUTSIDE)
+        self.outside = {n for n in graph.nodes if n.type in _OUTSIDE or n in prepared}
+        inside = (n for n in graph.nodes if n not in self.outside)
         self.streams = Streams(inside, lane, self.needs)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
@@ -139,7 +142,7 @@ class _Fuser:
 
     def run(self) -> Fusion:
         for node in self.graph.nodes:
-            if node.type in _OUTSIDE:
+            if node in self.outside:
                 continue
             reason = self._declines(node)
             if reason is not None:

@@ -72,7 +72,8 @@ class Planner:
         constants = [n for n in graph.nodes if n.type == "Const"]
         self.order: list[Unit | Node] = [n for n in graph.nodes if n.type not in _SKIPPED]
         if natives is not None:
-            self.order = [*constants, *natives.fusion.order]
+            prepared = [n for n in graph.nodes if n in natives.prepared.nodes]
+            self.order = [*constants, *prepared, *natives.fusion.order]
         if graph.output is None:
             raise GraphError("the graph has no NetOutput", graph=graph.name)
         data = [n.outputs[0] for n in graph.data]
@@ -240,7 +241,7 @@ class _Build:
             return self._constant(node.outputs[0], node.attr("value"))
         facts = self._infer(node)
         self.facts.update(zip(node.outputs, facts, strict=True))
-        if self._fold(node, row, facts):
+        if self._prepared(node) or self._fold(node, row, facts):
             return None
         unknown = any(f.shape is None for f in facts)
         if unknown or any(self.metas[self.slot[v]] is None for v in node.values()):
@@ -283,6 +284,17 @@ class _Build:
         if shape is None and value.shape is not None and free_symbols(value.shape) <= set(self.env):
             shape = evaluate(value.shape, self.env)
         return fact if (dtype, shape) == (fact.dtype, fact.shape) else Fact(dtype, shape)
+
+    def _prepared(self, node: Node) -> bool:
+        """Whether a node was computed before the first call: its results are constants then."""
+        natives = self.p.natives
+        if natives is None or node not in natives.prepared.nodes:
+            return False
+        for value in node.outputs:
+            tensor = natives.frozen[value]
+            root = self._new_root(value, "const", tensor.to("meta"))
+            self.plan.constants[root.slot] = tensor
+        return True
 
     def _fold(self, node: Node, row: Row, facts: list[Fact]) -> bool:
         """Small integers that only depend on sizes become constants of the plan, unless how many

@@ -18,6 +18,7 @@ from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import Meta
 from torchair.engine.units.sizes import Sizes
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact, Node, Value
 
 SCRATCH, FAULT = "scratch", "fault"
@@ -105,10 +106,12 @@ class Emitter:
     """Makes native calls for the units of one graph, each kind of kernel once."""
 
     def __init__(
-        self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker
-    ) -> None:
+        self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker,
+        narrow: Callable[[Value], bool] = lambda value: False,
+    ) -> None:  # fmt: skip
         self.target = target
         self.constant = constant  # whether a value is the same in every call
+        self.narrow = narrow  # whether the integers of a constant need four bits only
         self._dynamic = dynamic
         self._make = make
         self._made: dict[Any, list[Made]] = {}
@@ -132,7 +135,8 @@ class Emitter:
         """The signature of a unit, worked out once."""
         known = self._signatures.get(id(unit))
         if known is None:
-            known = self._signatures[id(unit)] = signature(unit, self.constant)
+            narrow = tuple(v.dtype == DataType.DT_INT8 and self.narrow(v) for v in unit.inputs)
+            known = self._signatures[id(unit)] = signature(unit, self.constant), narrow
         return known
 
     def _key(

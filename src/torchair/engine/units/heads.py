@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchair.catalog import Op
@@ -14,7 +14,12 @@ from torchair.engine.lower.core import TYPES
 from torchair.ge.graph import Node, Value
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
-_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2")
+QUANTISED = "WeightQuantBatchMatmulV2"
+PARAMETERS = ("weight", "antiquant_scale", "antiquant_offset")
+"""What a product with a quantised weight reads beside the other factor: the weight first."""
+
+_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", QUANTISED)
+_ACTIVATIONS = ("f32", "bf16", "f16")
 
 
 def value_on(node: Node, port: str) -> Value:
@@ -31,8 +36,23 @@ def values_on(node: Node, port: str) -> list[Value]:
     return values
 
 
+def factors(node: Node) -> tuple[Value, Value]:
+    """The two matrices of a product."""
+    ports = ("x", "weight") if node.type == QUANTISED else ("x1", "x2")
+    first, second = (value_on(node, p) for p in ports)
+    return first, second
+
+
+def parameters(node: Node) -> list[Value]:
+    """The weight of a quantised product, its scales, and its offsets if it has some."""
+    found = [node.inputs.get(port) for port in PARAMETERS]
+    return [v for v in found if isinstance(v, Value)]
+
+
 def transposed(node: Node, which: int) -> bool:
     """Whether operand 1 or 2 of a matrix product is to be read transposed."""
+    if node.type == QUANTISED:
+        return bool(node.attr("transpose_x" if which == 1 else "transpose_weight"))
     adjoint = node.type.startswith("Batch")
     return bool(node.attr(f"adj_x{which}" if adjoint else f"transpose_x{which}"))
 
@@ -49,10 +69,13 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
         return Head("conv", _type_of(node, "x"), constant=weights)
 
     def product(node: Node) -> Head:
-        weights = constant(value_on(node, "x2"))
+        first, second = factors(node)
+        quantised = node.type == QUANTISED
+        same = all(map(constant, parameters(node))) if quantised else constant(second)
         return Head(
-            "matmul", _type_of(node, "x1"), weights, rows=_rows(node), along=transposed(node, 2)
-        )
+            "matmul", TYPES.get(first.dtype), same, rows=_rows(node), along=transposed(node, 2),
+            quantised=quantised,
+        )  # fmt: skip
 
     return {
         **{t: ("matmul", check(_product_unfit, product)) for t in _PRODUCTS},
@@ -65,7 +88,7 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
 
 def _rows(node: Node) -> int | None:
     """Rows of a product with one matrix, if they are known."""
-    first, second = value_on(node, "x1").shape or (), value_on(node, "x2").shape or ()
+    first, second = (value.shape or () for value in factors(node))
     dims = [first[-1], *first[:-2]] if transposed(node, 1) else list(first[:-1])
     known = [d for d in dims if isinstance(d, int)]
     return math.prod(known) if len(known) == len(dims) and len(second) == 2 else None
@@ -90,10 +113,50 @@ def _attention(node: Node) -> Head:
 
 
 def _product_unfit(node: Node) -> str | None:
-    ranks = [len(value_on(node, p).shape or ()) for p in ("x1", "x2")]
+    ranks = [len(value.shape or ()) for value in factors(node)]
     if min(ranks) < 2:
         return "it is not a product of matrices"
+    if node.type == QUANTISED:
+        return _quantised_unfit(node)
     return None if node.inputs.get("offset_w") is None else "it is quantised"
+
+
+def _quantised_unfit(node: Node) -> str | None:
+    values = parameters(node)
+    shapes = [v.shape or () for v in values]
+    types = [TYPES.get(v.dtype) for v in values]
+    if any(not isinstance(d, int) for shape in shapes for d in shape) or len(shapes[0]) != 2:
+        return "its weights have no fixed dims"
+    if node.inputs.get("quant_scale") is not None or node.attr("transpose_x"):
+        return "its results are quantised, or its first factor is transposed"
+    known = types[0] == "i8" and types[1] in _ACTIVATIONS
+    if not known or not {*types[2:]} <= {*_ACTIVATIONS, "i8"}:
+        return "its integers, scales or offsets are of a type that this generator does not know"
+    return None if group_of(node) else "its groups do not divide the features"
+
+
+def group_of(node: Node) -> int | None:
+    """Numbers of a column of a quantised weight that share a scale; None if no number fits."""
+    weight, *others = (_fixed(value) for value in parameters(node))
+    n, k = weight if transposed(node, 2) else reversed(weight)
+    counts = {_groups(dims, n, transposed(node, 2)) for dims in others}
+    if len(counts) != 1 or (groups := counts.pop()) is None or not k or k % groups:
+        return None
+    given = node.attr("antiquant_group_size")
+    return k // groups if groups == 1 or given in (0, k // groups) else None
+
+
+def _fixed(value: Value) -> tuple[int, ...]:
+    return tuple(d for d in value.shape or () if isinstance(d, int))
+
+
+def _groups(dims: Sequence[int], n: int, turned: bool) -> int | None:
+    """How many groups scales of these dims are for."""
+    if math.prod(dims) in (1, n) and max(dims, default=1) in (1, n):
+        return 1
+    if len(dims) != 2 or dims[0 if turned else 1] != n:
+        return None
+    return dims[1 if turned else 0]
 
 
 def _conv_unfit(node: Node) -> str | None:

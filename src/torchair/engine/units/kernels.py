@@ -11,6 +11,7 @@ from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Int
 from torchair.codegen.pieces import pieces
 from torchair.codegen.requests import (
+    FOUR_BITS_STEP,
     Attention,
     Conv,
     Convolution,
@@ -19,6 +20,7 @@ from torchair.codegen.requests import (
     Pool,
     Product,
     Request,
+    Weight,
 )
 from torchair.codegen.target import Order
 from torchair.codegen.types import Size
@@ -30,6 +32,10 @@ from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import FAULT, SCRATCH, Content, Emitter, Made, Word
 from torchair.engine.units.heads import (
     LEFT_UP_CAUSAL,
+    QUANTISED,
+    factors,
+    group_of,
+    parameters,
     pool_options,
     transposed,
     value_on,
@@ -50,7 +56,7 @@ class _Emission:
 
     def __init__(self, emitter: Emitter, unit: Unit, sizes: Sizes) -> None:
         self.unit, self.target, self.sizes = unit, emitter.target, sizes
-        self.constant = emitter.constant
+        self.constant, self.narrow = emitter.constant, emitter.narrow
         self.words: list[Word] = []
         self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
 
@@ -115,22 +121,38 @@ class _Emission:
 
     def _matmul(self) -> Product:
         node = self.unit.head
-        a, b = value_on(node, "x1"), value_on(node, "x2")
+        a, b = factors(node)
         batch, m, n, k, sa, sb = self._product(node)
         one = self.constant(b) and len(b.shape or ()) == 2
+        if node.type == QUANTISED:
+            n, k = (int(d) for d in (n, k))  # those of constants
         spec = MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
             self._all(sa), self._all(sb),
             "" if not one else "nk" if transposed(node, 2) else "kn",
+            self._weight(node) if node.type == QUANTISED else None,
         )  # fmt: skip
         self.address(a)
         self.address(b)
         self._next(Word(memory=SCRATCH))
+        if node.type == QUANTISED:
+            scales, *offsets = parameters(node)[1:]
+            self.address(scales)
+            self.address(offsets[0] if offsets else scales)
         return Product(spec, self._epilogue())
+
+    def _weight(self, node: Node) -> Weight:
+        """What the integers of a quantised weight mean."""
+        weight, scales, *offsets = parameters(node)
+        group = group_of(node)
+        assert group is not None
+        narrow = self.narrow(weight) and group % FOUR_BITS_STEP == 0
+        kept = TYPES[offsets[0].dtype] if offsets else ""
+        return Weight(4 if narrow else 8, group, TYPES[scales.dtype], kept)
 
     def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:
         """Batch, m, n, k and the strides of both operands of a matrix product."""
-        a, b = value_on(node, "x1"), value_on(node, "x2")
+        a, b = factors(node)
         dims_a, st_a = list(self.sizes.dims(a)), list(self.sizes.strides(a))
         dims_b, st_b = list(self.sizes.dims(b)), list(self.sizes.strides(b))
         if transposed(node, 1):
@@ -234,7 +256,7 @@ def _flops(unit: Unit) -> Callable[[Sequence[Meta]], float]:
     """Multiplications of a unit's product, if it is one."""
     values = [*unit.inputs, *unit.outputs]
     if unit.kind == "matmul":
-        a = values.index(value_on(unit.head, "x1"))
+        a = values.index(factors(unit.head)[0])
         return lambda metas: metas[-1].numel() * metas[a].shape[-1]
     if unit.kind == "conv":
         f = values.index(value_on(unit.head, "filter"))

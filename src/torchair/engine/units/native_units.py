@@ -24,6 +24,7 @@ from torchair.engine.units import (
     make_kernel,
     value_on,
 )
+from torchair.engine.units.prepared import Prepared
 from torchair.flags import Flags
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
@@ -42,14 +43,20 @@ class NativeUnits:
         frozen: Mapping[Value, torch.Tensor] | None = None,
         lane: Callable[[Node], str] = lambda node: "",
     ) -> None:
-        self.frozen = dict(frozen or {})
+        self.prepared = Prepared(graph, frozen or {})
+        self.frozen = self.prepared.tensors
         served = heads(target, self.is_constant)
-        self.fusion: Fusion = fuse(graph, served, self.is_constant, lane, target.overlaps)
+        self.fusion: Fusion = fuse(
+            graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes
+        )
         if Flags.read().debug >= 3:
             print(self.fusion.report())
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
-        self._emitter = Emitter(target, graph.is_dynamic, self.is_constant, make_kernel)
+        self._emitter = Emitter(
+            target, graph.is_dynamic, self.is_constant, make_kernel, self.is_narrow
+        )
+        self._narrow: dict[Value, bool] = {}
         self._inside: dict[int, list[Node]] = {}
         self._packed: dict[_Key, tuple[Constant, torch.Tensor]] = {}
         self.copied: set[Value] = set()  # frozen values whose contents are in packed constants
@@ -63,8 +70,14 @@ class NativeUnits:
         tensor = self.frozen.get(value)
         if tensor is None:
             return value.node.attr("value")
-        self.copied.add(value)
+        self.copied.update(self.prepared.sources(value))
         return tensor
+
+    def is_narrow(self, value: Value) -> bool:
+        """Whether a constant of bytes needs four bits of each only."""
+        if value not in self._narrow:
+            self._narrow[value] = self.is_constant(value) and _needs_four_bits(self._content(value))
+        return self._narrow[value]
 
     def inside(self, unit: Unit) -> list[Node]:
         """Nodes and views of a unit, in the order of the graph."""
@@ -148,10 +161,15 @@ class NativeUnits:
             self._packed[key] = x, self._packed_anew(x, pack)
         return self._packed[key][1]
 
-    def repack(self) -> None:
-        """Bring packed constants up to date after weights were written to; they stay in place."""
+    def repack(self) -> bool:
+        """Bring packed constants up to date after weights were written to; they stay in place.
+        False if integers do not fit their bits any more: then all is to be made anew."""
+        self.prepared.update()
+        if not all(_needs_four_bits(self._content(v)) for v, fits in self._narrow.items() if fits):
+            return False
         for (*_, pack), (x, packed) in self._packed.items():
             packed.copy_(self._packed_anew(x, pack))
+        return True
 
     def _packed_anew(self, x: Constant, pack: Pack | None) -> torch.Tensor:
         content = {"own": self._own, "scaled": self._scaled, "shift": self._shift}[x.content](x)
@@ -199,6 +217,13 @@ class NativeUnits:
         """Whether a unit that updates a value reads it for something else too."""
         value = self.updated(unit)
         return sum(v is value for n in unit.group.nodes for v in n.values()) > 1
+
+
+def _needs_four_bits(tensor: torch.Tensor) -> bool:
+    if not tensor.numel():
+        return False
+    least, most = torch.aminmax(tensor)
+    return int(least) >= -8 and int(most) <= 7
 
 
 def _names(unit: Unit) -> str:

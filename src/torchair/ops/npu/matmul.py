@@ -64,11 +64,15 @@ def finished(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def dequantized_weight(
-    weight: Tensor, scale: Tensor, offset: Tensor | None, group: int = 0
+    weight: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    group: int = 0,
+    kind: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(weight + offset) * scale in float32, with rows of scales for groups of features."""
-    values = weight.to(torch.float32)
-    parts = [scale_values(scale), None if offset is None else offset.to(torch.float32)]
+    """(weight + offset) * scale in a wide type, with rows of scales for groups of features."""
+    values = weight.to(kind)
+    parts = [scale_values(scale).to(kind), None if offset is None else offset.to(kind)]
     for k, part in enumerate(parts):
         if part is not None and part.dim() >= 2 and 1 < part.shape[-2] < values.shape[-2]:
             size = group or -(-values.shape[-2] // part.shape[-2])
@@ -145,6 +149,15 @@ def _fake_quant_matmul(
 # ---- a quantised weight ----
 
 
+def check_groups(features: Any, scale: Tensor, group: int) -> None:
+    """Raise if scales of groups are not as many as groups of the features."""
+    rows = scale.shape[-2] if scale.dim() >= 2 else 1
+    groups = -(-features // group) if group else 1
+    if rows not in (1, groups) and group:
+        reason = f"has {rows} rows, but {features} features are {groups} groups of {group}"
+        raise wrong("npu_weight_quant_batchmatmul", "antiquant_scale", reason)
+
+
 def weight_quant_matmul(
     x: Tensor,
     weight: Tensor,
@@ -156,10 +169,11 @@ def weight_quant_matmul(
     group: int = 0,
 ) -> Tensor:
     """x @ ((weight + offset) * scale) + bias, as int8 if `quant_scale` is given."""
-    unpacked = unpacked_weight(weight, x.shape[-1])
-    values = x.to(wide(x.dtype)) @ dequantized_weight(
-        unpacked, antiquant_scale, antiquant_offset, group
-    ).to(wide(x.dtype))
+    unpacked, kind = unpacked_weight(weight, x.shape[-1]), wide(x.dtype)
+    check_groups(unpacked.shape[-2], antiquant_scale, group)
+    values = x.to(kind) @ dequantized_weight(
+        unpacked, antiquant_scale, antiquant_offset, group, kind
+    )
     if bias is not None:
         values = values + bias.to(values.dtype)
     if quant_scale is None:

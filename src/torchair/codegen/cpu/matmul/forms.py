@@ -68,8 +68,8 @@ class DotForm:
 
     def define(self, rows: int) -> None:
         p = self.product
-        code = DotCode(p.w.machine, p.numbers, rows, p.a_row, p.b_column, p.k, _fits_cache(p.spec))
-        _define(p, f"dot{rows}", code)
+        code = DotCode(p.w.machine, p.numbers, rows, p.a_row, p.b_column, p.k, fits_cache(p.spec))
+        define_helper(p, f"dot{rows}", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         p, n = self.product, place[2]
@@ -79,7 +79,7 @@ class DotForm:
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         p = self.product
         sizes = [("i64", x) for x in (p.k, self._last, p.a_row, p.b_column)]
-        _call(p, f"dot{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals), *sizes)
+        call_helper(p, f"dot{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals), *sizes)
 
 
 class PanelForm:
@@ -110,7 +110,7 @@ class PanelForm:
             p.a_row, p.a_k, self._b_row, p.k if self.one_round else "%k",
             not self.one_round, self._fetch(), self._interleave,
         )  # fmt: skip
-        _define(p, f"{self.name}{rows}", code)
+        define_helper(p, f"{self.name}{rows}", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place
@@ -126,7 +126,7 @@ class PanelForm:
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         p = self.product
-        _call(
+        call_helper(
             p, f"{self.name}{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals),
             ("i64", self._count), ("i1", self._first), ("i64", p.a_row), ("i64", p.a_k),
             ("i64", self._b_row), ("ptr", self._ahead(row)),
@@ -149,7 +149,7 @@ class PanelForm:
         single tile fetches one for every step of its panel, which wakes the prefetcher of the
         processor; several tiles share the lines of the next panel."""
         if self._tiles <= 1:
-            return (0, 0) if _fits_cache(self.product.spec) else (1, 64 * self._lines)
+            return (0, 0) if fits_cache(self.product.spec) else (1, 64 * self._lines)
         lines = -(-self._lines // self._tiles)
         return lines, 64 * lines
 
@@ -185,7 +185,7 @@ class CopyForm(PanelForm):
         p = self.product
         if self._bytes:
             code = PackCode(p.w.machine, self._layout, self.tile.vectors, p.b_k, p.b_column)
-            _define(p, f"{self.name}.pack", code)
+            define_helper(p, f"{self.name}.pack", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         if fresh is None:
@@ -199,7 +199,8 @@ class CopyForm(PanelForm):
         p = self.product
         columns = p.w.least(p.w.sub(p.n, place[2]), str(self.width))
         sizes = [("i64", x) for x in (count, columns, p.b_k, p.b_column)]
-        _call(p, f"{self.name}.pack", ("ptr", p.address_of_b(*place)), ("ptr", self._panel), *sizes)
+        b = ("ptr", p.address_of_b(*place))
+        call_helper(p, f"{self.name}.pack", b, ("ptr", self._panel), *sizes)
 
     def _fetch(self) -> tuple[int, int]:
         return 0, 0
@@ -251,7 +252,7 @@ def copied_bytes(spec: MatMul, machine: Machine, tile: Tile, form: str) -> int:
     return -(-max(k, 1) * width * numbers.bytes // 64) * 64
 
 
-def _fits_cache(spec: MatMul) -> bool:
+def fits_cache(spec: MatMul) -> bool:
     """Whether B is so small that it may well be in the cache already."""
     if isinstance(spec.n, int) and isinstance(spec.k, int):
         return spec.n * spec.k <= 2**18
@@ -262,12 +263,14 @@ class _Code(Protocol):
     def text(self, name: str) -> tuple[str, dict[str, str]]: ...
 
 
-def _define(p: Values, name: str, code: _Code) -> None:
+def define_helper(p: Values, name: str, code: _Code) -> None:
+    """Write a function of the kernel."""
     text, declared = code.text(f"ENTRY.{name}")
     p.w.helper(name, text)
     p.w.declared.update(declared)
 
 
-def _call(p: Values, name: str, *args: tuple[str, str]) -> None:
+def call_helper(p: Values, name: str, *args: tuple[str, str]) -> None:
+    """Call a function of the kernel."""
     given = ", ".join(f"{kind} {value}" for kind, value in args)
     p.w.do(f"call void @ENTRY.{name}({given})")

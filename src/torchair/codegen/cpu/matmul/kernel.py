@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.blocked import Loops
+from torchair.codegen.cpu.matmul.decode import PackScales, PackWeight, load_column
 from torchair.codegen.cpu.matmul.forms import (
     CopyForm,
     DirectForm,
@@ -15,14 +17,23 @@ from torchair.codegen.cpu.matmul.forms import (
     copied_bytes,
 )
 from torchair.codegen.cpu.matmul.pack import PackPanels
+from torchair.codegen.cpu.matmul.quantised import (
+    OFFSETS,
+    SCALES,
+    DecodingForm,
+    WrittenForm,
+    is_grouped,
+    staged_bytes,
+    written_bytes,
+)
 from torchair.codegen.cpu.matmul.spec import Numbers, Store, Tile, Values, widest_tile
-from torchair.codegen.kernel import Generated
+from torchair.codegen.kernel import Generated, Pack
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.point import emit_point, positions
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES, Size, Word
+from torchair.codegen.types import BYTES, STORAGE, Size, Word
 
 B = 1  # word of its address
 
@@ -31,6 +42,10 @@ LONG = 512
 
 FAR = 1 << 20
 """Bytes of B that do not stay in a near cache."""
+
+FEW = 6
+"""Rows of A up to which integers are decoded in registers. Writing them out takes the time of five
+rows."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +69,20 @@ class Choice:
     def scratch(self, spec: MatMul, machine: Machine) -> int:
         """Bytes of scratch memory that each thread needs."""
         known = self.known(spec.m)
-        copying = ({known} if known else {self.few, self.many}) & {"copy", "direct"}
-        return max((copied_bytes(spec, machine, self.tile, form) for form in copying), default=0)
+        sizes = {
+            "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
+            "written": lambda form: written_bytes(spec, machine, self.tile),
+            "copy": lambda form: copied_bytes(spec, machine, self.tile, form),
+            "direct": lambda form: copied_bytes(spec, machine, self.tile, form),
+        }
+        forms = ({known} if known else {self.few, self.many}) & sizes.keys()
+        return max((sizes[form](form) for form in forms), default=0)
 
 
 def choose(spec: MatMul, machine: Machine) -> Choice:
     """The form of a product, and the tiles it is made of."""
     few, many, limit = _forms(spec, machine)
-    tile = _tile(spec, machine, few == "panel")
+    tile = _tile(spec, machine, few in ("panel", "decoded"))
     return Choice(few, many, limit, tile, _rows_of_dots(spec, machine))
 
 
@@ -75,7 +96,10 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
             take the time of 30 k, or of 60 in pairs
     copy    copying B to panels takes the time of 5 rows of A, so m / 5 more than k / 30 makes it
             worth it; and it is the only way if neither stride is 1
+    decoded, written   B holds integers, see quantised.py
     """
+    if spec.weight is not None:
+        return "decoded", "written", FEW
     pairs = Numbers.of(spec.dtype, machine).pair == 2
     if _packing_pays(spec):
         return "panel", "panel", 0
@@ -107,6 +131,8 @@ def product(request: Product, machine: Machine, label: str) -> Generated:
 def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") -> Generated:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
     w, choice = KernelWriter(machine), choose(spec, machine)
+    if spec.weight is not None and not is_grouped(spec):
+        store = _scaled(store, spec.weight.scales)
     values, known = Values(w, spec), choice.known(spec.m)
     if known:
         Loops(values, _form(known, values, choice), store).write()
@@ -114,8 +140,30 @@ def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") 
         for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
             with w.when(w(f"icmp {test} i64 {values.m}, {choice.limit}")):
                 Loops(values, _form(form, values, choice), store).write()
-    pack = {B: PackPanels(machine, spec.constant == "nk")} if choice.few == "panel" else {}
-    return Generated(w.kernel(label), choice.scratch(spec, machine), pack)
+    return Generated(w.kernel(label), choice.scratch(spec, machine), _packs(spec, machine, choice))
+
+
+def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
+    """How constants are to be laid out, by word."""
+    turned = spec.constant == "nk"
+    if choice.few == "panel":
+        return {B: PackPanels(machine, turned)}
+    if spec.weight is None:
+        return {}
+    assert isinstance(spec.n, int)
+    scales = PackScales(machine, spec.n, turned)
+    packs: dict[int, Pack] = {B: PackWeight(machine, spec.weight.bits, turned), SCALES: scales}
+    return packs | ({OFFSETS: scales} if spec.weight.offsets else {})
+
+
+def _scaled(store: Store, dtype: str) -> Store:
+    """Sums of columns that have one scale each."""
+
+    def scale(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:
+        scales = load_column(w, dtype, w.offset(w.pointer(SCALES), STORAGE[dtype], at[2]), "0")
+        store(w, at, w(f"fmul {w.vector('float')} {vector}, {scales}"), mask)
+
+    return scale
 
 
 def _epilogue(nest: Nest, rows: Size) -> Store:
@@ -131,7 +179,10 @@ def _epilogue(nest: Nest, rows: Size) -> Store:
 def _form(name: str, values: Values, choice: Choice) -> Form:
     if name == "dot":
         return DotForm(values, choice.dots)
-    kinds = {"panel": PanelForm, "direct": DirectForm, "copy": CopyForm}
+    kinds: dict[str, Callable[[Values, Tile], Form]] = {
+        "panel": PanelForm, "direct": DirectForm, "copy": CopyForm,
+        "decoded": DecodingForm, "written": WrittenForm,
+    }  # fmt: skip
     return kinds[name](values, choice.tile)
 
 

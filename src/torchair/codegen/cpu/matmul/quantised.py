@@ -1,0 +1,383 @@
+"""Products with weights of few bits: for few rows of A integers become factors in registers, for
+many they are first written out as a panel of ordinary numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchair.codegen.cpu.matmul.decode import Decoder, load_column
+from torchair.codegen.cpu.matmul.forms import (
+    AHEAD,
+    STRIP,
+    CopyForm,
+    PanelForm,
+    Place,
+    call_helper,
+    define_helper,
+    fits_cache,
+    most_of_k,
+)
+from torchair.codegen.cpu.matmul.spec import Numbers, Tile, Values, widest_tile
+from torchair.codegen.requests import MatMul, Weight
+from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.memory import leaving
+from torchair.codegen.text.writer import REASSOCIATE, Writer
+from torchair.codegen.types import STORAGE
+
+SCALES, OFFSETS = 3, 4  # words of their addresses
+
+_UNROLLED = (8, 4, 2, 1)  # steps of a row that are written out one after the other
+
+
+def weight_of(spec: MatMul) -> Weight:
+    """What the integers of B mean."""
+    assert spec.weight is not None
+    return spec.weight
+
+
+def is_grouped(spec: MatMul) -> bool:
+    """Whether pieces of a column have scales of their own; one scale is applied to the sum."""
+    return weight_of(spec).group != spec.k
+
+
+def arithmetic(spec: MatMul, machine: Machine) -> Numbers:
+    """How few rows are multiplied: four bits are looked up as pairs of bf16 where A has those."""
+    pairs = Numbers.of(spec.dtype, machine)
+    if pairs.pair == 2 and weight_of(spec).bits == 4 and spec.a[2] == 1:
+        return pairs
+    return Numbers.of("f32", machine)
+
+
+def staged_bytes(spec: MatMul, machine: Machine, rows: int) -> int:
+    """Bytes of scratch memory for rows of A as float32, for one thread."""
+    if arithmetic(spec, machine).pair == 2 or (spec.dtype == "f32" and spec.a[2] == 1):
+        return 0
+    assert isinstance(spec.k, int)
+    return -(-rows * spec.k * 4 // 64) * 64
+
+
+class DecodingForm:
+    """Tiles of few rows over panels of integers."""
+
+    block = 0
+    one_round = True
+    strip = STRIP
+
+    def __init__(self, product: Values, tile: Tile) -> None:
+        self.product, self.tile = product, tile
+        self.width = tile.vectors * product.w.lanes
+        self.numbers = arithmetic(product.spec, product.w.machine)
+        self._staged = staged_bytes(product.spec, product.w.machine, tile.rows)
+        self._b = self._scales = self._offsets = ""
+
+    def define(self, rows: int) -> None:
+        p = self.product
+        tile = Tile(rows, self.tile.vectors)
+        fetch = not (isinstance(p.spec.m, int) and fits_cache(p.spec))
+        code = DecodingTile(p.w.machine, self.numbers, tile, p.spec, fetch)
+        define_helper(p, f"decode{rows}", code)
+        if self._staged:
+            define_helper(p, f"stage{rows}", StageCode(p.w.machine, p.numbers, rows, p.spec))
+
+    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+        p, w, n = self.product, self.product.w, place[2]
+        decoder = Decoder(w.machine, self.numbers, weight_of(p.spec).bits, self.tile.vectors)
+        self._b = panel_address(p, decoder, "0", n)
+        self._scales, self._offsets = (scales_of(p, word, "0", n) for word in (SCALES, OFFSETS))
+
+    def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
+        p, w = self.product, self.product.w
+        stride = p.a_row
+        if self._staged:
+            to = w.offset(w.pointer(2), "i8", w.mul("%tid", str(self._staged)))
+            strides = ("i64", p.a_row), ("i64", p.a_k)
+            call_helper(p, f"stage{rows}", ("ptr", a), ("ptr", to), *strides)
+            a, stride = to, p.k
+        call_helper(
+            p, f"decode{rows}", ("ptr", a), ("i64", stride), ("ptr", self._b),
+            ("ptr", self._scales), ("ptr", self._offsets), ("ptr", totals),
+        )  # fmt: skip
+
+
+def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
+    """Where the integers of a panel begin, `k` being a multiple of a step."""
+    w, span = p.w, decoder.span
+    assert isinstance(p.spec.k, int)
+    even = 2 if decoder.bits == 8 else span  # panels of bytes hold an even number of rows
+    steps = -(-p.spec.k // even) * even // span
+    width = decoder.vectors * w.lanes
+    number = w.add(w.mul(w.div(n, str(width)), str(steps)), w.div(k, str(span)))
+    return w.offset(w.pointer(1), "i8", w.mul(number, str(decoder.bytes)))
+
+
+def scales_of(p: Values, word: int, group: str, n: str) -> str:
+    """Where the scales or offsets of a group begin, for the columns of a panel."""
+    spec, w, weight = p.spec, p.w, weight_of(p.spec)
+    if not (weight.offsets if word == OFFSETS else is_grouped(spec)):
+        return "null"
+    assert isinstance(spec.k, int)
+    groups, dtype = spec.k // weight.group, weight.offsets if word == OFFSETS else weight.scales
+    width = widest_tile("f32", w.machine).vectors * w.lanes
+    index = w.add(w.mul(n, str(groups)), w.mul(group, str(width)))
+    return w.offset(w.pointer(word), STORAGE[dtype], index)
+
+
+@dataclass(frozen=True)
+class DecodingTile:
+    """A function that makes a tile of sums from A, rows of floats or pairs, and a panel."""
+
+    machine: Machine
+    numbers: Numbers
+    tile: Tile
+    spec: MatMul
+    fetch: bool  # memory is brought into the cache ahead of its use
+
+    def text(self, name: str) -> tuple[str, dict[str, str]]:
+        """The function, and the declarations it needs."""
+        t, weight = Writer(self.machine), weight_of(self.spec)
+        count = self.tile.rows * self.tile.vectors
+        rows = [
+            t.offset("%a", self.numbers.memory, t.mul(str(i), "%a_row"))
+            for i in range(self.tile.rows)
+        ]
+        if is_grouped(self.spec):
+            assert isinstance(self.spec.k, int)
+            carried = [(self.numbers.totals, "zeroinitializer")] * count
+            with t.loop("0", str(self.spec.k // weight.group), carried=carried) as loop:
+                loop.next = self._group(t, rows, loop.index, loop.carried)
+            totals = loop.results
+        else:
+            totals = self._group(t, rows, "0", [])
+        for i, total in enumerate(totals):
+            at = t.offset("%totals", self.numbers.totals, str(i))
+            t.do(f"store {self.numbers.totals} {total}, ptr {at}, align 16")
+        arguments = "ptr %a, i64 %a_row, ptr %b, ptr %scales, ptr %offsets, ptr noalias %totals"
+        return t.text(f"internal void @{name}({arguments})"), t.declared
+
+    def _group(self, t: Writer, rows: Sequence[str], group: str, totals: list[str]) -> list[str]:
+        """Sums over one group, shifted by offsets, and scaled on top of those before if each group
+        has a scale."""
+        weight, vectors = weight_of(self.spec), self.tile.vectors
+        sums, plain = self._sum(t, rows, group)
+        found = []
+        for j in range(vectors):
+            at = t.add(t.mul(group, str(vectors)), str(j))
+            shift = load_column(t, weight.offsets, "%offsets", at) if weight.offsets else ""
+            scale = load_column(t, weight.scales, "%scales", at) if totals else ""
+            for i in range(len(rows)):
+                total = sums[i * vectors + j]
+                if shift:
+                    total = self._fma(t, shift, plain[i], total)
+                if scale:
+                    total = self._fma(t, total, scale, totals[i * vectors + j])
+                found.append((i * vectors + j, total))
+        return [total for _, total in sorted(found)]
+
+    def _fma(self, t: Writer, a: str, b: str, c: str) -> str:
+        kind = self.numbers.totals
+        name = f"llvm.fmuladd.v{self.numbers.lanes}f32"
+        return t.fast_call(REASSOCIATE, kind, name, *((kind, x) for x in (a, b, c)))
+
+    def _sum(self, t: Writer, rows: Sequence[str], group: str) -> tuple[list[str], list[str]]:
+        """Sums over a group of products, and of the rows of A alone if offsets ask for them."""
+        weight, numbers = weight_of(self.spec), self.numbers
+        decoder = Decoder(self.machine, numbers, weight.bits, self.tile.vectors)
+        steps = weight.group // decoder.span
+        first = t.mul(group, str(steps))
+        extra = len(rows) if weight.offsets else 0
+        carried = [(numbers.totals, "zeroinitializer")] * (len(rows) * self.tile.vectors + extra)
+        unrolled = next(n for n in _UNROLLED if steps % n == 0 and n * len(rows) <= _UNROLLED[0])
+        with t.loop(first, t.add(first, str(steps)), unrolled, carried) as loop:
+            sums = list(loop.carried)
+            start = t.offset("%b", "i8", t.mul(loop.index, str(decoder.bytes)))
+            places = [
+                t.offset(row, numbers.memory, t.mul(loop.index, str(decoder.span))) for row in rows
+            ]
+            for step in range(unrolled):
+                at = t.offset(start, "i8", str(step * decoder.bytes))
+                if self.fetch:
+                    ahead = t.offset(at, "i8", str(AHEAD))
+                    kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
+                    t.call("void", "llvm.prefetch.p0", ("ptr", ahead), *kinds)
+                for number, columns in enumerate(decoder.rows(t, at)):
+                    k = str(step * decoder.span + number)
+                    sums = self._add(t, places, k, columns, sums)
+            loop.next = sums
+        split = len(rows) * self.tile.vectors
+        return loop.results[:split], loop.results[split:]
+
+    def _add(
+        self, t: Writer, rows: Sequence[str], k: str, columns: list[str], sums: list[str]
+    ) -> list[str]:
+        numbers, count = self.numbers, len(rows) * len(columns)
+        after, plain = [], sums[count:]
+        for i, row in enumerate(rows):
+            at = t.offset(row, numbers.memory, k)
+            cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
+            factor = numbers.factors(t, t.splat(numbers.cell, cell))
+            for j, column in enumerate(columns):
+                total = sums[i * len(columns) + j]
+                after.append(numbers.multiply_add(t, factor, column, total))
+            if plain:
+                plain[i] = self._plain(t, factor, plain[i])
+        return [*after, *plain]
+
+    def _plain(self, t: Writer, factor: str, total: str) -> str:
+        """The sum of a row of A alone."""
+        if self.numbers.pair == 2:
+            return self.numbers.multiply_add(t, factor, "splat (bfloat 0xR3F80)", total)
+        return t(f"fadd {REASSOCIATE} {self.numbers.totals} {factor}, {total}")
+
+
+@dataclass(frozen=True)
+class StageCode:
+    """A function that writes rows of A one after the other, as float32."""
+
+    machine: Machine
+    numbers: Numbers
+    rows: int
+    spec: MatMul
+
+    def text(self, name: str) -> tuple[str, dict[str, str]]:
+        """The function, and the declarations it needs."""
+        t, k, lanes = Writer(self.machine), self.spec.k, self.machine.lanes
+        assert isinstance(k, int)
+        whole = k - k % lanes if self.spec.a[2] == 1 else 0
+        numbers = Numbers(self.numbers.dtype, lanes, 1)
+        with t.loop("0", str(self.rows)) as row:
+            source = t.offset("%a", numbers.memory, t.mul(row.index, "%a_row"))
+            to = t.offset("%to", "float", t.mul(row.index, str(k)))
+            with t.loop("0", str(whole), lanes) as at:
+                place = t.offset(source, numbers.memory, at.index)
+                cells = t(f"load {numbers.cells}, ptr {place}, align {numbers.bytes}")
+                made = numbers.factors(t, cells)
+                here = t.offset(to, "float", at.index)
+                t.do(f"store {numbers.totals} {made}, ptr {here}, align 4")
+            with t.loop(str(whole), str(k)) as at:
+                place = t.offset(source, numbers.memory, t.mul(at.index, "%a_k"))
+                cell = t(f"load {numbers.memory}, ptr {place}, align {numbers.bytes}")
+                zero = f"{numbers.cells} zeroinitializer"
+                cells = t(f"insertelement {zero}, {numbers.memory} {cell}, i64 0")
+                made = t(f"extractelement {numbers.totals} {numbers.factors(t, cells)}, i64 0")
+                t.do(f"store float {made}, ptr {t.offset(to, 'float', at.index)}, align 4")
+        arguments = "ptr %a, ptr noalias %to, i64 %a_row, i64 %a_k"
+        return t.text(f"internal void @{name}({arguments})"), t.declared
+
+
+def written_block(spec: MatMul, machine: Machine, width: int) -> int:
+    """How many k of a panel are written out in one round: whole groups."""
+    most = most_of_k(Numbers.of(spec.dtype, machine), width) // 8 * 8
+    group = weight_of(spec).group
+    return max(group, most // group * group) if is_grouped(spec) else most
+
+
+def written_bytes(spec: MatMul, machine: Machine, tile: Tile) -> int:
+    """Bytes of scratch memory that a panel takes that is written out, for one thread."""
+    numbers, width = Numbers.of(spec.dtype, machine), tile.vectors * machine.lanes
+    assert isinstance(spec.k, int)
+    k = min(written_block(spec, machine, width), spec.k + spec.k % numbers.pair)
+    return -(-max(k, 1) * width * numbers.bytes // 64) * 64
+
+
+class WrittenForm(CopyForm):
+    """Tiles over panels of ordinary numbers, which integers are written out as piece by piece."""
+
+    name = "written"
+
+    def __init__(self, product: Values, tile: Tile) -> None:
+        super().__init__(product, tile)
+        p, w = product, product.w
+        self.block = written_block(p.spec, w.machine, self.width)
+        assert isinstance(p.spec.k, int)
+        self.one_round = p.spec.k <= self.block
+        self._bytes = written_bytes(p.spec, w.machine, tile)
+        self._panel = w.offset(w.pointer(2), "i8", w.mul("%tid", str(self._bytes)))
+
+    def define(self, rows: int) -> None:
+        PanelForm.define(self, rows)
+        p = self.product
+        code = WriteCode(p.w.machine, p.numbers, self.tile.vectors, p.spec)
+        define_helper(p, f"{self.name}.pack", code)
+
+    def _copy(self, place: Place, count: str) -> None:
+        p, (_, k, n) = self.product, place
+        spec, w = p.spec, p.w
+        numbers = Numbers.of("f32", w.machine)
+        decoder = Decoder(w.machine, numbers, weight_of(spec).bits, self.tile.vectors)
+        group = w.div(k, str(weight_of(spec).group)) if is_grouped(spec) else "0"
+        scales, offsets = (scales_of(p, word, group, n) for word in (SCALES, OFFSETS))
+        call_helper(
+            p, f"{self.name}.pack", ("ptr", panel_address(p, decoder, k, n)),
+            ("ptr", self._panel), ("i64", count), ("ptr", scales), ("ptr", offsets),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WriteCode:
+    """A function that writes `count` rows of a panel as ordinary numbers, from integers that begin
+    at the first row of a group."""
+
+    machine: Machine
+    numbers: Numbers
+    vectors: int
+    spec: MatMul
+
+    def text(self, name: str) -> tuple[str, dict[str, str]]:
+        """The function, and the declarations it needs."""
+        t, weight = Writer(self.machine), weight_of(self.spec)
+        if is_grouped(self.spec):
+            with t.loop("0", t.div("%count", str(weight.group))) as group:
+                first = t.mul(group.index, str(weight.group))
+                self._group(t, group.index, first, t.add(first, str(weight.group)))
+        else:
+            self._group(t, "0", "0", "%count")
+        arguments = "ptr %b, ptr noalias %to, i64 %count, ptr %scales, ptr %offsets"
+        return t.text(f"internal void @{name}({arguments})"), t.declared
+
+    def _group(self, t: Writer, group: str, first: str, end: str) -> None:
+        weight, lanes = weight_of(self.spec), self.machine.lanes
+        vector = f"<{lanes} x float>"
+        at = [t.add(t.mul(group, str(self.vectors)), str(j)) for j in range(self.vectors)]
+        scales = weight.scales if is_grouped(self.spec) else ""
+        words = [("%offsets", "fadd", weight.offsets), ("%scales", "fmul", scales)]
+        changes = [
+            (how, [load_column(t, dtype, base, x) for x in at])
+            for base, how, dtype in words
+            if dtype
+        ]
+        plain = Numbers.of("f32", self.machine)
+        decoder = Decoder(self.machine, plain, weight.bits, self.vectors)
+        taken = max(decoder.span, self.numbers.pair)
+        with t.loop(first, end, taken) as loop:
+            rows: list[list[str]] = []
+            for part in range(taken // decoder.span):
+                step = t.add(t.div(loop.index, str(decoder.span)), str(part))
+                rows += decoder.rows(t, t.offset("%b", "i8", t.mul(step, str(decoder.bytes))))
+            for how, operands in changes:
+                rows = [
+                    [t(f"{how} {vector} {x}, {y}") for x, y in zip(row, operands, strict=True)]
+                    for row in rows
+                ]
+            self._write(t, loop.index, rows)
+
+    def _write(self, t: Writer, k: str, rows: list[list[str]]) -> None:
+        numbers, width = self.numbers, self.vectors * self.machine.lanes
+        for number in range(0, len(rows), numbers.pair):
+            step = t.div(t.add(k, str(number)), str(numbers.pair))
+            to = t.offset("%to", numbers.cell, t.mul(step, str(width)))
+            for j in range(self.vectors):
+                cells = self._cells(t, [row[j] for row in rows[number : number + numbers.pair]])
+                at = t.offset(to, numbers.cells, str(j))
+                t.do(f"store {numbers.cells} {cells}, ptr {at}, align {numbers.bytes}")
+
+    def _cells(self, t: Writer, values: list[str]) -> str:
+        """Vectors of float32 as cells: neighbours along k become pairs."""
+        numbers, lanes = self.numbers, self.machine.lanes
+        short = [leaving(t, x, numbers.dtype, lanes) for x in values]
+        if numbers.dtype == "f16":
+            return t(f"bitcast <{lanes} x i16> {short[0]} to {numbers.cells}")
+        if numbers.pair == 1:
+            return short[0]
+        low, high = (t(f"zext <{lanes} x i16> {x} to <{lanes} x i32>") for x in short)
+        return t(f"or <{lanes} x i32> {low}, {t(f'shl <{lanes} x i32> {high}, splat (i32 16)')}")

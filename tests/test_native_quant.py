@@ -1,0 +1,188 @@
+"""Products with quantised weights: kernels against float64 for every width of vectors, and graphs
+whose weights are packed, also after they were written to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import torchair
+from test_native_matmul import LIBRARIES, MACHINES, ROUNDING, TYPES
+from torchair.codegen.cpu.jit import run_kernel
+from torchair.codegen.cpu.matmul.kernel import product
+from torchair.codegen.requests import MatMul, Product, Weight, stored
+from torchair.ops import npu
+
+GUARD = 64  # bytes around scratch memory that must stay as they are
+NAMES = {v: k for k, v in TYPES.items()} | {torch.int8: "i8"}
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    npu.define()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# ---- kernels ----
+
+
+class Quantised:
+    """A weight of integers with scales, and the numbers it stands for."""
+
+    def __init__(
+        self, n: int, k: int, bits: int, group: int, scales: torch.dtype, offsets: bool
+    ) -> None:
+        least, end = (-8, 8) if bits == 4 else (-128, 128)
+        self.bits, self.group = bits, group or k
+        self.integers = torch.randint(least, end, (n, k), dtype=torch.int8)
+        groups = k // self.group
+        self.scales = (torch.rand(n, groups) * 0.1).to(scales)
+        self.offsets = torch.randint(-4, 5, (n, groups), dtype=torch.int8) if offsets else None
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The matrix [n, k] in float64."""
+        whole = self.integers.double()
+        if self.offsets is not None:
+            whole = whole + self.offsets.double().repeat_interleave(self.group, 1)
+        return whole * self.scales.double().repeat_interleave(self.group, 1)
+
+    def weight(self) -> Weight:
+        kept = "" if self.offsets is None else NAMES[self.offsets.dtype]
+        return Weight(self.bits, self.group, NAMES[self.scales.dtype], kept)
+
+
+def check(dtype: str, m: int, q: Quantised, bits: int, layout: str = "nk", turned=False) -> None:
+    """Run the kernel of one product with three threads and compare it with float64."""
+    (n, k), threads = q.integers.shape, 3
+    a = torch.randn(k, m).to(TYPES[dtype]).t() if turned else torch.randn(m, k).to(TYPES[dtype])
+    c = torch.full((m, n), 7.0, dtype=TYPES[dtype])
+    b = (0, 1, k) if layout == "nk" else (0, n, 1)
+    spec = MatMul(dtype, 1, m, n, k, (0, *a.stride()), b, layout, q.weight())
+    made = product(Product(spec, stored((1, m, n), (0, n, 1), dtype, 5)), MACHINES[bits], "q")
+    parts = [q.integers, q.scales] + ([] if q.offsets is None else [q.offsets])
+    given = parts if layout == "nk" else [x.t().contiguous() for x in parts]
+    packed = [made.pack[word](x) for word, x in zip((1, 3, 4), given, strict=False)]
+    memory = torch.full((threads * made.scratch + 3 * GUARD,), 255, dtype=torch.uint8)
+    start = GUARD + -memory.data_ptr() % GUARD
+    tensors = [a, packed[0], memory, packed[1], packed[-1], c]
+    words = [t.data_ptr() + (start if t is memory else 0) for t in tensors]
+    run_kernel(LIBRARIES[bits], made.kernel, words, threads)
+    assert torch.all(memory[:start] == 255)
+    assert torch.all(memory[start + threads * made.scratch :] == 255)
+    right, weight = a.double() @ q.numbers.t(), a.double().abs() @ q.numbers.abs().t()
+    # Many rows multiply with numbers of the type of A: scales of groups are rounded into them.
+    unit = 5e-7 + (ROUNDING[dtype] / 2 if m > 6 and q.group != k else 0.0)
+    allowed = unit * weight + 1.01 * ROUNDING[dtype] * right.abs()
+    assert torch.all((c.double() - right).abs() <= allowed)
+
+
+@pytest.mark.parametrize("bits", MACHINES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("m", [1, 3, 6, 7, 33])
+def test_kernels(bits, dtype, m):
+    for integers in (8, 4):
+        for group, offsets in ((0, False), (0, True), (32, False), (32, True)):
+            q = Quantised(100, 96, integers, group, TYPES[dtype], offsets)
+            check(dtype, m, q, bits, "kn" if m == 3 else "nk")
+
+
+@pytest.mark.parametrize("m", [2, 9])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_odd_sizes_and_other_layouts_of_the_first_factor(dtype, m):
+    check(dtype, m, Quantised(1, 41, 8, 0, torch.float32, True), 512)
+    check(dtype, m, Quantised(70, 1, 8, 0, torch.float32, True), 512)
+    check(dtype, m, Quantised(70, 40, 4, 0, torch.float32, True), 512, turned=True)
+    check(dtype, m, Quantised(65, 43, 8, 0, torch.bfloat16, False), 512, "kn", turned=True)
+
+
+def test_long_sums_are_written_out_in_rounds_of_whole_groups():
+    check("f32", 9, Quantised(70, 2048, 8, 1024, torch.float32, True), 512)
+    check("bf16", 40, Quantised(70, 3200, 4, 64, torch.bfloat16, True), 512)
+
+
+# ---- graphs ----
+
+pytestmark = pytest.mark.filterwarnings("error:no native code")
+
+
+class Layer(nn.Module):
+    """A product with a quantised weight [k, n], and what is done with its results."""
+
+    def __init__(self, q: Quantised, dtype: torch.dtype, bias: bool) -> None:
+        super().__init__()
+        self.group = q.group if q.group != q.integers.shape[1] else 0
+        values = [q.integers, q.scales, None if q.offsets is None else q.offsets.to(dtype)]
+        turned = [None if x is None else x.t().contiguous() for x in values]
+        self.weight, self.scale, self.offset = (
+            None if x is None else nn.Parameter(x, requires_grad=False) for x in turned
+        )
+        self.bias = nn.Parameter(torch.randn(q.integers.shape[0]).to(dtype)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.npu.npu_weight_quant_batchmatmul(
+            x, self.weight, self.scale, self.offset, bias=self.bias, antiquant_group_size=self.group
+        )
+        return torch.relu(y) + 1
+
+
+def compiled(model: nn.Module, **options):
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    return torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config), **options)
+
+
+@torch.no_grad()
+def close(model: nn.Module, fast, x: torch.Tensor) -> None:
+    """No further from float64 than a few roundings of eager."""
+    right = type(model).forward(_double(model), x.double())
+    wrong = (model(x).double() - right).abs().max()
+    unit = torch.finfo(x.dtype).eps * right.abs().max()
+    assert (fast(x).double() - right).abs().max() <= 3 * wrong + unit
+
+
+def _double(model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    for name, value in twin.named_parameters():
+        if value.is_floating_point():
+            setattr(twin, name, nn.Parameter(value.double(), requires_grad=False))
+    return twin
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_product_and_what_follows_are_one_kernel(dtype, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    kind = TYPES[dtype]
+    for bits, group in ((8, 0), (4, 32)):
+        layer = Layer(Quantised(70, 96, bits, group, kind, group > 0), kind, bias=True)
+        fast = compiled(layer, dynamic=True)
+        for shape in ((1, 96), (2, 20, 96), (2, 3, 96)):
+            close(layer, fast, torch.randn(shape).to(kind))
+        assert "matmul    WeightQuantBatchMatmulV2 Relu Add " in capsys.readouterr().out
+
+
+def test_weights_that_change_are_packed_again_also_when_they_need_more_bits():
+    layer = Layer(Quantised(70, 96, 4, 32, torch.float32, True), torch.float32, bias=False)
+    fast, x = compiled(layer), torch.randn(2, 96)
+    close(layer, fast, x)
+    with torch.no_grad():
+        layer.scale *= 2
+    close(layer, fast, x)
+    layer.weight.data.fill_(7)
+    close(layer, fast, x)
+    layer.weight.data.fill_(100)
+    close(layer, fast, x)
+
+
+def test_groups_that_do_not_fit_are_refused():
+    x, w = torch.randn(2, 96), torch.zeros(96, 8, dtype=torch.int8)
+    with pytest.raises(ValueError, match="argument 'antiquant_scale': has 2 rows"):
+        torch.ops.npu.npu_weight_quant_batchmatmul(
+            x, w, torch.ones(2, 8), antiquant_group_size=32
+        )
