@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 import os
 import random
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +25,7 @@ import torchair
 from torchair.deploy import cached
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.compiled import CompiledModel
+from torchair.deploy.fingerprint import _version_of, fingerprint
 from torchair.inference import cache_compile, readable_cache
 
 
@@ -276,21 +280,147 @@ def test_random_numbers_are_refused_and_gradients_not_there(tmp_path: Path) -> N
         result.sum().backward()
 
 
-class Loose(nn.Module):
-    """Tensors where nobody can find them again."""
+class Part(nn.Module):
+    """A module that its owner has in a list only."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = [torch.ones(6)]
+        self.gain = torch.full((6,), 2.0)
+        self.inner = nn.Linear(6, 6)
+
+
+class Loose(nn.Module):
+    """Tensors in plain attributes, in lists, dicts and objects, and in modules of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.held = torch.randn(6), [torch.ones(6), torch.zeros(3, 6)]
+        self.table = {"deep": [SimpleNamespace(scale=torch.randn(6))]}
+        self.parts, self.never = [Part(), Part()], torch.randn(9)
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.held[0]
+        self.held[1].add_(x)
+        y = x * self.held[0] + self.shift * self.table["deep"][0].scale
+        for part in self.parts:
+            y = part.inner(y) * part.gain
+        return y + self.held[1] + AROUND(x)
+
+
+AROUND = nn.Linear(6, 6)
+
+
+def test_tensors_that_are_no_buffers_are_found_again(tmp_path: Path, traced: list[Any]) -> None:
+    x = torch.randn(3, 6)
+    for turn in range(2):
+        model = Loose()
+        call = compiled(model, tmp_path, dynamic=False)
+        assert call.path.exists() == bool(turn)
+
+        def check(model: Loose = model, call: Any = call) -> None:
+            for _ in range(3):
+                twin = copy.deepcopy(model)
+                with torch.no_grad():
+                    same(call(x), twin.plain(x))
+                same(model.held, twin.held)
+
+        check()
+        model.shift.mul_(3)  # in place, and another tensor, wherever it is
+        check()
+        model.held[0] = torch.randn(6)
+        model.table["deep"][0].scale = torch.randn(6)
+        model.parts[1].inner.weight = nn.Parameter(torch.randn(6, 6))
+        model.never = torch.randn(2)
+        check()
+    assert len(traced) == 1
+    model.parts[0] = Part()
+    with pytest.warns(UserWarning, match=r"recompiled: parts\[0\] of the model is not what it was"):
+        check()
+    assert len(traced) == 2
+
+
+@dataclass
+class Meta:
+    data: torch.Tensor
+    is_prompt: bool
+
+
+class Serving(nn.Module):
+    """A model that has its cached methods itself, and hands dataclasses to them and back."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+        self.cached = {
+            True: cache_compile(self.prompt, cache_dir=str(folder)),
+            False: cache_compile(self.decode, cache_dir=str(folder)),
+        }
+
+    def forward(self, x: Meta, rest: list[torch.Tensor]) -> Meta:
+        return self.cached[x.is_prompt](x, rest)
+
+    def prompt(self, x: Meta, rest: list[torch.Tensor]) -> Meta:
+        return Meta(self.up(x.data) + rest[0], x.is_prompt)
+
+    def decode(self, x: Meta, rest: list[torch.Tensor]) -> Meta:
+        return Meta(self.up(x.data) - rest[0], x.is_prompt)
+
+
+def test_a_model_with_a_method_for_each_kind_of_call(tmp_path: Path, traced: list[Any]) -> None:
+    for _ in range(2):
+        model = Serving(tmp_path)
+        for rows, prompt in ((3, True), (2, True), (3, False), (4, False), (3, True)):
+            x, y = torch.randn(rows, 6), torch.randn(rows, 6)
+            got = model(Meta(x, prompt), [y])
+            assert type(got) is Meta and got.is_prompt is prompt
+            with torch.no_grad():
+                same(got.data, model.up(x) + (y if prompt else -y))
+    assert len(traced) == 2 and len(list(tmp_path.rglob("compiled_module"))) == 2
+
+
+def test_a_model_of_transformers(tmp_path: Path, traced: list[Any]) -> None:
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    tokens = torch.tensor([[1, 5, 3]])
+    for _ in range(2):
+        model = LlamaModel(sizes).eval()
+        got = compiled(model, tmp_path, "forward", dynamic=False)(input_ids=tokens)
+        with torch.no_grad():
+            expected = model(input_ids=tokens)
+        assert type(got) is type(expected)
+        same(got.last_hidden_state, expected.last_hidden_state)
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "mine"])
+def test_installed_packages_are_known_by_their_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    name = f"made_for_{folder.partition('-')[0]}"
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / f"{name}.py").write_text(
+        "import torch, uuid\n__version__, SESSION = '1.0', str(uuid.uuid4())\n"
+        "class Layer(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x + len(SESSION)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    found = importlib.import_module(name)
+    layer, first = found.Layer(), fingerprint(found.Layer().forward, found.Layer())
+    monkeypatch.setattr(found, "SESSION", "of another process")
+    assert (fingerprint(layer.forward, layer) == first) == (folder == "site-packages")
+    monkeypatch.setattr(found, "__version__", "1.1")
+    _version_of.cache_clear()
+    assert fingerprint(layer.forward, layer) != first
 
 
 def test_what_cannot_be_kept_runs_without(tmp_path: Path, traced: list[Any]) -> None:
-    x = torch.randn(3, 6)
-    with pytest.warns(UserWarning, match=r"Loose.plain is not cached: held holds tensors"):
-        same(compiled(Loose(), tmp_path)(x), x + 1)
+    x, model = torch.randn(3, 6), Block()
+    model.pair = (torch.ones(6), None)
+    with pytest.warns(UserWarning, match=r"Block.plain is not cached: pair\[0\] is a tensor in a"):
+        compiled(model, tmp_path)(x)
     eagerly = config()
     eagerly.debug.run_eagerly = True
     with pytest.warns(UserWarning, match="Block.plain is not cached: options ask for"):

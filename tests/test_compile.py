@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -112,6 +113,38 @@ def test_another_kind_of_model_is_an_error_or_compiled():
         model.train(False)
         same(lenient(x), model(x))
     assert len(lenient.versions) == 4
+
+
+def test_tensors_in_lists_and_attributes_are_read_as_they_are():
+    model = nn.Linear(6, 6)
+    model.shift, model.held, model.last = torch.randn(6), [torch.zeros(4, 6)], None
+
+    def forward(x):
+        model.held[0] += x
+        model.last = nn.functional.linear(x, model.weight) * model.shift
+        return model.last + model.held[0]
+
+    model.forward = forward
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        model(x)
+        compiled = torchair.compile(model, x)
+        for change in (None, "shift", "held", "whole"):
+            if change == "shift":
+                model.shift = model.shift * 2
+            elif change == "held":
+                model.held[0] = torch.randn(4, 6)
+            elif change == "whole":
+                model.held = [torch.randn(4, 6)]
+                with pytest.raises(InputError, match="held of the model is not what it was"):
+                    compiled(x)
+                break
+            for _ in range(3):
+                before = model.held[0].clone()
+                got = compiled(x)
+                same(model.held[0], before + x)
+                same(got, nn.functional.linear(x, model.weight) * model.shift + before + x)
+                same(model.last, got - model.held[0])
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.LayerNorm(3)])
@@ -236,6 +269,42 @@ def test_trees_go_in_and_out():
     with pytest.raises(InputError) as error:
         compiled(*bad, **kwargs)
     assert error.value.name == "caches[1][1]"
+
+
+@dataclass(frozen=True)
+class Meta:
+    data: torch.Tensor
+    is_prompt: bool
+
+
+@dataclass
+class Found:
+    total: torch.Tensor
+    more: list
+
+
+def test_dataclasses_go_in_and_out():
+    def model(x, rest):
+        y = x.data * 2 if x.is_prompt else x.data + rest[0].data
+        return Found(y.sum(0), [Meta(y, x.is_prompt), {"y": y + 1}])
+
+    def given(prompt, rows=3):
+        return Meta(torch.randn(rows, 4), prompt), [Meta(torch.randn(rows, 4), False)]
+
+    compiled = torchair.compile(model, given(True), on_mismatch="recompile")
+    for prompt in (True, True, False, True):
+        args = given(prompt)
+        got, wanted = compiled(*args), model(*args)
+        assert type(got) is Found and type(got.more[0]) is Meta
+        assert got.more[0].is_prompt is prompt
+        same([got.total, got.more[0].data, got.more[1]["y"]],
+             [wanted.total, wanted.more[0].data, wanted.more[1]["y"]])  # fmt: skip
+    assert len(compiled.versions) == 2
+    strict = torchair.compile(model, given(True))
+    with pytest.raises(InputError, match=r"x\.data is not what(.|\n)*dims \[3, 4\]"):
+        strict(*given(True, rows=2))
+    with pytest.raises(InputError, match=r"x\.is_prompt"):
+        strict(*given(False))
 
 
 def test_arguments_are_updated_in_place_and_views_are_views():

@@ -14,7 +14,8 @@ from torchair.backend import mode_of
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
-from torchair.deploy.traced import Home, Traced, homes_of, modules_of
+from torchair.deploy.homes import Home, homes_of, roots_of
+from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
 from torchair.engine.session import GraphSummary, TorchNpuGraph
@@ -96,7 +97,7 @@ class CompiledModel:
         from torchair.deploy.tracing import trace
 
         check_names(self._dynamic, shape.labels)
-        homes = homes_of(modules_of(self.model))
+        homes = homes_of(roots_of(self.model))
 
         def call(leaves: Sequence[Any]) -> Any:
             positional, named = shape.restored(leaves)
@@ -106,6 +107,9 @@ class CompiledModel:
             call, homes, shape.leaves, shape.labels, partial(dynamic_dims, self._dynamic),
             self._config, self._decompositions,
         )  # fmt: skip
+        for k in traced.unread:
+            if all(h.loose for h in homes[k]):  # nobody need look at it any more
+                homes[k] = [Home.nowhere()]
         return traced, homes
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:

@@ -16,8 +16,9 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.guards import Guards, TensorSpec
+from torchair.deploy.homes import Home, Roots, Walk, homes_of, roots_of
 from torchair.deploy.runnable import Runnable
-from torchair.deploy.traced import Home, Traced, homes_of
+from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Version
 from torchair.devices.base import device_named
@@ -45,11 +46,9 @@ def stored(
         raise AssertionError("random numbers are drawn: a cached graph has no generator")
     if any(not isinstance(v, _PLAIN) for v in traced.constants.values()):
         raise NotStored("a result is neither a tensor nor a number")
-    loose = [name for name, v in _attributes(owner) if _holds_tensors(v)]
-    if loose:
-        raise NotStored(
-            f"{loose[0]} holds tensors outside of parameters and buffers; register them as buffers"
-        )
+    hidden = Walk({"": owner}).hidden
+    if hidden:
+        raise NotStored(f"{hidden[0]} is a tensor in a tuple or of a special kind; register it")
     try:
         return {
             "device": _device_of([*shape.leaves, *(places[0].read() for places in homes)]),
@@ -110,7 +109,7 @@ def loaded(
     one."""
     if found.arguments != _arguments(shape):
         raise NotStored("arguments are nested or named otherwise")
-    homes = _homes(found.weights, owner)
+    homes = _homes(found.weights, roots_of(model))
     _compare(found.attributes, _numbers(owner))
     guards = Guards.from_data(found.guards)
     runnable = Runnable.from_bytes(
@@ -144,17 +143,22 @@ def _arguments(shape: Shape) -> dict[str, Any]:
 
 def _weight(places: Sequence[Home]) -> dict[str, Any]:
     spec = TensorSpec.of(places[0].name, places[0].read().detach())
-    return {"names": sorted(h.name for h in places), **json.loads(json.dumps(asdict(spec)))}
+    loose = all(h.loose for h in places)
+    names = sorted(h.name for h in places)
+    return {"names": names, "loose": loose, **json.loads(json.dumps(asdict(spec)))}
 
 
-def _homes(weights: Sequence[Mapping[str, Any]], owner: torch.nn.Module) -> list[list[Home]]:
+def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home]]:
     """Where the weights of a file are in a model."""
-    there = {h.name: places for places in homes_of([owner]) for h in places}
-    if len({id(p) for p in there.values()}) != len(weights):
-        raise NotStored(f"the module has other weights: {len(weights)} were compiled")
+    every = homes_of(roots)
+    there = {h.name: places for places in every for h in places}
+    registered = [places for places in every if not all(h.loose for h in places)]
+    expected = [w for w in weights if w["name"] and not w["loose"]]
+    if len(registered) != len(expected):
+        raise NotStored(f"the module has other weights: {len(expected)} were compiled")
     found = []
     for weight in weights:
-        places = there.get(weight["name"])
+        places = there.get(weight["name"]) if weight["name"] else [Home.nowhere()]
         if places is None:
             raise NotStored(f"the module has no weight {weight['name']}")
         now = _weight(places)
@@ -167,7 +171,7 @@ def _homes(weights: Sequence[Mapping[str, Any]], owner: torch.nn.Module) -> list
 
 def _attributes(owner: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Attributes of all modules that are neither weights nor submodules."""
-    for prefix, module in owner.named_modules():
+    for prefix, module, _ in Walk({"": owner}).modules:
         for key, value in vars(module).items():
             if key == "training" or not key.startswith("_"):
                 yield f"{prefix}.{key}" if prefix else key, value
@@ -192,13 +196,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return len(value) < 64 and all(isinstance(v, _PLAIN) for v in value)
     return isinstance(value, (*_PLAIN, torch.dtype, torch.device, Enum))
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(v, (torch.Tensor, torch.nn.Module)) for v in parts)
 
 
 def _compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:

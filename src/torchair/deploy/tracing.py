@@ -6,6 +6,7 @@ assumed of them conditions.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,9 @@ from torchair.backend import boxed
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.deploy.guards import Spec, TensorSpec, ValueSpec
-from torchair.deploy.traced import Home, Traced, TraceError
+from torchair.deploy.homes import Home, look
+from torchair.deploy.traced import Traced, TraceError
+from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.whole import kept_whole
 from torchair.hcom import traced_collectives
@@ -47,7 +50,7 @@ class _Flat(torch.nn.Module):
         count = len(self._homes)
         with _in_place(self._homes, given[:count]):
             result = self._call(given[count:])
-        leaves, self.spec = pytree.tree_flatten(result)
+        leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
         self.constants = {k: v for k, v in enumerate(leaves) if not isinstance(v, kinds)}
         return [v for k, v in enumerate(leaves) if k not in self.constants]
@@ -64,11 +67,23 @@ def _in_place(
     try:
         yield
         for places, new in zip(homes, given, strict=True):
-            now = places[0].place.get(places[0].key)
+            now = look(places[0].place, places[0].key)
             if now is not new and isinstance(now, torch.Tensor):
-                new.copy_(now)
+                _update(places[0], new, now)
     finally:
         _put(homes, before)
+
+
+def _update(home: Home, tensor: torch.Tensor, now: torch.Tensor) -> None:
+    """What assigning `now` does, done to the tensor that was there before."""
+    dims = [[str(d) for d in t.shape] for t in (tensor, now)]  # comparing sizes would fix them
+    if home.loose and (dims[0] != dims[1] or tensor.dtype != now.dtype):
+        warnings.warn(
+            f"{home.name} gets a tensor of other dims or another type when the model runs, which "
+            "compiled calls do not do"
+        )
+    else:
+        tensor.copy_(now)
 
 
 def _put(homes: Sequence[Sequence[Home]], tensors: Sequence[torch.Tensor]) -> None:
@@ -128,8 +143,9 @@ def trace(
         for k, v in enumerate(leaves)
     ]
     assert flat.spec is not None
+    bare = _is_bare(seen, len(given))
     return Traced(
-        seen["runner"] if _is_bare(seen, len(given)) else None,
+        seen["runner"] if bare else None,
         wrapped,
         specs,
         _conditions(env, specs),
@@ -137,6 +153,7 @@ def trace(
         flat.spec,
         flat.constants,
         any(i.mutates_data for i in seen["metadata"].input_info[len(homes) :]),
+        seen["unread"] & fixed if bare else frozenset(),
     )
 
 
@@ -154,6 +171,8 @@ def _compiled(
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = TracingContext.try_get()
         seen["metadata"], seen["count"] = getattr(context, "fw_metadata", None), len(inputs)
+        places = graph.graph.find_nodes(op="placeholder")
+        seen["unread"] = frozenset(k for k, n in enumerate(places) if not n.users)
         seen["runner"] = compiler(graph, inputs)
         return boxed(seen["runner"])
 

@@ -1,10 +1,14 @@
-"""Arguments and results as flat lists: tuples, lists and dicts of plain classes quickly, whatever
-else torch's pytrees know as they do it."""
+"""Arguments and results as flat lists: tuples, lists and dicts of plain classes and dataclasses
+quickly, whatever else torch's pytrees know as they do it."""
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch.utils import _pytree as pytree
 
@@ -23,6 +27,7 @@ class Shape:
         self.leaves: list[Any] = []
         self.labels: list[str] = []
         self._steps: list[Any] = []  # in the order of a walk: a leaf, or class and keys
+        self._records: dict[int, Any] = {}  # dataclasses, by their step
         named = [*zip(self._names, args, strict=False), *kwargs.items()]
         self._walk([(v, label) for label, v in named][::-1])
         self.simple = all(s is _LEAF for s in self._steps)
@@ -36,6 +41,12 @@ class Shape:
     def _walk(self, stack: list[tuple[Any, str]]) -> None:
         while stack:
             value, label = stack.pop()
+            if is_record(value):
+                names = tuple(f.name for f in fields(value))
+                self._records[len(self._steps)] = value
+                self._steps.append((type(value), names))
+                stack += [(getattr(value, n), f"{label}.{n}") for n in names][::-1]
+                continue
             if type(value) not in _PLAIN:
                 self._plain &= pytree.tree_is_leaf(value)
                 self._steps.append(_LEAF)
@@ -73,9 +84,13 @@ class Shape:
                 found.append(value)
                 continue
             kind, keys = step
-            if type(value) is not kind or len(value) != len(keys):
+            if type(value) is not kind:
                 return None
-            if kind is not dict:
+            if kind not in _PLAIN:
+                stack.extend([getattr(value, n) for n in reversed(keys)])
+            elif len(value) != len(keys):
+                return None
+            elif kind is not dict:
                 stack.extend(reversed(value))
             elif tuple(value) == keys or set(value) == set(keys):
                 stack.extend([value[k] for k in reversed(keys)])
@@ -104,15 +119,94 @@ class Shape:
             return args, kwargs
         values: list[Any] = []  # built from the last step to the first, so that parts come first
         rest = list(leaves)
-        for step in reversed(self._steps):
+        for k, step in reversed(list(enumerate(self._steps))):
             if step is _LEAF:
                 values.append(rest.pop())
                 continue
             kind, keys = step
-            parts = [values.pop() for _ in keys]
-            values.append(dict(zip(keys, parts, strict=True)) if kind is dict else kind(parts))
+            parts = dict(zip(keys, [values.pop() for _ in keys], strict=True))
+            if k in self._records:
+                values.append(_with(copy.copy(self._records[k]), parts))
+            else:
+                values.append(parts if kind is dict else kind(parts.values()))
         values.reverse()
         return values[: self.count], dict(zip(self.keys, values[self.count :], strict=True))
+
+
+    def forget(self) -> None:
+        """Do not hold the arguments of the first call any more; nothing can be `restored` then."""
+        self.leaves, self._records = [], {}
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is a dataclass that torch's pytrees do not know: its fields count."""
+    return is_dataclass(value) and not isinstance(value, type) and pytree.tree_is_leaf(value)
+
+
+def _with(record: Any, parts: dict[str, Any]) -> Any:
+    for name, part in parts.items():
+        object.__setattr__(record, name, part)  # a frozen one, too
+    return record
+
+
+class Fields(dict[str, Any]):
+    """The fields of a result whose class is not in this process: keys, and attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass
+class _Record:
+    """A dataclass as a node of pytrees: its class by name, its fields."""
+
+    module: str
+    name: str
+    fields: dict[str, Any]
+
+
+_classes: WeakValueDictionary[tuple[str, str], type] = WeakValueDictionary()
+
+
+def packed(result: Any) -> Any:
+    """A result with a node that pytrees know for each dataclass that they do not."""
+    return pytree.tree_map(_noted, result)
+
+
+def _noted(value: Any) -> Any:
+    if not is_record(value):
+        return value
+    kind = type(value)
+    _classes[kind.__module__, kind.__qualname__] = kind
+    held = {f.name: packed(getattr(value, f.name)) for f in fields(value)}
+    return _Record(kind.__module__, kind.__qualname__, held)
+
+
+def _flat_record(record: _Record) -> tuple[list[Any], Any]:
+    return [*record.fields.values()], (record.module, record.name, tuple(record.fields))
+
+
+def _record_of(values: Any, context: Any) -> Any:
+    """The dataclass, if its class is there: nothing is imported for that, nothing of it runs."""
+    module, name, names = context
+    parts = dict(zip(names, values, strict=True))
+    found: Any = _classes.get((module, name)) or sys.modules.get(module)
+    if not isinstance(found, type):
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    fits = isinstance(found, type) and is_dataclass(found)
+    if not fits or {f.name for f in fields(found)} != set(names):
+        return Fields(parts)
+    return _with(object.__new__(found), parts)
+
+
+pytree.register_pytree_node(
+    _Record, _flat_record, _record_of, serialized_type_name="torchair.record",
+    to_dumpable_context=list, from_dumpable_context=lambda c: (c[0], c[1], tuple(c[2])),
+)  # fmt: skip
 
 
 def result_of(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:

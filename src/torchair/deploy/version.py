@@ -10,7 +10,8 @@ import torch
 from torch.autograd import profiler
 
 from torchair.deploy.guards import Guards, TensorSpec
-from torchair.deploy.traced import Home, Traced, TraceError, modules_of
+from torchair.deploy.homes import Home, Roots, Walk, look, roots_of
+from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import Shape, result_of
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.engine.run.direct import DirectProgram
@@ -27,29 +28,35 @@ _PATIENCE = 2  # calls of a kind before they get a gate
 class State:
     """The model that a call reads: parameters, buffers, submodules and switches."""
 
-    def __init__(
-        self, modules: Sequence[torch.nn.Module], homes: Sequence[Sequence[Home]]
-    ) -> None:
+    def __init__(self, roots: Roots, homes: Sequence[Sequence[Home]]) -> None:
         self.homes = homes
         self._specs = [TensorSpec.of(places[0].name, _plain(places[0].read())) for places in homes]
-        self._parts = _parts(modules)
-        self._same: Callable[..., Any] | None = None  # natively: nothing has changed
+        self._parts = _parts(roots, homes)
+        self._same: Callable[..., Any] | None = None  # natively: nothing in a dict has changed
+        self._listed: list[tuple[Entry, int]] = []  # in lists, with addresses of tensors
         self.tensors: list[torch.Tensor] = []
         self.settle()
 
     def settle(self) -> None:
         """Take what is there now for what is expected."""
         self.tensors = [places[0].read() for places in self.homes]
-        self._same = native_gate(0, [], self.entries())
+        entries = self.entries()
+        self._same = native_gate(0, [], [e for e in entries if isinstance(e.home, dict)])
+        self._listed = [(e, _address(e.value)) for e in entries if not isinstance(e.home, dict)]
+
+    @property
+    def native(self) -> bool:
+        """Whether native code can look at all that the model is."""
+        return not self._listed
 
     def entries(self) -> list[Entry]:
-        """What must be where, for native comparison."""
+        """What must be where."""
         held = [Entry(h.place, h.key, h.read()) for places in self.homes for h in places]
         return [*held, *self._parts.values()]
 
     def problem(self) -> InputError | None:
         """What has changed about the model, so that the graph does not serve it any more."""
-        if self._same is not None and self._same():
+        if self._same is not None and self._same() and all(map(_is_there, self._listed)):
             return None
         error = self._compared()
         if error is None:
@@ -58,7 +65,7 @@ class State:
 
     def _compared(self) -> InputError | None:
         for spec, places in zip(self._specs, self.homes, strict=True):
-            now = [h.place.get(h.key) for h in places]
+            now = [look(h.place, h.key) for h in places]
             found = spec.problem(None if now[0] is None else _plain(now[0]), {})
             if found is None and any(t is not now[0] for t in now):
                 found = "one tensor under several names", "several"
@@ -68,7 +75,7 @@ class State:
                     name=spec.name, expected=found[0], got=found[1],
                 )  # fmt: skip
         for name, part in self._parts.items():
-            there = part.home.get(part.key)
+            there = look(part.home, part.key)
             if there is not part.value:
                 return InputError(
                     f"{name} of the model is not what it was when it was compiled",
@@ -86,12 +93,12 @@ class Version:
     ) -> None:  # fmt: skip
         """`homes` are where the graph's first arguments are."""
         self._shape, self._traced = shape, traced
-        self.state = State(modules_of(model), homes)
+        self.state = State(roots_of(model), homes)
         self._guards = Guards(self._traced.specs, self._traced.conditions)
         self._finish = _finisher(self._traced)
         self._calls = 0
         self._made: Callable[..., Any] | None = None
-        shape.leaves = []
+        shape.forget()
 
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat arguments of a call that this was compiled for, else None."""
@@ -157,7 +164,7 @@ class Version:
         if self._made is not None and tried is not self._made:
             return self._made  # of another version
         self._calls += 1
-        if self._calls < _PATIENCE or not self._shape.simple:
+        if self._calls < _PATIENCE or not self._shape.simple or not self.state.native:
             return None
         self._calls = 0
         graph = None if self._traced.runner is None else self._traced.runner.runner
@@ -303,16 +310,28 @@ def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
     return sorted(marked)
 
 
-def _parts(modules: Sequence[torch.nn.Module]) -> dict[str, Entry]:
-    """Submodules and switches that tracing has relied on, by name."""
+def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, Entry]:
+    """Submodules and switches that tracing has relied on, and lists and the like that lead to
+    tensors, by name."""
     found: dict[str, Entry] = {}
-    for root in modules:
-        for prefix, module in root.named_modules():
-            at = f"{prefix}." if prefix else ""
-            found[f"{at}training"] = Entry(module.__dict__, "training", module.training)
-            for key, child in module._modules.items():
-                found[f"{at}{key}"] = Entry(module._modules, key, child)
+    for prefix, module, _ in Walk(roots).modules:
+        at = f"{prefix}." if prefix else ""
+        found[f"{at}training"] = Entry(module.__dict__, "training", module.training)
+        for key, child in module._modules.items():
+            found[f"{at}{key}"] = Entry(module._modules, key, child)
+    for link in (link for places in homes for h in places for link in h.via):
+        found[link.name] = Entry(link.place, link.key, link.value)
     return found
+
+
+def _is_there(known: tuple[Entry, int]) -> bool:
+    entry, address = known
+    there = look(entry.home, entry.key)
+    return there is entry.value and _address(there) == address
+
+
+def _address(value: Any) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
 def _plain(t: torch.Tensor) -> torch.Tensor:
@@ -321,4 +340,5 @@ def _plain(t: torch.Tensor) -> torch.Tensor:
 
 
 def _shown(part: Any) -> str:
-    return type(part).__name__ if isinstance(part, torch.nn.Module) else repr(part)
+    plain = part is None or isinstance(part, (bool, int, float, str))
+    return repr(part) if plain else type(part).__name__
