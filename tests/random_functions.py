@@ -336,7 +336,7 @@ class Program:
                 continue
             storage = x.untyped_storage()
             if storage.data_ptr() not in wholes:
-                flat = torch.empty(0, dtype=x.dtype).set_(storage)
+                flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage)
                 wholes[storage.data_ptr()] = flat.to(torch.float64, copy=True)
             whole = wholes[storage.data_ptr()]
             names[name] = whole.as_strided(x.shape, x.stride(), x.storage_offset())

@@ -25,7 +25,7 @@ from native_check import capture
 from torchair.catalog import infer
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
-from torchair.codegen.cuda.jit import foreign, ptx
+from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Declined, Kernel, Launch
@@ -148,6 +148,15 @@ def test_forms_to_be_measured_differ() -> None:
     wide = dataclasses.replace(MATMUL, k=8192, n=2048, b=(0, 1, 8192))
     assert forms(wide, HOPPER)[0] == GemvForm(1, 4, 4)
     assert {form.split for form in forms(wide, HOPPER)} == {4, 8}
+
+
+def test_blocks_that_count_on_each_other_have_room_for_all() -> None:
+    alone, launch = ProductCase(1, 2048, 2048).generate(HOPPER)
+    pair, both = ProductCase(1, 8192, 2048, epilogue="gate").generate(HOPPER)
+    assert ".minnctapersm 4" in text_of(alone, launch)
+    assert ".minnctapersm 2" in text_of(pair, both)
+    joint = ptx([Entry((alone, pair), launch.block)], HOPPER)
+    assert ".minnctapersm 2" in joint and ".minnctapersm 4" not in joint
 
 
 def test_a_form_must_fit() -> None:

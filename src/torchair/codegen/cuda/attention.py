@@ -157,7 +157,7 @@ class _Attention:
         self.all_rows, self.length = request.rows, request.length
         self.rows = form.rows
         self.threads = form.warps * WARP
-        self.w = w = GpuWriter(gpu.plain)
+        self.w = w = GpuWriter(gpu)
         self.softmax = Softmax(w, request.adds)
         self.thread = w.thread()
         self.lane = w.entry(f"and i64 {self.thread}, {WARP - 1}")

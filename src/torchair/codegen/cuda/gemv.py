@@ -88,7 +88,7 @@ def gemv(
     early = early and gpu.has_clusters
     writer = _Gemv(product, gpu, form, partner, prologue, keep, early)
     writer.write()
-    return writer.w.kernel(label), writer.launch()
+    return writer.w.kernel(label, writer.resident), writer.launch()
 
 
 def _refusal(matmul: MatMul, partner: Partner | None, prologue: Nest | None) -> str | None:
@@ -186,7 +186,8 @@ class _Gemv:
         self.groups = form.warps // form.split
         self.steps = -(-_packs(self.matmul) // form.split)
         self.matrices = [(1, self.matmul.b), *([(partner.word, partner.b)] if partner else [])]
-        self.w = w = GpuWriter(gpu.plain)
+        self.resident = _resident(self.matmul, form, len(self.matrices))
+        self.w = w = GpuWriter(gpu)
         self.epilogue = Epilogue(w, product.epilogue, self.m)
         self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, not form.held)
         self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
@@ -197,8 +198,7 @@ class _Gemv:
 
     def launch(self) -> Launch:
         """As many blocks as there can be at once, if there is work for them."""
-        resident = _resident(self.matmul, self.form, len(self.matrices))
-        most = resident * self.w.gpu.multiprocessors
+        most = self.resident * self.w.gpu.multiprocessors
         per_block = self.groups * self.form.rows
         return Launch(self.threads, per_block, (self.matmul.n,), most=most, early=self.early)
 

@@ -19,6 +19,9 @@ from torchair.codegen.kernel import Kernel
 _TRIPLE = "nvptx64-nvidia-cuda"
 _LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 _REGISTER = "llvm.nvvm.read.ptx.sreg"
+RESIDENT = "resident"
+"""An attribute of a kernel's function: so many blocks are to have room in a multiprocessor at once.
+Without it the driver's assembler and its linker spend registers as they like, each otherwise."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,21 @@ class Entry:
                 f"mine{k}:", run, "  ret void", f"next{k}:",
                 f"  %b{k + 1} = sub i64 %b{k}, %k{k}.blocks",
             ]  # fmt: skip
-        head = f"define ptx_kernel void @{self.name}({', '.join(parameters)})"
-        return "\n".join([f'{head} "nvvm.maxntid"="{self.block}" {{', *lines, "}\n"])
+        asked = {"maxntid": self.block, "minctasm": min(map(_resident, self.kernels))}
+        notes = " ".join(f'"nvvm.{k}"="{n}"' for k, n in asked.items() if n)
+        head = f"define ptx_kernel void @{self.name}({', '.join(parameters)}) {notes} {{"
+        return "\n".join([head, *lines, "}\n"])
 
 
 def _head(kernel: Kernel) -> str:
     """The line that defines a kernel's function."""
     return kernel.text[kernel.text.rindex("define ") :].split("\n", 1)[0]
+
+
+def _resident(kernel: Kernel) -> int:
+    """The blocks that are to have room at once, 0 where that does not matter."""
+    found = re.search(rf'"{RESIDENT}"="(\d+)"', _head(kernel))
+    return int(found[1]) if found else 0
 
 
 def module_text(entries: Sequence[Entry]) -> str:

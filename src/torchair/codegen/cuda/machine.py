@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,19 +20,11 @@ class Gpu(Machine):
 
     capability: tuple[int, int] = (8, 0)
     multiprocessors: int = 108
-    short: bool = True  # whether text may use approximate instructions and those for bfloat16
 
     @property
     def has_bf16(self) -> bool:
         """Whether conversions to bfloat16 are instructions."""
-        return self.short and self.capability >= (8, 0)
-
-    @property
-    def plain(self) -> Gpu:
-        """The same GPU for products and attention: with the shorter text a decode step of a 1B
-        model took 918 us where it had taken 878. Why is not known; perhaps the driver's assembler
-        loads weights later where no slow square root of a prologue stands in between."""
-        return replace(self, short=False)
+        return self.capability >= (8, 0)
 
     @property
     def has_clusters(self) -> bool:

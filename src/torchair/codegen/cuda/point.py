@@ -64,7 +64,7 @@ class ThreadPoint(Point):
         function, argument = x.kind, x.args[:1]
         if _is_inverse_root(x):
             function, argument = "rsqrt", x.args[1].args
-        corrected = function in approximate.CORRECTED and x.dtype == "f32" and self.w.gpu.short
+        corrected = function in approximate.CORRECTED and x.dtype == "f32"
         if id(x) not in self.rounded and not corrected:
             return super()._computed(x, slot)
         lanes = self.lanes if id(x) in self.varies else 0

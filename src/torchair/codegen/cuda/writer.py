@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchair.codegen.cuda.jit import RESIDENT
 from torchair.codegen.cuda.machine import WARP, Gpu
 from torchair.codegen.kernel import Kernel
 from torchair.codegen.text.values import BITS, is_float
@@ -154,12 +155,13 @@ class GpuWriter(KernelWriter):
 
     # ---- the kernel ----
 
-    def kernel(self, label: str) -> Kernel:
-        """The finished kernel."""
+    def kernel(self, label: str, resident: int = 0) -> Kernel:
+        """The finished kernel, of which `resident` blocks are to have room at once."""
         words = sorted(self._pointers | self._sizes)
         kinds = ["ptr" if k in self._pointers else "i64" for k in words]
         parameters = [f"{t} %w{k}" for t, k in zip(kinds, words, strict=True)]
         given = ", ".join(["i64 %block", "i64 %blocks", *parameters])
-        own = self.text(f"internal void @ENTRY({given})", "alwaysinline")
+        notes = f'alwaysinline "{RESIDENT}"="{resident}"' if resident else "alwaysinline"
+        own = self.text(f"internal void @ENTRY({given})", notes)
         text = "".join([self._zeros, *self._shared, *self._helpers.values(), own])
         return Kernel.of(label, text, self.declared.values(), tuple(words))
