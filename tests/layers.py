@@ -52,6 +52,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.emulate.graphs", "torchair.capture"): "loads the engine, for one number",
     ("torchair.emulate.npu_module", "torchair.npugraph_ex"): "a script that wants it asks",
     ("torchair.ge.graph", "torchair.ge.draft"): "drafts are made of what the graph is made of",
+    ("torchair.legacy.converters", "torchair.convert.registry"): "loads all converters",
     ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
     ("torchair.npugraph_ex", "torchair.fx.passes.patterns"): "needs torch.fx internals",
 }

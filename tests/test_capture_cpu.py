@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import os
+import re
 import warnings
 import weakref
 from contextlib import nullcontext as _calm
@@ -95,7 +96,7 @@ def test_log_lines(caplog):
     said = [
         line.partition(f" {name}")[0]
         for line in said
-        if ("AclGraph" in line or "capture" in line) and not line.startswith("Output code")
+        if ("AclGraph" in line or "capture" in line) and not line.startswith("Codegen for graph")
     ]
     assert said == [
         "No find captured AclGraph of fx_graph",
@@ -105,6 +106,39 @@ def test_log_lines(caplog):
         "The current AclGraph no needs to be recaptured of fx_graph",
         "The current AclGraph needs to be recaptured for fx_graph",
     ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_steps_of_a_call_are_timed_for_the_log(caplog, shared):
+    run, _ = captured(lambda x, y: (x.add_(y), x * 2), dynamic=True, share_results=shared)
+    x, y = torch.zeros(4), torch.ones(4)
+    caplog.set_level(logging.INFO, logger="torchair")
+    run(x, y)
+    assert "overhead" not in caplog.text
+    caplog.set_level(logging.DEBUG, logger="torchair")
+    for step in (2, 3):
+        caplog.clear()
+        added, doubled = run(x, y)
+        assert added is x and x.tolist() == [step] * 4 and doubled.tolist() == [2 * step] * 4
+        said = [r.getMessage() for r in caplog.records]
+        line = r"The operation of \[npugraph_ex overhead\] (.*) phase \(.*: \w+\) cost [0-9.]+s\."
+        timed = [found[1] for m in said if (found := re.fullmatch(line, m))]
+        assert timed == ["generate graph_key", "process input", "get updated params"]
+
+
+def test_memory_of_keys_is_told(caplog):
+    caplog.set_level(logging.DEBUG, logger="torchair")
+    for separate, first, second in (
+        (False, "When mempool reuse is enabled in fx_graph", "After setting to original memory"),
+        (True, "memory pool reuse is disable: no mempool", "memory pool reuse is disable: no m"),
+    ):
+        caplog.clear()
+        run, _ = captured(torch.abs, dynamic=True, disable_mempool_reuse_in_same_fx=separate)
+        for size in (3, 4, 3):
+            run(torch.ones(size))
+        said = [r.getMessage() for r in caplog.records if " fx_graph " in r.getMessage()]
+        told = [m for m in said if "pool" in m or "memory" in m]
+        assert len(told) == 2 and told[0].startswith(first) and told[1].startswith(second)
 
 
 def test_a_result_as_the_next_input():

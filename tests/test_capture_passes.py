@@ -421,8 +421,9 @@ def attend(monkeypatch):
     ):
         lib.define(schema)
         lib.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
-    entry = workspace.WorkspaceOp("capture_tests", "attend", "attend_room", ("out", "lse"))
-    monkeypatch.setattr(workspace, "WORKSPACE_OPS", (entry,))
+    name = "capture_tests.attend"
+    entry = workspace.WorkspaceOp(f"{name}.out", ("out", "lse"), f"{name}_room.default")
+    monkeypatch.setattr(workspace, "WORKSPACE_OPS", {f"{name}.default": entry})
     yield torch.ops.capture_tests.attend
     lib._destroy()
 

@@ -378,13 +378,13 @@ def test_positional_form_says_what_is_wrong(values, lib):
     assert y.node.attr("t") == ge.DataType.DT_INT32 and y.node.inputs["b"] is None
     assert "n" not in ge.custom_op("OwnForm", x, x, [], None, None).node.attrs
     wrong = [
-        (("OwnForm", x), IndexError, r"takes 3 inputs \(a, b, c\) and 2 attributes \(n, t\)"),
-        (("OwnForm", 1, None, [], 3, 0), TypeError, "required input 'a' takes a ge.Tensor"),
+        (("OwnForm", x), IndexError, r"got 1 arguments; its inputs are \(a, b, c\), its attr"),
+        (("OwnForm", 1, None, [], 3, 0), TypeError, "required input 'a' takes a ge.Tensor, got"),
         (("OwnForm", x, 1, [], 3, 0), TypeError, "optional input 'b' takes a ge.Tensor or None"),
         (("OwnForm", x, None, x, 3, 0), TypeError, "dynamic input 'c' takes a list"),
         (("OwnForm", x, None, [], "no", 0), ValueError, "attribute 'n' is a Int, got 'no'"),
         (("OwnForm", x, None, [], 3, torch.bits8), RuntimeError, "torch.bits8 has no data type"),
-        (("NoSuchType", x), RuntimeError, "has no prototype"),
+        (("NoSuchType", x), RuntimeError, "the GE operator NoSuchType is not registered"),
     ]  # fmt: skip
     for args, error, text in wrong:
         with pytest.raises(error, match=text):
@@ -463,17 +463,17 @@ def test_a_functional_operator_for_one_that_updates(lib):
 
 
 MISFITS = {
-    "a GraphModule is not an operator overload": None,
+    "it is not an operator overload": None,
     "argument 's' is a Scalar": ("(Tensor x, Scalar s) -> Tensor", {}),
     "argument 's' is a Scalar ": ("(Tensor x, Scalar[] s) -> Tensor", {}),
     "the GE operator Misfit is not registered": ("(Tensor x) -> Tensor", None),
-    r"it has 2 tensor arguments \(x, y\), Misfit has 1 inputs \(x\)": (
+    r"its tensor arguments \['x', 'y'\] are not as many as the inputs \[\('x', 'required'\)\]": (
         "(Tensor x, Tensor y) -> Tensor", {}),
-    r"it has 2 other arguments \(m, n\), Misfit has 1 attributes \(n\)": (
+    r"its other arguments \['m', 'n'\] are more than the attributes \[\('n', 'Int'\)\] of Misfit": (
         "(Tensor x, int m, int n) -> Tensor", {}),
-    r"it has 2 written arguments and results \(result 0, result 1\), Misfit has 1 outputs \(y\)": (
+    "it has 2 written arguments and results, Misfit has 1 outputs": (
         "(Tensor x) -> (Tensor, Tensor)", {}),
-    r"it has 1 written arguments \(x\), Misfit has 0 updated inputs \(\)": (
+    "it writes to 1 arguments, Misfit updates 0 inputs": (
         "(Tensor(a!) x) -> ()", {}),
 }  # fmt: skip
 
@@ -491,11 +491,11 @@ def test_why_no_converter_is_generated(lib, text):
     with pytest.raises(ConversionError, match=text.strip()) as caught:
         generate(target)
     assert isinstance(caught.value, RuntimeError)
-    assert "auto-generation of a converter failed for" in str(caught.value)
+    assert "custom_define.misfit.default" in str(caught.value) or MISFITS[text] is None
 
 
 def test_built_in_operators_get_no_generated_converter():
-    with pytest.raises(RuntimeError, match="operators of aten are built in"):
+    with pytest.raises(RuntimeError, match="operators of torch itself are built in"):
         generate(torch.ops.aten.add.Tensor)
 
 
@@ -503,7 +503,7 @@ def test_a_misfit_is_told_and_runs_all_the_same(lib):
     op = define(lib, "misfit(Tensor x, int m, int n) -> Tensor", lambda x, m, n: x * m + n)
     ge.register_operator("Misfit", inputs=["x"], outputs=["y"], attrs={"n": "Int"})
     assert "TorchCall" in check(lambda x, y: op(x, 2, 3))
-    with pytest.raises(Exception, match="it has 2 other arguments"):
+    with pytest.raises(Exception, match="its other arguments"):
         check(lambda x, y: op(x, 2, 3), strict_converters=True)
 
 

@@ -330,9 +330,11 @@ def test_debug_shows_graphs_after_each_pass_and_programs(mode, log_lines):
     assert "torch.ops.aten.reshape.default" in shown["view_to_reshape"]
     ran = {found[1] for t in texts if (found := re.match(r"After fx graph pass\((\w+)\)", t))}
     assert "optimize_noop_ops" in ran - set(shown)
+    whole = any(t.startswith("After fx graph pass(all npugraph_ex pass) opt") for t in texts)
+    assert whole == (mode != "max-autotune")
     captures = {"reinplace_inplaceable_ops_pass", "apply_event_record", "eliminate_dead_code"}
     assert captures <= ran or mode == "max-autotune"
-    programs = [t for t in texts if t.startswith("Output code of graph_")]
+    programs = [t for t in texts if t.startswith("Codegen for graph graph_")]
     assert "ge.Add" in programs[-1] and len(programs) == 1 + (mode != "max-autotune")
     assert mode == "max-autotune" or "acl_graph = AclGraph(" in programs[0]
 

@@ -107,14 +107,14 @@ def test_a_first_size_beyond_the_gears_is_refused():
 @pytest.mark.parametrize(
     ("gears", "words"),
     [
-        ({"0": [2, 3]}, "a dim is an int"),
-        ({2: [2, 3]}, r"not one of \[0, 1\]"),
-        ({-1: [2, 3]}, r"not one of \[0, 1\]"),
-        ({0: {2, 3}}, "a list or tuple"),
-        ({0: [2, 3.0]}, "are ints"),
-        ({0: [0, 2]}, "0 is not a size"),
-        ({0: [2]}, "at least 2"),
-        ({0: list(range(1, 102))}, "at most 100"),
+        ({"0": [2, 3]}, "Dim index in dim_gears must be an integer, but got <class 'str'>"),
+        ({2: [2, 3]}, r"must be in range \[0, 1\], but got"),
+        ({-1: [2, 3]}, r"must be in range \[0, 1\], but got"),
+        ({0: {2, 3}}, "Gears for dim index 0 in dim_gears must be a list or tuple"),
+        ({0: [2, 3.0]}, "Element at index 1 of value for dim index 0 in dim_gears must be an int"),
+        ({0: [0, 2]}, "must not be 0"),
+        ({0: [2]}, r"in range \[2, 100\], but got 1"),
+        ({0: list(range(1, 102))}, r"must be in range \[2, 100\], but got 101"),
     ],
 )
 def test_what_cannot_be_gears(gears, words):
@@ -126,18 +126,18 @@ def test_gears_are_set_once():
     x = torch.zeros(4, 6)
     set_dim_gears(x, {0: [2, 4]})
     assert x.dim_gears == {0: [2, 4]}
-    with pytest.raises(AssertionError, match="gears already"):
+    with pytest.raises(AssertionError, match="already has set dim gears, and it is not"):
         set_dim_gears(x, {0: [2, 8]})
 
 
 def test_merging_has_limits():
     tensors = [torch.zeros(4, 6), torch.zeros(5)]
-    with pytest.raises(AssertionError, match="equally many"):
+    with pytest.raises(AssertionError, match="is zip, input gears len must same"):
         combinations(tensors, {0: {0: [2, 4]}, 1: {0: [5, 6, 7]}}, "zip")
     many = list(range(2, 14))
-    with pytest.raises(AssertionError, match="144 combinations"):
+    with pytest.raises(AssertionError, match="exceed 100, and the current number of gears is: 144"):
         combinations(tensors, {0: {0: many}, 1: {0: many}}, "product")
-    with pytest.raises(AssertionError, match="zip or product"):
+    with pytest.raises(AssertionError, match="only support zip and product"):
         combinations(tensors, {0: {0: [2, 4]}}, "sum")
 
 

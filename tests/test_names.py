@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -10,6 +11,7 @@ import sys
 import warnings
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.graph import Graph, get_default_ge_graph
-from torchair.serde import same_graph, to_bytes, to_model
+from torchair.serde import read_graph, same_graph, to_bytes, to_model
 
 OLD_NAMES = {
     "torchair.configs.compiler_config": ["CompilerConfig"],
@@ -42,6 +44,7 @@ OLD_NAMES = {
         "get_default_ge_graph", "GeGraph", "Tensor", "TensorSpec", "DataType", "Format",
         "torch_type_to_ge_type", "Const", "compat_as_bytes", "_ge_dtype_to_ge_proto_dtype",
         "_ge_proto_dtype_to_ge_dtype", "next_unique_name", "compat_as_bytes_list",
+        "_GeInputInfo", "_ValueType",
     ],
     "torchair.ge.attr": ["Int", "Str", "ListInt"],
     "torchair._ge_concrete_graph": ["ge_apis"],
@@ -49,9 +52,14 @@ OLD_NAMES = {
     "torchair._ge_concrete_graph.fx2ge_converter": [
         "GeConcreteGraph", "Converter", "register_fx_node_ge_converter", "declare_supported",
         "_normalize_ge_option", "ExecutorType", "Placement", "_normalize_ge_graph",
-        "torch_type_to_ge_type",
+        "torch_type_to_ge_type", "_mapping_assign_op_to_graph_output", "replace_data_to_refdata",
+        "_validate_support",
     ],
     "torchair._ge_concrete_graph.ge_graph": ["DataType", "GeGraph", "torch_type_to_ge_type"],
+    "torchair._ge_concrete_graph.graph_pass": [
+        "optimize_sym_pack", "optimize_reference_op_redundant_copy", "replace_data_to_refdata",
+        "explicit_order_for_side_effect_nodes",
+    ],
     "torchair._ge_concrete_graph.compat_ir": ["IrDef", "IrElement", "ge_op", "is_cann_compat"],
     "torchair._ge_concrete_graph.ge_ir_pb2": [
         "ModelDef", "GraphDef", "OpDef", "TensorDescriptor", "AttrDef",
@@ -61,11 +69,26 @@ OLD_NAMES = {
     ],
     "torchair._ge_concrete_graph.utils": ["dtype_promote"],
     "torchair._acl_concrete_graph.fx2acl_converter": ["AclConcreteGraph"],
-    "torchair._acl_concrete_graph.acl_graph": ["AclGraph"],
+    "torchair._acl_concrete_graph.acl_graph": [
+        "AclGraph", "AclGraphCacheInfo", "_REPLACE_FUNC_MAP", "StaticWorkspaceReplaceFunc",
+    ],
+    "torchair._acl_concrete_graph.cat_optimization": ["optimize_cat_with_out_tensor"],
+    "torchair._acl_concrete_graph.graph_pass": [
+        "apply_event_closure_with_multi_stream", "reinplace_input_mutated_ops",
+    ],
+    "torchair._acl_concrete_graph.utils": ["WeakRef", "LazyMessage", "reconstruct_args_kwargs"],
     "torchair._utils.error_code": ["pretty_error_msg"],
+    "torchair._utils.error_messages": ["ConverterErrorMsg"],
+    "torchair._utils.graph_transform_observer": ["DebugContext"],
+    "torchair.configs._option_base": ["CallableValue", "OptionValue"],
+    "torchair.configs.npugraphex_config": ["_process_kwargs_options", "NpugraphexConfig"],
+    "torchair.fx_dumper": ["_as_numpy"],
+    "torchair.inference._gear_utils": ["generate_dynamic_dims_option", "set_dim_gears"],
+    "torchair.patterns._recover_view_inplace_pattern": ["_INPLACE_OPS_MAP", "InplaceOpInfo"],
     "torchair.npu_fx_compiler": [
         "get_npu_backend", "get_compiler", "_npu_backend", "_NpuFxCompiler", "_NpuGraphConverter",
         "_GmRunner", "_get_compiled_gm", "_optimize_fx", "_optimize_sym_input",
+        "_next_unique_graph_id", "_GLOBAL_GRAPH_ID",
     ],
     "torchair.ge_concrete_graph": ["ge_apis"],
     "torchair.ge_concrete_graph.ge_apis": ["Add", "Const"],
@@ -77,7 +100,10 @@ OLD_NAMES = {
     "npugraph_ex._acl_concrete_graph.fx2acl_converter": ["AclConcreteGraph"],
     "npugraph_ex._acl_concrete_graph.acl_graph": ["AclGraph"],
     "npugraph_ex.core.utils": ["logger", "EVENT_LEVEL"],
-    "npugraph_ex.configs.compiler_config": ["CompilerConfig"],
+    "npugraph_ex._acl_concrete_graph.utils": ["WeakRef"],
+    "npugraph_ex._utils.graph_transform_observer": ["DebugContext"],
+    "npugraph_ex.configs._option_base": ["CallableValue"],
+    "npugraph_ex.configs.compiler_config": ["CompilerConfig", "_process_kwargs_options"],
     "npugraph_ex.tools.aclgraph_check.deadlock_check": ["deadlock_check"],
     "npugraph_ex.tools.aclgraph_check.filter_operators": ["filter_comm_ops"],
     "npugraph_ex.tools.aclgraph_check.align_trace": ["align_trace_json"],
@@ -189,6 +215,149 @@ def test_passes_under_their_old_names():
     torch.testing.assert_close(traced(torch.ones(4, 6)), torch.full((6, 4), 7.0))
 
 
+def test_modules_of_a_package_are_its_attributes():
+    for name in [m for m in sys.modules if m.startswith("torchair.core")]:
+        del sys.modules[name]
+    assert torchair.core._backend.TorchNpuGraph is TorchNpuGraph
+    with pytest.raises(AttributeError, match="no_such_module"):
+        torchair.core.no_such_module  # noqa: B018
+
+
+def test_what_is_put_in_the_place_of_a_name_is_put_where_it_lives():
+    from torchair.core import _backend
+    from torchair.engine.options import engine, initialize_graph_engine
+
+    before = engine.options
+    try:
+        _backend._GLOBAL_COMPILE_OPTION = None
+        initialize_graph_engine({"ge.exec.deviceId": "7"})
+        assert _backend._GLOBAL_COMPILE_OPTION == {"ge.exec.deviceId": "7"}
+    finally:
+        _backend._GLOBAL_COMPILE_OPTION = dict(before) or None
+
+
+def test_a_pass_of_somebody_else_runs_instead():
+    from torchair._ge_concrete_graph import graph_pass
+
+    seen = []
+
+    def watch(graph, *context):
+        seen.append([n.type for n in graph.op])
+        return own(graph, *context)
+
+    own = graph_pass.explicit_order_for_side_effect_nodes
+    with patch.object(graph_pass, "explicit_order_for_side_effect_nodes", watch):
+        torch._dynamo.reset()
+        torch.compile(lambda x: x.neg(), backend="torchair")(torch.ones(2))
+    assert seen == [["Data", "Neg", "NetOutput"]]
+    assert graph_pass.explicit_order_for_side_effect_nodes is own
+
+
+def test_a_converter_on_the_operator_itself_is_used():
+    op, reached = torch.ops.air.print.default, []
+    own = op._ge_converter
+
+    @functools.wraps(own)
+    def converter(*args, **kwargs):
+        reached.append(args[1])
+        return own(*args, **kwargs)
+
+    op._ge_converter = converter
+    try:
+        torch._dynamo.reset()
+        torch.compile(lambda x: torchair.ops.npu_print("x =", x), backend="torchair")(torch.ones(2))
+    finally:
+        op._ge_converter = own
+    assert reached == ["x = {}"]
+
+
+def test_numbers_of_graphs():
+    from torchair import npu_fx_compiler
+
+    assert npu_fx_compiler._next_unique_graph_id() == npu_fx_compiler._GLOBAL_GRAPH_ID
+    first = npu_fx_compiler._GLOBAL_GRAPH_ID
+    torch._dynamo.reset()
+    torch.compile(torch.abs, backend="torchair")(torch.ones(2))
+    assert first + 1 == npu_fx_compiler._GLOBAL_GRAPH_ID
+
+
+def test_values_that_are_held_loosely():
+    from torchair._acl_concrete_graph.utils import LazyMessage, WeakRef, reconstruct_args_kwargs
+
+    x, words = torch.ones(2), ["x"]
+    refs = [WeakRef(x), WeakRef(words), WeakRef(1.0)]
+    assert [r() for r in refs[1:]] == [words, 1.0] and refs[0]() is x
+    y = torch.arange(12.0).reshape(3, 4).t()[1:]
+    refs[0].swap_weakref(y)
+    (seen, number), kept = reconstruct_args_kwargs([y, 3], {"many": [y, "text"]})
+    assert (number, kept["many"][1]) == (3, "text") and seen.data_ptr() == y.data_ptr()
+    assert torch.equal(seen, y) and kept["many"][0].stride() == y.stride()
+    del x, y, seen, kept
+    assert refs[0]() is None
+
+    asked = []
+    message = LazyMessage(lambda a, b: asked.append((a, b)) or "text", 1, b=2)
+    assert asked == [] and f"{message}" == "text" and asked == [(1, 2)]
+
+
+def test_options_among_the_keywords_of_a_backend():
+    from npugraph_ex.configs.compiler_config import CompilerConfig, _process_kwargs_options
+
+    from torchair.configs._option_base import CallableValue
+    from torchair.configs.npugraphex_config import _process_kwargs_options as process
+
+    config, flat = torchair.CompilerConfig(), CompilerConfig()
+    options = {"inplace_pass": False, "capture_limit": 3, "post_grad_custom_pre_pass": print}
+    process(config, {"options": options})
+    _process_kwargs_options(flat, {"options": options})
+    assert config.debug.aclgraph.disable_reinplace_inplaceable_ops_pass.value == "1"
+    assert config.debug.aclgraph.static_capture_size_limit.value == "3"
+    assert isinstance(config.post_grad_custom_pre_pass, CallableValue)
+    assert flat.inplace_pass.value is False and flat.capture_limit.raw == 3
+    wrong = re.escape("(type: <class 'str'>) not in optional list [True, False]")
+    with pytest.raises(ValueError, match=wrong):
+        process(config, {"options": {"inplace_pass": "test"}})
+
+
+def test_gears_of_described_inputs():
+    from torchair.ge._ge_graph import _GeInputInfo, _ValueType
+    from torchair.inference._gear_utils import generate_dynamic_dims_option
+
+    def info(shape, gears):
+        return _GeInputInfo(_ValueType.TENSOR, None, shape, gears)
+
+    inputs = {"b": info([-1, 8], {0: [8, 4]}), "a": info([2, -1], {1: [1, 2]})}
+    assert generate_dynamic_dims_option(inputs, "zip") == {
+        "ge.inputShape": "a:2,-1;b:-1,8", "ge.dynamicDims": "1,8;2,4", "ge.dynamicNodeType": "1",
+    }  # fmt: skip
+    assert generate_dynamic_dims_option(inputs, "product")["ge.dynamicDims"] == "1,8;1,4;2,8;2,4"
+    assert generate_dynamic_dims_option({"a": info([2], {})}, "zip") == {}
+
+
+def test_operators_that_capture_gives_memory():
+    from torchair._acl_concrete_graph.acl_graph import (
+        _REPLACE_FUNC_MAP,
+        StaticWorkspaceReplaceFunc,
+        replace_dynamic_workspace_ops,
+    )
+
+    op = torch.ops.aten.bitwise_not
+    known = len(_REPLACE_FUNC_MAP)
+    _REPLACE_FUNC_MAP[op.default] = StaticWorkspaceReplaceFunc(None, op.out, [], ["out"], [])
+    try:
+        assert _REPLACE_FUNC_MAP[op.default].out_operator is op.out
+        assert len(_REPLACE_FUNC_MAP) == known + 1 and op.default in list(_REPLACE_FUNC_MAP)
+        gm = make_fx(lambda x: x.bitwise_not() + 1)(torch.tensor([1, 2]))
+        replace_dynamic_workspace_ops(gm, (), None)
+    finally:
+        del _REPLACE_FUNC_MAP[op.default]
+    targets = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    assert targets == ["aten.empty.memory_format", "aten.bitwise_not.out", "aten.add.Tensor"]
+    assert len(_REPLACE_FUNC_MAP) == known
+    score = _REPLACE_FUNC_MAP["npu.npu_fused_infer_attention_score.default"]
+    assert "actual_seq_lengths" in score.updated_param_keys
+
+
 # ---- nodes as messages
 
 
@@ -250,6 +419,45 @@ def test_meta_tells_a_value_its_type_and_dims():
     assert (value.dtype, value.symsize, value.meta.shape) == (27, [2, 3], (2, 3))
     value.set_meta([1, 2, 3])
     assert (value.dtype, value.symsize) == (9, [3])
+
+
+# ---- passes, one at a time
+
+
+def test_passes_over_a_graph_made_by_hand():
+    from torchair._ge_concrete_graph.fx2ge_converter import (
+        _mapping_assign_op_to_graph_output,
+        replace_data_to_refdata,
+    )
+    from torchair._ge_concrete_graph.graph_pass import optimize_reference_op_redundant_copy
+
+    with Graph("by_hand", infer) as graph:
+        x, y = (Data(index=i, dtype=0, shape=[2], placement="NPU") for i in range(2))
+        ge.Assign(x, ge.Add(x, y))
+        NetOutput([ge.Neg(x)])
+    assert optimize_reference_op_redundant_copy(graph) == [0]
+    assert _mapping_assign_op_to_graph_output(graph) == {1: 0}
+    tensor = torch.ones(2)
+    replace_data_to_refdata(graph, {0}, [tensor, tensor])
+    types = [n.type for n in graph.op]
+    assert types.count("RefData") == types.count("Data") == 1 and "Assign" not in types
+    (ref,) = (n for n in graph.op if n.type == "RefData")
+    assert ref.name == f"RefData_2_1_0_{id(tensor)}"
+
+
+def test_an_optimised_graph_tells_its_interface(tmp_path):
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type = "txt"
+    config.debug.graph_dump.path = str(tmp_path)
+    backend = torchair.get_npu_backend(compiler_config=config)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: (x.neg(), y + 1), backend=backend)
+    compiled(torch.ones(2), torch.ones(3, dtype=torch.int32))
+    (file,) = tmp_path.glob("dynamo_optimized_*.txt")
+    attrs = read_graph(file).attrs
+    assert attrs["_input_placements"] == ge.attr.ListInt([0, 0])
+    assert attrs["_output_dtypes"] == ge.attr.ListInt([0, 3])
+    assert attrs["_executor_type"] == ge.attr.Int(int("torch_npu" in sys.modules))
 
 
 # ---- graphs from messages and bytes

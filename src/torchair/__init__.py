@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Load what is not needed at import when it is first asked for."""
     import importlib
 
-    home = _LAZY.get(name)
+    home = _LAZY.get(name) or (f"torchair.{name}" if legacy.knows(f"torchair.{name}") else None)
     if home is None:
         raise AttributeError(f"module 'torchair' has no attribute {name!r}")
     module = importlib.import_module(home)

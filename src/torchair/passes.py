@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -27,6 +28,13 @@ class Pass:
     def doc(self) -> str:
         """First line of what the pass says of itself."""
         return (self.fn.__doc__ or "").strip().split("\n")[0]
+
+    @property
+    def current(self) -> Callable[..., Any]:
+        """What runs: `fn`, or what somebody has put in its place in the module that defines it."""
+        name = getattr(self.fn, "__qualname__", "")
+        found: Callable[..., Any] = getattr(sys.modules.get(self.fn.__module__), name, self.fn)
+        return found
 
 
 @dataclass(frozen=True)
@@ -63,18 +71,26 @@ class PassRunner:
         self.settings = settings
         self.trace = trace
 
-    def run(self, passes: Iterable[Pass], graph: Any, *context: Any) -> None:
-        """Every enabled pass in order, each as `fn(graph, *context)`."""
+    def run(self, passes: Iterable[Pass], graph: Any, *context: Any, whole: str = "") -> None:
+        """Every enabled pass in order, each as `fn(graph, *context)`. `whole` names all of them
+        together in the log."""
         enabled = [p for p in passes if p.enabled(self.settings)]
         if not enabled:
             return
-        look = self._look(graph)
+        first = look = self._look(graph)
+        start = time.perf_counter()
         for step in enabled:
             look = self._run_one(step, graph, context, look)
+        if whole and logger.isEnabledFor(logging.DEBUG):
+            seconds, changed = time.perf_counter() - start, first.mark != look.mark
+            record = PassRecord(
+                whole, seconds, first.counts.total(), look.counts.total(), changed=changed
+            )
+            logger.debug("%s", difference_text(self.kind.name, record, first, look))
 
     def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...], before: Look) -> Look:
         start = time.perf_counter()
-        step.fn(graph, *context)
+        step.current(graph, *context)
         seconds = time.perf_counter() - start
         mark = self.kind.fingerprint(graph)
         changed = mark != before.mark

@@ -12,10 +12,10 @@ captured at the first call (capture/): by running it on a GPU, from the plan on 
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -52,7 +52,9 @@ from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
 
-_graph_ids = itertools.count(1)
+latest_graph_id = 0
+"""The number of the graph that was named last."""
+_naming = Lock()
 
 
 class NpuFxCompiler:
@@ -188,8 +190,16 @@ def _on_meta(gm: fx.GraphModule) -> bool:
     return any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in values)
 
 
+def next_graph_id() -> int:
+    """A number for a graph that no other graph of this process has."""
+    global latest_graph_id
+    with _naming:
+        latest_graph_id += 1
+        return latest_graph_id
+
+
 def _next_name() -> str:
-    return f"graph_{next(_graph_ids)}"
+    return f"graph_{next_graph_id()}"
 
 
 def _convert(

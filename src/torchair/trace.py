@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torchair.flags import Flags
-from torchair.log import TorchairLogger, add_debug_file, follow_environment, logger
+from torchair.log import (
+    TorchairLogger,
+    add_debug_file,
+    follow_environment,
+    logger,
+    npugraph_ex_logger,
+)
 from torchair.store import atomic_write
 
 
@@ -53,7 +59,7 @@ class Trace:
         if self.directory is not None:
             atomic_write(self.directory / self.phase / "output_code.py", text.encode(), mode=0o600)
         for log in logs:
-            log.debug("Output code of %s:\n%s", name, text)
+            log.debug("Codegen for graph %s:\n%s", name, text)
 
     @property
     def writes(self) -> bool:
@@ -68,14 +74,32 @@ def _torch_log() -> logging.Logger:
     return getArtifactLogger("torch.torchair", "output_code")
 
 
-_counts: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
+@dataclass
+class FolderCounts:
+    """The number of the latest folder of each kind, -1 before the first."""
+
+    model_cnt: int = -1
+    compile_fx_cnt: int = -1
+
+    def next(self, kind: Literal["model", "compile"]) -> int:
+        """The number of a new folder."""
+        name = "model_cnt" if kind == "model" else "compile_fx_cnt"
+        setattr(self, name, getattr(self, name) + 1)
+        return int(getattr(self, name))
 
 
-def model_directory(speaker: TorchairLogger = logger, kind: str = "model") -> Path | None:
+FOLDERS = {ours.name: FolderCounts() for ours in (logger, npugraph_ex_logger)}
+"""What each surface has written, by the name of its logger."""
+torchair_folders, npugraph_ex_folders = FOLDERS.values()
+
+
+def model_directory(
+    speaker: TorchairLogger = logger, kind: Literal["model", "compile"] = "model"
+) -> Path | None:
     """A new `<kind>__<k>` folder in torch's debug directory, None when debugging is off."""
     if not Flags.read().compile_debug:
         return None
-    return debug_root(speaker) / f"{kind}__{next(_counts[speaker.name, kind])}"
+    return debug_root(speaker) / f"{kind}__{FOLDERS[speaker.name].next(kind)}"
 
 
 def debug_root(speaker: TorchairLogger = logger) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -121,6 +122,7 @@ class AclGraph:
         self._latest: dict[Raw, GraphMeta] = {}  # by what tells calls apart, but for parameters
         self._lock = RLock()
         self._started = False
+        self._watched = False  # whether the log shows single steps
         self._uncaptured: Run | None = None
 
     def load(
@@ -137,9 +139,9 @@ class AclGraph:
         entries = tuple((i, bool(number)) for i, number in info.unupdated_sym_input_index)
         self._keys = KeyMaker(self.kinds, entries, self.options.frozen_parameter)
         self._raw, self._rest = self._keys.raw, self._keys.rest
-        updates = Updates.from_literals(info.updated_ops_param, info.ops_update_rulers)
+        self._updates = Updates.from_literals(info.updated_ops_param, info.ops_update_rulers)
         self._find_substrate = substrate or partial(
-            substrate_for, engine=None, pool=info.pool, updates=updates
+            substrate_for, engine=None, pool=info.pool, updates=self._updates
         )
         self._warmups = info.num_warmup_iters
         self._uncaptured = uncaptured
@@ -161,10 +163,26 @@ class AclGraph:
             if meta is None:
                 return self._eagerly(args)
             hold = len(self.captured) == 1 or not self.options.reuse
+            if self._watched:
+                return self._step_by_step(meta, args, hold)
             if torch.autograd.profiler._is_profiler_enabled:
                 with torch.profiler.record_function("acl_graph_replay"):
                     return meta.recording.call(args, hold)
             return meta.recording.call(args, hold)
+
+    def _step_by_step(self, meta: GraphMeta, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        """A call whose steps are timed for the log."""
+        recording = meta.recording
+        with _timed("generate graph_key", self._keys.text):
+            self._keys.text(args)
+        with _timed("process input", recording.feed):
+            recording.feed(args)
+        with _labelled("acl_graph_replay"):
+            recording.replay()
+        with _timed("get updated params", self._updates.values):
+            self._updates.values(args)
+        recording.write_back(args)
+        return recording.results(args, hold)
 
     def compile(self, *args: Any) -> str | None:
         """The key of the graph that serves this call, captured now if it is new; None when calls
@@ -235,7 +253,8 @@ class AclGraph:
     def _found(self, meta: GraphMeta) -> GraphMeta:
         if self.options.evict:
             self.captured.move_to_end(meta.key)
-        if logger.isEnabledFor(logging.DEBUG):
+        self._watched = logger.isEnabledFor(logging.DEBUG)
+        if self._watched:
             where = f"of fx_graph {self.name}, graph key {meta.key}"
             logger.debug("Find captured AclGraph %s", where)
             logger.debug("The current AclGraph no needs to be recaptured %s", where)
@@ -278,6 +297,7 @@ class AclGraph:
             self._note_recapture(old, args)
         if old is None and len(self.captured) == 1 and self.options.reuse:
             next(iter(self.captured.values())).recording.release()
+        self._log_memory(key)
         if len(self.captured) >= self.options.limit and not self._make_room(old):
             return None
         try:
@@ -287,6 +307,7 @@ class AclGraph:
             return None
         if old is not None:
             self._drop(old)
+        self._watched = logger.isEnabledFor(logging.DEBUG)
         self.captured[key] = self._by_raw[meta.raw] = self._latest[self._rest(args)] = meta
         if old is None:
             self._count("captured")
@@ -359,6 +380,15 @@ class AclGraph:
     def _count(self, what: str) -> None:
         _counters()[f"{what}_{self.name}"] += 1
 
+    def _log_memory(self, key: str) -> None:
+        if not self.options.reuse:
+            text = "memory pool reuse is disable: no mempool reuse in fx_graph %s, graph key %s"
+        elif self.captured:
+            text = "After setting to original memory state for fx_graph %s, for graph key %s"
+        else:
+            text = "When mempool reuse is enabled in fx_graph %s, keys after %s share memory"
+        logger.debug(text, self.name, key)
+
     def _log_counts(self) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             counters = _counters()
@@ -385,6 +415,17 @@ def _counters() -> Any:
 
 def _layout(tensor: torch.Tensor) -> Layout:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+@contextmanager
+def _timed(phase: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Log what a step of a call has cost."""
+    start = time.perf_counter()
+    yield
+    logger.debug(
+        "The operation of [npugraph_ex overhead] %s phase (function name: %s) cost %.9fs.",
+        phase, function.__name__, time.perf_counter() - start,
+    )  # fmt: skip
 
 
 def _labelled(name: str) -> Any:

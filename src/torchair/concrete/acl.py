@@ -80,7 +80,9 @@ class AclConcreteGraph(ConcreteGraph):
     ) -> None:
         self._dump_if_wanted("original")
         runner = PassRunner(FX_KIND, self._settings, trace)
-        runner.run(CAPTURE_PASSES, self.forward, example_inputs, config)
+        runner.run(
+            CAPTURE_PASSES, self.forward, example_inputs, config, whole="all npugraph_ex pass"
+        )
         self.forward.recompile()
         self._dump_if_wanted("optimized")
         if Flags.read().debug >= 4:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchair.devices.call import GraphCall
+from torchair.fx.gears import options_of
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
@@ -31,14 +32,10 @@ def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[
 def gear_options(graph: Graph, gears: Sequence[Sizes]) -> dict[str, str]:
     """The options that tell the engine about gears."""
     data = sorted(graph.data, key=lambda n: n.name)
-    shapes = [(n.name, n.outputs[0].shape or ()) for n in data]
-    dims = [d for _, shape in shapes for d in shape if not isinstance(d, int)]
-    listed = [",".join(map(str, evaluate(dims, sizes))) for sizes in gears]
-    return {
-        "ge.inputShape": ";".join(f"{n}:{','.join(map(str, on_wire(s)))}" for n, s in shapes),
-        "ge.dynamicDims": ";".join(dict.fromkeys(listed)),
-        "ge.dynamicNodeType": "1",
-    }
+    shapes = {n.name: n.outputs[0].shape or () for n in data}
+    dims = [d for shape in shapes.values() for d in shape if not isinstance(d, int)]
+    wire = {name: on_wire(shape) for name, shape in shapes.items()}
+    return options_of(wire, [evaluate(dims, sizes) for sizes in gears])
 
 
 def _inputs(

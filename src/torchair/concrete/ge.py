@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,7 +13,9 @@ from torchair.configs.settings import Settings
 from torchair.devices import Device
 from torchair.devices.call import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
+from torchair.engine.optimize.passes.data import note_interface
 from torchair.flags import Flags
+from torchair.ge.dtypes import ExecutorType
 from torchair.ge.signature import Conversion
 from torchair.log import logger
 from torchair.passes import PassRunner
@@ -40,6 +43,8 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         shown = ge_kind(lambda g: render(g, kind).decode(), kind)
         runner = PassRunner(shown, self._settings, trace)
         runner.run(GE_PASSES, self.graph, self.state)
+        on_device = "torch_npu" in sys.modules
+        note_interface(self.graph, ExecutorType.NPU if on_device else ExecutorType.CPU)
         if trace.writes:
             trace.write("optimized_ge_graph", kind, render(self.graph, kind).decode())
         self.ready()

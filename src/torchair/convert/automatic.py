@@ -18,6 +18,7 @@ from torchair.errors import ConversionError
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.operators import user_kernel
 from torchair.ge.prototypes import Prototype, is_declared, prototype
+from torchair.ge.refusals import ConverterErrorMsg
 from torchair.log import logger
 
 _BUILTIN = ("aten", "prim", "prims")
@@ -39,19 +40,11 @@ def automatic_entry(target: Any) -> Entry | None:
 
 def generate(target: Any) -> Entry:
     """A converter of a torch operator; ConversionError says why there can be none."""
-    if not isinstance(target, torch._ops.OpOverload):
-        raise _refused(target, f"a {type(target).__name__} is not an operator overload")
-    if target.namespace in _BUILTIN:
-        raise _refused(target, f"operators of {target.namespace} are built in")
-    scalars = [a.name for a in target._schema.arguments if _holds(a.type, torch.NumberType)]
-    if scalars:
-        raise _refused(
-            target, f"argument {scalars[0]!r} is a Scalar, which no attribute kind holds"
-        )
+    validate_support(target)
     op_type = ge_type(target)
     proto = prototype(op_type)
     if proto is None or not is_declared(op_type):
-        raise _refused(target, f"the GE operator {op_type} is not registered")
+        raise _refused(target, ConverterErrorMsg.GE_IR_NOT_REGISTERED.format(name=op_type))
     fit = _Fit(target, proto)
     fit.check()
     if user_kernel(op_type) is None:
@@ -60,12 +53,20 @@ def generate(target: Any) -> Entry:
     return entry_of(fit.convert, by_user=False)
 
 
+def validate_support(target: Any) -> None:
+    """Raise for a target that no converter can be generated for, whatever GE has."""
+    if not isinstance(target, torch._ops.OpOverload):
+        raise _refused(target, ConverterErrorMsg.NOT_OP_OVERLOAD.format(target=target))
+    if target.namespace in _BUILTIN:
+        raise _refused(target, ConverterErrorMsg.BUILTIN_OP.format(target=target))
+    for argument in target._schema.arguments:
+        if _holds(argument.type, torch.NumberType):
+            reason = ConverterErrorMsg.SCALAR_INPUT.format(target=target, name=argument.name)
+            raise _refused(target, reason)
+
+
 def _refused(target: Any, reason: str) -> ConversionError:
-    return ConversionError(
-        f"auto-generation of a converter failed for {target}: {reason}",
-        op=target,
-        schema=getattr(target, "_schema", None),
-    )
+    return ConversionError(reason, op=target, schema=getattr(target, "_schema", None))
 
 
 def _holds(kind: Any, wanted: type) -> bool:
@@ -112,28 +113,27 @@ class _Fit:
 
     def check(self) -> None:
         """Raise for the first count that differs."""
-        returns = len(self.target._schema.returns)
-        names = [a.name for a in self.tensors], [a.name for a in self.others]
-        inputs, attrs = ([x.name for x in xs] for xs in (self.proto.inputs, self.proto.attrs))
-        outputs = [p.name for p in self.proto.outputs]
-        if len(names[0]) != len(inputs):
-            raise self._differ("tensor arguments", names[0], "inputs", inputs)
-        if len(names[1]) > len(attrs):
-            raise self._differ("other arguments", names[1], "attributes", attrs)
-        if len(self.written) + returns != len(outputs):
-            results = [*self.written, *(f"result {i}" for i in range(returns))]
-            raise self._differ("written arguments and results", results, "outputs", outputs)
-        if self.written and len(self.written) != len(self.in_place):
-            raise self._differ("written arguments", self.written, "updated inputs", self.in_place)
+        tensors, others = [a.name for a in self.tensors], [a.name for a in self.others]
+        inputs = [(p.name, p.kind) for p in self.proto.inputs]
+        attrs = [(a.name, a.kind) for a in self.proto.attrs]
+        results = len(self.written) + len(self.target._schema.returns)
+        outputs, updated = len(self.proto.outputs), len(self.in_place)
+        if len(tensors) != len(inputs):
+            reason = ConverterErrorMsg.TENSOR_INPUTS_COUNT_MISMATCH
+            raise self._differ(reason, tensor_inputs=tensors, ge_inputs=inputs)
+        if len(others) > len(attrs):
+            reason = ConverterErrorMsg.NON_TENSOR_INPUTS_COUNT_MISMATCH
+            raise self._differ(reason, non_tensor_inputs=others, ge_attrs=attrs)
+        if results != outputs:
+            reason = ConverterErrorMsg.OUTPUTS_COUNT_MISMATCH
+            raise self._differ(reason, outputs_count=results, ge_outputs_count=outputs)
+        if self.written and len(self.written) != updated:
+            reason, count = ConverterErrorMsg.INPLACE_COUNT_MISMATCH, len(self.written)
+            raise self._differ(reason, inplace_count=count, ge_inplace_count=updated)
 
-    def _differ(
-        self, ours: str, names: Sequence[str], theirs: str, ports: Sequence[str]
-    ) -> ConversionError:
-        return _refused(
-            self.target,
-            f"it has {len(names)} {ours} ({', '.join(names)}), "
-            f"{self.proto.type} has {len(ports)} {theirs} ({', '.join(ports)})",
-        )
+    def _differ(self, reason: str, **counts: Any) -> ConversionError:
+        target, ge_name = self.target, self.proto.type
+        return _refused(target, reason.format(target=target, ge_name=ge_name, **counts))
 
     def text(self) -> str:
         """The call that the converter makes, for the log."""

@@ -93,7 +93,16 @@ def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def find(target: Any) -> Entry | None:
-    """The converter of an FX target."""
+    """The converter of an FX target. One that somebody has put on the operator itself, as
+    `_ge_converter`, wins over all that are registered."""
+    put = getattr(target, "__dict__", {}).get("_ge_converter")
+    if put is not None and not getattr(put, "is_registered", False):
+        return entry_of(put, by_user=True)
+    return registered_for(target)
+
+
+def registered_for(target: Any) -> Entry | None:
+    """The converter that is registered for an FX target."""
     return _user.get(target) or _builtin.get(target) or _builtin.get(str(target))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from torchair.devices.call import GraphCall
+from torchair.engine.optimize.passes.data import note_interface
 from torchair.errors import SerializationError
 from torchair.ge import attrs as attr
 from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output, const_fact
-from torchair.ge.dtypes import DataType, torch_to_ge
+from torchair.ge.dtypes import DataType, ExecutorType, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.signature import InputSource, InputView, Result, Signature
 from torchair.log import logger
@@ -67,6 +68,29 @@ class Call:
 def checksum(tensor: torch.Tensor) -> int:
     """A number that tells whether the elements of a tensor are what they were."""
     return zlib.crc32(tensor_memory(tensor))
+
+
+def refer_to(node: Node, tensor: torch.Tensor) -> None:
+    """An input becomes RefData: a tensor that lives beside the graph, named after it."""
+    if node.type == "RefData":
+        return
+    graph = node.graph
+    numbers = [*tensor.shape, *tensor.stride(), tensor.storage_offset(), id(tensor)]
+    name = "_".join(["RefData", *map(str, numbers)])
+    if name in graph:
+        logger.warning("two updated inputs of %s are named %s", graph.name, name)
+    node.attrs["_origin_data_name"] = attr.Str(node.name)
+    node.type = "RefData"
+    graph.rename(node, graph.unique_name(name))
+
+
+def replace_data_to_refdata(
+    graph: Graph, indexes: Collection[int], inputs: Sequence[torch.Tensor]
+) -> None:
+    """Inputs that are updated, by their indexes, become RefData of these tensors."""
+    for node in [n for n in graph.data if n.attr("index") in indexes]:
+        refer_to(node, inputs[node.attr("index")])
+    graph.sort()
 
 
 class Package:
@@ -178,21 +202,10 @@ class Package:
             if name is not None:
                 states[source.args[0]] = name
                 node.attrs |= {WEIGHT: attr.Str(name), "value": Attr("Tensor", self.payload(node))}
-            self._assign(self._as_ref(node, self._args[source.args[0]]), results[k], output)
+            refer_to(node, self._args[source.args[0]])
+            self._assign(node, results[k], output)
         output.set_input("input", [v for k, v in enumerate(results) if k not in assigned])
         return states
-
-    def _as_ref(self, node: Node, tensor: torch.Tensor) -> Node:
-        if node.type == "RefData":
-            return node
-        numbers = [*tensor.shape, *tensor.stride(), tensor.storage_offset(), id(tensor)]
-        name = "_".join(["RefData", *map(str, numbers)])
-        if name in self.graph:
-            logger.warning("two updated inputs of %s are named %s", self.graph.name, name)
-        node.attrs["_origin_data_name"] = attr.Str(node.name)
-        node.type = "RefData"
-        self.graph.rename(node, self.graph.unique_name(name))
-        return node
 
     def _assign(self, ref: Node, value: Value, output: Node) -> None:
         """An Assign that runs after everything that reads what was there before."""
@@ -250,11 +263,4 @@ class Package:
                 value.layout = value.layout or "ND"
                 if value.dtype == DataType.DT_UNDEFINED and node.type not in ("Data", "RefData"):
                     value.dtype = DataType.DT_FLOAT
-        data, output = self.graph.data, self.graph.output
-        assert output is not None
-        places = [int(n.outputs[0].device_type != "CPU") for n in data]
-        self.graph.attrs |= {
-            "_input_placements": attr.ListInt(places),
-            "_output_dtypes": attr.ListInt([v.dtype for v in output.values()]),
-            "_executor_type": attr.Int(0),
-        }
+        note_interface(self.graph, ExecutorType.CPU)

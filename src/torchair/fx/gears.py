@@ -17,7 +17,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: DimGears) -> None:
     """Say which sizes some dims of an input may have, before the first call with it."""
     known = getattr(t, "dim_gears", None)
     assert known is None or known == dim_gears, (
-        f"the tensor has gears already, and they are others: {known}, now {dim_gears}"
+        f"Tensor {t} already has set dim gears, and it is not supported to set it again."
     )
     for dim, gears in dim_gears.items():
         _check_gears(dim, gears, t.dim())
@@ -27,14 +27,22 @@ def set_dim_gears(t: torch.Tensor, dim_gears: DimGears) -> None:
 
 
 def _check_gears(dim: Any, gears: Any, rank: int) -> None:
-    assert isinstance(dim, int), f"a dim is an int, not {dim!r}"
-    assert 0 <= dim < rank, f"dim {dim} is not one of [0, {rank - 1}]"
-    assert isinstance(gears, list | tuple), f"gears of dim {dim}: a list or tuple, not {gears!r}"
-    for gear in gears:
-        assert isinstance(gear, int), f"gears of dim {dim} are ints, {gear!r} is not"
-        assert gear != 0, f"gears of dim {dim}: 0 is not a size that a gear may have"
+    assert isinstance(dim, int), (
+        f"Dim index in dim_gears must be an integer, but got {type(dim)}."
+    )
+    assert 0 <= dim < rank, (
+        f"Dim index in dim_gears must be in range [0, {rank - 1}], but got {dim}."
+    )
+    where = f"dim index {dim} in dim_gears"
+    assert isinstance(gears, list | tuple), (
+        f"Gears for {where} must be a list or tuple, but got {type(gears)}."
+    )
+    for i, gear in enumerate(gears):
+        element = f"Element at index {i} of value for {where}"
+        assert isinstance(gear, int), f"{element} must be an integer, but got {type(gear)}."
+        assert gear != 0, f"{element} must not be 0."
     assert 2 <= len(gears) <= _MOST, (
-        f"dim {dim} has {len(gears)} gears; there are at least 2 and at most {_MOST}"
+        f"Length of gears for {where} must be in range [2, {_MOST}], but got {len(gears)}."
     )
 
 
@@ -74,26 +82,43 @@ def _keep_to(size: Any, gears: Sequence[int], where: str) -> None:
     assert all(bool(check) for check in checks)
 
 
-def combinations(
-    inputs: Sequence[Any], gears: Mapping[int, DimGears], policy: str
-) -> list[dict[str, int]]:
-    """Sizes by symbol, one dict for each combination of gears."""
-    assert policy in ("zip", "product"), f"gears are merged by zip or product, not {policy!r}"
-    dims = [(inputs[k].shape[d], tuple(g)) for k, of in gears.items() for d, g in of.items()]
-    lists = [g for _, g in dims]
+def merge(lists: Sequence[Sequence[int]], policy: str) -> list[tuple[int, ...]]:
+    """Distinct combinations of the gears of several dims."""
+    assert policy in ("zip", "product"), "dynamic_gears_merge_policy only support zip and product."
     if policy == "zip":
-        lengths = sorted({len(g) for g in lists})
-        assert len(lengths) <= 1, (
-            f"gears that are merged by zip are equally many, these are {lengths}; "
-            "set inference_config.dynamic_gears_merge_policy to 'product' to have all combinations"
+        assert len({len(g) for g in lists}) <= 1, (
+            "when dynamic_gears_merge_policy is zip, input gears len must same."
         )
     merged: Iterator[Any] = (
         zip(*lists, strict=True) if policy == "zip" else itertools.product(*lists)
     )
     distinct = list(dict.fromkeys(itertools.islice(merged, 0, 200_000)))
     assert len(distinct) <= _MOST, (
-        f"{len(distinct)} combinations of gears; there are at most {_MOST}"
+        f"The total number of gears set cannot exceed {_MOST}, and the current number of gears is: "
+        f"{len(distinct)}"
     )
+    return distinct
+
+
+def options_of(
+    shapes: Mapping[str, Sequence[int]], sizes: Sequence[Sequence[int]]
+) -> dict[str, str]:
+    """The options that tell the engine about gears: dims of all inputs by name, -1 for those that
+    vary, and the sizes that these have together."""
+    listed = dict.fromkeys(",".join(map(str, combination)) for combination in sizes)
+    return {
+        "ge.inputShape": ";".join(f"{n}:{','.join(map(str, s))}" for n, s in shapes.items()),
+        "ge.dynamicDims": ";".join(listed),
+        "ge.dynamicNodeType": "1",
+    }
+
+
+def combinations(
+    inputs: Sequence[Any], gears: Mapping[int, DimGears], policy: str
+) -> list[dict[str, int]]:
+    """Sizes by symbol, one dict for each combination of gears."""
+    dims = [(inputs[k].shape[d], tuple(g)) for k, of in gears.items() for d, g in of.items()]
+    distinct = merge([g for _, g in dims], policy)
     named = [str(size.node.expr) for size, _ in dims if not isinstance(size, int)]
     return [
         dict(zip(named, combination, strict=True))

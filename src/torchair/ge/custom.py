@@ -12,12 +12,13 @@ from torchair.ge.build import add_output, infer_node
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Node, Slot, Value, get_default_ge_graph
 from torchair.ge.prototypes import AttrSpec, Port, Prototype, prototype
+from torchair.ge.refusals import ConverterErrorMsg
 
 _KEYWORD_FORM = "use the keyword form custom_op(type, inputs={...}, outputs=[...], attrs={...})"
 _WANTED: dict[str, tuple[Any, str]] = {
-    "required": (Value, "a ge.Tensor"),
-    "dynamic": ((list, tuple), "a list of ge.Tensor"),
-    "optional": ((Value, type(None)), "a ge.Tensor or None"),
+    "required": (Value, ConverterErrorMsg.INPUT_TYPE_REQUIRED),
+    "dynamic": ((list, tuple), ConverterErrorMsg.INPUT_TYPE_DYNAMIC),
+    "optional": ((Value, type(None)), ConverterErrorMsg.INPUT_TYPE_OPTIONAL),
 }
 
 
@@ -101,25 +102,25 @@ def _declared(node: Node, outputs: Sequence[str | tuple[str, int]]) -> Any:
 def _positional(op_type: str, args: Sequence[Any], node_name: str | None) -> Any:
     proto = prototype(op_type)
     if proto is None:
+        reason = ConverterErrorMsg.GE_IR_NOT_REGISTERED.format(name=op_type)
         raise RuntimeError(
-            f"operator type {op_type!r} has no prototype; declare it with "
-            f"ge.register_operator({op_type!r}, ...), or {_KEYWORD_FORM}"
+            f"{reason}; declare it with ge.register_operator({op_type!r}, ...), or {_KEYWORD_FORM}"
         )
-    if len(args) != len(proto.inputs) + len(proto.attrs):
-        raise IndexError(
-            f"{op_type} takes {len(proto.inputs)} inputs {_listed(proto.inputs)} and "
-            f"{len(proto.attrs)} attributes {_listed(proto.attrs)}, got {len(args)} arguments"
+    expected = len(proto.inputs) + len(proto.attrs)
+    if len(args) != expected:
+        reason = ConverterErrorMsg.ARGS_COUNT_MISMATCH.format(
+            op_type=op_type, expected=expected, actual=len(args)
         )
-    inputs = {p.name: _input(op_type, p, v) for p, v in zip(proto.inputs, args, strict=False)}
+        inputs, attrs = _listed(proto.inputs), _listed(proto.attrs)
+        raise IndexError(f"{reason}; its inputs are {inputs}, its attributes {attrs}")
+    fed = {p.name: _input(op_type, p, v) for p, v in zip(proto.inputs, args, strict=False)}
     rest = args[len(proto.inputs) :]
-    attrs = {
+    given = {
         a.name: _attr(op_type, a, v)
         for a, v in zip(proto.attrs, rest, strict=True)
         if v is not None
     }
-    return custom_op(
-        op_type, inputs=inputs, outputs=_names(proto), attrs=attrs, node_name=node_name
-    )
+    return custom_op(op_type, inputs=fed, outputs=_names(proto), attrs=given, node_name=node_name)
 
 
 def _listed(specs: Sequence[Port | AttrSpec]) -> str:
@@ -132,10 +133,10 @@ def _names(proto: Prototype) -> list[str | tuple[str, int]]:
 
 
 def _input(op_type: str, port: Port, value: Any) -> Slot:
-    kinds, words = _WANTED[port.kind]
+    kinds, reason = _WANTED[port.kind]
     if not isinstance(value, kinds):
-        got = type(value).__name__
-        raise TypeError(f"{op_type}: {port.kind} input {port.name!r} takes {words}, got {got}")
+        told = reason.format(op_type=op_type, name=port.name, param_type=port.kind)
+        raise TypeError(f"{told}, got {type(value).__name__}")
     return value
 
 

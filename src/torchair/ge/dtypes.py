@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torchair.ge.refusals import ConverterErrorMsg
+
 
 class DataType:
     """GE data type numbers, as printed in dumps and passed to converters."""
@@ -157,7 +159,8 @@ def torch_to_ge(dtype: torch.dtype) -> int:
     try:
         return _TORCH_TO_GE[dtype]
     except KeyError:
-        raise RuntimeError(f"{dtype} has no data type in the GE operator IR") from None
+        reason = ConverterErrorMsg.TORCH_TYPE_TO_GE_TYPE_UN_SUPPORT
+        raise RuntimeError(reason.format(dtype=dtype)) from None
 
 
 def ge_to_torch(code: int) -> torch.dtype:

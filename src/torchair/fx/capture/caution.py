@@ -20,6 +20,7 @@ def cautious(fn: _Pass) -> _Pass:
 
     @wraps(fn)
     def run(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+        logger.debug("processing %s_pass", fn.__name__.removesuffix("_pass"))
         before = copy.deepcopy(gm.graph)
         try:
             fn(gm, example_inputs, config)

@@ -23,6 +23,7 @@ from torchair.fx.capture.values import (
     written_by,
 )
 from torchair.fx.streams import mark_streams
+from torchair.log import logger
 from torchair.ops.streams import STREAM_LABEL
 
 air = torch.ops.air
@@ -175,6 +176,7 @@ def apply_event_record(gm: fx.GraphModule, example_inputs: Any, config: Any) -> 
     for wait in waits:
         producers: Any = wait.args[0]
         wait.args = ([_mark_behind(graph, p, marks, options) for p in producers],)
+    logger.debug("End insert record node in graph: %s", [mark.name for mark in marks.values()])
 
 
 def _mark_behind(

@@ -69,7 +69,7 @@ class Reinplacer:
         try:
             rewrite(node)
         except No as reason:
-            logger.debug("%s is not computed in place: %s", node, reason)
+            logger.debug("reinplace failed: %s is not computed in place: %s", node, reason)
 
     def _operator(self, node: fx.Node) -> None:
         """`foo(a, ...)` -> `foo_(a, ...)`"""

@@ -39,6 +39,9 @@ class Sizes:
             if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
                 self._nodes.setdefault(value.node.expr, node)
 
+    def __repr__(self) -> str:
+        return str({str(expr): str(node) for expr, node in self._nodes.items()})
+
     def of(self, size: Any) -> int | fx.Node | None:
         """A size as an argument, None where the inputs do not tell it."""
         known = from_torch(size)

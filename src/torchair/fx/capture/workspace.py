@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,61 +10,67 @@ from torch import fx
 
 from torchair.fx.capture.sizes import Sizes
 from torchair.fx.capture.values import add_call, tensors_of
+from torchair.log import logger
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class WorkspaceOp:
-    """An operator that needs memory beside its results, how much depends on numbers it takes."""
+    """How an operator is called that takes memory for its results, and memory beside it, from
+    outside. Operators are overloads, or their names where a library may come later."""
 
-    library: str
-    name: str
-    asks: str  # the operator that tells the most it can need
-    outputs: tuple[str, ...]  # arguments of the `out` form
-
-    def overload(self, name: str) -> Any:
-        """An overload of the operator; None where it does not exist."""
-        return _overload(self.library, self.name, name)
-
-    def question(self) -> Any:
-        """The operator that tells the workspace; None where it does not exist."""
-        return _overload(self.library, self.asks, "default")
+    out: Any  # the form that is called
+    outputs: tuple[str, ...]  # its arguments that results go to
+    asks: Any = None  # the operator that tells the most memory it can need beside
+    workspace: str = "workspace"  # the argument which takes that
 
 
-def _overload(library: str, name: str, overload: str) -> Any:
-    return getattr(getattr(getattr(torch.ops, library), name, None), overload, None)
-
-
-_SCORE = "npu_fused_infer_attention_score"
-WORKSPACE_OPS = tuple(
-    WorkspaceOp("npu", name, f"_{name}_get_max_workspace", ("attention_out", "softmax_lse"))
+_SCORE = "npu.npu_fused_infer_attention_score"
+WORKSPACE_OPS: dict[Any, WorkspaceOp] = {
+    f"{name}.default": WorkspaceOp(
+        f"{name}.out",
+        ("attention_out", "softmax_lse"),
+        f"{name.replace('.', '._', 1)}_get_max_workspace.default",
+    )
     for name in (_SCORE, f"{_SCORE}_v2")
-)
-"""Operators of NPU stacks. Without an `out` form and a question for the workspace, as on other
+}
+"""Operators, those of NPU stacks at first. Where one of the forms does not exist, as on other
 devices, they stay what they are."""
+
+
+def _found(op: Any) -> Any:
+    """An operator by its name, None where there is none."""
+    if not isinstance(op, str):
+        return op
+    library, name, overload = op.split(".")
+    return getattr(getattr(getattr(torch.ops, library), name, None), overload, None)
 
 
 def replace_dynamic_workspace_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
     """Give such an operator its results and the largest workspace as arguments."""
     sizes: Sizes | None = None
-    for entry in WORKSPACE_OPS:
-        if entry.question() is None or entry.overload("out") is None:
+    for op, entry in WORKSPACE_OPS.items():
+        plain, out, asks = _found(op), _found(entry.out), _found(entry.asks)
+        if out is None or (asks is None and entry.asks is not None):
             continue
-        plain = entry.overload("default")
         for node in gm.graph.find_nodes(op="call_function", target=plain):
             sizes = sizes or Sizes(gm.graph)
-            _replace(gm.graph, node, entry, sizes)
+            _replace(gm.graph, node, replace(entry, out=out, asks=asks), sizes)
+    if sizes is not None:
+        logger.debug("Record all created sym expr and fx node: %s", sizes)
 
 
 def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: Sizes) -> None:
     kwargs = dict(node.kwargs)
     with graph.inserting_before(node):
-        kwargs["workspace"] = add_call(graph, entry.question(), node.args, node.kwargs, like=node)
+        if entry.asks is not None:
+            needed = add_call(graph, entry.asks, node.args, node.kwargs, like=node)
+            kwargs[entry.workspace] = needed
         for name, value in zip(entry.outputs, tensors_of(node.meta["val"]), strict=True):
             kwargs[name] = _allocate(graph, node, value, sizes)
-        form, value = entry.overload("out"), node.meta["val"]
-        made = add_call(graph, form, node.args, kwargs, like=node, value=value)
+        value = node.meta["val"]
+        made = add_call(graph, entry.out, node.args, kwargs, like=node, value=value)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+
+from torchair.log import logger
+
+
+@dataclass(frozen=True)
+class InplaceOpInfo:
+    """The form of an operator that writes to its arguments, and which results these become."""
+
+    inplace_op: Any
+    output_to_ref_input_idx_mapping: Mapping[int, int] = field(default_factory=lambda: {0: 0})
+
+
+INPLACE_OPS: dict[Any, InplaceOpInfo] = {}
+"""Operators beside the scatters of the `npu` library."""
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 _SCATTERS = ("scatter_update", "npu_scatter_nd_update", "npu_quant_scatter")
@@ -16,15 +32,19 @@ def recover_view_inplace_pattern(gm: fx.GraphModule, example_inputs: Any, config
     scatters = _in_place_forms()
     if not scatters:
         return
+    count = 0
     for copy in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         found = _match(copy, scatters)
         if found is not None:
             _rewrite(gm.graph, copy, *found, scatters)
+            count += 1
+    logger.debug("In fx_graph, find %s matched patterns", count)
 
 
 def _in_place_forms() -> dict[Any, Any]:
-    """Functional scatter of the `npu` library: its in-place overload, for those that exist."""
-    found = {}
+    """Operators with a form that overwrites the first argument: that form, if it exists."""
+    infos = INPLACE_OPS.items()
+    found = {op: i.inplace_op for op, i in infos if i.output_to_ref_input_idx_mapping == {0: 0}}
     for name in _SCATTERS:
         plain = getattr(torch.ops.npu, name, None)
         in_place = getattr(torch.ops.npu, name + "_", None)
@@ -61,6 +81,9 @@ def _rewrite(
             name=f"{scatter.name}_inplace",
         )  # fmt: skip
     made.meta = dict(scatter.meta)
+    logger.debug(
+        "success to replace non_inplace node %s by inserting new inplace node %s", scatter, made
+    )
     copy.replace_all_uses_with(copy.args[0])  # type: ignore[arg-type]
     graph.erase_node(copy)
     graph.erase_node(post)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge import attrs as attr
 from torchair.ge.build import Data
-from torchair.ge.dtypes import DataType
+from torchair.ge.dtypes import DataType, ExecutorType, Placement
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
@@ -61,3 +61,15 @@ def remove_dead_data_and_reorder_data_index(graph: Graph, state: GraphState) -> 
         else:
             graph.remove(node)
     state.inputs[:] = kept
+
+
+def note_interface(graph: Graph, executor: ExecutorType) -> None:
+    """Where inputs are, which types outputs have and who runs the graph, as attributes of it."""
+    sides = [n.outputs[0].device_type for n in graph.data]
+    places = [Placement.HOST if side == "CPU" else Placement.DEVICE for side in sides]
+    outputs = graph.output.values() if graph.output is not None else []
+    graph.attrs |= {
+        "_input_placements": attr.ListInt([int(place) for place in places]),
+        "_output_dtypes": attr.ListInt([int(v.dtype) for v in outputs]),
+        "_executor_type": attr.Int(int(executor)),
+    }

@@ -15,13 +15,13 @@ from torchair.ge.graph import Graph, Node, topological
 _SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 
 
-def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState) -> None:
+def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState | None = None) -> None:
     """Chain prints and the like in program order and tie the last to NetOutput; so draws of random
     numbers, and collectives, which all processes must meet in one order. What updates an input
     waits for the prints of its old value."""
     effects = [n for n in graph.nodes if n.type in _SIDE_EFFECTS]
     _chain(graph, effects)
-    if effects and state.assigned:
+    if effects and state is not None and state.assigned:
         _before_updates(graph, effects, state)
     _chain(graph, [n for n in graph.nodes if draws(n)])
     _chain(graph, [n for n in graph.nodes if communicates(n)])
@@ -68,7 +68,7 @@ def communicates(node: Node) -> bool:
     return row is not None and row.has(Trait.COMMUNICATION)
 
 
-def explicit_order_for_cmo(graph: Graph, state: GraphState) -> None:
+def explicit_order_for_cmo(graph: Graph, state: GraphState | None = None) -> None:
     """Chain prefetch operators in program order."""
     _chain(graph, [n for n in graph.nodes if n.type == "Cmo"])
 

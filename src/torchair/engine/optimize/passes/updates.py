@@ -7,8 +7,11 @@ from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge.graph import Graph, Node, Value
 
 
-def optimize_reference_op_redundant_copy(graph: Graph, state: GraphState) -> None:
-    """Data -> TensorMove -> update -> Assign(Data): the update works on the input itself."""
+def optimize_reference_op_redundant_copy(
+    graph: Graph, state: GraphState | None = None
+) -> list[int]:
+    """Data -> TensorMove -> update -> Assign(Data): the update works on the input itself. Gives
+    the inputs that are updated."""
     for node in graph.nodes:
         row = row_of(node.type)
         if row is None or not row.has(Trait.WRITES_FIRST):
@@ -21,6 +24,9 @@ def optimize_reference_op_redundant_copy(graph: Graph, state: GraphState) -> Non
             continue
         moved.replace_with(source)
         graph.remove(moved.node)
+    targets = [n.inputs["ref"] for n in graph.nodes if n.type == "Assign"]
+    inputs = [v.node for v in targets if isinstance(v, Value) and v.node.type == "Data"]
+    return [node.attr("index") for node in inputs]
 
 
 def _assigned_back(node: Node, source: Value) -> bool:
@@ -33,9 +39,12 @@ def _assigned_back(node: Node, source: Value) -> bool:
     )
 
 
-def mapping_assign_op_to_graph_output(graph: Graph, state: GraphState) -> None:
-    """Assign to an input -> one more graph output whose memory is that input."""
-    output = graph.output
+def mapping_assign_op_to_graph_output(
+    graph: Graph, state: GraphState | None = None
+) -> dict[int, int]:
+    """Assign to an input -> one more graph output whose memory is that input. Gives the input of
+    each such output."""
+    output, state = graph.output, state if state is not None else GraphState()
     assert output is not None
     for node in graph.nodes:
         if node.type != "Assign":
@@ -55,3 +64,4 @@ def mapping_assign_op_to_graph_output(graph: Graph, state: GraphState) -> None:
             user.after(value.node)
         graph.remove(node)
         output.set_input("input", [*results, value])
+    return state.assigned

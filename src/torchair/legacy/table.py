@@ -1,20 +1,14 @@
-"""Old import paths: one table of module name to where its names live now.
+"""Old import paths: module, then name, then where that lives now.
 
-A finder at the end of the import path answers for these names only; nothing else is touched.
+A name is here only where something stands behind it that does what the name says; those of the
+original that have no meaning here are listed in docs/ascend.md.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-import warnings
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from pkgutil import resolve_name
-from types import ModuleType
-from typing import Any
-
-_PACKAGE: dict[str, str] = {}  # a package that only holds modules
+PACKAGE: dict[str, str] = {}  # a package that only holds modules
+_PASSES = "torchair.engine.optimize.passes"
+_CAPTURE = "torchair.fx.capture"
 
 _SAMPLES = ("F32", "F16", "BF16", "F64", "I32", "I16", "I64", "I8", "U8", "BOOL", "C64", "T")
 # what a converter of the original imports with a star, beside the samples
@@ -41,7 +35,7 @@ _CONVERTER_UTILS: dict[str, str] = {
 
 # module: {name: "module.name"}; "*" forwards every other name to one module.
 TABLE: dict[str, dict[str, str]] = {
-    "torchair.core": _PACKAGE,
+    "torchair.core": PACKAGE,
     "torchair.core.utils": {
         "logger": "torchair.log.logger",
         "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
@@ -63,6 +57,7 @@ TABLE: dict[str, dict[str, str]] = {
         "TorchNpuGraph": "torchair.engine.session.TorchNpuGraph",
         "initialize_graph_engine": "torchair.engine.options.initialize_graph_engine",
         "finalize_graph_engine": "torchair.engine.options.finalize_graph_engine",
+        "_GLOBAL_COMPILE_OPTION": "torchair.engine.options.engine._options",
     },
     "torchair.ge._ge_graph": {
         "get_default_ge_graph": "torchair.ge.graph.get_default_ge_graph",
@@ -78,6 +73,8 @@ TABLE: dict[str, dict[str, str]] = {
         # descriptions of values have the numbers of DataType, too
         "_ge_dtype_to_ge_proto_dtype": "operator.index",
         "_ge_proto_dtype_to_ge_dtype": "operator.index",
+        "_GeInputInfo": "torchair.legacy.gears.GeInputInfo",
+        "_ValueType": "torchair.legacy.gears.ValueType",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
     "torchair.ge.attr": {"*": "torchair.ge.attrs"},
@@ -91,13 +88,29 @@ TABLE: dict[str, dict[str, str]] = {
         "ExecutorType": "torchair.ge.dtypes.ExecutorType",
         "Placement": "torchair.ge.dtypes.Placement",
         "_normalize_ge_graph": "torchair.ge.verify.verify",
+        "_mapping_assign_op_to_graph_output": (
+            f"{_PASSES}.updates.mapping_assign_op_to_graph_output"
+        ),
+        "replace_data_to_refdata": "torchair.deploy.package.replace_data_to_refdata",
+        "_validate_support": "torchair.convert.automatic.validate_support",
         "_normalize_ge_option": "torchair.concrete.GeConcreteGraph.options",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
     "torchair._ge_concrete_graph.ge_graph": {"*": "torchair.ge._ge_graph"},
+    "torchair._ge_concrete_graph.graph_pass": {
+        name: f"{_PASSES}.{module}.{name}"
+        for module, names in (
+            ("data", "optimize_sym_pack remove_dead_data_and_reorder_data_index"),
+            ("updates", "optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output"),
+            ("ordering", "explicit_order_for_side_effect_nodes explicit_order_for_cmo"),
+            ("quant", "move_transpose_into_mm move_mm_weight_transpose_after_bitcast"),
+        )
+        for name in names.split()
+    }
+    | {"replace_data_to_refdata": "torchair.deploy.package.replace_data_to_refdata"},
     "torchair._ge_concrete_graph.compat_ir": {"*": "torchair.ge.compat"},
     "torchair._ge_concrete_graph.ge_ir_pb2": {"*": "torchair.serde.ge_ir"},
-    "torchair._ge_concrete_graph.ge_converter": _PACKAGE,
+    "torchair._ge_concrete_graph.ge_converter": PACKAGE,
     "torchair._ge_concrete_graph.ge_converter.custom": {"*": "torchair.convert"},
     "torchair._ge_concrete_graph.ge_converter.converter_utils": _CONVERTER_UTILS
     | {name: f"torchair.convert.samples.{name}" for name in _SAMPLES}
@@ -110,13 +123,56 @@ TABLE: dict[str, dict[str, str]] = {
         "dtype_promote": "torchair.convert.promote.dtype_promote",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
-    "torchair._acl_concrete_graph": _PACKAGE,
+    "torchair._acl_concrete_graph": PACKAGE,
     "torchair._acl_concrete_graph.fx2acl_converter": {
         "AclConcreteGraph": "torchair.concrete.AclConcreteGraph",
     },
-    "torchair._acl_concrete_graph.acl_graph": {"AclGraph": "torchair.capture.graph.AclGraph"},
-    "torchair._utils": _PACKAGE,
+    "torchair._acl_concrete_graph.acl_graph": {
+        "AclGraph": "torchair.capture.graph.AclGraph",
+        "AclGraphCacheInfo": "torchair.capture.graph.AclGraphCacheInfo",
+        "_REPLACE_FUNC_MAP": "torchair.legacy.updatable.REPLACE_FUNC_MAP",
+        "StaticWorkspaceReplaceFunc": "torchair.legacy.updatable.StaticWorkspaceReplaceFunc",
+        "replace_dynamic_workspace_ops": f"{_CAPTURE}.workspace.replace_dynamic_workspace_ops",
+    },
+    "torchair._acl_concrete_graph.cat_optimization": {
+        "optimize_cat_with_out_tensor": f"{_CAPTURE}.cat.remove_cat_ops",
+    },
+    "torchair._acl_concrete_graph.graph_pass": {
+        name: f"{_CAPTURE}.{module}.{name}"
+        for module, names in (
+            ("events", "apply_event_closure_with_multi_stream apply_event_record"),
+            ("inplace", "reinplace_inplaceable_ops_pass reinplace_input_mutated_ops"),
+            ("limits", "replace_core_limit_nodes"),
+        )
+        for name in names.split()
+    },
+    "torchair._acl_concrete_graph.utils": {
+        name: f"torchair.legacy.values.{name}"
+        for name in ("LazyMessage", "WeakRef", "reconstruct_args_kwargs")
+    },
+    "torchair._utils": PACKAGE,
     "torchair._utils.error_code": {"pretty_error_msg": "torchair.errors.pretty_error_msg"},
+    "torchair._utils.error_messages": {
+        "ConverterErrorMsg": "torchair.ge.refusals.ConverterErrorMsg",
+    },
+    "torchair._utils.graph_transform_observer": {"DebugContext": "torchair.trace.torchair_folders"},
+    "torchair.configs._option_base": {"*": "torchair.configs.options"},
+    "torchair.configs.npugraphex_config": {
+        "_process_kwargs_options": "torchair.legacy.options.process_kwargs_options",
+        "NpugraphexConfig": "torchair.configs.aliases.NpugraphexConfig",
+    },
+    "torchair.fx_dumper": {"_as_numpy": "torchair.fx.dump.as_array"},
+    "torchair.patterns": PACKAGE,
+    "torchair.patterns._recover_view_inplace_pattern": {
+        "_INPLACE_OPS_MAP": "torchair.fx.passes.view_inplace.INPLACE_OPS",
+        "InplaceOpInfo": "torchair.fx.passes.view_inplace.InplaceOpInfo",
+        "recover_view_inplace_pattern": (
+            "torchair.fx.passes.view_inplace.recover_view_inplace_pattern"
+        ),
+    },
+    "torchair.patterns.pattern_util": {
+        "_apply_pattern_passes": "torchair.fx.passes.patterns.apply_pattern_passes",
+    },
     "torchair.npu_fx_compiler": {
         "get_npu_backend": "torchair.backend.get_npu_backend",
         "get_compiler": "torchair.backend.get_compiler",
@@ -125,6 +181,8 @@ TABLE: dict[str, dict[str, str]] = {
         "_NpuGraphConverter": "torchair.convert.interpreter.GraphConverter",
         "_GmRunner": "torchair.runner.GmRunner",
         "_get_compiled_gm": "torchair.pipeline.NpuFxCompiler.__call__",
+        "_next_unique_graph_id": "torchair.pipeline.next_graph_id",
+        "_GLOBAL_GRAPH_ID": "torchair.pipeline.latest_graph_id",
         "_optimize_fx": "torchair.pipeline.optimize_fx",
         "_optimize_sym_input": "torchair.fx.passes.sym_input.optimize_sym_input",
     },
@@ -132,7 +190,12 @@ TABLE: dict[str, dict[str, str]] = {
         "dynamo_export": "torchair.deploy.export.dynamo_export",
         "ExportSuccess": "torchair.deploy.export.ExportSuccess",
     },
-    "torchair.experimental": _PACKAGE,
+    "torchair.experimental": PACKAGE,
+    "torchair.inference._gear_utils": {
+        "generate_dynamic_dims_option": "torchair.legacy.gears.generate_dynamic_dims_option",
+        "get_dim_gears": "torchair.legacy.gears.get_dim_gears",
+        "set_dim_gears": "torchair.fx.gears.set_dim_gears",
+    },
     "torchair.experimental.inference": {
         "npu_format_cast_via_cpu": "torchair.deploy.formats.npu_format_cast_via_cpu",
         "use_internal_format_weight": "torchair.deploy.formats.use_internal_format_weight",
@@ -147,72 +210,35 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.ge_concrete_graph.supported_declaration": {
         "*": "torchair._ge_concrete_graph.supported_declaration"
     },
-    "torchair.ge_concrete_graph.ge_converter": _PACKAGE,
-    "torchair.ge_concrete_graph.ge_converter.experimental": _PACKAGE,
+    "torchair.ge_concrete_graph.ge_converter": PACKAGE,
+    "torchair.ge_concrete_graph.ge_converter.experimental": PACKAGE,
     # importing it let collectives into graphs, where they are now anyway
     "torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce": {},
-    "npugraph_ex._acl_concrete_graph": _PACKAGE,
+    "npugraph_ex._acl_concrete_graph": PACKAGE,
     "npugraph_ex._acl_concrete_graph.fx2acl_converter": {
         "*": "torchair._acl_concrete_graph.fx2acl_converter"
     },
-    "npugraph_ex._acl_concrete_graph.acl_graph": {"*": "torchair._acl_concrete_graph.acl_graph"},
-    "npugraph_ex.core": _PACKAGE,
+    "npugraph_ex._utils": PACKAGE,
+    "npugraph_ex._utils.graph_transform_observer": {
+        "DebugContext": "torchair.trace.npugraph_ex_folders",
+    },
+    "npugraph_ex.core": PACKAGE,
     "npugraph_ex.core.utils": {
         "logger": "torchair.log.npugraph_ex_logger",
         "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
     },
-    "npugraph_ex.configs": _PACKAGE,
-    "npugraph_ex.configs.compiler_config": {"CompilerConfig": "torchair.configs.flat.FlatConfig"},
-    "npugraph_ex.tools": _PACKAGE,
+    "npugraph_ex.configs": PACKAGE,
+    "npugraph_ex.configs._option_base": {"*": "torchair.configs.options"},
+    "npugraph_ex.configs.compiler_config": {
+        "CompilerConfig": "torchair.configs.flat.FlatConfig",
+        "_process_kwargs_options": "torchair.legacy.options.process_kwargs_options",
+    },
+    "npugraph_ex.tools": PACKAGE,
     "npugraph_ex.tools.aclgraph_check": {"*": "torchair.tools.gegraph_check"},
 } | {
     f"npugraph_ex.tools.aclgraph_check.{tool}": {"*": f"torchair.tools.gegraph_check.{tool}"}
     for tool in ("align_trace", "deadlock_check", "filter_operators")
+} | {
+    f"npugraph_ex._acl_concrete_graph.{part}": {"*": f"torchair._acl_concrete_graph.{part}"}
+    for part in ("acl_graph", "cat_optimization", "graph_pass", "utils")
 }
-
-_PACKAGES = {name.rpartition(".")[0] for name in TABLE} | {
-    name for name, names in TABLE.items() if names is _PACKAGE
-}
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds and makes the modules of the table."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in TABLE:
-            return None
-        return ModuleSpec(name, self, is_package=name in _PACKAGES)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Alias(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        names = TABLE[module.__name__]
-        if list(names) == ["*"] and names["*"] not in TABLE:
-            sys.modules[module.__name__] = importlib.import_module(names["*"])  # the module itself
-        if module.__name__ == "torchair.ge_concrete_graph":
-            warnings.warn(
-                "torchair.ge_concrete_graph is an old name, import from torchair.ge",
-                DeprecationWarning, stacklevel=2,
-            )  # fmt: skip
-
-
-class _Alias(ModuleType):
-    """A module whose names live elsewhere."""
-
-    def __getattr__(self, name: str) -> Any:
-        names = TABLE[self.__name__]
-        if name == "__all__" and "*" not in names:
-            return list(names)
-        where = names.get(name)
-        if where is None and "*" in names and not name.startswith("__"):
-            return getattr(importlib.import_module(names["*"]), name)
-        if where is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return resolve_name(where)
-
-
-def install() -> None:
-    """Answer for old names from now on."""
-    if not any(isinstance(f, _Finder) for f in sys.meta_path):
-        sys.meta_path.append(_Finder())

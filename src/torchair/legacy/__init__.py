@@ -1,0 +1,92 @@
+"""Old import paths: one table of module name to where its names live now.
+
+A finder at the end of the import path answers for these names only; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+from torchair.legacy.converters import put_on_operators
+from torchair.legacy.table import PACKAGE, TABLE
+
+_PACKAGES = {name.rpartition(".")[0] for name in TABLE} | {
+    name for name, names in TABLE.items() if names is PACKAGE
+}
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds and makes the modules of the table."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in TABLE:
+            return None
+        return ModuleSpec(name, self, is_package=name in _PACKAGES)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Alias(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        names = TABLE[module.__name__]
+        if list(names) == ["*"] and names["*"] not in TABLE:
+            sys.modules[module.__name__] = importlib.import_module(names["*"])  # the module itself
+        if module.__name__ == "torchair.ge_concrete_graph":
+            warnings.warn(
+                "torchair.ge_concrete_graph is an old name, import from torchair.ge",
+                DeprecationWarning, stacklevel=2,
+            )  # fmt: skip
+
+
+class _Alias(ModuleType):
+    """A module whose names live elsewhere. What is put in the place of one is put where it lives,
+    and taken away from there again."""
+
+    def __getattr__(self, name: str) -> Any:
+        names = TABLE[self.__name__]
+        if name == "__all__" and "*" not in names:
+            return list(names)
+        where = names.get(name)
+        if where is None and "*" in names and not name.startswith("__"):
+            return getattr(importlib.import_module(names["*"]), name)
+        if where is None and f"{self.__name__}.{name}" in TABLE:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        if where is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return resolve_name(where)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        where = TABLE[self.__name__].get(name)
+        if where is None or isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+            return
+        home, _, last = where.rpartition(".")
+        owner = resolve_name(home)
+        self.__dict__.setdefault("_replaced", {}).setdefault(name, getattr(owner, last))
+        setattr(owner, last, value)
+
+    def __delattr__(self, name: str) -> None:
+        replaced = self.__dict__.get("_replaced", {})
+        if name not in replaced:
+            super().__delattr__(name)
+            return
+        setattr(self, name, replaced[name])
+        del replaced[name]
+
+
+def knows(module: str) -> bool:
+    """Whether a module is one of the table."""
+    return module in TABLE
+
+
+def install() -> None:
+    """Answer for old names from now on."""
+    if not any(isinstance(f, _Finder) for f in sys.meta_path):
+        sys.meta_path.append(_Finder())
+    put_on_operators()
