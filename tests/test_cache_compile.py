@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import os
 import random
@@ -25,7 +24,6 @@ import torchair
 from torchair.deploy import cached
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.compiled import CompiledModel
-from torchair.deploy.fingerprint import _version_of, fingerprint
 from torchair.inference import cache_compile, readable_cache
 
 
@@ -44,7 +42,7 @@ class Block(nn.Module):
         return {"y": y, "parts": [y.amax(-1), None, 3]}
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(self.up(x), -1)
+        return torch.softmax(self.up(x.float()), -1)
 
     def noisy(self, x: torch.Tensor) -> torch.Tensor:
         return self.up(x) + torch.rand(8)
@@ -186,50 +184,63 @@ class _Other:
         model.up.weight = nn.Parameter(torch.randn(6, 8).t())
         return model
 
+    @staticmethod
+    def tied(monkeypatch: pytest.MonkeyPatch) -> Block:
+        model = Block()
+        model.total = model.down.bias
+        return model
+
+    @staticmethod
+    def buffer(monkeypatch: pytest.MonkeyPatch) -> Block:
+        model = Block()
+        model.total = model.total.double()
+        return model
+
+    @staticmethod
+    def nothing(monkeypatch: pytest.MonkeyPatch) -> Block:
+        return Block()
+
+
+CODE = "the code of the method, or of what it calls, has changed"
+BROKEN = "clear broken cache .*: "
+ARGUMENT = f"{BROKEN}the argument x is not what the call was compiled for"
+
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "x", "options", "reason"),
     [
-        (_Other.source, "the code of the method, or of what it calls, has changed"),
-        (_Other.helper, "the code of the method, or of what it calls, has changed"),
-        (_Other.version, "it was made with torch .*, this is 9.9"),
-        (_Other.number, "scale was 2.0, now it is 3.0"),
-        (_Other.setting, "config.width was 8, now it is 9"),
-        (_Other.mode, "down.training was True, now it is False"),
-        (_Other.weight, "strides of up.weight: compiled"),
+        (_Other.source, None, {}, BROKEN + CODE),
+        (_Other.helper, None, {}, BROKEN + CODE),
+        (_Other.version, None, {}, f"{BROKEN}it was made with torch .*, this is 9.9"),
+        (_Other.number, None, {}, f"{BROKEN}scale was 2.0, now it is 3.0"),
+        (_Other.setting, None, {}, f"{BROKEN}config.width was 8, now it is 9"),
+        (_Other.mode, None, {}, f"{BROKEN}down.training was True, now it is False"),
+        (_Other.weight, None, {}, f"{BROKEN}strides of up.weight: compiled"),
+        (_Other.tied, None, {}, f"{BROKEN}the module has other weights"),
+        (_Other.buffer, None, {}, f"{BROKEN}dtype of total: compiled float32, now float64"),
+        (_Other.nothing, torch.randn(4, 6), {}, ARGUMENT),
+        (_Other.nothing, torch.randn(6, 3).t(), {}, ARGUMENT),
+        (_Other.nothing, torch.randn(3, 6, dtype=torch.float64), {}, ARGUMENT),
+        (_Other.nothing, None, {"topology_sorting_strategy": "BFS"},
+         "Block.plain is compiled again: ge.topoSortingMode was 1, now it is 0"),
     ],
-)
+    ids=["source", "helper", "version", "number", "setting", "mode", "weight", "tied", "buffer",
+         "dims", "strides", "type", "option"],
+)  # fmt: skip
 def test_what_has_changed_is_said_and_compiled_again(
     kept: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[pytest.MonkeyPatch], Block], reason: str,
+    change: Callable[[pytest.MonkeyPatch], Block], x: torch.Tensor | None,
+    options: dict[str, Any], reason: str,
 ) -> None:  # fmt: skip
     model = change(monkeypatch)
-    x = torch.randn(3, 6)
-    with pytest.warns(UserWarning, match=f"clear broken cache .*: {reason}"):
-        got = compiled(model, kept, dynamic=False)(x)
-    with torch.no_grad():
-        same(got, model.plain(x))
-    assert len(traced) == 1
-    compiled(model, kept, dynamic=False)(x)
-    assert len(traced) == 1  # the new one was kept
-
-
-@pytest.mark.parametrize(
-    ("x", "reason"),
-    [
-        (torch.randn(4, 6), "the argument x is not"),
-        (torch.randn(6, 3).t(), "the argument x is not"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_compiled_for(
-    kept: Path, traced: list[Any], x: torch.Tensor, reason: str
-) -> None:
-    model = Block()
+    x = torch.randn(3, 6) if x is None else x
     with pytest.warns(UserWarning, match=reason):
-        got = compiled(model, kept, dynamic=False)(x)
+        got = compiled(model, kept, dynamic=False, config=config(**options))(x)
     with torch.no_grad():
         same(got, model.plain(x))
     assert len(traced) == 1
+    compiled(model, kept, dynamic=False, config=config(**options))(x)
+    assert len(traced) == 1  # the new one was kept
 
 
 def test_folders_tell_options_modules_and_ranks_apart(
@@ -393,27 +404,6 @@ def test_a_model_of_transformers(tmp_path: Path, traced: list[Any]) -> None:
         assert type(got) is type(expected)
         same(got.last_hidden_state, expected.last_hidden_state)
     assert len(traced) == 1
-
-
-@pytest.mark.parametrize("folder", ["site-packages", "mine"])
-def test_installed_packages_are_known_by_their_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    name = f"made_for_{folder.partition('-')[0]}"
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / f"{name}.py").write_text(
-        "import torch, uuid\n__version__, SESSION = '1.0', str(uuid.uuid4())\n"
-        "class Layer(torch.nn.Module):\n"
-        "    def forward(self, x):\n        return x + len(SESSION)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path / folder)
-    found = importlib.import_module(name)
-    layer, first = found.Layer(), fingerprint(found.Layer().forward, found.Layer())
-    monkeypatch.setattr(found, "SESSION", "of another process")
-    assert (fingerprint(layer.forward, layer) == first) == (folder == "site-packages")
-    monkeypatch.setattr(found, "__version__", "1.1")
-    _version_of.cache_clear()
-    assert fingerprint(layer.forward, layer) != first
 
 
 def test_what_cannot_be_kept_runs_without(tmp_path: Path, traced: list[Any]) -> None:

@@ -19,11 +19,15 @@ from typing import Any
 
 import torch
 
+from torchair.configs.options import NPUGRAPH_EX
 from torchair.store import atomic_write, private_dir
 
 FILE = "compiled_module"
+VERSIONS = {NPUGRAPH_EX: "1.0.6"}
+"""Versions that files have, by mode."""
 VERSION = "1.0.5"
-_MAGIC = b"torchair compiled module 1\n"
+"""The one of all other modes."""
+_MAGIC = b"torchair compiled module 2\n"  # counts layouts of the file
 _DIGEST = 32
 
 
@@ -61,8 +65,11 @@ class Artifact:
     options: dict[str, str]  # for people
     versions: dict[str, str]  # of libraries
     finished: bool = False  # whether the engine has optimised the graph
-    version: str = VERSION
+    version: str = ""
     graph: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.version = self.version or VERSIONS.get(self.mode, VERSION)
 
     def to_bytes(self) -> bytes:
         """The content of a file."""
@@ -84,8 +91,9 @@ class Artifact:
         known = json.loads(body[8 : 8 + size])
         if not isinstance(known, dict) or set(known) != {f.name for f in fields(cls)} - {"graph"}:
             raise ValueError("its header is not that of a compiled module")
-        if known["version"] != VERSION:
-            raise ValueError(f"its version is {known['version']}, this one reads {VERSION}")
+        expected = VERSIONS.get(known["mode"], VERSION)
+        if known["version"] != expected:
+            raise ValueError(f"its version is {known['version']}, this one reads {expected}")
         return cls(**known, graph=body[8 + size :])
 
     def write(self, path: Path) -> None:

@@ -27,6 +27,7 @@ from torchair.configs.settings import Settings
 from torchair.deploy.artifact import FILE, Artifact, library_versions
 from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.fingerprint import code_hash, fingerprint
+from torchair.deploy.homes import roots_of
 from torchair.deploy.stored import NotStored, finish, loaded, stored
 from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
@@ -142,8 +143,7 @@ class CachedMethod(CompiledModel):
 
     def _identity(self) -> str:
         """What the folder stands for: the module as text, options, the user's passes."""
-        local, process = self._config.as_dict()
-        options = ",".join(f"{k}={v}" for k, v in [*process.items(), *local.items()])
+        options = ",".join(f"{k}={v}" for k, v in self._options().items())
         passes = [
             code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
             for which in ("pre", "post")
@@ -173,34 +173,47 @@ class CachedMethod(CompiledModel):
                     f"{self._method.__qualname__} is compiled again"
                 )
                 self._remove()
+        else:
+            self._tell_other_options()
         self.add(args, kwargs)
+
+    def _tell_other_options(self) -> None:
+        """A method that is kept under other options has another folder: say which they are."""
+        where = self.path.relative_to(os.path.realpath(self._home)).parts[1:]
+        now = self._options()
+        for file in sorted(Path(os.path.realpath(self._home)).glob(f"{self._kind}_*")):
+            try:
+                then = Artifact.read(file.joinpath(*where)).options
+            except (OSError, ValueError):
+                continue
+            changed = [k for k in sorted({*then, *now}) if then.get(k) != now.get(k)]
+            if changed:
+                told = [f"{k} was {then.get(k)}, now it is {now.get(k)}" for k in changed]
+                warnings.warn(f"{self._method.__qualname__} is compiled again: {'; '.join(told)}")
+                return
+
+    def _options(self) -> dict[str, str]:
+        local, process = self._config.as_dict()
+        return {k: str(v) for k, v in {**process, **local}.items()}
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         found = Artifact.read(self.path)
-        theirs, ours = found.versions, library_versions()
-        for package in sorted({*theirs, *ours}):
-            if theirs.get(package) != ours.get(package):
-                raise NotStored(
-                    f"it was made with {package} {theirs.get(package)}, this is {ours.get(package)}"
-                )
+        check_versions(found)
         if found.source != self._source():
             raise NotStored("the code of the method, or of what it calls, has changed")
         shape = shape_of(self.model, args, kwargs)
-        made = loaded(found, self.model, self._owner, shape, self._engine_config(), self._config)
+        roots = roots_of(self._method)
+        made = loaded(found, roots, shape, self._engine_config(), self._config)
         if made.fitting(args, kwargs) is None:
             raise made.mismatch(args, kwargs)
         return made
 
     def _source(self) -> str:
         extra = [f"{op}{code_hash(f)}" for op, f in self._decompositions.items()]
-        return fingerprint(self._method, self._owner) + "".join(extra)
+        return fingerprint(self._method) + "".join(extra)
 
     def _engine_config(self) -> Settings:
-        config = self._config
-        if self._captures:
-            config = copy.deepcopy(config)
-            config.mode = MAX_AUTOTUNE
-        return Settings.of(config)
+        return engine_settings(self._config)
 
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one; a second time nothing is kept any more."""
@@ -213,15 +226,13 @@ class CachedMethod(CompiledModel):
         traced, homes = super().trace(shape)
         if self._keeps:
             try:
-                known = stored(traced, homes, shape, self._owner, self._config)
-                local, process = self._config.as_dict()
+                known = stored(traced, homes, shape, roots_of(self._method))
                 signature = inspect.signature(self._method)
                 made = Artifact(
                     name=f"{self._method.__qualname__}{signature}",
                     date=datetime.now(UTC).isoformat(timespec="seconds"),
                     mode=self._config.mode.value, source=self._source(),
-                    options={k: str(v) for k, v in {**process, **local}.items()},
-                    versions=library_versions(), **known,
+                    options=self._options(), versions=library_versions(), **known,
                 )  # fmt: skip
                 self._unsaved = made, traced
             except NotStored as e:
@@ -247,6 +258,24 @@ class CachedMethod(CompiledModel):
 
     def _remove(self) -> None:
         shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+def check_versions(found: Artifact) -> None:
+    """NotStored if a file was made by other libraries."""
+    theirs, ours = found.versions, library_versions()
+    for package in sorted({*theirs, *ours}):
+        if theirs.get(package) != ours.get(package):
+            raise NotStored(
+                f"it was made with {package} {theirs.get(package)}, this is {ours.get(package)}"
+            )
+
+
+def engine_settings(config: CompilerConfig) -> Settings:
+    """The settings of the graph in the engine, in the modes that capture, too."""
+    if config.mode.value != MAX_AUTOTUNE:
+        config = copy.deepcopy(config)
+        config.mode = MAX_AUTOTUNE
+    return Settings.of(config)
 
 
 def _root(cache_dir: str | None) -> Path:

@@ -88,7 +88,7 @@ class CompiledModel:
         """Compile for calls like this one."""
         shape = shape_of(self.model, args, kwargs)
         traced, homes = self.trace(shape)
-        made = Version(self.model, shape, traced, homes)
+        made = Version(roots_of(self.model), shape, traced, homes)
         self.versions.insert(0, made)
         return made
 

@@ -11,21 +11,19 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
-
-from torchair.deploy.homes import Walk
+from torchair.deploy.homes import Walk, roots_of
 
 _MOST = 4000  # functions that are looked at
 _KNOWN_BY_VERSION = frozenset({"torch", "torchair", "numpy"}) | sys.stdlib_module_names
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 
 
-def fingerprint(method: Callable[..., Any], module: torch.nn.Module) -> str:
-    """Changes with the code of the method, of classes of submodules, and of functions and constants
-    that they name."""
+def fingerprint(function: Callable[..., Any]) -> str:
+    """Changes with the code of a function or method, of classes of the modules that it uses, and of
+    functions and constants that they name."""
     walk = _Walk()
-    walk.take(method)
-    for _, part, _ in Walk({"": module}).modules:
+    walk.take(function)
+    for _, part, _ in Walk(roots_of(function)).modules:
         walk.take(type(part))
     return walk.result()
 

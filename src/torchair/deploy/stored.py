@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -16,7 +16,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.guards import Guards, TensorSpec
-from torchair.deploy.homes import Home, Roots, Walk, homes_of, roots_of
+from torchair.deploy.homes import Home, Roots, Walk, homes_of
 from torchair.deploy.runnable import Runnable
 from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
@@ -37,8 +37,7 @@ class NotStored(Exception):
 
 
 def stored(
-    traced: Traced, homes: Sequence[Sequence[Home]], shape: Shape, owner: torch.nn.Module,
-    config: CompilerConfig,
+    traced: Traced, homes: Sequence[Sequence[Home]], shape: Shape, roots: Roots
 ) -> dict[str, Any]:  # fmt: skip
     """What an Artifact says of the graph. The graph must not have run yet: running changes it."""
     graph, capture = _graph_of(traced)
@@ -46,7 +45,7 @@ def stored(
         raise AssertionError("random numbers are drawn: a cached graph has no generator")
     if any(not isinstance(v, _PLAIN) for v in traced.constants.values()):
         raise NotStored("a result is neither a tensor nor a number")
-    hidden = Walk({"": owner}).hidden
+    hidden = Walk(roots).hidden
     if hidden:
         raise NotStored(f"{hidden[0]} is a tensor in a tuple or of a special kind; register it")
     try:
@@ -56,7 +55,7 @@ def stored(
             "guards": Guards(traced.specs, traced.conditions).to_data(),
             "tensors": list(traced.tensors),
             "weights": [_weight(places) for places in homes],
-            "attributes": _numbers(owner),
+            "attributes": _numbers(roots),
             "convention": to_text(graph.convention),
             "result": pytree.treespec_dumps(traced.result),
             "constants": {str(k): v for k, v in traced.constants.items()},
@@ -102,15 +101,14 @@ def _graph_of(traced: Traced) -> tuple[GraphCall, dict[str, Any] | None]:
 
 
 def loaded(
-    found: Artifact, model: Callable[..., Any], owner: torch.nn.Module, shape: Shape,
-    engine: Settings, config: CompilerConfig,
+    found: Artifact, roots: Roots, shape: Shape, engine: Settings, config: CompilerConfig,
 ) -> Version:  # fmt: skip
     """The version of a method that a file holds; NotStored with the reason if it is for another
-    one."""
+    one. `roots` are the modules that it reads."""
     if found.arguments != _arguments(shape):
         raise NotStored("arguments are nested or named otherwise")
-    homes = _homes(found.weights, roots_of(model))
-    _compare(found.attributes, _numbers(owner))
+    homes = _homes(found.weights, roots)
+    _compare(found.attributes, _numbers(roots))
     guards = Guards.from_data(found.guards)
     runnable = Runnable.from_bytes(
         found.graph, from_text(found.convention), options=dict(engine.local_options),
@@ -122,7 +120,7 @@ def loaded(
         [int(k) for k in found.tensors], pytree.treespec_loads(found.result),
         {int(k): v for k, v in found.constants.items()}, found.updates,
     )  # fmt: skip
-    return Version(model, shape, traced, homes)
+    return Version(roots, shape, traced, homes)
 
 
 def _run_of(
@@ -138,7 +136,10 @@ def _run_of(
 
 
 def _arguments(shape: Shape) -> dict[str, Any]:
-    return {"labels": list(shape.labels), "count": shape.count, "keys": list(shape.keys)}
+    return {
+        "names": list(shape.names), "labels": list(shape.labels), "count": shape.count,
+        "keys": list(shape.keys),
+    }  # fmt: skip
 
 
 def _weight(places: Sequence[Home]) -> dict[str, Any]:
@@ -169,20 +170,20 @@ def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home
     return found
 
 
-def _attributes(owner: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(roots: Roots) -> Iterator[tuple[str, Any]]:
     """Attributes of all modules that are neither weights nor submodules."""
-    for prefix, module, _ in Walk({"": owner}).modules:
+    for prefix, module, _ in Walk(roots).modules:
         for key, value in vars(module).items():
             if key == "training" or not key.startswith("_"):
                 yield f"{prefix}.{key}" if prefix else key, value
 
 
-def _numbers(owner: torch.nn.Module) -> dict[str, str]:
+def _numbers(roots: Roots) -> dict[str, str]:
     """Plain values that tracing may have made part of the graph, as text; also those one level
     inside of dicts and of objects such as a configuration, where these are first met."""
     found: dict[str, str] = {}
     seen: set[int] = set()
-    for name, value in _attributes(owner):
+    for name, value in _attributes(roots):
         if _is_plain(value):
             found[name] = repr(value)
         elif id(value) not in seen and not callable(value):

@@ -22,13 +22,13 @@ class Shape:
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """`names` are those of positional arguments."""
         self.count, self.keys = len(args), tuple(kwargs)
-        self._names = tuple(names)
+        self.names = tuple(names)
         self._plain = True
         self.leaves: list[Any] = []
         self.labels: list[str] = []
         self._steps: list[Any] = []  # in the order of a walk: a leaf, or class and keys
         self._records: dict[int, Any] = {}  # dataclasses, by their step
-        named = [*zip(self._names, args, strict=False), *kwargs.items()]
+        named = [*zip(self.names, args, strict=False), *kwargs.items()]
         self._walk([(v, label) for label, v in named][::-1])
         self.simple = all(s is _LEAF for s in self._steps)
         """Whether every argument is a leaf."""
@@ -59,7 +59,7 @@ class Shape:
 
     def _label(self, path: Sequence[Any]) -> str:
         key = path[1].idx if path[0].idx == 0 else path[1].key
-        first = self._names[key] if isinstance(key, int) else key
+        first = self.names[key] if isinstance(key, int) else key
         return first + pytree.keystr(tuple(path[2:]))
 
     def flat(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -104,9 +104,9 @@ class Shape:
         """The same call with arguments by position that were so in the first one."""
         rest = dict(kwargs)
         if len(args) > self.count:
-            rest |= dict(zip(self._names[self.count : len(args)], args[self.count :], strict=False))
+            rest |= dict(zip(self.names[self.count : len(args)], args[self.count :], strict=False))
             args = args[: self.count]
-        missing = self._names[len(args) : self.count]
+        missing = self.names[len(args) : self.count]
         if any(n not in rest for n in missing):
             return None
         moved = [*args, *(rest.pop(n) for n in missing)]

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import profiler
 
 from torchair.deploy.guards import Guards, TensorSpec
-from torchair.deploy.homes import Home, Roots, Walk, look, roots_of
+from torchair.deploy.homes import Home, Roots, Walk, look
 from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import Shape, result_of
 from torchair.devices.call import GraphCall, engine_graph
@@ -88,12 +88,13 @@ class Version:
     """The model compiled for one kind of call."""
 
     def __init__(
-        self, model: Callable[..., Any], shape: Shape, traced: Traced,
+        self, roots: Roots, shape: Shape, traced: Traced,
         homes: Sequence[Sequence[Home]],
     ) -> None:  # fmt: skip
-        """`homes` are where the graph's first arguments are."""
+        """`roots` are the modules that calls read, `homes` where the first arguments of the graph
+        are."""
         self._shape, self._traced = shape, traced
-        self.state = State(roots_of(model), homes)
+        self.state = State(roots, homes)
         self._guards = Guards(self._traced.specs, self._traced.conditions)
         self._finish = _finisher(self._traced)
         self._calls = 0

@@ -33,6 +33,15 @@ _CONVERTER_UTILS: dict[str, str] = {
     "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
 }  # fmt: skip
 
+_CACHE_COMPILER = {
+    "CompiledModel": "torchair.deploy.no_guard.CacheFile",
+    "ModelCacheSaver": "torchair.deploy.no_guard.CacheSaver",
+    "_NoGuardCompiledFunction": "torchair.deploy.no_guard.NoGuardFunction",
+    "_NoGuardCompiledMethod": "torchair.deploy.no_guard.NoGuardMethod",
+    "cache_compile": "torchair.deploy.cached.cache_compile",
+    "readable_cache": "torchair.deploy.readable.readable_cache",
+}
+
 # module: {name: "module.name"}; "*" forwards every other name to one module.
 TABLE: dict[str, dict[str, str]] = {
     "torchair.core": PACKAGE,
@@ -196,6 +205,9 @@ TABLE: dict[str, dict[str, str]] = {
         "get_dim_gears": "torchair.legacy.gears.get_dim_gears",
         "set_dim_gears": "torchair.fx.gears.set_dim_gears",
     },
+    "torchair.inference._cache_compiler": _CACHE_COMPILER,
+    "npugraph_ex.inference._cache_compiler": _CACHE_COMPILER
+    | {"CompiledModel": "torchair.deploy.no_guard.NpugraphExCacheFile"},
     "torchair.experimental.inference": {
         "npu_format_cast_via_cpu": "torchair.deploy.formats.npu_format_cast_via_cpu",
         "use_internal_format_weight": "torchair.deploy.formats.use_internal_format_weight",

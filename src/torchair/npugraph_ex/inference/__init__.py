@@ -18,23 +18,16 @@ def cache_compile(
     func: Callable[..., Any],
     *,
     config: FlatConfig | None = None,
-    dynamic: bool = True,
-    cache_dir: str | None = None,
-    global_rank: int | None = None,
-    tp_rank: int | None = None,
-    pp_rank: int | None = None,
     backend: Callable[..., Any] | None = None,
-    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     options: Mapping[str, Any] | None = None,
-    **ignored: Any,
+    **given: Any,
 ) -> CachedMethod:
-    """A bound method of a module, compiled and captured at its first call, or taken from
-    `cache_dir`; see `torchair.inference.cache_compile`."""
-    from torchair.deploy.cached import CachedMethod, Ranks
+    """A bound method of a module, compiled and captured at its first call, or taken from its
+    folder. All else that `torchair.inference.cache_compile` takes may be `given`."""
+    from torchair.deploy.cached import cache_compile
 
-    ranks = Ranks(global_rank, tp_rank, pp_rank)
-    known = tree_of(config_for_cache(config, backend, options or {}))
-    return CachedMethod(func, known, dynamic, cache_dir, ranks, custom_decompositions)
+    known = config_for_cache(config, backend, options or {})
+    return cache_compile(func, config=tree_of(known), **given)
 
 
 def readable_cache(cache_bin: Any, print_output: bool = True, file: Any = None) -> str:
