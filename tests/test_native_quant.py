@@ -186,3 +186,68 @@ def test_groups_that_do_not_fit_are_refused():
         torch.ops.npu.npu_weight_quant_batchmatmul(
             x, w, torch.ones(2, 8), antiquant_group_size=32
         )
+
+
+# ---- weights as quantisers trace them ----
+
+
+def scaled_sums(x, q, s, z):
+    return (x @ q.t().to(x.dtype)) * s[:, :1].to(x.dtype).flatten() + 1
+
+
+def scaled_rows(x, q, s, z):
+    return x @ ((q.to(x.dtype) - z[:, :1].to(x.dtype)) * s[:, :1]).to(x.dtype).t() + 1
+
+
+def scaled_groups(x, q, s, z):
+    pieces = q.view(q.shape[0], s.shape[1], -1).to(x.dtype) - z[:, :, None].to(x.dtype)
+    return x @ (pieces * s[:, :, None]).view(q.shape).to(x.dtype).t() + 1
+
+
+class Traced(nn.Module):
+    """A product with a weight [n, k] that is made of integers in every call."""
+
+    def __init__(self, fn, q: Quantised) -> None:
+        super().__init__()
+        self.fn = fn
+        values = (q.integers, q.scales, q.offsets)
+        self.q, self.s, self.z = (nn.Parameter(v, requires_grad=False) for v in values)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fn(x, self.q, self.s, self.z)
+
+
+@pytest.mark.parametrize("fn", [scaled_sums, scaled_rows, scaled_groups], ids=lambda f: f.__name__)
+def test_dequantised_weights_become_quantised_products(fn, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    for dtype, bits in ((torch.float32, 8), (torch.bfloat16, 4)):
+        torch._dynamo.reset()
+        model = Traced(fn, Quantised(70, 96, bits, 32, dtype, True))
+        fast = torch.compile(model, backend="torchair", fullgraph=True)
+        for rows in (1, 9):
+            close(model, fast, torch.randn(rows, 96).to(dtype))
+        assert "matmul    WeightQuantBatchMatmulV2 Add " in capsys.readouterr().out
+
+
+def test_scales_of_other_dims_are_no_pattern(capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    model = Traced(
+        lambda x, q, s, z: (x @ q.t().to(x.dtype)) * s[0, 0] + x @ (q.float() * s[:1, :1]).t(),
+        Quantised(70, 96, 8, 32, torch.float32, True),
+    )
+    close(model, torch.compile(model, backend="torchair"), torch.randn(3, 96))
+    told = capsys.readouterr().out
+    assert "ScaledProductFusion declined" in told and "DequantisedWeightFusion declined" in told
+    assert "WeightQuantBatchMatmulV2" not in told
+
+
+def test_weights_of_a_product_are_seen_to_change_without_being_frozen():
+    model = Traced(scaled_groups, Quantised(70, 96, 4, 32, torch.float32, True))
+    fast, x = torch.compile(model, backend="torchair"), torch.randn(2, 96)
+    close(model, fast, x)
+    with torch.no_grad():
+        model.s.mul_(3)
+        model.z.sub_(2)
+    close(model, fast, x)
+    model.q.data.clamp_(-1, 100).mul_(9)
+    close(model, fast, x)

@@ -46,6 +46,10 @@ class Target(Protocol):
         """Whether a nest may come in pieces, where choices by position change."""
 
     @property
+    def quantised(self) -> bool:
+        """Whether there are kernels for products with quantised weights."""
+
+    @property
     def library_channels_last(self) -> bool:
         """Whether the library convolves short floats best with channels last."""
 

@@ -64,6 +64,7 @@ class GraphCompiler:
             report(self.graph, state.assigned, self.lanes, options.cores)
         state.topology, state.switches = options.topology, options.switches
         state.native, state.dead_code = self.target is not None, options.dead_code
+        state.quantised = self.target is not None and self.target.quantised
         state.overlap = options.overlap and not options.single_stream
         state.channels_last = self.target is not None and self.target.library_channels_last
         runner = PassRunner(ge_kind(lambda g: "", "txt"), options, trace)

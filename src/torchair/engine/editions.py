@@ -95,8 +95,8 @@ class Editions(Generic[E]):
         self._strain = 0 if edition.held.hits > 1 else self._strain + 1
         if self._strain >= _PATIENCE:
             warnings.warn(
-                f"{self._first.name}: frozen_parameter is on, but parameters change in nearly "
-                "every call; from now on they are not packed",
+                f"{self._first.name}: parameters that are packed (frozen_parameter is on, or they "
+                "are quantised) change in nearly every call; from now on they are not packed",
                 UserWarning,
                 stacklevel=6,
             )

@@ -39,6 +39,7 @@ from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.units.native_units import NativeUnits
+from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import poisoning
 from torchair.ge.graph import Graph
@@ -176,7 +177,7 @@ class TorchNpuGraph:
     @pretty_error_msg
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         """Optimise the graph. With the option `frozen_parameter` the parameters among `inputs`
-        are packed, as far as that is faster."""
+        are packed, as far as that is faster; those of quantised products always are."""
         if self._compiler is not None:
             return
         results = self.graph.output.values()  # type: ignore[union-attr]
@@ -188,7 +189,7 @@ class TorchNpuGraph:
             made = GraphCompiler(self.graph, self._state, self._options, device, self._layouts)
             made.optimize(self.trace, as_it_is=self._finished or self._dump is not None)
             optimized = time.perf_counter()
-            self._take(made, inputs, self._options.frozen)
+            self._take(made, inputs, True)
             native_logger.event(
                 "graph %s: passes %dus, fusion %dus",
                 self.name, (optimized - start) * 1e6, (time.perf_counter() - optimized) * 1e6,
@@ -252,10 +253,15 @@ class TorchNpuGraph:
         return self._compiled.lanes
 
     def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Parameters to freeze, all but those that the graph itself updates. These tensors keep
-        the memory, so that the objects may go with their model."""
+        """Parameters to freeze, all but those that the graph itself updates; without the option
+        `frozen_parameter` those of quantised products. These tensors keep the memory, so that the
+        objects may go with their model."""
         updated = set(self._state.assigned.values())
         static = [i for i, s in enumerate(self._state.inputs) if s.static and i not in updated]
+        if not self._options.frozen:
+            data = [n.outputs[0] for n in self.graph.data]
+            wanted = quantised_inputs(self.graph, {data[i] for i in static})
+            static = [i for i in static if data[i] in wanted]
         return {i: inputs[i].detach() for i in static}
 
     @property

@@ -17,8 +17,8 @@ from torchair.codegen.target import Order, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import Meta
+from torchair.engine.units.heads import QUANTISED, parameters
 from torchair.engine.units.sizes import Sizes
-from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact, Node, Value
 
 SCRATCH, FAULT = "scratch", "fault"
@@ -107,11 +107,11 @@ class Emitter:
 
     def __init__(
         self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker,
-        narrow: Callable[[Value], bool] = lambda value: False,
+        bits: Callable[[Value], int] = lambda value: 8,
     ) -> None:  # fmt: skip
         self.target = target
         self.constant = constant  # whether a value is the same in every call
-        self.narrow = narrow  # whether the integers of a constant need four bits only
+        self.bits = bits  # how many bits the numbers of a constant need: 0, 4 or 8
         self._dynamic = dynamic
         self._make = make
         self._made: dict[Any, list[Made]] = {}
@@ -135,8 +135,9 @@ class Emitter:
         """The signature of a unit, worked out once."""
         known = self._signatures.get(id(unit))
         if known is None:
-            narrow = tuple(v.dtype == DataType.DT_INT8 and self.narrow(v) for v in unit.inputs)
-            known = self._signatures[id(unit)] = signature(unit, self.constant), narrow
+            read = parameters(unit.head) if unit.head.type == QUANTISED else []
+            bits = tuple(map(self.bits, read))
+            known = self._signatures[id(unit)] = signature(unit, self.constant), bits
         return known
 
     def _key(

@@ -56,7 +56,7 @@ class _Emission:
 
     def __init__(self, emitter: Emitter, unit: Unit, sizes: Sizes) -> None:
         self.unit, self.target, self.sizes = unit, emitter.target, sizes
-        self.constant, self.narrow = emitter.constant, emitter.narrow
+        self.constant, self.bits = emitter.constant, emitter.bits
         self.words: list[Word] = []
         self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
 
@@ -146,8 +146,8 @@ class _Emission:
         weight, scales, *offsets = parameters(node)
         group = group_of(node)
         assert group is not None
-        narrow = self.narrow(weight) and group % FOUR_BITS_STEP == 0
-        kept = TYPES[offsets[0].dtype] if offsets else ""
+        narrow = self.bits(weight) <= 4 and group % FOUR_BITS_STEP == 0
+        kept = TYPES[offsets[0].dtype] if offsets and self.bits(offsets[0]) else ""
         return Weight(4 if narrow else 8, group, TYPES[scales.dtype], kept)
 
     def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:

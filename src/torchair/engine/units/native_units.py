@@ -54,9 +54,9 @@ class NativeUnits:
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
         self._emitter = Emitter(
-            target, graph.is_dynamic, self.is_constant, make_kernel, self.is_narrow
+            target, graph.is_dynamic, self.is_constant, make_kernel, self.bits_of
         )
-        self._narrow: dict[Value, bool] = {}
+        self._bits: dict[Value, int] = {}
         self._inside: dict[int, list[Node]] = {}
         self._packed: dict[_Key, tuple[Constant, torch.Tensor]] = {}
         self.copied: set[Value] = set()  # frozen values whose contents are in packed constants
@@ -73,11 +73,11 @@ class NativeUnits:
         self.copied.update(self.prepared.sources(value))
         return tensor
 
-    def is_narrow(self, value: Value) -> bool:
-        """Whether a constant of bytes needs four bits of each only."""
-        if value not in self._narrow:
-            self._narrow[value] = self.is_constant(value) and _needs_four_bits(self._content(value))
-        return self._narrow[value]
+    def bits_of(self, value: Value) -> int:
+        """How many bits the numbers of a constant need: none where all are zero, 4 or 8."""
+        if value not in self._bits:
+            self._bits[value] = _bits_of(self._content(value)) if self.is_constant(value) else 8
+        return self._bits[value]
 
     def inside(self, unit: Unit) -> list[Node]:
         """Nodes and views of a unit, in the order of the graph."""
@@ -165,7 +165,7 @@ class NativeUnits:
         """Bring packed constants up to date after weights were written to; they stay in place.
         False if integers do not fit their bits any more: then all is to be made anew."""
         self.prepared.update()
-        if not all(_needs_four_bits(self._content(v)) for v, fits in self._narrow.items() if fits):
+        if any(_bits_of(self._content(v)) > bits for v, bits in self._bits.items() if bits < 8):
             return False
         for (*_, pack), (x, packed) in self._packed.items():
             packed.copy_(self._packed_anew(x, pack))
@@ -219,11 +219,11 @@ class NativeUnits:
         return sum(v is value for n in unit.group.nodes for v in n.values()) > 1
 
 
-def _needs_four_bits(tensor: torch.Tensor) -> bool:
-    if not tensor.numel():
-        return False
-    least, most = torch.aminmax(tensor)
-    return int(least) >= -8 and int(most) <= 7
+def _bits_of(tensor: torch.Tensor) -> int:
+    if tensor.is_floating_point() or not tensor.numel():
+        return 8 if tensor.any() else 0
+    least, most = (int(x) for x in torch.aminmax(tensor))
+    return 0 if least == most == 0 else 4 if least >= -8 and most <= 7 else 8
 
 
 def _names(unit: Unit) -> str:

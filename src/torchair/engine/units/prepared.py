@@ -3,7 +3,7 @@ far as it follows from frozen parameters alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -46,6 +46,25 @@ class Prepared:
         for node in self._order:
             for value, tensor in zip(node.outputs, self._run(node), strict=True):
                 self.tensors[value].copy_(tensor)
+
+
+def quantised_inputs(graph: Graph, static: Collection[Value]) -> set[Value]:
+    """Inputs that weights, scales or offsets of quantised products follow from, if all that those
+    follow from is `static`."""
+    found: set[Value] = set()
+    for product in graph.nodes:
+        if product.type != QUANTISED or product.control:
+            continue
+        read: dict[Value, None] = dict.fromkeys(parameters(product))
+        stack = list(read)
+        while stack:
+            more = [v for v in stack.pop().node.values() if v not in read]
+            read |= dict.fromkeys(more)
+            stack += more
+        leaves = {v for v in read if not v.node.values() and v.node.type != "Const"}
+        if leaves <= set(static):
+            found |= leaves
+    return found
 
 
 def _needed(

@@ -20,7 +20,7 @@ def fuse_patterns(graph: Graph, state: GraphState) -> None:
         kind(last, state.native)
         for kind in PATTERNS
         for last in kind.last
-        if state.fuses(kind.__name__)
+        if state.fuses(kind.__name__) and (state.quantised or not kind.quantised)
     ]
     rewrite(graph, patterns, _speaker(), is_anchor)
 

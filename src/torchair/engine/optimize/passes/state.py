@@ -18,6 +18,7 @@ class GraphState:
     switches: dict[str, bool] = field(default_factory=dict)
     dead_code: bool = True  # whether what nobody reads is removed
     native: bool = False  # whether generated code will run the graph
+    quantised: bool = False  # whether there are kernels for products with quantised weights
     channels_last: bool = False  # whether a library convolves short floats best with channels last
     overlap: bool = False  # whether communication and computing shall overlap
 

@@ -37,6 +37,7 @@ class Pattern(Rule):
     """Subclasses name the types that the last node may have in `last`, and write `find`."""
 
     last: tuple[str, ...]
+    quantised = False  # whether it is for targets that have kernels for quantised products only
 
     def __init__(self, last: str, native: bool = False) -> None:
         self.native = native  # whether generated code will run the graph

@@ -5,6 +5,7 @@ from torchair.engine.optimize.rules.attention import AttentionFusion, RepeatedHe
 from torchair.engine.optimize.rules.norm import AddRmsNormFusion, LayerNormFusion, RmsNormFusion
 from torchair.engine.optimize.rules.npu import NPU_PATTERNS
 from torchair.engine.optimize.rules.pattern import Pattern
+from torchair.engine.optimize.rules.quantised import QUANTISED_PATTERNS
 from torchair.engine.optimize.rules.rotary import RotaryMulFusion
 from torchair.engine.optimize.rules.transposed import BatchMatMulTransposeFusion
 
@@ -20,4 +21,5 @@ PATTERNS: tuple[type[Pattern], ...] = (
     RepeatedHeadsFusion,
     BatchMatMulTransposeFusion,
     *NPU_PATTERNS,
+    *QUANTISED_PATTERNS,
 )

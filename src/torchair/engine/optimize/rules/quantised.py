@@ -1,0 +1,161 @@
+"""Products with weights that are made of integers, scales and zero points, as quantisers trace
+them: the operator that reads the integers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchair import ge
+from torchair.engine.optimize.rules.matmul import swaps_last_two
+from torchair.engine.optimize.rules.pattern import (
+    Inner,
+    Mismatch,
+    Pattern,
+    below_cast,
+    both_orders,
+    made_by,
+    operands,
+    shape_of,
+)
+from torchair.ge.dtypes import FLOAT_TYPES, DataType
+from torchair.ge.graph import Node, Value
+
+_PRODUCTS = ("MatMul", "MatMulV2")
+
+
+@dataclass
+class _Weight:
+    """A weight [n, k] as integers with a scale, and perhaps a zero point, for each of `groups`
+    pieces of its rows; without scales it is integers alone."""
+
+    integers: Value
+    scales: Value | None = None
+    zeros: Value | None = None
+    group: int = 0
+
+
+class _Quantised(Pattern):
+    quantised = True
+
+    def product(self, node: Node, weight: _Weight, scales: Value) -> Callable[[], Any]:
+        """Builds the operator instead of a product with a weight that is read transposed."""
+        x, bias = node.inputs["x1"], node.inputs.get("bias")
+
+        def build() -> Any:
+            zeros = weight.zeros
+            offsets = None if zeros is None else ge.Neg(ge.Cast(zeros, dst_type=scales.dtype))
+            return ge.WeightQuantBatchMatmulV2(
+                x, weight.integers, scales, offsets, None, None, bias, transpose_x=False,
+                transpose_weight=True, antiquant_group_size=weight.group, dtype=-1, inner_precise=0,
+            )  # fmt: skip
+
+        return build
+
+
+class DequantisedWeightFusion(_Quantised):
+    """x @ ((integers - zero points) * scales)^T, scales for rows of the weight or pieces of them
+    -> WeightQuantBatchMatmulV2"""
+
+    last = _PRODUCTS
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        weight = _weight_of(node)
+        if weight is None or weight.scales is None:
+            return None
+        return self.product(node, weight, weight.scales)
+
+
+class ScaledProductFusion(_Quantised):
+    """(x @ integers^T) * scales, scales for columns -> WeightQuantBatchMatmulV2"""
+
+    last = ("Mul",)
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        for product, scales in both_orders(node):
+            if not made_by(product, *_PRODUCTS) or product.node.inputs.get("bias") is not None:
+                continue
+            weight = _weight_of(product.node)
+            if weight is None or weight.scales is not None:
+                continue
+            rows = shape_of(weight.integers)[0]
+            found = _source(scales)
+            if shape_of(scales)[-1:] != (rows,) or shape_of(found) not in ((rows,), (rows, 1)):
+                raise Mismatch("the other factor is no row of scales", scales)
+            if found.dtype not in FLOAT_TYPES or product.dtype != node.outputs[0].dtype:
+                raise Mismatch("its types are none of a quantised product", scales)
+            inner.add(product)
+            return self.product(product.node, weight, found)
+        return None
+
+
+def _source(value: Value) -> Value:
+    """What conversions of type and other dims of a value were made of."""
+    while made_by(value, "Cast", "Reshape", "Unsqueeze"):
+        value = operands(value)[0]
+    return value
+
+
+def _weight_of(product: Node) -> _Weight | None:
+    """The quantised weight of a product, None if its second factor is nothing like one."""
+    value, turned = product.inputs["x2"], bool(product.attr("transpose_x2"))
+    if not isinstance(value, Value) or product.attr("transpose_x1"):
+        return None
+    while made_by(value, "Cast", "Transpose"):
+        if value.node.type == "Transpose":
+            if not swaps_last_two(operands(value)[1]) or len(shape_of(value)) != 2:
+                return None
+            turned = not turned
+        value = operands(value)[0]
+    if not turned:
+        return None
+    if value.dtype == DataType.DT_INT8:
+        return _Weight(value)
+    return _scaled(value)
+
+
+def _scaled(value: Value) -> _Weight | None:
+    """A matrix [n, k] that is a product of integers and scales."""
+    dims = value.shape
+    body = below_cast(operands(value)[0]) if made_by(value, "Reshape") else value
+    if dims is None or len(dims) != 2 or not made_by(body, "Mul"):
+        return None
+    for numbers, scales in both_orders(body.node):
+        found = _shifted(below_cast(numbers))
+        if found is None:
+            continue
+        integers, zeros = found
+        groups = _groups(scales, shape_of(body))
+        if shape_of(integers) != dims or groups is None:
+            raise Mismatch("scales are not for rows of the weight or pieces of them", scales)
+        parts = [_source(part) for part in (scales, zeros) if part is not None]
+        if any(shape_of(part) != (dims[0], groups) for part in parts):
+            raise Mismatch("scales and zero points are not laid out as the weight is", scales)
+        if parts[0].dtype not in FLOAT_TYPES:
+            raise Mismatch("scales are no floats", parts[0])
+        group = dims[1] // groups if groups > 1 else 0
+        return _Weight(integers, parts[0], *parts[1:], group=group)  # type: ignore[misc, arg-type]
+    return None
+
+
+def _shifted(value: Value) -> tuple[Value, Value | None] | None:
+    """Integers, and the zero points that are taken from them."""
+    zeros = None
+    if made_by(value, "Sub"):
+        value, zeros = operands(value)
+    integers = _source(value)
+    return (integers, zeros) if integers.dtype == DataType.DT_INT8 else None
+
+
+def _groups(scales: Value, dims: tuple[Any, ...]) -> int | None:
+    """For how many pieces of a row there are scales, given the dims they are multiplied with."""
+    shape = shape_of(scales)
+    if len(dims) == 2 and shape == (dims[0], 1):
+        return 1
+    if len(dims) == 3 and shape == (*dims[:2], 1) and isinstance(dims[1], int):
+        return dims[1]
+    return None
+
+
+QUANTISED_PATTERNS: tuple[type[Pattern], ...] = (DequantisedWeightFusion, ScaledProductFusion)
