@@ -217,6 +217,7 @@ def test_tensors_over_addresses():
         refused(TypeError, "must be a torch.dtype", [3], "float32", places)
         refused(ValueError, "takes no torch.complex32", [3], torch.complex32, places)
         refused(RuntimeError, "no address", [3], torch.float32, [0])
+        assert create([0], torch.float32, [0])[0].shape == (0,)
         import torchair.emulate
         torchair.emulate.install()
         import torch_npu

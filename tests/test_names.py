@@ -176,6 +176,25 @@ def test_a_call_in_the_place_of_ours_is_entered(monkeypatch):
     assert types == ["Data", "Neg", "NetOutput"]
 
 
+def test_the_fx_graph_is_kept_for_those_who_look(monkeypatch):
+    from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
+
+    own, seen = GeConcreteGraph.__call__, []
+
+    def call(self, *args):
+        seen.append(self.fx_graph and [str(n.target) for n in self.fx_graph.graph.nodes][1:-1])
+        return own(self, *args)
+
+    monkeypatch.setattr(GeConcreteGraph, "__call__", call)
+    monkeypatch.setattr(torchair.logger, "level", torchair.logger.level)
+    for level in ("DEBUG", "ERROR"):
+        torchair.logger.setLevel(level)
+        torch._dynamo.reset()
+        torch.compile(lambda x: x[:].neg(), backend="torchair")(torch.ones(2))
+    torchair.logger.setLevel("ERROR")
+    assert seen == [["aten.neg.default"], None]
+
+
 def test_captured_graphs_are_found_where_the_original_has_them(monkeypatch):
     from npugraph_ex._acl_concrete_graph.fx2acl_converter import AclConcreteGraph
 

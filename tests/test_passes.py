@@ -60,6 +60,8 @@ NOOPS = {
     "view": lambda x: x.view(3, 4) + 1,
     "expand": lambda x: x.expand(3, 4) + 1,
     "clone": lambda x: x.clone() + 1,
+    "copy": lambda x: aten.copy.default(x, x) + 1,
+    "slice_scatter": lambda x: aten.slice_scatter.default(x, x) + 1,
 }
 
 
@@ -76,6 +78,20 @@ def test_a_copy_that_keeps_memory_apart_stays():
     gm = traced(lambda x: x.clone(), torch.randn(3))
     optimize_noop_ops(gm, None, None)
     assert targets(gm) == [aten.clone.default]
+
+
+def test_a_copy_over_other_memory_is_what_is_copied():
+    def fn(x, y):
+        part = x.slice_scatter(y[1:], 0, 1)
+        return torch.zeros_like(x).copy_(y) + 1, x.slice_scatter(y) * 2, part
+
+    inputs = torch.randn(3, 4), torch.randn(3, 4)
+    gm = traced(fn, *inputs)
+    optimize_noop_ops(gm, None, None)
+    gm.recompile()
+    left = targets(gm)
+    assert aten.copy.default not in left and left.count(aten.slice_scatter.default) == 1
+    torch.testing.assert_close(gm(*inputs), fn(*inputs))
 
 
 def test_a_slice_that_cuts_stays():
@@ -98,6 +114,24 @@ def test_cache_update_through_a_view_becomes_in_place():
     names = [n.name for n in gm.graph.nodes]
     assert torch.ops.npu.scatter_update_.default in targets(gm)
     assert aten.copy_.default not in targets(gm) and "scatter_update_inplace" in names
+
+
+def test_other_operators_become_in_place_through_a_view(monkeypatch):
+    from torchair.patterns._recover_view_inplace_pattern import _INPLACE_OPS_MAP, InplaceOpInfo
+
+    monkeypatch.setitem(_INPLACE_OPS_MAP, aten.mul.Tensor, InplaceOpInfo(aten.mul_.Tensor))
+
+    def fn(x, y):
+        x.copy_((x.view(12) * y).view(3, 4))
+        return y + 1
+
+    gm = make_fx(fn, tracing_mode="fake")(torch.ones(3, 4), torch.ones(12))
+    recover_view_inplace_pattern(gm, None, None)
+    gm.recompile()
+    assert targets(gm) == [aten.view.default, aten.mul_.Tensor, aten.add.Tensor]
+    x, y = torch.ones(3, 4), torch.full((12,), 2.0)
+    gm(x, y)
+    assert x.eq(2).all()
 
 
 def test_user_replacement_is_applied(monkeypatch):

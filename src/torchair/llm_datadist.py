@@ -55,10 +55,10 @@ def _emulated() -> HostMemory | None:
 def _over(address: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if any(d < 0 for d in shape):
         raise RuntimeError(f"create_npu_tensors: dims {list(shape)} are not sizes")
-    if address <= 0 or address % dtype.itemsize:
-        raise RuntimeError(f"create_npu_tensors: {address:#x} is no address of a {dtype} tensor")
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return torch.empty(list(shape), dtype=dtype)
+    if address <= 0 or address % dtype.itemsize:
+        raise RuntimeError(f"create_npu_tensors: {address:#x} is no address of a {dtype} tensor")
     memory = (ctypes.c_char * size).from_address(address)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(list(shape))

@@ -127,6 +127,8 @@ class NpuFxCompiler:
         if settings.graph_dump_type is not None:
             _dump_original(conversion, settings)
         graph = GeConcreteGraph(conversion, settings, device_of(inputs), self._gears)
+        if logger.isEnabledFor(logging.DEBUG):
+            graph.fx_graph = gm
         graph.optimize_graph_without_runtime(trace)
         if device_of(inputs).replays and not self._training and ReplayedGraph.suits(graph):
             info = describe(gm, conversion.graph.name, static, ReplayedGraph.OPTIONS)

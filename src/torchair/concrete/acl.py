@@ -27,6 +27,7 @@ from torchair.devices import Device, device_of
 from torchair.flags import Flags
 from torchair.fx.capture import CAPTURE_PASSES
 from torchair.fx.passes import FX_KIND, fx_text
+from torchair.log import logger
 from torchair.passes import PassRunner
 from torchair.serde import dump_name
 from torchair.store import atomic_write
@@ -84,6 +85,7 @@ class AclConcreteGraph(ConcreteGraph):
             CAPTURE_PASSES, self.forward, example_inputs, config, whole="all npugraph_ex pass"
         )
         self.forward.recompile()
+        logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
         if Flags.read().debug >= 4:
             print(fx_text(self.forward))

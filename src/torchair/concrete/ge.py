@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import fx
 
 from torchair.concrete.ahead import gear_options, plan_ahead
 from torchair.concrete.base import ConcreteGraph
@@ -32,6 +33,7 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
     ) -> None:  # fmt: skip
         """`gears` are sizes by symbol that are planned at the first call, whatever that has."""
         super().__init__(conversion.graph, conversion.signature, device)
+        self.fx_graph: fx.GraphModule | None = None  # its source, kept at DEBUG
         self.generic = conversion.generic
         self._settings = settings
         self._gears = gears if self.graph.is_dynamic else ()

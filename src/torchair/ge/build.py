@@ -31,9 +31,7 @@ def Const(
     if isinstance(v, Value):
         raise ValueError(f"ge.Const takes a Python value or a torch tensor, not the tensor {v}")
     graph = get_default_ge_graph()
-    if isinstance(v, np.ndarray):
-        v = torch.as_tensor(v)
-    tensor = const_tensor(v, dtype)
+    tensor = const_tensor(torch.as_tensor(v) if isinstance(v, np.ndarray) else v, dtype)
     node = graph.add("Const", node_name)
     node.attrs["value"] = Attr("Tensor", tensor)
     if readable:
@@ -86,7 +84,10 @@ def const_fact(tensor: torch.Tensor) -> Fact:
 
 
 def _readable(v: Any) -> str:
-    return tensor_text(v) if isinstance(v, torch.Tensor) else number_text(v)
+    """What a person sees of a value; files have the exact text where this one is not."""
+    if isinstance(v, torch.Tensor):
+        return repr(v.detach())
+    return repr(v) if isinstance(v, np.ndarray) else number_text(v)
 
 
 def tensor_text(t: torch.Tensor) -> str:

@@ -48,7 +48,8 @@ def _noop_source(node: fx.Node) -> fx.Node | None:
     test = _TESTS.get(node.target) if node.op == "call_function" else None
     if test is None or not node.args:
         return None
-    source: Any = node.args[0]
+    position = 1 if node.target in _SECOND else 0
+    source: Any = node.args[position] if len(node.args) > position else None
     if node.target is aten.cat.default and isinstance(source, (list, tuple)):
         source = source[0] if len(source) == 1 else None
     if not isinstance(source, fx.Node) or not _comparable(node, source):
@@ -114,7 +115,17 @@ def _power_one(node: fx.Node, source: fx.Node) -> bool:
     return isinstance(exponent, (int, float)) and exponent == 1
 
 
+def _full_slice_scatter(node: fx.Node, source: fx.Node) -> bool:
+    args = [*node.args, *[None] * 6][:6]
+    start, end, step = args[3:]
+    whole = start in (None, 0) and end in (None, _MAX) and step in (None, 1)
+    return whole and not node.kwargs and _same_layout(node, source)
+
+
+_SECOND = (aten.copy.default, aten.slice_scatter.default)  # what these give is their second input
 _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
+    aten.copy.default: _same_layout,
+    aten.slice_scatter.default: _full_slice_scatter,
     aten.slice.Tensor: _full_slice,
     aten.repeat.default: _ones,
     aten.constant_pad_nd.default: _zero_pad,
