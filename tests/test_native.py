@@ -22,6 +22,7 @@ from native_check import capture, check_units, differences, largest, native_type
 from random_functions import Program
 from random_graphs import Maker
 from torchair.codegen.cpu.target import cpu
+from torchair.engine.run.poison import Area, pattern
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import emitter
 
@@ -240,6 +241,40 @@ def test_what_nothing_writes_is_poisoned(monkeypatch, mode, dynamic) -> None:
                 idle.setattr(cpu(), "_driver", lambda base: 0)
                 torch._dynamo.reset()
                 assert call(x).isnan().all()
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_poison_of_integers_and_truth(monkeypatch, mode, dynamic) -> None:
+    """Integers that nothing writes are bytes 0xA5; what is true or false is neither throughout."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.floor().int() + 3, x > 0, x.long() - 1, x.to(torch.uint8) * 2
+
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    config.debug.aclgraph.share_results = True
+    torch._dynamo.reset()
+    backend = torchair.get_npu_backend(compiler_config=config)
+    call, x = torch.compile(fn, backend=backend, dynamic=dynamic), torch.rand(4, 8) * 9
+    for got, wanted in zip(call(x), fn(x), strict=True):
+        assert torch.equal(got, wanted)
+    with monkeypatch.context() as idle:
+        idle.setattr(cpu(), "_driver", lambda base: 0)
+        torch._dynamo.reset()
+        small, truth, large, bytes = call(x)
+    assert (small == 0xA5A5A5A5 - 2**32).all() and (bytes == 0xA5).all()
+    assert (large == 0xA5A5A5A5A5A5A5A5 - 2**64).all()
+    assert truth.any() and not truth.all()
+    assert set(truth.view(torch.uint8).flatten().tolist()) == {0, 1}
+
+
+def test_poison_is_of_the_type_that_comes_first() -> None:
+    """Buffers of several types may have one place, one after the other."""
+    whole, part, later = torch.float32, torch.int32, torch.bool
+    made = pattern(24, [Area(0, 12, 1, whole), Area(8, 8, 0, part), Area(8, 16, 2, later)])
+    assert made.tolist() == [0xFF] * 8 + [0xA5] * 8 + [1, 0] * 4
 
 
 @pytest.mark.usefixtures("poison")

@@ -29,7 +29,7 @@ class Flags:
     ``TORCHAIR_KERNEL_CACHE``  ``kernel_cache``: False for ``0`` or ``off``; no kernel is kept
     ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
     ``TORCHAIR_NATIVE``      ``native``: False for ``0`` or ``off``; torch's kernels, not ours
-    ``TORCHAIR_POISON``      see :func:`poisoning`: memory is filled before each run, with NaN
+    ``TORCHAIR_POISON``      see :func:`poisoning`: memory is filled before each run
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
     ``TORCHAIR_TUNE``        ``tune``: True for exactly ``1``; forms of GPU kernels are measured
     ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset

@@ -21,7 +21,7 @@ from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
 from torchair.engine.run.branches import Part, forks, side_by_side
 from torchair.engine.run.launches import Launches, native_part
-from torchair.engine.run.poison import made_poisoned, poisoned
+from torchair.engine.run.poison import Area, areas_of, made_poisoned, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.errors import GraphError
 from torchair.flags import Flags, poisoning
@@ -78,7 +78,8 @@ class Program:
         self.parts: list[Segment | Launches] = []  # consecutive native steps, bound
         self._runs = self._prepare()
         if poisoning():
-            self._runs.insert(0, poisoned(lambda registers: None, self._arena))
+            areas = areas_of(plan)
+            self._runs.insert(0, poisoned(lambda registers: None, self._arena, areas))
             self._positions.insert(0, 0)
         self._transient = self._transient_slots()
 
@@ -180,7 +181,8 @@ class NativeProgram:
         steps = [s for s in plan.steps if s.kind == "native"]
         self._make = [allocator(r)(o.shape, o.strides) for o, r in fresh]
         self._take(Segment(steps, memory, torch.get_num_threads(), slots), slots)
-        self._run = poisoned(self._run, self._arena)
+        if poisoning():
+            self._run = poisoned(self._run, self._arena, areas_of(plan))
 
     def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
         """Note which results are updated arguments; gives those that are made."""
@@ -288,7 +290,7 @@ def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
     if memory is None:
         return allocator(root)(tuple(root.meta.shape), root.meta.stride())
     kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
-    return poisoned(lambda: kept, memory)
+    return poisoned(lambda: kept, memory, [Area(0, len(memory), 0, root.meta.dtype)])
 
 
 def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any) -> torch.Tensor:

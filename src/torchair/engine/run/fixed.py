@@ -16,8 +16,9 @@ import torch
 from torchair.engine.plan.records import Plan, Root
 from torchair.engine.run.executor import ARENA, NativeProgram, Program, explain
 from torchair.engine.run.lanes import bind_lanes
-from torchair.engine.run.poison import poisoned
+from torchair.engine.run.poison import Area, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
+from torchair.flags import poisoning
 
 _LINE = 64  # bytes that pieces of memory are aligned to
 
@@ -85,7 +86,14 @@ class FixedProgram:
             for r in roots
         ]
         self.set = self._set_word
-        self.run = poisoned(_explained(fire), self._memory)
+        self.run = _explained(fire)
+        if poisoning():
+            self.run = poisoned(self.run, self._memory, [*areas_of(plan), *self._results()])
+
+    def _results(self) -> list[Area]:
+        """Pieces of the memory that results have; the arena begins where the memory does."""
+        fresh = [r for r in self.plan.roots if r.kind == "fresh" and r.slot in self._starts]
+        return [Area(*self._starts[r.slot], 0, r.meta.dtype) for r in fresh]
 
     def _set_word(self, number: int, tensor: torch.Tensor) -> None:
         self.inputs[number] = tensor

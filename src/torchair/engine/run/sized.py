@@ -18,7 +18,7 @@ from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Placement
 from torchair.engine.run.executor import NativeProgram, allocator, picker
-from torchair.engine.run.poison import poisoned
+from torchair.engine.run.poison import areas_of, poisoned
 from torchair.engine.run.segment import ALONE, THREADS, Memory, Segment
 from torchair.flags import poisoning
 
@@ -150,7 +150,10 @@ class SizedProgram(NativeProgram):
         self._make = list(self._each(made))
         self.fitted, self.arena = member, arena
         if poisoning():
-            self._run = poisoned(self._segment.call(), arena)
+            sizes, offsets = placement.sizes, placement.offsets
+            where = lambda r: (offsets[r.buffer], sizes[r.buffer])  # noqa: E731
+            areas = areas_of(self._family.plan, where)
+            self._run = poisoned(self._segment.call(), arena, areas)
 
     def leave(self) -> None:
         """Be ready for nothing, and hold no memory."""
