@@ -1,12 +1,13 @@
 """Random programs against eager, for as long as you like: `make fuzz SECONDS=600`.
 
 A seed decides everything: the function, types, strides and sizes of its arguments (0 and 1 among
-them), special values, which arguments share memory, the mode, whether sizes vary and weights are
-frozen. Each program is called several times, with other contents. Values are judged by float64 as
-in all tests; types, dims, strides, updates and sharing of memory are eager's. A difference is
-excused if `aot_eager`, run on the same program, differs from eager in the same way, if strides are
-those that tracing promised, or if eager's own special values are not float64's; these are printed
-and counted too. `python tests/fuzz.py --first SEED --count 1` repeats a program and shows it.
+them), special values, which arguments share memory, the mode, whether sizes vary, weights are
+frozen and gradients are wanted. Each program is called several times, with other contents. Values
+and gradients are judged by float64 as in all tests; types, dims, strides, updates and sharing of
+memory are eager's. A difference is excused if `aot_eager`, run on the same program, differs from
+eager in the same way, if strides are those that tracing promised, or if eager's own special values
+are not float64's; these are printed and counted too. `python tests/fuzz.py --first SEED --count 1`
+repeats a program and shows it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torchair
 from like_eager import sharing, twin
 from native_check import differences, largest
-from random_functions import Program
+from random_functions import Program, gradients, wanting_gradients
 
 MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
@@ -69,14 +70,18 @@ class Trial:
         self.special = pick.random() < 0.2
         self.shared = pick.random() < 0.25
         self.tiny = pick.random() < 0.2
-        changes = not self.dynamic and not self.frozen
+        plain = not self.inference and not self.frozen and not self.special
+        self.backward = plain and random.Random(~self.seed).random() < 0.3
+        changes = not self.dynamic and not self.frozen and not self.backward
         self.before: list[list[torch.Tensor]] = []  # arguments of earlier calls
         self.held: dict[int, torch.Tensor] = {}  # arguments that are weights, by place
         self.excused: list[str] = []
         self.program = Program(self.seed, pick.randint(2, 9), changes, self.tiny, broad=True)
 
     def __str__(self) -> str:
-        ways = ("dynamic", "automatic", "inference", "frozen", "special", "shared", "tiny")
+        ways = (
+            "dynamic", "automatic", "inference", "frozen", "special", "shared", "tiny", "backward",
+        )  # fmt: skip
         return " ".join([f"seed {self.seed}", self.mode, *(w for w in ways if getattr(self, w))])
 
     def arguments(self, turn: int) -> list[torch.Tensor]:
@@ -126,7 +131,7 @@ class Trial:
             args = first if turn == 0 else self.arguments(turn)
             args = [self.held.get(k, t) for k, t in enumerate(args)]
             try:
-                self.program.function()(*copied(args))
+                self._called(self._program(), args)
             except (RuntimeError, IndexError, ValueError):
                 continue  # these sizes do not fit together in eager either
             wrong = self._one(call, args)
@@ -156,13 +161,16 @@ class Trial:
         return None if self.automatic else self.dynamic
 
     def _called(self, call: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Results and arguments after a call with copies of these."""
+        """Results and arguments after a call with copies of these, then gradients if wanted."""
         mine = [self.held.get(k, t) for k, t in enumerate(copied(args))]
-        return [*call(*(t for k, t in enumerate(mine) if k not in self.held)), *mine]
+        with torch.set_grad_enabled(self.backward):
+            asked = wanting_gradients(mine) if self.backward else []
+            results = call(*(t for k, t in enumerate(mine) if k not in self.held))
+            made = [*results, *mine, *gradients(results, asked)]
+        return [t.detach() for t in made]
 
     def _one(self, call: Any, args: list[torch.Tensor]) -> str:
-        theirs = copied(args)
-        wanted = [*self.program.function()(*theirs), *theirs]
+        wanted = self._called(self._program(), args)
         try:
             got = self._called(call, args)
         except Exception as e:
@@ -174,8 +182,10 @@ class Trial:
     def _values(
         self, args: list[torch.Tensor], got: list[torch.Tensor], wanted: list[torch.Tensor]
     ) -> str:
-        truth, everything = self.program.wide(args)
-        scale = largest(everything)
+        with torch.set_grad_enabled(self.backward):
+            truth, everything = self.program.wide(args, self.backward)
+        truth = [t.detach() for t in truth]
+        scale = largest([*(t.detach() for t in everything), *truth])
         for k, (g, w, t) in enumerate(zip(got, wanted, truth, strict=True)):
             wrong = differences(g, w, t, scale)
             if not wrong:
@@ -192,13 +202,14 @@ class Trial:
     def _memory(
         self, args: list[torch.Tensor], got: list[torch.Tensor], wanted: list[torch.Tensor]
     ) -> str:
-        form = memory(got)
-        if self.held or form == memory(wanted):
+        own = len(self.program.results) + len(args)  # gradients may lie as they like
+        form, eager = memory(got[:own]), memory(wanted[:own])
+        if self.held or form == eager:
             return ""
         plain = self._traced(args)
         if isinstance(plain, Exception):
-            return f"memory is {form} instead of {memory(wanted)}"
-        promised = memory(plain)
+            return f"memory is {form} instead of {eager}"
+        promised = memory(plain[:own])
         if form == promised:
             return self._excuse(f"aot_eager gives the same memory, {form}")
         if form == (self._promised_strides(args), promised[1]):

@@ -326,8 +326,11 @@ class Program:
         exec(compile(text, self.name, "exec"), names)
         return names["function"]
 
-    def wide(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Results and inputs after it ran in float64, and everything it computed."""
+    def wide(
+        self, inputs: Sequence[torch.Tensor], backward: bool = False
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Results and inputs after it ran in float64, with `backward` gradients too, and everything
+        it computed."""
         names: dict[str, Any] = {"torch": torch, "F": F, **dict.fromkeys(NAMES, torch.float64)}
         wholes: dict[int, torch.Tensor] = {}  # memory that several inputs may share, in float64
         for name, x in zip(self.given, inputs, strict=True):
@@ -340,6 +343,7 @@ class Program:
                 wholes[storage.data_ptr()] = flat.to(torch.float64, copy=True)
             whole = wholes[storage.data_ptr()]
             names[name] = whole.as_strided(x.shape, x.stride(), x.storage_offset())
+        given = wanting_gradients([names[n] for n in self.given]) if backward else []
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # of quotients of integers
         try:
@@ -348,7 +352,22 @@ class Program:
         finally:
             torch.set_default_dtype(usual)
         ends = [names[n] for n in [*self.results, *self.given]]
+        ends += gradients([names[n] for n in self.results], given)
         return ends, [v for n, v in names.items() if n in self.values]
+
+
+def wanting_gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that can have gradients, which are asked for from now on."""
+    return [t.requires_grad_() for t in tensors if t.is_floating_point()]
+
+
+def gradients(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a sum of all results, with weights that every type can tell."""
+    ends = [r for r in results if r.requires_grad]
+    if not ends or not given:
+        return []
+    weights = [((torch.arange(r.numel()) % 17 - 8) / 8).to(r.dtype).reshape(r.shape) for r in ends]
+    return list(torch.autograd.grad(ends, given, weights, materialize_grads=True))
 
 
 def overlapping(x: torch.Tensor) -> bool:

@@ -26,9 +26,12 @@ class Area(NamedTuple):
 
 def areas_of(plan: Plan, place: Callable[[Root], tuple[int, int]] | None = None) -> list[Area]:
     """What the arena of a plan holds; `place` gives (begin, bytes) where the plan does not."""
-    where = place if place is not None else lambda r: (r.offset, r.bytes)
-    roots = [r for r in plan.roots if r.kind == "arena"]
-    return [Area(*where(r), r.first, r.meta.dtype) for r in roots]
+    areas = []
+    for root in plan.roots:
+        if root.kind == "arena":
+            begin, size = (root.offset, root.bytes) if place is None else place(root)
+            areas.append(Area(begin, size, root.first, root.meta.dtype))
+    return areas
 
 
 def pattern(size: int, areas: Iterable[Area]) -> torch.Tensor:
