@@ -1,9 +1,13 @@
 """Options that reach the engine through torch.compile, seen in the graph that really runs."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import torchair
+from torchair.engine.inspect.statistics import FILE, Statistics
 from torchair.engine.options import finalize_graph_engine, initialize_graph_engine
 
 
@@ -96,3 +100,34 @@ def test_a_graph_without_global_options_agrees_with_any():
     initialize_graph_engine({})
     with pytest.raises(ValueError, match=r"ge\.oo\.level"):
         initialize_graph_engine({"ge.oo.level": "O1"})
+
+
+def test_statistics_of_fusion_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchair.engine.session.STATISTICS", Statistics())
+    finishers = []
+    exits = SimpleNamespace(register=lambda *given: finishers.append(given))
+    monkeypatch.setattr("torchair.engine.inspect.statistics.atexit", exits)
+    found = {}
+    for value in (None, "0", "1", "2"):
+        finalize_graph_engine()
+        torch._dynamo.reset()
+        (tmp_path / f"{value}").mkdir()
+
+        def choose(config, value=value):
+            if value is not None:
+                config.ge_config.export_compile_stat = value
+
+        optimized(tmp_path / f"{value}", choose)
+        found[value] = (tmp_path / FILE).exists()
+        if value == "1":
+            ((write, path),) = finishers
+            write(path)
+            assert len(json.loads((tmp_path / FILE).read_text())) == 1
+            (tmp_path / FILE).unlink()
+    assert found == {None: False, "0": False, "1": False, "2": True}
+    first, second = json.loads((tmp_path / FILE).read_text())
+    assert second["graph_fusion"] == first["graph_fusion"]
+    assert first["graph_fusion"]["TransposeIntoMatMulV2X2"]["effect_times"] == "1"
+    assert first["ub_fusion"]["matmul"] == {"match_times": "1", "effect_times": "1"}
+    assert first["session_and_graph_id"].startswith("0_")

@@ -66,7 +66,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "experimental_config.static_model_ops_lower_limit": "graphs are not split into parts of fixed "
     "and of varying sizes",
     "experimental_config.tiling_schedule_optimize": "tiling schedules belong to NPU kernels",
-    "ge_config.export_compile_stat": "there is no fusion_result.json",
     "dump_config.dump_config_path": "the file is for the runtime of an NPU",
     "aoe_config.aoe_mode": _TUNING,
     "aoe_config.work_path": _TUNING,

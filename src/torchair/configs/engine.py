@@ -119,8 +119,11 @@ class GeConfig(Section):
     oo_dead_code_elimination = flag(None, or_none=True).emits(
         "ge.oo.deadCodeElimination", scope="global", encode=_true_or_false
     )
-    export_compile_stat = OptionValue("2", ["0", "1", "2"]).emits(
-        "ge.exportCompileStat", scope="global"
+    # Files that nobody has asked for would be in everybody's folders: the default writes none.
+    export_compile_stat = (
+        OptionValue("2", ["0", "1", "2"])
+        .emits("ge.exportCompileStat", scope="global")
+        .emits("torchair.compileStat", assigned=True)
     )
     aicore_num = StrOptionValue(None).emits("ge.aicoreNum", scope="global")
     optimization_switch = StrOptionValue(None).emits("ge.optimizationSwitch", scope="global")

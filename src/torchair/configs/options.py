@@ -48,6 +48,7 @@ class Emission:
     modes: tuple[str, ...]
     when: str | None
     encode: Callable[[Any], object]
+    assigned: bool = False
 
 
 class OptionValue:
@@ -61,6 +62,7 @@ class OptionValue:
         self.default = default
         self.optional = optional
         self.raw = default
+        self.assigned = False  # whether somebody has chosen the value
         self.name = type(self).__name__
         self.emissions: tuple[Emission, ...] = ()
 
@@ -72,6 +74,7 @@ class OptionValue:
     @value.setter
     def value(self, value: Any) -> None:
         self.raw = self.check(value)
+        self.assigned = True
 
     @property
     def accepts(self) -> str:
@@ -110,9 +113,11 @@ class OptionValue:
         modes: tuple[str, ...] = GE_MODES,
         when: str | None = None,
         encode: Callable[[Any], object] | None = None,
+        assigned: bool = False,
     ) -> Self:
-        """Declare an engine key; without ``encode`` it carries the normalised value."""
-        self.emissions += (Emission(key, scope, modes, when, encode or self.normalise),)
+        """Declare an engine key; without ``encode`` it carries the normalised value. With
+        ``assigned`` it is there where somebody has chosen a value only."""
+        self.emissions += (Emission(key, scope, modes, when, encode or self.normalise, assigned),)
         return self
 
     def __bool__(self) -> bool:

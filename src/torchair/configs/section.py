@@ -86,6 +86,8 @@ class Section:
             active = emission.when is None or bool(vars(self)[emission.when])
             if mode not in emission.modes or not active:
                 continue
+            if emission.assigned and not getattr(vars(self)[option.name], "assigned", True):
+                continue
             if (value := emission.encode(raw)) is not None:
                 target = local_options if emission.scope == "local" else global_options
                 target[emission.key] = value

@@ -34,6 +34,7 @@ class EngineOptions:
     timeline: str | None = None  # folder
     check_streams: bool = False
     cores: str = ""  # "<cube>|<vector>"
+    statistics: str = "0"  # of fusion, in a file: "1" at exit, "2" after each graph
 
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
@@ -57,6 +58,7 @@ class EngineOptions:
             timeline=local.get("torchair.timeline") or Flags.read().timeline,
             check_streams=local.get("deadlock_check", "0") == "1",
             cores=process.get("ge.aicoreNum") or "",
+            statistics=local.get("torchair.compileStat", "0"),
         )
 
 

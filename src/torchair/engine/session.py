@@ -20,6 +20,7 @@ from torchair.engine.editions import Editions
 from torchair.engine.inputs import check_outputs, fits
 from torchair.engine.inspect.dump import DumpOptions, GraphDump
 from torchair.engine.inspect.rows import KernelRows
+from torchair.engine.inspect.statistics import STATISTICS
 from torchair.engine.inspect.timeline import Timeline
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
@@ -195,6 +196,9 @@ class TorchNpuGraph:
                 self.name, (optimized - start) * 1e6, (time.perf_counter() - optimized) * 1e6,
             )  # fmt: skip
             native_logger.info("graph %s compiled, %s nodes", self.name, len(self.graph))
+            if self._options.statistics != "0":
+                units = made.units.fusion.units if made.units is not None else []
+                STATISTICS.add(self.name, self._state, units, self._options.statistics)
 
     def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
         """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""

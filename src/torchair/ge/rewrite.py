@@ -126,10 +126,12 @@ def rewrite(
     rules: Iterable[Rule],
     explain: Callable[[str], None] | None = None,
     stays: Callable[[Node], bool] = lambda node: True,
+    count: Callable[[str, bool], None] = lambda name, done: None,
 ) -> int:
     """Apply rules until none changes anything; returns how many replacements were made.
 
-    What a replacement leaves unread goes with it, but for nodes of which `stays` holds.
+    What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `count` is
+    told the name of each rule that matched, and whether it replaced something.
     """
     by_type: dict[str, list[Rule]] = {}
     for rule in rules:
@@ -142,7 +144,7 @@ def rewrite(
             if known is None or graph._nodes.get(node.name) is not node:
                 continue
             sources = [v.node for v in node.values()]
-            if _try(graph, node, known, explain):
+            if _try(graph, node, known, explain, count):
                 changed += 1
                 _remove_unread(graph, sources, stays)
         if not changed:
@@ -154,8 +156,9 @@ def rewrite(
 
 
 def _try(
-    graph: Graph, node: Node, rules: Iterable[Rule], explain: Callable[[str], None] | None
-) -> bool:
+    graph: Graph, node: Node, rules: Iterable[Rule], explain: Callable[[str], None] | None,
+    count: Callable[[str, bool], None],
+) -> bool:  # fmt: skip
     for rule in rules:
         found = rule.match(node)
         if found is None or not _free_to_change(found):
@@ -172,6 +175,7 @@ def _try(
         made = graph.newest(len(graph) - before)
         if node.control and not made and not isinstance(result, No):
             result = no("it waits for other nodes")
+        count(rule.name, not isinstance(result, No))
         if isinstance(result, No):
             for n in reversed(made):
                 graph.remove(n)

@@ -29,7 +29,8 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
     loud = Flags.read().debug >= 3
     rules = [r for r in RULES if state.switches.get(r.name, True)]
     speak = _explain if loud or logger.isEnabledFor(logging.DEBUG) else None
-    rewrite(graph, rules, speak, is_anchor if state.dead_code else lambda node: True)
+    stays = is_anchor if state.dead_code else lambda node: True
+    rewrite(graph, rules, speak, stays, state.note)
 
 
 def _explain(text: str) -> None:

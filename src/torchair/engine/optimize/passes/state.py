@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from torchair.ge.signature import InputSource
@@ -21,6 +22,13 @@ class GraphState:
     quantised: bool = False  # whether there are kernels for products with quantised weights
     channels_last: bool = False  # whether a library convolves short floats best with channels last
     overlap: bool = False  # whether communication and computing shall overlap
+    matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
+    replaced: Counter[str] = field(default_factory=Counter)  # and had an effect
+
+    def note(self, name: str, done: bool) -> None:
+        """Count a rule that fitted."""
+        self.matched[name] += 1
+        self.replaced[name] += done
 
     def fuses(self, name: str) -> bool:
         """Whether a pattern is switched on; without a word about it, ALL decides."""
