@@ -21,7 +21,7 @@ __all__ = [
 FAMILIES = (
     "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",
     "index", "loss", "matmul", "norm", "npu_activation", "npu_attention", "npu_moe", "npu_quant",
-    "npu_scatter", "pool", "print", "random", "reduce", "shape", "slicing", "strided",
+    "npu_scatter", "pool", "print", "quantised", "random", "reduce", "shape", "slicing", "strided",
 )  # fmt: skip
 
 for _family in FAMILIES:

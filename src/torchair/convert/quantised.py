@@ -1,0 +1,105 @@
+"""Converters of torch's own products with quantised weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchair import ge
+from torchair.convert.registry import Decline, builtin
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Value
+from torchair.ge.shapes import is_static
+
+aten = torch.ops.aten
+_FLOAT = DataType.DT_FLOAT
+_MIDDLE = 8  # what stands for zero among four bits without a sign
+
+
+def _product(x: Value, weight: Value, scales: Value, **others: Any) -> Value:
+    """A product with a weight [n, k]."""
+    return ge.WeightQuantBatchMatmulV2(
+        x, weight, scales, others.get("offsets"), None, None, None, transpose_x=False,
+        transpose_weight=True, antiquant_group_size=others.get("group", 0), dtype=-1,
+        inner_precise=0,
+    )  # fmt: skip
+
+
+@builtin(aten._weight_int8pack_mm.default)
+def weight_int8pack_mm(self: Value, mat2: Value, scales: Value) -> Value:
+    """_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
+    return _product(self, mat2, scales)
+
+
+@builtin(aten._weight_int4pack_mm_for_cpu.default)
+def weight_int4pack_mm(
+    self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
+) -> Value:
+    """_weight_int4pack_mm_for_cpu(Tensor self, Tensor mat2, SymInt qGroupSize,
+    Tensor qScaleAndZeros) -> Tensor"""
+    if not is_static([*(mat2.shape or ()), *(qScaleAndZeros.shape or ())]):
+        raise Decline("weights of sizes that vary")
+    n, half = (int(d) for d in mat2.shape or ())
+    groups = int((qScaleAndZeros.shape or ())[0])
+    scales, zeros = (_part(qScaleAndZeros, k, groups, n) for k in (0, 1))
+    offsets = ge.Div(ge.Cast(zeros, dst_type=_FLOAT), ge.Cast(scales, dst_type=_FLOAT))
+    group = qGroupSize if groups > 1 else 0
+    return _product(self, _unpacked(mat2, n, 2 * half), scales, offsets=offsets, group=group)
+
+
+def _part(pairs: Value, which: int, groups: int, n: int) -> Value:
+    """The scales or zeros of pairs [groups, n, 2], as [n, groups]."""
+    column = _slice(pairs, [0, 0, which], [groups, n, which + 1])
+    matrix = ge.Reshape(column, ge.Const([groups, n]))
+    return ge.Transpose(matrix, ge.Const([1, 0]))
+
+
+def _unpacked(packed: Value, n: int, k: int) -> Value:
+    """The integers of a weight [n, k], of which torch has put two into a byte: for a whole block of
+    columns first and second half of it, for fewer columns neighbours."""
+    block = _block()
+    whole = n - n % block
+    parts = []
+    if whole:
+        rows = _rows(packed, 0, whole, n, k)
+        bytes_ = ge.Reshape(rows, ge.Const([whole // block, k, block // 2]))
+        both = ge.ConcatV2(_nibbles(bytes_), 2, N=2)
+        parts.append(ge.Reshape(ge.Transpose(both, ge.Const([0, 2, 1])), ge.Const([whole, k])))
+    if n > whole:
+        rows = _rows(packed, whole, n - whole, n, k)
+        bytes_ = ge.Reshape(rows, ge.Const([k, (n - whole) // 2]))
+        both = ge.Pack(_nibbles(bytes_), N=2, axis=2)
+        parts.append(ge.Transpose(ge.Reshape(both, ge.Const([k, n - whole])), ge.Const([1, 0])))
+    joined = parts[0] if len(parts) == 1 else ge.ConcatV2(parts, 0, N=2)
+    integers = ge.Cast(joined, dst_type=DataType.DT_INT8)
+    return ge.Sub(integers, ge.Const(_MIDDLE, dtype=DataType.DT_INT8))
+
+
+def _block() -> int:
+    """Columns that torch packs together: as many as four vectors of float32 hold."""
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+
+
+def _rows(packed: Value, first: int, count: int, n: int, k: int) -> Value:
+    if count == n:
+        return packed
+    return _slice(packed, [first, 0], [first + count, k // 2])
+
+
+def _slice(x: Value, begin: list[int], end: list[int]) -> Value:
+    return ge.StridedSlice(x, ge.Const(begin), ge.Const(end), ge.Const([1] * len(begin)))
+
+
+def _nibbles(bytes_: Value) -> list[Value]:
+    low = ge.BitwiseAnd(bytes_, ge.Const(15, dtype=DataType.DT_UINT8))
+    return [low, ge.RightShift(bytes_, ge.Const(4, dtype=DataType.DT_UINT8))]
+
+
+@builtin(aten._int_mm.default)
+def int_mm(self: Value, mat2: Value) -> Value:
+    """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
+    return ge.QuantBatchMatmulV3(
+        self, mat2, ge.Const(1.0, dtype=_FLOAT), None, None, None, dtype=DataType.DT_INT32,
+        transpose_x1=False, transpose_x2=False,
+    )  # fmt: skip

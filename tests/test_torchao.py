@@ -1,0 +1,126 @@
+"""Models quantised with torchao: their products read the integers, no node is generic, and results
+are those of the dequantised weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+from torchao.quantization import (
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    PerGroup,
+    quantize_,
+)
+from torchao.quantization.quant_primitives import MappingType
+
+from generic_nodes import collect_generic_nodes
+from models import Llama, LlamaConfig, llama_inputs
+from torchair.engine.fuse.units import Fusion
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "int8": Int8WeightOnlyConfig,
+    "int8 in groups": lambda: Int8WeightOnlyConfig(granularity=PerGroup(32)),
+    "int4 as bytes": lambda: IntxWeightOnlyConfig(torch.int4, PerGroup(32)),
+    "int4 with zero points": lambda: IntxWeightOnlyConfig(
+        torch.int4, PerGroup(32), MappingType.ASYMMETRIC
+    ),
+    "int4": lambda: PrototypeInt4WeightOnlyConfig(group_size=32),
+}
+SMALL = LlamaConfig(layers=1, dim=64, heads=4, head_dim=16, ffn=96, vocab=112, context=16)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def fusions(monkeypatch) -> list[Fusion]:
+    """What became of every graph that is compiled."""
+    from torchair.engine.units import native_units
+
+    found: list[Fusion] = []
+
+    def fuse(*args: Any) -> Fusion:
+        found.append(original(*args))
+        return found[-1]
+
+    original = native_units.fuse
+    monkeypatch.setattr(native_units, "fuse", fuse)
+    return found
+
+
+def weight_of(layer: nn.Linear) -> torch.Tensor:
+    """The weight of a quantised layer in float64, as the product of a unit matrix tells it where
+    torchao cannot say."""
+    if hasattr(layer.weight, "dequantize") and not hasattr(layer.weight, "scale_and_zero"):
+        return layer.weight.dequantize(torch.float32).double() if _takes_type(layer) else (
+            layer.weight.dequantize().double()
+        )
+    units = torch.eye(layer.in_features, dtype=layer.weight.dtype)
+    return nn.functional.linear(units, layer.weight).double().t()
+
+
+def _takes_type(layer: nn.Linear) -> bool:
+    return type(layer.weight).__name__ == "Int8Tensor"
+
+
+@torch.no_grad()
+def dequantised(model: nn.Module) -> nn.Module:
+    """The same model in float64 with plain weights."""
+    plain = copy.deepcopy(model)
+    for layer in plain.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(weight_of(layer), requires_grad=False)
+    for _, tensor in [*plain.named_parameters(), *plain.named_buffers()]:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.double()
+    return plain
+
+
+def quantised_llama(name: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    model = Llama(SMALL).eval().to(dtype)
+    quantize_(model, CONFIGS[name]())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "torchair") for name in CONFIGS), *((n, "npugraph_ex") for n in ("int8", "int4"))],
+)
+@torch.no_grad()
+def test_a_decoder_with_quantised_weights(name, backend, fusions):
+    model = quantised_llama(name, torch.float32)
+    right = dequantised(model)
+    fast = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True, dynamic=False)
+    with collect_generic_nodes() as generic:
+        for length, start in ((9, 0), (1, 9), (1, 10)):
+            inputs = llama_inputs(SMALL, length, start)
+            torch.testing.assert_close(fast(*inputs).double(), right(*inputs), rtol=1e-4, atol=1e-5)
+    assert not generic
+    for fusion in fusions:
+        heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
+        assert heads.count("WeightQuantBatchMatmulV2") == 8
+        assert not [n for n in fusion.alone if n.type == "WeightQuantBatchMatmulV2"]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@torch.no_grad()
+def test_results_in_bfloat16_are_as_close_as_those_of_torchao(name):
+    model = quantised_llama(name, torch.bfloat16)
+    right = dequantised(model)
+    fast = torch.compile(copy.deepcopy(model), backend="torchair", fullgraph=True)
+    for length, start in ((9, 0), (1, 9)):
+        inputs = llama_inputs(SMALL, length, start)
+        truth = right(*inputs)
+        wrong = (model(*inputs).double() - truth).abs().max()
+        assert (fast(*inputs).double() - truth).abs().max() <= 1.5 * wrong
