@@ -58,7 +58,11 @@ def first_result(model: str, way: str) -> dict[str, float]:
 
 def process(model: str, way: str, folder: str) -> dict[str, float]:
     """The same in a new process; caches are in a folder."""
-    environment = {**os.environ, STARTED: str(time.time())}
+    environment = {
+        **os.environ,
+        STARTED: str(time.time()),
+        "PYTHONDONTWRITEBYTECODE": "",  # an installed package has its byte code
+    }
     if way in CACHES:
         environment[CACHES[way]] = folder
     command = [sys.executable, __file__, "--model", model, "--way", way]

@@ -24,7 +24,7 @@ def measure() -> float:
     source = Path(__file__).resolve().parent.parent / "src"
     done = subprocess.run(
         [sys.executable, "-c", CODE],
-        env={**os.environ, "PYTHONPATH": str(source)},
+        env={**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": ""},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

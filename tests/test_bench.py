@@ -65,6 +65,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("memory --preset tiny --way torchair", ("libraries", "steady")),
         ("memory --sizes 3 --way torchair", ("a tenth", "all")),
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
+        ("start --quick --only cached", ("torch", "weights", "beyond", "target")),
         ("streams --quick", ("one lane", "two lanes", "ratio")),
     ],
 )

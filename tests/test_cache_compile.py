@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ import torchair
 from torchair.deploy import cached
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.compiled import CompiledModel
+from torchair.deploy.ready import ReadyCall
+from torchair.devices.call import GraphCall
 from torchair.inference import cache_compile, readable_cache
 
 
@@ -114,18 +117,25 @@ def test_another_model_of_the_class_takes_what_is_there(
     assert call.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_weights_may_be_frozen_and_changed(tmp_path: Path, traced: list[Any]) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("calls", [1, 4])
+def test_weights_may_be_frozen_and_changed(
+    tmp_path: Path, traced: list[Any], dynamic: bool, calls: int
+) -> None:
     frozen = config(frozen_parameter=True)
-    x = torch.randn(3, 6)
-    for _ in range(2):
+    x = torch.randn(33, 6)
+    for turn in range(2):
         model = Block()
-        call = compiled(model, tmp_path, config=frozen)
+        call = compiled(model, tmp_path, config=frozen, dynamic=dynamic)
         with torch.no_grad():
-            same(call(x), model.plain(x))
+            for _ in range(calls):  # from the third on in one native call
+                same(call(x), model.plain(x))
+            assert isinstance(_runner(call), ReadyCall) == (turn == 1 and not dynamic)
             model.up.weight.mul_(2)
             same(call(x), model.plain(x))
             model.up.bias = nn.Parameter(torch.randn(8))
-            same(call(x), model.plain(x))
+            for _ in range(calls):
+                same(call(x), model.plain(x))
     assert len(traced) == 1
 
 
@@ -449,6 +459,13 @@ def test_a_flipped_bit_anywhere_is_noticed(kept: Path, traced: list[Any]) -> Non
         ("result", '[1, {"type": "os.system"}]'),
         ("weights", [{"name": "no such"}]),
         ("version", "0.0.1"),
+        ("plan", {"steps": 1}),
+        ("plan", {"taken": [], "order": [0], "plan": None}),
+        ("plan", {"inputs": 1}),
+        ("plan", {"places": []}),
+        ("plan", {"arena": -1, "roots": [[0, "arena", 0, 64, -1, None]]}),
+        ("plan", {"outputs": [[0, None, [1 << 40]]]}),
+        ("plan", {"outputs": [[None, [8, 1], [2, 8]]]}),  # less than what is computed
     ],
 )
 def test_a_file_of_other_content_is_only_data(
@@ -457,10 +474,101 @@ def test_a_file_of_other_content_is_only_data(
     """Whoever can write a right checksum can say what he likes; none of it is executed."""
     (path,) = kept.rglob("compiled_module")
     found = Artifact.read(path)
-    setattr(found, field, value)
+    assert found.plan is not None
+    if field == "plan":
+        recipe = value.get("plan", {**found.plan["plan"], **value})
+        for output in value.get("outputs", []):
+            if output[0] is None:
+                output[0] = found.plan["plan"]["outputs"][0][0]
+        found.plan = {**found.plan, **value, "plan": recipe}
+    else:
+        found.plan = None  # or the graph would not be read
+        setattr(found, field, value)
     path.write_bytes(found.to_bytes())
     with pytest.warns(UserWarning, match="clear broken cache"):
         compiled(Block(), kept, dynamic=False)(torch.randn(3, 6))
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize("lost", ["kernels", "processor", "store"])
+def test_a_plan_that_is_not_for_this_process_is_made_again(
+    kept: Path, traced: list[Any], lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = kept.rglob("compiled_module")
+    found = Artifact.read(path)
+    assert found.plan is not None
+    recipe = found.plan["plan"]
+    if lost == "kernels":
+        recipe["kernels"] = [[f"{entry}_", "0" * 64, n] for entry, _, n in recipe["kernels"]]
+    elif lost == "processor":
+        recipe["maker"]["with"][-2] += ",+avx1024"
+    else:
+        monkeypatch.setattr(ReadyCall, "of", lambda *_: None)
+    path.write_bytes(found.to_bytes())
+    model, x = Block(), torch.randn(3, 6)
+    call = compiled(model, kept, dynamic=False)
+    with torch.no_grad():
+        same(call(x), model.plain(x))
+    assert isinstance(_runner(call), GraphCall) and not traced
+
+
+def _runner(call: Any) -> Any:
+    return call.versions[0]._traced.runner.runner
+
+
+def test_a_plan_from_a_file_runs_as_any_other(
+    kept: Path, tmp_path: Path, traced: list[Any]
+) -> None:
+    model, x = Block(), torch.randn(3, 6)
+    call = compiled(model, kept, dynamic=False)
+    with torch.no_grad():
+        expected = model.plain(x)
+    same(call(x), expected)
+    assert isinstance(_runner(call), ReadyCall) and call._quick == call._slowly
+    for _ in range(3):
+        same(call(x), expected)
+    assert call._quick != call._slowly  # one native call by now
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(call._slowly, [x] * 16):
+            same(got, expected)
+    with torch.profiler.profile() as seen:
+        same(call(x), expected)
+    assert any("softmax" in e.key.lower() for e in seen.key_averages())
+    assert call.summary().native_share == 1.0  # what knows more than results: the graph
+    block = torch.empty(call.summary().feature_memory_size + 64, dtype=torch.uint8)
+    call.update_graph_feature_memory_base(block)
+    same(call(x), expected)
+    assert not traced
+
+
+class Lookup(nn.Module):
+    """Reads by indices, has constants of the graph, and updates an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+
+    def forward(self, index: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.table(index) * torch.tensor([1.0, 2.0, 0.5, -1.0])
+        cache.index_copy_(0, torch.tensor([1]), found[:1])
+        return found.sum(0), cache + 1
+
+
+def test_a_plan_from_a_file_has_constants_updates_and_errors(
+    tmp_path: Path, traced: list[Any]
+) -> None:
+    index = torch.tensor([4, 0])
+    for turn in range(2):
+        model = Lookup()
+        call = cache_compile(model.forward, dynamic=False, cache_dir=str(tmp_path))
+        for _ in range(3):
+            ours, theirs = torch.ones(3, 4), torch.ones(3, 4)
+            with torch.no_grad():
+                same(call(index, ours), model(index, theirs))
+            same(ours, theirs)
+        assert isinstance(_runner(call), ReadyCall) == bool(turn)
+        with pytest.raises(IndexError, match=r"out of range.*test_cache_compile|Gather"):
+            call(torch.tensor([4, 7]), torch.ones(3, 4))
     assert len(traced) == 1
 
 
@@ -561,24 +669,45 @@ class Net(torch.nn.Module):
         return torch.softmax(self.up(x), -1)
 
 x = torch.arange(18.0).reshape(3, 6) / 10
-call = cache_compile(Net().forward, cache_dir=sys.argv[1], dynamic=False)
+config = torchair.CompilerConfig()
+config.mode = sys.argv[2]
+dynamic = sys.argv[3] == "True"
+call = cache_compile(Net().forward, config=config, cache_dir=sys.argv[1], dynamic=dynamic)
 there = call.path.exists()
 values = [call(x).tolist() for _ in range(4)][-1]
-heavy = [m for m in ("torch._dynamo", "torch._functorch.aot_autograd", "sympy") if m in sys.modules]
-print(json.dumps([there, values, heavy, call._quick != call._slowly]))
+print(json.dumps([there, values, list(sys.modules), call._quick != call._slowly]))
 """
 
+TRACERS = {"torch._dynamo", "torch._functorch.aot_autograd", "torchair.convert",
+           "torchair.pipeline"}  # fmt: skip
+SYMPY = {"sympy", "torch.fx.experimental.symbolic_shapes"}
+COMPILER = {"torchair.catalog", "torchair.engine.fuse", "torchair.engine.lower", "torchair.ge",
+            "torchair.serde", "google.protobuf", "torchair.codegen.requests"}  # fmt: skip
 
-def test_a_later_process_loads_no_tracer(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("mode", "dynamic", "heavy"),
+    [
+        ("max-autotune", False, {*TRACERS, *COMPILER, *SYMPY}),
+        ("max-autotune", True, TRACERS),
+        ("reduce-overhead", False, {*TRACERS, *SYMPY}),
+        ("reduce-overhead", True, TRACERS),
+    ],
+)
+def test_a_later_process_loads_no_tracer(
+    tmp_path: Path, mode: str, dynamic: bool, heavy: set[str]
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     found = []
     for _ in range(2):
         run = subprocess.run(
-            [sys.executable, program, tmp_path / "cache"], capture_output=True, text=True,
+            [sys.executable, program, tmp_path / "cache", mode, str(dynamic)],
+            capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True,
         )  # fmt: skip
         found.append(json.loads(run.stdout.splitlines()[-1]))
     assert [there for there, *_ in found] == [False, True]
     assert found[0][1] == found[1][1]
-    assert found[1][2] == [] and found[1][3] is True
+    assert not heavy & set(found[1][2])
+    assert found[1][3] == (mode == "max-autotune" and not dynamic)

@@ -24,7 +24,8 @@ from torchair.engine.inspect.check import check_plan
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import finalize_graph_engine
 from torchair.engine.plan.streams import COMMUNICATION, Order, order_of
-from torchair.engine.run.executor import NativeProgram, Program
+from torchair.engine.run.executor import Program
+from torchair.engine.run.native import NativeProgram
 from torchair.engine.run.outline import range_of
 from torchair.engine.run.workers import Workers
 from torchair.engine.session import TorchNpuGraph

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from torchair.engine.session import label
 from torchair.log import logger
-from torchair.trace import Trace
+from torchair.trace import Trace, label
 
 
 class GmRunner:

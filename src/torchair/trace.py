@@ -1,13 +1,16 @@
-"""Where compilation leaves traces: pass timings, and the TORCH_COMPILE_DEBUG directory."""
+"""Where work leaves traces: pass timings, labels of profiles, the TORCH_COMPILE_DEBUG directory."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from torchair.flags import Flags
 from torchair.log import (
@@ -111,6 +114,13 @@ def debug_root(speaker: TorchairLogger = logger) -> Path:
     if is_available() and is_initialized():
         base += f"-rank_{get_rank()}"
     return Path(base) / speaker.name
+
+
+def label(name: str) -> AbstractContextManager[Any]:
+    """A profiler label, free of cost when no profiler runs."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.autograd.profiler.record_function(name)
+    return nullcontext()
 
 
 def start_debug_log(speaker: TorchairLogger = logger) -> None:

@@ -43,8 +43,8 @@ from torchair.capture.engine_walk import EngineWalk, Recorded
 from torchair.capture.outputs import PooledRecording
 from torchair.capture.rehearsal import Rehearsal, Walk
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.engine.run.executor import picker
 from torchair.engine.run.guards import same_as
+from torchair.engine.run.native import picker
 from torchair.errors import CaptureError, InputError
 from torchair.quiet import no_garbage_collection
 

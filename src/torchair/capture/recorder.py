@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.rehearsal import written
-from torchair.convert.comments import fx_text, origin_of
 from torchair.errors import CaptureError
+from torchair.fx.comments import fx_text, origin_of
 
 Step = Callable[[], Any]
 _ATEN = torch.ops.aten

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.base import Forward
-from torchair.convert.comments import fx_text, origin_of
 from torchair.errors import CaptureError
+from torchair.fx.comments import fx_text, origin_of
 from torchair.ops.streams import scopes_closed
 
 _ATEN = torch.ops.aten

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from torchair.codegen.kernel import Generated, Kernel
-from torchair.codegen.requests import Request
+
+if TYPE_CHECKING:
+    from torchair.codegen.requests import Request
 
 HeadKind = Literal["matmul", "conv", "attention", "pool"]
 

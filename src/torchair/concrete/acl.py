@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchair.capture import (
     render,
     substrate_for,
 )
-from torchair.capture.updates import Updates
+from torchair.capture.stored import capture_options
 from torchair.concrete.base import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
@@ -156,53 +156,6 @@ class AclConcreteGraph(ConcreteGraph):
 
     def run(self, args: Sequence[Any]) -> Any:
         return self.graph.call(args)
-
-
-class CapturedGraph:
-    """A graph in the engine, captured as an AclConcreteGraph is, without the FX graph."""
-
-    def __init__(
-        self, engine: EngineGraph, name: str, device: Device, known: Mapping[str, Any],
-        settings: Settings,
-    ) -> None:  # fmt: skip
-        """`known` comes from `storable`."""
-        options = capture_options(settings, fresh_results=False)
-        arguments = {k: v for k, v in known.items() if k != "results"}
-        arguments["unupdated_sym_input_index"] = [
-            (i, number) for i, number in known["unupdated_sym_input_index"]
-        ]
-        info = AclGraphCacheInfo(
-            fx_graph_name=name, pool=options.pool,
-            capture_error_mode=options.error_mode, num_warmup_iters=options.warmups, **arguments,
-        )  # fmt: skip
-        self.graph = AclGraph(fx_forward=lambda *args: engine.call(args), config=options)
-        find = partial(substrate_for, engine=engine, pool=options.pool, updates=Updates())
-        uncaptured = engine.call if device.name == "cpu" else None
-        self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
-        kinds = info.kinds()
-        self.entry: Callable[[Sequence[Any]], Any]
-        if not options.share_results:
-            self.entry = device.noted(self.graph.call, kinds.mutated)
-        else:
-            fixed = (*kinds.parameters, *kinds.mutated)
-            self.entry = device.hosted(self.graph.call, known["results"], kinds.mutated, fixed)
-
-
-def capture_options(settings: Settings, fresh_results: bool) -> CaptureOptions:
-    """The options of capture among all settings; a pool of the user's is never shared by keys."""
-    return CaptureOptions(
-        clone_input=settings.clone_input,
-        share_results=settings.share_results and not settings.clone_output and not fresh_results,
-        frozen_parameter=settings.frozen_parameter,
-        reuse=settings.reuse_graph_pool and settings.capture_pool is None,
-        limit=settings.capture_limit,
-        evict=settings.evict_captures,
-        pool=settings.capture_pool,
-        error_mode=settings.capture_error_mode,
-        fallback=settings.capture_fallback,
-        warmups=settings.capture_warmups,
-        force_recapture=settings.force_recapture,
-    )
 
 
 def describe(

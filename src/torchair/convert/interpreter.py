@@ -20,7 +20,6 @@ from torchair import ge
 from torchair.convert import functional
 from torchair.convert.aliases import bases
 from torchair.convert.automatic import automatic_entry
-from torchair.convert.comments import module_path, origin_of
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.inference_rule import attach_rule, is_users
 from torchair.convert.registry import Decline, Entry, find
@@ -28,6 +27,7 @@ from torchair.convert.results import SYMBOLS, Results
 from torchair.convert.scopes import Scopes
 from torchair.convert.views import ViewFolder
 from torchair.errors import ConversionError
+from torchair.fx.comments import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value

@@ -27,7 +27,7 @@ VERSIONS = {NPUGRAPH_EX: "1.0.6"}
 """Versions that files have, by mode."""
 VERSION = "1.0.5"
 """The one of all other modes."""
-_MAGIC = b"torchair compiled module 2\n"  # counts layouts of the file
+_MAGIC = b"torchair compiled module 3\n"  # counts layouts of the file
 _DIGEST = 32
 
 
@@ -65,6 +65,7 @@ class Artifact:
     options: dict[str, str]  # for people
     versions: dict[str, str]  # of libraries
     finished: bool = False  # whether the engine has optimised the graph
+    plan: dict[str, Any] | None = None  # recipe of the native plan, where the call is one
     version: str = ""
     graph: bytes = b""
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,14 +29,14 @@ from torchair.deploy.artifact import FILE, Artifact, library_versions
 from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.fingerprint import code_hash, fingerprint
 from torchair.deploy.homes import roots_of
-from torchair.deploy.stored import NotStored, finish, loaded, stored
+from torchair.deploy.stored import NotStored, loaded
 from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Version, shape_of
-from torchair.engine.session import label
 from torchair.flags import Flags
 from torchair.log import logger
-from torchair.trace import start_debug_log
+from torchair.quiet import no_garbage_collection
+from torchair.trace import label, start_debug_log
 
 
 def cache_compile(
@@ -151,11 +152,12 @@ class CachedMethod(CompiledModel):
         return "\n".join([str(self._owner), options, *passes])
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            if not self.versions:
-                self._begin(args, kwargs)
-        with label("cache_compiler inference"):
-            result = super()._slowly(*args, **kwargs)
+        with nullcontext() if self.versions else no_garbage_collection():
+            with self._lock:
+                if not self.versions:
+                    self._begin(args, kwargs)
+            with label("cache_compiler inference"):
+                result = super()._slowly(*args, **kwargs)
         if self._unsaved is not None:
             self._save()
         return result
@@ -225,6 +227,8 @@ class CachedMethod(CompiledModel):
     def trace(self, shape: Shape) -> Any:
         traced, homes = super().trace(shape)
         if self._keeps:
+            from torchair.deploy.storing import stored
+
             try:
                 known = stored(traced, homes, shape, roots_of(self._method))
                 signature = inspect.signature(self._method)
@@ -241,6 +245,8 @@ class CachedMethod(CompiledModel):
         return traced, homes
 
     def _save(self) -> None:
+        from torchair.deploy.storing import finish
+
         assert self._unsaved is not None
         (made, traced), self._unsaved = self._unsaved, None
         try:

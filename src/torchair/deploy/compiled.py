@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import RLock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,8 +18,10 @@ from torchair.deploy.homes import Home, homes_of, roots_of
 from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
-from torchair.engine.session import GraphSummary, TorchNpuGraph
 from torchair.trace import start_debug_log
+
+if TYPE_CHECKING:
+    from torchair.engine.session import GraphSummary, TorchNpuGraph
 
 OnMismatch = Literal["error", "recompile"]
 

@@ -1,4 +1,7 @@
-"""Between a traced method and the data of its file: what is kept of it, and a way back."""
+"""From the data of a file back to a compiled method, as far as the module is still the same.
+
+Where plan and kernels are on disk, nothing of the compiler is loaded for it.
+"""
 
 from __future__ import annotations
 
@@ -6,98 +9,31 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchair.catalog import infer
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.guards import Guards, TensorSpec
 from torchair.deploy.homes import Home, Roots, Walk, homes_of
-from torchair.deploy.runnable import Runnable
+from torchair.deploy.ready import ReadyCall
 from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Version
-from torchair.devices.base import device_named
-from torchair.devices.call import GraphCall, engine_graph
-from torchair.errors import SerializationError
 from torchair.runner import GmRunner
-from torchair.serde import from_bytes, same_graph, to_bytes
-from torchair.serde.convention import from_text, to_text
 from torchair.trace import Trace
 
-_PLAIN = (bool, int, float, str, type(None))
+if TYPE_CHECKING:
+    from torchair.deploy.runnable import Runnable
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 class NotStored(Exception):
     """Why a method is not kept, or what was kept of it not used."""
-
-
-def stored(
-    traced: Traced, homes: Sequence[Sequence[Home]], shape: Shape, roots: Roots
-) -> dict[str, Any]:  # fmt: skip
-    """What an Artifact says of the graph. The graph must not have run yet: running changes it."""
-    graph, capture = _graph_of(traced)
-    if graph.draws:
-        raise AssertionError("random numbers are drawn: a cached graph has no generator")
-    if any(not isinstance(v, _PLAIN) for v in traced.constants.values()):
-        raise NotStored("a result is neither a tensor nor a number")
-    hidden = Walk(roots).hidden
-    if hidden:
-        raise NotStored(f"{hidden[0]} is a tensor in a tuple or of a special kind; register it")
-    try:
-        return {
-            "device": _device_of([*shape.leaves, *(places[0].read() for places in homes)]),
-            "arguments": _arguments(shape),
-            "guards": Guards(traced.specs, traced.conditions).to_data(),
-            "tensors": list(traced.tensors),
-            "weights": [_weight(places) for places in homes],
-            "attributes": _numbers(roots),
-            "convention": to_text(graph.convention),
-            "result": pytree.treespec_dumps(traced.result),
-            "constants": {str(k): v for k, v in traced.constants.items()},
-            "updates": traced.updates,
-            "capture": capture,
-            "graph": to_bytes(graph.graph),
-        }
-    except (SerializationError, NotImplementedError) as e:
-        raise NotStored(str(e).partition("\n")[0]) from e
-
-
-def finish(made: Artifact, traced: Traced) -> None:
-    """Keep the graph as it runs, after a call has optimised it, where a file can hold that."""
-    graph = _graph_of(traced)[0].optimized
-    if graph is None or graph.is_dynamic:
-        return
-    try:
-        data = to_bytes(graph)
-        if not same_graph(from_bytes(data, infer), graph, strict=True):
-            made.graph, made.finished = data, True
-    except SerializationError:  # the graph as it was converted is there
-        return
-
-
-def _device_of(values: Sequence[Any]) -> str:
-    """The accelerator among devices of tensors, the CPU when there is none."""
-    tensors = [str(v.device) for v in values if isinstance(v, torch.Tensor)]
-    return next((d for d in tensors if d != "cpu"), "cpu")
-
-
-def _graph_of(traced: Traced) -> tuple[GraphCall, dict[str, Any] | None]:
-    """The graph in the engine, and what a capture of it must know."""
-    if traced.runner is None:
-        raise NotStored("results share memory with arguments, or arguments are replaced")
-    found: Any = traced.runner.runner
-    graph = engine_graph(found)
-    if graph is not None:
-        return graph, None
-    known: Any = found.storable() if hasattr(found, "storable") else None
-    if known is None:
-        raise NotStored("options ask for something else than to run the compiled graph")
-    return known
 
 
 def loaded(
@@ -105,16 +41,14 @@ def loaded(
 ) -> Version:  # fmt: skip
     """The version of a method that a file holds; NotStored with the reason if it is for another
     one. `roots` are the modules that it reads."""
-    if found.arguments != _arguments(shape):
+    if found.arguments != arguments_of(shape):
         raise NotStored("arguments are nested or named otherwise")
     homes = _homes(found.weights, roots)
-    _compare(found.attributes, _numbers(roots))
+    _compare(found.attributes, numbers_of(roots))
     guards = Guards.from_data(found.guards)
-    runnable = Runnable.from_bytes(
-        found.graph, from_text(found.convention), options=dict(engine.local_options),
-        process=dict(engine.global_options), device=found.device, finished=found.finished,
-    )  # fmt: skip
-    runner = GmRunner(_run_of(runnable, found.capture, found.device, config), Trace())
+    ready = ReadyCall.of(found.plan, lambda: _runnable(found, engine).call)
+    run: Any = ready or _run_of(_runnable(found, engine), found, config)
+    runner = GmRunner(run, Trace())
     traced = Traced(
         runner, runner, list(guards.specs), [c.text for c in guards.conditions],
         [int(k) for k in found.tensors], pytree.treespec_loads(found.result),
@@ -123,26 +57,39 @@ def loaded(
     return Version(roots, shape, traced, homes)
 
 
-def _run_of(
-    runnable: Runnable, capture: dict[str, Any] | None, device: str, config: CompilerConfig
-) -> Any:
-    if capture is None:
+def _runnable(found: Artifact, engine: Settings) -> Runnable:
+    """The graph of a file in the engine."""
+    from torchair.deploy.runnable import Runnable
+    from torchair.serde.convention import from_text
+
+    return Runnable.from_bytes(
+        found.graph, from_text(found.convention), options=dict(engine.local_options),
+        process=dict(engine.global_options), device=found.device, finished=found.finished,
+    )  # fmt: skip
+
+
+def _run_of(runnable: Runnable, found: Artifact, config: CompilerConfig) -> Any:
+    if found.capture is None:
         return runnable.call if not runnable.call.replays else runnable
-    from torchair.concrete import CapturedGraph
+    from torchair.capture.stored import CapturedGraph
+    from torchair.devices.base import device_named
 
     return CapturedGraph(
-        runnable.call, runnable.graph.name, device_named(device), capture, Settings.of(config)
-    )
+        runnable.call, runnable.graph.name, device_named(found.device), found.capture,
+        Settings.of(config),
+    )  # fmt: skip
 
 
-def _arguments(shape: Shape) -> dict[str, Any]:
+def arguments_of(shape: Shape) -> dict[str, Any]:
+    """How arguments of a call are nested."""
     return {
         "names": list(shape.names), "labels": list(shape.labels), "count": shape.count,
         "keys": list(shape.keys),
     }  # fmt: skip
 
 
-def _weight(places: Sequence[Home]) -> dict[str, Any]:
+def weight_of(places: Sequence[Home]) -> dict[str, Any]:
+    """Names and spec of a weight."""
     spec = TensorSpec.of(places[0].name, places[0].read().detach())
     loose = all(h.loose for h in places)
     names = sorted(h.name for h in places)
@@ -162,7 +109,7 @@ def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home
         places = there.get(weight["name"]) if weight["name"] else [Home.nowhere()]
         if places is None:
             raise NotStored(f"the module has no weight {weight['name']}")
-        now = _weight(places)
+        now = weight_of(places)
         for what, known in weight.items():
             if what != "name" and now[what] != known:
                 raise NotStored(f"{what} of {weight['name']}: compiled {known}, now {now[what]}")
@@ -178,7 +125,7 @@ def _attributes(roots: Roots) -> Iterator[tuple[str, Any]]:
                 yield f"{prefix}.{key}" if prefix else key, value
 
 
-def _numbers(roots: Roots) -> dict[str, str]:
+def numbers_of(roots: Roots) -> dict[str, str]:
     """Plain values that tracing may have made part of the graph, as text; also those one level
     inside of dicts and of objects such as a configuration, where these are first met."""
     found: dict[str, str] = {}
@@ -195,8 +142,8 @@ def _numbers(roots: Roots) -> dict[str, str]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
-        return len(value) < 64 and all(isinstance(v, _PLAIN) for v in value)
-    return isinstance(value, (*_PLAIN, torch.dtype, torch.device, Enum))
+        return len(value) < 64 and all(isinstance(v, PLAIN) for v in value)
+    return isinstance(value, (*PLAIN, torch.dtype, torch.device, Enum))
 
 
 def _compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import profiler
@@ -13,12 +13,12 @@ from torchair.deploy.guards import Guards, TensorSpec
 from torchair.deploy.homes import Home, Roots, Walk, look
 from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import Shape, result_of
-from torchair.devices.call import GraphCall, engine_graph
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.gates import Entry, native_gate
-from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
-from torchair.ge.signature import Computed
+
+if TYPE_CHECKING:
+    from torchair.engine.session import TorchNpuGraph
 
 Dynamic = bool | Mapping[str, Sequence[int]]
 
@@ -143,15 +143,22 @@ class Version:
     def session(self, exchanged: bool = False) -> TorchNpuGraph:
         """The engine's handle of the graph, compiled. GraphError where the graph is not one of the
         engine with fixed sizes, and where its memory is to be `exchanged` but a GPU replays it."""
+        from torchair.devices.call import engine_graph
+
         runner: Any = None if self._traced.runner is None else self._traced.runner.runner
         graph = engine_graph(runner)
-        if graph is None or not _is_plain(graph) or graph.graph.is_dynamic:
+        if graph is None or not graph.plain or graph.graph.is_dynamic:
             raise GraphError("the model is not one graph of the engine that has fixed sizes")
-        if exchanged and graph is not runner:
+        if exchanged and not getattr(runner, "plain", False):
             raise GraphError("a GPU replays the model in memory that it was recorded with")
         unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
         graph.compile(graph.collect([*self.state.tensors, *unknown]))
         return graph.session
+
+    def _plain_graph(self) -> Any:
+        """The graph, if inputs are arguments as they are and results new tensors."""
+        graph: Any = None if self._traced.runner is None else self._traced.runner.runner
+        return graph if getattr(graph, "plain", False) else None
 
     def forget(self) -> None:
         """The quick way is not to be gone any more: it has memory of its own."""
@@ -168,25 +175,23 @@ class Version:
         if self._calls < _PATIENCE or not self._shape.simple or not self.state.native:
             return None
         self._calls = 0
-        graph = None if self._traced.runner is None else self._traced.runner.runner
-        if not isinstance(graph, GraphCall) or not _is_plain(graph):
+        graph = self._plain_graph()
+        if graph is None:
             return None
         inputs = graph.collect(self._arguments(flat))
-        found = graph.session.direct(inputs)
+        found = graph.direct(inputs)
         if found is None:
             return None
         count, tensors = len(self.state.tensors), self._traced.tensors
-        taken = [s.args[0] for s in graph.state.inputs]
-        positions = [tensors[a - count] if a >= count else -1 for a in taken]
+        positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
         program, held = found
         gate = program.gate(
             inputs, positions, self._guards.records(flat), self.state.entries(), held
         )
-        order = [r.index for r in graph.signature.results if isinstance(r, Computed)]
-        if gate is None or any(program.results[i] >= 0 for i in order):
+        if gate is None or any(program.results[i] >= 0 for i in graph.order):
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
-        made = _direct(program, gate, [fresh.index(i) for i in order], self._finish, slowly)
+        made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._made = _distinct(made, slowly) if self._traced.updates else made
         return self._made
 
@@ -236,12 +241,6 @@ def _distinct(call: Callable[..., Any], slowly: Callable[..., Any]) -> Callable[
         return call(*args, **kwargs) if distinct else slowly(*args, **kwargs)
 
     return checked
-
-
-def _is_plain(graph: GraphCall) -> bool:
-    """Whether inputs are arguments as they are, and results new tensors."""
-    results = all(isinstance(r, Computed) and r.same for r in graph.signature.results)
-    return results and all(s.kind == "tensor" for s in graph.state.inputs)
 
 
 def _only(leaves: Sequence[Any]) -> Any:

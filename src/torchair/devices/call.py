@@ -14,10 +14,12 @@ from torchair.engine.inspect.dump import take_dump_options
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import initialize_graph_engine
 from torchair.engine.run.calls import input_reader, layouts_of, result_builder
+from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.executor import Program
+from torchair.engine.run.held import Held
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
-from torchair.ge.signature import Result, Signature, computed
+from torchair.ge.signature import Computed, Result, Signature, computed
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
 
@@ -110,6 +112,26 @@ class GraphCall:
         self.compile(inputs)
         outputs, program = self.session.once(inputs)
         return self.build_results(outputs, args), program
+
+    @property
+    def plain(self) -> bool:
+        """Whether inputs are arguments as they are, and results new tensors."""
+        results = all(isinstance(r, Computed) and r.same for r in self.signature.results)
+        return results and all(s.kind == "tensor" for s in self.state.inputs)
+
+    @property
+    def taken(self) -> list[int]:
+        """Of a plain call: the argument that each input is."""
+        return [s.args[0] for s in self.state.inputs]
+
+    @property
+    def order(self) -> list[int]:
+        """Of a plain call: the output that each result is."""
+        return [r.index for r in self.signature.results if isinstance(r, Computed)]
+
+    def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
+        """A program that Python enters in one call, where there is one."""
+        return self.session.direct(inputs)
 
     @property
     def convention(self) -> Convention:

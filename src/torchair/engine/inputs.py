@@ -9,7 +9,7 @@ import torch
 
 from torchair.catalog import steering_values
 from torchair.engine.plan.reader import Reader
-from torchair.engine.run.executor import picker
+from torchair.engine.run.native import picker
 from torchair.errors import GraphError, InputError
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value

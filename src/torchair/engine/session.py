@@ -43,12 +43,12 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import poisoning
-from torchair.ge.graph import Graph
+from torchair.ge.graph import Graph, Value
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
 from torchair.ge.verify import verify
 from torchair.log import logger, native_logger
-from torchair.trace import Trace
+from torchair.trace import Trace, label
 
 _PLAN_BYTES = 1 << 30  # that plans of one dynamic graph may weigh together
 
@@ -80,13 +80,6 @@ class DeviceInfo:
     """What the engine must know of the device a graph runs on."""
 
     name: str = "cpu"  # torch device string
-
-
-def label(name: str) -> AbstractContextManager[Any]:
-    """A profiler label, free of cost when no profiler runs."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.autograd.profiler.record_function(name)
-    return nullcontext()
 
 
 def _on(stream: Any) -> AbstractContextManager[Any]:
@@ -342,6 +335,17 @@ class TorchNpuGraph:
         if not isinstance(pool, ProgramPool) or not pool.native:
             return None
         return DirectProgram(pool.plan), session.held
+
+    def native_plan(self) -> tuple[Plan, dict[Value, int]] | None:
+        """The plan of the last run, and inputs that are constants of it; where that was native code
+        alone whatever the other inputs hold, and nobody looks on."""
+        pool, plain = self._latest, type(self) is TorchNpuGraph and self.watch is None
+        if not plain or self._given is not None or self.inputs.by_value:
+            return None
+        if not isinstance(pool, ProgramPool) or not pool.native:
+            return None
+        frozen = self.held.tensors if self.held is not None else {}
+        return pool.plan, {self.inputs.data[i]: i for i in frozen}
 
     def plan_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
         """Have a plan for inputs like these, compiled and bound, before they come."""

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from torchair.quiet import no_garbage_collection
+
 if TYPE_CHECKING:
     from torchair.deploy.cached import cache_compile
     from torchair.deploy.readable import readable_cache
@@ -22,4 +24,5 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with no_garbage_collection():
+        return getattr(importlib.import_module(_HOMES[name]), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchair.codegen import kept
@@ -42,12 +42,28 @@ class Library:
             if not new:
                 return
             start = time.perf_counter()
-            objects = _objects(list(new.values()), self.machine)
-            engine = _engine(objects, self.machine)
-            self._engines.append((engine, objects))
-            for entry in new:
-                self._addresses[entry] = engine.get_function_address(entry)
+            self._link(new, _objects(list(new.values()), self.machine))
             self.seconds += time.perf_counter() - start
+
+    def _link(self, entries: Iterable[str], objects: list[bytes]) -> None:
+        engine = _engine(objects, self.machine)
+        self._engines.append((engine, objects))
+        for entry in entries:
+            self._addresses[entry] = engine.get_function_address(entry)
+
+    def fetch(self, keys: Mapping[str, str]) -> bool:
+        """Have the code of kernels whose text nobody has, from the disk: keys by names of kernels.
+        False if some are not there."""
+        store = kept.in_use()
+        with self._lock:
+            new = {e: key for e, key in keys.items() if e not in self._addresses}
+            found = [] if store is None else [store.get(key) for key in new.values()]
+            objects = [code for code in found if code is not None]
+            if len(objects) < len(new):
+                return False
+            if new:
+                self._link(new, objects)
+            return True
 
     def address(self, kernel: Kernel) -> int:
         """Where the code of a kernel is; compiles it if needed."""
@@ -107,10 +123,9 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
     store = kept.in_use()
     made: list[bytes] = []
     target = None
-    made_with = (kept.llvm_version(), str(_LEVEL), machine.arch, machine.name, machine.features)
     for kernel in kernels:
         text = module_text([kernel], machine)
-        key = kept.key_of("cpu", *made_with, text)
+        key = _key(text, machine)
         code = None if store is None else store.get(key)
         if code is None:
             target = target or _target_machine(machine)
@@ -119,6 +134,20 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
                 store.put(key, code)
         made.append(code)
     return made
+
+
+def made_with(machine: Machine) -> tuple[str, ...]:
+    """What code follows from beside its text."""
+    return kept.llvm_version(), str(_LEVEL), machine.arch, machine.name, machine.features
+
+
+def key_of(kernel: Kernel, machine: Machine) -> str:
+    """The name of the code of a kernel on disk."""
+    return _key(module_text([kernel], machine), machine)
+
+
+def _key(text: str, machine: Machine) -> str:
+    return kept.key_of("cpu", *made_with(machine), text)
 
 
 def _target_machine(machine: Machine) -> Any:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchair.codegen.cpu.attention.kernel import attention
-from torchair.codegen.cpu.conv.kernel import convolution
 from torchair.codegen.cpu.driver import entry_point, filler
 from torchair.codegen.cpu.jit import Library, compile_all
 from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.matmul.kernel import product
-from torchair.codegen.cpu.nest.kernel import loops
-from torchair.codegen.cpu.pool import pool
 from torchair.codegen.kernel import Generated, Kernel
 from torchair.codegen.numbers import largest
-from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product, Request
-from torchair.codegen.target import Head
 
-GENERATORS: dict[type, Callable[..., Generated]] = {
-    Loops: loops,
-    Product: product,
-    Convolution: convolution,
-    Attention: attention,
-    Pool: pool,
-}
+if TYPE_CHECKING:
+    from torchair.codegen.requests import Request
+    from torchair.codegen.target import Head
+
 TYPES = ("f32", "bf16", "f16")  # of operators with a generator of their own
 WIDEST_HEAD = 256  # features of a head of attention
 IN_CACHE = 1 << 18  # bytes that come from a cache
@@ -84,6 +74,8 @@ class CpuTarget:
 
     def generate(self, request: Request, label: str) -> Generated:
         """The kernel of a request."""
+        from torchair.codegen.cpu.generators import GENERATORS
+
         return GENERATORS[type(request)](request, self.library.machine, label)
 
     def compile(self, kernels: Sequence[Kernel]) -> None:

@@ -22,7 +22,7 @@ from torchair.engine.plan.records import Native, OutputSpec, Plan, Root, Step
 from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import as_tuple
-from torchair.engine.run.executor import picker
+from torchair.engine.run.native import picker
 from torchair.engine.run.outline import Outline
 from torchair.flags import Flags
 from torchair.ge.graph import Fact, Value

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchair.codegen.kernel import Generated, Kernel
-from torchair.codegen.target import Order
 from torchair.engine.plan.memory import Arena, Placement
-from torchair.ge.graph import Node, Value
+
+if TYPE_CHECKING:
+    from torchair.codegen.target import Order
+    from torchair.ge.graph import Node, Value
 
 
 @dataclass(slots=True)

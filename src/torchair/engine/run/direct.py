@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import NativeProgram, explain
+from torchair.engine.run.failures import explain
 from torchair.engine.run.gates import Entry, Same, TensorLike, TensorTaken, native_gate
 from torchair.engine.run.held import Held
+from torchair.engine.run.native import NativeProgram
 from torchair.engine.run.segment import BadIndex, Segment
 
 

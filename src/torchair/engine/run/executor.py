@@ -6,11 +6,9 @@ calls from several threads never share memory.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import CO_VARARGS
-from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -20,28 +18,15 @@ from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
 from torchair.engine.run.branches import Part, forks, side_by_side
+from torchair.engine.run.failures import StepFailure, explain
 from torchair.engine.run.launches import Launches, native_part
-from torchair.engine.run.poison import Area, areas_of, made_poisoned, poisoned
+from torchair.engine.run.native import ARENA, NativeProgram, Place, Pool, allocator
+from torchair.engine.run.poison import Area, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
-from torchair.errors import GraphError
 from torchair.flags import Flags, poisoning
 from torchair.ge.graph import Fact, Value
 
 Run = Callable[[list[Any]], None]
-Place = Callable[[int, int], torch.Tensor | None]
-"""Memory, as bytes, for a slot of a plan or for its `ARENA`."""
-
-ARENA = -1
-
-_SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
-
-
-class StepFailure(Exception):
-    """What a step raised, with the step."""
-
-    def __init__(self, step: Step, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.step, self.error = step, error
 
 
 class Program:
@@ -165,86 +150,21 @@ class Program:
             registers[write.input_slot].copy_(source)
 
 
-class NativeProgram:
-    """A plan that is one native segment from arguments to fresh results and updated arguments:
-    nothing to prepare but addresses."""
-
-    _run: Callable[[list[int]], None]
-
-    def __init__(self, plan: Plan, place: Place | None = None) -> None:
-        """`place` gives memory for the arena, if it has any."""
-        arena = place(ARENA, plan.arena_size) if place is not None else None
-        self._arena = torch.empty(plan.arena_size, dtype=torch.uint8) if arena is None else arena
-        memory = Memory(plan, self._arena.data_ptr(), plan.constants)
-        fresh = self._describe(plan)
-        slots = [r.slot for _, r in fresh]
-        steps = [s for s in plan.steps if s.kind == "native"]
-        self._make = [allocator(r)(o.shape, o.strides) for o, r in fresh]
-        self._take(Segment(steps, memory, torch.get_num_threads(), slots), slots)
-        if poisoning():
-            self._run = poisoned(self._run, self._arena, areas_of(plan))
-
-    def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
-        """Note which results are updated arguments; gives those that are made."""
-        roots = [plan.place(o.slot)[0] for o in plan.outputs]
-        self._updated = [r.tied_to if r.kind == "tied" else -1 for r in roots]
-        self._plain = max(self._updated, default=-1) < 0
-        return [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
-
-    def _take(self, segment: Segment, results: Sequence[int]) -> None:
-        """Run this segment, whose last sources are the results."""
-        self._arguments = picker(segment.sources[: len(segment.sources) - len(results)])
-        self._run = segment.call()
-
-    @staticmethod
-    def suits(plan: Plan) -> bool:
-        """Whether a plan is of this kind."""
-        return plan.device == "cpu" and plan.all_native and Flags.read().debug < 5
-
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs for one set of inputs."""
-        made = [make() for make in self._make]
-        try:
-            self._run([*map(_address, self._arguments(inputs)), *map(_address, made)])
-        except BadIndex as e:
-            raise explain(e.step, e) from e
-        if self._plain:
-            return made
-        rest = iter(made)
-        return [next(rest) if k < 0 else inputs[k] for k in self._updated]
-
-
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that takes these out of a sequence."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    if positions:
-        only = positions[0]
-        return lambda values: (values[only],)
-    return lambda values: ()
-
-
 _LEAST = 8 << 20  # a plan and its program weigh this much at least
 
 
-class ProgramPool:
-    """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
+class ProgramPool(Pool):
+    """Programs of any plan, by CUDA stream where that matters."""
 
     def __init__(
         self, plan: Plan, bind: Callable[[Plan], Program | NativeProgram] | None = None
     ) -> None:
         """`bind` makes a program of the plan, if it is not of one of the kinds above."""
-        self.plan = plan
         self.native = bind is None and NativeProgram.suits(plan)
+        super().__init__(plan, bind or (NativeProgram if self.native else Program))
         self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
-        self._bind = bind or (NativeProgram if self.native else Program)
         self._own = bind is None
-        self._free: dict[int, deque[Program | NativeProgram]] = {}
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
-
-    def prepare(self) -> None:
-        """Bind a first program, so that the first call finds it."""
-        self._programs().append(self._bind(self.plan))
 
     def put(self, place: Place) -> bool:
         """Bind programs anew, in memory that `place` gives; False if they are of a kind that has
@@ -254,30 +174,14 @@ class ProgramPool:
             self._bind = partial(NativeProgram if self.native else Program, place=place)
         return self._own
 
-    def forget(self) -> None:
-        """Give the memory of free programs back."""
-        self._free.clear()
-
     def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
         """Outputs by a program of their own, which is not used again."""
         program = self._bind(self.plan)
         assert isinstance(program, Program)
         return program.run(inputs), program
 
-    def _programs(self) -> deque[Program | NativeProgram]:
-        key = 0 if self.plan.device == "cpu" else _stream(self.plan.device)
-        return self._free.setdefault(key, deque(maxlen=_SPARE))
-
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Take a free program, run it, give it back."""
-        free = self._programs()
-        try:
-            program = free.pop()
-        except IndexError:
-            program = self._bind(self.plan)
-        outputs = program.run(inputs)
-        free.append(program)
-        return outputs
+    def _lot(self) -> int:
+        return 0 if self.plan.device == "cpu" else _stream(self.plan.device)
 
 
 def _stream(device: str) -> int:
@@ -299,26 +203,6 @@ def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any)
         start = memory.storage_offset() // dtype.itemsize
         empty = torch.empty(0, dtype=dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), start, shape, strides)
-
-
-Allocate = Callable[[Any, Any], Callable[[], torch.Tensor]]
-
-
-def allocator(root: Root) -> Allocate:
-    """From dims and strides to a function that makes the tensor of a root anew for every call,
-    because it leaves the graph."""
-    dtype, device = root.meta.dtype, torch.device(root.device)
-    make = partial(torch.empty_strided, dtype=dtype, device=device)
-    if poisoning():
-        return lambda shape, strides: made_poisoned(partial(make, shape, strides))
-    if device.type == "cpu" and _quick_empty is not None:
-        return lambda shape, strides: partial(_quick_empty, shape, strides, dtype)
-    return lambda shape, strides: partial(make, shape, strides)
-
-
-_address = torch.Tensor.data_ptr
-_quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-"""Torch's own short cut to `empty_strided`, without the parsing of arguments."""
 
 
 def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
@@ -345,27 +229,6 @@ def _differ_in_ones_only(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool
     """Whether strides agree but for dims of size 1, where they say nothing."""
     sizes = zip(tensor.stride(), strides, tensor.shape, strict=True)
     return all(a == b or n == 1 for a, b, n in sizes)
-
-
-class StepError(GraphError):
-    """What failed, with the node and the line of the model it comes from."""
-
-    def __init__(self, step: Step, error: Exception) -> None:
-        self.step = step
-        node = step.node
-        source = node.origin.line if node.origin else "unknown source line"
-        super().__init__(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
-
-
-_KINDS = (IndexError, ValueError, TypeError, NotImplementedError, AssertionError, ZeroDivisionError)
-_ERRORS = {kind: type(f"Step{kind.__name__}", (StepError, kind), {}) for kind in _KINDS}
-"""Step errors that are what eager raises as well."""
-
-
-def explain(step: Step, error: Exception) -> StepError:
-    """The error to raise for what a step raised, of the same builtin class."""
-    made = next((e for kind, e in _ERRORS.items() if isinstance(error, kind)), StepError)
-    return made(step, error)
 
 
 # ---- steps as functions of the registers ----

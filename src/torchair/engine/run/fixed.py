@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from torchair.engine.plan.records import Plan, Root
-from torchair.engine.run.executor import ARENA, NativeProgram, Program, explain
+from torchair.engine.run.executor import Program
+from torchair.engine.run.failures import explain
 from torchair.engine.run.lanes import bind_lanes
+from torchair.engine.run.native import ARENA, NativeProgram
 from torchair.engine.run.poison import Area, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.flags import poisoning

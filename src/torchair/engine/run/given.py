@@ -8,7 +8,8 @@ import torch
 
 from torchair.engine.plan.memory import aligned
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import ARENA, laid_out
+from torchair.engine.run.executor import laid_out
+from torchair.engine.run.native import ARENA
 from torchair.errors import InputError
 from torchair.log import native_logger
 

@@ -17,8 +17,10 @@ import torch
 
 from torchair.codegen.cpu.driver import limit_threads
 from torchair.engine.plan.records import Plan, Schedule, Step
-from torchair.engine.run.executor import Place, Program, Run, StepFailure, prepared, told
+from torchair.engine.run.executor import Program, Run, prepared, told
+from torchair.engine.run.failures import StepFailure
 from torchair.engine.run.launches import native_part
+from torchair.engine.run.native import Place
 from torchair.engine.run.segment import BadIndex, Memory
 from torchair.engine.run.workers import workers
 from torchair.flags import Flags

@@ -17,7 +17,7 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.memory import Placement
-from torchair.engine.run.executor import NativeProgram, allocator, picker
+from torchair.engine.run.native import NativeProgram, allocator, picker
 from torchair.engine.run.poison import areas_of, poisoned
 from torchair.engine.run.segment import ALONE, THREADS, Memory, Segment
 from torchair.flags import poisoning

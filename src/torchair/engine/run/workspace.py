@@ -17,8 +17,9 @@ import torch
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes, schedule_of
-from torchair.engine.run.executor import ARENA, NativeProgram, Program, ProgramPool
+from torchair.engine.run.executor import Program, ProgramPool
 from torchair.engine.run.lanes import Watch, bind_lanes
+from torchair.engine.run.native import ARENA, NativeProgram
 from torchair.engine.run.segment import aligned_bytes
 from torchair.engine.run.sized import SizedProgram
 

@@ -1,0 +1,21 @@
+"""Which generator serves which request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchair.codegen.cpu.attention.kernel import attention
+from torchair.codegen.cpu.conv.kernel import convolution
+from torchair.codegen.cpu.matmul.kernel import product
+from torchair.codegen.cpu.nest.kernel import loops
+from torchair.codegen.cpu.pool import pool
+from torchair.codegen.kernel import Generated
+from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product
+
+GENERATORS: dict[type, Callable[..., Generated]] = {
+    Loops: loops,
+    Product: product,
+    Convolution: convolution,
+    Attention: attention,
+    Pool: pool,
+}

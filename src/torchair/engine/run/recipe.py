@@ -1,0 +1,268 @@
+"""A native plan as data, and back: a later process binds it without graph, planner or generators.
+
+Kernels are named by their keys on disk. What the numbers mean follows from this code and from the
+processor, so both are part of the data, and a plan is taken for the same only.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchair.codegen import kept
+from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, driver
+from torchair.codegen.cpu.jit import key_of, made_with
+from torchair.codegen.cpu.target import cpu
+from torchair.codegen.kernel import Generated, Kernel
+from torchair.engine.plan.records import SIZES_AT, Native, OutputSpec, Plan, Root, Step
+from torchair.engine.run.native import NativeProgram
+
+if TYPE_CHECKING:
+    from torchair.ge.graph import Value
+
+_FORMAT = 1
+_MOST = 1 << 20  # bytes of constants that are kept twice: with the graph, and here
+_WORDS = ("scratch", "fault")  # of a kernel that are no slots
+
+Data = dict[str, Any]
+
+
+@dataclass
+class Stored:
+    """A plan from a file. Weights that are frozen are put in when the first call has them."""
+
+    plan: Plan
+    frozen: list[int]  # inputs whose addresses are part of the plan
+    packs: list[tuple[int, bool]]  # inputs that are laid out anew, and whether rows are columns
+    packed: dict[int, torch.Tensor] = field(default_factory=dict)  # by number
+
+    def freeze(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Take the weights among these inputs for constants."""
+        from torchair.codegen.cpu.matmul.pack import PackPanels
+
+        machine = cpu().library.machine
+        for i in self.frozen:
+            self.plan.constants[i] = inputs[i].detach()
+        for k, (i, transposed) in enumerate(self.packs):
+            self.packed[k] = PackPanels(machine, transposed)(inputs[i].detach())
+        for step in self.plan.steps:
+            slots = step.code.slots
+            slots[:] = [self.packed[w[0]] if isinstance(w, list) else w for w in slots]
+
+
+@dataclass
+class _Ready:
+    """An order whose kernel is there."""
+
+    generated: Generated
+    label: str
+    failed: Exception | None = None
+
+
+def maker() -> Data:
+    """What the numbers of a recipe are for."""
+    code = cpu().library
+    words = [_FORMAT, HEADER, STEP, PATCH, SIZES_AT]
+    return {"words": words, "with": [*made_with(code.machine), driver(code.machine).entry]}
+
+
+def recipe_of(plan: Plan, frozen: Mapping[Value, int] | None = None) -> Data | None:
+    """The data of a plan whose `frozen` inputs are constants; None where it is more than native
+    code, or kernels are not on disk."""
+    store = kept.in_use()
+    if store is None or plan.schedule is not None or not NativeProgram.suits(plan):
+        return None
+    steps = [s for s in plan.steps if s.kind == "native"]
+    weights = set((frozen or {}).values())
+    packs = _packs(steps, frozen or {})
+    constants = {s: t for s, t in plan.constants.items() if s not in weights}
+    known = sum(t.numel() * t.element_size() for t in constants.values())
+    if packs is None or known > _MOST:
+        return None
+    kernels = {s.code.kernel.entry: s.code for s in steps}
+    number = {entry: k for k, entry in enumerate(kernels)}
+    slots = {w for s in steps for w in (*s.code.slots, *s.args, *s.outs) if isinstance(w, int)}
+    slots |= {o.slot for o in plan.outputs}
+    roots = {plan.place(s)[0].slot: plan.place(s)[0] for s in slots}
+    return {
+        "maker": maker(),
+        "inputs": plan.inputs,
+        "arena": plan.arena_size,
+        "kernels": [
+            [entry, key_of(c.kernel, cpu().library.machine), c.scratch]
+            for entry, c in kernels.items()
+        ],
+        "roots": [_root_data(r) for r in roots.values()],
+        "places": [[s, plan.place(s)[0].slot, plan.place(s)[1]] for s in sorted(slots)],
+        "constants": {str(s): _tensor_data(t) for s, t in constants.items() if s in roots},
+        "frozen": sorted(weights),
+        "packs": [list(p) for p in dict.fromkeys(packs.values())],
+        "steps": [_step_data(s, number[s.code.kernel.entry], packs) for s in steps],
+        "outputs": [[o.slot, _listed(o.strides), _listed(o.shape)] for o in plan.outputs],
+    }
+
+
+def _packs(
+    steps: Sequence[Step], frozen: Mapping[Value, int]
+) -> dict[int, tuple[int, bool]] | None:
+    """Which inputs packed constants come from, and how, by the identity of these tensors; None
+    where one comes from something else."""
+    from torchair.codegen.cpu.matmul.pack import PackPanels
+
+    found: dict[int, tuple[int, bool]] = {}
+    for code in (s.code for s in steps):
+        for word, packed in enumerate(code.slots):
+            if not isinstance(packed, torch.Tensor):
+                continue
+            constant, pack = code.constants[word], code.generated.pack.get(word)
+            if constant.content != "own" or constant.value not in frozen:
+                return None
+            if not isinstance(pack, PackPanels):
+                return None
+            found[id(packed)] = frozen[constant.value], pack.transposed
+    return found
+
+
+def _root_data(root: Root) -> list[Any]:
+    made = root.kind == "fresh"
+    layout = [_dtype_name(root.meta.dtype), _listed(root.meta.shape), _listed(root.meta.stride())]
+    return [root.slot, root.kind, root.offset, root.bytes, root.tied_to, layout if made else None]
+
+
+def _step_data(step: Step, kernel: int, packs: Mapping[int, tuple[int, bool]]) -> list[Any]:
+    code, node = step.code, step.node
+    ways = list(dict.fromkeys(packs.values()))
+    slots = [
+        [ways.index(packs[id(w)])] if isinstance(w, torch.Tensor) else w for w in code.slots
+    ]
+    line = node.origin.line if node.origin else None
+    args = [s for s in step.args if isinstance(s, int)]
+    named = [node.type, node.name, line]
+    return [kernel, slots, list(code.numbers), code.work, args, list(step.outs), named]
+
+
+def _tensor_data(t: torch.Tensor) -> list[Any]:
+    whole = t.contiguous().view(-1).view(torch.uint8) if t.numel() else torch.empty(0)
+    text = base64.b64encode(whole.numpy().tobytes()).decode()
+    return [_dtype_name(t.dtype), list(t.shape), _listed(t.stride()), text]
+
+
+def plan_of(data: Mapping[str, Any]) -> Stored | None:
+    """The plan that a recipe tells; None where it is for another machine or another version, or
+    where a kernel is not on disk any more. ValueError if it is no recipe."""
+    try:
+        if data["maker"] != maker():
+            return None
+        plan = _plan(data)
+    except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as e:
+        raise ValueError(f"its plan is none: {type(e).__name__} {e}") from e
+    keys = {str(entry): str(key) for entry, key, _ in data["kernels"]}
+    packs = [(int(i), bool(transposed)) for i, transposed in data["packs"]]
+    return Stored(plan, list(data["frozen"]), packs) if cpu().library.fetch(keys) else None
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    roots = {r[0]: _root(*r) for r in data["roots"]}
+    places = {s: (roots[root], offset) for s, root, offset in data["places"]}
+    plan = Plan(
+        inputs=data["inputs"], roots=list(roots.values()), places=places,
+        arena_size=data["arena"], arena_floor=data["arena"],
+        constants={int(s): _tensor(*t) for s, t in data["constants"].items()},
+        outputs=[OutputSpec(s, _tupled(st), shape=_tupled(n)) for s, st, n in data["outputs"]],
+    )  # fmt: skip
+    kernels = [
+        _Ready(Generated(Kernel(str(entry), "", frozenset()), int(scratch)), str(entry))
+        for entry, _, scratch in data["kernels"]
+    ]
+    plan.steps = [_step(kernels, *s) for s in data["steps"]]
+    _check(plan, set(data["frozen"]), data["packs"])
+    return plan
+
+
+def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
+    """ValueError where a plan names memory that it does not have."""
+    if not frozen <= set(range(plan.inputs)) or not {i for i, _ in packs} <= frozen:
+        raise ValueError("its plan freezes what is not there")
+    for root in plan.roots:
+        inside = 0 <= root.offset <= root.offset + root.bytes <= plan.arena_size
+        owner = {"input": root.slot, "tied": root.tied_to}.get(root.kind, 0)
+        known = root.kind != "const" or root.slot in plan.constants or root.slot in frozen
+        if not (root.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
+            raise ValueError(f"its plan has no memory for {root.kind} {root.slot}")
+    named = [w for s in plan.steps for w in s.code.slots]
+    ways = [w[0] for w in named if isinstance(w, list)]
+    slots = [w for w in named if w not in _WORDS and not isinstance(w, list)]
+    there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
+    if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
+        raise ValueError("its plan names what is not there")
+    for made in plan.outputs:
+        root = plan.place(made.slot)[0]
+        if root.kind == "fresh" and (
+            _extent(made.shape, made.strides) < _extent(root.meta.shape, root.meta.stride())
+        ):
+            raise ValueError("a result of its plan is smaller than what is written there")
+
+
+def _extent(shape: Any, strides: Any) -> int:
+    """Elements from the first to the last."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _root(
+    slot: int, kind: str, offset: int, size: int, tied_to: int, layout: Sequence[Any] | None
+) -> Root:
+    meta = None
+    if layout is not None:
+        dtype, shape, strides = layout
+        meta = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
+    root = Root(slot, kind, meta, "cpu", offset=offset, bytes=size, tied_to=tied_to)
+    root.buffer = 0 if kind == "arena" else -1
+    return root
+
+
+def _step(
+    kernels: Sequence[_Ready], kernel: int, slots: list[Any], numbers: Sequence[int], work: float,
+    args: list[Any], outs: list[int], named: Sequence[Any],
+) -> Step:  # fmt: skip
+    kind, name, line = named
+    origin = None if line is None else SimpleNamespace(line=line)
+    node: Any = SimpleNamespace(type=kind, name=name, origin=origin)
+    order: Any = kernels[kernel]
+    native = Native(order, slots, tuple(numbers), work)
+    return Step(node, "native", None, args, outs, native=native)
+
+
+def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int], text: str) -> torch.Tensor:
+    made = torch.empty_strided(shape, strides, dtype=_dtype(dtype))
+    content = bytearray(base64.b64decode(text, validate=True))
+    if len(content) != made.numel() * made.element_size():
+        raise ValueError("a constant of its plan is not of its size")
+    if content:
+        made.copy_(torch.frombuffer(content, dtype=made.dtype).view(made.shape))
+    return made
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name} is no type of tensors")
+    return found
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(values: Sequence[int] | None) -> list[int] | None:
+    return None if values is None else list(values)
+
+
+def _tupled(values: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
