@@ -8,6 +8,7 @@ import torch
 import torchair
 from op_harness import convert
 from torchair.catalog.core import row_of
+from torchair.engine.optimize.passes.ordering import explicit_order_for_side_effect_nodes
 from torchair.ops import npu_print
 from torchair.ops.print import tensor_text
 
@@ -166,7 +167,10 @@ def test_graph_has_a_text_and_a_print():
         2,
     )
     assert text.attr("_kernel") == "extend"
-    assert {graph.node("PrintV2"), graph.node("PrintV2_1")} <= set(graph.output.control)
+    prints = [graph.node("PrintV2"), graph.node("PrintV2_1")]
+    assert graph.keep_alive == prints and not set(prints) & set(graph.output.control)
+    explicit_order_for_side_effect_nodes(graph)
+    assert prints[1] in graph.output.control and prints[0] in prints[1].control
 
 
 def test_a_graph_that_only_prints(capsys):

@@ -72,7 +72,7 @@ def test_canonical_text() -> None:
         graph.origin = None
         NetOutput([out])
     graph.node("MatMulV2").attrs["_op_exec_never_timeout"] = ge.attr.Bool(True)
-    graph.attrs["_executor_type"] = ge.attr.Int(0)
+    graph.attrs["_note"] = ge.attr.Int(0)
     check_all_forms(graph)
     assert serde.canonical_text(graph) == HEADER + (
         'a_b_0 = ge.Data(index=0, dtype=0, shape=[4, 6], placement="NPU", node_name="a/b")\n'
@@ -84,7 +84,7 @@ def test_canonical_text() -> None:
         'Exponential_0 = ge.Exponential(MatMulV2_0, **{"lambda": 0.5}, node_name="Exponential")\n'
         "\n_ = ge.NetOutput([Exponential_0], dependencies=[])\n"
         'get_default_ge_graph().set_attr("MatMulV2", _op_exec_never_timeout=ge.attr.Bool(True))\n'
-        "get_default_ge_graph().attrs.update(_executor_type=ge.attr.Int(0))\n"
+        "get_default_ge_graph().attrs.update(_note=ge.attr.Int(0))\n"
     )
     loaded = serde.load(serde.canonical_text(graph))
     assert loaded.node("MatMulV2").origin == Origin(

@@ -19,6 +19,9 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
 
+SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
+"""Operators that a pass puts in program order, and ties to the end of the graph."""
+
 
 class Trait(enum.Flag):
     """What passes may assume of an operator."""

@@ -17,6 +17,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
+from torchair.catalog.core import SIDE_EFFECTS
 from torchair.convert import functional
 from torchair.convert.aliases import bases
 from torchair.convert.automatic import automatic_entry
@@ -402,11 +403,11 @@ class GraphConverter:
         )  # fmt: skip
         found = results.of(self.gm, items if isinstance(items, (list, tuple)) else [items])
         self.signature.results += found
-        dependencies = [n.outputs[0] for n in self.graph.keep_alive if n.outputs]
-        ge.NetOutput(results.outputs, dependencies=dependencies)
+        kept = [n for n in self.graph.keep_alive if n.type not in SIDE_EFFECTS]  # a pass ties those
+        ge.NetOutput(results.outputs, dependencies=[n.outputs[0] for n in kept if n.outputs])
         output = self.graph.output
         assert output is not None
-        for side_effect in self.graph.keep_alive:
+        for side_effect in kept:
             output.after(side_effect)
 
 

@@ -14,7 +14,8 @@ from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import on_wire
 from torchair.serde.literals import same_tensor
 
-NOT_COMPARED = ("_readable_value", "_force_unknown_shape")
+INTERFACE = ("_input_placements", "_output_dtypes", "_executor_type")  # follows from the nodes
+NOT_COMPARED = ("_readable_value", "_force_unknown_shape", *INTERFACE)
 """Attributes that say nothing about what a graph computes; programs do not show them."""
 
 

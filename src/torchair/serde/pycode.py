@@ -18,7 +18,7 @@ from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Call, Graph, Node, Value, topological
 from torchair.ge.shapes import Sym, on_wire
-from torchair.serde.equal import NOT_COMPARED, same_attr
+from torchair.serde.equal import INTERFACE, NOT_COMPARED, same_attr
 from torchair.serde.interpret import HEADER, load
 from torchair.serde.literals import const_text, literal, quoted
 from torchair.serde.standard import Form, form_of
@@ -269,7 +269,7 @@ class _Program:
         return not same_attr(shown, attr)
 
     def graph_attrs(self) -> None:
-        attrs = dict(sorted(self.graph.attrs.items()))
+        attrs = {k: a for k, a in sorted(self.graph.attrs.items()) if k not in INTERFACE}
         if attrs:
             self.lines.append(f"{_GRAPH}.attrs.update({', '.join(self.keywords(attrs))})")
 

@@ -8,18 +8,17 @@ from itertools import pairwise
 import torch
 
 from torchair.catalog import Trait, row_of
+from torchair.catalog.core import SIDE_EFFECTS
 from torchair.catalog.generic import find_target, is_collective
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge.graph import Graph, Node, topological
-
-_SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState | None = None) -> None:
     """Chain prints and the like in program order and tie the last to NetOutput; so draws of random
     numbers, and collectives, which all processes must meet in one order. What updates an input
     waits for the prints of its old value."""
-    effects = [n for n in graph.nodes if n.type in _SIDE_EFFECTS]
+    effects = [n for n in graph.nodes if n.type in SIDE_EFFECTS]
     _chain(graph, effects)
     if effects and state is not None and state.assigned:
         _before_updates(graph, effects, state)
