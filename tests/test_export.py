@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from models import (
 )
 from tolerance import assert_close_to_reference
 from torchair.deploy import export as exporting
+from torchair.deploy.package import CALL
 from torchair.errors import GraphError, SerializationError, UnsupportedModeError
+from torchair.ge import attrs as attr
 from torchair.serde import air
 
 ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
@@ -216,11 +219,67 @@ def test_a_cache_of_transformers(tmp_path: Path) -> None:
     assert loaded.parameters == ["input_ids", *parts]
     results = loaded(input_ids=token, **parts)
     expected = model(input_ids=token, past_key_values=kept)
-    (logits,) = [r for r in results if r.shape == expected.logits.shape]
-    torch.testing.assert_close(logits, expected.logits)
-    grown = [t for layer in kept.layers for t in (layer.keys, layer.values)]
-    for tensor in grown:
-        assert any(torch.allclose(r, tensor) for r in results if r.shape == tensor.shape)
+    torch.testing.assert_close(results.logits, expected.logits)
+    assert results["logits"] is results.logits is results[0] and len(results) == 2
+    for mine, theirs in zip(results.past_key_values.layers, kept.layers, strict=True):
+        torch.testing.assert_close((mine["keys"], mine["values"]), (theirs.keys, theirs.values))
+
+
+@dataclass
+class Found:
+    first: torch.Tensor
+    rest: list[Any]
+
+
+class Nested(nn.Module):
+    """Results of all kinds: twice the same, an argument, a state, numbers, fields."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.log: list[Any] = []
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> Any:
+        self.calls.add_(1)
+        y = x * self.calls + more["a"]
+        self.log.append(y)
+        ends = torch.aminmax(y)
+        return {"found": Found(y, [y, None, 3]), "given": (more["a"], x.t()), "n": self.calls}, ends
+
+
+@torch.no_grad()
+def test_results_are_nested_as_the_models(tmp_path: Path) -> None:
+    model, given = Nested(), (torch.randn(3, 4), {"a": torch.randn(3, 4)})
+    torchair.dynamo_export(*given, model=model, export_path=str(tmp_path), dynamic=True)
+    assert not model.log and not model.calls, "the model was not run"
+    loaded = torchair.load(tmp_path / "export.air")
+    for rows in (3, 5):
+        x, more = torch.randn(rows, 4), {"a": torch.randn(rows, 4)}
+        got, ends = loaded(x, more)
+        expected, wanted = model(x, more)
+        found = got["found"]
+        assert list(found) == ["first", "rest"] and found.rest[1:] == [None, 3]
+        assert found.first is found.rest[0] and got["given"][0] is more["a"]
+        assert got["given"][1].data_ptr() == x.data_ptr() and type(ends) is tuple
+        torch.testing.assert_close(
+            (found.first, got["given"], got["n"], ends),
+            (expected["found"].first, expected["given"], expected["n"], tuple(wanted)),
+        )
+
+
+def test_a_damaged_nesting_is_refused(tmp_path: Path) -> None:
+    given = (torch.randn(3, 4), {"a": torch.randn(3, 4)})
+    torchair.dynamo_export(*given, model=Nested(), export_path=str(tmp_path))
+    graph = air.read_air(tmp_path / "export.air")
+    note = json.loads(graph.attrs[CALL].value)
+    for nesting in (
+        {"result": 9}, {"result": "x"}, {"object": []}, {"tuple": 3}, {"dict": [["k"]]}, [], 5,
+        {"weight": "no such"}, {"argument": []}, {"constant": [1]}, {"fields": [[["k"], {}]]},
+    ):  # fmt: skip
+        graph.attrs[CALL] = attr.Str(json.dumps({**note, "nesting": nesting}))
+        air.write_air(graph, tmp_path / "x.air")
+        with pytest.raises(SerializationError, match=r"x\.air"):
+            torchair.load(tmp_path / "x.air")
 
 
 class Last(nn.Module):

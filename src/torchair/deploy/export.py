@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.section import given, read_path
 from torchair.deploy import atc
+from torchair.deploy.outline import NotNested, outline
 from torchair.deploy.package import Argument, Package
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.errors import GraphError, TorchairError, UnsupportedModeError
@@ -38,6 +42,10 @@ Keys = tuple[str | int, ...]
 
 class ExportSuccess(Exception):
     """Ends the call that an export was waiting for; the message says what was written."""
+
+
+class _Collected(Exception):
+    """Ends the call of the graph: all that it was called with is known."""
 
 
 def dynamo_export(
@@ -64,11 +72,12 @@ def dynamo_export(
     _configure(config, model, export_path, name)
     torch._dynamo.reset()
     get_npu_backend(compiler_config=config)  # for what it warns of
-    export = _Export(config, model, file, name, rank, _leaves(model, args, kwargs))
-    compiled = torch.compile(model, backend=export, fullgraph=True, dynamic=dynamic)
+    twin, args, kwargs, copied = _copied(model, args, kwargs)
+    export = _Export(config, model, file, name, rank, _leaves(model, args, kwargs), copied)
+    compiled = torch.compile(twin, backend=export, fullgraph=True, dynamic=dynamic)
     try:
         with torch.no_grad():
-            compiled(*args, **kwargs)
+            export.write(compiled(*args, **kwargs))
     except ExportSuccess as done:
         logger.info("export success: %s", done)
         return
@@ -79,6 +88,18 @@ def dynamo_export(
     finally:
         torch._dynamo.reset()
     logger.error("dynamo_export: the model ran without a graph, %s is not written", file)
+
+
+def _copied(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, Any, bool]:
+    """Model and arguments as objects of our own, with the tensors of the user: what the model does
+    to objects beside its graph, nobody sees. The originals, where they cannot be copied."""
+    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs))]
+    memo: dict[int, Any] = {id(t): t for t in tensors if isinstance(t, torch.Tensor)}
+    try:
+        return *copy.deepcopy((model, args, kwargs), memo), True
+    except Exception as e:  # of any class that the user has
+        logger.info("dynamo_export: results have no structure, as the model has no copy: %s", e)
+        return model, args, kwargs, False
 
 
 def _rank() -> int | None:
@@ -118,12 +139,12 @@ def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name
     config.experimental_config.keep_inference_input_mutations = True
 
 
-def _leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, int]:
+def _leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, tuple[int, Any]]:
     """Paths to all that a call hands in, numbered in the order of `forward`'s parameters."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     bound |= bound.pop("kwargs", {})
     stack: list[tuple[Keys, Any]] = [((n,), v) for n, v in reversed(bound.items())]
-    found: dict[Keys, int] = {}
+    found: dict[Keys, tuple[int, Any]] = {}
     while stack:
         path, value = stack.pop()
         if isinstance(value, (list, tuple)):
@@ -131,7 +152,7 @@ def _leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, int]:
         elif isinstance(value, dict):
             stack += [((*path, k), v) for k, v in reversed(value.items())]
         else:
-            found[path] = len(found)
+            found[path] = len(found), value
     return found
 
 
@@ -145,15 +166,21 @@ class _Export:
         file: Path,
         name: str,
         rank: int | None,
-        leaves: Mapping[Keys, int],
+        leaves: Mapping[Keys, tuple[int, Any]],
+        goes_on: bool,
     ) -> None:
+        """With `goes_on` the call ends as a call does, and hands `write` its result."""
         self._config, self._file, self._name, self._rank = config, file, name, rank
-        self._leaves = leaves
+        self._leaves, self._goes_on = leaves, goes_on
+        self._marks: list[torch.Tensor] = []  # stand for the results of the graph
+        self._ready: Callable[[Any], None] | None = None
+        self._read: set[str | int] = set()  # parameters that the graph has something of
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._tensors = [*model.named_parameters(), *model.named_buffers()]
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         sources = [_source(n) for n in gm.graph.find_nodes(op="placeholder")]
+        self._read = {_path(s, self._parameters)[0] for s in sources}
 
         def finish(graph: fx.GraphModule, runner: Any) -> Callable[..., Any]:
             metas = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
@@ -164,13 +191,56 @@ class _Export:
                 )
             names = [""] * (len(metas) - len(sources)) + sources
             call = _call_of(runner.runner)
-            return lambda *args: self._write(call, args, metas, names)
 
-        return compile_with_aot(gm, example_inputs, self._config, {}, finish=finish)
+            def collect(*args: Any) -> None:
+                self._ready = partial(self._write, call, args, metas, names)
+                raise _Collected
+
+            return collect
+
+        compiled = compile_with_aot(gm, example_inputs, self._config, {}, finish=finish)
+        (output,) = gm.graph.find_nodes(op="output")
+
+        def called(*args: Any) -> tuple[torch.Tensor, ...]:
+            try:
+                compiled(*args)
+            except _Collected:
+                if not self._goes_on:
+                    self._ready(None)  # type: ignore[misc]
+            self._marks = [torch.empty(0) for _ in output.args[0]]
+            return tuple(self._marks)
+
+        return called
+
+    def write(self, result: Any) -> None:
+        """Write the files, for a call that gave this result; nothing where it had no graph."""
+        if self._ready is not None:
+            self._ready(self._nesting(result))
+
+    def _nesting(self, result: Any) -> Any:
+        """How the result of the model is nested, None where that cannot be told."""
+        marks = {id(t): k for k, t in enumerate(self._marks)}
+        paths = {id(v): path for path, (_, v) in self._leaves.items() if path[0] in self._read}
+        weights = {id(t): n for n, t in self._tensors}
+
+        def leaf(value: Any) -> dict[str, Any] | None:
+            if not isinstance(value, torch.Tensor):
+                return None
+            for kind, known in (("result", marks), ("argument", paths), ("weight", weights)):
+                if id(value) in known:
+                    return {kind: known[id(value)]}
+            raise NotNested("a result is a tensor from elsewhere")
+
+        try:
+            return outline(result, leaf)
+        except NotNested as e:
+            logger.warning("dynamo_export: the file gives its results as a tuple: %s", e)
+            return None
 
     def _write(
-        self, call: GraphCall, args: Sequence[Any], metas: Sequence[Any], names: Sequence[str]
-    ) -> None:
+        self, call: GraphCall, args: Sequence[Any], metas: Sequence[Any], names: Sequence[str],
+        nesting: Any,
+    ) -> None:  # fmt: skip
         weights = self._weights(args)
         sizes = {a: d for a, d in _sizes(metas).items() if d[0] not in weights}
         package = Package(call, args, weights)
@@ -185,7 +255,9 @@ class _Export:
         else:
             _write_files(package.put_beside(folder))
         places = [i for i in range(len(args)) if i not in weights and i not in sizes]
-        package.finish(self._arguments(places, names), sizes)
+        if len(call.signature.results) != len(self._marks):
+            nesting = None  # results of the graph are not those that Dynamo sees
+        package.finish(self._arguments(places, names), sizes, nesting)
         graph = call.graph
         write_air(graph, self._file)
         readable = pbtxt_of(to_message(graph, payloads=False))
@@ -212,7 +284,7 @@ class _Export:
         for place in places:
             path = _path(names[place] or f"arg{place}", self._parameters)
             found.append(Argument(place, ".".join(map(str, path)), path))
-        found.sort(key=lambda a: self._leaves.get(a.path, len(self._leaves)))
+        found.sort(key=lambda a: self._leaves.get(a.path, (len(self._leaves), None))[0])
         if given_names is None:
             return found
         if len(given_names) != len(found):

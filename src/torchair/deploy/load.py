@@ -14,6 +14,7 @@ import torch
 
 from torchair.catalog import infer
 from torchair.catalog.generic import find_target
+from torchair.deploy.outline import Builder
 from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, Call, checksum
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
@@ -48,21 +49,29 @@ class Port:
 
 
 class Loaded:
-    """A model from a file. It is called as the model was, by position or by name; results are a
-    tensor, or a tuple of several in the order that the file has them."""
+    """A model from a file. It is called as the model was, by position or by name; results are
+    nested as the model's, or a tensor or tuple in the order of a file that does not tell."""
 
     def __init__(
-        self, path: str | os.PathLike[str], run: Runnable, call: Call, names: list[str]
-    ) -> None:
+        self, path: str | os.PathLike[str], run: Runnable, call: Call, names: list[str],
+        weights: Mapping[str, torch.Tensor],
+    ) -> None:  # fmt: skip
         self.path = Path(path)
         self._run, self._call = run, call
         self.inputs = _inputs(run.graph, call)
         self.outputs = _outputs(run.graph, call.convention, names, self.inputs)
         self.parameters = list(dict.fromkeys(str(p[0]) for p in call.paths))
         """Names of the arguments of a call, in order."""
+        self._build = None
+        if call.nesting is not None:
+            count = len(call.convention.signature.results)
+            self._build = Builder(call.nesting, count, _reach, weights).build
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        results = self.flat(self._reached(args, kwargs))
+        given = self._named(args, kwargs)
+        results = self.flat([_reach(given, path) for path in self._call.paths])
+        if self._build is not None:
+            return self._build(results, given)
         return results[0] if len(results) == 1 else results
 
     def flat(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -70,13 +79,12 @@ class Loaded:
         sizes = (tensors[a].shape[d] for a, d in self._call.sizes)
         return self._run.run([*tensors, *sizes])
 
-    def _reached(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.parameters):
             raise InputError(
                 "too many arguments", expected=", ".join(self.parameters), got=str(len(args))
             )
-        given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
-        return [_reach(given, path) for path in self._call.paths]
+        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def __repr__(self) -> str:
         return f"<model {self.path.name}({', '.join(map(str, self.inputs))})>"
@@ -134,11 +142,11 @@ def _loaded(
     state = GraphState(call.convention.signature.inputs)
     mapping_assign_op_to_graph_output(graph, state)
     call.convention.assigned.update(state.assigned)
-    bound = _take_weights(graph, call, Path(path), device)
+    bound, named = _take_weights(graph, call, Path(path), device)
     _place(graph, call.convention, device)
     local = {**(options or {}), **({"frozen_parameter": "1"} if frozen else {})}
     run = Runnable(graph, call.convention, bound=bound, options=local, device=device)
-    return Loaded(path, run, call, names)
+    return Loaded(path, run, call, names, named)
 
 
 def _check_operators(graph: Graph) -> None:
@@ -167,6 +175,7 @@ def _call_of(graph: Graph, device: str) -> Call:
             [tuple(p) for p in found["paths"]],
             [(int(a), int(d)) for a, d in found["sizes"]],
             [str(n) for n in found["states"]],
+            found.get("nesting"),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, SerializationError):
@@ -190,31 +199,35 @@ def _check_call(call: Call) -> None:
         raise SerializationError(f"the note {CALL} does not fit the graph")
 
 
-def _take_weights(graph: Graph, call: Call, path: Path, device: str) -> dict[int, torch.Tensor]:
-    """Weights become inputs that are bound to their tensors, and so do states."""
+def _take_weights(
+    graph: Graph, call: Call, path: Path, device: str
+) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights become inputs that are bound to their tensors, and so do states; also by name."""
     signature = call.convention.signature
     bound: dict[int, torch.Tensor] = {}
+    named: dict[str, torch.Tensor] = {}
     first = signature.arguments - len(call.states)
     for node, source in zip(graph.data, signature.inputs, strict=True):
         place = source.args[0] if source.kind == "tensor" else -1
         value = node.attrs.pop("value", None)
-        if place >= first and call.states:
+        if 0 <= place - first < len(call.states):
             if value is None or value.kind != "Tensor":
                 raise SerializationError(f"{node.name}: the value of a state is missing")
-            bound[place] = value.value.clone().to(device)
+            bound[place] = named[call.states[place - first]] = value.value.clone().to(device)
     if len(bound) != len(call.states):
         raise SerializationError(f"the file has {len(bound)} of {len(call.states)} states")
     for node in graph.nodes:
         tensor = _weight(node, path)
         if tensor is None:
             continue
-        bound[signature.arguments] = tensor.to(device)
+        bound[signature.arguments] = tensor = tensor.to(device)
+        named[str(node.attr(WEIGHT, ""))] = tensor
         source = InputSource((signature.arguments,), dtype=torch_to_ge(tensor.dtype), static=True)
         signature.inputs.append(source)
         signature.arguments += 1
         _as_input(graph, node, tensor, len(signature.inputs) - 1)
     graph.sort()
-    return bound
+    return bound, named
 
 
 def _weight(node: Node, path: Path) -> torch.Tensor | None:

@@ -51,6 +51,8 @@ class Call:
     paths: list[tuple[str | int, ...]] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
+    nesting: Any = None
+    """How results are nested, as `outline` tells it; None for a tensor or a tuple of all."""
 
     def text(self) -> str:
         """The note that goes into the file."""
@@ -61,6 +63,7 @@ class Call:
                 "paths": self.paths,
                 "sizes": self.sizes,
                 "states": self.states,
+                "nesting": self.nesting,
             }
         )
 
@@ -167,7 +170,10 @@ class Package:
         self.graph.remove(node)
         del self._sources[node]
 
-    def finish(self, arguments: Sequence[Argument], sizes: Mapping[int, tuple[int, int]]) -> Call:
+    def finish(
+        self, arguments: Sequence[Argument], sizes: Mapping[int, tuple[int, int]],
+        nesting: Any = None,
+    ) -> Call:  # fmt: skip
         """Updated inputs become RefData, inputs are numbered: Data first. `sizes` are arguments
         that are dims of others: (argument, dim)."""
         states = self._refer()
@@ -181,6 +187,7 @@ class Package:
             [a.path for a in arguments],
             [(places[a], dim) for a, dim in sizes.values()],
             list(states.values()),
+            nesting,
         )
         self.graph.sort()
         self._describe()

@@ -150,7 +150,10 @@ def _with(record: Any, parts: dict[str, Any]) -> Any:
 
 
 class Fields(dict[str, Any]):
-    """The fields of a result whose class is not in this process: keys, and attributes."""
+    """The fields of a result whose class is not in this process: keys, attributes, and in order."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return [*self.values()][key] if isinstance(key, (int, slice)) else super().__getitem__(key)
 
     def __getattr__(self, name: str) -> Any:
         try:
