@@ -416,11 +416,20 @@ def test_a_model_of_transformers(tmp_path: Path, traced: list[Any]) -> None:
     assert len(traced) == 1
 
 
+class Branch(nn.Module):
+    """A graph with graphs inside."""
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
 def test_what_cannot_be_kept_runs_without(tmp_path: Path, traced: list[Any]) -> None:
     x, model = torch.randn(3, 6), Block()
     model.pair = (torch.ones(6), None)
     with pytest.warns(UserWarning, match=r"Block.plain is not cached: pair\[0\] is a tensor in a"):
         compiled(model, tmp_path)(x)
+    with pytest.warns(UserWarning, match="Branch.plain is not cached: a file cannot hold"):
+        same(compiled(Branch(), tmp_path)(-x.abs()), -x.abs() - 1)
     eagerly = config()
     eagerly.debug.run_eagerly = True
     with pytest.warns(UserWarning, match="Block.plain is not cached: options ask for"):

@@ -38,6 +38,7 @@ from torchair.deploy import export as exporting
 from torchair.deploy.package import CALL
 from torchair.errors import GraphError, SerializationError, UnsupportedModeError
 from torchair.ge import attrs as attr
+from torchair.inference import set_dim_gears
 from torchair.serde import air
 
 ALONE = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
@@ -296,6 +297,13 @@ class Last(nn.Module):
         return self.layers[0](x)
 
 
+class Branch(nn.Module):
+    """A graph with graphs inside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
 class Updating(nn.Module):
     """Changes an argument."""
 
@@ -319,6 +327,19 @@ def test_names_and_modules_that_the_user_wants(tmp_path: Path) -> None:
     assert torchair.load(tmp_path / "named.air").inputs[0].name == "tokens"
     assert config.export.export_mode is True and config.export.export_name == "named"
     assert config.experimental_config.enable_ref_data.value == "1"
+
+
+def test_options_without_effect_are_told(tmp_path: Path) -> None:
+    config = torchair.CompilerConfig()
+    config.export.experimental.enable_lite_export = True
+    with pytest.warns(UserWarning) as told:
+        torchair.dynamo_export(
+            torch.ones(2, 4), model=Last(), export_path=str(tmp_path), config=config
+        )
+    assert [str(w.message) for w in told] == [
+        "enable_lite_export has no effect: there are no lite converters here"
+    ]
+    assert (tmp_path / "export.air").exists()
 
 
 def test_links_are_refused_without_an_error(tmp_path: Path, caplog: Any) -> None:
@@ -350,6 +371,13 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config.export.inputs_name = ["a", "b"]
     with pytest.raises(ValueError, match="2 names for 1 inputs"):
         torchair.dynamo_export(x, model=Last(), export_path=folder, config=config)
+    with pytest.raises(SerializationError, match="Python objects, which a file cannot hold"):
+        torchair.dynamo_export(x, model=Branch(), export_path=folder)
+    geared = torch.ones(2, 4)
+    set_dim_gears(geared, {0: [2, 4]})
+    for given in ({"x": geared}, {"x": x, "more": [{"y": geared}]}):
+        with pytest.raises(ValueError, match="does not go with set_dim_gears, which 1 arguments"):
+            torchair.dynamo_export(model=Last(), export_path=folder, **given)
     shared = torch.randn(8)
     with pytest.raises(GraphError, match="share memory that it updates"):
         torchair.dynamo_export(shared[:4], shared[2:6], model=Updating(), export_path=folder)

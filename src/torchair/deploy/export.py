@@ -7,6 +7,7 @@ import copy
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from torchair.deploy import atc
 from torchair.deploy.outline import NotNested, outline
 from torchair.deploy.package import Argument, Package
 from torchair.devices.call import GraphCall, engine_graph
-from torchair.errors import GraphError, TorchairError, UnsupportedModeError
+from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
 from torchair.log import logger
 from torchair.serde import to_message
 from torchair.serde.air import write_air
@@ -119,14 +120,14 @@ def _check(config: CompilerConfig, args: Sequence[Any], kwargs: Mapping[str, Any
             "dynamo_export does not go with experimental_config.frozen_parameter: weights are "
             "constants of the file anyway; set it to False"
         )
-    geared = [t for t in (*args, *kwargs.values()) if hasattr(t, "dim_gears")]
+    geared = [t for t in pytree.tree_leaves((args, kwargs)) if hasattr(t, "dim_gears")]
     if geared:
         raise ValueError(
             f"dynamo_export does not go with set_dim_gears, which {len(geared)} arguments have; "
             "pass new tensors and dynamic=True"
         )
     if read_path(config, "export.experimental.enable_lite_export"):
-        logger.warning("enable_lite_export has no effect: there are no lite converters here")
+        warnings.warn("enable_lite_export has no effect: there are no lite converters here")
 
 
 def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name: str) -> None:
@@ -308,6 +309,12 @@ class _Export:
 
 def _call_of(runner: Any) -> GraphCall:
     call = engine_graph(runner)
+    if call is not None and call.graph.objects:
+        found = ", ".join(call.graph.objects)
+        raise SerializationError(
+            f"the model calls Python objects, which a file cannot hold: {found}",
+            hint="leave torch.cond, loops and operators of Python out of what is exported",
+        )
     if call is None:
         raise GraphError(
             "the model runs without a GE graph, which an export needs",
