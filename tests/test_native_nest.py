@@ -215,9 +215,11 @@ def joined(rows: int, sizes: list[int], along: int) -> Nest:
     return Nest((rows, total) if along else (total, rows), (out,))
 
 
+@pytest.mark.parametrize("rows, sizes", [(80, [32, 48, 16]), (2500, [1, 1])])
 @pytest.mark.parametrize("along", [0, 1])
-def test_joined_operands_are_walked_one_after_the_other(along: int) -> None:
-    rows, sizes = 80, [32, 48, 16]
+def test_joined_operands_are_walked_one_after_the_other(
+    along: int, rows: int, sizes: list[int]
+) -> None:
     nest = joined(rows, sizes, along)
     parts = pieces(nest)
     assert [p.axes[along] for p in parts] == sizes

@@ -31,8 +31,9 @@ def pieces(nest: Nest) -> list[Nest]:
     if starts is None or not 2 <= len(starts) - 1 <= MOST or len(starts) * len(order) > CODE:
         return [nest]
     spans = list(pairwise(starts))
-    if axis == vectors(nest) and any(value_of(b) - value_of(a) < SHORTEST for a, b in spans):
-        return [nest]
+    lengths = [value_of(b) - value_of(a) for a, b in spans]
+    if axis == vectors(nest) and min(lengths) < SHORTEST and max(lengths) > 1:
+        return [nest]  # of single points, as `stack` has them, another axis takes the vectors
     return [_Piece(nest, axis, a, b).run() for a, b in spans]
 
 
