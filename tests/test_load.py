@@ -300,6 +300,51 @@ def test_run_air(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None
     assert "not a GE model" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((3, 5), np.float32), "an input does not fit"),
+        (np.zeros(12, np.float32), "an input does not fit"),
+        (np.array(["a"]), "no tensor holds <U1"),
+        (np.zeros((3, 4), [("a", "f4")]), "no tensor holds"),
+        (np.zeros((3, 4), np.complex64), "complex numbers"),
+        (np.array([None, 1]), "cannot read an array"),
+        (b"no array", "cannot read an array"),
+        (None, "cannot read an array"),
+    ],
+)
+def test_run_air_on_bad_inputs(
+    small: tuple[Path, Small], tmp_path: Path, capsys: Any, array: Any, words: str
+) -> None:
+    np.save(tmp_path / "mask.npy", np.zeros(40, np.float32))
+    if isinstance(array, bytes):
+        (tmp_path / "x.npy").write_bytes(array)
+    elif array is not None:
+        np.save(tmp_path / "x.npy", array)
+    arguments = [f"x={tmp_path}/x.npy", f"mask={tmp_path}/mask.npy"]
+    command = ["run-air", str(small[0]), *(p for a in arguments for p in ("--input", a))]
+    assert cli.main(command) == 1
+    shown = capsys.readouterr().out
+    assert words in shown and "Traceback" not in shown
+
+
+def test_run_air_names_inputs(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 4), ">f4"))
+    np.save(tmp_path / "a=b.npy", np.zeros(40, np.float32))
+    file, x = str(small[0]), f"{tmp_path}/x.npy"
+    for given, words in (
+        ([f"y={x}"], "no input y"),
+        ([f"x={x}", f"x={x}"], "two files for the input x"),
+        ([x, x, x], "too many inputs"),
+    ):
+        assert cli.main(["run-air", file, *(p for a in given for p in ("--input", a))]) == 1
+        assert words in capsys.readouterr().out
+    given = ["--input", x, "--input", f"{tmp_path}/a=b.npy", "--repeat", "0"]
+    assert cli.main(["run-air", file, *given]) == 0, "a file whose name has a sign of equality"
+    assert cli.main(["run-air", file, *given, "--output", x]) == 1
+    assert "x.npy" in capsys.readouterr().out
+
+
 class Corner(torch.nn.Module):
     """A generic operator that names a device, and a view of an argument that nothing reads."""
 

@@ -46,9 +46,16 @@ def run(options: argparse.Namespace) -> int:
         tensors = _tensors(model, options.input, options.device)
         _run(model, tensors, options.output, options.repeat)
     except (TorchairError, OSError, RuntimeError, ValueError) as error:
-        print(f"torchair run-air: {error}")
+        print(f"torchair run-air: {_plainly(error)}")
         return 1
     return 0
+
+
+def _plainly(error: BaseException) -> BaseException:
+    """An error of the engine as it was raised, without the places that it went through."""
+    cause = error.__cause__
+    longer = cause is not None and str(error).startswith(f"{cause}\nTraceback")
+    return _plainly(cause) if cause is not None and longer else error
 
 
 def _show(word: str, ports: Sequence[Port]) -> None:
@@ -63,8 +70,12 @@ def _tensors(model: Loaded, given: Sequence[str], device: str) -> list[torch.Ten
     free = iter(names)
     for text in given:
         name, named, file = text.partition("=")
-        if not named or name not in names:
+        if not named or (name not in names and Path(text).exists()):
             name, file = next((n for n in free if n not in files), ""), text
+        elif name not in names:
+            raise InputError(f"the model has no input {name}", expected=", ".join(names), got=text)
+        elif name in files:
+            raise InputError(f"two files for the input {name}", name=name, got=text)
         if not name:
             raise InputError("too many inputs", expected=", ".join(names), got=str(len(given)))
         files[name] = file
@@ -81,7 +92,12 @@ def _tensor(file: str, port: Port) -> torch.Tensor:
         raise SerializationError(f"cannot read an array: {error}", file=file) from error
     if not isinstance(array, np.ndarray):
         raise SerializationError("this is no .npy file", file=file)
-    found = torch.from_numpy(np.ascontiguousarray(array))
+    try:
+        found = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise SerializationError(f"no tensor holds {array.dtype} of numpy", file=file) from error
+    if found.is_complex() and port.dtype is not None and not port.dtype.is_complex:
+        raise InputError("complex numbers for an input of real ones", name=port.name, got=file)
     if port.dtype is not None and found.dtype != port.dtype:
         print(f"{port.name}: {found.dtype} is taken as {port.dtype}")
         found = found.to(port.dtype)
