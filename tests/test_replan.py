@@ -328,6 +328,14 @@ def test_buffers_move_together_while_sizes_grow(monkeypatch):
     assert 2 < len(moved) < 22
 
 
+def test_only_the_last_size_has_guards():
+    session = sum_of_two()
+    for n in (3, 5, 5, 5, 7, 7, 7, 5, 5):
+        session.run([noise(n, 4), noise(n, 4)])
+    assert len(session._plans) == 3
+    assert [p for p in session._plans.values() if p.guards is not None] == [session._latest]
+
+
 def test_tensors_that_grow_together_and_then_do_not():
     """As those of a cache: taken for equal as long as all are."""
 

@@ -299,7 +299,8 @@ class TorchNpuGraph:
         profiled: bool = False,
     ) -> list[torch.Tensor]:
         pool: ProgramPool | MemberPool | GraphDump | None = self._latest
-        if pool is None or pool.guards is None or not pool.guards.check(*self._pick(inputs)):
+        guards = None if pool is None else pool.guards
+        if pool is None or guards is None or not guards.check(*self._pick(inputs)):
             pool = self._find(inputs)
         if profiled:
             pool = self._with_rows(pool)
@@ -395,7 +396,9 @@ class TorchNpuGraph:
             self._freshen(key)
         elif not self.inputs.by_value and pool.guards is None:  # the second time in turn
             pool.guards = same_as(self._pick(inputs))
-        self._latest = pool
+        last, self._latest = self._latest, pool
+        if last is not None and last is not pool:
+            last.guards = None  # nobody asks them, and they would make holes among results
         return pool
 
     def fix(
