@@ -15,14 +15,14 @@ from torchair import pipeline
 def collect_generic_nodes() -> Iterator[Counter[str]]:
     """Count the generic nodes of all graphs compiled inside: operator name -> how often."""
     found: Counter[str] = Counter()
-    convert = pipeline._convert
+    convert = pipeline.convert
 
     def recording(*args: Any) -> Any:
         conversion = convert(*args)
         found.update(conversion.generic)
         return conversion
 
-    with mock.patch.object(pipeline, "_convert", recording):
+    with mock.patch.object(pipeline, "convert", recording):
         yield found
 
 

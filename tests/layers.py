@@ -10,8 +10,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
     13: ("cli", "viz", "legacy"),
     12: ("emulate",),
     11: ("inference", "llm_datadist", "npugraph_ex"),
-    10: ("deploy",),
-    9: ("backend", "explain", "verify"),
+    10: ("deploy", "explanation", "verification"),
+    9: ("backend",),
     8: ("pipeline",),
     7: ("concrete", "runner"),
     6: ("capture", "tune"),
@@ -22,7 +22,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("store",),
     -1: ("errors", "log"),
-    -2: ("flags", "imports", "quiet"),
+    -2: ("flags", "imports", "progress", "quiet"),
 }
 
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
@@ -42,6 +42,8 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
+    ("torchair.cli", "torchair.pipeline"): "loads AOTAutograd, for one command",
+    ("torchair.cli", "torchair.verification.checked"): "as for torchair.pipeline",
     ("torchair.codegen.cpu.target", "torchair.codegen.cpu.generators"): "no text, no generators",
     ("torchair.deploy.cached", "torchair.deploy.storing"): "loads the engine, to write a file",
     ("torchair.deploy.compiled", "torchair.deploy.tracing"): "loads AOTAutograd",
@@ -94,7 +96,7 @@ SPECIFIED_API: frozenset[str] = frozenset(
 )
 
 # Ours, without a counterpart in the original.
-OWN_API: frozenset[str] = frozenset({"compile", "load"})
+OWN_API: frozenset[str] = frozenset({"compile", "load", "verify"})
 
 # Exactly what `torchair.__all__` holds today.
 PUBLIC_API: frozenset[str] = frozenset(
@@ -111,6 +113,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "register_fx_node_ge_converter",
         "register_replacement",
         "use_internal_format_weight",
+        "verify",
     }
 )
 

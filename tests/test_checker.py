@@ -289,14 +289,14 @@ def test_a_deadlock_shows_the_whole_ring():
 def marked(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """Findings about the graph of a function with scopes and marks."""
     graphs: list[Graph] = []
-    convert = torchair.pipeline._convert
+    convert = torchair.pipeline.convert
 
     def kept(*args: Any, **kwargs: Any) -> Any:
         conversion = convert(*args, **kwargs)
         graphs.append(conversion.graph)
         return conversion
 
-    monkeypatch.setattr(torchair.pipeline, "_convert", kept)
+    monkeypatch.setattr(torchair.pipeline, "convert", kept)
     compiled(function)(torch.rand(4))
     return check_graph(graphs[0])
 

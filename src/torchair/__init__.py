@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchair.deploy.load import load
     from torchair.fx.passes.patterns import register_replacement
     from torchair.hcom import patch_for_hcom
+    from torchair.verification.api import verify
 
 __all__ = [
     "CompilerConfig",
@@ -34,6 +35,7 @@ __all__ = [
     "register_fx_node_ge_converter",
     "register_replacement",
     "use_internal_format_weight",
+    "verify",
 ]
 
 _LAZY = {
@@ -49,6 +51,7 @@ _LAZY = {
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",
     "scope": "torchair.scope",
+    "verify": "torchair.verification.api",
 }
 
 

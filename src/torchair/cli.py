@@ -1,5 +1,6 @@
 """The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
-keeps timelines of its graphs, `torchair check` looks for stream problems in a graph file,
+keeps timelines of its graphs, `torchair verify` runs one and compares its graphs with eager,
+`torchair compare` compares data dumps, `torchair check` looks for stream problems in a graph file,
 `torchair run` runs an Ascend script anywhere, `torchair run-air` runs a model file, `torchair
 cache` shows or clears the kernels on disk, `torchair env` describes this machine."""
 
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -25,7 +26,9 @@ from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
+from torchair.progress import Steps
 from torchair.serde import read_graph
+from torchair.tools import compare_dumps
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 HEAD = ("torch operator", "GE operators", "checked types", "where")
@@ -44,6 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     check = commands.add_parser("check", help="races and deadlocks of streams in a graph file")
     check.add_argument("file", help="a graph: .py, .txt or .air")
+    verify = commands.add_parser("verify", help="run a program, compare its graphs with eager")
+    verify.add_argument("-o", "--output", default="torchair_verify", help="folder for findings")
+    verify.add_argument("--every-node", action="store_true", help="even where results are right")
+    verify.add_argument("script", help="Python program")
+    verify.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    compare = commands.add_parser("compare", help="two data dumps, matched by FX names")
+    compare.add_argument("first", metavar="DUMP_A", help="folder of an eager npy or a GE dump")
+    compare.add_argument("second", metavar="DUMP_B", help="folder of another")
+    compare.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
+    compare.add_argument("--rtol", type=float, default=compare_dumps.RTOL, help="what diverges")
     launcher.add_options(commands.add_parser("run", help="run a script, with an emulated npu"))
     run_air.add_options(commands.add_parser("run-air", help="run a model file on arrays"))
     cache = commands.add_parser("cache", help="kernels that are kept on disk")
@@ -63,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _trace(Path(options.script), options.arguments, Path(options.output))
     if options.command == "check":
         return _check(options.file)
+    if options.command == "verify":
+        return _verify(options)
+    if options.command == "compare":
+        return _compare(options)
     return _ops(options.pattern, options.markdown)
 
 
@@ -84,6 +101,53 @@ def _trace(script: Path, arguments: list[str], folder: Path) -> int:
     for file in made:
         print(file)
     return 0 if made else 1
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Run a program with a check around each graph that it compiles. Its own way to leave counts,
+    unless something is wrong."""
+    from torchair.pipeline import observed
+    from torchair.verification.checked import Verifier, Wish
+
+    verifier = Verifier(Wish(Path(options.output), options.every_node))
+    code: Any = 0
+    try:
+        with observed(verifier):
+            code = launcher.run(launcher.RunOptions(options.script, options.arguments))
+    except SystemExit as leaving:
+        code = leaving.code
+    finally:
+        _print(verifier.report)
+    if code:
+        raise SystemExit(code)
+    return 0 if verifier.report else 1
+
+
+def _print(report: Any) -> None:
+    """A table on a terminal, plain text elsewhere."""
+    if not sys.stdout.isatty():
+        print(report)
+        return
+    from rich.console import Console
+
+    Console().print(report)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    try:
+        with Steps("torchair compare") as steps:
+            found = compare_dumps.compare(
+                Path(options.first), Path(options.second), options.rtol, steps.next
+            )
+    except (OSError, ValueError) as error:
+        print(f"torchair compare: {error}", file=sys.stderr)
+        return 2
+    print(found)
+    print(compare_dumps.write_csv(found, Path(options.output)))
+    if not found.rows:
+        print("torchair compare: no FX node is in both dumps", file=sys.stderr)
+        return 2
+    return 1 if found.diverging else 0
 
 
 def _cache(action: Literal["show", "clear"]) -> int:

@@ -80,6 +80,8 @@ class PassRunner:
         first = look = self._look(graph)
         start = time.perf_counter()
         for step in enabled:
+            if self.trace.full:
+                return
             look = self._run_one(step, graph, context, look)
         if whole and logger.isEnabledFor(logging.DEBUG):
             seconds, changed = time.perf_counter() - start, first.mark != look.mark

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -57,6 +58,34 @@ latest_graph_id = 0
 _naming = Lock()
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """One graph that was compiled, for who looks on."""
+
+    gm: fx.GraphModule  # as AOTAutograd made it
+    inputs: Sequence[Any]  # that it was traced with
+    config: CompilerConfig
+    static: frozenset[int]  # arguments that are parameters
+    phase: str  # "forward" or "backward"
+    runner: GmRunner
+
+
+Observer = Callable[[Compilation], GmRunner]
+"""Is told of each graph that is compiled, and gives what runs."""
+
+_observers: list[Observer] = []
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Let somebody look on while graphs are compiled."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
 class NpuFxCompiler:
     """Compiles one AOT graph: `(gm, example_inputs) -> callable`, usable as an `fw_compiler`."""
 
@@ -83,7 +112,14 @@ class NpuFxCompiler:
         mark_side_effects()
         quiet = no_garbage_collection()
         with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
-            return GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
+            runner = GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
+            for observer in _observers:
+                static = self._static_arguments(trace)
+                inputs = list(example_inputs)
+                runner = observer(
+                    Compilation(gm, inputs, self.config, static, trace.phase, runner)
+                )
+            return runner
 
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, trace: Trace
@@ -100,12 +136,10 @@ class NpuFxCompiler:
             return gm
         if dumps_instead(settings):
             return dumping(gm, _next_name(), settings, find)
-        gm = _own_copy(gm)
+        gm = own_copy(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)
-        static = self._static
-        if static is None:
-            static = _static_arguments() if trace.phase == "forward" else frozenset()
+        static = self._static_arguments(trace)
         build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
         graph = build(gm, example_inputs, settings, static, trace)
         if dumps_tensors(settings):
@@ -118,12 +152,17 @@ class NpuFxCompiler:
             return gm
         return graph
 
+    def _static_arguments(self, trace: Trace) -> frozenset[int]:
+        if self._static is not None:
+            return self._static
+        return _static_arguments() if trace.phase == "forward" else frozenset()
+
     def _for_engine(
         self, gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings,
         static: frozenset[int], trace: Trace,
     ) -> ConcreteGraph:  # fmt: skip
         """Mode max-autotune."""
-        conversion = _convert(gm, inputs, settings, static, _next_name())
+        conversion = convert(gm, inputs, settings, static, _next_name())
         if settings.graph_dump_type is not None:
             _dump_original(conversion, settings)
         graph = GeConcreteGraph(conversion, settings, device_of(inputs), self._gears)
@@ -154,11 +193,9 @@ class NpuFxCompiler:
         """The graph in the engine, for capture on the CPU; None where that cannot take it."""
         if not device_of(inputs).has_kernels:
             return None
-        config = copy.deepcopy(self.config)
-        config.mode = MAX_AUTOTUNE
-        settings = replace(Settings.of(config), graph_dump_type=None)
+        settings = engine_settings(self.config)
         try:
-            conversion = _convert(_own_copy(gm), inputs, settings, static, name)
+            conversion = convert(own_copy(gm), inputs, settings, static, name)
         except ConversionError as e:
             logger.warning("%s is recorded call by call: %s", name, e)
             return None
@@ -204,13 +241,21 @@ def _next_name() -> str:
     return f"graph_{next_graph_id()}"
 
 
-def _convert(
+def engine_settings(config: CompilerConfig) -> Settings:
+    """Settings for a graph in the engine whatever the mode is, without files of its own."""
+    own = copy.deepcopy(config)
+    own.mode = MAX_AUTOTUNE
+    return replace(Settings.of(own), graph_dump_type=None)
+
+
+def convert(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Settings,
     static: frozenset[int],
     name: str,
 ) -> Conversion:
+    """The GE graph of an FX graph after the FX passes."""
     conversion = GraphConverter(
         gm,
         name,
@@ -230,7 +275,7 @@ def _convert(
     return conversion
 
 
-def _own_copy(gm: fx.GraphModule) -> fx.GraphModule:
+def own_copy(gm: fx.GraphModule) -> fx.GraphModule:
     """A graph module that passes may change; tensors it refers to are shared."""
     return fx.GraphModule(gm, copy.deepcopy(gm.graph))
 

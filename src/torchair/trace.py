@@ -41,6 +41,7 @@ class Trace:
     phase: str = "forward"
     directory: Path | None = None
     records: list[PassRecord] = field(default_factory=list)
+    most: int | None = None  # passes that may run, for who looks for the one that is wrong
 
     def __post_init__(self) -> None:
         self._count = itertools.count()
@@ -63,6 +64,11 @@ class Trace:
             atomic_write(self.directory / self.phase / "output_code.py", text.encode(), mode=0o600)
         for log in logs:
             log.debug("Codegen for graph %s:\n%s", name, text)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further pass may run."""
+        return self.most is not None and len(self.records) >= self.most
 
     @property
     def writes(self) -> bool:

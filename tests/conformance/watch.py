@@ -41,7 +41,7 @@ class Seen:
 def watch() -> Iterator[Seen]:
     """Record what conversions inside do."""
     seen = Seen()
-    convert, find = pipeline._convert, interpreter.find
+    convert, find = pipeline.convert, interpreter.find
 
     def recording_convert(gm: Any, *args: Any) -> Any:
         seen.targets.update(n.target for n in gm.graph.nodes if n.op == "call_function")
@@ -66,7 +66,7 @@ def watch() -> Iterator[Seen]:
             seen.errors.append(text % args)
 
     with (
-        mock.patch.object(pipeline, "_convert", recording_convert),
+        mock.patch.object(pipeline, "convert", recording_convert),
         mock.patch.object(interpreter, "find", recording_find),
         mock.patch.object(interpreter.logger, "warning", recording_warning),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ def interpret(
     graph: Graph,
     inputs: Sequence[torch.Tensor],
     watch: Callable[[Node, Sequence[torch.Tensor]], None] | None = None,
+    device: str = "cpu",
 ) -> list[torch.Tensor]:
-    """Outputs of the graph for inputs in `index` order. `watch` sees every node's results."""
+    """Outputs of the graph for inputs in `index` order, computed on `device`. `watch` sees every
+    node's results."""
     env: dict[Value, torch.Tensor] = {}
     feeds = {n: t for n, t in zip(graph.data, inputs, strict=True)}
     for node in topological(graph.nodes):
@@ -29,7 +31,7 @@ def interpret(
             continue
         if node.type == "Assign":
             _keep_others(env, node.inputs["ref"])
-        results = [feeds[node]] if node in feeds else run_node(node, env)
+        results = [feeds[node]] if node in feeds else placed(node, run_node(node, env), env, device)
         env.update(zip(node.outputs, results, strict=True))
         if watch is not None:
             watch(node, results)
@@ -55,6 +57,24 @@ def run_node(node: Node, env: dict[Value, torch.Tensor]) -> list[torch.Tensor]:
     if not node.outputs:
         return []
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def placed(
+    node: Node, made: list[torch.Tensor], env: Mapping[Value, torch.Tensor], device: str
+) -> list[torch.Tensor]:
+    """Results of a node where a plan for `device` has them."""
+    if device == "cpu":
+        return made
+    row = row_of(node.type)
+    host = row.host if row is not None else ()
+    fed = [v for port, _, v in node.slots() if v is not None and port not in host]
+    data = [v for v in fed if v.node.type != "Const"]
+    near = "cpu" if data and all(env[v].is_cpu for v in data) else device
+    places = {"CPU": "cpu", "NPU": device}
+    return [
+        tensor.to(places.get(value.device_type, near))
+        for value, tensor in zip(node.outputs, made, strict=True)
+    ]
 
 
 def tensor_fact(tensor: torch.Tensor, value: Value) -> Fact:

@@ -451,11 +451,27 @@ class TorchNpuGraph:
         with self._lock:
             if pool not in self._profiled:
                 with label("torchair made a program for the profile"):
-                    own = [copy.copy(step) for step in pool.plan.steps]  # scheduling changes them
-                    plan = replace(pool.plan, steps=own, schedule=None)
-                    lanes = Lanes(self.graph, single=True)
-                    self._profiled[pool] = self._compiled.bind(plan, KernelRows, lanes)
+                    self._profiled[pool] = self._looked_on(pool.plan, KernelRows)
             return self._profiled[pool]
+
+    def _looked_on(self, plan: Plan, watch: Watch) -> ProgramPool | MemberPool:
+        """Programs of a plan whose steps run one by one, on one lane, while someone looks on."""
+        own = [copy.copy(step) for step in plan.steps]  # scheduling changes them
+        alone = replace(plan, steps=own, schedule=None)
+        return self._compiled.bind(alone, watch, Lanes(self.graph, single=True))
+
+    def run_watched(self, inputs: Sequence[torch.Tensor], watch: Watch) -> list[torch.Tensor]:
+        """Outputs by a program made for this call, of which `watch` sees each step. All that its
+        steps write is there as tensors."""
+        session = self.edition_for(inputs)
+        seen = session.seen(inputs)
+        pool = session._find(seen)
+        if isinstance(pool, GraphDump):
+            raise GraphError("a graph whose data are dumped has no plan", graph=self.name)
+        plan = pool.plan
+        every = plan.read.union(*(step.outs for step in plan.steps))
+        with torch.no_grad():
+            return session._looked_on(replace(plan, read=every), watch).run(seen)
 
     def _freshen(self, key: Any) -> None:
         with self._lock:

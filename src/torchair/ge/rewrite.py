@@ -127,11 +127,13 @@ def rewrite(
     explain: Callable[[str], None] | None = None,
     stays: Callable[[Node], bool] = lambda node: True,
     count: Callable[[str, bool], None] = lambda name, done: None,
+    permits: Callable[[Rule, Match], bool] | None = None,
 ) -> int:
     """Apply rules until none changes anything; returns how many replacements were made.
 
     What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `count` is
-    told the name of each rule that matched, and whether it replaced something.
+    told the name of each rule that matched, and whether it replaced something. `permits` is asked
+    before each replacement, and may refuse.
     """
     by_type: dict[str, list[Rule]] = {}
     for rule in rules:
@@ -144,7 +146,7 @@ def rewrite(
             if known is None or graph._nodes.get(node.name) is not node:
                 continue
             sources = [v.node for v in node.values()]
-            if _try(graph, node, known, explain, count):
+            if _try(graph, node, known, explain, count, permits):
                 changed += 1
                 _remove_unread(graph, sources, stays)
         if not changed:
@@ -157,7 +159,7 @@ def rewrite(
 
 def _try(
     graph: Graph, node: Node, rules: Iterable[Rule], explain: Callable[[str], None] | None,
-    count: Callable[[str, bool], None],
+    count: Callable[[str, bool], None], permits: Callable[[Rule, Match], bool] | None,
 ) -> bool:  # fmt: skip
     for rule in rules:
         found = rule.match(node)
@@ -175,6 +177,8 @@ def _try(
         made = graph.newest(len(graph) - before)
         if node.control and not made and not isinstance(result, No):
             result = no("it waits for other nodes")
+        if not isinstance(result, No) and permits is not None and not permits(rule, found):
+            result = no("it may not, for now")
         count(rule.name, not isinstance(result, No))
         if isinstance(result, No):
             for n in reversed(made):

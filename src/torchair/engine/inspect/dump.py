@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.catalog import row_of
-from torchair.catalog.reference import run_node, tensor_fact
+from torchair.catalog.reference import placed, run_node, tensor_fact
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.strides import symbols_of
 from torchair.fx.dump import as_array
@@ -35,7 +34,7 @@ _LOCK = Lock()  # of the JSON file
 _MARK = "torchair_enable_data_dump"  # of nodes inside `scope.data_dump()`
 _NOT_COMPUTED = ("Data", "RefData", "Const", "NetOutput")
 _PREFIXES = ("ge.exec.enableDump", "ge.exec.dump", "ge.quant_dumpable")
-_COLUMNS = ("op_type", "node", "io", "index", "dtype", "shape", "min", "max", "mean")
+_COLUMNS = ("op_type", "node", "io", "index", "dtype", "shape", "min", "max", "mean", "fx_name")
 
 
 @dataclass(frozen=True)
@@ -158,28 +157,11 @@ class GraphDump:
             if shown:  # before the node can change them
                 files.add(node, "input", [env[v] for v in node.values()])
             if not fed:
-                made = self._placed(node, run_node(node, env), env)
+                made = placed(node, run_node(node, env), env, self._device)
                 env.update(zip(node.outputs, made, strict=True))
             if shown:
                 files.add(node, "output", [env[v] for v in node.outputs])
         return env
-
-    def _placed(
-        self, node: Node, made: list[torch.Tensor], env: Mapping[Value, torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Results on the device where a plan has them."""
-        if self._device == "cpu":
-            return made
-        row = row_of(node.type)
-        host = row.host if row is not None else ()
-        fed = [v for port, _, v in node.slots() if v is not None and port not in host]
-        data = [v for v in fed if v.node.type != "Const"]
-        near = "cpu" if data and all(env[v].is_cpu for v in data) else self._device
-        places = {"CPU": "cpu", "NPU": self._device}
-        return [
-            tensor.to(places.get(value.device_type, near))
-            for value, tensor in zip(node.outputs, made, strict=True)
-        ]
 
     def _results(
         self, inputs: Sequence[torch.Tensor], env: Mapping[Value, torch.Tensor]
@@ -215,11 +197,13 @@ class _Files:
         """Inputs or outputs of a node, unless only the others are wanted."""
         if self._options.mode not in ("all", side):
             return
-        for i, tensor in enumerate(tensors):
+        names = [fx_name(v) for v in (node.outputs if side == "output" else node.values())]
+        for i, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
             if self._options.data == "stats":
-                self._rows.append((node.type, node.name, side, i, *_statistics(tensor)))
+                self._rows.append((node.type, node.name, side, i, *_statistics(tensor), name))
             else:
-                self._write(f"{node.type}.{node.name}.{side}.{i}.npy", tensor)
+                stem = f"{node.name}.{name}" if name and side == "output" else node.name
+                self._write(f"{node.type}.{stem}.{side}.{i}.npy", tensor)
 
     def _write(self, name: str, tensor: torch.Tensor) -> None:
         file = io.BytesIO()
@@ -234,6 +218,13 @@ class _Files:
         writer = csv.writer(text)
         writer.writerows([_COLUMNS, *self._rows])
         atomic_write(self._folder / "stats.csv", text.getvalue().encode())
+
+
+def fx_name(value: Value) -> str:
+    """The result of an FX node that a value is, as `<node>-<target>.OUTPUT.<number>`; an eager dump
+    has a file of that name."""
+    attr = value.attrs.get("_fx_tensor_name")
+    return "" if attr is None else str(attr.value)
 
 
 def _statistics(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -432,7 +432,7 @@ class _Build:
         native.pointwise = self.p.natives.is_pointwise(unit)
         node = unit.group.nodes[-1] if update is not None else unit.head
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
-        step.native, step.also = native, unit.nodes
+        step.native, step.also, step.values = native, unit.nodes, list(made)
         self.units[self.now] = unit
         self.plan.steps.append(step)
         self.done.update(inside)

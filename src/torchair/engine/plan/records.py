@@ -98,6 +98,14 @@ class Step:
     slots: dict[Value, int] = field(default_factory=dict)  # of a late step: where its inputs are
     native: Native | None = None
     also: list[Node] = field(default_factory=list)  # all nodes that a native step computes
+    values: list[Value] = field(default_factory=list)  # of a native step: what its `outs` are
+
+    @property
+    def made(self) -> list[Value]:
+        """What its `outs` are; a copy gives no value of its own."""
+        if self.kind == "native":
+            return self.values
+        return [] if self.kind == "copy" else self.node.outputs
 
     @property
     def code(self) -> Native:

@@ -224,7 +224,8 @@ class Template:
             step = Step(old.node, old.kind, None, old.args, old.outs)
             if old.native is not None:
                 unit, kind = self._unit_of[k]
-                step.also, step.native = old.also, self._native(old.native, calls[kind], unit, run)
+                step.also, step.values = old.also, old.values
+                step.native = self._native(old.native, calls[kind], unit, run)
             elif old.kind == "view":
                 step.kernel = run.kernels[self._layouts.kernel_of[old.outs[0]]]
             steps.append(step)

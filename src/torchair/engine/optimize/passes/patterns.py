@@ -22,7 +22,7 @@ def fuse_patterns(graph: Graph, state: GraphState) -> None:
         for last in kind.last
         if state.fuses(kind.__name__) and (state.quantised or not kind.quantised)
     ]
-    rewrite(graph, patterns, _speaker(), is_anchor, state.note)
+    rewrite(graph, patterns, _speaker(), is_anchor, state.note, state.permits)
 
 
 def _speaker() -> Callable[[str], None] | None:

@@ -30,7 +30,7 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
     rules = [r for r in RULES if state.switches.get(r.name, True)]
     speak = _explain if loud or logger.isEnabledFor(logging.DEBUG) else None
     stays = is_anchor if state.dead_code else lambda node: True
-    rewrite(graph, rules, speak, stays, state.note)
+    rewrite(graph, rules, speak, stays, state.note, state.permits)
 
 
 def _explain(text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torchair.ge.rewrite import Match, Rule
 from torchair.ge.signature import InputSource
 
 
@@ -22,6 +24,7 @@ class GraphState:
     quantised: bool = False  # whether there are kernels for products with quantised weights
     channels_last: bool = False  # whether a library convolves short floats best with channels last
     overlap: bool = False  # whether communication and computing shall overlap
+    permits: Callable[[Rule, Match], bool] | None = None  # asked before each replacement
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
     replaced: Counter[str] = field(default_factory=Counter)  # and had an effect
 

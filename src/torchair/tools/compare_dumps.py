@@ -1,0 +1,204 @@
+"""`torchair compare`: two data dumps, tensor by tensor, matched by the FX node they come from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchair.store import atomic_write
+
+RTOL = 1e-3
+"""Of the largest element: what differs by more diverges."""
+
+_EAGER = re.compile(
+    r"^(?P<node>[^-]+)-(?P<target>.+)\.OUTPUT\.(?P<index>\d+)\.(?P<moment>\d+)\.npy$"
+)
+_GE = re.compile(
+    r"^[^.]+\.(?:.*?\.)?(?P<node>\w+)-(?P<target>.+)\.OUTPUT\.(?P<index>\d+)\.output\.\d+\.npy$"
+)
+_COLUMNS = (
+    "graph", "step", "node", "target", "index", "dtype", "shape", "cosine", "largest_absolute",
+    "largest_relative", "diverges", "note", "file_a", "file_b",
+)  # fmt: skip
+
+Key = tuple[int, int, str, int]
+"""Number of the graph in its dump, step, FX node, number of its result."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A file of a dump."""
+
+    file: Path
+    target: str
+    moment: int  # when it was written: tells the order of nodes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor that both dumps have."""
+
+    key: Key
+    target: str
+    dtype: str
+    shape: tuple[int, ...]
+    cosine: float
+    absolute: float
+    relative: float  # to the largest element of the first
+    diverges: bool
+    note: str
+    files: tuple[Path, Path]
+
+    def cells(self) -> tuple[Any, ...]:
+        """Cells of the table, in the order of its columns."""
+        graph, step, node, index = self.key
+        return (
+            graph, step, node, self.target, index, self.dtype, list(self.shape),
+            f"{self.cosine:.9g}", f"{self.absolute:.6g}", f"{self.relative:.6g}",
+            self.diverges, self.note, *self.files,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two dumps side by side: what diverges first, each part in the order of the first dump."""
+
+    rows: list[Row]
+    only_a: int
+    only_b: int
+
+    @property
+    def diverging(self) -> list[Row]:
+        """Tensors that differ by more than the tolerance, the first one on top."""
+        return [row for row in self.rows if row.diverges]
+
+    def csv(self) -> bytes:
+        """The table as a file."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerows([_COLUMNS, *(row.cells() for row in self.rows)])
+        return text.getvalue().encode()
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.rows)} tensors in both, {len(self.diverging)} diverge"]
+        if self.only_a or self.only_b:
+            lines.append(f"only in the first: {self.only_a}, only in the second: {self.only_b}")
+        if self.diverging:
+            lines.append(f"first divergence: {_line(self.diverging[0])}")
+        lines += [_line(row) for row in self.rows[:_SHOWN]]
+        if len(self.rows) > _SHOWN:
+            lines.append(f"... {len(self.rows) - _SHOWN} more in the CSV file")
+        return "\n".join(lines)
+
+
+_SHOWN = 40  # rows that are printed
+
+
+def _line(row: Row) -> str:
+    graph, step, node, index = row.key
+    where = f"graph {graph} step {step} {node}" + (f":{index}" if index else "")
+    mark = "!" if row.diverges else " "
+    numbers = f"cosine {row.cosine:.6f}  abs {row.absolute:.3g}  rel {row.relative:.3g}"
+    return f"{mark} {where:32s} {row.target:32s} {numbers}  {row.note}".rstrip()
+
+
+def compare(
+    first: Path, second: Path, rtol: float = RTOL, each: Callable[[str], None] = lambda name: None
+) -> Comparison:
+    """Compare two dumps, each an eager `npy` dump or a GE dump. `each` is told of every tensor."""
+    a, b = tensors_of(first), tensors_of(second)
+    keys = sorted((k for k in a if k in b), key=lambda k: (k[0], k[1], a[k].moment))
+    rows = []
+    for key in keys:
+        each(key[2])
+        rows.append(_compared(key, a[key], b[key], rtol))
+    ordered = [r for r in rows if r.diverges] + [r for r in rows if not r.diverges]
+    return Comparison(ordered, len(a) - len(rows), len(b) - len(rows))
+
+
+def tensors_of(folder: Path) -> dict[Key, Tensor]:
+    """Results of FX nodes in a dump. Graphs are numbered in the order of their own numbers, which
+    differ between processes."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder with a data dump")
+    found = [(p, m) for p in sorted(folder.rglob("*.npy")) if (m := _named(p.name)) is not None]
+    if not found:
+        raise ValueError(
+            f"{folder} has no results of FX nodes: dump with debug.data_dump.type = 'npy', or with "
+            "dump_config.enable_dump and dump_data 'tensor'"
+        )
+    graphs = sorted({_graph_of(p) for p, _ in found})
+    tensors: dict[Key, Tensor] = {}
+    for path, match in found:
+        groups = match.groupdict()
+        moment = int(groups.get("moment") or path.stat().st_mtime_ns)
+        graph, step = graphs.index(_graph_of(path)), _step_of(path)
+        key = (graph, step, groups["node"], int(groups["index"]))
+        tensors[key] = Tensor(path, groups["target"], moment)
+    return tensors
+
+
+def _named(name: str) -> re.Match[str] | None:
+    return _EAGER.match(name) if ".output." not in name else _GE.match(name)
+
+
+def _graph_of(path: Path) -> int:
+    numbers = (re.fullmatch(r"graph_(\d+)", part) for part in path.absolute().parts)
+    return next((int(m[1]) for m in numbers if m is not None), 0)
+
+
+def _step_of(path: Path) -> int:
+    name = path.absolute().parent.name
+    return int(name) if name.isdigit() else 0
+
+
+def _compared(key: Key, a: Tensor, b: Tensor, rtol: float) -> Row:
+    x, y = (np.load(t.file, mmap_mode="r", allow_pickle=False) for t in (a, b))
+    files = (a.file, b.file)
+    if x.shape != y.shape or x.dtype.kind not in "biufc" or y.dtype.kind not in "biufc":
+        note = f"dims differ: {list(x.shape)} and {list(y.shape)}"
+        if x.shape == y.shape:
+            note = f"no numbers: {x.dtype} and {y.dtype}"
+        nothing = float("nan")
+        return Row(
+            key, a.target, str(x.dtype), x.shape, nothing, nothing, nothing,
+            x.shape != y.shape, note, files,
+        )  # fmt: skip
+    cosine, absolute, scale, odd = _numbers(x, y)
+    relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
+    exact = x.dtype.kind in "biu"
+    diverges = bool(odd) or (absolute > 0 if exact else absolute > rtol * scale)
+    note = f"{odd} elements finite in one only" if odd else ""
+    return Row(
+        key, a.target, str(x.dtype), x.shape, cosine, absolute, relative, diverges, note, files
+    )
+
+
+def _numbers(x: Any, y: Any) -> tuple[float, float, float, int]:
+    """Cosine, largest difference, largest element of the first, and how many elements are NaN or
+    infinite in one only."""
+    wide = np.complex128 if "c" in (x.dtype.kind, y.dtype.kind) else np.float64
+    a, b = (np.asarray(t, dtype=wide).reshape(-1) for t in (x, y))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    finite = np.isfinite(a) & np.isfinite(b)
+    odd = int((~finite & ~same).sum())
+    a, b = a[finite], b[finite]
+    if not a.size:
+        return 1.0, 0.0, 0.0, odd
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    cosine = float(abs(np.vdot(a, b)) / lengths) if lengths else float((a == b).all())
+    if wide is np.float64 and lengths:
+        cosine = float(np.dot(a, b) / lengths)
+    return cosine, float(np.abs(a - b).max()), float(np.abs(a).max()), odd
+
+
+def write_csv(comparison: Comparison, path: Path) -> Path:
+    """The whole table as a file."""
+    return atomic_write(path, comparison.csv())

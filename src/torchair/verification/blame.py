@@ -1,0 +1,288 @@
+"""Who made an error: the forms that a graph goes through are checked in order, and the passes and
+rules before the first wrong one are bisected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from torchair.concrete import AclConcreteGraph, GeConcreteGraph, ReplayedGraph
+from torchair.concrete.acl import mutated_arguments
+from torchair.configs.settings import Settings
+from torchair.convert.registry import find
+from torchair.devices import device_of
+from torchair.fx.capture import CAPTURE_PASSES
+from torchair.fx.passes import FX_KIND, FX_PASSES
+from torchair.fx.source import source_line
+from torchair.ge.rewrite import Match, Rule
+from torchair.passes import Pass, PassRunner
+from torchair.pipeline import Compilation, convert, engine_settings, own_copy
+from torchair.progress import Steps
+from torchair.trace import Trace
+from torchair.verification.local import LocalCheck, Wrong
+from torchair.verification.report import Stage
+from torchair.verification.watching import (
+    Randomness,
+    Seen,
+    run_fx,
+    run_ge,
+    run_program,
+    run_steps,
+    worst_step,
+)
+
+_EVERYTHING = 1 << 30
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """An error, and who made it."""
+
+    wrong: Wrong
+    stage: Stage
+    culprit: str
+
+
+@dataclass
+class Call:
+    """One call of a compiled graph: the arguments as they were, and what came of it."""
+
+    args: Sequence[Any]
+    start: Randomness
+    seen: Seen
+
+
+class Permits:
+    """Lets the first replacements of rules pass and refuses all others."""
+
+    def __init__(self, most: int = _EVERYTHING) -> None:
+        self._most = most
+        self.made: list[tuple[str, str]] = []  # names of rule and node, in order
+
+    def __call__(self, rule: Rule, match: Match) -> bool:
+        if len(self.made) >= self._most:
+            return False
+        self.made.append((rule.name, match.root.name))
+        return True
+
+
+class Suspects:
+    """All forms of one compiled graph, made anew for a call that went wrong."""
+
+    def __init__(self, compilation: Compilation, call: Call, steps: Steps) -> None:
+        self._compilation, self._call, self._steps = compilation, call, steps
+        self._device = device_of([a for a in call.args if isinstance(a, Tensor)])
+        self._settings = Settings.of(compilation.config)
+        self._engine_settings = engine_settings(compilation.config)
+        self._gm = self._device.on_host(compilation.gm)
+        self._mutated = {n.name for n in mutated_arguments(self._gm)}
+        self.notes: list[str] = []
+
+    # ---- forms ----
+
+    @cached_property
+    def _optimized_fx(self) -> fx.GraphModule:
+        return self._after_passes(_EVERYTHING)
+
+    def _after_passes(self, count: int) -> fx.GraphModule:
+        """The FX graph after so many of the FX passes."""
+        return self._passed(self._gm, FX_PASSES, count)
+
+    def _after_capture_passes(self, count: int) -> fx.GraphModule:
+        gm = self._passed(self._optimized_fx, CAPTURE_PASSES, count)
+        gm.meta["graph_name"] = "verified"
+        return gm
+
+    def _passed(self, gm: fx.GraphModule, passes: Sequence[Pass], count: int) -> fx.GraphModule:
+        own, given = own_copy(gm), self._compilation.inputs
+        runner = PassRunner(FX_KIND, self._settings, Trace(most=count))
+        runner.run(passes, own, given, self._compilation.config)
+        own.recompile()
+        return own
+
+    def _converted(self) -> GeConcreteGraph:
+        """The GE graph, as it comes out of the converters."""
+        given, static = self._compilation.inputs, self._compilation.static
+        own = own_copy(self._optimized_fx)
+        conversion = convert(own, given, self._engine_settings, static, "verified")
+        return GeConcreteGraph(conversion, self._engine_settings, self._device)
+
+    def _in_engine(self, passes: int, permits: Permits) -> GeConcreteGraph:
+        """The GE graph in the engine after so many passes, GE's and the engine's."""
+        graph, trace = self._converted(), Trace(most=passes)
+        graph.state.permits = permits
+        graph.optimize_graph_without_runtime(trace)
+        graph.session.trace = trace
+        graph.compile(graph.collect(self._arguments()))
+        self._passes = [r.name for r in trace.records]
+        return graph
+
+    # ---- running and checking ----
+
+    def _arguments(self) -> list[Any]:
+        """The arguments of the call, those that it updates as copies."""
+        names = [n.name for n in self._gm.graph.find_nodes(op="placeholder")]
+        given = self._device.host_arguments(self._call.args)
+        return [
+            copied(a) if name in self._mutated else a for name, a in zip(names, given, strict=True)
+        ]
+
+    def _observe(self, run: Callable[[list[Any]], Found]) -> Found:
+        with torch.no_grad(), self._call.start.again():
+            return run(self._arguments())
+
+    def _check(self, base: fx.GraphModule, seen: Seen) -> Wrong | None:
+        return LocalCheck(base, seen).first_wrong(self._arguments(), self._call.start)
+
+    def _check_fx(self, base: fx.GraphModule, gm: fx.GraphModule) -> Wrong | None:
+        return self._check(base, self._observe(lambda args: run_fx(gm, args)))
+
+    def _check_ge(self, graph: GeConcreteGraph) -> Wrong | None:
+        device = self._device.info.name
+        return self._check(
+            self._optimized_fx, self._observe(lambda args: run_ge(graph, args, device))
+        )
+
+    # ---- stages, in order ----
+
+    def first(self) -> Blame | None:
+        """The first error, None if each form is as good as eager."""
+        stages = [self._of_fx_passes]
+        if self._is_in_engine:
+            stages += [self._of_converters, self._of_ge_passes, self._of_kernels]
+        else:
+            stages += [self._of_capture_passes]
+        stages += [self._of_call]
+        with unset_fake_temporarily(), torch._C.DisableTorchFunction():
+            for stage in stages:
+                self._steps.next(stage.__name__.removeprefix("_of_").replace("_", " "))
+                if (blame := stage()) is not None:
+                    return blame
+        return None
+
+    @property
+    def _is_in_engine(self) -> bool:
+        runner = self._compilation.runner.runner
+        return not isinstance(runner, AclConcreteGraph) or runner.storable() is not None
+
+    def _of_fx_passes(self) -> Blame | None:
+        if self._check_fx(self._gm, self._optimized_fx) is None:
+            return None
+
+        def wrong(count: int) -> Wrong | None:
+            return self._check_fx(self._gm, self._after_passes(count))
+
+        return self._bisected_fx(FX_PASSES, wrong, Stage.FX_PASS)
+
+    def _of_capture_passes(self) -> Blame | None:
+        base = self._optimized_fx
+
+        def wrong(count: int) -> Wrong | None:
+            return self._check_fx(base, self._after_capture_passes(count))
+
+        if wrong(_EVERYTHING) is None:
+            return None
+        return self._bisected_fx(CAPTURE_PASSES, wrong, Stage.CAPTURE_PASS)
+
+    def _bisected_fx(
+        self, passes: Sequence[Pass], wrong: Callable[[int], Wrong | None], stage: Stage
+    ) -> Blame:
+        enabled = [p.name for p in passes if p.enabled(self._settings)]
+        count = first_true(len(enabled), lambda k: wrong(k) is not None, self._steps)
+        found = wrong(count)
+        assert found is not None
+        return Blame(found, stage, enabled[count - 1])
+
+    def _of_converters(self) -> Blame | None:
+        wrong = self._check_ge(self._converted())
+        if wrong is None:
+            return None
+        entry = find(wrong.node.target)
+        code = getattr(entry.fn, "__code__", None) if entry is not None else None
+        place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+        return Blame(wrong, Stage.CONVERTER, f"of {wrong.node.target}{place}")
+
+    def _of_ge_passes(self) -> Blame | None:
+        permits = Permits()
+        if self._check_ge(self._in_engine(_EVERYTHING, permits)) is None:
+            return None
+        names = self._passes
+
+        def wrong(passes: int, permits: Permits) -> Wrong | None:
+            return self._check_ge(self._in_engine(passes, permits))
+
+        count = first_true(len(names), lambda k: wrong(k, Permits()) is not None, self._steps)
+        permits = Permits()
+        found = wrong(count, permits)
+        assert found is not None
+        blame = Blame(found, Stage.GE_PASS, names[count - 1])
+        rules = first_true(
+            len(permits.made), lambda k: wrong(count, Permits(k)) is not None, self._steps
+        )
+        without = wrong(count, Permits(rules - 1)) if rules else blame
+        if without is not None:  # wrong without any rule
+            return blame
+        rule, node = permits.made[rules - 1]
+        last = wrong(count, Permits(rules))
+        return Blame(last or found, Stage.RULE, f"{rule} at {node}, in {names[count - 1]}")
+
+    def _of_kernels(self) -> Blame | None:
+        graph, base = self._in_engine(_EVERYTHING, Permits()), self._optimized_fx
+        seen = self._observe(lambda args: run_steps(graph, args))
+        wrong = self._check(base, seen)
+        if wrong is not None:
+            around = frozenset(n.name for n in wrong.region)
+            place = self._device.info.name
+            step = self._observe(lambda args: worst_step(graph, seen, args, place, around))
+            names = " ".join(n.name for n in step.also or [step.node])
+            return Blame(wrong, Stage.KERNEL, f"of {names}")
+        wrong = self._check(base, self._observe(lambda args: run_program(graph, args)))
+        return None if wrong is None else Blame(wrong, Stage.PROGRAM, "whose steps run together")
+
+    def _of_call(self) -> Blame | None:
+        """What the caller got, if no form of the graph gives that."""
+        seen = self._call.seen
+        host = replace(seen, args=self._device.host_arguments(seen.args))
+        wrong = self._check(self._optimized_fx, host)
+        if wrong is None:
+            return None
+        replays = isinstance(self._compilation.runner.runner, AclConcreteGraph | ReplayedGraph)
+        if replays:
+            return Blame(wrong, Stage.REPLAY, "gives what no run of the graph gives")
+        return Blame(wrong, Stage.CALL, "gives what the first run of the graph does not give")
+
+
+def first_true(most: int, test: Callable[[int], bool], steps: Steps) -> int:
+    """The smallest count in 0..most for which a test holds that holds for `most`."""
+    low, high = -1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        steps.next(f"of {most} changes the first {middle}")
+        if test(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def copied(value: Any) -> Any:
+    """A tensor in memory of its own, laid out as it was."""
+    if not isinstance(value, Tensor):
+        return value
+    with torch.no_grad():
+        whole = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+        return whole.copy_(value.detach())
+
+
+def line_of(wrong: Wrong) -> str:
+    """File, line and text of the model."""
+    return source_line(wrong.node)

@@ -1,0 +1,136 @@
+"""A compiled graph that is checked in each call: against eager, and where that differs by more than
+a few bits against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from torchair.concrete import ConcreteGraph
+from torchair.concrete.acl import mutated_arguments
+from torchair.configs.settings import Settings
+from torchair.log import logger
+from torchair.pipeline import Compilation
+from torchair.progress import Steps
+from torchair.runner import GmRunner
+from torchair.verification.blame import Blame, Call, Suspects, copied, line_of
+from torchair.verification.judge import close
+from torchair.verification.local import LocalCheck
+from torchair.verification.report import Finding, GraphReport, Report
+from torchair.verification.reproduce import write_script
+from torchair.verification.watching import Randomness, Seen
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks of a verification."""
+
+    folder: Path  # for programs that show an error again
+    every_node: bool = False  # look at all nodes even where the results are right
+
+
+class Verifier:
+    """Puts a check around each graph that is compiled."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.report = Report()
+        self._wish = wish
+
+    def __call__(self, compilation: Compilation) -> GmRunner:
+        name = f"graph {len(self.report.graphs) + 1}"
+        if compilation.phase != "forward":
+            name += f", {compilation.phase}"
+        nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
+        entry = GraphReport(name, nodes)
+        self.report.graphs.append(entry)
+        if not isinstance(compilation.runner.runner, ConcreteGraph):
+            entry.notes.append("it is not compiled: its options ask for something else")
+            return compilation.runner
+        check = _Check(compilation, entry, self._wish)
+        return GmRunner(check, compilation.runner.trace)
+
+
+class _Check:
+    """One graph."""
+
+    def __init__(self, compilation: Compilation, entry: GraphReport, wish: Wish) -> None:
+        self._compilation, self._entry, self._wish = compilation, entry, wish
+        self._gm = compilation.gm
+        nodes = self._gm.graph.find_nodes(op="placeholder")
+        mutated = set(mutated_arguments(self._gm))
+        self._mutated = [i for i, n in enumerate(nodes) if n in mutated]
+        self._kept = [
+            i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static
+        ]
+        self._mode = Settings.of(compilation.config).mode
+
+    def __call__(self, *args: Any) -> Any:
+        return self.entry(args)
+
+    def entry(self, args: Sequence[Any]) -> Any:
+        """Run the compiled graph, and look at what it gave."""
+        if self._entry.finding is not None:
+            return self._compilation.runner.run(args)
+        before, start = list(args), Randomness()
+        for i in self._kept:
+            before[i] = copied(args[i])
+        after = list(args)  # the list may be emptied by who runs
+        results = self._compilation.runner.run(args)
+        number, self._entry.calls = self._entry.calls, self._entry.calls + 1
+        call = Call(before, start, Seen(list(results), after))
+        try:
+            self._look(call, number)
+        except Exception as e:  # the program of the user goes on
+            logger.warning("torchair verify could not look at %s: %s", self._entry.name, e)
+            self._entry.notes.append(f"call {number} could not be checked: {e}")
+        return results
+
+    def _look(self, call: Call, number: int) -> None:
+        if not self._wish.every_node and self._is_right(call):
+            return
+        with Steps(f"torchair verify, {self._entry.name}") as steps:
+            suspects = Suspects(self._compilation, call, steps)
+            blame = suspects.first()
+        if blame is not None:
+            self._entry.finding = self._finding(blame, number)
+        elif not self._wish.every_node:
+            note = f"call {number} differs from eager by rounding that many nodes amplify"
+            self._entry.notes.append(note)
+
+    def _is_right(self, call: Call) -> bool:
+        """Whether results and updated arguments are as good as those of eager."""
+        args = list(call.args)
+        for i in self._mutated:
+            args[i] = copied(args[i])
+        with unset_fake_temporarily(), torch.no_grad():
+            with call.start.again():
+                made = self._gm(*args)
+            if self._is_close(call.seen, Seen(list(made), args)):
+                return True
+            for i in self._mutated:
+                args[i] = copied(call.args[i])
+            return LocalCheck(self._gm, call.seen).first_wrong(args, call.start) is None
+
+    def _is_close(self, seen: Seen, eager: Seen) -> bool:
+        pairs = [*zip(seen.results, eager.results, strict=True)]
+        pairs += [(seen.args[i], eager.args[i]) for i in self._kept]
+        return all(
+            close(got, wanted) if isinstance(wanted, Tensor) else got == wanted
+            for got, wanted in pairs
+        )
+
+    def _finding(self, blame: Blame, number: int) -> Finding:
+        wrong, node = blame.wrong, blame.wrong.node
+        line, title = line_of(wrong), f"{node.target} ({node.name}): {wrong.difference}"
+        stem = f"{self._entry.name}_{node.name}"
+        script = write_script(wrong, self._mode, f"{title}. {line}", self._wish.folder, stem)
+        return Finding(
+            blame.stage, blame.culprit, node.name, str(node.target), line, wrong.what,
+            str(wrong.difference), wrong.difference.error, wrong.difference.allowed, number, script,
+        )  # fmt: skip

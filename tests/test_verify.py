@@ -1,0 +1,180 @@
+"""`torchair.verify` and `torchair compare`: nothing is said of what is right, and errors are found
+and blamed on who made them. `python tests/planted.py` has many more."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchair
+from planted import MODELS, PLANTS, blamed_rightly, look
+from torchair.cli import main
+from torchair.engine.options import finalize_graph_engine
+from torchair.tools.compare_dumps import compare
+from torchair.verification.judge import close, difference
+from torchair.verification.report import Stage
+
+SOME = ("aten.native_layer_norm.default", "LayerNormFusion", "SoftmaxV2", "run twice")
+MODES = ("max-autotune", "reduce-overhead")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.chdir(tmp_path)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_planted_errors_are_blamed_on_the_right_part(name, tmp_path):
+    (plant,) = [p for p in PLANTS if p.name == name]
+    report = look(plant, tmp_path)
+    (finding,) = report.findings
+    assert blamed_rightly(plant, finding), str(report)
+    assert "planted.py" in finding.line
+    assert finding.error > finding.allowed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ("cached", "words"))
+def test_right_models_are_right(name, mode):
+    make, inputs = MODELS[name]
+    torch.manual_seed(0)
+    report = torchair.verify(make(), *inputs(), mode=mode, every_node=True)
+    assert report and not Path("torchair_verify").exists(), str(report)
+    assert [g.calls for g in report.graphs] == [3]
+
+
+def test_script_shows_the_error_again(tmp_path, capsys):
+    (plant,) = [p for p in PLANTS if p.name == "aten.gelu.default"]
+    with pytest.MonkeyPatch.context() as patch:
+        plant.apply(patch)
+        make, inputs = MODELS[plant.model]
+        (finding,) = torchair.verify(make(), *inputs(), folder=tmp_path).findings
+        assert finding.script is not None
+        assert len(finding.script.read_text().splitlines()) < 16
+        torch._dynamo.reset()
+        runpy.run_path(str(finding.script))
+    assert "converter of aten.gelu.default" in capsys.readouterr().out
+
+
+def test_backward_and_state_are_left_as_they_were():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    report = torchair.verify(model, torch.randn(3, 4), training=True)
+    assert report and len(report.graphs) == 2, str(report)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_user_pass_is_found_by_bisection():
+    def wrong(gm: Any, inputs: Any, config: Any) -> None:
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
+            node.target = torch.ops.aten.sigmoid.default
+
+    config = torchair.CompilerConfig()
+    config.post_grad_custom_post_pass = wrong
+    report = torchair.verify(lambda x: F.relu(x * 2) - 1, torch.randn(5), config=config)
+    (finding,) = report.findings
+    assert (finding.stage, finding.culprit) == (Stage.FX_PASS, "post_grad_custom_post_pass")
+
+
+def test_other_sizes_are_checked_too():
+    report = torchair.verify(
+        lambda x: x.softmax(-1), torch.randn(3, 4), dynamic=True,
+        more=[(torch.randn(5, 6),), (torch.randn(2, 9),)],
+    )  # fmt: skip
+    assert report and sum(g.calls for g in report.graphs) == 5
+
+
+SCRIPT = """
+import sys, torch, torchair
+from torchair import ge
+
+if "wrong" in sys.argv:
+    @torchair.register_fx_node_ge_converter(torch.ops.aten.tanh.default)
+    def tanh(self, meta_outputs=None):
+        return ge.Sigmoid(self)
+
+fast = torch.compile(lambda x: x.tanh() + 1, backend=torchair.get_npu_backend())
+print(fast(torch.randn(3).npu()).device)
+"""
+
+
+@pytest.mark.parametrize(("word", "code"), (("right", 0), ("wrong", 1)))
+def test_command_on_an_emulated_device(word, code, tmp_path):
+    script = tmp_path / "model.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchair", "verify", str(script), word],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "npu:0" in done.stdout and "torchair verify: 1 graphs, 1 calls" in done.stdout
+    assert ("converter of aten.tanh.default" in done.stdout) is bool(code)
+
+
+# ---- tolerances
+
+
+def test_rounding_is_told_from_errors():
+    truth = torch.randn(1000, dtype=torch.float64)
+    eager = truth.bfloat16()
+    assert difference(eager, eager, truth) is None
+    assert difference((truth * 1.2).bfloat16(), eager, truth) is not None
+    assert difference(eager.float(), eager, truth) is not None
+    assert close(eager, eager.clone()) and not close(eager * 2, eager)
+    holes = torch.tensor([1.0, float("nan"), float("inf")])
+    assert difference(holes.clone(), holes) is None
+    assert difference(torch.tensor([1.0, 0.0, float("inf")]), holes) is not None
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3])) is not None
+
+
+# ---- dumps
+
+
+def dumped(fn: Any, folder: str, *args: Any, **options: Any) -> Path:
+    torch._dynamo.reset()
+    finalize_graph_engine()
+    Path(folder).mkdir()
+    config = torchair.CompilerConfig()
+    if options.pop("eager", False):
+        config.debug.data_dump.type = "npy"
+        config.debug.data_dump.path = folder
+    else:
+        config.dump_config.enable_dump = True
+        config.dump_config.dump_path = folder
+    torch.compile(fn, backend=torchair.get_npu_backend(compiler_config=config))(*args)
+    finalize_graph_engine()
+    return Path(folder)
+
+
+def gated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * y + x).softmax(-1)
+
+
+def test_dumps_are_compared_by_fx_name():
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    eager = dumped(gated, "eager", x, y, eager=True)
+    engine = dumped(gated, "engine", x, y)
+    other = dumped(gated, "other", x, y + 1)
+    found = compare(eager, engine)
+    assert [r.key[2] for r in found.rows] == ["mul", "add", "relu", "_softmax"]
+    assert not found.diverging and all(r.cosine > 0.999999 for r in found.rows)
+    assert main(["compare", str(eager), str(engine)]) == 0
+    assert main(["compare", str(engine), str(other), "-o", "table.csv"]) == 1
+    first, *_ = csv.DictReader(Path("table.csv").read_text().splitlines())
+    assert (first["node"], first["diverges"]) == ("mul", "True")
+    a, b = (np.load(first[f"file_{side}"]) for side in "ab")
+    assert float(first["largest_absolute"]) == pytest.approx(np.abs(a - b).max(), rel=1e-4)
+    assert main(["compare", str(eager), "nowhere"]) == 2
