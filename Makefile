@@ -57,6 +57,8 @@ bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory
 	$(PY) bench/memory.py
 	@echo "== streams"
 	$(PY) bench/streams.py
+	@echo "== a language model with weights of few bits"
+	$(PY) bench/llm.py
 	@echo "== whole models on the CPU, about half an hour where inductor works"
 	$(PY) bench/cpu.py
 

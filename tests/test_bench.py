@@ -62,6 +62,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
             ("new", "repeated", "seen", "peak"),
         ),
         ("latency --quick --only MLP --no-inductor", ("against eager",)),
+        ("llm --preset tiny --quick --no-peers --only bfloat16 --only int8", ("vs bf16", "decode")),
         ("memory --preset tiny --way torchair", ("libraries", "steady")),
         ("memory --sizes 3 --way torchair", ("a tenth", "all")),
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
