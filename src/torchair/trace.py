@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -21,6 +22,21 @@ from torchair.log import (
     npugraph_ex_logger,
 )
 from torchair.store import atomic_write
+
+T = TypeVar("T")
+
+
+class Stopwatch:
+    """Calls stages one after the other, and knows how long each took."""
+
+    def __init__(self) -> None:
+        self.microseconds: list[float] = []
+
+    def __call__(self, stage: Callable[..., T], *arguments: Any) -> T:
+        start = time.perf_counter()
+        result = stage(*arguments)
+        self.microseconds.append((time.perf_counter() - start) * 1e6)
+        return result
 
 
 @dataclass(frozen=True)

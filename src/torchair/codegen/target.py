@@ -48,6 +48,10 @@ class Target(Protocol):
         """Whether a nest may come in pieces, where choices by position change."""
 
     @property
+    def resizes(self) -> bool:
+        """Whether a program changes its sizes: one plan serves all those of a dynamic graph."""
+
+    @property
     def quantised(self) -> bool:
         """Whether there are kernels for products with quantised weights."""
 

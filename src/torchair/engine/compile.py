@@ -13,9 +13,7 @@ comes out and runs it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -38,7 +36,7 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
 from torchair.log import native_logger
 from torchair.passes import PassRunner
-from torchair.trace import Trace
+from torchair.trace import Stopwatch, Trace
 
 Bound = TypeVar("Bound")
 
@@ -62,11 +60,7 @@ class GraphCompiler:
         state, options = self._state, self._options
         if options.check_streams:
             report(self.graph, state.assigned, self.lanes, options.cores)
-        state.topology, state.switches = options.topology, options.switches
-        state.native, state.dead_code = self.target is not None, options.dead_code
-        state.quantised = self.target is not None and self.target.quantised
-        state.overlap = options.overlap and not options.single_stream
-        state.channels_last = self.target is not None and self.target.library_channels_last
+        state.follow(options, self.target)
         runner = PassRunner(ge_kind(lambda g: "", "txt"), options, trace)
         passes = [p for p in ENGINE_PASSES if options.switches.get(p.name, True)]
         runner.run([] if as_it_is else passes, self.graph, state)
@@ -97,42 +91,29 @@ class GraphCompiler:
     ) -> Bound:
         """Something that runs for inputs like these, of which `given` was read. Units whose kernels
         cannot be generated or compiled are planned again, node by node."""
-        with kept(self._options.keep):
-            return self._program(inputs, given, bind)
-
-    def _program(
-        self,
-        inputs: Sequence[torch.Tensor],
-        given: Sequence[int],
-        bind: Callable[[Plan | Member], Bound],
-    ) -> Bound:
-        times = [time.perf_counter()]
-        plan = self.plan(inputs, given)
-        times.append(time.perf_counter())
-        try:
-            self.generate(plan)
-            times.append(time.perf_counter())
-            self.build(plan)
-            times.append(time.perf_counter())
-            made = bind(plan)
-        except BrokenKernels as e:
-            if self.units is None or not self.units.forbid(natives_of(plan), e):
-                raise
-            self._begin_planning()
-            return self._program(inputs, given, bind)
-        times.append(time.perf_counter())
-        native_logger.event(
-            "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus",
-            self.graph.name, *((b - a) * 1e6 for a, b in pairwise(times)),
-        )  # fmt: skip
-        return made
+        while True:
+            watch = Stopwatch()
+            plan = watch(self.plan, inputs, given)
+            try:
+                with kept(self._options.keep):
+                    watch(self.generate, plan)
+                    watch(self.build, plan)
+                    made = watch(bind, plan)
+            except BrokenKernels as e:
+                if self.units is None or not self.units.forbid(natives_of(plan), e):
+                    raise
+                self._begin_planning()
+                continue
+            stages = "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus"
+            native_logger.event(stages, self.graph.name, *watch.microseconds)
+            return made
 
     def plan(self, inputs: Sequence[torch.Tensor], given: Sequence[int]) -> Plan | Member:
         """Steps and memory for these sizes: as in a plan made before if that can be, else from the
         graph. Every unit orders its kernel, one for all units of a kind."""
-        if self.units is None:
+        if self.target is None:
             return self.planner.plan(self.inputs.facts(inputs))
-        dynamic = self.inputs.dynamic and self._device == "cpu"
+        dynamic = self.inputs.dynamic and self.target.resizes
         member = self.planner.member(given) if dynamic else None
         if member is not None:
             return member

@@ -27,6 +27,7 @@ class CpuTarget:
     name = "cpu"
     channels_last = True  # vectors lie along the channels then
     piecewise = True
+    resizes = True
     quantised = True
     library_channels_last = False
     overlaps = False

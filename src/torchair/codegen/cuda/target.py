@@ -28,6 +28,7 @@ class CudaTarget:
 
     channels_last = False
     piecewise = False
+    resizes = False
     quantised = False
     library_channels_last = True
     overlaps = True

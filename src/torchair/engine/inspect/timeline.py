@@ -40,7 +40,7 @@ class Timeline:
 
     def recorder(self, plan: Plan) -> Recorder:
         """Someone who looks on while one program runs."""
-        return _OnCpu(self, plan) if plan.device == "cpu" else _OnStreams(self, plan)
+        return _OnCpu(self, plan) if plan.on_host else _OnStreams(self, plan)
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
         """Take a call over, and write the file."""

@@ -17,7 +17,7 @@ _SIZES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 def check_capturable(plan: Plan) -> None:
     """CaptureError if only the data tell some dims of a plan, or if it prints and runs on a device;
     it names the first node."""
-    if plan.device != "cpu":
+    if not plan.on_host:
         said = next((s.node for s in plan.steps if s.node.type == "PrintV2"), None)
         if said is not None:
             raise _error(said, "npu_print prints on the host, which a device does not wait for")

@@ -270,7 +270,7 @@ class Ending:
             else:
                 root.buffer = len(buffers)
                 buffers.append(Buffer(root.size, root.first, root.last))
-        if self.plan.device != "cpu":
+        if not self.plan.on_host:
             for buffer in buffers:
                 buffer.last += _APART if buffer.size <= _SMALL else 0
         apart = None

@@ -175,6 +175,11 @@ class Plan:
     schedule: Schedule | None = None  # if there is more than one lane
 
     @property
+    def on_host(self) -> bool:
+        """Whether it runs where Python does, and nothing else waits for it."""
+        return self.device == "cpu"
+
+    @property
     def all_native(self) -> bool:
         """Whether there is nothing but native steps from arguments to results in memory of their
         own and updated arguments."""

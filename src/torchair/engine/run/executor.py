@@ -53,7 +53,7 @@ class Program:
             for slot, tensor in plan.constants.items():
                 self._registers[slot] = tensor
             for root in plan.roots:
-                if root.kind == "arena" and (root.slot in plan.read or plan.device != "cpu"):
+                if root.kind == "arena" and (root.slot in plan.read or not plan.on_host):
                     self._registers[root.slot] = self._buffer(root)
             for step in plan.bound:
                 _view(step)(self._registers)
@@ -181,7 +181,7 @@ class ProgramPool(Pool):
         return program.run(inputs), program
 
     def _lot(self) -> int:
-        return 0 if self.plan.device == "cpu" else _stream(self.plan.device)
+        return 0 if self.plan.on_host else _stream(self.plan.device)
 
 
 def _stream(device: str) -> int:

@@ -48,7 +48,7 @@ Watch = Callable[[Plan], Recorder]
 
 def bind_lanes(plan: Plan, place: Place | None = None, watch: Watch | None = None) -> Program:
     """A program for a plan with a schedule, on the device that the plan is for."""
-    kind = ThreadLanes if plan.device == "cpu" else StreamLanes
+    kind = ThreadLanes if plan.on_host else StreamLanes
     return kind(plan, place, watch)
 
 

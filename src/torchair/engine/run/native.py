@@ -58,7 +58,7 @@ class NativeProgram:
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
-        return plan.device == "cpu" and plan.all_native and Flags.read().debug < 5
+        return plan.on_host and plan.all_native and Flags.read().debug < 5
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""

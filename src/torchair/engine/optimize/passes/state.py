@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torchair.codegen.target import Target
+from torchair.engine.options import EngineOptions
 from torchair.ge.rewrite import Match, Rule
 from torchair.ge.signature import InputSource
 
@@ -27,6 +29,15 @@ class GraphState:
     permits: Callable[[Rule, Match], bool] | None = None  # asked before each replacement
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
     replaced: Counter[str] = field(default_factory=Counter)  # and had an effect
+
+    def follow(self, options: EngineOptions, target: Target | None) -> None:
+        """Take over what the user asks for and what the target can do."""
+        self.topology, self.switches = options.topology, options.switches
+        self.dead_code = options.dead_code
+        self.overlap = options.overlap and not options.single_stream
+        self.native = target is not None
+        self.quantised = target is not None and target.quantised
+        self.channels_last = target is not None and target.library_channels_last
 
     def note(self, name: str, done: bool) -> None:
         """Count a rule that fitted."""
