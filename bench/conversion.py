@@ -68,7 +68,7 @@ def stages(gm: Any, inputs: list[Any]) -> dict[str, float]:
     timed("FX passes", lambda: runner.run(FX_PASSES, gm, inputs, config))
     conversion = timed("FX to GE", lambda: GraphConverter(gm, "graph_1", infer).run(*inputs))
     graph = GeConcreteGraph(conversion, settings, device_of(inputs))
-    timed("GE passes", lambda: graph.optimize_graph_without_runtime(trace))
+    timed("GE passes", lambda: graph.optimize_graph_without_runtime(*inputs, observer=trace))
     arguments = [_filled(x) for x in inputs]
     timed("engine: rules, order, fusion", graph.compile)
     forget_kernels()

@@ -56,7 +56,7 @@ def test_golden():
     fields, _, tail = rest.partition(")\n")
     assert head == GOLDEN_HEAD
     assert tail == GOLDEN_TAIL
-    assert fields.splitlines()[0] == "    fx_graph_name='graph_7',"
+    assert fields.splitlines()[0] == "    fx_graph_name="graph_7","
     assert "    user_inputs_mapping={'x_1': 0}," in fields.splitlines()
     assert len(fields.splitlines()) == len(dataclasses.fields(AclGraphCacheInfo))
 
@@ -86,8 +86,8 @@ def forward(*args, node_info=[], is_capturing: bool = False):
 
 
 compile_configs = {}
-compile_configs["clone_input"] = '1'
-compile_configs["frozen_parameter"] = '0'
+compile_configs["clone_input"] = "1"
+compile_configs["frozen_parameter"] = "0"
 acl_graph = AclGraph(fx_forward=forward, config=compile_configs)
 """  # noqa: E501
 

@@ -222,6 +222,63 @@ def test_oldest_package_is_deprecated():
         importlib.import_module("torchair.ge_concrete_graph")
 
 
+def test_the_compiler_of_a_cached_method_is_entered(monkeypatch, tmp_path):
+    from torchair.inference._cache_compiler import CacheBackend
+
+    own, seen = CacheBackend.fw_compiler, []
+
+    def compile_graph(self, gm, example_inputs):
+        made = own(self, gm, example_inputs)
+        seen.extend(hasattr(x, "_torchair_is_parameter") for x in example_inputs)
+        return made
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+            self.cached = torchair.inference.cache_compile(self.step, cache_dir=str(tmp_path))
+
+        def step(self, x):
+            return self.linear(x)
+
+    monkeypatch.setattr(CacheBackend, "fw_compiler", compile_graph)
+    net, x = Net(), torch.ones(3, 2)
+    torch.testing.assert_close(net.cached(x), net.step(x))
+    assert seen == [True, True, False]
+
+
+def test_what_was_optimised_is_seen_with_the_arguments_of_the_original(monkeypatch):
+    from npugraph_ex._acl_concrete_graph.fx2acl_converter import AclConcreteGraph
+
+    own, seen = AclConcreteGraph.optimize_graph_without_runtime, []
+
+    def optimize(graph, *sample_args, observer=None, aot_gm=None):
+        own(graph, *sample_args, observer=observer, aot_gm=aot_gm)
+        seen.append((len(sample_args), len(aot_gm.graph.nodes), len(graph.fx_graph.graph.nodes)))
+
+    monkeypatch.setattr(AclConcreteGraph, "optimize_graph_without_runtime", optimize)
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    torch.compile(lambda x: x.copy_(x[:]) + 1, backend="npugraph_ex")(x)
+    assert [(count, after) for count, _, after in seen] == [(1, 3)] and seen[0][1] > 3
+
+
+def test_compile_fx_asks_for_its_compiler(monkeypatch):
+    from npugraph_ex import compile_fx, npu_fx_compiler
+
+    own, configs = npu_fx_compiler.get_compiler, []
+
+    def get_compiler(config):
+        configs.append(config)
+        return own(config)
+
+    gm = make_fx(lambda x: (x.neg(),), tracing_mode="fake")(torch.ones(2))
+    with patch.object(npu_fx_compiler, "get_compiler", get_compiler):
+        compiled = compile_fx(gm, None, {"clone_input": False})
+    assert torch.equal(compiled(torch.ones(2))[0], -torch.ones(2))
+    assert configs[0].clone_input.value is False and npu_fx_compiler.get_compiler is own
+
+
 def test_passes_under_their_old_names():
     from torchair.npu_fx_compiler import _optimize_fx, _optimize_sym_input
 

@@ -191,7 +191,7 @@ def test_the_log_tells_what_each_pass_changed():
     lines = text.splitlines()
     assert lines[1].startswith("cost: 0.")
     assert lines[2:] == [
-        "nodes: 5 before, 6 after",
+        "before 5 nodes, after 6 nodes",
         "removed nodes: none",
         "added nodes: abs_default",
         "operation kinds:",

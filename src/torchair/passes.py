@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,19 @@ class Look:
     names: list[str]
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Passes that the log also tells of together, under a name; `since` is the graph to compare
+    with, if that is not the one they are given."""
+
+    name: str
+    passes: Iterable[Pass]
+    since: Any = None
+
+    def __iter__(self) -> Iterator[Pass]:
+        return iter(self.passes)
+
+
 class PassRunner:
     """Runs passes over one graph and remembers what each did."""
 
@@ -71,9 +84,8 @@ class PassRunner:
         self.settings = settings
         self.trace = trace
 
-    def run(self, passes: Iterable[Pass], graph: Any, *context: Any, whole: str = "") -> None:
-        """Every enabled pass in order, each as `fn(graph, *context)`. `whole` names all of them
-        together in the log."""
+    def run(self, passes: Iterable[Pass] | Whole, graph: Any, *context: Any) -> None:
+        """Every enabled pass in order, each as `fn(graph, *context)`."""
         enabled = [p for p in passes if p.enabled(self.settings)]
         if not enabled:
             return
@@ -83,12 +95,15 @@ class PassRunner:
             if self.trace.full:
                 return
             look = self._run_one(step, graph, context, look)
-        if whole and logger.isEnabledFor(logging.DEBUG):
-            seconds, changed = time.perf_counter() - start, first.mark != look.mark
-            record = PassRecord(
-                whole, seconds, first.counts.total(), look.counts.total(), changed=changed
-            )
-            logger.debug("%s", difference_text(self.kind.name, record, first, look))
+        if isinstance(passes, Whole) and logger.isEnabledFor(logging.DEBUG):
+            self._log_all(passes, first, look, time.perf_counter() - start)
+
+    def _log_all(self, passes: Whole, first: Look, last: Look, seconds: float) -> None:
+        if passes.since is not None:
+            first = self._look(passes.since)
+        counts = first.counts.total(), last.counts.total()
+        record = PassRecord(passes.name, seconds, *counts, changed=first.mark != last.mark)
+        logger.debug("%s", difference_text(self.kind.name, record, first, last))
 
     def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...], before: Look) -> Look:
         start = time.perf_counter()
@@ -144,7 +159,7 @@ def difference_text(kind: str, record: PassRecord, before: Look, after: Look) ->
     lines = [
         title,
         f"cost: {record.seconds:.6f}s",
-        f"nodes: {record.nodes_before} before, {record.nodes_after} after",
+        f"before {record.nodes_before} nodes, after {record.nodes_after} nodes",
         f"removed nodes: {_listed(n for n in before.names if n not in new)}",
         f"added nodes: {_listed(n for n in after.names if n not in gone)}",
     ]

@@ -136,12 +136,12 @@ class NpuFxCompiler:
             return gm
         if dumps_instead(settings):
             return dumping(gm, _next_name(), settings, find)
-        gm = own_copy(gm)
+        aot_gm, gm = gm, own_copy(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)
         static = self._static_arguments(trace)
         build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
-        graph = build(gm, example_inputs, settings, static, trace)
+        graph = build(gm, aot_gm, example_inputs, settings, static, trace)
         if dumps_tensors(settings):
             logger.warning("dump_tensor_data is on: the optimised FX graph runs without capture")
             save_after_each_node(gm, settings.tensor_dump_path)
@@ -158,8 +158,8 @@ class NpuFxCompiler:
         return _static_arguments() if trace.phase == "forward" else frozenset()
 
     def _for_engine(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings,
-        static: frozenset[int], trace: Trace,
+        self, gm: fx.GraphModule, aot_gm: fx.GraphModule, inputs: Sequence[Any],
+        settings: Settings, static: frozenset[int], trace: Trace,
     ) -> ConcreteGraph:  # fmt: skip
         """Mode max-autotune."""
         conversion = convert(gm, inputs, settings, static, _next_name())
@@ -168,7 +168,7 @@ class NpuFxCompiler:
         graph = GeConcreteGraph(conversion, settings, device_of(inputs), self._gears)
         if logger.isEnabledFor(logging.DEBUG):
             graph.fx_graph = gm
-        graph.optimize_graph_without_runtime(trace)
+        graph.optimize_graph_without_runtime(*inputs, observer=trace, aot_gm=aot_gm)
         if device_of(inputs).replays and not self._training and ReplayedGraph.suits(graph):
             info = describe(gm, conversion.graph.name, static, ReplayedGraph.OPTIONS)
             info.unupdated_sym_input_index = list(key_entries(gm, on_device=True))
@@ -176,15 +176,15 @@ class NpuFxCompiler:
         return graph
 
     def _for_capture(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings,
-        static: frozenset[int], trace: Trace,
+        self, gm: fx.GraphModule, aot_gm: fx.GraphModule, inputs: Sequence[Any],
+        settings: Settings, static: frozenset[int], trace: Trace,
     ) -> ConcreteGraph:  # fmt: skip
         """Modes reduce-overhead and npugraph_ex."""
         name = _next_name()
         eager = settings.run_eagerly or settings.tensor_dump
         engine = None if eager else self._engine_of(gm, inputs, static, name)
-        graph = AclConcreteGraph(gm, name, settings, static, engine, self._training)
-        graph.optimize_graph_without_runtime(trace, inputs, self.config)
+        graph = AclConcreteGraph(gm, name, settings, static, engine, self._training, self.config)
+        graph.optimize_graph_without_runtime(*inputs, observer=trace, aot_gm=aot_gm)
         return graph
 
     def _engine_of(
@@ -200,7 +200,7 @@ class NpuFxCompiler:
             logger.warning("%s is recorded call by call: %s", name, e)
             return None
         graph = GeConcreteGraph(conversion, settings, device_of(inputs))
-        graph.optimize_graph_without_runtime(Trace())
+        graph.optimize_graph_without_runtime(*inputs)
         if graph.draws and device_of(inputs).name != "cpu":
             return None  # torch's own generators can be replayed
         return graph

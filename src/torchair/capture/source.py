@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,7 +184,7 @@ def _graph(cache_info: Any) -> Iterator[str]:
 
 def _literal(value: Any) -> str:
     """Text that stands for a plain value."""
-    text = repr(value)
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
     try:
         plain = ast.literal_eval(text) == value
     except (ValueError, SyntaxError):

@@ -28,7 +28,7 @@ from torchair.flags import Flags
 from torchair.fx.capture import CAPTURE_PASSES
 from torchair.fx.passes import FX_KIND, fx_text
 from torchair.log import logger
-from torchair.passes import PassRunner
+from torchair.passes import PassRunner, Whole
 from torchair.serde import dump_name
 from torchair.store import atomic_write
 from torchair.trace import Trace
@@ -60,13 +60,15 @@ class AclConcreteGraph(ConcreteGraph):
         static: frozenset[int],
         engine: EngineGraph | None,
         fresh_results: bool,
+        config: CompilerConfig | None = None,
     ) -> None:
-        """`static` are arguments that stay where they are; `fresh_results` is for graphs whose
-        results outlive the next replay, as what a forward graph saves for its backward."""
+        """`config` is for passes of the user; `static` are arguments that stay where they are;
+        `fresh_results` is for graphs whose results outlive the next replay, as what a forward graph
+        saves for its backward."""
         self.forward = gm
         gm.meta["graph_name"] = name
         self.name = name
-        self._settings = settings
+        self._settings, self._config = settings, config
         self._engine = engine
         self._options = capture_options(settings, fresh_results)
         self._info = describe(gm, name, static, self._options)
@@ -77,19 +79,22 @@ class AclConcreteGraph(ConcreteGraph):
         return self.forward
 
     def optimize_graph_without_runtime(
-        self, trace: Trace, example_inputs: Sequence[Any] = (), config: CompilerConfig | None = None
+        self,
+        *sample_args: Any,
+        observer: Trace | None = None,
+        aot_gm: fx.GraphModule | None = None,
     ) -> None:
         self._dump_if_wanted("original")
+        trace = observer if observer is not None else Trace()
         runner = PassRunner(FX_KIND, self._settings, trace)
-        runner.run(
-            CAPTURE_PASSES, self.forward, example_inputs, config, whole="all npugraph_ex pass"
-        )
+        passes = Whole("all npugraph_ex pass", CAPTURE_PASSES, since=aot_gm)
+        runner.run(passes, self.forward, sample_args, self._config)
         self.forward.recompile()
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
         if Flags.read().debug >= 4:
             print(fx_text(self.forward))
-        device = device_of(example_inputs)
+        device = device_of(sample_args)
         self._load(device.with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from torchair.trace import Trace
 
@@ -15,8 +16,14 @@ class ConcreteGraph(abc.ABC):
     """A compiled graph of either mode."""
 
     @abc.abstractmethod
-    def optimize_graph_without_runtime(self, trace: Trace) -> None:
-        """Everything that can be done before the first call."""
+    def optimize_graph_without_runtime(
+        self,
+        *sample_args: Any,
+        observer: Trace | None = None,
+        aot_gm: fx.GraphModule | None = None,
+    ) -> None:
+        """Everything that can be done before the first call, which will have arguments like these.
+        `observer` keeps records of passes; `aot_gm` is the graph as it was before all of them."""
 
     @abc.abstractmethod
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:

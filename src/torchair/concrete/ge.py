@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -38,7 +39,13 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         self._settings = settings
         self._gears = gears if self.graph.is_dynamic else ()
 
-    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+    def optimize_graph_without_runtime(
+        self,
+        *sample_args: Any,
+        observer: Trace | None = None,
+        aot_gm: fx.GraphModule | None = None,
+    ) -> None:
+        trace = observer if observer is not None else Trace()
         kind = self._settings.graph_dump_type or "pbtxt"
         if trace.writes:
             trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from torchair.capture import (
     AclGraph,
@@ -42,7 +43,12 @@ class ReplayedGraph(ConcreteGraph):
         """Whether replays do what runs do: random numbers are drawn anew, and prints print."""
         return not graph.draws and Flags.read().debug < 5
 
-    def optimize_graph_without_runtime(self, trace: Trace) -> None:
+    def optimize_graph_without_runtime(
+        self,
+        *sample_args: Any,
+        observer: Trace | None = None,
+        aot_gm: fx.GraphModule | None = None,
+    ) -> None:
         """Done before."""
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:

@@ -42,13 +42,13 @@ class _Flat(torch.nn.Module):
         self, call: Callable[[Sequence[Any]], Any], homes: Sequence[Sequence[Home]]
     ) -> None:
         super().__init__()
-        self._call, self._homes = call, homes
+        self._call, self.homes = call, homes
         self.spec: pytree.TreeSpec | None = None
         self.constants: dict[int, Any] = {}
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
-        count = len(self._homes)
-        with _in_place(self._homes, given[:count]):
+        count = len(self.homes)
+        with _in_place(self.homes, given[:count]):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
@@ -157,6 +157,30 @@ def trace(
     )
 
 
+class CacheBackend:
+    """Compiles the graph that AOTAutograd makes of a flat call, whose first arguments are
+    parameters; `seen` gets what it was told."""
+
+    def __init__(
+        self, compiler: Callable[..., Any], parameters: int, seen: dict[str, Any]
+    ) -> None:
+        self._compiler, self._parameters, self._seen = compiler, parameters, seen
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self.fw_compiler(gm, example_inputs)
+
+    def fw_compiler(self, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph of AOTAutograd."""
+        seen, context = self._seen, TracingContext.try_get()
+        seen["metadata"], seen["count"] = getattr(context, "fw_metadata", None), len(example_inputs)
+        places = gm.graph.find_nodes(op="placeholder")
+        seen["unread"] = frozenset(k for k, n in enumerate(places) if not n.users)
+        for x in example_inputs[: self._parameters]:
+            x._torchair_is_parameter = True
+        seen["runner"] = self._compiler(gm, example_inputs)
+        return boxed(seen["runner"])
+
+
 def _compiled(
     flat: _Flat, given: Sequence[Any], made: NpuFxCompiler, config: CompilerConfig,
     decompositions: Mapping[Any, Any], fake_mode: FakeTensorMode, seen: dict[str, Any],
@@ -166,22 +190,14 @@ def _compiled(
 
     aot_module_simplified: Any = aot_autograd.aot_module_simplified
     mark_side_effects()
-    compiler = spoken_by(logger, made)
-
-    def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        context = TracingContext.try_get()
-        seen["metadata"], seen["count"] = getattr(context, "fw_metadata", None), len(inputs)
-        places = graph.graph.find_nodes(op="placeholder")
-        seen["unread"] = frozenset(k for k, n in enumerate(places) if not n.users)
-        seen["runner"] = compiler(graph, inputs)
-        return boxed(seen["runner"])
+    backend = CacheBackend(spoken_by(logger, made), len(flat.homes), seen)
 
     keep = config.experimental_config.keep_inference_input_mutations
     context = tracing(TracingContext(fake_mode))
     with kept_whole(), context, torch.no_grad(), _compiling(), traced_collectives():
         try:
             return aot_module_simplified(
-                flat, list(given), fw_compiler=compile_graph, inference_compiler=compile_graph,
+                flat, list(given), fw_compiler=backend, inference_compiler=backend,
                 decompositions=dict(decompositions), keep_inference_input_mutations=bool(keep),
             )  # fmt: skip
         except _needs_data() as e:

@@ -34,6 +34,7 @@ _CONVERTER_UTILS: dict[str, str] = {
 }  # fmt: skip
 
 _CACHE_COMPILER = {
+    "CacheBackend": "torchair.deploy.tracing.CacheBackend",
     "CompiledModel": "torchair.deploy.no_guard.CacheFile",
     "ModelCacheSaver": "torchair.deploy.no_guard.CacheSaver",
     "_NoGuardCompiledFunction": "torchair.deploy.no_guard.NoGuardFunction",
@@ -206,6 +207,7 @@ TABLE: dict[str, dict[str, str]] = {
         "set_dim_gears": "torchair.fx.gears.set_dim_gears",
     },
     "torchair.inference._cache_compiler": _CACHE_COMPILER,
+    "torchair.inference.cache_compiler": _CACHE_COMPILER,
     "npugraph_ex.inference._cache_compiler": _CACHE_COMPILER
     | {"CompiledModel": "torchair.deploy.no_guard.NpugraphExCacheFile"},
     "torchair.experimental.inference": {
@@ -230,6 +232,11 @@ TABLE: dict[str, dict[str, str]] = {
     "npugraph_ex._acl_concrete_graph.fx2acl_converter": {
         "*": "torchair._acl_concrete_graph.fx2acl_converter"
     },
+    "npugraph_ex.npu_fx_compiler": {
+        "get_compiler": "torchair.npugraph_ex.backend.get_compiler",
+        "get_npu_backend": "torchair.npugraph_ex.backend.get_npu_backend",
+        "_GLOBAL_GRAPH_ID": "torchair.pipeline.latest_graph_id",
+    },
     "npugraph_ex._utils": PACKAGE,
     "npugraph_ex._utils.graph_transform_observer": {
         "DebugContext": "torchair.trace.npugraph_ex_folders",
@@ -253,4 +260,7 @@ TABLE: dict[str, dict[str, str]] = {
 } | {
     f"npugraph_ex._acl_concrete_graph.{part}": {"*": f"torchair._acl_concrete_graph.{part}"}
     for part in ("acl_graph", "cat_optimization", "graph_pass", "utils")
+}
+TABLE |= {  # the package of that name is a room of this one
+    f"torchair.{name}": names for name, names in TABLE.items() if name.startswith("npugraph_ex.")
 }

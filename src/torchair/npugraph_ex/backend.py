@@ -53,11 +53,11 @@ def npugraph_ex_backend(
     return compile_with_aot(gm, example_inputs, config, decompositions or {}, npugraph_ex_logger)
 
 
-def get_compiler(compiler_config: FlatConfig | None = None) -> Callable[..., Any]:
+def get_compiler(compiler_config: FlatConfig | None = None) -> _Compiler:
     """A compiler `(gm, example_inputs) -> callable` for hand-written AOT backends."""
     config = given(compiler_config, FlatConfig)
     _warn(config)
-    return _compiler(config, None)
+    return _Compiler(config)
 
 
 def compile_fx(
@@ -72,9 +72,11 @@ def compile_fx(
     """
     start_debug_log(npugraph_ex_logger)
     inputs = _traced_inputs(gm) if example_inputs is None else list(example_inputs)
-    trace = Trace("compile_fx", model_directory(npugraph_ex_logger, "compile"))
-    compiled: Callable[..., Any] = _compiler(_with_options(None, options or {}), trace)(gm, inputs)
-    return compiled
+    config = FlatConfig()
+    config.update(options or {})
+    compiler = get_compiler(config)
+    compiler.trace = Trace("compile_fx", model_directory(npugraph_ex_logger, "compile"))
+    return compiler(gm, inputs)
 
 
 def config_for_cache(
@@ -105,11 +107,20 @@ def _flat_pass(user_pass: Callable[..., Any], config: FlatConfig) -> Callable[..
     return run
 
 
-def _compiler(config: FlatConfig, trace: Trace | None) -> Callable[..., Any]:
-    from torchair.pipeline import NpuFxCompiler
+class _Compiler:
+    """Compiles AOT graphs; `trace`, if it is set, keeps records of the next one."""
 
-    compiler = spoken_by(npugraph_ex_logger, NpuFxCompiler(tree_of(config), trace))
-    return lambda gm, example_inputs: spoken_by(npugraph_ex_logger, compiler(gm, example_inputs))
+    trace: Trace | None = None
+
+    def __init__(self, config: FlatConfig) -> None:
+        self._config = config
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torchair.pipeline import NpuFxCompiler
+
+        made = NpuFxCompiler(tree_of(self._config), self.trace)
+        compiled = spoken_by(npugraph_ex_logger, made)(gm, example_inputs)
+        return spoken_by(npugraph_ex_logger, compiled)
 
 
 def _with_options(config: FlatConfig | None, options: Mapping[str, Any]) -> FlatConfig:

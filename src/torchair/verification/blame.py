@@ -118,7 +118,7 @@ class Suspects:
         """The GE graph in the engine after so many passes, GE's and the engine's."""
         graph, trace = self._converted(), Trace(most=passes)
         graph.state.permits = permits
-        graph.optimize_graph_without_runtime(trace)
+        graph.optimize_graph_without_runtime(observer=trace)
         graph.session.trace = trace
         graph.compile(graph.collect(self._arguments()))
         self._passes = [r.name for r in trace.records]
