@@ -56,7 +56,7 @@ def test_golden():
     fields, _, tail = rest.partition(")\n")
     assert head == GOLDEN_HEAD
     assert tail == GOLDEN_TAIL
-    assert fields.splitlines()[0] == "    fx_graph_name="graph_7","
+    assert fields.splitlines()[0] == '    fx_graph_name="graph_7",'
     assert "    user_inputs_mapping={'x_1': 0}," in fields.splitlines()
     assert len(fields.splitlines()) == len(dataclasses.fields(AclGraphCacheInfo))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import importlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
