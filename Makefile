@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance fuzz timm test-cuda clean
+.PHONY: help setup demo test lint bench conformance fuzz hardship timm test-cuda clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ conformance: setup  ## values and gradients on the operator database of PyTorch,
 	$(PY) -m tests.conformance --all --jobs $(WORKERS)
 	@echo "== more architectures, dynamic and in bfloat16"
 	$(PY) -m pytest tests -n $(WORKERS) -m slow
+
+hardship: setup  ## killed writers, flipped bits, a full disk: what files go through; minutes
+	PYTHONPATH=tests $(PY) tests/hardship.py --kills 200 --flips 1000
 
 timm: setup  ## models of timm: right in both modes, then against eager; about an hour
 	$(PY) -m pip install --disable-pip-version-check --no-deps timm

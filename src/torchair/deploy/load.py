@@ -241,8 +241,11 @@ def _weight(node: Node, path: Path) -> torch.Tensor | None:
 
 def _check_weights(graph: Graph, path: Path) -> None:
     for node in graph.nodes:
-        tensor = _weight(node, path) if CHECKSUM in node.attrs else None
-        if tensor is not None and checksum(tensor) != node.attr(CHECKSUM):
+        if CHECKSUM not in node.attrs:
+            continue
+        inside = node.attrs.get("value")
+        tensor = _from_file(node, path) if inside is None else inside.value
+        if checksum(tensor) != node.attr(CHECKSUM):
             raise SerializationError(
                 f"the weight {node.name} is damaged", hint="export the model again"
             )

@@ -157,7 +157,8 @@ class Package:
     def _replacement(self, node: Node, op_type: str, weight: str, tensor: torch.Tensor) -> Node:
         made = self.graph.add(op_type, self.graph.unique_name(weight.replace(".", "_")))
         made.attrs[WEIGHT] = attr.Str(weight)
-        made.attrs[CHECKSUM] = attr.Int(checksum(tensor))
+        if op_type == "FileConstant":
+            made.attrs[CHECKSUM] = attr.Int(checksum(tensor))
         return made
 
     def _swap(self, node: Node, made: Node, fact: Fact) -> None:
@@ -190,6 +191,9 @@ class Package:
             nesting,
         )
         self.graph.sort()
+        for node in self.graph.nodes:
+            if (value := node.attrs.get("value")) is not None and value.kind == "Tensor":
+                node.attrs[CHECKSUM] = attr.Int(checksum(value.value))
         self._describe()
         self.graph.attrs[CALL] = attr.Str(found.text())
         return found
@@ -208,7 +212,8 @@ class Package:
             name = self._weight_of(source)
             if name is not None:
                 states[source.args[0]] = name
-                node.attrs |= {WEIGHT: attr.Str(name), "value": Attr("Tensor", self.payload(node))}
+                tensor = self.payload(node)
+                node.attrs |= {WEIGHT: attr.Str(name), "value": Attr("Tensor", tensor)}
             refer_to(node, self._args[source.args[0]])
             self._assign(node, results[k], output)
         output.set_input("input", [v for k, v in enumerate(results) if k not in assigned])

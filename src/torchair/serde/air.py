@@ -2,13 +2,15 @@
 
 The bytes are a `ModelDef` as protobuf knows it. Payloads of constants begin at multiples of 64, for
 which a padding attribute goes before them; so a mapped file holds tensors that kernels can read.
+The last field, which other readers do not know, is a checksum of all but large payloads.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +31,8 @@ _LENGTH = 2  # wire type of texts, bytes and messages
 _WIDTHS = {1: 8, 5: 4}  # of fixed-width fields, by wire type
 # Field numbers on the way to the payload of a constant.
 _GRAPH, _OP, _ATTR, _KEY, _VALUE, _TENSOR, _DESC, _DATA = 7, 6, 10, 1, 2, 12, 1, 2
+_DIGEST = 32  # bytes of the checksum
+_MARK = b"\xc2\x3e" + bytes([_DIGEST])  # field 1000, and its length
 
 
 # ---- writing ----
@@ -53,7 +57,16 @@ def _model(graph: Graph) -> list[bytes | memoryview]:
         pieces = _op(op, graph, at)
         parts += pieces
         at += sum(len(p) for p in pieces)
-    return [_tag(_GRAPH), _wide(at - 6), *parts]
+    whole = [_tag(_GRAPH), _wide(at - 6), *parts]
+    made = _checksum(p for p in whole if isinstance(p, bytes) or len(p) < _SMALL)
+    return [*whole, _MARK, made]
+
+
+def _checksum(pieces: Iterable[bytes | memoryview]) -> bytes:
+    made = hashlib.blake2b(digest_size=_DIGEST)
+    for piece in pieces:
+        made.update(piece)
+    return made.digest()
 
 
 def _head(message: Any, graph: Graph) -> Any:
@@ -141,8 +154,25 @@ def read_air(path: str | os.PathLike[str], infer: Infer | None = None) -> Graph:
         raise SerializationError(
             f"a model with one graph is expected, this one has {len(model.graph)}", file=path
         )
+    _check(memory, payloads.values(), path)
     kept = {k: _tensor(memory, p, path) for k, p in payloads.items()}
     return read_graph_def(model.graph[0], infer, path, kept)
+
+
+def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
+    """Compare the checksum, if the file has one: all but large payloads is what it was."""
+    end = len(memory) - _DIGEST - len(_MARK)
+    if end < 0 or memory[end : end + len(_MARK)] != _MARK:
+        return
+    pieces, at = [], 0
+    for span in sorted((p.data for p in payloads), key=lambda s: s.start):
+        pieces.append(memory[at : span.start])
+        at = span.end
+    if _checksum([*pieces, memory[at:end]]) != memory[end + len(_MARK) :]:
+        raise SerializationError(
+            "the file is damaged: its checksum is another one", file=path,
+            hint="export the model again, or copy the file again",
+        )  # fmt: skip
 
 
 def _not_a_model(path: Any, size: int, error: Exception) -> SerializationError:
