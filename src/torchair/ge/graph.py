@@ -455,27 +455,49 @@ class Graph:
 
 def topological(nodes: Iterable[Node], graph_name: str = "") -> list[Node]:
     """Nodes with producers before consumers, stable in the given order; GraphError on a cycle."""
-    order: list[Node] = []
-    state: dict[Node, int] = {}
     nodes = list(nodes)
-    members = set(nodes)
+    done: dict[Node, None] = {}  # which keeps the order
+    members: set[Node] = set()
     for root in nodes:
-        stack = [(root, iter(_producers(root)))] if root not in state else []
-        if stack:
-            state[root] = 1
-        while stack:
-            node, producers = stack[-1]
-            step = next((p for p in producers if p in members and state.get(p) != 2), None)
-            if step is None:
-                state[node] = 2
-                order.append(node)
-                stack.pop()
-            elif state.get(step) == 1:
-                raise GraphError(f"graph {graph_name!r} has a cycle through {step}")
-            else:
-                state[step] = 1
-                stack.append((step, iter(_producers(step))))
-    return order
+        if root in done:
+            continue
+        if _is_ready(root, done):  # all of them, where the order is right already
+            done[root] = None
+            continue
+        members = members or set(nodes)
+        _produce(root, members, done, graph_name)
+    return list(done)
+
+
+def _is_ready(node: Node, done: dict[Node, None]) -> bool:
+    """Whether nothing that a node needs is missing."""
+    for slot in node.inputs.values():
+        if isinstance(slot, list):
+            for value in slot:
+                if value.node not in done:
+                    return False
+        elif slot is not None and slot.node not in done:
+            return False
+    return all(before in done for before in node.control)
+
+
+def _produce(
+    root: Node, members: set[Node], done: dict[Node, None], graph_name: str
+) -> None:
+    """Add what a node needs of the members, then itself."""
+    begun = {root}
+    stack = [(root, iter(_producers(root)))]
+    while stack:
+        node, producers = stack[-1]
+        step = next((p for p in producers if p in members and p not in done), None)
+        if step is None:
+            done[node] = None
+            stack.pop()
+        elif step in begun:
+            raise GraphError(f"graph {graph_name!r} has a cycle through {step}")
+        else:
+            begun.add(step)
+            stack.append((step, iter(_producers(step))))
 
 
 def _producers(node: Node) -> list[Node]:

@@ -32,7 +32,10 @@ def _count(gm: fx.GraphModule) -> Counter[str]:
 
 def _fingerprint(gm: fx.GraphModule) -> int:
     """Changes when a node, its target or an argument does."""
-    nodes = [(n.name, str(n.target), str(n.args), str(n.kwargs)) for n in gm.graph.nodes]
+    nodes = [
+        (n.name, id(n.target), str(n.args), str(n.kwargs) if n.kwargs else "")
+        for n in gm.graph.nodes
+    ]
     return hash(tuple(nodes))
 
 

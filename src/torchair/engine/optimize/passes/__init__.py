@@ -72,10 +72,16 @@ def _count(graph: Graph) -> Counter[str]:
 
 def _fingerprint(graph: Graph) -> int:
     """Changes when a node, an edge, an attribute or the order does."""
-    parts = [
-        (n.name, *map(id, n.values()), *map(id, n.attrs.values()), *map(id, n.control))
-        for n in graph.nodes
-    ]
+    parts: list[str | int] = []
+    for node in graph.nodes:
+        parts.append(node.name)
+        for slot in node.inputs.values():
+            if isinstance(slot, list):
+                parts += map(id, slot)
+            else:
+                parts.append(id(slot))
+        parts += map(id, node.attrs.values())
+        parts += map(id, node.control)
     return hash(tuple(parts))
 
 
