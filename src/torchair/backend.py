@@ -18,6 +18,7 @@ from torchair.errors import UnsupportedModeError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.ops.library import mark_side_effects
+from torchair.quiet import no_garbage_collection
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
 
@@ -103,10 +104,11 @@ def compile_with_aot(
         again = partial(compile_with_aot, config=config, decompositions=decompositions)
         return flatten_graph_inputs(gm, example_inputs, partial(again, speaker=speaker))
 
-    from torchair.fx.partition import partition
-    from torchair.fx.passes import fx_text
-    from torchair.fx.whole import kept_whole
-    from torchair.pipeline import NpuFxCompiler
+    with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
+        from torchair.fx.partition import partition
+        from torchair.fx.passes import fx_text
+        from torchair.fx.whole import kept_whole
+        from torchair.pipeline import NpuFxCompiler
 
     gears = _gears(gm, example_inputs, config)
     mark_side_effects()  # before AOTAutograd removes what nobody reads
