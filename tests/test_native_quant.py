@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 import torchair
 from test_native_matmul import LIBRARIES, MACHINES, ROUNDING, TYPES
-from torchair.codegen.cpu.jit import run_kernel
+from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.matmul.kernel import product
 from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ops import npu
@@ -107,6 +108,34 @@ def test_long_sums_are_written_out_in_rounds_of_whole_groups():
     check("bf16", 40, Quantised(70, 3200, 4, 64, torch.bfloat16, True), 512)
 
 
+# ---- kernels of bytes ----
+
+PLAIN = replace(MACHINES[512], dot_i8=False)
+BYTE_MACHINES = [(machine, LIBRARIES[bits]) for bits, machine in MACHINES.items()]
+BYTE_MACHINES.append((PLAIN, Library(PLAIN)))
+
+
+@pytest.mark.parametrize("number", range(len(BYTE_MACHINES)))
+@pytest.mark.parametrize("m", [1, 3, 7, 50])
+def test_products_of_bytes_are_exact(number, m):
+    machine, library = BYTE_MACHINES[number]
+    shapes = ((100, 96, "nk", 0), (70, 41, "kn", 0), (65, 3, "nk", 1), (64, 7001, "nk", 0))
+    for n, k, layout, turned in shapes:
+        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+        a = torch.randint(-128, 128, (k, m) if turned else (m, k), dtype=torch.int8)
+        a = a.t() if turned else a
+        c = torch.full((m, n), 7, dtype=torch.int32)
+        b = (0, 1, k) if layout == "nk" else (0, n, 1)
+        spec = MatMul("i8", 1, m, n, k, (0, *a.stride()), b, layout)
+        made = product(Product(spec, stored((1, m, n), (0, n, 1), "i32", 4, "i32")), machine, "b")
+        given = weight if layout == "nk" else weight.t().contiguous()
+        memory = torch.zeros(2 * made.scratch + GUARD, dtype=torch.uint8)
+        tensors = [a, made.pack[1](given), memory, made.pack[3](given), c]
+        words = [t.data_ptr() + (-t.data_ptr() % GUARD if t is memory else 0) for t in tensors]
+        run_kernel(library, made.kernel, words, 2)
+        assert torch.equal(c.long(), a.long() @ weight.long().t())
+
+
 # ---- graphs ----
 
 pytestmark = pytest.mark.filterwarnings("error:no native code")
@@ -186,6 +215,39 @@ def test_groups_that_do_not_fit_are_refused():
         torch.ops.npu.npu_weight_quant_batchmatmul(
             x, w, torch.ones(2, 8), antiquant_group_size=32
         )
+
+
+class Bytes(nn.Module):
+    """A product of bytes whose rows are quantised as they come."""
+
+    def __init__(self, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        weight = torch.randint(-128, 128, (96, 70), dtype=torch.int8)
+        values = (weight, torch.rand(70) * 0.01, bias)
+        self.weight, self.scale, self.bias = (
+            None if v is None else nn.Parameter(v, requires_grad=False) for v in values
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, scales = torch.ops.npu.npu_dynamic_quant(x)
+        y = torch.ops.npu.npu_quant_matmul(
+            rows, self.weight, self.scale, pertoken_scale=scales, bias=self.bias,
+            output_dtype=x.dtype,
+        )  # fmt: skip
+        return torch.relu(y)
+
+
+@pytest.mark.parametrize("bias", [None, torch.int32, torch.float32], ids=str)
+@torch.no_grad()
+def test_bytes_are_multiplied_and_scaled_in_one_kernel(bias, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    model = Bytes(None if bias is None else torch.randint(-50, 50, (70,)).to(bias))
+    fast = torch.compile(model, backend="torchair", fullgraph=True)
+    for rows in (1, 20):
+        x = torch.randn(rows, 96).to(torch.bfloat16)
+        torch.testing.assert_close(fast(x), model(x))
+    units = [x for x in capsys.readouterr().out.splitlines() if x.startswith(("matmul", "torch  "))]
+    assert units and all(x.startswith("matmul    QuantBatchMatmulV3 ") for x in units)
 
 
 # ---- weights as quantisers trace them ----

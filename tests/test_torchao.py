@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
     PerGroup,
@@ -124,3 +125,19 @@ def test_results_in_bfloat16_are_as_close_as_those_of_torchao(name):
         truth = right(*inputs)
         wrong = (model(*inputs).double() - truth).abs().max()
         assert (fast(*inputs).double() - truth).abs().max() <= 1.5 * wrong
+
+
+@torch.no_grad()
+def test_rows_that_are_quantised_as_they_come(fusions):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 70), nn.ReLU(), nn.Linear(70, 33, bias=False)).eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    fast = torch.compile(model, backend="torchair", fullgraph=True, dynamic=False)
+    with collect_generic_nodes() as generic:
+        for rows in (1, 20):
+            x = torch.randn(2, rows, 96)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not generic
+    for fusion in fusions:
+        heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
+        assert heads == ["QuantBatchMatmulV3"] * 2 and not any(fusion.alone.values())

@@ -52,10 +52,11 @@ class MatMul:
 
     Strides count elements. Word 0 of the argument block is the address of A, word 1 that of B,
     and word 2 that of scratch memory, if the kernel wants some. With `weight` B is constant, and
-    words 3 and 4 are the addresses of its scales and offsets.
+    words 3 and 4 are the addresses of its scales and offsets. Of bytes, B is constant too, sums
+    are int32, and word 3 is the address of B once more.
     """
 
-    dtype: str  # of A and B in memory: f32, bf16, f16 or f64
+    dtype: str  # of A and B in memory: f32, bf16, f16, f64 or i8
     batch: Size
     m: Size
     n: Size

@@ -24,7 +24,8 @@ def describe(name: str, has: dict[str, bool], features: str, arch: str) -> Machi
     if arch in ("aarch64", "arm64"):
         return Machine(name, features, 128, 32, fma=True, arch="aarch64")
     if all(has.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl")):
-        return Machine(name, features, 512, 32, bool(has.get("avx512bf16")), True)
+        pairs, bytes_ = (bool(has.get(f"avx512{kind}")) for kind in ("bf16", "vnni"))
+        return Machine(name, features, 512, 32, pairs, bytes_, True)
     if has.get("avx2") and has.get("fma"):
         return Machine(name, features, 256, 16, fma=True)
     return Machine(name, features, 128, 16)

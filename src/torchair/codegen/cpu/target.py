@@ -69,7 +69,7 @@ class CpuTarget:
             return "its weights or scales may change: frozen_parameter is off"
         if head.kind == "attention" and (head.width is None or head.width > WIDEST_HEAD):
             return "its heads are too wide"
-        if head.dtype not in TYPES:
+        if head.dtype not in TYPES and not (head.quantised and head.dtype == "i8"):
             return "this generator is for float32, bfloat16 and float16"
         return None
 

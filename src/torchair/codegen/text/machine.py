@@ -14,6 +14,7 @@ class Machine:
     bits: int = 128
     registers: int = 16  # vector registers
     dot_bf16: bool = False  # pairs of bf16 multiplied and added in float32 (AVX-512 BF16)
+    dot_i8: bool = False  # four bytes multiplied and added in int32 (AVX-512 VNNI)
     fma: bool = False
     arch: str = "x86_64"
 

@@ -17,7 +17,7 @@ from torchair.codegen.target import Order, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import Meta
-from torchair.engine.units.heads import QUANTISED, parameters
+from torchair.engine.units.heads import parameters
 from torchair.engine.units.sizes import Sizes
 from torchair.ge.graph import Fact, Node, Value
 
@@ -135,8 +135,7 @@ class Emitter:
         """The signature of a unit, worked out once."""
         known = self._signatures.get(id(unit))
         if known is None:
-            read = parameters(unit.head) if unit.head.type == QUANTISED else []
-            bits = tuple(map(self.bits, read))
+            bits = tuple(map(self.bits, parameters(unit.head)))
             known = self._signatures[id(unit)] = signature(unit, self.constant), bits
         return known
 

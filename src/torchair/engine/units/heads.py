@@ -11,6 +11,7 @@ from torchair.catalog.attention import is_plain
 from torchair.codegen.target import Head, Target
 from torchair.engine.fuse.units import Check
 from torchair.engine.lower.core import TYPES
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
@@ -18,7 +19,10 @@ QUANTISED = "WeightQuantBatchMatmulV2"
 PARAMETERS = ("weight", "antiquant_scale", "antiquant_offset")
 """What a product with a quantised weight reads beside the other factor: the weight first."""
 
-_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", QUANTISED)
+INTEGERS = "QuantBatchMatmulV3"
+"""A product of bytes; native code makes the sums alone, which is what a result of int32 is."""
+
+_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", QUANTISED, INTEGERS)
 _ACTIVATIONS = ("f32", "bf16", "f16")
 
 
@@ -44,8 +48,10 @@ def factors(node: Node) -> tuple[Value, Value]:
 
 
 def parameters(node: Node) -> list[Value]:
-    """The weight of a quantised product, its scales, and its offsets if it has some."""
-    found = [node.inputs.get(port) for port in PARAMETERS]
+    """The weight of a quantised product, its scales, and its offsets if it has some. Nothing of
+    other products."""
+    ports = {QUANTISED: PARAMETERS, INTEGERS: ("x2",)}.get(node.type, ())
+    found = [node.inputs.get(port) for port in ports]
     return [v for v in found if isinstance(v, Value)]
 
 
@@ -70,7 +76,7 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
 
     def product(node: Node) -> Head:
         first, second = factors(node)
-        quantised = node.type == QUANTISED
+        quantised = node.type in (QUANTISED, INTEGERS)
         same = all(map(constant, parameters(node))) if quantised else constant(second)
         return Head(
             "matmul", TYPES.get(first.dtype), same, rows=_rows(node), along=transposed(node, 2),
@@ -118,6 +124,8 @@ def _product_unfit(node: Node) -> str | None:
         return "it is not a product of matrices"
     if node.type == QUANTISED:
         return _quantised_unfit(node)
+    if node.type == INTEGERS:
+        return _integers_unfit(node)
     return None if node.inputs.get("offset_w") is None else "it is quantised"
 
 
@@ -133,6 +141,17 @@ def _quantised_unfit(node: Node) -> str | None:
     if not known or not {*types[2:]} <= {*_ACTIVATIONS, "i8"}:
         return "its integers, scales or offsets are of a type that this generator does not know"
     return None if group_of(node) else "its groups do not divide the features"
+
+
+def _integers_unfit(node: Node) -> str | None:
+    shape = value_on(node, "x2").shape or ()
+    if any(not isinstance(d, int) for d in shape) or len(shape) != 2:
+        return "its weights have no fixed dims"
+    if any(TYPES.get(value.dtype) != "i8" for value in factors(node)):
+        return "its factors are no bytes"
+    others = [node.inputs.get(port) for port in ("offset", "bias", "pertoken_scale")]
+    plain = node.attr("dtype") == DataType.DT_INT32 and others == [None] * 3
+    return None if plain else "its results are more than sums"
 
 
 def group_of(node: Node) -> int | None:

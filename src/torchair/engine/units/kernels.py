@@ -31,6 +31,7 @@ from torchair.engine.plan.records import SIZES_AT
 from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import FAULT, SCRATCH, Content, Emitter, Made, Word
 from torchair.engine.units.heads import (
+    INTEGERS,
     LEFT_UP_CAUSAL,
     QUANTISED,
     factors,
@@ -124,7 +125,7 @@ class _Emission:
         a, b = factors(node)
         batch, m, n, k, sa, sb = self._product(node)
         one = self.constant(b) and len(b.shape or ()) == 2
-        if node.type == QUANTISED:
+        if parameters(node):
             n, k = (int(d) for d in (n, k))  # those of constants
         spec = MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
@@ -135,7 +136,9 @@ class _Emission:
         self.address(a)
         self.address(b)
         self._next(Word(memory=SCRATCH))
-        if node.type == QUANTISED:
+        if node.type == INTEGERS:
+            self.address(b)
+        elif node.type == QUANTISED:
             scales, *offsets = parameters(node)[1:]
             self.address(scales)
             self.address(offsets[0] if offsets else scales)

@@ -9,7 +9,7 @@ import torch
 
 from torchair.catalog import Trait, row_of
 from torchair.catalog.reference import run_node
-from torchair.engine.units.heads import QUANTISED, parameters
+from torchair.engine.units.heads import parameters
 from torchair.ge.graph import Graph, Node, Value
 
 _FIXED = ("Const", "Data", "RefData")
@@ -22,7 +22,7 @@ class Prepared:
     def __init__(self, graph: Graph, frozen: Mapping[Value, torch.Tensor]) -> None:
         self.tensors: dict[Value, torch.Tensor] = dict(frozen)
         self._sources: dict[Value, frozenset[Value]] = {v: frozenset([v]) for v in frozen}
-        wanted = {v for n in graph.nodes if n.type == QUANTISED for v in parameters(n)}
+        wanted = {v for n in graph.nodes for v in parameters(n)}
         self._order = _needed(graph, wanted, self.tensors)
         self.nodes = frozenset(self._order)
         for node in self._order:
@@ -53,8 +53,6 @@ def quantised_inputs(graph: Graph, static: Collection[Value]) -> set[Value]:
     follow from is `static`."""
     found: set[Value] = set()
     for product in graph.nodes:
-        if product.type != QUANTISED or product.control:
-            continue
         read: dict[Value, None] = dict.fromkeys(parameters(product))
         stack = list(read)
         while stack:

@@ -16,6 +16,14 @@ from torchair.codegen.cpu.matmul.forms import (
     contiguous,
     copied_bytes,
 )
+from torchair.codegen.cpu.matmul.integers import (
+    SUMS,
+    IntegerForm,
+    PackBytes,
+    PackSums,
+    integer_scratch,
+    whole,
+)
 from torchair.codegen.cpu.matmul.pack import PackPanels
 from torchair.codegen.cpu.matmul.quantised import (
     OFFSETS,
@@ -72,6 +80,7 @@ class Choice:
         sizes = {
             "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
             "written": lambda form: written_bytes(spec, machine, self.tile),
+            "bytes": lambda form: integer_scratch(spec, machine, self.tile),
             "copy": lambda form: copied_bytes(spec, machine, self.tile, form),
             "direct": lambda form: copied_bytes(spec, machine, self.tile, form),
         }
@@ -82,7 +91,7 @@ class Choice:
 def choose(spec: MatMul, machine: Machine) -> Choice:
     """The form of a product, and the tiles it is made of."""
     few, many, limit = _forms(spec, machine)
-    tile = _tile(spec, machine, few in ("panel", "decoded"))
+    tile = _tile(spec, machine, few in ("panel", "decoded", "bytes"))
     return Choice(few, many, limit, tile, _rows_of_dots(spec, machine))
 
 
@@ -97,7 +106,10 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
     copy    copying B to panels takes the time of 5 rows of A, so m / 5 more than k / 30 makes it
             worth it; and it is the only way if neither stride is 1
     decoded, written   B holds integers, see quantised.py
+    bytes   A and B do, see integers.py
     """
+    if spec.dtype == "i8":
+        return "bytes", "bytes", 0
     if spec.weight is not None:
         return "decoded", "written", FEW
     pairs = Numbers.of(spec.dtype, machine).pair == 2
@@ -133,6 +145,8 @@ def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") 
     w, choice = KernelWriter(machine), choose(spec, machine)
     if spec.weight is not None and not is_grouped(spec):
         store = _scaled(store, spec.weight.scales)
+    if choice.few == "bytes":
+        store = whole(store, machine)
     values, known = Values(w, spec), choice.known(spec.m)
     if known:
         Loops(values, _form(known, values, choice), store).write()
@@ -148,6 +162,8 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     turned = spec.constant == "nk"
     if choice.few == "panel":
         return {B: PackPanels(machine, turned)}
+    if choice.few == "bytes":
+        return {B: PackBytes(machine, turned), SUMS: PackSums(machine, turned)}
     if spec.weight is None:
         return {}
     assert isinstance(spec.n, int)
@@ -181,7 +197,7 @@ def _form(name: str, values: Values, choice: Choice) -> Form:
         return DotForm(values, choice.dots)
     kinds: dict[str, Callable[[Values, Tile], Form]] = {
         "panel": PanelForm, "direct": DirectForm, "copy": CopyForm,
-        "decoded": DecodingForm, "written": WrittenForm,
+        "decoded": DecodingForm, "written": WrittenForm, "bytes": IntegerForm,
     }  # fmt: skip
     return kinds[name](values, choice.tile)
 

@@ -16,18 +16,25 @@ Store = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
 as one vector of float32 (float64 for f64) and a mask of its valid lanes, None when all are."""
 
 
+BYTES_AT_ONCE = 4
+"""Bytes that a lane of whole sums takes."""
+
+
 @dataclass(frozen=True)
 class Numbers:
     """How elements are multiplied: their type in memory, the type of the sums, and how many
-    neighbours along k one lane takes (2 for the dot products of bf16 pairs)."""
+    neighbours along k one lane takes (2 for the dot products of bf16 pairs, 4 for bytes)."""
 
     dtype: str
     lanes: int
     pair: int
+    dot: bool = False  # bytes: there is an instruction, whose first factor has no sign
 
     @classmethod
     def of(cls, dtype: str, machine: Machine) -> Numbers:
         """The arithmetic that this machine has for a type."""
+        if dtype == "i8":
+            return cls(dtype, machine.lanes, BYTES_AT_ONCE, machine.dot_i8)
         return cls(dtype, machine.lanes, 2 if dtype == "bf16" and machine.dot_bf16 else 1)
 
     @property
@@ -43,12 +50,12 @@ class Numbers:
     @property
     def cell(self) -> str:
         """LLVM type of what one lane takes from memory: an element, or a pair as an integer."""
-        return "i32" if self.pair == 2 else self.memory
+        return "i32" if self.pair > 1 else self.memory
 
     @property
     def total(self) -> str:
         """LLVM type of a sum."""
-        return "double" if self.dtype == "f64" else "float"
+        return {"f64": "double", "i8": "i32"}.get(self.dtype, "float")
 
     @property
     def total_bytes(self) -> int:
@@ -79,6 +86,8 @@ class Numbers:
 
     def multiply_add(self, w: Writer, a: str, b: str, total: str) -> str:
         """a * b + total, lane by lane."""
+        if self.dtype == "i8":
+            return self._bytes(w, a, b, total)
         if self.pair == 2:
             wide = f"<{2 * self.lanes} x bfloat>"
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
@@ -86,6 +95,24 @@ class Numbers:
         name = f"llvm.fmuladd.v{self.lanes}f{8 * self.total_bytes}"
         args = [(self.totals, x) for x in (a, b, total)]
         return w.fast_call(REASSOCIATE, self.totals, name, *args)
+
+
+    def _bytes(self, w: Writer, a: str, b: str, total: str) -> str:
+        kind = self.totals
+        if self.dot:
+            wide = f"<{BYTES_AT_ONCE * self.lanes} x i8>"
+            a, b = (w(f"bitcast {kind} {x} to {wide}") for x in (a, b))
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            return w.call(kind, name, (kind, total), (wide, a), (wide, b))
+        for byte in range(BYTES_AT_ONCE):
+            x, y = (self._byte(w, cells, byte) for cells in (a, b))
+            total = w(f"add {kind} {total}, {w(f'mul {kind} {x}, {y}')}")
+        return total
+
+    def _byte(self, w: Writer, cells: str, which: int) -> str:
+        kind = self.totals
+        high = w(f"shl {kind} {cells}, splat (i32 {24 - 8 * which})") if which < 3 else cells
+        return w(f"ashr {kind} {high}, splat (i32 24)")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torchair.engine.optimize.rules.pattern import (
     made_by,
     operands,
     shape_of,
+    with_number,
 )
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Node, Value
@@ -158,4 +159,92 @@ def _groups(scales: Value, dims: tuple[Any, ...]) -> int | None:
     return None
 
 
-QUANTISED_PATTERNS: tuple[type[Pattern], ...] = (DequantisedWeightFusion, ScaledProductFusion)
+# ---- products of bytes ----
+
+_INTEGERS = "QuantBatchMatmulV3"
+_SHIFT = 128
+_FLOATS = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
+
+
+def _sums(x1: Value, x2: Value) -> Value:
+    """The whole sums of a product of bytes; a transposed weight is read as it is."""
+    turned = made_by(x2, "Transpose") and swaps_last_two(operands(x2)[1])
+    return ge.QuantBatchMatmulV3(
+        x1, operands(x2)[0] if turned else x2, ge.Const(1.0, dtype=DataType.DT_FLOAT), None, None,
+        None, dtype=DataType.DT_INT32, transpose_x1=False, transpose_x2=turned,
+    )  # fmt: skip
+
+
+class ShiftedProductFusion(Pattern):
+    """(bytes + 128) @ weight - 128 * sums of the weight, for products that want no sign ->
+    QuantBatchMatmulV3 of the bytes themselves"""
+
+    last = ("Sub",)
+    quantised = True
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        product, extra = operands(node.outputs[0])
+        if not made_by(product, _INTEGERS) or product.node.attr("transpose_x2"):
+            return None
+        x1, x2 = operands(product)[:2]
+        shifted = with_number(below_cast(x1), "Add")
+        if x1.dtype != DataType.DT_UINT8 or shifted is None or shifted[1] != _SHIFT:
+            return None
+        source = below_cast(shifted[0])
+        summed = with_number(extra, "Mul")
+        if source.dtype != DataType.DT_INT8 or summed is None or summed[1] != _SHIFT:
+            raise Mismatch("what is taken away is not the shift times sums", extra)
+        if not made_by(summed[0], "ReduceSum") or not _is_sum_of(summed[0].node, x2):
+            raise Mismatch("what is summed up is not the weight", summed[0])
+        inner.add(product)
+        return lambda: _sums(source, x2)
+
+
+def _is_sum_of(total: Node, weight: Value) -> bool:
+    """Whether a node adds up the rows of a weight [k, n]."""
+    x, axes = total.values()
+    return below_cast(x) is weight and axes.content in (0, (0,), (-2,))
+
+
+class QuantisedProductParts(Pattern):
+    """QuantBatchMatmulV3 with floats as results -> its sums, and what is done with them"""
+
+    last = (_INTEGERS,)
+    quantised = True
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        dtype = node.attr("dtype")
+        if dtype not in _FLOATS or node.attr("transpose_x1") or node.attr("transpose_x2"):
+            return None
+        x1, x2, scale, bias, rows = (
+            node.inputs.get(p) for p in ("x1", "x2", "scale", "bias", "pertoken_scale")
+        )
+        if not (isinstance(x1, Value) and isinstance(x2, Value) and isinstance(scale, Value)):
+            return None
+        if scale.dtype not in _FLOATS or any(v.dtype != DataType.DT_INT8 for v in (x1, x2)):
+            raise Mismatch("its scales or factors are of a type that generated code has not", scale)
+        return lambda: _scaled_sums(_sums(x1, x2), scale, bias, rows, dtype)
+
+
+def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any, dtype: int) -> Value:
+    wide = DataType.DT_FLOAT
+    if bias is not None and bias.dtype == DataType.DT_INT32:
+        sums, bias = ge.Add(sums, bias), None
+    y = ge.Mul(ge.Cast(sums, dst_type=wide), _cast(scale, wide))
+    if rows is not None:
+        y = ge.Mul(y, ge.Unsqueeze(_cast(rows, wide), axes=[-1]))
+    if bias is not None:
+        y = ge.Add(y, _cast(bias, wide))
+    return _cast(y, dtype)
+
+
+def _cast(x: Value, dtype: int) -> Value:
+    return x if x.dtype == dtype else ge.Cast(x, dst_type=dtype)
+
+
+QUANTISED_PATTERNS: tuple[type[Pattern], ...] = (
+    DequantisedWeightFusion,
+    ScaledProductFusion,
+    ShiftedProductFusion,
+    QuantisedProductParts,
+)
