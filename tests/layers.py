@@ -57,6 +57,8 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.deploy.runnable", "torchair.concrete.replayed"): "as for torchair.capture",
     ("torchair.engine.run.recipe", "torchair.codegen.cpu.matmul.pack"): "for frozen weights",
     ("torchair.deploy.version", "torchair.devices.call"): "loads the engine, for its handle",
+    ("torchair.emulate.launcher", "torchair.explanation.collect"): "loads AOTAutograd, on request",
+    ("torchair.emulate.launcher", "torchair.pipeline"): "as for torchair.explanation.collect",
     ("torchair.emulate.facade", "torchair.emulate.ops"): "operators are defined on request",
     ("torchair.emulate.graphs", "torchair.capture"): "loads the engine, for one number",
     ("torchair.emulate.npu_module", "torchair.npugraph_ex"): "a script that wants it asks",
@@ -96,7 +98,7 @@ SPECIFIED_API: frozenset[str] = frozenset(
 )
 
 # Ours, without a counterpart in the original.
-OWN_API: frozenset[str] = frozenset({"compile", "load", "verify"})
+OWN_API: frozenset[str] = frozenset({"compile", "explain", "load", "verify"})
 
 # Exactly what `torchair.__all__` holds today.
 PUBLIC_API: frozenset[str] = frozenset(
@@ -104,6 +106,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "CompilerConfig",
         "compile",
         "dynamo_export",
+        "explain",
         "get_compiler",
         "get_npu_backend",
         "load",

@@ -138,6 +138,7 @@ def test_explain_dump_and_timeline(tmp_path, write):
     assert "graphs         2 by Dynamo; in the engine 2 of fixed sizes" in told
     assert "graph breaks   1\n" in told and "fallbacks      1 operators" in told
     assert "1 x aten.i0.default" in told and "compile time" in told
+    assert "graph 1, forward: 2 nodes" in told and "torch  i0" in told
     dumps = sorted(f.name.partition("_rank")[0] for f in (tmp_path / "dumps").iterdir())
     kinds = ("optimized", "original")
     assert dumps == [f"dynamo_{kind}_graph_{n}" for kind in kinds for n in (1, 2)]

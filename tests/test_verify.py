@@ -20,6 +20,7 @@ from planted import MODELS, PLANTS, blamed_rightly, look
 from torchair.cli import main
 from torchair.engine.options import finalize_graph_engine
 from torchair.tools.compare_dumps import compare
+from torchair.verification import checked
 from torchair.verification.judge import close, difference
 from torchair.verification.report import Stage
 
@@ -75,6 +76,27 @@ def test_backward_and_state_are_left_as_they_were():
     assert report and len(report.graphs) == 2, str(report)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_views_of_values_in_other_layouts():
+    """Eager makes views of a clone that the engine lays out in its own way."""
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        keys = (x + 1).view(2, 3, 2, 4).transpose(1, 2)
+        return keys[:, :, None].expand(2, 2, 3, 3, 4).reshape(2, 6, 3, 4) @ x.view(2, 1, 4, 6)
+
+    report = torchair.verify(heads, torch.randn(2, 24), every_node=True)
+    assert report, str(report)
+
+
+def test_what_cannot_be_checked_is_not_right(monkeypatch):
+    def fail(*args: Any) -> bool:
+        raise ValueError("no eager here\nfor more see")
+
+    monkeypatch.setattr(checked._Check, "_is_right", fail)
+    report = torchair.verify(lambda x: x + 1, torch.randn(3))
+    assert not report and not report.findings and report.unchecked == 3
+    assert report.graphs[0].notes[0] == "call 0 could not be checked: no eager here"
 
 
 def test_a_user_pass_is_found_by_bisection():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchair.deploy.export import dynamo_export
     from torchair.deploy.formats import npu_format_cast_via_cpu, use_internal_format_weight
     from torchair.deploy.load import load
+    from torchair.explanation.api import explain
     from torchair.fx.passes.patterns import register_replacement
     from torchair.hcom import patch_for_hcom
     from torchair.verification.api import verify
@@ -26,6 +27,7 @@ __all__ = [
     "CompilerConfig",
     "compile",
     "dynamo_export",
+    "explain",
     "get_compiler",
     "get_npu_backend",
     "load",
@@ -41,6 +43,7 @@ __all__ = [
 _LAZY = {
     "compile": "torchair.deploy.compiled",
     "dynamo_export": "torchair.deploy.export",
+    "explain": "torchair.explanation.api",
     "load": "torchair.deploy.load",
     "npu_format_cast_via_cpu": "torchair.deploy.formats",
     "patch_for_hcom": "torchair.hcom",

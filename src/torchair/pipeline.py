@@ -67,7 +67,8 @@ class Compilation:
     config: CompilerConfig
     static: frozenset[int]  # arguments that are parameters
     phase: str  # "forward" or "backward"
-    runner: GmRunner
+    made: Callable[..., Any]  # what it was compiled to
+    runner: GmRunner  # what runs it: that, or somebody else who looks on
 
 
 Observer = Callable[[Compilation], GmRunner]
@@ -112,12 +113,12 @@ class NpuFxCompiler:
         mark_side_effects()
         quiet = no_garbage_collection()
         with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
-            runner = GmRunner(self._compile(gm, example_inputs, settings, trace), trace)
+            made = self._compile(gm, example_inputs, settings, trace)
+            runner = GmRunner(made, trace)
             for observer in _observers:
-                static = self._static_arguments(trace)
-                inputs = list(example_inputs)
+                static, inputs = self._static_arguments(trace), list(example_inputs)
                 runner = observer(
-                    Compilation(gm, inputs, self.config, static, trace.phase, runner)
+                    Compilation(gm, inputs, self.config, static, trace.phase, made, runner)
                 )
             return runner
 

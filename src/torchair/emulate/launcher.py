@@ -66,11 +66,18 @@ def run(options: RunOptions) -> int:
         print(f"torchair run: can't open file {options.script!r}: no such file", file=sys.stderr)
         return 2
     _prepare(options)
-    try:
+    if not options.explain:
         _execute(options)
+        return 0
+    from torchair.explanation.collect import Collector
+    from torchair.pipeline import observed
+
+    collector = Collector()
+    try:
+        with observed(collector):
+            _execute(options)
     finally:
-        if options.explain:
-            print(report.explain(), file=sys.stderr)
+        print(report.explain(collector), file=sys.stderr)
     return 0
 
 

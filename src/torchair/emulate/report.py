@@ -6,24 +6,28 @@ import importlib.metadata
 import os
 import platform
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchair import emulate
 from torchair.emulate.finder import real_package
 
+if TYPE_CHECKING:
+    from torchair.explanation.collect import Collector
+
 _PACKAGES = ("torchair", "torch", "llvmlite", "numpy", "protobuf", "transformers")
 _VARIABLES = ("TORCHAIR_", "TNG_", "TORCH_COMPILE", "TORCHDYNAMO_", "ASCEND_", "OMP_NUM_THREADS")
 
 
-def explain() -> str:
-    """Graphs, breaks, fallbacks and compile time of this process so far."""
+def explain(collector: Collector) -> str:
+    """Graphs, breaks, fallbacks and compile time of this process so far, then all graphs that were
+    seen, step by step."""
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
+    if utils is None or not (utils.counters or collector.graphs):
         return "torchair: nothing was compiled"
     lines = ["torchair: what was compiled", *_graphs(utils.counters), *_times(utils)]
-    return "\n".join(lines)
+    return "\n".join([*lines, str(collector.explanation())])
 
 
 def _graphs(counters: Any) -> list[str]:

@@ -169,8 +169,8 @@ class Suspects:
 
     @property
     def _is_in_engine(self) -> bool:
-        runner = self._compilation.runner.runner
-        return not isinstance(runner, AclConcreteGraph) or runner.storable() is not None
+        made = self._compilation.made
+        return not isinstance(made, AclConcreteGraph) or made.storable() is not None
 
     def _of_fx_passes(self) -> Blame | None:
         if self._check_fx(self._gm, self._optimized_fx) is None:
@@ -253,7 +253,7 @@ class Suspects:
         wrong = self._check(self._optimized_fx, host)
         if wrong is None:
             return None
-        replays = isinstance(self._compilation.runner.runner, AclConcreteGraph | ReplayedGraph)
+        replays = isinstance(self._compilation.made, AclConcreteGraph | ReplayedGraph)
         if replays:
             return Blame(wrong, Stage.REPLAY, "gives what no run of the graph gives")
         return Blame(wrong, Stage.CALL, "gives what the first run of the graph does not give")

@@ -49,8 +49,8 @@ class Verifier:
         nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
         entry = GraphReport(name, nodes)
         self.report.graphs.append(entry)
-        if not isinstance(compilation.runner.runner, ConcreteGraph):
-            entry.notes.append("it is not compiled: its options ask for something else")
+        if not isinstance(compilation.made, ConcreteGraph):
+            entry.notes.append("it is not compiled: its options or its tensors ask for that")
             return compilation.runner
         check = _Check(compilation, entry, self._wish)
         return GmRunner(check, compilation.runner.trace)
@@ -88,7 +88,9 @@ class _Check:
             self._look(call, number)
         except Exception as e:  # the program of the user goes on
             logger.warning("torchair verify could not look at %s: %s", self._entry.name, e)
-            self._entry.notes.append(f"call {number} could not be checked: {e}")
+            why = (str(e).splitlines() or [type(e).__name__])[0]
+            self._entry.unchecked += 1
+            self._entry.notes.append(f"call {number} could not be checked: {why}")
         return results
 
     def _look(self, call: Call, number: int) -> None:

@@ -73,7 +73,7 @@ class LocalCheck(WideGraph):
                 continue
             if (wrong := difference(value, eager, truth)) is not None:
                 raise _Found(self._wrong(n, wrong, (n.name, i)))
-            own = value if value.device == eager.device else value.to(eager.device)
+            own = _laid_out_like(eager, value)
             members.append((own, widened(own)))
             self._known[n] = made
         if n.target is operator.getitem and n.args[0] in self._known:
@@ -133,6 +133,13 @@ class LocalCheck(WideGraph):
         if node in self._known:
             return self._known[node]
         return self.fetch_attr(str(node.target)) if node.op == "get_attr" else self.env.get(node)
+
+
+def _laid_out_like(eager: Tensor, value: Tensor) -> Tensor:
+    """A value with the strides of eager's, which views after it may count on."""
+    if value.device == eager.device and value.stride() == eager.stride():
+        return value
+    return torch.empty_like(eager).copy_(value)
 
 
 def _refilled(tree: Any, members: Sequence[Any]) -> Any:

@@ -59,24 +59,32 @@ class GraphReport:
     calls: int = 0
     finding: Finding | None = None
     notes: list[str] = field(default_factory=list)
+    unchecked: int = 0  # calls that could not be checked
 
     @property
     def verdict(self) -> str:
         """In a word."""
         if self.finding is not None:
             return "wrong"
+        if self.unchecked:
+            return "not checked"
         return "right" if self.calls else "not called"
 
 
 @dataclass
 class Report:
-    """All graphs of a model or a program. True if no error was found."""
+    """All graphs of a model or a program. True if all calls were checked and no error was found."""
 
     graphs: list[GraphReport] = field(default_factory=list)
     seconds: float = 0.0
 
     def __bool__(self) -> bool:
-        return not self.findings
+        return not self.findings and not self.unchecked
+
+    @property
+    def unchecked(self) -> int:
+        """Calls that could not be checked; the notes of their graphs say why."""
+        return sum(g.unchecked for g in self.graphs)
 
     @property
     def findings(self) -> list[Finding]:
@@ -88,7 +96,8 @@ class Report:
         count = f"{len(self.graphs)} graphs, {calls} calls"
         if not self.graphs:
             return "torchair verify: nothing was compiled"
-        head = "every result is as good as eager's" if self else f"{len(self.findings)} wrong"
+        wrong = f"{len(self.findings)} wrong, {self.unchecked} not checked"
+        head = "every result is as good as eager's" if self else wrong
         lines = [f"torchair verify: {count}: {head}"]
         for graph in self.graphs:
             lines.append(f"{graph.name}: {graph.nodes} nodes, {graph.calls} calls, {graph.verdict}")

@@ -1,0 +1,1 @@
+"""What became of a model, and where its time goes: graphs, kernels, limits."""

@@ -1,0 +1,109 @@
+"""`torchair.explain`: graphs, breaks, recompiles, units and what they cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchair
+from torchair.explanation import machine
+from torchair.explanation.collect import Collector
+from torchair.explanation.machine import Rates
+from torchair.pipeline import observed
+
+PEAK = Rates(1e18, 1e18, 1e18)
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(machine, "_measured", lambda device: PEAK)
+    yield
+    torch._dynamo.reset()
+
+
+def broken(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = F.gelu(x @ w)
+    torch._dynamo.graph_break()
+    return torch.special.i0(y).softmax(-1).sum(0)
+
+
+def test_breaks_units_and_operators_without_converter():
+    told = torchair.explain(broken)(torch.randn(4, 8), torch.randn(8, 16))
+    first, second = told.graphs
+    (only,) = told.breaks
+    assert "test_explain.py" in only.line and "graph_break()" in only.line and only.count == 1
+    assert told.generic == second.generic == {"aten.i0.default": 1} and not first.generic
+    (unit,) = first.units
+    assert (unit.name, unit.kind, unit.why) == ("mm+gelu", "native", "nothing joined after it")
+    assert unit.moved == 4 * (4 * 8 + 8 * 16 + 4 * 16)
+    assert unit.operations >= 2 * 4 * 8 * 16 and "test_explain.py" in unit.line
+    assert [(u.name, u.kind) for u in second.units] == [
+        ("i0", "torch"), ("_softmax", "native"), ("sum", "native"),
+    ]  # fmt: skip
+    text = str(told)
+    assert "graphs 2, breaks 1, recompiles 0" in text and "mm+gelu" in text
+    assert "ReduceSum reduces other axes" in text and "% of the machine" in text
+
+
+def test_shares_of_a_call():
+    told = torchair.explain(lambda x: x.softmax(-1))(torch.randn(64, 64))
+    times = told.times
+    assert times is not None and times.call >= times.graphs >= times.kernels > 0
+    assert times.dynamo + times.ours + times.kernels == pytest.approx(times.call)
+    assert [g.calls for g in told.graphs] == [5]
+
+
+def test_recompiles_have_a_reason():
+    @torch.compile(backend=torchair.get_npu_backend(), dynamic=False)
+    def explained(x: Any) -> Any:
+        return x + 1
+
+    collector = Collector()
+    with observed(collector), torch.no_grad():
+        for size in (3, 4):
+            explained(torch.randn(size))
+    (again,) = collector.explanation().recompiles
+    assert "explained" in again.function and "size mismatch at index 0" in again.reason
+
+
+def test_copies_are_told():
+    def reread(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> Any:
+        changed = cache.index_copy(0, at, new)
+        return changed, cache + 1
+
+    told = torchair.explain(reread)(torch.randn(5, 3), torch.tensor([1]), torch.randn(1, 3))
+    copies = [u for g in told.graphs for u in g.units if u.kind == "copy"]
+    assert [u.why for u in copies] == ["it is updated, and still read"]
+
+
+def test_rates_are_kept_and_measured_again_where_they_are_beaten(monkeypatch, tmp_path):
+    kept: dict[str, bytes] = {}
+
+    class Store:
+        get = staticmethod(kept.get)
+        put = staticmethod(kept.__setitem__)
+
+    made = iter([Rates(1.0, 9.0, 3.0), Rates(2.0, 8.0, 3.0)])
+    monkeypatch.setattr(machine, "store", Store)
+    monkeypatch.setattr(machine, "_measured", lambda device: next(made))
+    assert machine.rates("cpu") == machine.rates("cpu") == Rates(1.0, 9.0, 3.0)
+    assert machine.rates("cpu", lambda known: 1.5 - known.bytes / 4) == Rates(2.0, 9.0, 3.0)
+    (data,) = kept.values()
+    assert json.loads(data) == {"bytes": 2.0, "near": 9.0, "operations": 3.0}
+
+
+def test_a_machine_is_measured():
+    assert machine._copying(1 << 16, "cpu") > 0
+
+
+def test_several_may_look_on():
+    outer = Collector()
+    with observed(outer):
+        told = torchair.explain(lambda x: x + 1)(torch.randn(3))
+    assert [u.name for g in told.graphs for u in g.units] == ["add"]
+    assert [u.name for g in outer.explanation().graphs for u in g.units] == ["add"]
