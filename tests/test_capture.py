@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -109,3 +111,12 @@ def test_views_are_made_from_the_argument_of_a_call(view):
     got = make([None, later])
     assert torch.equal(got, view(later)) and got.stride() == view(later).stride()
     assert got.untyped_storage().data_ptr() == later.untyped_storage().data_ptr()
+
+
+def test_a_rehearsal_needs_no_dynamo():
+    program = (
+        "import sys, torch; from torchair.capture.rehearsal import Rehearsal\n"
+        "with Rehearsal([]): torch.ones(2) + 1\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

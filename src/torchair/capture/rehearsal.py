@@ -199,6 +199,10 @@ class Rehearsal(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nobody traces it: a start from a cache need not import Dynamo to say so
+
     def __init__(self, args: Sequence[Any]) -> None:
         super().__init__()
         self._arguments: dict[int, list[torch.Tensor]] = {}
