@@ -46,7 +46,7 @@ OLD_NAMES = {
         "_ge_proto_dtype_to_ge_dtype", "next_unique_name", "compat_as_bytes_list",
         "_GeInputInfo", "_ValueType",
     ],
-    "torchair.ge.attr": ["Int", "Str", "ListInt"],
+    "torchair.ge.attr": ["Int", "Str", "ListInt", "_ATTR_TYPE_MAP"],
     "torchair._ge_concrete_graph": ["ge_apis"],
     "torchair._ge_concrete_graph.ge_apis": ["Add", "Const", "Data", "TopKV2"],
     "torchair._ge_concrete_graph.fx2ge_converter": [
@@ -75,6 +75,7 @@ OLD_NAMES = {
     "torchair._acl_concrete_graph.cat_optimization": ["optimize_cat_with_out_tensor"],
     "torchair._acl_concrete_graph.graph_pass": [
         "apply_event_closure_with_multi_stream", "reinplace_input_mutated_ops",
+        "_mutated_input_reinplace",
     ],
     "torchair._acl_concrete_graph.utils": ["WeakRef", "LazyMessage", "reconstruct_args_kwargs"],
     "torchair._utils.error_code": ["pretty_error_msg"],
@@ -434,6 +435,116 @@ def test_operators_that_capture_gives_memory():
     assert "actual_seq_lengths" in score.updated_param_keys
 
 
+# ---- sentences of the original, which come first where ours explain more
+
+
+def _scope(enter: bool) -> Any:
+    def change(gm, example_inputs, config):
+        node = next(n for n in gm.graph.nodes if n.op == "call_function")
+        with gm.graph.inserting_before(node):
+            if enter:
+                gm.graph.call_function(torch.ops.air.scope_enter.default, (["a"], ["b"]))
+            else:
+                gm.graph.call_function(torch.ops.air.scope_exit.default, ())
+
+    return lambda: _compile(post_grad_custom_pre_pass=change)
+
+
+def _compile(mode: str = "max-autotune", **options: Any) -> None:
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    for name, value in options.items():
+        if name == "dump":
+            config.debug.graph_dump.type = value
+        else:
+            setattr(config, name, value)
+    torch._dynamo.reset()
+    backend = torchair.get_npu_backend(compiler_config=config)
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+
+
+def _set(section: str, option: str, value: Any) -> Any:
+    return lambda: setattr(getattr(torchair.CompilerConfig(), section), option, value)
+
+
+_NO_DIR = "is not found or is not a file directory!"
+SENTENCES: dict[str, tuple[type[Exception], Any]] = {
+    "there is no paired call to the torch.ops.air.scope_exit operator": (
+        RuntimeError, _scope(True)),
+    "you must first call the torch.ops.air.scope_enter operator": (RuntimeError, _scope(False)),
+    f"Please set legal dir path, ./***** {_NO_DIR}": (
+        FileNotFoundError, _set("dump_config", "dump_path", "./*****")),
+    f"Please set legal dir path, None {_NO_DIR}": (
+        FileNotFoundError, _set("aoe_config", "work_path", None)),
+    "Please set legal file path, ./***** is not found or is not a file!": (
+        FileNotFoundError, _set("fusion_config", "fusion_switch_file", "./*****")),
+    "Please set integer type, but got <class 'str'>": (
+        ValueError, _set("experimental_config", "static_model_ops_lower_limit", "-1")),
+    "Please set value in [-1, 9223372036854775807], -2 is out of range.": (
+        ValueError, _set("experimental_config", "static_model_ops_lower_limit", -2)),
+    "op_never_timeout() argument 'enable' must be bool": (
+        TypeError, lambda: torchair.scope.op_never_timeout(1)),
+    "tensor_detail must be bool, got int": (
+        TypeError, lambda: torchair.ops.npu_print(torch.ones(2), tensor_detail=1)),
+    "tensor_detail must be bool, got str": (
+        TypeError, lambda: torchair.ops.npu_print(torch.ones(2), tensor_detail="True")),
+    "Graph dump for aclGraph only support 'py' type, but got: pbtxt": (
+        RuntimeError, lambda: _compile("reduce-overhead", dump="pbtxt")),
+    "Invalid input type:int vs expect one of [None, dict] for custom op 'X'.": (
+        AssertionError, lambda: ge.custom_op("X", inputs=3)),
+    "element 0 is None": (RuntimeError, lambda: _loaded().run([None])),
+    "ERR03005 GRAPH internal error": (RuntimeError, lambda: TorchNpuGraph().run(None)),
+    "it is not an operator overload": (RuntimeError, lambda: _validate(print)),
+    "operators of torch itself are built in": (
+        RuntimeError, lambda: _validate(torch.ops.aten.add.Tensor)),
+    "torch.bits4x2 has no data type in the GE operator IR": (
+        RuntimeError, lambda: ge.dtypes.torch_to_ge(torch.bits4x2)),
+}  # fmt: skip
+
+
+def _loaded() -> TorchNpuGraph:
+    session = TorchNpuGraph("loaded")
+    session.load(some_graph())
+    return session
+
+
+def _validate(target: Any) -> None:
+    from torchair._ge_concrete_graph.fx2ge_converter import _validate_support
+
+    _validate_support(target)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+@pytest.mark.filterwarnings("ignore")
+def test_sentences_of_the_original(sentence):
+    kind, cause = SENTENCES[sentence]
+    with pytest.raises(kind, match=re.escape(sentence)):
+        cause()
+
+
+def test_copies_are_counted_where_torch_counts_them():
+    from torch._dynamo.utils import ReinplaceCounters
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized
+
+    from torchair._acl_concrete_graph.graph_pass import _mutated_input_reinplace
+
+    library = torch.library.Library("names_test", "FRAGMENT")
+    library.define("sine(Tensor x, Tensor(a!) result) -> ()")
+    library.impl("sine", lambda x, result: None, "CompositeExplicitAutograd")
+
+    def fn(x):
+        out = torch.empty_like(x)
+        new = auto_functionalized(torch.ops.names_test.sine.default, x=x, result=out)[1]
+        return new, out * new
+
+    gm = make_fx(fn, tracing_mode="fake")(torch.ones(3))
+    ReinplaceCounters.clear()
+    _mutated_input_reinplace(gm)
+    library._destroy()
+    missed = ReinplaceCounters.get_total_missed(), ReinplaceCounters.get_total_missed_bytes()
+    assert missed == (1, 12)
+
+
 # ---- nodes as messages
 
 
@@ -623,7 +734,7 @@ def test_operators_by_a_description():
         ):
             ge_op("MatMulV2", inputs=inputs | {"scale": y}, outputs=["y"], ir=ir)
     assert is_cann_compat("MatMulV2", ("bias",), ("transpose_x1",)) == ""
-    assert is_cann_compat("NoSuch", (), ()).startswith(
+    assert is_cann_compat("NoSuch", (), ()) == (
         "OperatorFactory find optype NoSuch failed, maybe you need upgrade cann version."
     )
 

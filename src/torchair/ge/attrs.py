@@ -109,3 +109,14 @@ ListStr = Kind("ListStr")
 ListDataType = Kind("ListDataType")
 ListListInt = Kind("ListListInt")
 ListListFloat = Kind("ListListFloat")
+
+_ATTR_TYPE_MAP: dict[str, Kind] = {
+    f"VT_{name}": kind
+    for name, kind in {
+        "INT": Int, "FLOAT": Float, "BOOL": Bool, "STRING": Str, "DATA_TYPE": DataType,
+        "LIST_INT": ListInt, "LIST_FLOAT": ListFloat, "LIST_BOOL": ListBool,
+        "LIST_STRING": ListStr, "LIST_DATA_TYPE": ListDataType, "LIST_LIST_INT": ListListInt,
+        "LIST_LIST_FLOAT": ListListFloat,
+    }.items()
+}  # fmt: skip
+"""Kinds by the names that files and the engine's operator definitions have for them."""

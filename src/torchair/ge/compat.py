@@ -100,7 +100,7 @@ def ge_op(
             tuple(name for name in attrs if name in defaults),
         )
         if wrong:
-            raise AssertionError(wrong)
+            raise AssertionError(f"{wrong} {_known_of(op_type)}")
     made = custom_op(op_type, inputs=inputs, outputs=outputs, attrs=attrs, node_name=node_name)
     if dependencies and made is not None:
         first = made
@@ -117,10 +117,7 @@ def is_cann_compat(
     """What the engine does not know of a use of an operator, an empty text if it knows it all."""
     known = prototype(optype)
     if known is None:
-        return (
-            f"OperatorFactory find optype {optype} failed, maybe you need upgrade cann version. "
-            f"Here it is declared with ge.register_operator({optype!r}, ...)"
-        )
+        return f"OperatorFactory find optype {optype} failed, maybe you need upgrade cann version."
     ports = {port.name for port in known.inputs}
     inputs = [name for name in runtime_optional_inputs if name not in ports]
     attrs = [name for name in runtime_optional_attrs if name not in known.by_name]
@@ -128,6 +125,14 @@ def is_cann_compat(
         return ""
     return (
         f"optype {optype} unsupport optional input [{', '.join(inputs)}], "
-        f"optional attr [{', '.join(attrs)}], please upgrade cann version. "
-        f"Here {optype} takes the inputs {sorted(ports)} and the attributes {sorted(known.by_name)}"
+        f"optional attr [{', '.join(attrs)}], please upgrade cann version."
     )
+
+
+def _known_of(optype: str) -> str:
+    """What the engine knows of an operator, for those who have used it otherwise."""
+    known = prototype(optype)
+    if known is None:
+        return f"Here it is declared with ge.register_operator({optype!r}, ...)"
+    inputs, attrs = sorted(port.name for port in known.inputs), sorted(known.by_name)
+    return f"Here {optype} takes the inputs {inputs} and the attributes {attrs}"

@@ -155,7 +155,8 @@ TABLE: dict[str, dict[str, str]] = {
             ("limits", "replace_core_limit_nodes"),
         )
         for name in names.split()
-    },
+    }
+    | {"_mutated_input_reinplace": f"{_CAPTURE}.inplace.reinplace_input_mutated_ops"},
     "torchair._acl_concrete_graph.utils": {
         name: f"torchair.legacy.values.{name}"
         for name in ("LazyMessage", "WeakRef", "reconstruct_args_kwargs")

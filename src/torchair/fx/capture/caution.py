@@ -11,7 +11,7 @@ from torch import fx
 
 from torchair.log import logger
 
-_Pass = Callable[[fx.GraphModule, Any, Any], None]
+_Pass = Callable[..., None]
 
 
 def cautious(fn: _Pass) -> _Pass:
@@ -19,7 +19,7 @@ def cautious(fn: _Pass) -> _Pass:
     it had changed by then is undone."""
 
     @wraps(fn)
-    def run(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    def run(gm: fx.GraphModule, example_inputs: Any = (), config: Any = None) -> None:
         logger.debug("processing %s_pass", fn.__name__.removesuffix("_pass"))
         before = copy.deepcopy(gm.graph)
         try:

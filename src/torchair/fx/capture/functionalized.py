@@ -12,7 +12,8 @@ from torch import fx
 
 from torchair.fx.capture.memory import place_of
 from torchair.fx.capture.reinplace import No, Reinplacer
-from torchair.fx.capture.values import add_call, fake_result, tensor_of
+from torchair.fx.capture.values import add_call, fake_result, tensor_of, tensors_of
+from torchair.log import logger
 
 aten = torch.ops.aten
 _FIRST, _SECOND = "auto_functionalized", "auto_functionalized_v2"
@@ -79,9 +80,23 @@ def refine(work: Reinplacer, node: fx.Node) -> None:
             taken |= storages
             if result is not None:
                 work.replace(result, base)
-        except No:
+        except No as reason:
+            logger.debug("reinplace failed: %s gets a copy of %s: %s", node, base, reason)
             copied.append(key)
+            _count_copy(node, base)
     node.meta[_KEPT] = copied
+
+
+def _count_copy(node: fx.Node, base: Any) -> None:
+    """Note a copy where torch notes its own."""
+    from torch._dynamo.utils import ReinplaceCounters, ReInplaceTrigger
+
+    first = kind_of(node) == _FIRST
+    trigger = ReInplaceTrigger.AUTO_FUNC_V1 if first else ReInplaceTrigger.AUTO_FUNC_V2
+    tensors = tensors_of(base.meta.get("val")) if isinstance(base, fx.Node) else []
+    ReinplaceCounters.add_missed_opportunities(trigger, 1)
+    sizes = [t.numel() * t.element_size() for t in tensors]
+    ReinplaceCounters.add_missed_bytes(trigger, sum(n for n in sizes if isinstance(n, int)))
 
 
 # ---- the operators themselves
