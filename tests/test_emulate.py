@@ -194,6 +194,34 @@ def test_weights_in_formats_of_the_device():
     assert "use_internal_format_weight needs torch_npu" in done.stderr + done.stdout
 
 
+def test_graphs_made_by_hand_run_on_the_device():
+    done = run("-c", """if True:
+        import torchair.emulate
+        torchair.emulate.install()
+        import torch, torch_npu, torchair
+        from torchair._ge_concrete_graph import ge_apis as ge
+        from torchair.core import _npu_graph_executor
+        from torchair.core._backend import TorchNpuGraph
+        from torchair.ge._ge_graph import DataType, GeGraph
+        with GeGraph() as graph:
+            x = ge.Data(index=0, shape=[-1, 2], dtype=DataType.DT_FLOAT, placement="NPU")
+            y = ge.Data(index=1, shape=[], dtype=DataType.DT_FLOAT, placement="CPU")
+            ge.NetOutput([ge.Add(x, y), ge.Neg(x)])
+        executor = TorchNpuGraph()
+        executor.load(graph)
+        executor.compile()
+        x, y = torch.ones(2, 2).npu(), torch.tensor(3.0)
+        total, negative = executor.run([x, y])
+        assert total.device == negative.device == x.device and total.cpu().eq(4).all()
+        total, negative = executor.run([x, y], [x])
+        assert total is x and x.cpu().eq(4).all() and negative.cpu().eq(-1).all()
+        (host, _) = executor.run([torch.ones(3, 2), y])
+        assert host.is_cpu and host.eq(4).all()
+        assert _npu_graph_executor.GetNpuStorageSizes(x) == [2, 2]
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_tensors_over_addresses():
     done = run("-c", """if True:
         import torch, torchair

@@ -52,9 +52,11 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "torchair.core.backend": {"*": "torchair.core._backend"},
     "torchair.core.concrete_graph": {"*": "torchair.core._concrete_graph"},
-    "torchair.core._npu_graph_executor": {},  # importing it lets graphs run on the device
+    "torchair.core._npu_graph_executor": {
+        "GetNpuStorageSizes": "torchair.devices.handmade.storage_sizes",
+    },
     "torchair.core._torchair": {
-        "TorchNpuGraphBase": "torchair.engine.session.TorchNpuGraph",
+        "TorchNpuGraphBase": "torchair.devices.handmade.HandmadeGraph",
         "InitializeGraphEngine": "torchair.engine.options.initialize_graph_engine",
         "FinalizeGraphEngine": "torchair.engine.options.finalize_graph_engine",
         "check_cann_compat": "torchair.ge.compat.is_cann_compat",
@@ -64,7 +66,7 @@ TABLE: dict[str, dict[str, str]] = {
         "ValuePack": "torchair.convert.interpreter.ValuePack",
     },
     "torchair.core._backend": {
-        "TorchNpuGraph": "torchair.engine.session.TorchNpuGraph",
+        "TorchNpuGraph": "torchair.devices.handmade.HandmadeGraph",
         "initialize_graph_engine": "torchair.engine.options.initialize_graph_engine",
         "finalize_graph_engine": "torchair.engine.options.finalize_graph_engine",
         "_GLOBAL_COMPILE_OPTION": "torchair.engine.options.engine._options",
@@ -156,7 +158,13 @@ TABLE: dict[str, dict[str, str]] = {
         )
         for name in names.split()
     }
-    | {"_mutated_input_reinplace": f"{_CAPTURE}.inplace.reinplace_input_mutated_ops"},
+    | {
+        "_mutated_input_reinplace": f"{_CAPTURE}.inplace.reinplace_input_mutated_ops",
+        "_GLOBAL_SCOPE_TAG_TO_EVENT": "torchair.ops.streams._here.events",
+    },
+    "torchair.scope._scope_attr": {
+        "_GLOBAL_TAG_TO_STREAM": "torchair.ops.streams.STREAMS._streams",
+    },
     "torchair._acl_concrete_graph.utils": {
         name: f"torchair.legacy.values.{name}"
         for name in ("LazyMessage", "WeakRef", "reconstruct_args_kwargs")
