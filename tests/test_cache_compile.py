@@ -458,6 +458,10 @@ def test_a_flipped_bit_anywhere_is_noticed(kept: Path, traced: list[Any]) -> Non
     assert path.exists() and len(traced) == 1
 
 
+NESTING = '[1, {"type": "%s", "context": %s, "children_spec": []}]'
+FACTORY = """{"default_factory_module": "this", "default_factory_name": "c", "dict_context": []}"""
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -466,6 +470,8 @@ def test_a_flipped_bit_anywhere_is_noticed(kept: Path, traced: list[Any]) -> Non
         ("guards", {"specs": [{"kind": "Exploit"}], "conditions": []}),
         ("guards", {"specs": [], "conditions": ["__import__('os').system('true')"]}),
         ("result", '[1, {"type": "os.system"}]'),
+        ("result", NESTING % ("builtins.dict", r'"[{\"__enum__\": 1, \"fqn\": \"this:c\"}]"')),
+        ("result", NESTING % ("collections.defaultdict", FACTORY)),
         ("weights", [{"name": "no such"}]),
         ("version", "0.0.1"),
         ("plan", {"steps": 1}),

@@ -12,7 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
@@ -21,7 +20,7 @@ from torchair.deploy.guards import Guards, TensorSpec
 from torchair.deploy.homes import Home, Roots, Walk, homes_of
 from torchair.deploy.ready import ReadyCall
 from torchair.deploy.traced import Traced
-from torchair.deploy.trees import Shape
+from torchair.deploy.trees import Shape, spec_of
 from torchair.deploy.version import Version
 from torchair.runner import GmRunner
 from torchair.trace import Trace
@@ -51,7 +50,7 @@ def loaded(
     runner = GmRunner(run, Trace())
     traced = Traced(
         runner, runner, list(guards.specs), [c.text for c in guards.conditions],
-        [int(k) for k in found.tensors], pytree.treespec_loads(found.result),
+        [int(k) for k in found.tensors], spec_of(found.result),
         {int(k): v for k, v in found.constants.items()}, found.updates,
     )  # fmt: skip
     return Version(roots, shape, traced, homes)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchair.catalog import infer
 from torchair.deploy.artifact import Artifact
@@ -14,7 +13,7 @@ from torchair.deploy.guards import Guards
 from torchair.deploy.homes import Home, Roots, Walk
 from torchair.deploy.stored import PLAIN, NotStored, arguments_of, numbers_of, weight_of
 from torchair.deploy.traced import Traced
-from torchair.deploy.trees import Shape
+from torchair.deploy.trees import Shape, spec_text
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.engine.run.recipe import recipe_of
 from torchair.errors import SerializationError
@@ -45,7 +44,7 @@ def stored(
             "weights": [weight_of(places) for places in homes],
             "attributes": numbers_of(roots),
             "convention": to_text(graph.convention),
-            "result": pytree.treespec_dumps(traced.result),
+            "result": spec_text(traced.result),
             "constants": {str(k): v for k, v in traced.constants.items()},
             "updates": traced.updates,
             "capture": capture,

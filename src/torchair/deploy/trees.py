@@ -212,6 +212,24 @@ pytree.register_pytree_node(
 )  # fmt: skip
 
 
+_IMPORTING = ("__enum__", "collections.defaultdict")  # what torch imports modules for
+
+
+def spec_text(spec: pytree.TreeSpec) -> str:
+    """A nesting as text; NotImplementedError where it has none that can be read again."""
+    text = pytree.treespec_dumps(spec)
+    if any(word in text for word in _IMPORTING):
+        raise NotImplementedError("results are in a defaultdict, or have an enum for a key")
+    return text
+
+
+def spec_of(text: str) -> pytree.TreeSpec:
+    """The nesting of such a text, for which nothing is imported; ValueError for another text."""
+    if any(word in text for word in _IMPORTING):
+        raise ValueError("it names modules, which are not imported for a file")
+    return pytree.treespec_loads(text)
+
+
 def result_of(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
     """A function from leaves to the result of a call."""
     if spec.is_leaf():
