@@ -177,7 +177,7 @@ def test_elementwise(machine: Machine, dynamic: bool) -> None:
 
 @each_target
 @each_way
-@pytest.mark.parametrize("shape", [(50, 70), (16, 16), (33, 5), (4, 200)])
+@pytest.mark.parametrize("shape", [(50, 70), (16, 16), (33, 5), (4, 200), (20, 17)])
 def test_transposed(machine: Machine, dynamic: bool, shape: tuple[int, int]) -> None:
     rows, columns = shape
     for dtype in ("f32", "bf16", "u8", "i64"):

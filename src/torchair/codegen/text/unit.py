@@ -28,6 +28,8 @@ def static_slots(count: int, lanes: int) -> list[Slot]:
 
 def tail_mask(w: KernelWriter, count: str) -> str:
     """The mask of the first `count` lanes, which is less than 2**31 and may be too many."""
+    if not count.startswith("%"):
+        return prefix_mask(w.lanes, int(count))  # which stores know as such
     short = w(f"trunc i64 {count} to i32")
     limit = w.splat("i32", short)
     return w(f"icmp ult {w.vector('i32')} {lane_numbers(w.lanes, 32)}, {limit}")
