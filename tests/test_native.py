@@ -213,6 +213,14 @@ def steps_of(call: Callable[..., Any], *args: Any) -> list[str]:
     return [s.kind for one in found for s in one.plan.steps]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_turned_rows_that_end_with_one_element_of_a_short_type(dtype: torch.dtype) -> None:
+    """The last element of a row leaves the first one of the next alone."""
+    x = torch.randn(17, 18) * 5
+    got = compiled(lambda x: x.t().contiguous().to(dtype))(x)
+    assert torch.equal(got, x.t().to(dtype))
+
+
 def test_native_code_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 8)
     assert steps_of(compiled(lambda x: x.exp() + 1), x) == ["native"]
