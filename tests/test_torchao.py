@@ -20,9 +20,11 @@ from torchao.quantization import (
 )
 from torchao.quantization.quant_primitives import MappingType
 
+import torchair
 from generic_nodes import collect_generic_nodes
 from models import Llama, LlamaConfig, llama_inputs
 from torchair.engine.fuse.units import Fusion
+from torchair.errors import InputError
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "int8": Int8WeightOnlyConfig,
@@ -141,3 +143,21 @@ def test_rows_that_are_quantised_as_they_come(fusions):
     for fusion in fusions:
         heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
         assert heads == ["QuantBatchMatmulV3"] * 2 and not any(fusion.alone.values())
+
+
+@torch.no_grad()
+def test_calls_without_dynamo_read_what_quantised_parameters_are_made_of(fusions):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 70), nn.ReLU()).eval()
+    quantize_(model, CONFIGS["int8"]())
+    x = torch.randn(3, 96)
+    fast = torchair.compile(model, (x,))
+    torch.testing.assert_close(fast(x), model(x))
+    assert [unit.head.type for unit in fusions[0].units] == ["WeightQuantBatchMatmulV2"]
+    model[0].weight.scale.mul_(2)
+    torch.testing.assert_close(fast(x), model(x))
+    other = nn.Linear(96, 70)
+    quantize_(other, CONFIGS["int8"]())
+    model[0].weight = other.weight
+    with pytest.raises(InputError, match=r"0\.weight of the model is not what it was"):
+        fast(x)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +98,24 @@ def homes_of(roots: Roots) -> list[list[Home]]:
                     continue
                 seen.add((id(place), key))
                 home = Home(place, key, f"{prefix}.{key}" if prefix else key, via=via)
-                found.setdefault(id(tensor), []).append(home)
+                for inner in _within(home):
+                    found.setdefault(id(inner.read()), []).append(inner)
     for home in walk.loose:
         found.setdefault(id(home.read()), []).append(home)
     return list(found.values())
+
+
+def _within(home: Home) -> list[Home]:
+    """The tensors that a parameter of a class of its own is made of, as a quantised one is: graphs
+    are made of those. Else the parameter itself."""
+    tensor = home.read()
+    if not is_traceable_wrapper_subclass(tensor):
+        return [home]
+    names, held = tensor.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
+    if not all(isinstance(held.get(n), torch.Tensor) and _is_plain(held[n]) for n in names):
+        return [home]
+    via = (*home.via, Link(home.place, home.key, home.name, tensor))
+    return [Home(held, n, f"{home.name}.{n}", via=via) for n in names]
 
 
 _OWN = frozenset(vars(torch.nn.Module()))  # attributes that every module has
