@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,3 +24,19 @@ def _folder_goes_with_the_run() -> Iterator[None]:
     yield
     if _first:
         shutil.rmtree(os.environ[_MINE], ignore_errors=True)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was traced for a call without Dynamo: nothing, where a file was used."""
+    from torchair.deploy.compiled import CompiledModel  # tests of other things need not load it
+
+    found: list[Any] = []
+    trace = CompiledModel.trace
+
+    def noted(self: CompiledModel, shape: Any) -> Any:
+        found.append(shape)
+        return trace(self, shape)
+
+    monkeypatch.setattr(CompiledModel, "trace", noted)
+    return found

@@ -24,7 +24,6 @@ from torch import nn
 import torchair
 from torchair.deploy import cached
 from torchair.deploy.artifact import Artifact
-from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.ready import ReadyCall
 from torchair.devices.call import GraphCall
 from torchair.inference import cache_compile, readable_cache
@@ -61,20 +60,6 @@ def config(mode: str = "max-autotune", **options: Any) -> torchair.CompilerConfi
 
 def compiled(model: nn.Module, folder: Path, method: str = "plain", **given: Any) -> Any:
     return cache_compile(getattr(model, method), cache_dir=str(folder), **given)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was traced: nothing, where a file was used."""
-    found: list[Any] = []
-    trace = CompiledModel.trace
-
-    def noted(self: CompiledModel, shape: Any) -> Any:
-        found.append(shape)
-        return trace(self, shape)
-
-    monkeypatch.setattr(CompiledModel, "trace", noted)
-    return found
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from tolerance import assert_close_to_reference
 from torchair import cli
 from torchair.codegen import kept
-from torchair.deploy.compiled import CompiledModel
 from torchair.errors import GraphError, InputError
 from torchair.inference import cache_compile
 
@@ -187,20 +186,6 @@ def test_memory_is_told_and_not_exchanged() -> None:
 
 
 # ---- cache_compile ----
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was traced: nothing, where a file was used."""
-    found: list[Any] = []
-    trace = CompiledModel.trace
-
-    def noted(self: CompiledModel, shape: Any) -> Any:
-        found.append(shape)
-        return trace(self, shape)
-
-    monkeypatch.setattr(CompiledModel, "trace", noted)
-    return found
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,13 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX
 from torchair.deploy.artifact import FILE, VERSION, VERSIONS, Artifact
-from torchair.deploy.cached import CachedMethod, Ranks, check_versions, config_of, engine_settings
+from torchair.deploy.cached import (
+    CachedMethod,
+    cache_compile,
+    check_versions,
+    config_of,
+    engine_settings,
+)
 from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.homes import Roots
 from torchair.deploy.stored import NotStored, loaded
@@ -35,15 +41,10 @@ class CacheFile:
     VERSION, FILE = VERSION, FILE
 
     @staticmethod
-    def get_cache_bin(
-        func: Callable[..., Any], *, config: CompilerConfig | None = None, dynamic: bool = True,
-        cache_dir: str | None = None, global_rank: int | None = None, tp_rank: int | None = None,
-        pp_rank: int | None = None, ge_cache: bool = False, **ignored: Any,
-    ) -> str:  # fmt: skip
-        """The path of the file of a method."""
-        ranks = Ranks(global_rank, tp_rank, pp_rank)
-        known = config_of(config, ignored.get("backend"))
-        return str(CachedMethod(func, known, dynamic, cache_dir, ranks, None, ge_cache).path)
+    def get_cache_bin(func: Callable[..., Any], **given: Any) -> str:
+        """The path of the file that `cache_compile` has for a method, given the same."""
+        with warnings.catch_warnings(action="ignore"):  # they come with the compilation
+            return str(cache_compile(func, **given).path)
 
 
 class NpugraphExCacheFile(CacheFile):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.cpu.gate_text import ENTRY, HEAD, RECORD, Kind, gate_text
 from torchair.codegen.cpu.identity import inside_of_tensors
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.kernel import Kernel
@@ -84,265 +85,6 @@ class Table(ctypes.Array):
     _length_ = 0
 
 
-_RECORD = 10  # words: position, kind, object, class, keys, type, index, rank, dims, target
-_ENTRY = 5  # words: dict, key, object, implementation, address
-_LIKE, _EQUAL, _BITS, _TAKEN = range(4)  # kinds of records
-
-_HEAD = (
-    "hits", "busy", "length", "entries", "records", "entries.at", "records.at", "inside", "keys.at",
-    "mask", "tensor", "parameter", "program", "threads", "faults", "fault.count", "long",
-    "held.list", "held.table", "true", "false", "none", "held", "driver",
-    "keep", "dict.get", "equal", "save", "restore",
-    "address.of", "type.of", "index.of", "rank.of", "sizes.of", "strides.of",
-    "needs.grad", "grad.mode", "count.threads",
-)  # fmt: skip
-_NUMBERS = frozenset(_HEAD[:5]) | {"inside", "keys.at", "mask", "threads", "fault.count", "long"}
-
-_TEXT = """
-define ptr @ENTRY(ptr %self, ptr %args, i64 %count) #0 {
-entry:
-  %found = alloca i64
-  %number = alloca i32
-  %table.at = getelementptr i8, ptr %self, i64 16
-  %table = load ptr, ptr %table.at
-HEAD
-  %complete = icmp eq i64 %count, %length
-  %free = icmp eq i64 %busy, 0
-  %begin = and i1 %complete, %free
-  br i1 %begin, label %entries.head, label %other
-
-entries.head:
-  %e = phi i64 [ 0, %entry ], [ %e.next, %entry.alike ]
-  %e.more = icmp slt i64 %e, %entries
-  br i1 %e.more, label %entry.look, label %records.head
-entry.look:
-  %e.word = mul i64 %e, ENTRYWORDS
-  %e.record = getelementptr i64, ptr %entries.at, i64 %e.word
-  %home = load ptr, ptr %e.record
-  %key.at = getelementptr i64, ptr %e.record, i64 1
-  %key = load ptr, ptr %key.at
-  %there = call ptr %dict.get(ptr %home, ptr %key)
-  %e.object.at = getelementptr i64, ptr %e.record, i64 2
-  %e.object = load ptr, ptr %e.object.at
-  %e.same = icmp eq ptr %there, %e.object
-  br i1 %e.same, label %entry.kind, label %other
-entry.kind:
-  %e.impl.at = getelementptr i64, ptr %e.record, i64 3
-  %e.impl = load i64, ptr %e.impl.at
-  %e.plain = icmp eq i64 %e.impl, 0
-  br i1 %e.plain, label %entry.alike, label %entry.tensor
-entry.tensor:
-  %e.handle = getelementptr i8, ptr %there, i64 %inside
-  %e.now = load i64, ptr %e.handle
-  %e.same.impl = icmp eq i64 %e.now, %e.impl
-  br i1 %e.same.impl, label %entry.place, label %other
-entry.place:
-  %e.ignored = call i32 %address.of(ptr %e.handle, ptr %found)
-  %e.address = load i64, ptr %found
-  %e.address.at = getelementptr i64, ptr %e.record, i64 4
-  %e.address.then = load i64, ptr %e.address.at
-  %e.same.address = icmp eq i64 %e.address, %e.address.then
-  br i1 %e.same.address, label %entry.alike, label %other
-entry.alike:
-  %e.next = add i64 %e, 1
-  br label %entries.head
-
-records.head:
-  %i = phi i64 [ 0, %entries.head ], [ %i.next, %alike ]
-  %more = icmp slt i64 %i, %records
-  br i1 %more, label %look, label %held.ask
-look:
-  %i.word = mul i64 %i, RECORDWORDS
-  %record = getelementptr i64, ptr %records.at, i64 %i.word
-  %position = load i64, ptr %record
-  %mine.at = getelementptr ptr, ptr %args, i64 %position
-  %mine = load ptr, ptr %mine.at
-  %class.at = getelementptr i8, ptr %mine, i64 8
-  %class = load ptr, ptr %class.at
-  %handle = getelementptr i8, ptr %mine, i64 %inside
-  %kind.at = getelementptr i64, ptr %record, i64 1
-  %kind = load i64, ptr %kind.at
-  switch i64 %kind, label %tensor.class [
-    i64 EQUAL, label %value
-    i64 BITS, label %value
-    i64 TAKEN, label %take
-  ]
-
-value:
-  %class.then.at = getelementptr i64, ptr %record, i64 3
-  %class.then = load ptr, ptr %class.then.at
-  %same.class = icmp eq ptr %class, %class.then
-  br i1 %same.class, label %value.kind, label %other
-value.kind:
-  %object.at = getelementptr i64, ptr %record, i64 2
-  %object = load ptr, ptr %object.at
-  %bits = icmp eq i64 %kind, BITS
-  br i1 %bits, label %value.bits, label %value.equal
-value.bits:
-  %payload.at = getelementptr i8, ptr %mine, i64 16
-  %payload = load i64, ptr %payload.at
-  %wanted = load i64, ptr %object.at
-  %same.bits = icmp eq i64 %payload, %wanted
-  br i1 %same.bits, label %alike, label %other
-value.equal:
-  %equal.now = call i32 %equal(ptr %mine, ptr %object, i32 2)
-  %is.equal = icmp eq i32 %equal.now, 1
-  br i1 %is.equal, label %alike, label %other
-
-tensor.class:
-  %is.tensor = icmp eq ptr %class, %tensor
-  %is.parameter = icmp eq ptr %class, %parameter
-  %plain = or i1 %is.tensor, %is.parameter
-  br i1 %plain, label %tensor.keys, label %other
-tensor.keys:
-  %impl = load ptr, ptr %handle
-  %keys.now.at = getelementptr i8, ptr %impl, i64 %keys.at
-  %keys.now = load i64, ptr %keys.now.at
-  %keys.seen = and i64 %keys.now, %mask
-  %keys.then.at = getelementptr i64, ptr %record, i64 4
-  %keys.then = load i64, ptr %keys.then.at
-  %same.keys = icmp eq i64 %keys.seen, %keys.then
-  br i1 %same.keys, label %tensor.type, label %other
-tensor.type:
-  %t0 = call i32 %type.of(ptr %handle, ptr %number)
-  %type.now = load i32, ptr %number
-  %type.then.at = getelementptr i64, ptr %record, i64 5
-  %type.then = load i32, ptr %type.then.at
-  %same.type = icmp eq i32 %type.now, %type.then
-  br i1 %same.type, label %tensor.index, label %other
-tensor.index:
-  %t1 = call i32 %index.of(ptr %handle, ptr %number)
-  %index.now = load i32, ptr %number
-  %index.then.at = getelementptr i64, ptr %record, i64 6
-  %index.then = load i32, ptr %index.then.at
-  %same.index = icmp eq i32 %index.now, %index.then
-  br i1 %same.index, label %tensor.rank, label %other
-tensor.rank:
-  %t2 = call i32 %rank.of(ptr %handle, ptr %found)
-  %rank.now = load i64, ptr %found
-  %rank.at = getelementptr i64, ptr %record, i64 7
-  %rank = load i64, ptr %rank.at
-  %same.rank = icmp eq i64 %rank.now, %rank
-  br i1 %same.rank, label %tensor.dims, label %other
-tensor.dims:
-  %t3 = call i32 %sizes.of(ptr %handle, ptr %found)
-  %sizes = load ptr, ptr %found
-  %t4 = call i32 %strides.of(ptr %handle, ptr %found)
-  %strides = load ptr, ptr %found
-  %dims.at = getelementptr i64, ptr %record, i64 8
-  %dims = load ptr, ptr %dims.at
-  br label %dims.head
-dims.head:
-  %d = phi i64 [ 0, %tensor.dims ], [ %d.next, %dim.next ]
-  %wrong = phi i1 [ 0, %tensor.dims ], [ %wrong.next, %dim.next ]
-  %d.more = icmp slt i64 %d, %rank
-  br i1 %d.more, label %dim.next, label %dims.done
-dim.next:
-  %size.at = getelementptr i64, ptr %sizes, i64 %d
-  %size = load i64, ptr %size.at
-  %size.then.at = getelementptr i64, ptr %dims, i64 %d
-  %size.then = load i64, ptr %size.then.at
-  %size.any = icmp eq i64 %size.then, -1
-  %size.same = icmp eq i64 %size, %size.then
-  %size.right = or i1 %size.any, %size.same
-  %stride.at = getelementptr i64, ptr %strides, i64 %d
-  %stride = load i64, ptr %stride.at
-  %stride.word = add i64 %d, %rank
-  %stride.then.at = getelementptr i64, ptr %dims, i64 %stride.word
-  %stride.then = load i64, ptr %stride.then.at
-  %stride.any = icmp eq i64 %stride.then, -1
-  %stride.same = icmp eq i64 %stride, %stride.then
-  %stride.right = or i1 %stride.any, %stride.same
-  %right = and i1 %size.right, %stride.right
-  %not.right = xor i1 %right, true
-  %wrong.next = or i1 %wrong, %not.right
-  %d.next = add i64 %d, 1
-  br label %dims.head
-dims.done:
-  br i1 %wrong, label %other, label %grad.ask
-grad.ask:
-  %needs = call zeroext i1 %needs.grad(ptr %impl)
-  br i1 %needs, label %grad.on, label %take
-grad.on:
-  %recording = call zeroext i1 %grad.mode()
-  br i1 %recording, label %other, label %take
-take:
-  %target.at = getelementptr i64, ptr %record, i64 9
-  %target = load ptr, ptr %target.at
-  %wants = icmp ne ptr %target, null
-  br i1 %wants, label %take.address, label %alike
-take.address:
-  %t5 = call i32 %address.of(ptr %handle, ptr %target)
-  br label %alike
-alike:
-  %i.next = add i64 %i, 1
-  br label %records.head
-
-held.ask:
-  %holds = icmp ne ptr %held, null
-  br i1 %holds, label %held.call, label %passed
-held.call:
-  %still = call i64 %held(ptr %held.list, ptr %held.table)
-  %is.still = icmp eq i64 %still, 1
-  br i1 %is.still, label %passed, label %other
-passed:
-  %hits.next = add i64 %hits, 1
-  store i64 %hits.next, ptr %table
-  %runs = icmp ne ptr %program, null
-  br i1 %runs, label %run, label %yes
-run:
-  %busy.at = getelementptr i64, ptr %table, i64 1
-  store i64 1, ptr %busy.at
-  %several = icmp sgt i64 %threads, 1
-  br i1 %several, label %crew, label %go
-crew:
-  %now.threads = call i32 %count.threads()
-  %now.wide = sext i32 %now.threads to i64
-  %fewer = icmp slt i64 %now.wide, %threads
-  %used = select i1 %fewer, i64 %now.wide, i64 %threads
-  %used.at = getelementptr i64, ptr %program, i64 2
-  store i64 %used, ptr %used.at
-  br label %go
-go:
-  %lets = icmp ne i64 %long, 0
-  br i1 %lets, label %go.free, label %go.short
-go.free:
-  %state = call ptr %save()
-  call void %driver(ptr %program)
-  call void %restore(ptr %state)
-  br label %ran
-go.short:
-  call void %driver(ptr %program)
-  br label %ran
-ran:
-  store i64 0, ptr %busy.at
-  br label %faults.head
-faults.head:
-  %f = phi i64 [ 0, %ran ], [ %f.next, %fault ]
-  %f.any = phi i64 [ 0, %ran ], [ %f.or, %fault ]
-  %f.more = icmp slt i64 %f, %fault.count
-  br i1 %f.more, label %fault, label %faults.done
-fault:
-  %fault.at = getelementptr i64, ptr %faults, i64 %f
-  %fault.now = load i64, ptr %fault.at
-  %f.or = or i64 %f.any, %fault.now
-  %f.next = add i64 %f, 1
-  br label %faults.head
-faults.done:
-  %clean = icmp eq i64 %f.any, 0
-  br i1 %clean, label %yes, label %failed
-yes:
-  call void %keep(ptr %true)
-  ret ptr %true
-failed:
-  call void %keep(ptr %none)
-  ret ptr %none
-other:
-  call void %keep(ptr %false)
-  ret ptr %false
-}
-"""
-
 Record = TensorLike | TensorTaken | Same
 
 
@@ -359,11 +101,11 @@ def gate(
     known = _functions()
     if known is None:
         return None
-    head = dict.fromkeys(_HEAD, 0) | known
-    words = len(_HEAD)
+    head = dict.fromkeys(HEAD, 0) | known
+    words = len(HEAD)
     head["length"], head["entries"], head["records"] = length, len(entries), len(records)
-    first, second = words, words + _ENTRY * len(entries)
-    dims_at = second + _RECORD * len(records)
+    first, second = words, words + len(ENTRY) * len(entries)
+    dims_at = second + len(RECORD) * len(records)
     total = dims_at + 2 * sum(len(r.dims) for r in records if isinstance(r, TensorLike))
     table: Any = type("Words", (Table,), {"_length_": total})()
     base = ctypes.addressof(table)
@@ -376,11 +118,12 @@ def gate(
         if task.held is not None:
             test, asked, given = task.held
             head |= {"held": test, "held.table": ctypes.addressof(asked), "held.list": id(given)}
-    table[0:words] = [head[name] for name in _HEAD]
+    table[0:words] = [head[name] for name in HEAD]
     table[first:second] = [w for e in entries for w in _entry_words(e)]
     for k, record in enumerate(records):
-        at = second + _RECORD * k
-        table[at : at + _RECORD] = _record_words(record, known, base + 8 * dims_at)
+        at = second + len(RECORD) * k
+        told = _record(record, known) | {"dims": base + 8 * dims_at}
+        table[at : at + len(RECORD)] = [told.get(name, 0) for name in RECORD]
         if isinstance(record, TensorLike):
             both = (*record.dims, *record.strides)
             table[dims_at : dims_at + len(both)] = both
@@ -395,20 +138,21 @@ def _entry_words(entry: Entry) -> tuple[int, ...]:
     return id(entry.home), id(entry.key), id(entry.value), *place
 
 
-def _record_words(record: Record, known: dict[str, int], dims: int) -> tuple[int, ...]:
+def _record(record: Record, known: dict[str, int]) -> dict[str, int]:
+    """Words of a record by their names, all but those that are 0."""
     if isinstance(record, TensorTaken):
-        return record.position, _TAKEN, 0, 0, 0, 0, 0, 0, 0, record.target
+        return {"position": record.position, "kind": Kind.TAKEN, "target": record.target}
     if isinstance(record, Same):
-        kind, held = _EQUAL, id(record.value)
+        kind, held = Kind.EQUAL, id(record.value)
         if type(record.value) is float:
-            kind, held = _BITS, struct.unpack("q", struct.pack("d", record.value))[0]
-        return record.position, kind, held, id(type(record.value)), 0, 0, 0, 0, 0, 0
+            kind, held = Kind.BITS, struct.unpack("q", struct.pack("d", record.value))[0]
+        asked = {"kind": kind, "object": held, "class": id(type(record.value))}
+        return {"position": record.position, **asked}
     t = record.sample
     keys = _signed(torch._C._dispatch_keys(t).raw_repr() & known["mask"] & (2**64 - 1))
     index = t.device.index if t.device.index is not None else -1
-    return (
-        record.position, _LIKE, 0, 0, keys, _type_code(t.dtype), index, t.dim(), dims, record.target
-    )  # fmt: skip
+    asked = {"keys": keys, "type": _type_code(t.dtype), "index": index, "rank": t.dim()}
+    return {"position": record.position, "kind": Kind.LIKE, "target": record.target, **asked}
 
 
 def _callable(library: Library, table: Any) -> Callable[..., bool | None]:
@@ -434,17 +178,7 @@ _FASTCALL = 0x80  # METH_FASTCALL: an array of arguments and their number
 
 @cache
 def _entry(library: Library) -> int:
-    lines = [
-        f"  %{name}.word = getelementptr i64, ptr %table, i64 {k}\n"
-        f"  %{name} = load {'i64' if name in _NUMBERS else 'ptr'}, ptr %{name}.word"
-        for k, name in enumerate(_HEAD)
-    ]
-    text = _TEXT.replace("HEAD\n", "\n".join(lines) + "\n", 1)
-    for word, value in (("RECORD", _RECORD), ("ENTRY", _ENTRY)):
-        text = text.replace(f"{word}WORDS", str(value))
-    for word, value in (("EQUAL", _EQUAL), ("BITS", _BITS), ("TAKEN", _TAKEN)):
-        text = text.replace(f"i64 {word}", f"i64 {value}").replace(f", {word}\n", f", {value}\n")
-    return library.address(Kernel.of("gate", text, ()))
+    return library.address(Kernel.of("gate", gate_text(), ()))
 
 
 _SHIMS = {
