@@ -26,7 +26,12 @@ from typing import Any
 
 STARTED = "TORCHAIR_BENCH_STARTED"
 TARGET = 0.3
-HEAVY = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor", "sympy")
+HEAVY = {
+    "Dynamo": "torch._dynamo",
+    "AOTAutograd": "torch._functorch.aot_autograd",
+    "inductor": "torch._inductor",
+    "sympy": "sympy",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def child(way: str, preset: str, folder: str) -> None:
         "weights": ready - imported,
         "beyond": time.time() - ready,
         "processor": _processor_time() - spent,
-        "loads": [m for m in HEAVY if m in sys.modules and m not in before],
+        "loads": [name for name, m in HEAVY.items() if m in sys.modules and m not in before],
     }
     print(json.dumps(figures))
 

@@ -115,7 +115,7 @@ def test_weights_may_be_frozen_and_changed(
         with torch.no_grad():
             for _ in range(calls):  # from the third on in one native call
                 same(call(x), model.plain(x))
-            assert isinstance(_runner(call), ReadyCall) == (turn == 1 and not dynamic)
+            assert isinstance(_runner(call), ReadyCall) == bool(turn)
             model.up.weight.mul_(2)
             same(call(x), model.plain(x))
             model.up.bias = nn.Parameter(torch.randn(8))
@@ -541,6 +541,25 @@ def test_a_plan_from_a_file_runs_as_any_other(
     assert not traced
 
 
+@pytest.mark.parametrize("calls", [1, 4])
+def test_a_plan_from_a_file_is_for_the_sizes_of_its_first_call(
+    tmp_path: Path, traced: list[Any], calls: int
+) -> None:
+    """Other sizes are planned from the graph, which is read then."""
+    for turn in range(2):
+        model = Block()
+        call = compiled(model, tmp_path)
+        for k, rows in enumerate((3, 5, 3, 4, 5)):
+            for _ in range(calls):  # from the third on in one native call
+                x = torch.randn(rows, 6)
+                with torch.no_grad():
+                    same(call(x), model.plain(x))
+            assert isinstance(_runner(call), ReadyCall) == bool(turn)
+            if turn:
+                assert (_runner(call)._opened is None) == (k == 0)
+    assert len(traced) == 1
+
+
 class Lookup(nn.Module):
     """Reads by indices, has constants of the graph, and updates an argument."""
 
@@ -689,7 +708,7 @@ COMPILER = {"torchair.catalog", "torchair.engine.fuse", "torchair.engine.lower",
     ("mode", "dynamic", "heavy"),
     [
         ("max-autotune", False, {*TRACERS, *COMPILER, *SYMPY}),
-        ("max-autotune", True, TRACERS),
+        ("max-autotune", True, {*TRACERS, *COMPILER, *SYMPY}),
         ("reduce-overhead", False, {*TRACERS, *SYMPY}),
         ("reduce-overhead", True, TRACERS),
     ],
@@ -710,4 +729,4 @@ def test_a_later_process_loads_no_tracer(
     assert [there for there, *_ in found] == [False, True]
     assert found[0][1] == found[1][1]
     assert not heavy & set(found[1][2])
-    assert found[1][3] == (mode == "max-autotune" and not dynamic)
+    assert found[1][3] == (mode == "max-autotune")

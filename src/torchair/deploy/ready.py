@@ -66,9 +66,12 @@ class ReadyCall:
         return tuple([outputs[i] for i in self.order])
 
     def _serves(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the plan is for these inputs: frozen weights are those of the first call."""
-        if self._opened is not None or not self._stored.frozen:
-            return self._opened is None
+        """Whether the plan is for these inputs: their sizes are its own, and frozen weights are
+        those of the first call."""
+        if self._opened is not None or not self._stored.fits(inputs):
+            return False
+        if not self._stored.frozen:
+            return True
         if self._held is None:
             with self._lock:
                 self._freeze(inputs)

@@ -63,10 +63,12 @@ def finish(made: Artifact, traced: Traced) -> None:
     that."""
     call, capture = _graph_of(traced)
     graph = call.optimized
-    if graph is None or graph.is_dynamic:
+    if graph is None:
         return
     if capture is None and made.device == "cpu":
         made.plan = _recipe_of(call)
+    if graph.is_dynamic:
+        return
     try:
         data = to_bytes(graph)
         if not same_graph(from_bytes(data, infer), graph, strict=True):

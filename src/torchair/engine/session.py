@@ -337,16 +337,17 @@ class TorchNpuGraph:
             return None
         return DirectProgram(pool.plan), session.held
 
-    def native_plan(self) -> tuple[Plan, dict[Value, int]] | None:
-        """The plan of the last run, and inputs that are constants of it; where that was native code
-        alone whatever the other inputs hold, and nobody looks on."""
+    def native_plan(self) -> tuple[Plan, dict[Value, int], list[int]] | None:
+        """The plan of the last run, inputs that are constants of it, and inputs whose sizes it is
+        for; where that was native code alone whatever inputs hold, and nobody looks on."""
         pool, plain = self._latest, type(self) is TorchNpuGraph and self.watch is None
         if not plain or self._given is not None or self.inputs.by_value:
             return None
-        if not isinstance(pool, ProgramPool) or not pool.native:
+        if pool is None or not pool.native:
             return None
         frozen = self.held.tensors if self.held is not None else {}
-        return pool.plan, {self.inputs.data[i]: i for i in frozen}
+        varying = self.inputs.varying if self.inputs.dynamic else []
+        return pool.plan, {self.inputs.data[i]: i for i in frozen}, varying
 
     def plan_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
         """Have a plan for inputs like these, compiled and bound, before they come."""

@@ -39,7 +39,15 @@ class Stored:
     plan: Plan
     frozen: list[int]  # inputs whose addresses are part of the plan
     packs: list[tuple[int, bool]]  # inputs that are laid out anew, and whether rows are columns
+    sizes: list[tuple[int, tuple[int, ...], tuple[int, ...]]]  # inputs of varying dims, strides
     packed: dict[int, torch.Tensor] = field(default_factory=dict)  # by number
+
+    def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the plan is for inputs of such sizes."""
+        for i, shape, strides in self.sizes:
+            if inputs[i].shape != shape or inputs[i].stride() != strides:
+                return False
+        return True
 
     def freeze(self, inputs: Sequence[torch.Tensor]) -> None:
         """Take the weights among these inputs for constants."""
@@ -71,15 +79,17 @@ def maker() -> Data:
     return {"words": words, "with": [*made_with(code.machine), driver(code.machine).entry]}
 
 
-def recipe_of(plan: Plan, frozen: Mapping[Value, int] | None = None) -> Data | None:
-    """The data of a plan whose `frozen` inputs are constants; None where it is more than native
-    code, or kernels are not on disk."""
+def recipe_of(
+    plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]
+) -> Data | None:
+    """The data of a plan whose `frozen` inputs are constants, for these sizes of `varying` ones;
+    None where it is more than native code, or kernels are not on disk."""
     store = kept.in_use()
     if store is None or plan.schedule is not None or not NativeProgram.suits(plan):
         return None
     steps = [s for s in plan.steps if s.kind == "native"]
-    weights = set((frozen or {}).values())
-    packs = _packs(steps, frozen or {})
+    weights = set(frozen.values())
+    packs = _packs(steps, frozen)
     constants = {s: t for s, t in plan.constants.items() if s not in weights}
     known = sum(t.numel() * t.element_size() for t in constants.values())
     if packs is None or known > _MOST:
@@ -101,10 +111,15 @@ def recipe_of(plan: Plan, frozen: Mapping[Value, int] | None = None) -> Data | N
         "places": [[s, plan.place(s)[0].slot, plan.place(s)[1]] for s in sorted(slots)],
         "constants": {str(s): _tensor_data(t) for s, t in constants.items() if s in roots},
         "frozen": sorted(weights),
+        "sizes": [[i, *_layout(plan.place(i)[0].meta)] for i in varying],
         "packs": [list(p) for p in dict.fromkeys(packs.values())],
         "steps": [_step_data(s, number[s.code.kernel.entry], packs) for s in steps],
         "outputs": [[o.slot, _listed(o.strides), _listed(o.shape)] for o in plan.outputs],
     }
+
+
+def _layout(meta: Any) -> tuple[list[int], list[int]]:
+    return list(meta.shape), list(meta.stride())
 
 
 def _packs(
@@ -130,8 +145,8 @@ def _packs(
 
 def _root_data(root: Root) -> list[Any]:
     made = root.kind == "fresh"
-    layout = [_dtype_name(root.meta.dtype), _listed(root.meta.shape), _listed(root.meta.stride())]
-    return [root.slot, root.kind, root.offset, root.bytes, root.tied_to, layout if made else None]
+    layout = [_dtype_name(root.meta.dtype), *_layout(root.meta)] if made else None
+    return [root.slot, root.kind, root.offset, root.bytes, root.tied_to, layout]
 
 
 def _step_data(step: Step, kernel: int, packs: Mapping[int, tuple[int, bool]]) -> list[Any]:
@@ -162,8 +177,11 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as e:
         raise ValueError(f"its plan is none: {type(e).__name__} {e}") from e
     keys = {str(entry): str(key) for entry, key, _ in data["kernels"]}
+    if not cpu().library.fetch(keys):
+        return None
     packs = [(int(i), bool(transposed)) for i, transposed in data["packs"]]
-    return Stored(plan, list(data["frozen"]), packs) if cpu().library.fetch(keys) else None
+    sizes = [(int(i), tuple(shape), tuple(strides)) for i, shape, strides in data["sizes"]]
+    return Stored(plan, list(data["frozen"]), packs, sizes)
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
