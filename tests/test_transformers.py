@@ -308,27 +308,6 @@ def _contents(cache: Any) -> list[Tensor]:
     return [x for layer in cache.layers for x in (layer.keys, layer.values)]
 
 
-def test_generate() -> None:
-    """The library's own loop gives the same tokens: beams with the cache that grows, and drawn
-    ones with that of fixed size."""
-    model = CASES["llama"].build(torch.float32)
-    model.config.eos_token_id = model.generation_config.eos_token_id = None
-    prompt = _ids(2, 5)
-    base = {
-        "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "pad_token_id": 0,
-        "disable_compile": True,
-    }  # fmt: skip
-    eager = model.forward
-    fast = torch.compile(model.forward, backend="torchair", dynamic=True)
-    beams, drawn = {"do_sample": False, "num_beams": 2}, {"do_sample": True}
-    for cache, way in ((None, beams), ("static", drawn)):
-        tokens = []
-        for model.forward in (eager, fast):
-            torch.manual_seed(1)
-            tokens.append(model.generate(prompt, cache_implementation=cache, **base, **way))
-        assert torch.equal(*tokens), (cache, way)
-
-
 # ---- Mixtral, whose routing depends on data
 
 
