@@ -68,6 +68,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
         ("start --quick --only cached", ("torch", "weights", "beyond", "target")),
         ("streams --quick", ("one lane", "two lanes", "ratio")),
+        ("verify --calls 1 --only mlp", ("eager", "verified", "right")),
     ],
 )
 @pytest.mark.usefixtures("three_layers")

@@ -4,6 +4,7 @@ and blamed on who made them. `python tests/planted.py` has many more."""
 from __future__ import annotations
 
 import csv
+import dataclasses
 import runpy
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 import torchair
 from planted import MODELS, PLANTS, blamed_rightly, look
 from torchair.cli import main
+from torchair.concrete import acl
 from torchair.engine.options import finalize_graph_engine
 from torchair.tools.compare_dumps import compare
 from torchair.verification import checked
@@ -99,6 +101,18 @@ def test_what_cannot_be_checked_is_not_right(monkeypatch):
     assert report.graphs[0].notes[0] == "call 0 could not be checked: no eager here"
 
 
+def test_replays_that_write_into_earlier_results_are_found(monkeypatch):
+    options = acl.capture_options
+
+    def shared(*args: Any, **kwargs: Any) -> Any:  # nobody asked for it
+        return dataclasses.replace(options(*args, **kwargs), share_results=True)
+
+    monkeypatch.setattr(acl, "capture_options", shared)
+    report = torchair.verify(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
+    (finding,) = report.findings
+    assert finding.stage is Stage.REPLAY and "earlier" in finding.culprit, str(report)
+
+
 def test_a_user_pass_is_found_by_bisection():
     def wrong(gm: Any, inputs: Any, config: Any) -> None:
         for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
@@ -128,8 +142,11 @@ if "wrong" in sys.argv:
     def tanh(self, meta_outputs=None):
         return ge.Sigmoid(self)
 
-fast = torch.compile(lambda x: x.tanh() + 1, backend=torchair.get_npu_backend())
-print(fast(torch.randn(3).npu()).device)
+def model(x):
+    return torch.nn.functional.dropout(x, 0.5) + x.tanh()
+
+fast = torch.compile(model, backend=torchair.get_npu_backend())
+print(fast(torch.randn(20).npu()).device)
 """
 
 

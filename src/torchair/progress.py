@@ -45,3 +45,4 @@ class Steps:
     ) -> None:
         if self._status is not None:
             self._status.stop()
+            self._status = None

@@ -49,7 +49,8 @@ def verify(
     if (meant := mode_of(mode)) is not None:
         known.mode = meant
     begun = time.perf_counter()
-    verifier = Verifier(Wish(Path(folder), every_node))
+    wish = Wish(Path(folder), every_node)
+    verifier = Verifier(wish)
     plain = getattr(model, "_orig_mod", model)
     compiled = torch.compile(
         plain, backend=get_npu_backend(compiler_config=known), dynamic=dynamic
@@ -57,8 +58,9 @@ def verify(
     first = (inputs, keywords)
     calls = [first, tree_map(reordered, first), first, *((args, keywords) for args in more)]
     limits = torch._dynamo.config.patch(recompile_limit=_VERSIONS, cache_size_limit=_VERSIONS)
-    with _restored(plain), limits, observed(verifier):
-        for call in calls:
+    with _restored(plain), limits, observed(verifier), wish.steps as steps:
+        for number, call in enumerate(calls):
+            steps.next(f"call {number}")
             args, named = tree_map(_own, call)
             _call(compiled, args, named, training)
     verifier.report.seconds = time.perf_counter() - begun

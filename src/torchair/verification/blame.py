@@ -82,6 +82,7 @@ class Suspects:
         self._settings = Settings.of(compilation.config)
         self._engine_settings = engine_settings(compilation.config)
         self._gm = self._device.on_host(compilation.gm)
+        self._start = call.start.on_host(call.args)
         self._mutated = {n.name for n in mutated_arguments(self._gm)}
         self.notes: list[str] = []
 
@@ -135,11 +136,11 @@ class Suspects:
         ]
 
     def _observe(self, run: Callable[[list[Any]], Found]) -> Found:
-        with torch.no_grad(), self._call.start.again():
+        with torch.no_grad(), self._start.again():
             return run(self._arguments())
 
     def _check(self, base: fx.GraphModule, seen: Seen) -> Wrong | None:
-        return LocalCheck(base, seen).first_wrong(self._arguments(), self._call.start)
+        return LocalCheck(base, seen).first_wrong(self._arguments(), self._start)
 
     def _check_fx(self, base: fx.GraphModule, gm: fx.GraphModule) -> Wrong | None:
         return self._check(base, self._observe(lambda args: run_fx(gm, args)))

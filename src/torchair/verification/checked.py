@@ -4,7 +4,7 @@ a few bits against float64."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from torchair.concrete import ConcreteGraph
+from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
 from torchair.log import logger
@@ -20,9 +20,9 @@ from torchair.pipeline import Compilation
 from torchair.progress import Steps
 from torchair.runner import GmRunner
 from torchair.verification.blame import Blame, Call, Suspects, copied, line_of
-from torchair.verification.judge import close
-from torchair.verification.local import LocalCheck
-from torchair.verification.report import Finding, GraphReport, Report
+from torchair.verification.judge import Difference, close, difference
+from torchair.verification.local import LocalCheck, Wrong
+from torchair.verification.report import Finding, GraphReport, Report, Stage
 from torchair.verification.reproduce import write_script
 from torchair.verification.watching import Randomness, Seen
 
@@ -33,6 +33,7 @@ class Wish:
 
     folder: Path  # for programs that show an error again
     every_node: bool = False  # look at all nodes even where the results are right
+    steps: Steps = field(default_factory=lambda: Steps("torchair verify"))  # to show progress
 
 
 class Verifier:
@@ -56,6 +57,26 @@ class Verifier:
         return GmRunner(check, compilation.runner.trace)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A result as it was handed out."""
+
+    number: int
+    tensor: Tensor
+    content: Tensor
+    version: int  # torch counts who writes to it, and does not know of our kernels
+
+    @property
+    def is_overwritten(self) -> bool:
+        if self.tensor._version != self.version:
+            return False
+        return difference(self.tensor, self.content) is not None
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 class _Check:
     """One graph."""
 
@@ -68,7 +89,11 @@ class _Check:
         self._kept = [
             i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static
         ]
-        self._mode = Settings.of(compilation.config).mode
+        settings = Settings.of(compilation.config)
+        self._mode = settings.mode
+        replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
+        self._owned = replays and not settings.share_results  # results belong to the caller
+        self._before: list[_Held] = []  # results of the call before
 
     def __call__(self, *args: Any) -> Any:
         return self.entry(args)
@@ -86,6 +111,7 @@ class _Check:
         call = Call(before, start, Seen(list(results), after))
         try:
             self._look(call, number)
+            self._look_back(call, number)
         except Exception as e:  # the program of the user goes on
             logger.warning("torchair verify could not look at %s: %s", self._entry.name, e)
             why = (str(e).splitlines() or [type(e).__name__])[0]
@@ -96,14 +122,34 @@ class _Check:
     def _look(self, call: Call, number: int) -> None:
         if not self._wish.every_node and self._is_right(call):
             return
-        with Steps(f"torchair verify, {self._entry.name}") as steps:
-            suspects = Suspects(self._compilation, call, steps)
-            blame = suspects.first()
+        with self._wish.steps as steps:
+            blame = Suspects(self._compilation, call, steps).first()
         if blame is not None:
             self._entry.finding = self._finding(blame, number)
         elif not self._wish.every_node:
             note = f"call {number} differs from eager by rounding that many nodes amplify"
             self._entry.notes.append(note)
+
+    def _look_back(self, call: Call, number: int) -> None:
+        """Whether the results of the call before are what they were: replays must not write where
+        an earlier one left its results."""
+        if not self._owned:
+            return
+        (output,) = self._gm.graph.find_nodes(op="output")
+        for held in self._before:
+            if self._entry.finding is None and held.is_overwritten:
+                error = Difference(float("inf"), 0.0, 0.0, "it changed after it was handed out")
+                source = output.args[0][held.number]
+                what = f"result {held.number} of the call before"
+                wrong = Wrong(source, error, None, what, (), ())
+                blame = Blame(wrong, Stage.REPLAY, "writes where an earlier one left its results")
+                self._entry.finding = self._finding(blame, number)
+        given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}
+        self._before = [
+            _Held(i, r, copied(r), r._version)
+            for i, r in enumerate(call.seen.results)
+            if isinstance(r, Tensor) and _memory(r) not in given
+        ]
 
     def _is_right(self, call: Call) -> bool:
         """Whether results and updated arguments are as good as those of eager."""

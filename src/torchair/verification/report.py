@@ -73,13 +73,14 @@ class GraphReport:
 
 @dataclass
 class Report:
-    """All graphs of a model or a program. True if all calls were checked and no error was found."""
+    """All graphs of a model or a program. True if there are any, all of their calls were checked,
+    and no error was found."""
 
     graphs: list[GraphReport] = field(default_factory=list)
     seconds: float = 0.0
 
     def __bool__(self) -> bool:
-        return not self.findings and not self.unchecked
+        return bool(self.graphs) and not self.findings and not self.unchecked
 
     @property
     def unchecked(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 
 from torchair.catalog.reference import interpret, placed, run_node
 from torchair.devices.call import GraphCall
+from torchair.devices.hosted import host_memory
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.calls import input_reader, result_builder
 from torchair.engine.run.executor import Run
@@ -57,7 +59,18 @@ class Randomness:
 
     def __init__(self) -> None:
         self._host = torch.random.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self._devices = {m: m.get_rng_state_all() for m in _device_modules()}
+
+    def on_host(self, args: Sequence[Any]) -> Randomness:
+        """The same where the host stands for the emulated device of some arguments: it goes on with
+        the numbers of that device."""
+        places = (a.device for a in args if isinstance(a, Tensor))
+        place = next((d for d in places if host_memory(d) is not None), None)
+        if place is None:
+            return self
+        made = copy.copy(self)
+        made._host = self._devices[torch.get_device_module(place)][place.index or 0]
+        return made
 
     def again(self) -> AbstractContextManager[Any]:
         """A block in which the generators go on from this state."""
@@ -66,8 +79,15 @@ class Randomness:
     def restore(self) -> None:
         """Put the generators into this state."""
         torch.random.set_rng_state(self._host)
-        for device, state in enumerate(self._cuda):
-            torch.cuda.set_rng_state(state, device)
+        for module, states in self._devices.items():
+            module.set_rng_state_all(states)
+
+
+def _device_modules() -> list[Any]:
+    """Of devices with generators of their own that are in use."""
+    found = [torch.cuda] if torch.cuda.is_initialized() else []
+    npu = getattr(torch, "npu", None)
+    return [*found, npu] if hasattr(npu, "get_rng_state_all") else found
 
 
 class _Replayed:
