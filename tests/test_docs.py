@@ -27,6 +27,7 @@ PROGRAMS = {
     "examples/replay.py": ("equal to eager", ["docs/npugraph_ex.md"]),
     "examples/deploy.py": ("second: read", ["docs/deploy.md"]),
     "examples/export.py": ("", ["docs/export.md"]),
+    "examples/quantised.py": ("weights say: True", ["docs/quantisation.md"]),
     "examples/verify.py": ("lines show it again", ["docs/verify.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
