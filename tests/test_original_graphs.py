@@ -136,6 +136,21 @@ def test_a_dynamic_dump_ends_with_the_net_output(name, tmp_path):
     assert sorted(steps) == [o for o in CASES[name].optimized.split() if o != "Mul"]
 
 
+@pytest.mark.parametrize(
+    ("dims", "perm", "operators_of"),
+    [
+        ((6, 6, 4, 1), (0, 1, 3, 2), "Gather Gather Pack Reshape Shape Shape"),
+        ((2, 3, 1), (2, 0, 1), "Gather Gather Pack Reshape Shape Shape"),
+        ((5, 1, 1), (1, 0, 2), "Reshape"),
+        ((2, 3, 1), (1, 0, 2), "Transpose"),
+    ],
+)
+def test_dims_of_one_move_without_a_transpose(dims, perm, operators_of, tmp_path):
+    case = Case(lambda: Calls(lambda x: x.permute(perm) + 1), (dims,), "", "")
+    original, _ = dumps(case, tmp_path, dynamic=True)
+    assert sorted(o for o in operators(original) if o != "Add") == operators_of.split()
+
+
 def test_other_backends_trace_as_before():
     seen = []
 

@@ -18,6 +18,7 @@ from torchair import ge
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.convert.shape import members
+from torchair.convert.sizes import size_of
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
@@ -158,18 +159,12 @@ def sym_log2(a: Value) -> Value:
 # ---- sizes of tensors ----
 
 
-def _size(x: Value, dim: int) -> Value:
-    size = ge.Gather(ge.Shape(x, dtype=INT64), dim)
-    size.node.attrs["_force_unknown_shape"] = attr.Bool(True)
-    return size
-
-
 @builtin(aten.sym_size, aten.sym_size.int)
 def sym_size(self: Value, dim: int, *, meta_outputs: Any = None) -> Any:
     """sym_size.int(Tensor self, int dim) -> SymInt"""
     assert self.shape is not None
     known = self.shape[dim]
-    return known if isinstance(known, int) else _size(self, dim % self.rank)
+    return known if isinstance(known, int) else size_of(self, dim % self.rank)
 
 
 @builtin(aten.sym_numel, aten.sym_numel.default)
@@ -228,7 +223,7 @@ def _symbol_value(symbol: Sym) -> Value:
     for value in data:
         for dim, size in enumerate(value.shape or ()):
             if size == symbol:
-                return _size(value, dim)
+                return size_of(value, dim)
     raise Decline(f"the size {symbol} is not an input")
 
 

@@ -24,7 +24,7 @@ from torchair.convert.automatic import automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.generic import Metas, torch_call
 from torchair.convert.registry import Decline, Entry, builtin, find
-from torchair.convert.shape import sizes
+from torchair.convert.sizes import sizes
 from torchair.ge.graph import Fact, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import contiguous_strides
 from torchair.log import logger

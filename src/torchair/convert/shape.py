@@ -11,7 +11,6 @@ from torchair import ge
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.convert.views import PendingView, ViewFolder
-from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
@@ -27,15 +26,6 @@ def members(x: Any) -> list[Any]:
     packed = x.node.inputs["x"]
     assert x.node.type == "Pack" and isinstance(packed, list)
     return [v.content if v.node.type == "Const" else v for v in packed]
-
-
-def sizes(elements: Sequence[Any]) -> Any:
-    """A list argument again: a plain list, or one Pack when an element is a value."""
-    if not any(isinstance(e, Value) for e in elements):
-        return list(elements)
-    packed = ge.Pack(list(elements), N=len(elements), axis=0)
-    packed.node.attrs["_force_unknown_shape"] = attr.Bool(True)
-    return packed
 
 
 # ---- reshapes and permutes ----

@@ -11,7 +11,8 @@ from torchair import ge
 from torchair.convert.control import sym_size
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
-from torchair.convert.shape import members, sizes
+from torchair.convert.shape import members
+from torchair.convert.sizes import sizes
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import Dim

@@ -11,7 +11,8 @@ from torchair import ge
 from torchair.convert.control import value_of
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
-from torchair.convert.shape import members, sizes
+from torchair.convert.shape import members
+from torchair.convert.sizes import sizes
 from torchair.ge.graph import Value
 from torchair.ge.shapes import Sym, contiguous_strides, from_torch, is_static, numel
 

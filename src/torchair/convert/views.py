@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair import ge
+from torchair.convert.sizes import size_of, sizes
 from torchair.ge.graph import Node, Tensor, Value
 from torchair.ge.shapes import Dim, Shape, numel
 
@@ -102,10 +103,16 @@ def _emit(x: PendingView) -> Value:
         if x.pre is not None and x.pre != value.shape:
             value = _reshape(value, x.pre)
         value = ge.Transpose(value, list(x.perm))
-    return value if x.dims == value.shape else _reshape(value, x.dims)
+    return value if x.dims == value.shape else _reshape(value, x.dims, x.source)
 
 
-def _reshape(value: Value, dims: Shape) -> Value:
+def _reshape(value: Value, dims: Shape, source: Value | None = None) -> Value:
+    """One dim may be left open; several that only the call tells are taken from the source."""
+    if sum(not isinstance(d, int) for d in dims) > 1 and source is not None:
+        known = list(source.shape or ())
+        open_dims = dict.fromkeys(d for d in dims if not isinstance(d, int))
+        made = {d: size_of(source, known.index(d)) for d in open_dims}
+        return ge.Reshape(value, sizes([d if isinstance(d, int) else made[d] for d in dims]))
     return ge.Reshape(value, [d if isinstance(d, int) else -1 for d in dims])
 
 
@@ -113,9 +120,10 @@ def _keeps_order(x: PendingView) -> bool:
     before = x.pre if x.pre is not None else x.source.shape
     assert before is not None and x.perm is not None
     moved = [p for p in x.perm if before[p] != 1]
-    symbols = sum(not isinstance(d, int) for d in x.dims)
-    written = symbols == 0 or (symbols == 1 and 0 not in x.dims)  # a -1 beside a 0 is ambiguous
-    return moved == sorted(moved) and written
+    symbols = [d for d in x.dims if not isinstance(d, int)]
+    if len(symbols) == 1:
+        return moved == sorted(moved) and 0 not in x.dims  # a -1 beside a 0 is ambiguous
+    return moved == sorted(moved) and all(d in (x.source.shape or ()) for d in symbols)
 
 
 def resolve_dims(dims: Sequence[Dim], shape: Shape) -> Shape:
