@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -349,11 +350,24 @@ class Program:
         try:
             for line in self.body:
                 exec(line.replace(".float()", ".double()"), names)
+                if (made := re.match(r"(v\d+) = ", line)) is not None:
+                    self._keep_apart(made[1], names)
         finally:
             torch.set_default_dtype(usual)
         ends = [names[n] for n in [*self.results, *self.given]]
         ends += gradients([names[n] for n in self.results], given)
         return ends, [v for n, v in names.items() if n in self.values]
+
+    def _keep_apart(self, name: str, names: dict[str, Any]) -> None:
+        """A conversion that copies does so in float64 too, where it has nothing to convert."""
+        there = _memory(names[name])
+        shared = [n for n in self.values if n in names and _memory(names[n]) == there]
+        if any(_memory(self.values[n]) != _memory(self.values[name]) for n in shared):
+            names[name] = names[name].clone()
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def wanting_gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -30,12 +30,13 @@ def written(*body: str) -> Trial:
     """A trial of a program that was written by hand, of a number of float64 and a vector."""
     trial = Trial(0)
     trial.mode, trial.frozen, trial.special, trial.shared = "max-autotune", False, False, False
+    trial.backward = trial.inference = trial.dynamic = trial.automatic = False
     program = trial.program
     program.given = ["x0", "x1"]
     number, vector = torch.tensor(3.0, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
     program.makes = [lambda size: number.clone(), lambda size: vector.clone()]
     program.body, program.results = list(body), ["v0"]
-    program.values = {"x0": number, "x1": vector, "v0": vector}
+    program.values = {"x0": number, "x1": vector, "v0": vector.clone()}
     return trial
 
 
@@ -57,3 +58,11 @@ def test_what_tracing_does_not_lose_is_no_excuse(monkeypatch: pytest.MonkeyPatch
         plain = judged(written("v0 = x1.exp() + x0"))
     assert "result 0" in verdict.wrong and not verdict.excused
     assert "result 0" in plain.wrong
+
+
+def test_float64_copies_where_the_program_does() -> None:
+    """A conversion there and back is a copy, though float64 has nothing to convert."""
+    trial = written("v0 = x1.to(f32).to(f64)", "v0.mul_(2)")
+    with quiet():
+        (result, _, vector), _ = trial.program.wide(trial.arguments(0))
+    assert torch.equal(result, vector * 2)
