@@ -390,7 +390,6 @@ PRODUCTS = [
         lambda x, w, s: reference.product(
             x, torch.stack([torch.arange(8), -1 - torch.arange(8)]) * s.double()
         ),
-        generic=True,
     ),
 ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.matmul.kernel import product
 from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ops import npu
+from torchair.ops.npu.checks import pack_int4
 
 GUARD = 64  # bytes around scratch memory that must stay as they are
 NAMES = {v: k for k, v in TYPES.items()} | {torch.int8: "i8"}
@@ -207,6 +208,21 @@ def test_weights_that_change_are_packed_again_also_when_they_need_more_bits():
     close(layer, fast, x)
     layer.weight.data.fill_(100)
     close(layer, fast, x)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_integers_packed_into_int32_are_unpacked_once(turned, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    q = Quantised(72, 96, 4, 32, torch.float32, True)
+    layer = Layer(q, torch.float32, bias=True)
+    whole = q.integers if turned else q.integers.t().contiguous()
+    packed = pack_int4(whole)
+    layer.weight = nn.Parameter(packed.t() if turned else packed, requires_grad=False)
+    fast = torch.compile(layer, backend="torchair", fullgraph=True)
+    close(layer, fast, torch.randn(2, 96))
+    units = capsys.readouterr().out
+    assert "matmul    WeightQuantBatchMatmulV2 Relu Add " in units and "0 generic" in units
+    assert "LeftShift" not in units.partition("lay_out_filters")[2]
 
 
 def test_groups_that_do_not_fit_are_refused():

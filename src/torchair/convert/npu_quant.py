@@ -12,8 +12,9 @@ from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value
+from torchair.ge.shapes import is_static
 from torchair.ops.npu import matmul, quant
-from torchair.ops.npu.checks import dtype_of
+from torchair.ops.npu.checks import INT4_IN_INT32, dtype_of
 from torchair.ops.npu.grouped import kind_of
 
 _TEXTS = {
@@ -107,8 +108,8 @@ def weight_quant_batchmatmul(
 ) -> Any:  # fmt: skip
     """npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, ...)
     -> Tensor"""
-    _no_packed(weight)
     _no_others({"weight_dtype": weight_dtype})
+    weight = _unpacked_weight(weight, x)
     if quant_scale is not None and quant_scale.dtype == DataType.DT_INT64:
         quant_scale = ge.Cast(quant_scale, dst_type=DataType.DT_UINT64)
     return ge.WeightQuantBatchMatmulV2(
@@ -116,6 +117,31 @@ def weight_quant_batchmatmul(
         transpose_x=False, transpose_weight=False, antiquant_group_size=antiquant_group_size,
         dtype=-1, inner_precise=inner_precise,
     )  # fmt: skip
+
+
+def _unpacked_weight(weight: Value, x: Value) -> Value:
+    """The integers of a weight, of which an int32 may hold eight of four bits: neighbours along
+    its columns, or along its rows if it was transposed after that."""
+    if weight.dtype != DataType.DT_INT32:
+        return weight
+    features, dims = (x.shape or ())[-1], weight.shape or ()
+    if len(dims) != 2 or not is_static([*dims, features]):
+        raise Decline(_PACKED)
+    if dims[0] == features:
+        return _unpacked(weight)
+    return ge.Transpose(_unpacked(ge.Transpose(weight, ge.Const([1, 0]))), ge.Const([1, 0]))
+
+
+def _unpacked(packed: Value) -> Value:
+    """Eight integers from each of the last dim, the first in the lowest bits."""
+    int32, (rows, columns) = DataType.DT_INT32, packed.shape or ()
+    parts = []
+    for k in range(INT4_IN_INT32):
+        high = ge.LeftShift(packed, ge.Const(28 - 4 * k, dtype=int32))
+        parts.append(ge.RightShift(high, ge.Const(28, dtype=int32)))
+    together = ge.Pack(parts, N=len(parts), axis=2)
+    whole = ge.Reshape(together, ge.Const([rows, columns * INT4_IN_INT32]))
+    return ge.Cast(whole, dst_type=DataType.DT_INT8)
 
 
 # ---- products of groups ----
