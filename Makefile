@@ -3,15 +3,16 @@
 PYTHON ?= python3
 WORKERS ?= 2
 SECONDS ?= 60
+BROWSER := $(if $(shell command -v chromium),, and not browser)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance fuzz hardship timm test-cuda clean
+.PHONY: help setup demo test lint bench conformance fuzz hardship timm test-cuda test-browser clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv and install torch and this package, again when pyproject.toml changed
 
@@ -29,7 +30,7 @@ demo: setup  ## compile and run a small model
 
 test: lint  ## lint, then all tests that need no accelerator
 	@echo "== tests"
-	$(PY) -m pytest tests -n $(WORKERS) --dist worksteal -m "not cuda and not slow and not timm"
+	$(PY) -m pytest tests -n $(WORKERS) --dist worksteal -m "not cuda and not slow and not timm$(BROWSER)"
 
 lint: setup  ## ruff and mypy
 	@echo "== ruff"
@@ -78,6 +79,9 @@ timm: setup  ## models of timm: right in both modes, then against eager; about a
 
 fuzz: setup  ## random programs against eager, for SECONDS of time
 	$(PY) tests/fuzz.py --seconds $(SECONDS) --jobs $(WORKERS)
+
+test-browser: setup  ## the report in Chromium, which must be in the PATH; `make test` has it where it is
+	$(PY) -m pytest tests/test_report.py -m browser
 
 test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
 	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda

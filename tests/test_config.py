@@ -258,8 +258,8 @@ def test_fresh_config(config: CompilerConfig) -> None:
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
     # 71 of the original, the hidden directory of the summary, strict_converters, native_code
     # and kernel_cache, three that only npugraph_ex had, four of capture that are ours, and the
-    # timeline.
-    assert len(list(leaves(config))) == 71 + 1 + 3 + 3 + 4 + 2
+    # timeline and the report.
+    assert len(list(leaves(config))) == 71 + 1 + 3 + 3 + 4 + 2 + 1
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:
@@ -1053,7 +1053,7 @@ def doc_rows(heading: str) -> list[list[str]]:
 
 
 def documented_path(path: str) -> str:
-    public = {f"debug.{dump}._path" for dump in ("graph_dump", "data_dump", "timeline")}
+    public = {f"debug.{dump}._path" for dump in ("graph_dump", "data_dump", "timeline", "report")}
     return path.replace("._path", ".path") if path in public else path
 
 

@@ -28,6 +28,7 @@ PROGRAMS = {
     "examples/deploy.py": ("second: read", ["docs/deploy.md"]),
     "examples/export.py": ("", ["docs/export.md"]),
     "examples/quantised.py": ("weights say: True", ["docs/quantisation.md"]),
+    "examples/report.py": ("kernels", ["docs/report.md"]),
     "examples/verify.py": ("lines show it again", ["docs/verify.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
@@ -90,6 +91,7 @@ def test_readme_example_runs(tmp_path):
         ("custom_ops.md", "own_operators.py"),
         ("deploy.md", "deploy.py"),
         ("export.md", "export.py"),
+        ("report.md", "report.py"),
     ],
 )
 def test_quoted_code_is_the_one_that_runs(page, program):

@@ -66,8 +66,24 @@ def _teach_dynamo(_module: Any) -> None:
     teach_dynamo()
 
 
+def _offer_reports(pipeline: Any) -> None:
+    """Tell the compiler who writes reports, when it comes."""
+
+    def reporter(path: str) -> Any:
+        from torchair.reporting.recorder import reporter_at
+
+        return reporter_at(path)
+
+    pipeline.reporter = reporter
+
+
 legacy.install()
-when_imported({"torch.distributed._functional_collectives": _teach_dynamo})
+when_imported(
+    {
+        "torch.distributed._functional_collectives": _teach_dynamo,
+        "torchair.pipeline": _offer_reports,
+    }
+)
 _ = ops
 
 

@@ -1,8 +1,9 @@
 """The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
 keeps timelines of its graphs, `torchair verify` runs one and compares its graphs with eager,
-`torchair compare` compares data dumps, `torchair check` looks for stream problems in a graph file,
-`torchair run` runs an Ascend script anywhere, `torchair run-air` runs a model file, `torchair
-cache` shows or clears the kernels on disk, `torchair env` describes this machine."""
+`torchair report` runs one and writes a page about its graphs, `torchair compare` compares data
+dumps, `torchair check` looks for stream problems in a graph file, `torchair run` runs an Ascend
+script anywhere, `torchair run-air` runs a model file, `torchair cache` shows or clears the kernels
+on disk, `torchair env` describes this machine."""
 
 from __future__ import annotations
 
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verify.add_argument("--every-node", action="store_true", help="even where results are right")
     verify.add_argument("script", help="Python program")
     verify.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    about = commands.add_parser("report", help="run a program, write a page about its graphs")
+    about.add_argument("-o", "--output", default="report.html", help="file, `report.html`")
+    about.add_argument("script", help="Python program")
+    about.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     compare = commands.add_parser("compare", help="two data dumps, matched by FX names")
     compare.add_argument("first", metavar="DUMP_A", help="folder of an eager npy or a GE dump")
     compare.add_argument("second", metavar="DUMP_B", help="folder of another")
@@ -78,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _check(options.file)
     if options.command == "verify":
         return _verify(options)
+    if options.command == "report":
+        return _report(options)
     if options.command == "compare":
         return _compare(options)
     return _ops(options.pattern, options.markdown)
@@ -121,6 +128,25 @@ def _verify(options: argparse.Namespace) -> int:
     if code:
         raise SystemExit(code)
     return 0 if verifier.report else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    """Run a program, and write the page even if it fails: what was compiled until then helps."""
+    from torchair.pipeline import observed
+    from torchair.reporting.recorder import Reporter
+
+    reporter = Reporter(Path(options.output), Path(options.script).name)
+    code: Any = 0
+    try:
+        with observed(reporter, changes=True):
+            code = launcher.run(launcher.RunOptions(options.script, options.arguments))
+    except SystemExit as leaving:
+        code = leaving.code
+    finally:
+        print(reporter.write())
+    if code:
+        raise SystemExit(code)
+    return 0
 
 
 def _print(report: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from torchair.errors import GraphError
 from torchair.flags import Flags
 from torchair.log import logger
-from torchair.trace import PassRecord, Trace
+from torchair.trace import Change, PassRecord, Trace
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,19 @@ class Kind:
     names: Callable[[Any], list[str]] = lambda _graph: []  # of nodes, in order
     kinds: Callable[[Any], Counter[str]] | None = None  # a coarser count, for the log
     shown: Callable[[Any], object] | None = None  # what the log shows of a graph that was changed
+    lines: Callable[[Any], list[str]] = lambda _graph: []  # one for each node, for differences
 
 
 @dataclass
 class Look:
     """What is compared before and after a pass: a fingerprint, counts by target and by kind, names
-    of nodes."""
+    of nodes, and their lines if changes are kept."""
 
     mark: int
     counts: Counter[str]
     kinds: Counter[str] | None
     names: list[str]
+    lines: list[str]
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class PassRunner:
             step.name, seconds, before.counts.total(), after.counts.total(), changed=changed
         )
         self.trace.records.append(record)
+        if changed and self.trace.changes is not None:
+            self.trace.changes.append(self._change(step, record, before, after))
         if self.trace.writes:
             what = f"graph_after_{step.name}"
             self.trace.write(what, self.kind.file_type, self.kind.text(graph))
@@ -131,7 +136,15 @@ class PassRunner:
             self.kind.count(graph),
             kinds(graph) if kinds is not None and wanted else None,
             self.kind.names(graph) if wanted else [],
+            self.kind.lines(graph) if self.trace.changes is not None else [],
         )
+
+    def _change(self, step: Pass, record: PassRecord, before: Look, after: Look) -> Change:
+        lines = difflib.unified_diff(before.lines, after.lines, n=1, lineterm="")
+        return Change(
+            self.kind.name, record.name, step.doc, record.seconds, record.nodes_before,
+            record.nodes_after, tuple(lines)[2:],
+        )  # fmt: skip
 
     def _verify(self, step: Pass, graph: Any) -> None:
         try:

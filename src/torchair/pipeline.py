@@ -75,16 +75,22 @@ Observer = Callable[[Compilation], GmRunner]
 """Is told of each graph that is compiled, and gives what runs."""
 
 _observers: list[Observer] = []
+_keepers: list[Observer] = []  # those of them that want to see what passes change
+reporter: Callable[[str], Observer] | None = None
+"""Gives who writes the report at a path; set by the package, which knows the rooms above."""
 
 
 @contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Let somebody look on while graphs are compiled."""
+def observed(observer: Observer, changes: bool = False) -> Iterator[None]:
+    """Let somebody look on while graphs are compiled, and see the `changes` of passes."""
     _observers.append(observer)
+    _keepers.extend([observer] if changes else [])
     try:
         yield
     finally:
         _observers.remove(observer)
+        if changes:
+            _keepers.remove(observer)
 
 
 class NpuFxCompiler:
@@ -110,12 +116,17 @@ class NpuFxCompiler:
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
+        observers = _observers
+        if settings.report_path is not None and reporter is not None:
+            observers = [*observers, reporter(settings.report_path)]
+        if len(observers) > len(_observers) or _keepers:
+            trace.changes = []
         mark_side_effects()
         quiet = no_garbage_collection()
         with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
             made = self._compile(gm, example_inputs, settings, trace)
             runner = GmRunner(made, trace)
-            for observer in _observers:
+            for observer in observers:
                 static, inputs = self._static_arguments(trace), list(example_inputs)
                 runner = observer(
                     Compilation(gm, inputs, self.config, static, trace.phase, made, runner)

@@ -50,6 +50,19 @@ class PassRecord:
     changed: bool
 
 
+@dataclass(frozen=True)
+class Change:
+    """What one pass made of a graph: the lines that differ, as in a unified difference."""
+
+    kind: str  # of graph: "fx" or "ge"
+    name: str
+    about: str  # what the pass says of itself
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    lines: tuple[str, ...]
+
+
 @dataclass
 class Trace:
     """Records of one compilation, and its debug directory when that is switched on."""
@@ -58,6 +71,7 @@ class Trace:
     directory: Path | None = None
     records: list[PassRecord] = field(default_factory=list)
     most: int | None = None  # passes that may run, for who looks for the one that is wrong
+    changes: list[Change] | None = None  # what passes changed, if somebody wants to see it
 
     def __post_init__(self) -> None:
         self._count = itertools.count()

@@ -69,6 +69,22 @@ class TimelineConfig(_PathDump):
     _path = OptionValue(".").emits("torchair.timeline", when="type")
 
 
+class ReportConfig(Section):
+    """One page about all graphs of the process, for a browser."""
+
+    _path = OptionValue(None)
+
+    @property
+    def path(self) -> str | None:
+        """The file, free of links once assigned; None: no report."""
+        file: str | None = self._path.value
+        return file
+
+    @path.setter
+    def path(self, file: str | os.PathLike[str]) -> None:
+        self._path = os.path.realpath(file)
+
+
 class FxSummaryConfig(_Dump):
     """Table of the operators of a graph and how well the converters cover them."""
 
@@ -103,6 +119,7 @@ class DebugConfig(Section):
 
     graph_dump = GraphDumpConfig()
     timeline = TimelineConfig()
+    report = ReportConfig()
     data_dump = DataDumpConfig()
     fx_summary = FxSummaryConfig()
     aclgraph = AclgraphDebugConfig()

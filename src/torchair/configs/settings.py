@@ -81,6 +81,7 @@ class Settings:
     fx_summary_type: Annotated[str | None, Source("debug.fx_summary.type", _text)]
     fx_summary_path: Annotated[str | None, Source("debug.fx_summary._path", _text)]
     fx_summary_skip_compile: Annotated[bool, Source("debug.fx_summary.skip_compile", bool)]
+    report_path: Annotated[str | None, Source("debug.report.path", _text)]
     run_eagerly: Annotated[bool, Source("debug.run_eagerly", bool)]
     deadlock_check: Annotated[bool, Source("debug.deadlock_check", bool)]
 

@@ -455,15 +455,20 @@ class TorchNpuGraph:
                     self._profiled[pool] = self._looked_on(pool.plan, KernelRows)
             return self._profiled[pool]
 
-    def _looked_on(self, plan: Plan, watch: Watch) -> ProgramPool | MemberPool:
-        """Programs of a plan whose steps run one by one, on one lane, while someone looks on."""
+    def _looked_on(
+        self, plan: Plan, watch: Watch, lanes: Lanes | None = None
+    ) -> ProgramPool | MemberPool:
+        """Programs of a plan whose steps run one by one while someone looks on, on one lane if no
+        others are given."""
         own = [copy.copy(step) for step in plan.steps]  # scheduling changes them
         alone = replace(plan, steps=own, schedule=None)
-        return self._compiled.bind(alone, watch, Lanes(self.graph, single=True))
+        return self._compiled.bind(alone, watch, lanes or Lanes(self.graph, single=True))
 
-    def run_watched(self, inputs: Sequence[torch.Tensor], watch: Watch) -> list[torch.Tensor]:
-        """Outputs by a program made for this call, of which `watch` sees each step. All that its
-        steps write is there as tensors."""
+    def run_watched(
+        self, inputs: Sequence[torch.Tensor], watch: Watch, on_lanes: bool = False
+    ) -> list[torch.Tensor]:
+        """Outputs by a program made for this call, of which `watch` sees each step, on one lane or
+        on those of the graph. All that its steps write is there as tensors."""
         session = self.edition_for(inputs)
         seen = session.seen(inputs)
         pool = session._find(seen)
@@ -472,7 +477,8 @@ class TorchNpuGraph:
         plan = pool.plan
         every = plan.read.union(*(step.outs for step in plan.steps))
         with torch.no_grad():
-            return session._looked_on(replace(plan, read=every), watch).run(seen)
+            lanes = session.lanes if on_lanes else None
+            return session._looked_on(replace(plan, read=every), watch, lanes).run(seen)
 
     def _freshen(self, key: Any) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -40,7 +40,7 @@ class Timeline:
 
     def recorder(self, plan: Plan) -> Recorder:
         """Someone who looks on while one program runs."""
-        return _OnCpu(self, plan) if plan.on_host else _OnStreams(self, plan)
+        return recorder(self, plan)
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
         """Take a call over, and write the file."""
@@ -90,13 +90,25 @@ class Timeline:
         return arrows
 
 
+class Sink(Protocol):
+    """Who takes the times of calls."""
+
+    def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
+        """One call has ended."""
+
+
+def recorder(sink: Sink, plan: Plan) -> Recorder:
+    """Someone who looks on while one program runs, and tells `sink`."""
+    return _OnCpu(sink, plan) if plan.on_host else _OnStreams(sink, plan)
+
+
 class _OnCpu:
     """Times of steps that have run when they return."""
 
     alone = True
 
-    def __init__(self, timeline: Timeline, plan: Plan) -> None:
-        self._timeline, self._plan = timeline, plan
+    def __init__(self, sink: Sink, plan: Plan) -> None:
+        self._sink, self._plan = sink, plan
         self._slices: list[Slice] = []
 
     def begin(self) -> None:
@@ -113,7 +125,7 @@ class _OnCpu:
         return timed
 
     def end(self) -> None:
-        self._timeline.add(self._plan, sorted(self._slices, key=lambda s: s[2]))
+        self._sink.add(self._plan, sorted(self._slices, key=lambda s: s[2]))
 
 
 class _OnStreams:
@@ -121,8 +133,8 @@ class _OnStreams:
 
     alone = True
 
-    def __init__(self, timeline: Timeline, plan: Plan) -> None:
-        self._timeline, self._plan = timeline, plan
+    def __init__(self, sink: Sink, plan: Plan) -> None:
+        self._sink, self._plan = sink, plan
         self._module: Any = torch.get_device_module(torch.device(plan.device))
         self._issued: list[tuple[str, int, Any, Any]] = []
         self._zero = self._module.Event(enable_timing=True)
@@ -152,7 +164,7 @@ class _OnStreams:
         slices = [
             (lane, k, self._since(begin), self._since(end)) for lane, k, begin, end in self._issued
         ]
-        self._timeline.add(self._plan, slices)
+        self._sink.add(self._plan, slices)
 
     def _since(self, event: Any) -> float:
         return self._at + 1e3 * float(self._zero.elapsed_time(event))

@@ -61,4 +61,8 @@ def _graph(gm: fx.GraphModule) -> fx.Graph:
     return gm.graph
 
 
-FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds, _graph)
+def _lines(gm: fx.GraphModule) -> list[str]:
+    return [str(n.format_node()) for n in gm.graph.nodes]
+
+
+FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds, _graph, _lines)

@@ -37,6 +37,7 @@ from torchair.engine.optimize.passes.updates import (
     optimize_reference_op_redundant_copy,
 )
 from torchair.ge.graph import Graph
+from torchair.ge.lines import line_of
 from torchair.ge.verify import verify
 from torchair.passes import Kind, Pass
 
@@ -87,7 +88,10 @@ def _fingerprint(graph: Graph) -> int:
 
 def ge_kind(text: Callable[[Graph], str], file_type: str) -> Kind:
     """How the pass runner handles GE graphs; the text form is injected."""
-    return Kind("ge", _count, _fingerprint, verify, text, file_type, lambda g: list(g._nodes))
+    return Kind(
+        "ge", _count, _fingerprint, verify, text, file_type, lambda g: list(g._nodes),
+        lines=lambda g: [line_of(n) for n in g.nodes],
+    )  # fmt: skip
 
 
 __all__ = ["ENGINE_PASSES", "GE_PASSES", "GraphState", "ge_kind"]

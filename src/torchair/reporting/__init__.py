@@ -1,0 +1,1 @@
+"""One page for a browser about all that became of a model: `torchair report`."""

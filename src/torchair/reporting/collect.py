@@ -1,0 +1,195 @@
+"""What the page shows of one graph, as plain data: source lines, FX, GE, steps and how they belong
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from torchair.devices.call import GraphCall
+from torchair.engine.inspect.rows import row_name
+from torchair.engine.inspect.timeline import Slice, recorder
+from torchair.engine.plan.records import Plan, Step
+from torchair.fx.comments import module_path
+from torchair.ge.graph import Node, topological
+from torchair.ge.lines import line_of
+from torchair.pipeline import Compilation
+from torchair.reporting.pictures import kernel_rows, memory_picture, timeline_picture
+from torchair.reporting.sources import Sources
+from torchair.trace import Change
+
+
+@dataclass
+class Seen:
+    """One graph with what a call of it showed."""
+
+    name: str
+    compilation: Compilation
+    mode: str
+    note: str  # why there is no more
+    call: GraphCall | None = None
+    plan: Plan | None = None
+    slices: list[Slice] = field(default_factory=list)
+
+    def look(self, call: GraphCall, args: Sequence[Any]) -> None:
+        """Run the graph once more, on its lanes, and time each step."""
+        inputs = call.collect(args)
+        call.compile(inputs)
+        call.session.run_watched(inputs, lambda plan: recorder(self, plan), on_lanes=True)
+        self.call = call
+
+    def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
+        """Take the times of the call."""
+        self.plan, self.slices = plan, list(slices)
+
+    @property
+    def changes(self) -> list[Change]:
+        """What all passes changed, in order."""
+        session = [] if self.call is None else self.call.session.trace.changes or []
+        return [*(self.compilation.runner.trace.changes or []), *session]
+
+
+def graph_data(seen: Seen) -> dict[str, Any]:
+    """All of one graph."""
+    nodes = list(seen.compilation.gm.graph.nodes)
+    sources = Sources(nodes)
+    made: dict[str, Any] = {
+        "name": seen.name, "phase": seen.compilation.phase, "mode": seen.mode, "note": seen.note,
+        "source": sources.rows,
+        "fx": [[_fx_line(n), sources.row_of(n)] for n in nodes],
+        "ge": [], "steps": [], "kernels": [], "memory": None, "timeline": None,
+        "passes": [_pass_row(c) for c in seen.changes],
+    }  # fmt: skip
+    if seen.call is not None and seen.plan is not None:
+        links = _Links(nodes, seen.call, seen.plan)
+        kernels, kernel_of = kernel_rows(seen.plan)
+        made |= {
+            "fx": [[*row, links.ge_of(n)] for row, n in zip(made["fx"], nodes, strict=True)],
+            "ge": [[line_of(n), links.fx_of(n), n.type] for n in links.graph],
+            "steps": links.steps(kernel_of),
+            "kernels": kernels,
+            "memory": memory_picture(seen.plan),
+            "timeline": timeline_picture(seen.plan, seen.slices),
+            "device": seen.plan.device,
+        }
+    return made
+
+
+class _Links:
+    """How FX nodes, GE nodes and steps belong together, by number."""
+
+    def __init__(self, nodes: Sequence[fx.Node], call: GraphCall, plan: Plan) -> None:
+        self.graph = topological(call.graph.nodes)
+        self._plan, self._nodes = plan, nodes
+        self._fx = {n.name: k for k, n in enumerate(nodes)}
+        self._ge = {n: k for k, n in enumerate(self.graph)}
+        arguments = [k for k, n in enumerate(nodes) if n.op == "placeholder"]
+        self._argument = {
+            data: [arguments[a] for a in source.args if a < len(arguments)]
+            for data, source in zip(call.graph.data, call.state.inputs, strict=True)
+        }
+        self._static = {
+            d for d, s in zip(call.graph.data, call.state.inputs, strict=True) if s.static
+        }
+        self._reasons = _reasons(call)
+        self._of_fx = self._all_of_fx()
+
+    def fx_of(self, node: Node) -> list[int]:
+        """The FX nodes that a GE node came from."""
+        if node in self._argument:
+            return self._argument[node]
+        found = self._fx.get(node.origin.fx_name) if node.origin is not None else None
+        return [] if found is None else [found]
+
+    def ge_of(self, node: fx.Node) -> list[int]:
+        """The GE nodes of an FX node; of one that was merged into a later one, those of that."""
+        return self._of_fx[self._fx[node.name]]
+
+    def _all_of_fx(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self._nodes]
+        for k, node in enumerate(self.graph):
+            for f in self.fx_of(node):
+                found[f].append(k)
+        for f in reversed(range(len(self._nodes))):
+            users = (found[self._fx[u.name]] for u in self._nodes[f].users)
+            found[f] = found[f] or next((u for u in users if u), [])
+        return found
+
+    def steps(self, kernel_of: dict[int, int]) -> list[dict[str, Any]]:
+        """All that runs, in order. `reads` are steps whose results are read, as far as memory
+        tells nothing else: through views and what is no step of its own."""
+        owner = self._owners()
+        reach: dict[Node, frozenset[int]] = {}
+        reads: list[set[int]] = [set() for _ in self._plan.steps]
+        for node in self.graph:
+            sources = frozenset().union(*(reach[v.node] for v in node.values() if v.node in reach))
+            own = owner.get(node)
+            if own is not None:
+                reads[own] |= sources - {own}
+            reach[node] = sources if own is None else frozenset([own])
+        return [
+            self._step_row(k, step, sorted(reads[k]), kernel_of.get(k, -1))
+            for k, step in enumerate(self._plan.steps)
+        ]
+
+    def _owners(self) -> dict[Node, int]:
+        """The step that computes a node, if one does."""
+        found: dict[Node, int] = {}
+        for k, step in enumerate(self._plan.steps):
+            if step.kind != "copy":
+                found |= {n: k for n in step.also or [step.node]}
+        return found
+
+    def _step_row(self, k: int, step: Step, reads: list[int], kernel: int) -> dict[str, Any]:
+        nodes = step.also or [step.node]
+        name = row_name(step).removeprefix("torchair::")
+        return {
+            "name": name if step.kind != "copy" else f"copy for {name}",
+            "kind": "torch" if step.kind in ("out", "call", "late") else step.kind,
+            "ge": sorted(self._ge[n] for n in nodes if n in self._ge), "reads": reads,
+            "module": self._module(nodes), "kernel": kernel,
+            "why": self._reasons.get(step.node, ""),
+        }  # fmt: skip
+
+    def _module(self, nodes: Sequence[Node]) -> str:
+        """Where in the model most of these nodes are."""
+        paths = [module_path(self._nodes[f]) for n in nodes for f in self.fx_of(n)]
+        return max(paths, key=paths.count) if paths else ""
+
+
+def _reasons(call: GraphCall) -> dict[Node, str]:
+    """Why units end where they do, and why nodes are in none."""
+    units = call.session.units
+    if units is None:
+        return {}
+    found = {n: why for n, why in units.fusion.alone.items() if why}
+    for unit in units.fusion.units:
+        found |= {n: unit.why or "nothing joined after it" for n in unit.nodes}
+    return found
+
+
+def _fx_line(node: fx.Node) -> str:
+    """`name: float32[2, 3] = aten.add.Tensor(a, b)`."""
+    value = node.meta.get("val")
+    kind = ""
+    if isinstance(value, Tensor):
+        dims = ", ".join(map(str, value.shape))
+        kind = f": {str(value.dtype).removeprefix('torch.')}[{dims}]"
+    if node.op == "placeholder":
+        return f"{node.name}{kind}  argument"
+    given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    if node.op == "output":
+        return f"return {', '.join(given)}"
+    target = node._pretty_print_target(node.target).removeprefix("torch.ops.")
+    return f"{node.name}{kind} = {target}({', '.join(given)})"
+
+
+def _pass_row(change: Change) -> dict[str, Any]:
+    return {
+        "kind": change.kind, "name": change.name, "about": change.about,
+        "seconds": change.seconds, "before": change.nodes_before, "after": change.nodes_after,
+        "lines": change.lines,
+    }  # fmt: skip

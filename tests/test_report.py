@@ -1,0 +1,210 @@
+"""`torchair report`: the page holds what it promises, whatever texts a model has in it, and draws
+itself in a browser without errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchair
+from torchair.reporting.page import embedded
+
+SCRIPT = '''
+import torch, torchair
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        y = torch.nn.functional.gelu(self.up(self.norm(x)))  # </script><img src=x onerror=fail()>
+        return x + self.down(y).view(-1, 16)
+
+model = torch.nn.Sequential(Block(16), Block(16), Block(16)).eval()
+compiled = torch.compile(model, backend="torchair")
+with torch.no_grad():
+    for rows in 4, 4:
+        compiled(torch.randn(rows, 16))
+'''
+PARTS = ("overview", "code", "memory", "timeline", "kernels", "passes")
+LISTS = ("list-source", "list-fx", "list-ge", "list-steps")
+VOID = ("meta", "img", "br", "input", "link")
+
+
+class Page(HTMLParser):
+    """Elements of a page by id, each with its classes, texts and the elements inside of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, Any], tuple[str, ...]]] = []
+        self.texts: dict[str, str] = {}
+        self._open: list[tuple[str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        inside = tuple(i for _, i in self._open if i)
+        self.elements.append((tag, dict(attrs), inside))
+        if tag not in VOID:
+            self._open.append((tag, dict(attrs).get("id") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        for _, name in self._open:
+            if name:
+                self.texts[name] = self.texts.get(name, "") + data
+
+    def inside(self, name: str, kind: str = "") -> list[dict[str, Any]]:
+        """Attributes of the elements inside of one, of those with a class if that is given."""
+        return [
+            a for _, a, inside in self.elements
+            if name in inside and (not kind or kind in (a.get("class") or "").split())
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torchair", "report", "-o", "page.html", "script.py"]
+    paths = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=folder, env=paths, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout == "page.html\n", done.stderr
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def graph(report: Path) -> dict[str, Any]:
+    (found,) = json.loads(Page(report.read_text()).texts["data"])["graphs"]
+    return found
+
+
+def test_page_has_its_parts_and_loads_nothing(report):
+    page = Page(report.read_text())
+    assert [a["id"] for tag, a, _ in page.elements if tag == "section"] == list(PARTS)
+    assert [tag for tag, *_ in page.elements].count("script") == 2  # the data, and ours
+    assert not [a for _, a, _ in page.elements if "src" in a or "onerror" in a]
+    (policy,) = [a["content"] for _, a, _ in page.elements if "http-equiv" in a]
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+
+
+def test_texts_of_a_model_cannot_end_the_data():
+    text = "</script><!--<script>alert(1)</script>&amp;\u2028"
+    assert json.loads(embedded([text])) == [text]
+    assert not set("<>&\u2028") & set(embedded([text]))
+
+
+def test_lines_nodes_and_steps_belong_together(graph):
+    source = {k: row[1] for k, row in enumerate(graph["source"]) if len(row) == 2}
+    (line,) = [k for k, text in source.items() if "self.up(" in text]
+    assert "onerror=fail()" in source[line]
+    nodes = [k for k, (_, row, _) in enumerate(graph["fx"]) if row == line]
+    texts = " ".join(graph["fx"][k][0] for k in nodes)
+    assert all(f"aten.{name}" in texts for name in ("gelu", "addmm", "native_layer_norm"))
+    made = {m for k in nodes for m in graph["fx"][k][2]}
+    assert sum("Gelu(" in graph["ge"][m][0] for m in made) == 3  # one in each block
+    steps = [s for s in graph["steps"] if made & set(s["ge"])]
+    assert sum("gelu" in s["name"] for s in steps) == 3
+    assert {s["module"].split(".")[0] for s in steps} == {"0", "1", "2"}
+    assert all(r < k for k, s in enumerate(graph["steps"]) for r in s["reads"])
+    assert all(s["reads"] for s in graph["steps"][1:])
+
+
+def test_buffers_that_live_together_do_not_overlap(graph):
+    memory = graph["memory"]
+    boxes = memory["boxes"]
+    assert len(boxes) > 3 and max(b[4] + b[5] for b in boxes) <= memory["size"]
+    for k, (_, step, first, last, offset, size) in enumerate(boxes):
+        assert 0 <= step < memory["steps"] and size > 0
+        for _, _, other_first, other_last, other, other_size in boxes[:k]:
+            together = first <= other_last and other_first <= last
+            assert not together or offset + size <= other or other + other_size <= offset
+
+
+def test_timeline_kernels_and_passes(graph):
+    slices, steps = graph["timeline"]["slices"], graph["steps"]
+    timed = [k for k, s in enumerate(steps) if s["kind"] != "view"]
+    assert sorted(k for _, k, _, _ in slices) == timed and all(a < b for *_, a, b in slices)
+    native = [s for s in steps if s["kind"] == "native"]
+    assert len(graph["kernels"]) < len(native)  # blocks share theirs
+    kernel = graph["kernels"][next(s["kernel"] for s in native if "gelu" in s["name"])]
+    assert "for a0 in range" in kernel["nest"] and "define" in kernel["text"]
+    passes = {p["name"]: p for p in graph["passes"]}
+    views, rules = passes["optimize_noop_ops"], passes["apply_rules"]
+    assert (views["kind"], rules["kind"]) == ("fx", "ge")
+    assert sum(x.startswith("-") and "aten.view" in x for x in views["lines"]) == 3
+    assert views["before"] - views["after"] == 3
+    assert sum(x.startswith("-Transpose") for x in rules["lines"]) == 6
+    assert rules["after"] < rules["before"]
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "npugraph_ex"])
+def test_option_reports_graphs_of_both_modes(mode, tmp_path):
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    config.debug.report.path = tmp_path / "own.html"
+
+    def update(x, cache):
+        cache.add_(x)
+        return torch.dropout(cache * 2, 0.5, True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(update, backend=torchair.get_npu_backend(compiler_config=config))
+    x, cache = torch.ones(3), torch.zeros(3)
+    torch.manual_seed(5)
+    compiled(x, cache)
+    after = torch.rand(2)
+    assert cache.tolist() == [1.0] * 3  # updated once, though the graph ran twice
+    compiled(x, cache)
+    (first,) = json.loads(Page((tmp_path / "own.html").read_text()).texts["data"])["graphs"]
+    assert first["mode"] == mode and not first["note"] and first["steps"]
+    torch._dynamo.reset()
+    plain = torch.compile(update, backend="torchair")
+    torch.manual_seed(5)
+    plain(x, torch.zeros(3))
+    assert torch.equal(torch.rand(2), after)  # and drew its random numbers once
+
+
+def drawn(page: Path, wish: str, folder: Path, *options: str) -> Page:
+    """The page as Chromium has drawn it."""
+    command = [
+        "chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}",
+        "--virtual-time-budget=5000", *options, f"{page.as_uri()}#{wish}",
+    ]  # fmt: skip
+    assert shutil.which("chromium"), "this test needs Chromium: apt-get install chromium"
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return Page(done.stdout)
+
+
+@pytest.mark.browser
+def test_browser_draws_everything_and_lights_up_what_belongs_together(report, graph, tmp_path):
+    number = next(k for k, s in enumerate(graph["steps"]) if "gelu" in s["name"])
+    page = drawn(report, f"steps={number}", tmp_path, "--dump-dom")
+    (errors,) = [a for _, a, _ in page.elements if a.get("id") == "errors"]
+    assert "hidden" in errors, page.texts["errors"]
+    for name in LISTS:
+        assert page.inside(name, "row") and page.inside(name, "lit"), name
+    assert not page.inside("list-source", "img")
+    assert "onerror=fail()" in page.texts["list-source"]
+    assert len(page.inside("memory-stage", "buffer")) == len(graph["memory"]["boxes"])
+    assert len(page.inside("memory-stage", "lit")) == 1
+    assert len(page.inside("timeline-stage", "slice")) == len(graph["timeline"]["slices"])
+    assert len(page.inside("timeline-stage", "lit")) == 1
+    assert page.inside("list-kernels", "lit") and "for a0 in range" in page.texts["kernel-text"]
+    assert page.inside("list-passes", "row") and page.inside("list-lines", "minus")
+    assert graph["steps"][number]["name"] in page.texts["chosen"]
