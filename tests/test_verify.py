@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 
 import torchair
 from planted import MODELS, PLANTS, blamed_rightly, look
@@ -63,12 +64,16 @@ def test_script_shows_the_error_again(tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         plant.apply(patch)
         make, inputs = MODELS[plant.model]
-        (finding,) = torchair.verify(make(), *inputs(), folder=tmp_path).findings
+        report = torchair.verify(make(), *inputs(), folder=tmp_path)
+        (finding,) = report.findings
         assert finding.script is not None
         assert len(finding.script.read_text().splitlines()) < 16
         torch._dynamo.reset()
         runpy.run_path(str(finding.script))
     assert "converter of aten.gelu.default" in capsys.readouterr().out
+    Console(width=200).print(report)
+    drawn = capsys.readouterr().out
+    assert "wrong" in drawn and "converter of aten.gelu.default" in drawn
 
 
 def test_backward_and_state_are_left_as_they_were():

@@ -27,7 +27,7 @@ class _Timed:
 
     def __init__(self, compilation: Compilation) -> None:
         self.compilation = compilation
-        self.calls, self.seconds = 0, 0.0
+        self.calls, self.seconds, self.best = 0, 0.0, float("inf")
         self.args: list[Any] = []  # of the last call
 
     def __call__(self, *args: Any) -> Any:
@@ -38,7 +38,8 @@ class _Timed:
         self.args = list(args)
         begun = time.perf_counter()
         results = self.compilation.runner.run(args)
-        self.seconds += time.perf_counter() - begun
+        spent = time.perf_counter() - begun
+        self.seconds, self.best = self.seconds + spent, min(self.best, spent)
         self.calls += 1
         return results
 
@@ -75,7 +76,7 @@ class Collector:
     def forget_times(self) -> None:
         """Calls so far were for compiling."""
         for graph in self.graphs:
-            graph.calls, graph.seconds = 0, 0.0
+            graph.calls, graph.seconds, graph.best = 0, 0.0, float("inf")
 
     @property
     def seconds(self) -> float:
@@ -110,7 +111,7 @@ class Collector:
             dynamic = graph.graph.is_dynamic
         return GraphRow(
             f"graph {number + 1}", compilation.phase, nodes, dynamic, timed.calls,
-            timed.seconds / max(timed.calls, 1), generic, units, note,
+            timed.best if timed.calls else 0.0, generic, units, note,
         )  # fmt: skip
 
     def _units(self, timed: _Timed, graph: GraphCall | None) -> tuple[list[UnitRow], str]:

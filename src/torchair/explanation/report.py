@@ -34,7 +34,7 @@ class GraphRow:
     nodes: int  # of the FX graph
     dynamic: bool
     calls: int
-    seconds: float  # of a call, on average
+    seconds: float  # of its quickest call
     generic: dict[str, int]  # operators without a converter: how often
     units: list[UnitRow] = field(default_factory=list)
     note: str = ""
@@ -108,7 +108,7 @@ def _graph_lines(graph: GraphRow, rates: Rates | None) -> list[str]:
     steps = f"{len(graph.units)} steps" if graph.units else graph.note
     head = f"{graph.name}, {graph.phase}: {graph.nodes} nodes, {sizes}, {graph.calls} calls"
     if graph.calls:
-        head += f" of {_micro(graph.seconds)}"
+        head += f", at best {_micro(graph.seconds)}"
     return [f"{head}, {steps}", *(f"  {_unit_line(u, rates)}" for u in graph.units)]
 
 

@@ -57,11 +57,11 @@ def verify(
     )
     first = (inputs, keywords)
     calls = [first, tree_map(reordered, first), first, *((args, keywords) for args in more)]
+    calls = [tree_map(_own, call) for call in calls]  # all at once: each has memory of its own
     limits = torch._dynamo.config.patch(recompile_limit=_VERSIONS, cache_size_limit=_VERSIONS)
     with _restored(plain), limits, observed(verifier), wish.steps as steps:
-        for number, call in enumerate(calls):
+        for number, (args, named) in enumerate(calls):
             steps.next(f"call {number}")
-            args, named = tree_map(_own, call)
             _call(compiled, args, named, training)
     verifier.report.seconds = time.perf_counter() - begun
     return verifier.report
