@@ -251,6 +251,9 @@ def test_folders_tell_options_modules_and_ranks_apart(
     assert len(set(paths)) == 6
     assert paths[3].parts[-3] == "tp_rank1" and paths[4].parts[-3] == "tp_rank1_pp_rank0"
     assert paths[5].parts[-3].startswith("Block_dynamic_gecache_")
+    with pytest.warns(UserWarning, match="ge_cache has no effect in the modes that capture"):
+        path = compiled(Block(), tmp_path, config=config("npugraph_ex"), ge_cache=True).path
+    assert path.parts[-3].startswith("Block_dynamic_aclgraphcache_") and "gecache" not in str(path)
     distributed = torch.distributed
     for name, value in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 2)):
         monkeypatch.setattr(distributed, name, lambda value=value: value)

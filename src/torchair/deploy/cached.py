@@ -118,7 +118,7 @@ class CachedMethod(CompiledModel):
         self._owner, self._method = owner, func
         self._captures = config.mode.value != MAX_AUTOTUNE
         if ge_cache and self._captures:
-            logger.warning_once("ge_cache has no effect in the modes that capture")
+            warnings.warn("ge_cache has no effect in the modes that capture")
         self._home = _root(cache_dir)
         self._kind = "_".join(
             [
