@@ -12,10 +12,17 @@ import torch
 from torch import nn
 
 import torchair
+from lowering import check as check_lowering
 from test_native_matmul import LIBRARIES, MACHINES, ROUNDING, TYPES
+from torchair import ge
+from torchair.catalog import infer
+from torchair.catalog.reference import interpret
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.matmul.kernel import product
 from torchair.codegen.requests import MatMul, Product, Weight, stored
+from torchair.ge.build import Data, NetOutput
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Graph
 from torchair.ops import npu
 from torchair.ops.npu.checks import pack_int4
 
@@ -264,6 +271,29 @@ def test_bytes_are_multiplied_and_scaled_in_one_kernel(bias, capsys, monkeypatch
         torch.testing.assert_close(fast(x), model(x))
     units = [x for x in capsys.readouterr().out.splitlines() if x.startswith(("matmul", "torch  "))]
     assert units and all(x.startswith("matmul    QuantBatchMatmulV3 ") for x in units)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_scales_of_graphs_made_by_hand(twice):
+    x = torch.randn(5, 40)
+    for dtype in (torch.float32, torch.float16):
+        check_lowering(
+            "AscendQuant", x.to(dtype), scale=7.5, offset=3.0, sqrt_mode=twice, round_mode="Round",
+            dst_type=DataType.DT_INT8,
+        )  # fmt: skip
+    sums = torch.randint(-9000, 9000, (5, 40), dtype=torch.int32)
+    for scales in (torch.rand(40), torch.rand(1)):
+        for dtype, positive in ((DataType.DT_FLOAT, False), (DataType.DT_FLOAT16, True)):
+            check_lowering(
+                "AscendDequant", sums, (scales * 0.05).half(), sqrt_mode=twice, relu_flag=positive,
+                dtype=dtype,
+            )  # fmt: skip
+    right = (torch.tensor([0.4, 100.0, -100.0]) * 2 + 1).round().clamp(-128, 127).to(torch.int8)
+    with Graph("one", infer) as graph:
+        data = Data(index=0, dtype=DataType.DT_FLOAT, shape=[3], placement="NPU")
+        NetOutput([ge.AscendQuant(data, scale=2.0, offset=1.0)])
+    (got,) = interpret(graph, [torch.tensor([0.4, 100.0, -100.0])])
+    assert torch.equal(got, right)
 
 
 # ---- weights as quantisers trace them ----

@@ -49,6 +49,37 @@ add_row("Quantize", _quantize_rule, _quantize)
 add_row("AscendQuantV2", _of_type, _ascend_quant)
 
 
+def _quant_of_one_scale(op: Op) -> Kernel:
+    """AscendQuant: scale and offset are attributes; with `sqrt_mode` the scale counts twice."""
+    if str(op.attr("round_mode")).lower() != "round":
+        raise ValueError(f"{op.node}: only round_mode 'Round' is supported")
+    dtype = ge_to_torch(op.attr("dst_type"))
+    scale = op.attr("scale") ** (2 if op.attr("sqrt_mode") else 1)
+    return lambda x: quant.narrowed(x.to(quant.wide(x.dtype)) * scale + op.attr("offset"), dtype)
+
+
+def _dequant_rule(op: Op) -> Fact:
+    return Fact(op.attr("dtype"), op.shape("x"))
+
+
+def _dequant(op: Op) -> Kernel:
+    """AscendDequant: whole sums times scales along the last dim, or one for all; with `sqrt_mode`
+    the scale counts twice."""
+    dtype = ge_to_torch(op.attr("dtype"))
+    twice, positive = op.attr("sqrt_mode"), op.attr("relu_flag")
+
+    def run(x: Any, scale: Any) -> torch.Tensor:
+        factor = matmul.scale_values(scale)
+        values = x.to(torch.float32) * (factor * factor if twice else factor)
+        return (values.relu() if positive else values).to(dtype)
+
+    return run
+
+
+add_row("AscendQuant", _of_type, _quant_of_one_scale)
+add_row("AscendDequant", _dequant_rule, _dequant)
+
+
 # ---- scales from the values ----
 
 

@@ -265,6 +265,36 @@ def ascend_quant(o: LowerOp) -> Tensor:
     return _moved(o, elementwise(mul, o.tensor("x"), o.tensor("scale")), "offset")
 
 
+def _quant_declines(o: Op) -> str | None:
+    to_bytes = o.attr("dst_type") == DataType.DT_INT8 and TYPES.get(o.dtype("x")) in FLOATS
+    rounds = str(o.attr("round_mode")).lower() == "round"
+    return None if to_bytes and rounds else "only floats become int8"
+
+
+@lowering("AscendQuant", declines=_quant_declines)
+def quant_of_one_scale(o: LowerOp) -> Tensor:
+    """Values times a number, plus a number."""
+    scale = o.attr("scale") ** (2 if o.attr("sqrt_mode") else 1)
+    return elementwise(
+        lambda v: _narrowed(add(mul(v, scale), o.attr("offset")), "i8"), o.tensor("x"), dtype="i8"
+    )
+
+
+@lowering(
+    "AscendDequant",
+    declines=lambda o: None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns",
+)
+def dequant(o: LowerOp) -> Tensor:
+    """Whole sums times scales."""
+
+    def element(x: Expr, s: Expr) -> Expr:
+        scale = cast(s, "f32")
+        value = mul(cast(x, "f32"), mul(scale, scale) if o.attr("sqrt_mode") else scale)
+        return most(value, 0.0) if o.attr("relu_flag") else value
+
+    return elementwise(element, o.tensor("x"), o.tensor("deq_scale"), dtype=o.out_dtype())
+
+
 @lowering("Quantize", declines=_along_last("scales"))
 def quantize(o: LowerOp) -> Tensor:
     """Values over a scale, plus a zero point."""
