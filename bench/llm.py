@@ -2,7 +2,8 @@
 eager and inductor, all of them taking turns in one process.
 
 Weights are quantised with torchao, activations of quantised models are bfloat16. Inductor needs
-g++. `vs bf16` is what fewer bits bring: how many times faster our model is than ours in bfloat16.
+g++. `direct` is `torchair.compile`: torch.compile takes parameters of torchao apart at each call.
+`vs bf16` is what fewer bits bring: how many times faster our model is than ours in bfloat16.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 
 import torch
 
+import torchair
 from common import console, duration, has_inductor, interleaved, ratio, table, warn_if_busy
 from contestants import eager, inductor, through_compile, torchair_backend
 from models import LLAMA, Llama, build, llama_inputs
 
 GOALS = {"int8": 1.7, "int4": 2.8}  # times our bfloat16, in decode
 TASKS = ("decode", "prefill")
+OURS = ("ours", "direct")
 PROMPT = 4  # a prompt takes this part of the context
 
 
@@ -69,9 +72,18 @@ def model_of(preset: str, kind: str) -> torch.nn.Module:
     return model
 
 
+def direct(model: torch.nn.Module, inputs: Any) -> Callable[[], Any]:
+    """The model compiled by us alone, called without Dynamo."""
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    call = torchair.compile(model, inputs, config=config)
+    call(*inputs)
+    return lambda: call(*inputs)
+
+
 def ways(peers: bool) -> dict[str, Any]:
     """How a model is made ready, by contestant."""
-    found = {"ours": through_compile(lambda: torchair_backend(frozen=True))}
+    found = {"ours": through_compile(lambda: torchair_backend(frozen=True)), "direct": direct}
     if peers:
         found |= {"eager": eager}
         if has_inductor():
@@ -90,23 +102,24 @@ def measure(preset: str, task: str, kinds: list[str], peers: bool, quick: bool) 
             try:
                 calls[f"{kind} {name}"] = prepare(model_of(preset, kind), inputs)
             except Exception as e:  # a peer that cannot run a kind has no figure
-                if name == "ours":
+                if name in OURS:
                     raise
                 console.print(f"{kind}, {name}: {type(e).__name__}: {str(e).splitlines()[0]}")
     times = interleaved(calls, windows=2 if quick else 8, seconds=0.02 if quick else 0.12)
-    columns = ["weights", "ours", "vs bf16", "vs eager", "vs inductor"]
+    columns = ["weights", "ours", "vs bf16", "vs eager", "vs inductor", "direct", "vs bf16"]
     shown = table(f"Llama {preset}, {task}", columns)
     for kind in kinds:
         ours = f"{kind} ours"
         peer = [ratio(times, ours, f"{kind} {name}") for name in ("eager", "inductor")]
-        shown.add_row(kind, duration(times[ours]), _gain(times, kind, task), *peer)
+        own = [(duration(times[f"{kind} {w}"]), _gain(times, kind, task, w)) for w in OURS]
+        shown.add_row(kind, *own[0], *peer, *own[1])
     console.print(shown)
     calls.clear()
     gc.collect()
 
 
-def _gain(times: dict[str, float], kind: str, task: str) -> str:
-    gain = ratio(times, f"{kind} ours", "bfloat16 ours")
+def _gain(times: dict[str, float], kind: str, task: str, way: str) -> str:
+    gain = ratio(times, f"{kind} {way}", f"bfloat16 {way}")
     goal = GOALS.get(kind) if task == "decode" else None
     return gain if goal is None else f"{gain} (goal {goal}x)"
 
