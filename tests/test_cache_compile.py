@@ -347,6 +347,25 @@ def test_tensors_that_are_no_buffers_are_found_again(tmp_path: Path, traced: lis
     assert len(traced) == 2
 
 
+def test_modules_in_closures_are_found_again(tmp_path: Path, traced: list[Any]) -> None:
+    def made(helper: nn.Module) -> nn.Module:
+        class Closed(nn.Module):
+            def plain(self, x: torch.Tensor) -> torch.Tensor:
+                return helper(x) + 1
+
+        return Closed()
+
+    x = torch.randn(3, 6)
+    for _ in range(2):
+        helper = nn.Linear(6, 6)
+        call = compiled(made(helper), tmp_path)
+        with torch.no_grad():
+            same(call(x), helper(x) + 1)
+            helper.weight.mul_(2)
+            same(call(x), helper(x) + 1)
+    assert len(traced) == 1
+
+
 @dataclass
 class Meta:
     data: torch.Tensor
