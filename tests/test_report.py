@@ -38,7 +38,7 @@ with torch.no_grad():
     for rows in 4, 4:
         compiled(torch.randn(rows, 16))
 '''
-PARTS = ("overview", "code", "memory", "timeline", "kernels", "passes")
+PARTS = ("overview", "code", "graph", "memory", "timeline", "roofline", "kernels", "passes")
 LISTS = ("list-source", "list-fx", "list-ge", "list-steps")
 VOID = ("meta", "img", "br", "input", "link")
 
@@ -144,6 +144,7 @@ def test_timeline_kernels_and_passes(graph):
     assert len(graph["kernels"]) < len(native)  # blocks share theirs
     kernel = graph["kernels"][next(s["kernel"] for s in native if "gelu" in s["name"])]
     assert "for a0 in range" in kernel["nest"] and "define" in kernel["text"]
+    assert kernel["name"] in kernel["machine"] and "ret" in kernel["machine"]
     passes = {p["name"]: p for p in graph["passes"]}
     views, rules = passes["optimize_noop_ops"], passes["apply_rules"]
     assert (views["kind"], rules["kind"]) == ("fx", "ge")
@@ -151,6 +152,13 @@ def test_timeline_kernels_and_passes(graph):
     assert views["before"] - views["after"] == 3
     assert sum(x.startswith("-Transpose") for x in rules["lines"]) == 6
     assert rules["after"] < rules["before"]
+
+
+def test_steps_know_what_they_move_and_compute(graph):
+    product = next(s for s in graph["steps"] if "gelu" in s["name"])
+    assert product["bytes"] == 4 * (4 * 16 + 16 * 64 + 64 + 4 * 64)
+    assert product["operations"] >= 2 * 4 * 16 * 64 and product["us"] > 0
+    assert all(rate > 0 for rate in graph["rates"].values())
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "npugraph_ex"])
@@ -201,10 +209,16 @@ def test_browser_draws_everything_and_lights_up_what_belongs_together(report, gr
         assert page.inside(name, "row") and page.inside(name, "lit"), name
     assert not page.inside("list-source", "img")
     assert "onerror=fail()" in page.texts["list-source"]
+    assert len(page.inside("graph-stage", "item")) == len(graph["steps"])
+    assert page.inside("graph-stage", "edge")
+    lit = [a for a in page.inside("graph-stage", "lit") if "box" in a["class"].split()]
+    assert len(lit) == 1
     assert len(page.inside("memory-stage", "buffer")) == len(graph["memory"]["boxes"])
     assert len(page.inside("memory-stage", "lit")) == 1
     assert len(page.inside("timeline-stage", "slice")) == len(graph["timeline"]["slices"])
     assert len(page.inside("timeline-stage", "lit")) == 1
+    assert len(page.inside("roofline-stage", "dot")) == len(graph["timeline"]["slices"])
+    assert len(page.inside("roofline-stage", "lit")) == 1
     assert page.inside("list-kernels", "lit") and "for a0 in range" in page.texts["kernel-text"]
     assert page.inside("list-passes", "row") and page.inside("list-lines", "minus")
     assert graph["steps"][number]["name"] in page.texts["chosen"]

@@ -78,6 +78,9 @@ class Target(Protocol):
         """Make machine code of those that are new. Raises BrokenKernels for those that cannot be;
         the others are there then."""
 
+    def machine_text(self, kernel: Kernel) -> str:
+        """The code of a kernel as a text, for people: assembly, or PTX."""
+
     @property
     def seconds(self) -> float:
         """Time spent in compiling so far."""
@@ -100,3 +103,7 @@ class Order:
     def generated(self) -> Generated:
         """The code that serves the request."""
         return self._target.generate(self.request, self.label)
+
+    def machine_text(self) -> str:
+        """Its machine code as a text."""
+        return self._target.machine_text(self.generated.kernel)

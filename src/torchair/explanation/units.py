@@ -33,6 +33,7 @@ class UnitRow:
     operations: int
     seconds: float
     line: str  # of the model
+    step: int = -1  # of the plan, by number; -1 for what is done after all steps
 
     def share(self, rates: Rates) -> float:
         """How near it comes to what the machine can do."""
@@ -86,7 +87,7 @@ def unit_rows(call: GraphCall, args: Sequence[Any], device: str) -> list[UnitRow
     session = call.session.edition_for(inputs)
     reasons = _reasons(session)
     rows = [
-        _row(step, clock.seconds[k], *clock.tensors[k], reasons)
+        _row(k, step, clock.seconds[k], *clock.tensors[k], reasons)
         for k, step in enumerate(clock.plan.steps)
         if k in clock.seconds and step.kind != "view"
     ]
@@ -121,8 +122,9 @@ def _reasons(session: Any) -> dict[Node, str]:
 
 
 def _row(
-    step: Step, seconds: float, given: list[Any], made: list[Any], reasons: dict[Node, str]
-) -> UnitRow:
+    number: int, step: Step, seconds: float, given: list[Any], made: list[Any],
+    reasons: dict[Node, str],
+) -> UnitRow:  # fmt: skip
     kind = step.kind if step.kind in ("native", "copy") else "torch"
     why = reasons.get(step.node, "")
     if kind == "copy":
@@ -135,6 +137,7 @@ def _row(
     return UnitRow(
         row_name(step).removeprefix("torchair::"), kind, why, moved,
         _operations(step, given, made), seconds, origin.line if origin is not None else "",
+        number,
     )  # fmt: skip
 
 

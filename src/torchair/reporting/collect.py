@@ -4,7 +4,7 @@ together."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
@@ -13,6 +13,8 @@ from torchair.devices.call import GraphCall
 from torchair.engine.inspect.rows import row_name
 from torchair.engine.inspect.timeline import Slice, recorder
 from torchair.engine.plan.records import Plan, Step
+from torchair.explanation.machine import Rates, rates
+from torchair.explanation.units import UnitRow, unit_rows
 from torchair.fx.comments import module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.lines import line_of
@@ -33,12 +35,20 @@ class Seen:
     call: GraphCall | None = None
     plan: Plan | None = None
     slices: list[Slice] = field(default_factory=list)
+    units: list[UnitRow] = field(default_factory=list)
+    rates: Rates | None = None  # what the machine can do
 
     def look(self, call: GraphCall, args: Sequence[Any]) -> None:
         """Run the graph once more, on its lanes, and time each step."""
         inputs = call.collect(args)
         call.compile(inputs)
         call.session.run_watched(inputs, lambda plan: recorder(self, plan), on_lanes=True)
+        assert self.plan is not None
+        self.units = unit_rows(call, args, self.plan.device)
+        timed = [u for u in self.units if u.seconds]
+        self.rates = rates(
+            self.plan.device, lambda known: max((u.share(known) for u in timed), default=0.0)
+        )
         self.call = call
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
@@ -64,7 +74,7 @@ def graph_data(seen: Seen) -> dict[str, Any]:
         "passes": [_pass_row(c) for c in seen.changes],
     }  # fmt: skip
     if seen.call is not None and seen.plan is not None:
-        links = _Links(nodes, seen.call, seen.plan)
+        links = _Links(nodes, seen)
         kernels, kernel_of = kernel_rows(seen.plan)
         made |= {
             "fx": [[*row, links.ge_of(n)] for row, n in zip(made["fx"], nodes, strict=True)],
@@ -73,6 +83,7 @@ def graph_data(seen: Seen) -> dict[str, Any]:
             "kernels": kernels,
             "memory": memory_picture(seen.plan),
             "timeline": timeline_picture(seen.plan, seen.slices),
+            "rates": None if seen.rates is None else asdict(seen.rates),
             "device": seen.plan.device,
         }
     return made
@@ -81,9 +92,12 @@ def graph_data(seen: Seen) -> dict[str, Any]:
 class _Links:
     """How FX nodes, GE nodes and steps belong together, by number."""
 
-    def __init__(self, nodes: Sequence[fx.Node], call: GraphCall, plan: Plan) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], seen: Seen) -> None:
+        assert seen.call is not None and seen.plan is not None
+        call = seen.call
         self.graph = topological(call.graph.nodes)
-        self._plan, self._nodes = plan, nodes
+        self._plan, self._nodes = seen.plan, nodes
+        self._units = {u.step: u for u in seen.units}
         self._fx = {n.name: k for k, n in enumerate(nodes)}
         self._ge = {n: k for k, n in enumerate(self.graph)}
         arguments = [k for k, n in enumerate(nodes) if n.op == "placeholder"]
@@ -91,10 +105,6 @@ class _Links:
             data: [arguments[a] for a in source.args if a < len(arguments)]
             for data, source in zip(call.graph.data, call.state.inputs, strict=True)
         }
-        self._static = {
-            d for d, s in zip(call.graph.data, call.state.inputs, strict=True) if s.static
-        }
-        self._reasons = _reasons(call)
         self._of_fx = self._all_of_fx()
 
     def fx_of(self, node: Node) -> list[int]:
@@ -146,29 +156,24 @@ class _Links:
     def _step_row(self, k: int, step: Step, reads: list[int], kernel: int) -> dict[str, Any]:
         nodes = step.also or [step.node]
         name = row_name(step).removeprefix("torchair::")
-        return {
+        row = {
             "name": name if step.kind != "copy" else f"copy for {name}",
             "kind": "torch" if step.kind in ("out", "call", "late") else step.kind,
             "ge": sorted(self._ge[n] for n in nodes if n in self._ge), "reads": reads,
             "module": self._module(nodes), "kernel": kernel,
-            "why": self._reasons.get(step.node, ""),
         }  # fmt: skip
+        unit = self._units.get(k)
+        if unit is not None:
+            row |= {
+                "why": unit.why, "us": round(unit.seconds * 1e6, 3), "bytes": unit.moved,
+                "operations": unit.operations,
+            }  # fmt: skip
+        return row
 
     def _module(self, nodes: Sequence[Node]) -> str:
         """Where in the model most of these nodes are."""
         paths = [module_path(self._nodes[f]) for n in nodes for f in self.fx_of(n)]
         return max(paths, key=paths.count) if paths else ""
-
-
-def _reasons(call: GraphCall) -> dict[Node, str]:
-    """Why units end where they do, and why nodes are in none."""
-    units = call.session.units
-    if units is None:
-        return {}
-    found = {n: why for n, why in units.fusion.alone.items() if why}
-    for unit in units.fusion.units:
-        found |= {n: unit.why or "nothing joined after it" for n in unit.nodes}
-    return found
 
 
 def _fx_line(node: fx.Node) -> str:

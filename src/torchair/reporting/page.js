@@ -1,7 +1,6 @@
 "use strict";
 // Draws the page from the JSON in #data. Texts of the model go into text nodes only.
 
-const begun = performance.now();
 const at = (id) => document.getElementById(id);
 
 function fail(message) {
@@ -111,7 +110,7 @@ function choose(kind, k) {
   lit = made;
   for (const name of Object.keys(lists)) {
     lists[name].again();
-    if (name !== kind && made[name].size) lists[name].show(Math.min(...made[name]));
+    if (made[name].size) lists[name].show(Math.min(...made[name]));
   }
   describe();
   for (const again of redraw) again();
@@ -191,6 +190,135 @@ function drawFacts() {
   at("note").textContent = g.note;
 }
 
+// ---- graph ----
+
+const [WIDE, HIGH, BOX] = [230, 58, [200, 34]];
+
+// What is in sight: steps, and in their place modules that are not open.
+function visible(open) {
+  const items = new Map();
+  const of = g.steps.map((step, k) => {
+    const words = step.module ? step.module.split(".") : [];
+    let key = `#${k}`;
+    for (let depth = 1; depth <= words.length; depth += 1) {
+      const path = words.slice(0, depth).join(".");
+      if (!open.has(path) && g.modules.get(path).length > 1) { key = path; break; }
+    }
+    if (!items.has(key)) items.set(key, { key, steps: [], before: new Set(), layer: 0 });
+    items.get(key).steps.push(k);
+    return key;
+  });
+  g.steps.forEach((step, k) => step.reads.forEach((r) => { if (of[r] !== of[k]) items.get(of[k]).before.add(of[r]); }));
+  return items;
+}
+
+function laidOut(items) {
+  const order = [...items.values()]; // by their first steps
+  order.forEach((x, k) => { x.number = k; });
+  const layers = [];
+  for (const x of order) {
+    const before = [...x.before].map((key) => items.get(key)).filter((y) => y.number < x.number);
+    x.layer = before.reduce((most, y) => Math.max(most, y.layer + 1), 0);
+    x.wish = before.length ? before.reduce((sum, y) => sum + y.column, 0) / before.length : 0;
+    const row = (layers[x.layer] ||= new Set());
+    x.column = Math.max(0, Math.round(x.wish));
+    while (row.has(x.column)) x.column += 1;
+    row.add(x.column);
+  }
+  return { order, height: layers.length, width: Math.max(1, ...layers.map((row) => Math.max(...row) + 1)) };
+}
+
+function modules() {
+  g.modules = new Map();
+  g.steps.forEach((step, k) => {
+    const words = step.module ? step.module.split(".") : [];
+    words.forEach((_, depth) => {
+      const path = words.slice(0, depth + 1).join(".");
+      if (!g.modules.has(path)) g.modules.set(path, []);
+      g.modules.get(path).push(k);
+    });
+  });
+}
+
+// The modules that are open at first: as many as can be looked at.
+function openAtFirst() {
+  const open = new Set();
+  const paths = [...g.modules.keys()].sort((a, b) => a.split(".").length - b.split(".").length);
+  for (const path of paths) {
+    open.add(path);
+    if (visible(open).size > 60) { open.delete(path); break; }
+  }
+  return open;
+}
+
+function drawGraph() {
+  const stage = empty(at("graph-stage"));
+  const chips = at("opened");
+  if (!g.steps.length) { empty(chips); stage.append(h("p", { class: "quiet" }, "There is no plan, so there are no steps.")); return; }
+  modules();
+  let open = openAtFirst();
+  let drawn = null;
+  const svg = s("svg", { role: "img", "aria-label": "graph of steps" });
+  stage.append(svg);
+  const x = (item) => 24 + item.column * WIDE;
+  const y = (item) => 16 + item.layer * HIGH;
+
+  function label(item) {
+    const [first] = item.steps;
+    if (item.key[0] === "#") return `${first} ${g.steps[first].name}`;
+    return `▸ ${item.key} (${item.steps.length})`;
+  }
+  function box(item) {
+    const single = item.key[0] === "#";
+    const kind = single ? g.steps[item.steps[0]].kind : "group";
+    const on = item.steps.some((k) => lit.steps.has(k)) ? " lit" : "";
+    const click = single ? () => choose("steps", item.steps[0]) : () => { open.add(item.key); again(); };
+    return s("g", { class: "item" },
+      s("rect", { class: `box ${kind}${on}`, x: x(item), y: y(item), width: BOX[0], height: BOX[1], rx: 6, onclick: click },
+        s("title", {}, single ? stepText(item.steps[0]) : `${item.key}: ${item.steps.length} steps`)),
+      s("text", { class: "label", x: x(item) + 10, y: y(item) + 21 }, short(label(item), 27)));
+  }
+  function edge(from, to) {
+    const [x1, y1, x2, y2] = [x(from) + BOX[0] / 2, y(from) + BOX[1], x(to) + BOX[0] / 2, y(to)];
+    const on = from.steps.some((k) => lit.steps.has(k)) || to.steps.some((k) => lit.steps.has(k)) ? " lit" : "";
+    const aside = y2 - y1 > HIGH && x1 === x2 ? BOX[0] / 2 + 14 : 0; // around the boxes between
+    return s("path", { class: `edge${on}`, d: `M${x1},${y1} C${x1 + aside},${y1 + 24} ${x2 + aside},${y2 - 24} ${x2},${y2}` });
+  }
+  function paint() {
+    const [top, bottom] = [stage.scrollTop - 200, stage.scrollTop + stage.clientHeight + 200];
+    const parts = [];
+    for (const item of drawn.order) {
+      for (const key of item.before) {
+        const from = drawn.items.get(key);
+        if (y(from) < bottom && y(item) > top) parts.push(edge(from, item));
+      }
+    }
+    for (const item of drawn.order) if (y(item) > top && y(item) < bottom) parts.push(box(item));
+    svg.replaceChildren(...parts);
+  }
+  function again() {
+    const items = visible(open);
+    drawn = { items, ...laidOut(items) };
+    svg.setAttribute("width", drawn.width * WIDE + 60);
+    svg.setAttribute("height", drawn.height * HIGH + 20);
+    const some = [...open].filter((path) => g.modules.get(path).length > 1);
+    const close = (path) => h("button", { title: `close ${path}`, onclick: () => { open.delete(path); again(); } }, `▾ ${path}`);
+    empty(chips).append(
+      h("button", { onclick: () => { open = new Set(); again(); } }, "close all"),
+      h("button", { onclick: () => { open = new Set(g.modules.keys()); again(); } }, "open all"),
+      ...some.slice(0, 24).map(close), ...(some.length > 24 ? [`and ${some.length - 24} more`] : []));
+    paint();
+  }
+  stage.onscroll = paint;
+  again();
+  redraw.push(() => {
+    const found = drawn.order.find((item) => item.steps.some((k) => lit.steps.has(k)));
+    if (found && (y(found) < stage.scrollTop || y(found) > stage.scrollTop + stage.clientHeight - HIGH))
+      stage.scrollTop = Math.max(0, y(found) - stage.clientHeight / 3);
+    paint();
+  });
+}
+
 // ---- memory ----
 
 function drawMemory() {
@@ -204,14 +332,15 @@ function drawMemory() {
     `${others ? `. Outside of it: ${others}` : ""}.`;
   if (!plan.boxes.length) { stage.append(h("p", { class: "quiet" }, "No step keeps a result for a later one.")); return; }
   const [left, top, width, height] = [86, 10, Math.max(900, stage.clientWidth - 110), 380];
-  const x = (step) => left + (width * step) / Math.max(1, plan.steps);
+  const steps = Math.max(plan.steps, ...plan.boxes.map((box) => box[3] + 1));
+  const x = (step) => left + (width * step) / steps;
   const y = (address) => top + height - (height * address) / Math.max(1, plan.size);
   const svg = s("svg", { width: left + width + 20, height: height + 40, role: "img", "aria-label": "memory plan" });
   for (let k = 0; k <= 4; k += 1) {
     const address = (plan.size * k) / 4;
     svg.append(s("line", { class: "axis", x1: left, x2: left + width, y1: y(address), y2: y(address) }),
       s("text", { class: "quiet", x: left - 6, y: y(address) + 4, "text-anchor": "end" }, size(Math.round(address))));
-    const step = Math.round((plan.steps * k) / 4);
+    const step = Math.round((steps * k) / 4);
     svg.append(s("text", { class: "quiet", x: x(step), y: top + height + 18, "text-anchor": "middle" }, k ? String(step) : "step 0"));
   }
   const made = plan.boxes.map(([name, step, first, last, offset, bytes]) => {
@@ -270,6 +399,50 @@ function drawTimeline() {
   zoom.append(...buttons);
   chosen(0);
   redraw.push(() => made.forEach((box, k) => box.classList.toggle("lit", lit.steps.has(slices[k][1]))));
+}
+
+// ---- roofline ----
+
+function drawRoofline() {
+  const stage = empty(at("roofline-stage"));
+  const about = at("roofline-about");
+  const dots = g.steps.map((x, k) => ({ k, x })).filter(({ x }) => x.us > 0 && x.bytes > 0 && x.operations > 0);
+  if (!g.rates || !dots.length) { about.textContent = "No step was timed that computes something."; return; }
+  const { bytes, near, operations } = g.rates;
+  about.textContent = `One dot a step, larger the longer it takes: to the right the more it computes with each byte, higher the ` +
+    `faster. Lines are what this machine can do: ${size(bytes)}/s from memory, ${size(near)}/s from a cache, ` +
+    `${figure(operations)} operations/s. Dots near a line cannot become faster without doing less.`;
+  const [left, top, width, height] = [86, 16, Math.max(900, stage.clientWidth - 120), 400];
+  const across = ({ x }) => x.operations / x.bytes;
+  const up = ({ x }) => x.operations / (x.us * 1e-6);
+  const log = Math.log10;
+  const xs = [Math.floor(log(Math.min(0.1, ...dots.map(across)))), Math.ceil(log(Math.max(100, ...dots.map(across), operations / bytes)))];
+  const ys = [Math.floor(log(Math.min(...dots.map(up)))), Math.ceil(log(Math.max(operations, ...dots.map(up))))];
+  const px = (v) => left + (width * (log(v) - xs[0])) / (xs[1] - xs[0]);
+  const py = (v) => top + height - (height * (log(v) - ys[0])) / (ys[1] - ys[0]);
+  const svg = s("svg", { width: left + width + 30, height: top + height + 44, role: "img", "aria-label": "roofline" },
+    s("clipPath", { id: "frame" }, s("rect", { x: left, y: top, width, height })));
+  for (let e = xs[0]; e <= xs[1]; e += 1)
+    svg.append(s("line", { class: "axis", x1: px(10 ** e), x2: px(10 ** e), y1: top, y2: top + height }),
+      s("text", { class: "quiet", x: px(10 ** e), y: top + height + 18, "text-anchor": "middle" }, String(e < 0 ? (10 ** e).toFixed(-e) : 10 ** e)));
+  for (let e = ys[0]; e <= ys[1]; e += 1)
+    svg.append(s("line", { class: "axis", x1: left, x2: left + width, y1: py(10 ** e), y2: py(10 ** e) }),
+      s("text", { class: "quiet", x: left - 6, y: py(10 ** e) + 4, "text-anchor": "end" }, `${figure(10 ** e)}/s`));
+  svg.append(s("text", { class: "quiet", x: left + width / 2, y: top + height + 36, "text-anchor": "middle" }, "operations for each byte"));
+  for (const [rate, name, aside] of [[bytes, "memory", 16], [near, "cache", -14]]) {
+    const [from, knee, to] = [10 ** xs[0], operations / rate, 10 ** xs[1]];
+    svg.append(s("path", { class: "roof", "clip-path": "url(#frame)",
+      d: `M${px(from)},${py(from * rate)} L${px(knee)},${py(operations)} L${px(to)},${py(operations)}` }, s("title", {}, name)));
+    const shown = Math.max(from, (10 ** ys[0]) / rate) * 1.6;
+    svg.append(s("text", { class: "quiet", x: px(shown) + aside - 4, y: py(shown * rate) + aside }, name));
+  }
+  const most = Math.max(...dots.map(({ x }) => x.us));
+  const made = dots.map((dot) => s("circle", {
+    class: `dot ${dot.x.kind}`, cx: px(across(dot)), cy: py(up(dot)), r: 3 + 9 * Math.sqrt(dot.x.us / most), onclick: () => choose("steps", dot.k),
+  }, s("title", {}, stepText(dot.k))));
+  svg.append(...made);
+  stage.append(svg);
+  redraw.push(() => made.forEach((dot, k) => dot.classList.toggle("lit", lit.steps.has(dots[k].k))));
 }
 
 // ---- kernels ----
@@ -334,8 +507,8 @@ function drawPasses() {
 
 // ---- all ----
 
-const SECTIONS = ["overview", "code", "memory", "timeline", "kernels", "passes"];
-const DRAWN = [drawFacts, drawCode, drawMemory, drawTimeline, drawKernels, drawPasses];
+const SECTIONS = ["overview", "code", "graph", "memory", "timeline", "roofline", "kernels", "passes"];
+const DRAWN = [drawFacts, drawCode, drawGraph, drawMemory, drawTimeline, drawRoofline, drawKernels, drawPasses];
 
 function show(number) {
   g = data.graphs[number];
@@ -362,4 +535,4 @@ function start() {
 }
 
 start();
-document.body.dataset.milliseconds = String(Math.round(performance.now() - begun));
+document.body.dataset.milliseconds = String(Math.round(performance.now())); // since the page was asked for;

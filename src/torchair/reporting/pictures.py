@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from torchair.codegen.target import Order
 from torchair.engine.inspect.timeline import Slice
 from torchair.engine.plan.records import Plan
 
@@ -58,10 +59,18 @@ def kernel_rows(plan: Plan) -> tuple[list[dict[str, Any]], dict[int, int]]:
         kernel = step.native.kernel
         if kernel.entry not in number:
             number[kernel.entry] = len(rows)
-            nest = str(step.native.order.request)
-            rows.append({"name": kernel.entry, "nest": cut(nest), "text": cut(kernel.text)})
+            order = step.native.order
+            texts = {"nest": str(order.request), "text": kernel.text, "machine": _code(order)}
+            rows.append({"name": kernel.entry, **{k: cut(text) for k, text in texts.items()}})
         kernel_of[k] = number[kernel.entry]
     return rows, kernel_of
+
+
+def _code(order: Order) -> str:
+    try:
+        return order.machine_text()
+    except RuntimeError as e:  # LLVM's
+        return f"no machine code: {e}"
 
 
 def cut(text: str) -> str:

@@ -136,6 +136,14 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
     return made
 
 
+def assembly(kernel: Kernel, machine: Machine) -> str:
+    """The code of a kernel in the language of the processor."""
+    import llvmlite.binding as llvm
+
+    module = llvm.parse_assembly(module_text([kernel], machine), llvm.create_context())
+    return str(_target_machine(machine).emit_assembly(module))
+
+
 def made_with(machine: Machine) -> tuple[str, ...]:
     """What code follows from beside its text."""
     return kept.llvm_version(), str(_LEVEL), machine.arch, machine.name, machine.features

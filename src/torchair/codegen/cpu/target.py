@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torchair.codegen.cpu.driver import entry_point, filler
-from torchair.codegen.cpu.jit import Library, compile_all
+from torchair.codegen.cpu.jit import Library, assembly, compile_all
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.kernel import Generated, Kernel
 from torchair.codegen.numbers import largest
@@ -82,6 +82,10 @@ class CpuTarget:
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Make machine code of those that are new."""
         compile_all(self.library, kernels)
+
+    def machine_text(self, kernel: Kernel) -> str:
+        """Assembly of this processor."""
+        return assembly(kernel, self.library.machine)
 
     @property
     def seconds(self) -> float:

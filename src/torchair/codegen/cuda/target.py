@@ -9,7 +9,7 @@ from typing import Any
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.driver import Library, available, library
 from torchair.codegen.cuda.gemv import gemv
-from torchair.codegen.cuda.jit import foreign
+from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Declined, Generated, Kernel, Launch
@@ -91,6 +91,10 @@ class CudaTarget:
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Kernels are compiled with those that stand beside them in a launch."""
+
+    def machine_text(self, kernel: Kernel) -> str:
+        """PTX of a launch of this kernel alone."""
+        return ptx([Entry((kernel,), 1024)], self.library.machine)
 
     @property
     def seconds(self) -> float:
