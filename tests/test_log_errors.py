@@ -19,6 +19,7 @@ from torchair.flags import Flags
 from torchair.log import (
     EVENT_LEVEL,
     add_debug_file,
+    follow_environment,
     logger,
     native_logger,
     npugraph_ex_logger,
@@ -237,6 +238,18 @@ def test_event_level_shows_events_and_errors(capsys, at_level):
     shown = [COMPILER_LINE.match(line)[5] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["event", "error"]
     assert logging.getLevelName(EVENT_LEVEL) == "EVENT" and EVENT_LEVEL == 35
+
+
+def test_levels_are_those_of_before_when_debugging_ends(monkeypatch, at_level):
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "0")
+    follow_environment()
+    at_level(logger, logging.INFO)
+    at_level(npugraph_ex_logger, logging.WARNING)
+    for value, levels in (("1", ["DEBUG", "DEBUG"]), ("0", ["INFO", "WARNING"])):
+        monkeypatch.setenv("TORCH_COMPILE_DEBUG", value)
+        follow_environment()
+        found = [logging.getLevelName(x.level) for x in (logger, npugraph_ex_logger)]
+        assert found == levels
 
 
 def test_warning_once_counts_only_what_was_shown(capsys, at_level):

@@ -330,6 +330,23 @@ def test_a_pass_of_somebody_else_runs_instead():
     assert graph_pass.explicit_order_for_side_effect_nodes is own
 
 
+def test_a_pass_put_in_place_through_another_name_runs_too():
+    from npugraph_ex._acl_concrete_graph import cat_optimization
+
+    import npugraph_ex  # noqa: F401
+
+    own, seen = cat_optimization.optimize_cat_with_out_tensor, []
+
+    def watch(gm, *context):
+        seen.append(len(gm.graph.nodes))
+        return own(gm, *context)
+
+    with patch.object(cat_optimization, "optimize_cat_with_out_tensor", watch):
+        torch._dynamo.reset()
+        torch.compile(lambda x: torch.cat([x.exp(), x.sin()]), backend="npugraph_ex")(torch.ones(2))
+    assert seen == [5] and cat_optimization.optimize_cat_with_out_tensor is own
+
+
 def test_a_converter_on_the_operator_itself_is_used():
     op, reached = torch.ops.air.print.default, []
     own = op._ge_converter

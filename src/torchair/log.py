@@ -268,6 +268,9 @@ def _events_on_request(record: logging.LogRecord) -> bool:
     return record.levelno != EVENT_LEVEL or native_logger.level == EVENT_LEVEL
 
 
+_before_debugging: dict[str, int] = {}  # levels to go back to when debugging is switched off
+
+
 def _compiler_level(flags: Flags) -> int:
     return logging.DEBUG if flags.compile_debug else logging.ERROR
 
@@ -279,7 +282,12 @@ def follow_environment() -> None:
     now = Flags.read()
     if now.compile_debug != _flags.compile_debug:
         for ours in (logger, npugraph_ex_logger):
-            ours.setLevel(_compiler_level(now))
+            if now.compile_debug:
+                _before_debugging[ours.name] = ours.level
+            ours.setLevel(
+                logging.DEBUG if now.compile_debug
+                else _before_debugging.pop(ours.name, logging.ERROR)
+            )  # fmt: skip
     asked = (now.native_log_level, now.compile_debug)
     if asked != (_flags.native_log_level, _flags.compile_debug):
         native_logger.setLevel(_native_level(now))

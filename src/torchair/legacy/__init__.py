@@ -61,15 +61,24 @@ class _Alias(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return resolve_name(where)
 
+    def _home(self, name: str) -> tuple[Any, str] | None:
+        """Who has a name of the table, and what it is called there."""
+        names = TABLE[self.__name__]
+        if name in names:
+            home, _, last = names[name].rpartition(".")
+            return resolve_name(home), last
+        if "*" not in names or name.startswith("__"):
+            return None
+        module = importlib.import_module(names["*"])
+        return (module, name) if hasattr(module, name) else None
+
     def __setattr__(self, name: str, value: Any) -> None:
-        where = TABLE[self.__name__].get(name)
-        if where is None or isinstance(value, ModuleType):
+        home = None if isinstance(value, ModuleType) else self._home(name)
+        if home is None:
             super().__setattr__(name, value)
             return
-        home, _, last = where.rpartition(".")
-        owner = resolve_name(home)
-        self.__dict__.setdefault("_replaced", {}).setdefault(name, getattr(owner, last))
-        setattr(owner, last, value)
+        self.__dict__.setdefault("_replaced", {}).setdefault(name, getattr(*home))
+        setattr(*home, value)
 
     def __delattr__(self, name: str) -> None:
         replaced = self.__dict__.get("_replaced", {})
