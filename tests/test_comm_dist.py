@@ -28,17 +28,30 @@ ROOT = Path(__file__).resolve().parent.parent
 define = torch.ops.npu_define
 
 
-def test_torchrun(tmp_path):
-    """Every collective alone, and a tensor-parallel block: see comm_run.py."""
+def torchrun(folder, *command):
+    """Two processes that run a script."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TNG_"))}
     environment["PYTHONPATH"] = str(ROOT / "src")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, *launch, str(ROOT / "tests" / "comm_run.py"), str(tmp_path)],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600,
+        [sys.executable, *launch, *map(str, command)],
+        env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_torchrun(tmp_path):
+    """Every collective alone, and a tensor-parallel block: see comm_run.py."""
+    torchrun(tmp_path, ROOT / "tests" / "comm_run.py", tmp_path)
     assert sorted(p.name for p in tmp_path.glob("done*")) == ["done0", "done1"]
+
+
+@pytest.mark.parametrize(("option", "lines"), [([], 2), (["--train"], 4)], ids=("logits", "train"))
+def test_models_of_transformers(tmp_path, option, lines):
+    """A Llama that is cut, and steps of DDP and FSDP2, in both modes."""
+    said = torchrun(tmp_path, ROOT / "examples" / "tensor_parallel.py", *option)
+    assert said.count("equal to one process") == lines
 
 
 # ---- two processes in this test
@@ -350,3 +363,45 @@ def _cached_by_rank(rank, folder):
 
 def test_each_rank_has_a_cached_method(tmp_path):
     spawned(_cached_by_rank, tmp_path)
+
+
+DYING = """
+import os, sys, torch, torchair, torch.distributed as dist
+from datetime import timedelta
+rank, backend = int(sys.argv[1]), sys.argv[3]
+store = dist.FileStore(sys.argv[2], 2)
+limit = timedelta(seconds=60)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+
+def summed(x):
+    y = x * 2
+    dist.all_reduce(y)
+    return y + 1
+
+call = torch.compile(summed, backend=backend)
+for k in range(3):
+    if (rank, k) == (1, 2):
+        os._exit(3)
+    try:
+        call(torch.ones(3) + k)
+    except RuntimeError as e:
+        print(k, e, flush=True)
+        os._exit(7)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("backend", ["torchair", "npugraph_ex"])
+def test_a_process_that_dies_is_told_by_the_others(tmp_path, backend):
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    both = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), tmp_path / "store", backend],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [p.communicate(timeout=300)[0] for p in both]
+    assert [p.returncode for p in both] == [7, 3]
+    assert said[0].startswith("2 HcomAllReduce failed")
