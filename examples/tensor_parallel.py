@@ -35,7 +35,7 @@ SIZES = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=4, vocab_size=96,
 )  # fmt: skip
-COLUMNS = tuple(f"self_attn.{k}_proj" for k in "qkv") + ("mlp.gate_proj", "mlp.up_proj")
+COLUMNS = (*(f"self_attn.{k}_proj" for k in "qkv"), "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
