@@ -6,8 +6,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -129,8 +132,10 @@ def test_buffers_that_live_together_do_not_overlap(graph):
     memory = graph["memory"]
     boxes = memory["boxes"]
     assert len(boxes) > 3 and max(b[4] + b[5] for b in boxes) <= memory["size"]
-    for k, (_, step, first, last, offset, size) in enumerate(boxes):
-        assert 0 <= step < memory["steps"] and size > 0
+    for k, (_, writers, first, last, offset, size) in enumerate(boxes):
+        assert writers[0] == first < last < memory["steps"] and size > 0
+        readers = [j for j, s in enumerate(graph["steps"]) if set(s["reads"]) & set(writers)]
+        assert max(readers) == last, "it lives until its last reader"
         for _, _, other_first, other_last, other, other_size in boxes[:k]:
             together = first <= other_last and other_first <= last
             assert not together or offset + size <= other or other + other_size <= offset
@@ -158,7 +163,9 @@ def test_steps_know_what_they_move_and_compute(graph):
     product = next(s for s in graph["steps"] if "gelu" in s["name"])
     assert product["bytes"] == 4 * (4 * 16 + 16 * 64 + 64 + 4 * 64)
     assert product["operations"] >= 2 * 4 * 16 * 64 and product["us"] > 0
-    assert all(rate > 0 for rate in graph["rates"].values())
+    rates = graph["rates"]
+    assert rates["operations"] >= product["operations"] / (product["us"] * 1.001e-6)
+    assert rates["near"] >= product["bytes"] / (product["us"] * 1.001e-6) and rates["bytes"] > 0
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "npugraph_ex"])
@@ -199,6 +206,41 @@ def drawn(page: Path, wish: str, folder: Path, *options: str) -> Page:
     return Page(done.stdout)
 
 
+def colours(png: bytes) -> Counter[tuple[int, int, int]]:
+    """How often each colour is in a picture of 8 bits a channel, as Chromium writes them."""
+    width, height, depth, kind = struct.unpack(">IIBB", png[16:26])
+    channels = {2: 3, 6: 4}[kind]
+    assert depth == 8
+    packed, at = b"", 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        packed += png[at + 8 : at + 8 + length] if png[at + 4 : at + 8] == b"IDAT" else b""
+        at += 12 + length
+    data, size = zlib.decompress(packed), width * channels
+    found: Counter[tuple[int, int, int]] = Counter()
+    above = bytearray(size)
+    for y in range(height):
+        kind, *packed_row = data[y * (size + 1) : (y + 1) * (size + 1)]
+        row = unfiltered(kind, bytearray(packed_row), above, channels)
+        found.update(zip(row[::channels], row[1::channels], row[2::channels], strict=True))
+        above = row
+    return found
+
+
+def unfiltered(kind: int, row: bytearray, above: bytearray, step: int) -> bytearray:
+    """A row of a PNG as it was before its filter."""
+    for i in range(len(row)):
+        left, up = row[i - step] if i >= step else 0, above[i]
+        corner = above[i - step] if i >= step else 0
+        if kind == 4:
+            aim = left + up - corner
+            guess = min((left, up, corner), key=lambda v: abs(aim - v))
+        else:
+            guess = (0, left, up, (left + up) // 2)[kind]
+        row[i] = (row[i] + guess) & 255
+    return row
+
+
 @pytest.mark.browser
 def test_browser_draws_everything_and_lights_up_what_belongs_together(report, graph, tmp_path):
     number = next(k for k, s in enumerate(graph["steps"]) if "gelu" in s["name"])
@@ -222,3 +264,15 @@ def test_browser_draws_everything_and_lights_up_what_belongs_together(report, gr
     assert page.inside("list-kernels", "lit") and "for a0 in range" in page.texts["kernel-text"]
     assert page.inside("list-passes", "row") and page.inside("list-lines", "minus")
     assert graph["steps"][number]["name"] in page.texts["chosen"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme, back, lit", [(1, 0xFBFBFA, 0xFFF0B8), (0, 0x15181C, 0x4A3C0C)])
+def test_picture_of_the_page_is_not_broken(report, scheme, back, lit, tmp_path):
+    file = tmp_path / "page.png"
+    options = (f"--screenshot={file}", "--window-size=800,640")
+    drawn(report, "steps=1", tmp_path, f"--blink-settings=preferredColorScheme={scheme}", *options)
+    found = colours(file.read_bytes())
+    assert len(found) > 60, "text has many shades"
+    for colour in (back, lit):  # around the parts, and what was chosen
+        assert found[colour >> 16, colour >> 8 & 255, colour & 255] > 2000, hex(colour)

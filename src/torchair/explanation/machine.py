@@ -30,6 +30,14 @@ class Rates:
         rate = self.bytes if moved > 4 * _NEAR else self.near
         return max(moved / rate, operations / self.operations)
 
+    def with_seen(self, moved: float, operations: float, seconds: float) -> Rates:
+        """The same, or better where something that ran shows that the machine can do more."""
+        far = moved > 4 * _NEAR
+        shown = moved / seconds
+        return self.or_better(
+            Rates(shown if far else 0.0, 0.0 if far else shown, operations / seconds)
+        )
+
     def or_better(self, other: Rates) -> Rates:
         """The better of both, figure by figure."""
         return Rates(

@@ -49,6 +49,8 @@ class Seen:
         self.rates = rates(
             self.plan.device, lambda known: max((u.share(known) for u in timed), default=0.0)
         )
+        for unit in timed:  # where others were busy with the machine when it was measured
+            self.rates = self.rates.with_seen(unit.moved, unit.operations, unit.seconds)
         self.call = call
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:

@@ -281,7 +281,7 @@ function drawGraph() {
   function edge(from, to) {
     const [x1, y1, x2, y2] = [x(from) + BOX[0] / 2, y(from) + BOX[1], x(to) + BOX[0] / 2, y(to)];
     const on = from.steps.some((k) => lit.steps.has(k)) || to.steps.some((k) => lit.steps.has(k)) ? " lit" : "";
-    const aside = y2 - y1 > HIGH && x1 === x2 ? BOX[0] / 2 + 14 : 0; // around the boxes between
+    const aside = y2 - y1 > HIGH && x1 === x2 ? (BOX[0] / 2 + 14) / 0.75 : 0; // around the boxes between
     return s("path", { class: `edge${on}`, d: `M${x1},${y1} C${x1 + aside},${y1 + 24} ${x2 + aside},${y2 - 24} ${x2},${y2}` });
   }
   function paint() {
@@ -332,28 +332,27 @@ function drawMemory() {
     `${others ? `. Outside of it: ${others}` : ""}.`;
   if (!plan.boxes.length) { stage.append(h("p", { class: "quiet" }, "No step keeps a result for a later one.")); return; }
   const [left, top, width, height] = [86, 10, Math.max(900, stage.clientWidth - 110), 380];
-  const steps = Math.max(plan.steps, ...plan.boxes.map((box) => box[3] + 1));
-  const x = (step) => left + (width * step) / steps;
+  const x = (step) => left + (width * step) / Math.max(1, plan.steps);
   const y = (address) => top + height - (height * address) / Math.max(1, plan.size);
   const svg = s("svg", { width: left + width + 20, height: height + 40, role: "img", "aria-label": "memory plan" });
   for (let k = 0; k <= 4; k += 1) {
     const address = (plan.size * k) / 4;
     svg.append(s("line", { class: "axis", x1: left, x2: left + width, y1: y(address), y2: y(address) }),
       s("text", { class: "quiet", x: left - 6, y: y(address) + 4, "text-anchor": "end" }, size(Math.round(address))));
-    const step = Math.round((steps * k) / 4);
+    const step = Math.round((plan.steps * k) / 4);
     svg.append(s("text", { class: "quiet", x: x(step), y: top + height + 18, "text-anchor": "middle" }, k ? String(step) : "step 0"));
   }
-  const made = plan.boxes.map(([name, step, first, last, offset, bytes]) => {
+  const made = plan.boxes.map(([name, writers, first, last, offset, bytes]) => {
     const box = s("rect", {
       class: "buffer", x: x(first), y: y(offset + bytes), width: Math.max(1, x(last + 1) - x(first)),
       height: Math.max(1, y(offset) - y(offset + bytes)),
     }, s("title", {}, `${name}: ${size(bytes)} at ${offset}, steps ${first} to ${last}`));
-    if (step >= 0) box.addEventListener("click", () => choose("steps", step));
+    box.addEventListener("click", () => choose("steps", writers.length ? writers[0] : first));
     return box;
   });
   svg.append(...made);
   stage.append(svg);
-  redraw.push(() => made.forEach((box, k) => box.classList.toggle("lit", lit.steps.has(plan.boxes[k][1]))));
+  redraw.push(() => made.forEach((box, k) => box.classList.toggle("lit", plan.boxes[k][1].some((step) => lit.steps.has(step)))));
 }
 
 // ---- timeline ----

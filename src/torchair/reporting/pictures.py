@@ -9,19 +9,27 @@ from typing import Any
 from torchair.codegen.target import Order
 from torchair.engine.inspect.timeline import Slice
 from torchair.engine.plan.records import Plan
+from torchair.engine.plan.strides import flat_slots
 
 _LONGEST = 120_000  # characters of one text of a kernel
 
 
 def memory_picture(plan: Plan) -> dict[str, Any]:
-    """Boxes `[name, step, first, last, offset, bytes]` of the arena, and what else has memory."""
-    made = {slot: (v.node.name, k) for k, s in enumerate(plan.steps)
-            for slot, v in zip(s.outs, s.made, strict=False)}  # fmt: skip
-    boxes = [
-        [*made.get(r.slot, (f"slot {r.slot}", -1)), r.first, r.last, r.offset, r.bytes]
-        for r in plan.roots
-        if r.offset >= 0
-    ]
+    """Boxes `[name, steps that write it, first, last, offset, bytes]` of the arena, one for each
+    buffer, and what else has memory."""
+    buffers: dict[int, list[Any]] = {}
+    for k, step in enumerate(plan.steps):
+        named = dict(zip(step.outs, step.made, strict=False))
+        for slot in [*flat_slots(step.args), *step.outs]:
+            root = plan.place(slot)[0]
+            if root.offset < 0:
+                continue
+            box = buffers.setdefault(root.buffer, [[], [], k, k, root.offset, root.bytes])
+            box[3] = k
+            if slot in step.outs:
+                box[0] += [named[slot].node.name] if slot in named else []
+                box[1].append(k)
+    boxes = [[", ".join(names[:4]) or "copy", *rest] for names, *rest in buffers.values()]
     others: Counter[str] = Counter()
     for root in plan.roots:
         if root.offset < 0:
