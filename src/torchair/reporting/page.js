@@ -166,6 +166,8 @@ function stepRow(k) {
 }
 
 function drawCode() {
+  const longest = Math.max(g.source.length, g.fx.length, g.ge.length, g.steps.length);
+  for (const name of ["source", "fx", "ge", "steps"]) at(`list-${name}`).style.height = `${ROW * Math.min(22, Math.max(6, longest))}px`;
   lists = {
     source: rows(at("list-source"), g.source.length, sourceRow),
     fx: rows(at("list-fx"), g.fx.length, textRow("fx", (k) => g.fx[k][0])),
@@ -303,7 +305,8 @@ function drawGraph() {
     svg.setAttribute("height", drawn.height * HIGH + 20);
     const some = [...open].filter((path) => g.modules.get(path).length > 1);
     const close = (path) => h("button", { title: `close ${path}`, onclick: () => { open.delete(path); again(); } }, `▾ ${path}`);
-    empty(chips).append(
+    empty(chips);
+    if (g.modules.size) chips.append(
       h("button", { onclick: () => { open = new Set(); again(); } }, "close all"),
       h("button", { onclick: () => { open = new Set(g.modules.keys()); again(); } }, "open all"),
       ...some.slice(0, 24).map(close), ...(some.length > 24 ? [`and ${some.length - 24} more`] : []));
