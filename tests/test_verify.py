@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 import torchair
-from planted import MODELS, PLANTS, blamed_rightly, look
+from planted import MODELS, PLANTS, blamed_rightly, converter, look, scaled
 from torchair.cli import main
 from torchair.concrete import acl
 from torchair.engine.options import finalize_graph_engine
@@ -77,6 +77,8 @@ def test_script_shows_the_error_again(tmp_path, capsys):
 
 
 def test_backward_and_state_are_left_as_they_were():
+    """The gradient of a sum of normalised numbers is nothing but rounding, which is no error."""
+    torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     before = {k: v.clone() for k, v in model.state_dict().items()}
     report = torchair.verify(model, torch.randn(3, 4), training=True)
@@ -116,6 +118,19 @@ def test_replays_that_write_into_earlier_results_are_found(monkeypatch):
     report = torchair.verify(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
     (finding,) = report.findings
     assert finding.stage is Stage.REPLAY and "earlier" in finding.culprit, str(report)
+
+
+def test_an_error_in_a_backward_has_the_line_of_its_forward():
+    plant = converter("", torch.ops.aten.gelu_backward.default, scaled)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x * 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        plant.apply(patch)
+        report = torchair.verify(model, torch.randn(5, requires_grad=True), training=True)
+    (finding,) = report.findings
+    assert blamed_rightly(plant, finding) and "F.gelu(x * 2)" in finding.line, str(report)
 
 
 def test_a_user_pass_is_found_by_bisection():

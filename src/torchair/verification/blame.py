@@ -3,7 +3,7 @@ rules before the first wrong one are bisected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -84,7 +84,6 @@ class Suspects:
         self._gm = self._device.on_host(compilation.gm)
         self._start = call.start.on_host(call.args)
         self._mutated = {n.name for n in mutated_arguments(self._gm)}
-        self.notes: list[str] = []
 
     # ---- forms ----
 
@@ -284,6 +283,16 @@ def copied(value: Any) -> Any:
         return whole.copy_(value.detach())
 
 
-def line_of(wrong: Wrong) -> str:
-    """File, line and text of the model."""
-    return source_line(wrong.node)
+def lines_of(gm: fx.GraphModule) -> dict[int, str]:
+    """Lines of the model by the number that tracing gave to what was done there: the backward of
+    an operator has the number of its forward."""
+    found = ((n.meta.get("seq_nr", -1), source_line(n)) for n in gm.graph.nodes)
+    return {number: line for number, line in found if number >= 0 and line}
+
+
+def line_of(node: fx.Node, forward: Mapping[int, str]) -> str:
+    """File, line and text of the model; the module where no line is known."""
+    line = source_line(node) or forward.get(node.meta.get("seq_nr", -1), "")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next((str(entry[0]) for entry in reversed(list(stack.values()))), "")
+    return line or (f"module {path}" if path else "")

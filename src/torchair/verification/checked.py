@@ -3,7 +3,7 @@ a few bits against float64."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torchair.log import logger
 from torchair.pipeline import Compilation
 from torchair.progress import Steps
 from torchair.runner import GmRunner
-from torchair.verification.blame import Blame, Call, Suspects, copied, line_of
+from torchair.verification.blame import Blame, Call, Suspects, copied, line_of, lines_of
 from torchair.verification.judge import Difference, close, difference
 from torchair.verification.local import LocalCheck, Wrong
 from torchair.verification.report import Finding, GraphReport, Report, Stage
@@ -42,6 +42,7 @@ class Verifier:
     def __init__(self, wish: Wish) -> None:
         self.report = Report()
         self._wish = wish
+        self._lines: dict[int, str] = {}  # of the model, see `lines_of`
 
     def __call__(self, compilation: Compilation) -> GmRunner:
         name = f"graph {len(self.report.graphs) + 1}"
@@ -53,7 +54,8 @@ class Verifier:
         if not isinstance(compilation.made, ConcreteGraph):
             entry.notes.append("it is not compiled: its options or its tensors ask for that")
             return compilation.runner
-        check = _Check(compilation, entry, self._wish)
+        self._lines |= lines_of(compilation.gm)
+        check = _Check(compilation, entry, self._wish, self._lines)
         return GmRunner(check, compilation.runner.trace)
 
 
@@ -80,8 +82,11 @@ def _memory(tensor: Tensor) -> int:
 class _Check:
     """One graph."""
 
-    def __init__(self, compilation: Compilation, entry: GraphReport, wish: Wish) -> None:
+    def __init__(
+        self, compilation: Compilation, entry: GraphReport, wish: Wish, lines: Mapping[int, str]
+    ) -> None:
         self._compilation, self._entry, self._wish = compilation, entry, wish
+        self._lines = lines
         self._gm = compilation.gm
         nodes = self._gm.graph.find_nodes(op="placeholder")
         mutated = set(mutated_arguments(self._gm))
@@ -141,7 +146,7 @@ class _Check:
                 error = Difference(float("inf"), 0.0, 0.0, "it changed after it was handed out")
                 source = output.args[0][held.number]
                 what = f"result {held.number} of the call before"
-                wrong = Wrong(source, error, None, what, (), ())
+                wrong = Wrong(source, error, what, (), ())
                 blame = Blame(wrong, Stage.REPLAY, "writes where an earlier one left its results")
                 self._entry.finding = self._finding(blame, number)
         given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}
@@ -175,7 +180,7 @@ class _Check:
 
     def _finding(self, blame: Blame, number: int) -> Finding:
         wrong, node = blame.wrong, blame.wrong.node
-        line, title = line_of(wrong), f"{node.target} ({node.name}): {wrong.difference}"
+        line, title = line_of(node, self._lines), f"{node.target} ({node.name}): {wrong.difference}"
         stem = f"{self._entry.name}_{node.name}"
         script = write_script(wrong, self._mode, f"{title}. {line}", self._wish.folder, stem)
         return Finding(

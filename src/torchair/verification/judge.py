@@ -47,6 +47,18 @@ def difference(got: Any, eager: Any, truth: Any = None) -> Difference | None:
     return _of_floats(got, eager, known)
 
 
+def is_explained(wrong: Difference, got: Any, eager: Any, truth: Any, moved: Any) -> bool:
+    """Whether a difference is no larger than what rounding on the way does: `moved` is the truth
+    where every number was off by that much."""
+    if not isinstance(moved, Tensor) or not isinstance(got, Tensor) or moved.shape != got.shape:
+        return False
+    if got.dtype.is_floating_point:
+        real = truth if isinstance(truth, Tensor) else eager
+        far = (near(moved).double() - near(real).double()).abs().max() if got.numel() else 0.0
+        return wrong.error <= TIMES_EAGER * float(far)
+    return difference(got, eager, moved) is None
+
+
 def near(tensor: Tensor) -> Tensor:
     """A tensor where it can be compared: on the GPU, or on the host."""
     plain = tensor.detach()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,13 +34,50 @@ def run_wide(node: fx.Node, env: Callable[[fx.Node], Any], eager: Any) -> Any:
     random numbers, operators that know one type only, bits of numbers."""
     if not _has_truth(node.target):
         return _all_widened(eager)
-    args = fx.node.map_aggregate(fx.map_arg(node.args, env), wide_type)
-    kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, env), wide_type)
     try:
-        made = node.target(*args, **kwargs)  # type: ignore[operator]
+        made = _wide_call(node, env)
     except Exception:  # an operator may refuse a type in any way
         return _all_widened(eager)
     return made if _alike(made, eager) else _all_widened(eager)
+
+
+def _wide_call(node: fx.Node, env: Callable[[fx.Node], Any]) -> Any:
+    args = fx.node.map_aggregate(fx.map_arg(node.args, env), wide_type)
+    kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, env), wide_type)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def run_shaken(region: Sequence[fx.Node], inputs: Mapping[str, Any]) -> Any:
+    """The result of the last of some nodes in double precision, with every number on the way off by
+    as much as rounding to its type may do: how far results move shows what rounding explains. None
+    where there is no such thing."""
+    shake = _Shaking()
+    env = {name: shake(value, value) for name, value in inputs.items()}
+    try:
+        for node in region:
+            if not _has_truth(node.target):
+                return None
+            env[node.name] = shake(_wide_call(node, lambda n: env[n.name]), node.meta.get("val"))
+    except Exception:  # as above
+        return None
+    return env[region[-1].name] if region else None
+
+
+class _Shaking:
+    """Moves numbers by a part of a unit in the last place, the same in every run."""
+
+    def __init__(self) -> None:
+        self._numbers = torch.Generator().manual_seed(0)
+
+    def __call__(self, tree: Any, like: Any) -> Any:
+        if isinstance(tree, list | tuple):
+            members = like if isinstance(like, list | tuple) else [None] * len(tree)
+            return type(tree)(self(a, b) for a, b in zip(tree, members, strict=False))
+        dtype = like.dtype if isinstance(like, Tensor) else None
+        if not isinstance(tree, Tensor) or dtype is None or not dtype.is_floating_point:
+            return widened(tree)
+        noise = torch.rand(tree.shape, dtype=torch.float64, generator=self._numbers) * 2 - 1
+        return widened(tree) * (1 + torch.finfo(dtype).eps / 2 * noise.to(tree.device))
 
 
 def _has_truth(target: Any) -> bool:
