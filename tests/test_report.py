@@ -19,8 +19,11 @@ import pytest
 import torch
 
 import torchair
+from gpu_kernel import HOPPER, feed_forward
+from torchair.engine.run.dry_run import dry_run
 from torchair.reporting.page import embedded
 from torchair.reporting.page import page as page_of
+from torchair.reporting.pictures import kernel_rows
 
 SCRIPT = '''
 import torch, torchair
@@ -167,6 +170,16 @@ def test_steps_know_what_they_move_and_compute(graph):
     rates = graph["rates"]
     assert rates["operations"] >= product["operations"] / (product["us"] * 1.001e-6)
     assert rates["near"] >= product["bytes"] / (product["us"] * 1.001e-6) and rates["bytes"] > 0
+
+
+def test_kernels_of_a_gpu_show_ptx():
+    plan = dry_run(feed_forward(), HOPPER).plan
+    rows, kernel_of = kernel_rows(plan)
+    assert rows and sorted(set(kernel_of.values())) == list(range(len(rows)))
+    for row in rows:
+        assert f".entry {row['name']}" in row["machine"]
+    first, made = rows[kernel_of[0]], plan.steps[0].code.generated
+    assert made.launch is not None and f".maxntid {made.launch.block}" in first["machine"]
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "npugraph_ex"])

@@ -78,7 +78,7 @@ class Target(Protocol):
         """Make machine code of those that are new. Raises BrokenKernels for those that cannot be;
         the others are there then."""
 
-    def machine_text(self, kernel: Kernel) -> str:
+    def machine_text(self, generated: Generated) -> str:
         """The code of a kernel as a text, for people: assembly, or PTX."""
 
     @property
@@ -106,4 +106,4 @@ class Order:
 
     def machine_text(self) -> str:
         """Its machine code as a text."""
-        return self._target.machine_text(self.generated.kernel)
+        return self._target.machine_text(self.generated)

@@ -83,9 +83,9 @@ class CpuTarget:
         """Make machine code of those that are new."""
         compile_all(self.library, kernels)
 
-    def machine_text(self, kernel: Kernel) -> str:
+    def machine_text(self, generated: Generated) -> str:
         """Assembly of this processor."""
-        return assembly(kernel, self.library.machine)
+        return assembly(generated.kernel, self.library.machine)
 
     @property
     def seconds(self) -> float:

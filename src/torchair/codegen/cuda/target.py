@@ -92,9 +92,11 @@ class CudaTarget:
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Kernels are compiled with those that stand beside them in a launch."""
 
-    def machine_text(self, kernel: Kernel) -> str:
+    def machine_text(self, generated: Generated) -> str:
         """PTX of a launch of this kernel alone."""
-        return ptx([Entry((kernel,), 1024)], self.library.machine)
+        assert generated.launch is not None
+        entry = Entry((generated.kernel,), generated.launch.block)
+        return ptx([entry], self.library.machine)
 
     @property
     def seconds(self) -> float:
