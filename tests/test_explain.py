@@ -13,7 +13,7 @@ import torchair
 from torchair.explanation import machine
 from torchair.explanation.collect import Collector
 from torchair.explanation.machine import Rates
-from torchair.pipeline import observed
+from torchair.runner import observed
 
 PEAK = Rates(1e18, 1e18, 1e18)
 

@@ -66,7 +66,7 @@ def _teach_dynamo(_module: Any) -> None:
     teach_dynamo()
 
 
-def _offer_reports(pipeline: Any) -> None:
+def _offer_reports(runner: Any) -> None:
     """Tell the compiler who writes reports, when it comes."""
 
     def reporter(path: str) -> Any:
@@ -74,14 +74,14 @@ def _offer_reports(pipeline: Any) -> None:
 
         return reporter_at(path)
 
-    pipeline.reporter = reporter
+    runner.onlookers.reporter = reporter
 
 
 legacy.install()
 when_imported(
     {
         "torch.distributed._functional_collectives": _teach_dynamo,
-        "torchair.pipeline": _offer_reports,
+        "torchair.runner": _offer_reports,
     }
 )
 _ = ops

@@ -113,7 +113,7 @@ def _trace(script: Path, arguments: list[str], folder: Path) -> int:
 def _verify(options: argparse.Namespace) -> int:
     """Run a program with a check around each graph that it compiles. Its own way to leave counts,
     unless something is wrong."""
-    from torchair.pipeline import observed
+    from torchair.runner import observed
     from torchair.verification.checked import Verifier, Wish
 
     verifier = Verifier(Wish(Path(options.output), options.every_node))
@@ -132,8 +132,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     """Run a program, and write the page even if it fails: what was compiled until then helps."""
-    from torchair.pipeline import observed
     from torchair.reporting.recorder import Reporter
+    from torchair.runner import observed
 
     reporter = Reporter(Path(options.output), Path(options.script).name)
     code: Any = 0

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -48,7 +47,7 @@ from torchair.log import logger
 from torchair.ops.library import mark_side_effects
 from torchair.passes import PassRunner
 from torchair.quiet import no_garbage_collection
-from torchair.runner import GmRunner
+from torchair.runner import Compilation, GmRunner, onlookers
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
@@ -56,41 +55,6 @@ from torchair.trace import Trace
 latest_graph_id = 0
 """The number of the graph that was named last."""
 _naming = Lock()
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """One graph that was compiled, for who looks on."""
-
-    gm: fx.GraphModule  # as AOTAutograd made it
-    inputs: Sequence[Any]  # that it was traced with
-    config: CompilerConfig
-    static: frozenset[int]  # arguments that are parameters
-    phase: str  # "forward" or "backward"
-    made: Callable[..., Any]  # what it was compiled to
-    runner: GmRunner  # what runs it: that, or somebody else who looks on
-
-
-Observer = Callable[[Compilation], GmRunner]
-"""Is told of each graph that is compiled, and gives what runs."""
-
-_observers: list[Observer] = []
-_keepers: list[Observer] = []  # those of them that want to see what passes change
-reporter: Callable[[str], Observer] | None = None
-"""Gives who writes the report at a path; set by the package, which knows the rooms above."""
-
-
-@contextmanager
-def observed(observer: Observer, changes: bool = False) -> Iterator[None]:
-    """Let somebody look on while graphs are compiled, and see the `changes` of passes."""
-    _observers.append(observer)
-    _keepers.extend([observer] if changes else [])
-    try:
-        yield
-    finally:
-        _observers.remove(observer)
-        if changes:
-            _keepers.remove(observer)
 
 
 class NpuFxCompiler:
@@ -116,10 +80,8 @@ class NpuFxCompiler:
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
-        observers = _observers
-        if settings.report_path is not None and reporter is not None:
-            observers = [*observers, reporter(settings.report_path)]
-        if len(observers) > len(_observers) or _keepers:
+        observers, keep_changes = onlookers.of(settings.report_path)
+        if keep_changes:
             trace.changes = []
         mark_side_effects()
         quiet = no_garbage_collection()

@@ -1,13 +1,18 @@
-"""GmRunner, what AOTAutograd calls: the compiled graph with its profiler label and debug logs."""
+"""GmRunner, what AOTAutograd calls: the compiled graph with its profiler label and debug logs; and
+who looks on while graphs are compiled."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
+from torchair.configs.compiler_config import CompilerConfig
 from torchair.log import logger
 from torchair.trace import Trace, label
 
@@ -57,3 +62,52 @@ def _summary(x: Any) -> str:
         f"Tensor(device={x.device}, size={list(x.shape)}, dtype={x.dtype}, "
         f"contiguous={x.is_contiguous()}, data_ptr={x.data_ptr():#x})"
     )
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One graph that was compiled, for who looks on."""
+
+    gm: fx.GraphModule  # as AOTAutograd made it
+    inputs: Sequence[Any]  # that it was traced with
+    config: CompilerConfig
+    static: frozenset[int]  # arguments that are parameters
+    phase: str  # "forward" or "backward"
+    made: Callable[..., Any]  # what it was compiled to
+    runner: GmRunner  # what runs it: that, or somebody else who looks on
+
+
+Observer = Callable[[Compilation], GmRunner]
+"""Is told of each graph that is compiled, and gives what runs."""
+
+
+class Onlookers:
+    """Those who look on while graphs are compiled."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+        self._keepers: list[Observer] = []  # those of them that want to see what passes change
+        # Gives who writes the report at a path; set by the package, which knows the rooms above.
+        self.reporter: Callable[[str], Observer] | None = None
+
+    def of(self, report_path: str | None) -> tuple[list[Observer], bool]:
+        """Who looks at a graph, and whether changes of passes are kept for them."""
+        if report_path is None or self.reporter is None:
+            return self._observers, bool(self._keepers)
+        return [*self._observers, self.reporter(report_path)], True
+
+    @contextmanager
+    def observed(self, observer: Observer, changes: bool = False) -> Iterator[None]:
+        """Let somebody look on, and see the `changes` of passes."""
+        self._observers.append(observer)
+        self._keepers.extend([observer] if changes else [])
+        try:
+            yield
+        finally:
+            self._observers.remove(observer)
+            if changes:
+                self._keepers.remove(observer)
+
+
+onlookers = Onlookers()
+observed = onlookers.observed

@@ -70,7 +70,7 @@ def run(options: RunOptions) -> int:
         _execute(options)
         return 0
     from torchair.explanation.collect import Collector
-    from torchair.pipeline import observed
+    from torchair.runner import observed
 
     collector = Collector()
     try:

@@ -14,7 +14,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
 from torchair.explanation.collect import Collector
 from torchair.explanation.report import Explanation
-from torchair.pipeline import observed
+from torchair.runner import observed
 
 _CALLS = 5  # that are timed; the quickest tells where time goes
 

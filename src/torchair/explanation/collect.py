@@ -18,8 +18,7 @@ from torchair.explanation.machine import rates
 from torchair.explanation.report import Break, Explanation, GraphRow, Recompile, Times
 from torchair.explanation.units import UnitRow, unit_rows
 from torchair.log import logger
-from torchair.pipeline import Compilation
-from torchair.runner import GmRunner
+from torchair.runner import Compilation, GmRunner
 
 
 class _Timed:

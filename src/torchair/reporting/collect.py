@@ -18,9 +18,9 @@ from torchair.explanation.units import UnitRow, unit_rows
 from torchair.fx.comments import module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.lines import line_of
-from torchair.pipeline import Compilation
 from torchair.reporting.pictures import kernel_rows, memory_picture, timeline_picture
 from torchair.reporting.sources import Sources
+from torchair.runner import Compilation
 from torchair.trace import Change
 
 

@@ -16,10 +16,9 @@ from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
 from torchair.devices.call import GraphCall
 from torchair.log import logger
-from torchair.pipeline import Compilation
 from torchair.reporting.collect import Seen, graph_data
 from torchair.reporting.page import page
-from torchair.runner import GmRunner
+from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write
 from torchair.verification.watching import Randomness
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchair.backend import get_npu_backend, mode_of
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
-from torchair.pipeline import observed
+from torchair.runner import observed
 from torchair.verification.blame import copied
 from torchair.verification.checked import Verifier, Wish
 from torchair.verification.report import Report

@@ -22,8 +22,9 @@ from torchair.fx.passes import FX_KIND, FX_PASSES
 from torchair.fx.source import source_line
 from torchair.ge.rewrite import Match, Rule
 from torchair.passes import Pass, PassRunner
-from torchair.pipeline import Compilation, convert, engine_settings, own_copy
+from torchair.pipeline import convert, engine_settings, own_copy
 from torchair.progress import Steps
+from torchair.runner import Compilation
 from torchair.trace import Trace
 from torchair.verification.local import LocalCheck, Wrong
 from torchair.verification.report import Stage

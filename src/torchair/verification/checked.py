@@ -16,9 +16,8 @@ from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
 from torchair.log import logger
-from torchair.pipeline import Compilation
 from torchair.progress import Steps
-from torchair.runner import GmRunner
+from torchair.runner import Compilation, GmRunner
 from torchair.verification.blame import Blame, Call, Suspects, copied, line_of, lines_of
 from torchair.verification.judge import Difference, close, difference
 from torchair.verification.local import LocalCheck, Wrong
