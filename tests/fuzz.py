@@ -27,6 +27,7 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torchair
 from like_eager import sharing, twin
@@ -223,8 +224,8 @@ class Trial:
 
     def _promised_strides(self, args: list[torch.Tensor]) -> list[list[int]]:
         """What tracing says about results and arguments: kernels themselves may differ from it."""
-        with FakeTensorMode() as mode:
-            given = [mode.from_tensor(t) for t in args]
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:  # some sizes only the data tell
+            given = [mode.from_tensor(t, static_shapes=True) for t in args]
             return [strided(t) for t in [*self.program.function()(*given), *given]]
 
     def _traced(self, args: list[torch.Tensor]) -> list[torch.Tensor] | Exception:

@@ -283,6 +283,9 @@ ALIASING = {
     "parts_of_hidden_strided": (
         lambda x: (lambda y: (y[1:], y.unsqueeze(2), y.t()))(x.slice_scatter(x[:1] * 2, 0, 1, 2)),
         lambda: [torch.randn(3, 8)[:, ::2].t()]),
+    "memory_of_view": (
+        lambda x: (x.flatten().as_strided((2, 2), (2, 1)), x + 1),
+        lambda: [torch.randn(6, 6)[:, :1]]),
     "row_and_whole": (lambda x: (lambda y: (y[..., 0], y))(x - x), lambda: [x23()]),
     "last_of_output": (lambda x: (lambda y: (y, y[:, -1], y[0, 1]))(x * x), lambda: [x44()]),
     "diagonal_and_part": (lambda x: (lambda y: (y.diagonal(), y[1:, 1:], y.diagonal(1)))(x * 2),

@@ -892,6 +892,8 @@ def test_no_option_is_silent(mode: str, tmp_path: Path) -> None:
     for path, _, _, where, effect in doc_rows("The tree"):
         config = CompilerConfig()
         value = other_value(attrgetter(path)(config), tmp_path)
+        if path == "debug.report.path":
+            value = str(tmp_path / "report.html")
         if value is None or path in ("mode", "export.export_mode"):  # the latter is set for users
             continue
         write_path(config, path, value)
@@ -928,6 +930,7 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "data_dump_type": None,
         "data_dump_path": ".",
         "data_dump_filter": None,
+        "report_path": None,
         "fx_summary_type": None,
         "fx_summary_path": ".",
         "fx_summary_skip_compile": True,

@@ -288,3 +288,22 @@ def test_torch_gets_images_as_eager_lays_them_out() -> None:
     made = [plan.place(s.outs[0])[0].meta for s in plan.steps if s.node.type == "Conv2D"]
     last = torch.channels_last
     assert [m.is_contiguous(memory_format=last) for m in made] == [False, True]
+
+
+def test_gradients_of_float64_keep_all_digits():
+    """Of attention: sums of exponentials, and a scale that follows from a size."""
+    torch.manual_seed(0)
+    even = torch.randn(2, 3, 4, 6, dtype=torch.float64)  # torch's fused attention, and its parts
+    for x in (even, even[..., ::2]):
+        got = []
+        for backend in ("eager", "torchair"):
+            torch._dynamo.reset()
+            asked = x.detach().requires_grad_()
+            call = torch.compile(attend, backend=backend, dynamic=True)
+            call(asked).square().sum().backward()
+            got.append(asked.grad)
+        torch.testing.assert_close(*got, rtol=1e-13, atol=1e-13)
+
+
+def attend(x):
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True)

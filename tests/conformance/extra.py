@@ -252,6 +252,8 @@ BITS = torch.tensor([1, 0, 3])
 IMAGE = torch.rand(1, 2, 4, 3)
 GROUP = "0"  # the name that torch gives to the first process group
 POSITIVE = torch.rand(2, 3) + 0.5
+BYTES = torch.randint(-128, 128, (32, 32), dtype=torch.int8)
+SHORT = torch.rand(2, 32, dtype=torch.bfloat16)
 
 EXTRA: tuple[Extra, ...] = (
     # sizes and numbers made of them
@@ -356,6 +358,14 @@ EXTRA: tuple[Extra, ...] = (
     _call(aten.upsample_nearest2d_backward.default, torch.rand(1, 2, 8, 9), [8, 9], [1, 2, 4, 3]),
     _call(aten.upsample_bilinear2d.default, IMAGE, [8, 9], False),
     _call(aten.upsample_bilinear2d.vec, IMAGE, None, True, [2.0, 3.0]),
+    # weights of few bits, as torch packs them
+    _call(aten._int_mm.default, BYTES, BYTES),
+    _call(aten._weight_int8pack_mm.default, SHORT, BYTES, SHORT[0]),
+    _call(
+        aten._weight_int4pack_mm_for_cpu.default, SHORT,
+        aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (32, 32)).int(), 1), 32,
+        torch.rand(1, 32, 2, dtype=torch.bfloat16),
+    ),
     # lists of tensors
     _pairs(aten._foreach_addcdiv.Tensor),
     _pairs(aten._foreach_addcmul.Tensor),

@@ -81,8 +81,8 @@ class ReportConfig(Section):
         return file
 
     @path.setter
-    def path(self, file: str | os.PathLike[str]) -> None:
-        self._path = os.path.realpath(file)
+    def path(self, file: str | os.PathLike[str] | None) -> None:
+        self._path = None if file is None else os.path.realpath(file)
 
 
 class FxSummaryConfig(_Dump):

@@ -28,12 +28,15 @@ def flash_attention_for_cpu(
     attn_mask: View | None = None,
     scale: float | None = None,
     views: ViewFolder,
+    reads: set[Any],
 ) -> tuple[View, Value]:
     """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value,
     float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None)
     -> (Tensor output, Tensor logsumexp)"""
     if dropout_p != 0 or isinstance(scale, Value):
         raise Decline("dropout or a symbolic scale")
+    if query.dtype == ge.DataType.DT_DOUBLE and not reads <= {0}:
+        raise Decline("sums of float64 exponentials are read, which GE keeps in float32")
     out, lse = _attention(query, key, value, attn_mask, is_causal, scale, views, sums=True)
     return out, ge.Squeeze(lse, axis=[3])
 

@@ -143,6 +143,8 @@ class GraphConverter:
 
     def _scalar_input(self, node: fx.Node, arg: int, meta: Any) -> Value:
         dtype = type_of_meta(meta)
+        if dtype == DataType.DT_FLOAT and any(_is_double(user) for user in node.users):
+            dtype = DataType.DT_DOUBLE
         self.signature.inputs.append(InputSource((arg,), "scalar", dtype))
         index = len(self.signature.inputs) - 1
         value = ge.Data(index=index, dtype=dtype, shape=[], placement="CPU", node_name=node.name)
@@ -337,7 +339,10 @@ class GraphConverter:
         if changes and (found := self._functional(node, kwargs, metas)) is not None:
             return found
         if _reads_raw_memory(node):
-            raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
+            owner, offset = _owner_of_memory(node)
+            if owner is None:
+                raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
+            args = (argument(owner), *args[1:3], offset)
         made = torch_call(node.target, args, kwargs, _places(meta), metas)
         if meta is None or _mutates(node.target):
             self.graph.keep_alive.append(made)
@@ -443,6 +448,27 @@ def _reads_raw_memory(node: fx.Node) -> bool:
         sources = node.kwargs["_all_bases"]
         named = any(k.endswith("_storage_offset") for k in node.kwargs)
     return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)
+
+
+def _owner_of_memory(node: fx.Node) -> tuple[fx.Node | None, Any]:
+    """The input that `as_strided` reads through views, and where it begins in its memory."""
+    source: Any = node.args[0]
+    given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    offset = source.meta["val"].storage_offset() if given is None else given
+    while _is_view(source):
+        source = source.args[0]
+    known = node.target is torch.ops.aten.as_strided.default and isinstance(offset, int)
+    return (source if known and source.op == "placeholder" else None), offset
+
+
+def _is_double(node: fx.Node) -> bool:
+    return getattr(node.meta.get("val"), "dtype", None) is torch.float64
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    aliases = [r.alias_info for r in schema.returns] if schema is not None else []
+    return len(aliases) == 1 and aliases[0] is not None and not aliases[0].is_write
 
 
 def _mutates(target: Any) -> bool:
