@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,11 +60,14 @@ def test_shares_of_a_call():
     assert [g.calls for g in told.graphs] == [5]
 
 
-def test_recompiles_have_a_reason():
+def test_recompiles_have_a_reason(monkeypatch):
     @torch.compile(backend=torchair.get_npu_backend(), dynamic=False)
     def explained(x: Any) -> Any:
         return x + 1
 
+    older = [SimpleNamespace(recompile_reason="long ago") for _ in range(4)]
+    full = deque(older, maxlen=4)  # as after many compilations
+    monkeypatch.setattr(torch._dynamo.utils, "_compilation_metrics", full)
     collector = Collector()
     with observed(collector), torch.no_grad():
         for size in (3, 4):

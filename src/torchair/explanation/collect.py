@@ -64,7 +64,7 @@ class Collector:
 
         self._dynamo, self._breaks = utils, output_graph.graph_break_reasons
         self._first_break = len(self._breaks)
-        self._first_metric = len(utils.get_compilation_metrics())
+        self._metrics_before = utils.get_compilation_metrics()  # Dynamo keeps the last 64
         self.graphs: list[_Timed] = []
 
     def __call__(self, compilation: Compilation) -> GmRunner:
@@ -138,11 +138,11 @@ class Collector:
         return [Break(reason, line, count) for (reason, line), count in found.items()]
 
     def _recompiles(self) -> list[Recompile]:
-        metrics = self._dynamo.get_compilation_metrics()[self._first_metric :]
+        before = {id(m) for m in self._metrics_before}
         return [
             Recompile(f"{m.co_name} ({m.co_filename}:{m.co_firstlineno})", _first_line(text))
-            for m in metrics
-            if (text := m.recompile_reason)
+            for m in self._dynamo.get_compilation_metrics()
+            if id(m) not in before and (text := m.recompile_reason)
         ]
 
 
