@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torchair
-from torchair.pipeline import observed
+from torchair.runner import observed
 from torchair.verification.checked import Verifier, Wish
 
 
