@@ -45,15 +45,20 @@ class _Timed:
     @property
     def graph(self) -> GraphCall | None:
         """The graph in the engine, if it is there."""
-        made = self.compilation.made
-        if isinstance(made, GeConcreteGraph):
-            return made
-        if isinstance(made, ReplayedGraph):
-            return made.graph
-        if isinstance(made, AclConcreteGraph):
-            known = made.storable()
-            return None if known is None else known[0]  # type: ignore[return-value]
-        return None
+        return engine_call(self.compilation)
+
+
+def engine_call(compilation: Compilation) -> GraphCall | None:
+    """The graph in the engine; None where it is recorded call by call, or not compiled."""
+    made = compilation.made
+    if isinstance(made, GeConcreteGraph):
+        return made
+    if isinstance(made, ReplayedGraph):
+        return made.graph
+    if isinstance(made, AclConcreteGraph):
+        known = made.storable()
+        return known[0] if known is not None and isinstance(known[0], GraphCall) else None
+    return None
 
 
 class Collector:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchair.concrete import AclConcreteGraph, GeConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
-from torchair.devices.call import GraphCall
+from torchair.explanation.collect import engine_call
 from torchair.log import logger
 from torchair.reporting.collect import Seen, graph_data
 from torchair.reporting.page import page
@@ -116,16 +115,3 @@ class _Graph:
         with torch.no_grad(), Randomness().again():
             seen.look(self._call, own)
         return seen
-
-
-def engine_call(compilation: Compilation) -> GraphCall | None:
-    """The graph in the engine; None where it is recorded call by call, or not compiled."""
-    runner = compilation.made
-    if isinstance(runner, GeConcreteGraph):
-        return runner
-    if isinstance(runner, ReplayedGraph):
-        return runner.graph
-    if isinstance(runner, AclConcreteGraph):
-        known = runner.storable()
-        return known[0] if known is not None and isinstance(known[0], GraphCall) else None
-    return None
