@@ -283,6 +283,9 @@ ALIASING = {
     "parts_of_hidden_strided": (
         lambda x: (lambda y: (y[1:], y.unsqueeze(2), y.t()))(x.slice_scatter(x[:1] * 2, 0, 1, 2)),
         lambda: [torch.randn(3, 8)[:, ::2].t()]),
+    "copied_and_turned": (
+        lambda x: (lambda y: (y.copy_(x * 2), y.t()))(x.relu()), lambda: [x23()]),
+    "cloned_and_turned": (lambda x: (lambda y: (y, y.t()))(x.relu().clone()), lambda: [x23()]),
     "memory_of_view": (
         lambda x: (x.flatten().as_strided((2, 2), (2, 1)), x + 1),
         lambda: [torch.randn(6, 6)[:, :1]]),

@@ -6,6 +6,7 @@ costs more than our whole compilation (see docs/architecture.md).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,21 +26,23 @@ def optimize_noop_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> N
     returned = {n for n in output.all_input_nodes}
     inputs = set(graph.find_nodes(op="placeholder"))
     input_storage = {_storage(n) for n in inputs}
-    output_storage = {_storage(n) for n in returned}
+    output_storage = Counter(_storage(n) for n in returned)
     for node in list(graph.nodes):
         source = _noop_source(node)
         if source is None:
             continue
         view = _storage(node) == _storage(source)
         fresh_result = _storage(node) in output_storage and not view
-        if fresh_result and (_storage(source) in input_storage | output_storage):
+        if fresh_result and (_storage(source) in input_storage | output_storage.keys()):
             continue  # would make a result share memory that it did not share
+        if fresh_result and output_storage[_storage(node)] > 1:
+            continue  # would part results that share memory: views of it keep the old one
         if view and node in returned and (source in inputs or source in returned):
             continue  # would make a result the very object of another
         if node in returned:
             returned.add(source)
         if fresh_result:
-            output_storage.add(_storage(source))
+            output_storage[_storage(source)] += 1
         node.replace_all_uses_with(source)
         graph.erase_node(node)
 
