@@ -1,4 +1,5 @@
-"""What holds for all tests: kernels are kept in a folder of this run, not in the user's cache.
+"""What holds for all tests: kernels are kept in a folder of this run, not in the user's cache;
+drawn numbers are the same in every run (new ones are the business of test_fuzz.py).
 
 Programs that tests start without our variables find the cache home of this run."""
 
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
+torch.manual_seed(0)  # for what modules draw as they are loaded
 _MINE = "TORCHAIR_TESTS_CACHE"  # workers of one run share the folder of the process that began it
 _first = _MINE not in os.environ
 if _first:
@@ -24,6 +27,11 @@ def _folder_goes_with_the_run() -> Iterator[None]:
     yield
     if _first:
         shutil.rmtree(os.environ[_MINE], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _drawn_numbers_are_known() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -254,6 +254,8 @@ GROUP = "0"  # the name that torch gives to the first process group
 POSITIVE = torch.rand(2, 3) + 0.5
 BYTES = torch.randint(-128, 128, (32, 32), dtype=torch.int8)
 SHORT = torch.rand(2, 32, dtype=torch.bfloat16)
+SCALES_AND_ZEROS = torch.rand(1, 32, 2, dtype=torch.bfloat16)
+SCALES_AND_ZEROS[0, 3, 0] = 0  # a column whose weights are all equal
 
 EXTRA: tuple[Extra, ...] = (
     # sizes and numbers made of them
@@ -364,7 +366,7 @@ EXTRA: tuple[Extra, ...] = (
     _call(
         aten._weight_int4pack_mm_for_cpu.default, SHORT,
         aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (32, 32)).int(), 1), 32,
-        torch.rand(1, 32, 2, dtype=torch.bfloat16),
+        SCALES_AND_ZEROS,
     ),
     # lists of tensors
     _pairs(aten._foreach_addcdiv.Tensor),

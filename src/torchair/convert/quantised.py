@@ -43,9 +43,20 @@ def weight_int4pack_mm(
     n, half = (int(d) for d in mat2.shape or ())
     groups = int((qScaleAndZeros.shape or ())[0])
     scales, zeros = (_part(qScaleAndZeros, k, groups, n) for k in (0, 1))
+    constant = ge.Equal(scales, ge.Const(0, dtype=scales.dtype))  # every weight is the zero point
+    scales = ge.Add(scales, ge.Cast(constant, dst_type=scales.dtype))
+    weight = _where_scaled(_unpacked(mat2, n, 2 * half), constant, n, groups, 2 * half // groups)
     offsets = ge.Div(ge.Cast(zeros, dst_type=_FLOAT), ge.Cast(scales, dst_type=_FLOAT))
     group = qGroupSize if groups > 1 else 0
-    return _product(self, _unpacked(mat2, n, 2 * half), scales, offsets=offsets, group=group)
+    return _product(self, weight, scales, offsets=offsets, group=group)
+
+
+def _where_scaled(weight: Value, constant: Value, n: int, groups: int, size: int) -> Value:
+    """The integers of a weight [n, k], 0 in the groups whose scale is 0."""
+    counts = ge.Cast(ge.LogicalNot(constant), dst_type=DataType.DT_INT8)
+    counts = ge.Reshape(counts, ge.Const([n, groups, 1]))
+    kept = ge.Mul(ge.Reshape(weight, ge.Const([n, groups, size])), counts)
+    return ge.Reshape(kept, ge.Const([n, groups * size]))
 
 
 def _part(pairs: Value, which: int, groups: int, n: int) -> Value:
