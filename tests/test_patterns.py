@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 import torchair
 from tolerance import assert_close, to_double
 from torchair.core._backend import finalize_graph_engine
+from torchair.engine.optimize import switches
+from torchair.engine.optimize.passes import SWITCHED
 from torchair.engine.optimize.rules.patterns import PATTERNS
 from torchair.engine.optimize.switches import read_switches
 from torchair.fx.passes import patterns
@@ -539,10 +542,48 @@ def test_files_that_are_none(tmp_path, content):
         read_switches(str(file))
 
 
-def test_loops_have_no_names(tmp_path):
+def test_one_name_joins_all_kernels(tmp_path):
     file = tmp_path / "s.json"
-    file.write_text('{"Switch": {"GraphFusion": {"A": "off"}, "UBFusion": {"B": "off"}}}')
-    assert read_switches(str(file)) == {"A": False} and read_switches(None) == {}
+    file.write_text('{"Switch": {"GraphFusion": {"A": "off"}, "UBFusion": {"ALL": "off"}}}')
+    assert read_switches(str(file)) == {"A": False, "AutomaticUbFusion": False}
+    named = '{"Switch": {"UBFusion": {"ALL": "off", "AutomaticUbFusion": "on"}}}'
+    file.write_text(named)
+    assert read_switches(str(file)) == {"AutomaticUbFusion": True} and read_switches(None) == {}
+
+
+def kernels(configure):
+    """How many nodes each kernel of a function computes."""
+
+    def fn(x, w):
+        return torch.tanh(F.gelu(x @ w) * 2 + 1)
+
+    fast = check(fn, randn(4, 8), randn(8, 8), configure=configure)
+    return [len(u.nodes) for u in fast.graphs[0].session.units.fusion.units]
+
+
+def test_kernels_are_not_joined_where_the_user_says_so(tmp_path):
+    assert kernels(lambda config: None) == [5]
+    finalize_graph_engine()
+    assert kernels(with_switches("AutomaticUbFusion:off")) == [1] * 5
+    finalize_graph_engine()
+    switches = {"Switch": {"UBFusion": {"ALL": "off"}}}
+    assert kernels(with_file(tmp_path / "s.json", switches)) == [1] * 5
+
+
+def test_names_of_the_original_and_names_that_nobody_knows(monkeypatch):
+    monkeypatch.setattr(switches, "_told", set())
+    ours = switches.by_our_names({"CommonSubexpressionEliminationPass": False, "ALL": True})
+    assert ours == {"merge_common": False, "ALL": True}
+    assert set(ours) - {"ALL"} <= SWITCHED
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fused_types(with_switches("ZSplitVFusionPass:off;SwishFusion:off")) == {"RmsNorm"}
+    finalize_graph_engine()
+    unknown = with_switches("SwishFusionPas:off")
+    with pytest.warns(UserWarning, match="'SwishFusionPas'.* did you mean SwishFusion") as seen:
+        fused_types(unknown)
+        fused_types(unknown)
+    assert len([w for w in seen if "SwishFusionPas" in str(w.message)]) == 1
 
 
 # ---- patterns of users

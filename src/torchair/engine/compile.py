@@ -22,7 +22,8 @@ from torchair.codegen.kept import kept
 from torchair.codegen.kernel import BrokenKernels
 from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
-from torchair.engine.optimize.passes import ENGINE_PASSES, GraphState, ge_kind
+from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
+from torchair.engine.optimize.switches import UNIT_FUSION, warn_unknown
 from torchair.engine.options import EngineOptions
 from torchair.engine.plan.family import Member, natives_of
 from torchair.engine.plan.planner import Layout, Planner
@@ -61,6 +62,8 @@ class GraphCompiler:
         if options.check_streams:
             report(self.graph, state.assigned, self.lanes, options.cores)
         state.follow(options, self.target)
+        if options.switches:
+            warn_unknown(options.switches, SWITCHED)
         runner = PassRunner(ge_kind(lambda g: "", "txt"), options, trace)
         passes = [p for p in ENGINE_PASSES if options.switches.get(p.name, True)]
         runner.run([] if as_it_is else passes, self.graph, state)
@@ -71,7 +74,8 @@ class GraphCompiler:
         taken for constants."""
         if self.target is not None:
             constants = {self.graph.data[i].outputs[0]: t for i, t in weights.items()}
-            self.units = NativeUnits(self.graph, self.target, constants, self.lanes.of)
+            joins = self._options.switches.get(UNIT_FUSION, True)
+            self.units = NativeUnits(self.graph, self.target, constants, self.lanes.of, joins)
         strided = self.units is not None
         self.inputs = GraphInputs(self.graph, self._state.inputs, self._device, strided)
         self._begin_planning()

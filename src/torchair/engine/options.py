@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from torchair.configs.settings import parse_switches
-from torchair.engine.optimize.switches import read_switches
+from torchair.engine.optimize.switches import by_our_names, read_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.log import native_logger
@@ -45,8 +45,8 @@ class EngineOptions:
             dead_code=process.get("ge.oo.deadCodeElimination", "true") == "true",
             topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
             switches={
-                **read_switches(process.get("ge.fusionSwitchFile")),
-                **parse_switches(process.get("ge.optimizationSwitch") or ""),
+                **by_our_names(read_switches(process.get("ge.fusionSwitchFile"))),
+                **by_our_names(parse_switches(process.get("ge.optimizationSwitch") or "")),
             },
             patterns=local.get("pattern_fusion_pass", "1") == "1",
             native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",

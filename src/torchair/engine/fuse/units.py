@@ -111,23 +111,24 @@ def is_number(value: Value) -> bool:
 def fuse(
     graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool],
     lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
-    prepared: Collection[Node] = (),
+    prepared: Collection[Node] = (), joins: bool = True,
 ) -> Fusion:  # fmt: skip
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
     of unit and a function that tells why a node cannot be served; `constant` tells which values
     are the same in every call, `lane` which nodes must not run together. With `gather` products
-    that no unit has follow one another where they can. Nodes that are `prepared` do not run."""
-    return _Fuser(graph, heads, constant, lane, gather, prepared).run()
+    that no unit has follow one another where they can. Nodes that are `prepared` do not run.
+    Without `joins` each node is a unit of its own."""
+    return _Fuser(graph, heads, constant, lane, gather, prepared, joins).run()
 
 
 class _Fuser:
     def __init__(
         self, graph: Graph, heads: dict[str, tuple[str, Check]],
         constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
-        prepared: Collection[Node],
+        prepared: Collection[Node], joins: bool,
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
-        self.gather = gather
+        self.gather, self.joins = gather, joins
         self.needs = Needs()
         self.outside = {n for n in graph.nodes if n.type in _OUTSIDE or n in prepared}
         inside = (n for n in graph.nodes if n not in self.outside)
@@ -252,7 +253,7 @@ class _Fuser:
     def _fold(self, norm: Node) -> bool:
         """A batch normalisation right after a convolution becomes part of its weights, if all of
         its numbers are constant and nothing else reads the convolution."""
-        unit = self.unit_of.get(norm.values()[0].node)
+        unit = self.unit_of.get(norm.values()[0].node) if self.joins else None
         if unit is None or unit.kind != "conv" or unit.folded is not None or unit.group.nodes:
             return False
         if self.lane(unit.head) != self.lane(norm):
@@ -275,6 +276,8 @@ class _Fuser:
 
     def _candidates(self, node: Node) -> list[Unit]:
         """Units that made an operand, perhaps seen through views, the latest first."""
+        if not self.joins:
+            return []
         found = {}
         for value in operands_of(node):
             source = value.node

@@ -42,12 +42,13 @@ class NativeUnits:
         target: Target,
         frozen: Mapping[Value, torch.Tensor] | None = None,
         lane: Callable[[Node], str] = lambda node: "",
+        joins: bool = True,
     ) -> None:
         self.prepared = Prepared(graph, frozen or {})
         self.frozen = self.prepared.tensors
         served = heads(target, self.is_constant)
         self.fusion: Fusion = fuse(
-            graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes
+            graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes, joins
         )
         if Flags.read().debug >= 3:
             print(self.fusion.report())

@@ -36,6 +36,8 @@ from torchair.engine.optimize.passes.updates import (
     mapping_assign_op_to_graph_output,
     optimize_reference_op_redundant_copy,
 )
+from torchair.engine.optimize.rules import RULES
+from torchair.engine.optimize.rules.patterns import PATTERNS
 from torchair.ge.graph import Graph
 from torchair.ge.lines import line_of
 from torchair.ge.verify import verify
@@ -66,6 +68,11 @@ ENGINE_PASSES = (
     Pass("lay_out_filters", lay_out_filters, lambda o: o.native),
 )
 
+SWITCHED = frozenset(
+    (*(p.name for p in ENGINE_PASSES), *(r.name for r in RULES), *(p.__name__ for p in PATTERNS))
+)
+"""Names that `optimization_switch` and the file of fusion switches may hold."""
+
 
 def _count(graph: Graph) -> Counter[str]:
     return Counter(n.type for n in graph.nodes)
@@ -94,4 +101,4 @@ def ge_kind(text: Callable[[Graph], str], file_type: str) -> Kind:
     )  # fmt: skip
 
 
-__all__ = ["ENGINE_PASSES", "GE_PASSES", "GraphState", "ge_kind"]
+__all__ = ["ENGINE_PASSES", "GE_PASSES", "SWITCHED", "GraphState", "ge_kind"]
