@@ -286,7 +286,7 @@ def special_rows(dtype: torch.dtype, count: int) -> torch.Tensor:
 _AXES = ([1],)
 REDUCTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], bool]] = [
     ("ReduceSum", _AXES, {}, True), ("ReduceMax", _AXES, {}, True), ("ReduceMin", _AXES, {}, True),
-    ("ReduceProd", _AXES, {}, False), ("ReduceMean", _AXES, {}, False),
+    ("ReduceProd", _AXES, {}, True), ("ReduceMean", _AXES, {}, False),
     ("ReduceLogSumExp", _AXES, {}, True), ("EuclideanNorm", _AXES, {}, False),
     ("LpNormV2", (), {"p": 1.0, "axes": [1]}, True),
     ("LpNormV2", (), {"p": 2.0, "axes": [1]}, False),
@@ -300,7 +300,7 @@ REDUCTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], bool]] = [
     ("ArgMinWithValue", (), {"dimension": 1}, True), ("LayerNormV4", ([19], None, None), {}, False),
 ]  # fmt: skip
 """Operators with inputs and attributes, and whether they hold for numbers at the ends of the range
-too: products, sums of squares and the sum inside of a mean leave the type of their operands."""
+too: sums of squares and the sum inside of a mean leave the type of their operands."""
 
 
 @each_float

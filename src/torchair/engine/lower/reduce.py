@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torchair.catalog import Op
 from torchair.catalog.core import axes_of
@@ -101,10 +101,11 @@ def _reduced(o: LowerOp, kind: str, x: Tensor) -> Tensor:
     return dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
 
 
-def _lower_plain(type_: str, kind: str) -> None:
+def _lower_plain(type_: str, kind: str, inside: Mapping[str, str] | None = None) -> None:
     @lowering(type_, kind="reduce", domain="x", reduces=_axes, declines=_no_truth)
     def rule(o: LowerOp) -> Tensor:
-        return _reduced(o, kind, typed(o.tensor("x"), o.out_dtype()))
+        x, dtype = o.tensor("x"), o.out_dtype()
+        return typed(_reduced(o, kind, typed(x, (inside or {}).get(dtype, dtype))), dtype)
 
 
 def _lower_extreme(type_: str, kind: str, of_truth: str) -> None:
@@ -122,7 +123,8 @@ def _lower_truth(type_: str, kind: str) -> None:
 
 
 _lower_plain("ReduceSum", "sum")
-_lower_plain("ReduceProd", "prod")
+# Some of the factors may leave the range of their type where all of them together do not.
+_lower_plain("ReduceProd", "prod", inside={t: "f64" for t in FLOATS})
 _lower_extreme("ReduceMax", "max", "any")
 _lower_extreme("ReduceMin", "min", "all")
 _lower_truth("ReduceAny", "any")
