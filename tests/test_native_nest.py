@@ -232,6 +232,31 @@ def test_joined_operands_are_walked_one_after_the_other(
     assert np.array_equal(got[-1].reshape(rows, -1), np.concatenate(expected, 1))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_parts_of_a_row_are_filled_one_after_the_other(threads: int) -> None:
+    """One walk over the rows does all parts, so that memory is written in order."""
+    rows, sizes = 80, [32, 48, 160]
+    nest, *more = [simplify(p) for p in pieces(joined(rows, sizes, 1))]
+    kernel = print_nest(nest, MACHINES[0], "joined", more)
+    assert len(more) == 2 and kernel.text.count("sdiv i64") + kernel.text.count("udiv i64") == 2
+    memory = [noise(rows * n, "f32", k) for k, n in enumerate([*sizes, sum(sizes)])]
+    run_kernel(library_of(MACHINES[0]), kernel, [m.ctypes.data for m in memory], threads)
+    expected = [m.reshape(rows, n) for m, n in zip(memory, sizes, strict=False)]
+    assert np.array_equal(memory[-1].reshape(rows, -1), np.concatenate(expected, 1))
+
+
+@each_target
+@each_way
+def test_columns_by_number(machine: Machine, dynamic: bool) -> None:
+    """Elements of a row that the data name are read without the instruction for that."""
+    number = load(Access(1, "i64", (0, 1)))
+    x = load(Access(0, "f32", (50, 0), 0, number))
+    nest = Nest((6, 40), (Store(Access(2, "f32", (40, 1)), x),))
+    memory = [noise(300, "f32"), np.arange(40)[::-1].copy(), noise(240, "f32", 1)]
+    check(nest, memory, machine, 2, words(dynamic))
+    assert "masked.gather" not in print_nest(Nest((6, 32), nest.stores), machine).text
+
+
 def test_what_would_not_pay_stays_whole() -> None:
     for nest in (joined(8, [32, 48], 1), joined(5000, [3, 5], 1), joined(2000, [1] * 40, 0)):
         assert pieces(nest) == [nest]

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchair
 from torchair import ge
 from torchair.catalog import infer
+from torchair.catalog.slicing import END
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import (
     explicit_order_for_cmo,
@@ -19,6 +20,7 @@ from torchair.engine.optimize.passes.quant import (
     move_mm_weight_transpose_after_bitcast,
     move_transpose_into_mm,
 )
+from torchair.engine.optimize.passes.simplify import apply_rules
 from torchair.engine.optimize.passes.updates import (
     mapping_assign_op_to_graph_output,
     optimize_reference_op_redundant_copy,
@@ -183,6 +185,31 @@ def test_copy_stays_when_the_old_value_is_read():
         NetOutput([ge.Abs(x)])
     optimize_reference_op_redundant_copy(g, GraphState())
     assert "TensorMove" in [n.type for n in g.nodes]
+
+
+def test_no_copy_of_what_an_update_copies_anyway():
+    """A copy that nobody but the update reads goes, whatever it is a copy of."""
+    with Graph("g", infer) as g:
+        x, i, u = data(0, (4, 3)), data(1, (2,), DataType.DT_INT32), data(2, (2, 3))
+        alone = ge.InplaceIndexAdd(ge.TensorMove(x), i, u, None, axis=0)
+        shared = ge.TensorMove(x)
+        NetOutput([alone, ge.InplaceIndexAdd(shared, i, ge.Abs(shared), None, axis=0)])
+    apply_rules(g, GraphState())
+    assert alone.node.inputs["var"] is x
+    assert [n.type for n in g.nodes].count("TensorMove") == 1
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_parts_are_put_back_where_the_input_is_updated(updated):
+    """Else the whole would be copied, to write a part of it a second time."""
+    with Graph("g", infer) as g:
+        x, part = data(0, (6, 3)), data(1, (2, 3))
+        before, behind = (ge.StridedSliceV2(x, [b], [e], [0], [1]) for b, e in ((0, 1), (3, END)))
+        NetOutput([ge.ConcatV2([before, part, behind], 0, N=3)])
+    apply_rules(g, GraphState(assigned={0: 0} if updated else {}))
+    types = [n.type for n in g.nodes]
+    assert ("StridedSliceAssign" in types, "ConcatV2" in types) == (updated, not updated)
+
 
 
 def test_prints_and_prefetches_are_chained():

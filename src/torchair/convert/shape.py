@@ -176,6 +176,21 @@ def flip(self: Value, dims: list[int]) -> Value:
     return ge.ReverseV2(self, [d % max(self.rank, 1) for d in dims])
 
 
+@builtin(aten.rot90.default)
+def rot90(self: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+    """rot90(Tensor self, int k=1, int[] dims=[0, 1]) -> Tensor"""
+    first, second = (d % self.rank for d in dims)
+    turned = {0: [], 1: [second], 2: [first, second], 3: [first]}[k % 4]
+    if not turned:
+        return ge.TensorMove(self)
+    result = ge.ReverseV2(self, turned)
+    if len(turned) == 2:
+        return result
+    perm = list(range(self.rank))
+    perm[first], perm[second] = second, first
+    return ge.Transpose(result, perm)
+
+
 @builtin(aten.roll.default)
 def roll(self: Value, shifts: Any, dims: Sequence[int] = ()) -> Value:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""

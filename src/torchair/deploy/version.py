@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Dynamic = bool | Mapping[str, Sequence[int]]
 
-_PATIENCE = 2  # calls of a kind before they get a gate
+_PATIENCE = 2  # calls of a kind before they get a gate, twice as many after each try in vain
+_LONGEST = 1024
 
 
 class State:
@@ -97,7 +98,7 @@ class Version:
         self.state = State(roots, homes)
         self._guards = Guards(self._traced.specs, self._traced.conditions)
         self._finish = _finisher(self._traced)
-        self._calls = 0
+        self._calls, self._patience = 0, _PATIENCE
         self._made: Callable[..., Any] | None = None
         shape.forget()
 
@@ -131,11 +132,14 @@ class Version:
 
     def run(self, flat: Sequence[Any]) -> Any:
         """The result for flat arguments that fit."""
-        args = self._arguments(flat)
-        with torch.no_grad():
-            if self._traced.runner is not None:
-                return self._finish(self._traced.runner.run(args))
-            return self._finish(self._traced.wrapped(*args))
+        args, runner = self._arguments(flat), self._traced.runner
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            results = self._traced.wrapped(*args) if runner is None else runner.run(args)
+            return self._finish(results)
+        finally:
+            torch._C._set_grad_enabled(grad)
 
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
@@ -172,9 +176,9 @@ class Version:
         if self._made is not None and tried is not self._made:
             return self._made  # of another version
         self._calls += 1
-        if self._calls < _PATIENCE or not self._shape.simple or not self.state.native:
+        if self._calls < self._patience or not self._shape.simple or not self.state.native:
             return None
-        self._calls = 0
+        self._calls, self._patience = 0, min(2 * self._patience, _LONGEST)
         graph = self._plain_graph()
         if graph is None:
             return None
@@ -192,6 +196,7 @@ class Version:
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        self._patience = _PATIENCE
         self._made = _distinct(made, slowly) if self._traced.updates else made
         return self._made
 

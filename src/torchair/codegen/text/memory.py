@@ -6,6 +6,8 @@ A mask of None means every lane.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.values import literal, prefix_mask, select, shaped
 from torchair.codegen.text.writer import KernelWriter, Writer, f32
@@ -103,13 +105,14 @@ def gather(
     return arrived(w, got, dtype, lanes)
 
 
-def load_apart(w: Writer, dtype: str, pointer: str, stride: int, lanes: int) -> str:
-    """Elements at a constant distance, one by one."""
-    element = memory_element(dtype)
+def load_apart(w: Writer, dtype: str, pointer: str, distances: Sequence[str]) -> str:
+    """Elements at distances from an address, one by one: faster than what processors have for
+    that."""
+    element, lanes = memory_element(dtype), len(distances)
     t = f"<{lanes} x {element}>"
     got = "poison"
-    for k in range(lanes):
-        one = w(f"load {element}, ptr {w.offset(pointer, element, str(k * stride))}")
+    for k, distance in enumerate(distances):
+        one = w(f"load {element}, ptr {w.offset(pointer, element, distance)}")
         got = w(f"insertelement {t} {got}, {element} {one}, i64 {k}")
     return arrived(w, got, dtype, lanes)
 

@@ -275,10 +275,14 @@ class Point:
         apart = place.extra is not None and id(place.extra) in self.varies
         return place.strides[self.vector_axis] == 1 and not apart
 
-    def _apart(self, place: Access) -> bool:
-        """Whether lanes are a constant distance apart and had better be read one by one."""
+    def _distances(self, place: Access, slot: int) -> list[str]:
+        """Where the lanes are beside the first one, each by itself."""
+        w, stride = self.w, place.strides[self.vector_axis]
         apart = place.extra is not None and id(place.extra) in self.varies
-        return isinstance(place.strides[self.vector_axis], int) and not apart
+        if isinstance(stride, int) and not apart:
+            return [str(k * stride) for k in range(self.lanes)]
+        kind, vector = self._index(place, slot)
+        return [w(f"extractelement {kind} {vector}, i64 {k}") for k in range(self.lanes)]
 
     def _load(self, place: Access, slot: int, varies: bool) -> str:
         w = self.w
@@ -289,9 +293,8 @@ class Point:
         pointer = self._at_slot(place, slot)
         if self._neighbours(place):
             return load_vector(w, place.dtype, pointer, self.lanes, mask, self._alignment(place))
-        if mask is None and self._apart(place):
-            stride = place.strides[self.vector_axis]
-            return load_apart(w, place.dtype, pointer, stride, self.lanes)
+        if mask is None:
+            return load_apart(w, place.dtype, pointer, self._distances(place, slot))
         return gather(w, place.dtype, pointer, self._index(place, slot), self.lanes, mask)
 
     def store(self, what: Store, slot: int = 0) -> None:

@@ -136,7 +136,8 @@ class Program:
                 step = e.step
             raise explain(step, e) from e
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
-        self._write_back(registers)
+        if self.plan.write_backs:
+            self._write_back(registers)
         for slot in self._transient:
             registers[slot] = None
         return outputs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchair.codegen.cpu.nest.cross import CrossPrinter, crossing
-from torchair.codegen.cpu.nest.share import Body, share_units
+from torchair.codegen.cpu.nest.share import Body, Walk, Walks
 from torchair.codegen.kernel import Generated, Kernel
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import Loops
@@ -37,33 +37,37 @@ def print_nest(
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
     that vectors lie along. A store must not change what another point of the nest loads. With
     `more`, one kernel does the work of several nests."""
-    w = KernelWriter(machine)
+    w, walks = KernelWriter(machine), Walks()
     for one in (nest, *more):
-        _write(w, one, machine)
+        _write(w, one, machine, walks)
+    walks.write()
     return w.kernel(label)
 
 
-def _write(w: KernelWriter, nest: Nest, machine: Machine) -> None:
+def _write(w: KernelWriter, nest: Nest, machine: Machine, walks: Walks) -> None:
     crossed = crossing(nest, w.lanes)
     if crossed is not None:
         CrossPrinter(w, make_plan(nest, w.lanes, machine.fma, form=((), 1)), crossed).run()
         return
     plan = make_plan(nest, w.lanes, machine.fma)
     if plan.row_limit is None:
-        _Printer(w, plan).run()
+        _Printer(w, plan, walks).run()
         return
+    walks.write()
     size = w.size(nest.axes[-1])
     with w.when(w(f"icmp sle i64 {size}, {plan.row_limit}")):
-        _Printer(w, plan).run()
+        _Printer(w, plan, walks).run()
+        walks.write()
     with w.when(w(f"icmp sgt i64 {size}, {plan.row_limit}")):
-        _Printer(w, make_plan(nest, w.lanes, machine.fma, unlimited=True)).run()
+        _Printer(w, make_plan(nest, w.lanes, machine.fma, unlimited=True), walks).run()
+        walks.write()
 
 
 class _Printer:
     """Cuts a nest into units."""
 
-    def __init__(self, w: KernelWriter, plan: Plan) -> None:
-        self.w, self.plan = w, plan
+    def __init__(self, w: KernelWriter, plan: Plan, walks: Walks) -> None:
+        self.w, self.plan, self.walks = w, plan, walks
         self.unit = UnitWriter(w, plan)
         self.outer = [a for a in range(plan.vector_axis) if a not in plan.nest.reduced]
         self.outer_sizes = [w.size(plan.nest.axes[a]) for a in self.outer]
@@ -95,7 +99,7 @@ class _Printer:
         self.unit.unit(index, bounds, slots)
 
     def _units(self, sizes: Sequence[str], body: Body) -> None:
-        share_units(self.unit, sizes, body)
+        self.walks.add(Walk(self.unit, tuple(sizes), body))
 
     # ---- forms ----
 

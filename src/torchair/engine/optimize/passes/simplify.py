@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ from torchair.catalog import Trait, row_of
 from torchair.catalog.reference import run_node
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.engine.optimize.rules import RULES
+from torchair.engine.optimize.rules.copies import PartPutBack
 from torchair.flags import Flags
 from torchair.ge.build import Const
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Graph, Node, Value, topological
-from torchair.ge.rewrite import rewrite
+from torchair.ge.rewrite import Match, Rule, rewrite
 from torchair.log import logger
 
 _FOLD_LIMIT = 1 << 20  # bytes of a folded result
@@ -30,7 +32,19 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
     rules = [r for r in RULES if state.switches.get(r.name, True)]
     speak = _explain if loud or logger.isEnabledFor(logging.DEBUG) else None
     stays = is_anchor if state.dead_code else lambda node: True
-    rewrite(graph, rules, speak, stays, state.note, state.permits)
+    rewrite(graph, rules, speak, stays, state.note, partial(_permits, state))
+
+
+def _permits(state: GraphState, rule: Rule, match: Match) -> bool:
+    """Parts are not put back into an input that stays as it is: it would be copied first."""
+    x = match.values["x"] if isinstance(rule, PartPutBack) else None
+    if x is not None and x.node.type == "Data" and x.node.attr("index") not in _updated(state):
+        return False
+    return state.permits is None or state.permits(rule, match)
+
+
+def _updated(state: GraphState) -> set[int]:
+    return set(state.assigned.values())
 
 
 def _explain(text: str) -> None:

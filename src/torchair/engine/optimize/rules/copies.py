@@ -58,12 +58,15 @@ def _number(value: Value) -> Any:
 
 
 class CopyOfResult(Rule):
-    """TensorMove(x) -> x, where x is computed for the copy alone."""
+    """TensorMove(x) -> x, where x is computed for the copy alone, or the copy is what an operator
+    updates: that one has memory of its own anyway, or may be done in place."""
 
     def pattern(self, x: Value) -> Any:
         return ge.TensorMove(x)
 
     def replace(self, match: Match, x: Value) -> Any:
+        if not match.root.control_users and _is_updated(match.root.outputs[0]):
+            return x
         if x.users() != [match.root] or x.node.control_users or match.root.control_users:
             return no("others see what is copied", x)
         row = row_of(x.node.type)
@@ -72,3 +75,13 @@ class CopyOfResult(Rule):
         if row.has(Trait.VIEW | Trait.CONSTANT | Trait.WRITES_FIRST):
             return no("what is copied may lie in other memory", x)
         return x
+
+
+def _is_updated(value: Value) -> bool:
+    """Whether a value is there for one operator, which updates it."""
+    readers = value.users()
+    row = row_of(readers[0].type) if len(readers) == 1 else None
+    if row is None or not row.has(Trait.WRITES_FIRST):
+        return False
+    first, *others = readers[0].values()
+    return first is value and value not in others
