@@ -38,6 +38,7 @@ KNOWN_TO: dict[str, tuple[str, ...]] = {
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
     ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
+    ("torchair.backend", "torchair.fx.subclasses"): "imports torch._dynamo",
     ("torchair.backend", "torchair.fx.whole"): "looks operators up, for the first compile",
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair", "torchair.hcom"): "imports functional collectives of torch",

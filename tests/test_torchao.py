@@ -19,6 +19,7 @@ from torchao.quantization import (
     quantize_,
 )
 from torchao.quantization.quant_primitives import MappingType
+from torchao.utils import TorchAOBaseTensor
 
 import torchair
 from generic_nodes import collect_generic_nodes
@@ -161,3 +162,25 @@ def test_calls_without_dynamo_read_what_quantised_parameters_are_made_of(fusions
     model[0].weight = other.weight
     with pytest.raises(InputError, match=r"0\.weight of the model is not what it was"):
         fast(x)
+
+
+@torch.no_grad()
+def test_guards_see_what_quantised_parameters_are_made_of_without_taking_them_apart(monkeypatch):
+    model = nn.Linear(96, 70).eval()
+    quantize_(model, CONFIGS["int8"]())
+    fast, x = torch.compile(model, backend="torchair", fullgraph=True), torch.randn(3, 96)
+    torch.testing.assert_close(fast(x), model(x))
+    apart, taken = TorchAOBaseTensor.__tensor_flatten__, []
+
+    def counted(tensor: Any) -> Any:
+        taken.append(tensor)
+        return apart(tensor)
+
+    monkeypatch.setattr(TorchAOBaseTensor, "__tensor_flatten__", counted)
+    torch.testing.assert_close(fast(x), model(x))
+    assert not taken
+    for name, value in (("act_pre_scale", torch.full((96,), 2.0)), ("reduce_range", True)):
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        setattr(model.weight, name, value)
+        torch.testing.assert_close(fast(x), model(x))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1

@@ -107,10 +107,12 @@ def compile_with_aot(
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.fx.partition import partition
         from torchair.fx.passes import fx_text
+        from torchair.fx.subclasses import quicken_guards
         from torchair.fx.whole import kept_whole
         from torchair.pipeline import NpuFxCompiler
 
     gears = _gears(gm, example_inputs, config)
+    quicken_guards()
     mark_side_effects()  # before AOTAutograd removes what nobody reads
     directory = model_directory(speaker)
     if directory is not None:
