@@ -1,13 +1,14 @@
 """Random programs against eager, for as long as you like: `make fuzz SECONDS=600`.
 
 A seed decides everything: the function, types, strides and sizes of its arguments (0 and 1 among
-them), special values, which arguments share memory, the mode, whether sizes vary, weights are
-frozen and gradients are wanted. Each program is called several times, with other contents. Values
-and gradients are judged by float64 as in all tests; types, dims, strides, updates and sharing of
-memory are eager's. A difference is excused if `aot_eager`, run on the same program, differs from
-eager in the same way, if strides are those that tracing promised, or if eager's own special values
-are not float64's; these are printed and counted too. `python tests/fuzz.py --first SEED --count 1`
-repeats a program and shows it.
+them), numbers of Python among them, special values, which arguments share memory, the mode and the
+door, threads, whether sizes vary, weights are frozen, gradients are wanted and memory is poisoned.
+Each program is called several times, with other contents, perhaps in other layouts, with results of
+the call before. Values and gradients are judged by float64 as in all tests; types, dims, strides,
+updates and sharing of memory are eager's; results stay as they are. A difference is excused if
+`aot_eager`, run on the same program, differs from eager in the same way, if strides are those that
+tracing promised, or if eager's own special values are not float64's; these are printed and counted
+too. `python tests/fuzz.py --first SEED --count 1` repeats a program and shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +33,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import torchair
 from like_eager import sharing, twin
 from native_check import differences, largest
-from random_functions import Program, gradients, wanting_gradients
+from random_functions import Program, gradients, overlapping, wanting_gradients
+from torchair.deploy.traced import TraceError
 
 MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
 CALLS = 3
+HALVES = ("halves", "turned", "same", "again", "overlapping")
 
 
 class Weights(torch.nn.Module):
@@ -48,7 +51,7 @@ class Weights(torch.nn.Module):
         for k, t in held.items():
             self.register_buffer(f"held{k}", t)
 
-    def forward(self, *args: torch.Tensor) -> Any:
+    def forward(self, *args: Any) -> Any:
         given = list(args)
         for k in self.places:
             given.insert(k, getattr(self, f"held{k}"))
@@ -74,16 +77,34 @@ class Trial:
         plain = not self.inference and not self.frozen and not self.special
         self.backward = plain and random.Random(~self.seed).random() < 0.3
         changes = not self.dynamic and not self.frozen and not self.backward
-        self.before: list[list[torch.Tensor]] = []  # arguments of earlier calls
+        more = random.Random(f"more of {self.seed}")  # so that older choices stay as they are
+        self.poisoned = more.random() < 0.7  # memory that is read unwritten is NaN
+        self.threads = 2 if more.random() < 0.2 else 1
+        self.changing = more.random() < 0.3  # layouts and sharing of memory, from call to call
+        self.fed = more.random() < 0.25 and not self.backward  # with results of the call before
+        self.direct = more.random() < 0.15 and not self.backward and self.mode != "npugraph_ex"
+        self.counting = more.random() < 0.2  # numbers of Python are arguments
+        self.numbers = self._numbers(0)
+        self.results: list[tuple[torch.Tensor, torch.Tensor]] = []  # of earlier calls, with copies
+        self.before: list[tuple[list[torch.Tensor], tuple[int | float, ...]]] = []  # earlier calls
         self.held: dict[int, torch.Tensor] = {}  # arguments that are weights, by place
         self.excused: list[str] = []
-        self.program = Program(self.seed, pick.randint(2, 9), changes, self.tiny, broad=True)
+        self.program = Program(
+            self.seed, pick.randint(2, 9), changes, self.tiny, broad=True, numbers=self.numbers
+        )
 
     def __str__(self) -> str:
         ways = (
             "dynamic", "automatic", "inference", "frozen", "special", "shared", "tiny", "backward",
+            "poisoned", "changing", "fed", "direct", "counting",
         )  # fmt: skip
-        return " ".join([f"seed {self.seed}", self.mode, *(w for w in ways if getattr(self, w))])
+        told = [f"seed {self.seed}", self.mode, *(w for w in ways if getattr(self, w))]
+        return " ".join([*told, *(["two threads"] if self.threads > 1 else [])])
+
+    def _numbers(self, turn: int) -> tuple[int | float, ...]:
+        """What the arguments of a call are that are numbers of Python."""
+        other = (turn + self.seed) % 3
+        return ((2, 1, 3)[other], (0.5, -1.5, 2.0)[other]) if self.counting else ()
 
     def arguments(self, turn: int) -> list[torch.Tensor]:
         """Arguments of a call: the first two with the sizes of the program, then perhaps others."""
@@ -101,11 +122,29 @@ class Trial:
                 for place in places:
                     flat[place] = self.pick.choice(SPECIALS)
                 t.copy_(flat.reshape(t.shape))
-        return self._sharing(made) if self.shared else made
+        if self.changing and turn == CALLS - 1:
+            made = [t.mT.contiguous().mT if t.dim() > 1 and not overlapping(t) else t for t in made]
+        made = self._feeding(made) if self.fed else made
+        return self._sharing(made, turn) if self.shared else made
 
-    def _sharing(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _feeding(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Arguments that a result of the call before can be are that result itself."""
+        for k, t in enumerate(made[:-1]):
+            for result, _ in self.results:
+                fits = (result.dtype, result.shape, strided(result)) == (
+                    t.dtype, t.shape, strided(t)
+                )  # fmt: skip
+                if fits and k not in self.held and not overlapping(result):
+                    made[k] = result
+        given = [t.untyped_storage().data_ptr() for t in made]
+        self.results = [r for r in self.results if r[0].untyped_storage().data_ptr() not in given]
+        return made
+
+    def _sharing(self, made: list[torch.Tensor], turn: int) -> list[torch.Tensor]:
         """Two arguments become one tensor, or views of one memory in some way."""
-        way = random.Random(self.seed).choice(("halves", "turned", "same", "again", "overlapping"))
+        way = random.Random(self.seed).choice(HALVES)
+        if self.changing and turn:
+            way = random.Random(f"{turn} of {self.seed}").choice((*HALVES, "apart"))
         for i, a in enumerate(made):
             for j in range(i + 1, len(made)):
                 same = a.dtype == made[j].dtype and a.shape == made[j].shape
@@ -115,6 +154,7 @@ class Trial:
                         "halves": (both[:n], both[n:]), "turned": (both[n:], both[:n]),
                         "same": (a, a), "again": (a, a.detach()),
                         "overlapping": (both[:n], both[n // 2 : n + n // 2]),
+                        "apart": (a, made[j]),
                     }  # fmt: skip
                     made[i], made[j] = parts[way]
                     return made
@@ -131,15 +171,22 @@ class Trial:
         for turn in range(2 if self.frozen else CALLS):
             args = first if turn == 0 else self.arguments(turn)
             args = [self.held.get(k, t) for k, t in enumerate(args)]
+            self.numbers = self._numbers(turn)
             try:
                 self._called(self._program(), args)
             except (RuntimeError, IndexError, ValueError):
                 continue  # these sizes do not fit together in eager either
-            wrong = self._one(call, args)
+            before = copied(args)
+            wrong = self._one(call, args, before) or self._changed()
             if wrong:
                 return f"call {turn}: {wrong}"
-            self.before.append(args)
+            self.before.append((before, self.numbers))
         return ""
+
+    def _changed(self) -> str:
+        """What is wrong with results of earlier calls, which belong to whoever got them."""
+        same = [torch.equal(bits(result), bits(copy)) for result, copy in self.results]
+        return "" if all(same) else "a result of an earlier call has changed"
 
     def _program(self) -> Callable[..., Any]:
         """What is compiled, whoever compiles it."""
@@ -147,44 +194,76 @@ class Trial:
         return Weights(function, self.held) if self.held else function
 
     def _compiled(self, fn: Callable[..., Any]) -> Any:
+        if self.direct:
+            return self._without_dynamo(fn)
         if self.mode == "npugraph_ex":
             options = {"frozen_parameter": True} if self.frozen else None
             return torch.compile(fn, backend="npugraph_ex", dynamic=self.sizes, options=options)
+        backend = torchair.get_npu_backend(compiler_config=self._config())
+        return torch.compile(fn, backend=backend, dynamic=self.sizes)
+
+    def _config(self) -> torchair.CompilerConfig:
         config = torchair.CompilerConfig()
         config.mode = self.mode
         config.experimental_config.frozen_parameter = self.frozen
-        backend = torchair.get_npu_backend(compiler_config=config)
-        return torch.compile(fn, backend=backend, dynamic=self.sizes)
+        return config
+
+    def _without_dynamo(self, fn: Callable[..., Any]) -> Any:
+        made: list[Any] = []
+
+        def call(*args: Any) -> Any:
+            if not made:
+                made.append(torchair.compile(
+                    fn, args, config=self._config(), dynamic=self.dynamic, on_mismatch="recompile"
+                ))  # fmt: skip
+            return made[0](*args)
+
+        return call
 
     @property
     def sizes(self) -> bool | None:
         """Whether they are symbols, as `torch.compile` has it."""
         return None if self.automatic else self.dynamic
 
-    def _called(self, call: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Results and arguments after a call with copies of these, then gradients if wanted."""
-        mine = [self.held.get(k, t) for k, t in enumerate(copied(args))]
+    def _called(
+        self,
+        call: Any,
+        args: list[torch.Tensor],
+        numbers: Sequence[int | float] | None = None,
+        own: bool = False,
+    ) -> list[torch.Tensor]:
+        """Results and arguments after a call with copies of these, or these themselves if they are
+        its `own`, then gradients if wanted."""
+        given = args if own else copied(args)
+        mine = [self.held.get(k, t) for k, t in enumerate(given)]
         with torch.set_grad_enabled(self.backward):
             asked = wanting_gradients(mine) if self.backward else []
-            results = call(*(t for k, t in enumerate(mine) if k not in self.held))
+            tensors = [t for k, t in enumerate(mine) if k not in self.held]
+            results = call(*tensors, *(self.numbers if numbers is None else numbers))
             made = [*results, *mine, *gradients(results, asked)]
-        return [t.detach() for t in made]
+        return [t.detach() for t in made] if self.backward else made
 
-    def _one(self, call: Any, args: list[torch.Tensor]) -> str:
+    def _one(self, call: Any, own: list[torch.Tensor], args: list[torch.Tensor]) -> str:
+        """What is wrong with a call. It gets arguments of its `own` if results are fed to it; by
+        copies of them it is judged."""
         wanted = self._called(self._program(), args)
         try:
-            got = self._called(call, args)
+            got = self._called(call, own, own=self.fed)
         except Exception as e:
+            if self.direct and refused(e):
+                return self._excuse(f"refused: {str(e).splitlines()[0]}")
             if not isinstance(plain := self._traced(args), Exception):
                 raise
             return self._excuse(f"{type(e).__name__}, {type(plain).__name__} with aot_eager")
-        return self._values(args, got, wanted) or self._memory(args, got, wanted)
+        wrong = self._values(args, got, wanted) or self._memory(args, got, wanted)
+        self.results += [(t, t.clone()) for t in got[: len(self.program.results)]]
+        return wrong
 
     def _values(
         self, args: list[torch.Tensor], got: list[torch.Tensor], wanted: list[torch.Tensor]
     ) -> str:
         with torch.set_grad_enabled(self.backward):
-            truth, everything = self.program.wide(args, self.backward)
+            truth, everything = self.program.wide(args, self.backward, self.numbers)
         truth = [t.detach() for t in truth]
         scale = largest([*(t.detach() for t in everything), *truth])
         for k, (g, w, t) in enumerate(zip(got, wanted, truth, strict=True)):
@@ -226,15 +305,17 @@ class Trial:
         """What tracing says about results and arguments: kernels themselves may differ from it."""
         with FakeTensorMode(shape_env=ShapeEnv()) as mode:  # some sizes only the data tell
             given = [mode.from_tensor(t, static_shapes=True) for t in args]
-            return [strided(t) for t in [*self.program.function()(*given), *given]]
+            results = self.program.function()(*given, *self.numbers)
+            return [strided(t) for t in [*results, *given]]
 
     def _traced(self, args: list[torch.Tensor]) -> list[torch.Tensor] | Exception:
         """What torch's own tracing makes of the same calls, or how it refuses the last one."""
         torch._dynamo.reset()
-        plain = torch.compile(self._program(), backend="aot_eager", dynamic=self.sizes)
+        sizes = self.dynamic if self.direct else self.sizes
+        plain = torch.compile(self._program(), backend="aot_eager", dynamic=sizes)
         try:
-            for before in self.before:
-                self._called(plain, before)
+            for before, numbers in self.before:
+                self._called(plain, before, numbers)
             return self._called(plain, args)
         except Exception as e:
             return e
@@ -260,6 +341,11 @@ def uncertain(eager: torch.Tensor, truth: torch.Tensor) -> bool:
         return True  # a comparison of what is not a number
     same = eager.isfinite() == truth.isfinite()
     return not bool(same.all()) or bool((eager.isnan() != truth.isnan()).any())
+
+
+def refused(e: Exception) -> bool:
+    """Whether `torchair.compile` says that a call is not for it, in ways that its page tells."""
+    return isinstance(e, TraceError) or "updates its arguments, and" in str(e)
 
 
 def strided(t: torch.Tensor) -> list[int]:
@@ -289,10 +375,15 @@ def copied(args: list[torch.Tensor]) -> list[torch.Tensor]:
     return [made[id(t)] for t in args]
 
 
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements: not-a-numbers are equal as well."""
+    return t.detach().contiguous().flatten().view(torch.uint8)
+
+
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet(poisoned: bool = True) -> Iterator[None]:
     """Warnings are expected here; gradients are not. Memory that is read unwritten is NaN."""
-    poison = patch.dict(os.environ, TORCHAIR_POISON="1")
+    poison = patch.dict(os.environ, TORCHAIR_POISON=str(int(poisoned)))
     with poison, warnings.catch_warnings(action="ignore"), torch.no_grad():
         yield
 
@@ -307,9 +398,11 @@ class Verdict:
 
 def tried(seed: int) -> Verdict:
     """How the program of a seed went."""
-    torch.set_num_threads(1)
     with quiet():
-        return judged(Trial(seed))
+        trial = Trial(seed)
+    torch.set_num_threads(trial.threads)
+    with quiet(trial.poisoned):
+        return judged(trial)
 
 
 def judged(trial: Trial) -> Verdict:

@@ -137,6 +137,20 @@ MORE = {
         "{a}.lerp_({b}.clone(), 0.25)", "{a}.addcmul_({b}.clone(), {b}.clone())",
     ),
 }  # fmt: skip
+NUMBERS = {
+    "loses": (
+        "{a} * {s}", "{a} + {n}", "{a} / {n}", "{s} - {a}", "{a}.clamp(max={s})", "{a}.pow({n})",
+        "torch.where({m}, {a}, {s})", "{a} * {n} + {s}", "torch.full_like({a}, {s})",
+        "{n} / ({a}.abs() + 1)",
+    ),
+    "any": (
+        "{a}[:{n}]", "{a}.narrow({d}, 0, {n})", "{a}.expand({n}, *{a}.shape)", "{a}.roll({n}, {d})",
+        "F.pad({a}, ({n}, 1))", "{a}[..., {n} - 1]", "{a}.repeat({n}, *[1] * {a}.dim())",
+        "{a}.select({d}, {n} - 1)", "{a}.new_ones({n})",
+    ),
+    "whole": ("{a} + {n}", "{a} * {n}", "{a} // {n}", "{a} % {n}", "{a} * {s}", "{n} - {a}"),
+}  # fmt: skip
+"""What programs do with Python numbers among their arguments, an `n` and an `s`."""
 TABLES = {**FLOAT, "any": ANY, "whole": WHOLE, "truth": TRUTH, "changes": CHANGES}
 BROAD = {kind: (*TABLES[kind], *MORE[kind]) for kind in TABLES}
 SMALL = (torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -152,9 +166,12 @@ class Program:
         changes: bool = True,
         tiny: bool = False,
         broad: bool = False,
+        numbers: Sequence[int | float] = (),
     ) -> None:
         """With `tiny` sizes of 0 and 1 are as frequent as others; with `broad` there are more
-        operators and types, and arguments may be results."""
+        operators and types, and arguments may be results. `numbers` are the first values of two
+        arguments that are Python's."""
+        self.numbers = dict(zip("ns", numbers, strict=False))
         self.tables = BROAD if broad else TABLES
         self.pick = random.Random(seed)
         self.name = f"<random function {seed}>"
@@ -229,7 +246,10 @@ class Program:
             ]
         elif self.pick.random() < 0.6:
             kind = "truth" if x.dtype == torch.bool else "whole"
-        text, used = self._filled(self.pick.choice(self.tables[kind]), a)
+        table = self.tables[kind]
+        if self.numbers and kind in NUMBERS and self.pick.random() < 0.4:
+            table = NUMBERS[kind]
+        text, used = self._filled(self.pick.choice(table), a)
         exact = all(u in self.exact for u in used)
         if kind == "needs" and not exact:
             return
@@ -288,7 +308,7 @@ class Program:
             "j": self.given[-1], "k": self.given[-1],
         }  # fmt: skip
         used = [n for k, n in names.items() if f"{{{k}}}" in template]
-        dims = {"d": self.pick.randrange(rank), "e": self.pick.randrange(rank)}
+        dims = {"d": self.pick.randrange(rank), "e": self.pick.randrange(rank), "n": "n", "s": "s"}
         return template.format(**names, **dims), used
 
     def _fitting(self, x: torch.Tensor, names: Sequence[str]) -> str:
@@ -297,7 +317,7 @@ class Program:
 
     def _tried(self, text: str, statement: bool = False) -> torch.Tensor | None:
         """What a line gives, None if it does not run or is too large."""
-        names: dict[str, Any] = {"torch": torch, "F": F, **NAMES, **self.values}
+        names: dict[str, Any] = {"torch": torch, "F": F, **NAMES, **self.numbers, **self.values}
         try:
             if statement:
                 trial = {n: v.clone() for n, v in self.values.items()}
@@ -315,7 +335,7 @@ class Program:
     @property
     def source(self) -> str:
         """The text of the function."""
-        lines = [f"def function({', '.join(self.given)}):", *self.body]
+        lines = [f"def function({', '.join([*self.given, *self.numbers])}):", *self.body]
         lines.append(f"return {', '.join(self.results)},")
         return "\n    ".join(lines) + "\n"
 
@@ -328,11 +348,15 @@ class Program:
         return names["function"]
 
     def wide(
-        self, inputs: Sequence[torch.Tensor], backward: bool = False
+        self,
+        inputs: Sequence[torch.Tensor],
+        backward: bool = False,
+        numbers: Sequence[int | float] = (),
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Results and inputs after it ran in float64, with `backward` gradients too, and everything
         it computed."""
         names: dict[str, Any] = {"torch": torch, "F": F, **dict.fromkeys(NAMES, torch.float64)}
+        names |= zip(self.numbers, numbers, strict=True)
         wholes: dict[int, torch.Tensor] = {}  # memory that several inputs may share, in float64
         for name, x in zip(self.given, inputs, strict=True):
             if not x.is_floating_point() or not x.numel():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,6 +35,8 @@ def written(*body: str) -> Trial:
     trial = Trial(0)
     trial.mode, trial.frozen, trial.special, trial.shared = "max-autotune", False, False, False
     trial.backward = trial.inference = trial.dynamic = trial.automatic = False
+    trial.fed = trial.direct = trial.changing = trial.counting = False
+    trial.numbers = ()
     program = trial.program
     program.given = ["x0", "x1"]
     number, vector = torch.tensor(3.0, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
@@ -58,6 +64,33 @@ def test_what_tracing_does_not_lose_is_no_excuse(monkeypatch: pytest.MonkeyPatch
         plain = judged(written("v0 = x1.exp() + x0"))
     assert "result 0" in verdict.wrong and not verdict.excused
     assert "result 0" in plain.wrong
+
+
+def test_results_that_a_later_call_overwrites_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = torch.empty(3, dtype=torch.float64)
+    reusing = lambda trial, fn: lambda *args: (memory.copy_(fn(*args)[0]),)  # noqa: E731
+    monkeypatch.setattr(Trial, "_compiled", reusing)
+    with quiet():
+        verdict = judged(written("v0 = x1.exp() + x0"))
+    assert "call 1: a result of an earlier call has changed" in verdict.wrong
+
+
+def test_a_result_is_the_next_argument() -> None:
+    """Itself, not a copy; what happens to it then is the program's doing."""
+    trial = written("x0.add_(2)", "v0 = x1.sum() + x0")
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: torch.Tensor) -> tuple[torch.Tensor]:
+            seen.append((args[0], fn(*args)[0]))
+            return (seen[-1][1],)
+
+        return call
+
+    trial.fed = True
+    with quiet(), patch.object(trial, "_compiled", compiled):
+        assert not judged(trial).wrong
+    assert len(seen) == 3 and all(b[0] is a[1] for a, b in pairwise(seen))
 
 
 def test_float64_copies_where_the_program_does() -> None:

@@ -154,4 +154,8 @@ class CompiledModel:
             if self._on_mismatch == "error" or len(self.versions) >= _VERSIONS:
                 raise error
             made = self.add(args, kwargs)
-            return made, made.fitting(args, kwargs) or []
+            fitting = made.fitting(args, kwargs)
+            if fitting is None:  # nothing that is compiled serves such arguments
+                self.versions.remove(made)
+                raise made.mismatch(args, kwargs)
+            return made, fitting

@@ -33,6 +33,8 @@ from torchair.ops.library import mark_side_effects
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace, model_directory
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 class _Flat(torch.nn.Module):
     """The target as a function of flat arguments, parameters first. Without parameters of its own,
@@ -113,12 +115,14 @@ def trace(
             )
     env = ShapeEnv()
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    given = [_fake(fake_mode, places[0].read(), ()) for places in homes]
+    weights = [places[0].read() for places in homes]
+    given = [_fake(fake_mode, t, ()) for t in weights]
+    examples = _with_own_memory([leaves[k] for k in tensors], weights)
     known = gears_of([leaves[k] for k in tensors]) if config.mode.value == MAX_AUTOTUNE else {}
     gears: list[dict[str, int]] = []
     for n, k in enumerate(tensors):
         dims = list(known.get(n, ())) if known else dynamic(labels[k], leaves[k])
-        given.append(_fake(fake_mode, leaves[k], dims))
+        given.append(_fake(fake_mode, examples[n], dims))
     if known:
         free, policy = given[len(homes) :], config.inference_config.dynamic_gears_merge_policy.value
         gears = combinations(free, known, policy)
@@ -232,6 +236,22 @@ def _is_bare(seen: Mapping[str, Any], count: int) -> bool:
         return False
     plain = not known.num_outputs_aliased and not known.mutated_inp_runtime_indices
     return plain and not known.tokens and known.num_intermediate_bases == 0
+
+
+def _with_own_memory(
+    examples: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Examples of which none shares memory with another tensor: that they do is not to become part
+    of the graph, since calls are with other tensors."""
+    seen = {t.untyped_storage()._cdata for t in others if type(t) in _PLAIN}
+    made = []
+    for t in examples:
+        if type(t) in _PLAIN:
+            if (where := t.untyped_storage()._cdata) in seen:
+                t = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+            seen.add(where)
+        made.append(t)
+    return made
 
 
 def _fake(fake_mode: FakeTensorMode, t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler
 
-from torchair.deploy.guards import Guards, TensorSpec
+from torchair.deploy.guards import Guards, TensorSpec, extent, lie_apart, overlapping
 from torchair.deploy.homes import Home, Roots, Walk, look
 from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import Shape, result_of
@@ -125,10 +125,13 @@ class Version:
     def _shared(self, flat: Sequence[Any]) -> InputError | None:
         if not self._traced.updates:
             return None
-        objects = [id(flat[k]) for k in self._traced.tensors]
-        if len(set(objects)) == len(objects):
+        found = overlapping({self._traced.specs[k].name: flat[k] for k in self._traced.tensors})
+        if found is None:
             return None
-        return InputError("the call updates its arguments, and two of them are one tensor")
+        return InputError(
+            f"the call updates its arguments, and {found[0]} and {found[1]} share memory",
+            name=found[1], hint="pass a copy of one, or use torch.compile, which takes such calls",
+        )  # fmt: skip
 
     def run(self, flat: Sequence[Any]) -> Any:
         """The result for flat arguments that fit."""
@@ -197,7 +200,9 @@ class Version:
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
-        self._made = _distinct(made, slowly) if self._traced.updates else made
+        if self._traced.updates:
+            made = _apart(made, slowly, [(k, extent(flat[k])) for k in tensors])
+        self._made = made
         return self._made
 
 
@@ -238,12 +243,17 @@ def _direct(
     return call_several
 
 
-def _distinct(call: Callable[..., Any], slowly: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that updates its arguments, if they are different objects."""
+def _apart(
+    call: Callable[..., Any], slowly: Callable[..., Any], extents: Sequence[tuple[int, int]]
+) -> Callable[..., Any]:
+    """A call that updates its arguments, if they lie apart; `extents` are positions and bytes."""
+    needed = max(k for k, _ in extents) + 1
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        distinct = len(set(map(id, args))) == len(args)
-        return call(*args, **kwargs) if distinct else slowly(*args, **kwargs)
+        plain = len(args) >= needed and all(isinstance(args[k], torch.Tensor) for k, _ in extents)
+        if plain and lie_apart([(args[k].data_ptr(), length) for k, length in extents]):
+            return call(*args, **kwargs)
+        return slowly(*args, **kwargs)
 
     return checked
 
