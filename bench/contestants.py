@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
+from inspect import signature
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 
 import torchair
 from common import has_inductor
@@ -38,6 +40,13 @@ def eager(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
     return lambda: model(*inputs)
 
 
+# Contestants over one class share its code: in their own regions of Dynamo none of them is tried
+# with the guards of the others (torch before 2.13 has no such regions).
+_REGIONS = "isolate_recompiles" in signature(torch.compile).parameters
+APART: dict[str, Any] = {"isolate_recompiles": True} if _REGIONS else {}
+torch._dynamo.config.recompile_limit = 64
+
+
 def through_compile(
     backend: Callable[[], Any],
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -48,7 +57,7 @@ def through_compile(
     def prepare(model: torch.nn.Module, inputs: Inputs) -> Callable[[], Any]:
         with around():
             compiled = torch.compile(
-                model, backend=backend(), options=options, dynamic=False, fullgraph=True
+                model, backend=backend(), options=options, dynamic=False, fullgraph=True, **APART
             )
             compiled(*inputs)
         return lambda: compiled(*inputs)

@@ -98,7 +98,6 @@ def measure(preset: str, task: str, kinds: list[str], peers: bool, quick: bool) 
     inputs = llama_inputs(LLAMA[preset], *((1, prompt) if task == "decode" else (prompt, 0)))
     for kind in kinds:
         for name, prepare in ways(peers).items():
-            torch._dynamo.reset()
             try:
                 calls[f"{kind} {name}"] = prepare(model_of(preset, kind), inputs)
             except Exception as e:  # a peer that cannot run a kind has no figure
