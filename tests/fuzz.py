@@ -92,11 +92,15 @@ class Trial:
         self.program = Program(
             self.seed, pick.randint(2, 9), changes, self.tiny, broad=True, numbers=self.numbers
         )
+        self.broken = more.random() < 0.15  # into two graphs
+        if self.broken:
+            body = self.program.body
+            body.insert(more.randint(1, len(body)), "torch._dynamo.graph_break()")
 
     def __str__(self) -> str:
         ways = (
             "dynamic", "automatic", "inference", "frozen", "special", "shared", "tiny", "backward",
-            "poisoned", "changing", "fed", "direct", "counting",
+            "poisoned", "changing", "fed", "direct", "counting", "broken",
         )  # fmt: skip
         told = [f"seed {self.seed}", self.mode, *(w for w in ways if getattr(self, w))]
         return " ".join([*told, *(["two threads"] if self.threads > 1 else [])])
@@ -108,7 +112,8 @@ class Trial:
 
     def arguments(self, turn: int) -> list[torch.Tensor]:
         """Arguments of a call: the first two with the sizes of the program, then perhaps others."""
-        grow = 2 if (self.dynamic or self.automatic) and turn > 1 else 0
+        varies = (self.dynamic or self.automatic) and turn > 1
+        grow = (-1 if self.changing else 2) if varies else 0
         made = self.program.inputs(lambda n: n + grow)
         noise = torch.Generator().manual_seed(1000 * self.seed + turn)
         for t in made:
@@ -136,8 +141,7 @@ class Trial:
                 )  # fmt: skip
                 if fits and k not in self.held and not overlapping(result):
                     made[k] = result
-        given = [t.untyped_storage().data_ptr() for t in made]
-        self.results = [r for r in self.results if r[0].untyped_storage().data_ptr() not in given]
+        self._let_go(made)
         return made
 
     def _sharing(self, made: list[torch.Tensor], turn: int) -> list[torch.Tensor]:
@@ -172,6 +176,8 @@ class Trial:
             args = first if turn == 0 else self.arguments(turn)
             args = [self.held.get(k, t) for k, t in enumerate(args)]
             self.numbers = self._numbers(turn)
+            if turn and self.changing:
+                self._train()
             try:
                 self._called(self._program(), args)
             except (RuntimeError, IndexError, ValueError):
@@ -182,6 +188,18 @@ class Trial:
                 return f"call {turn}: {wrong}"
             self.before.append((before, self.numbers))
         return ""
+
+    def _train(self) -> None:
+        """Weights that are frozen are updated in place all the same."""
+        trained = [t for t in self.held.values() if t.is_floating_point() and not overlapping(t)]
+        for t in trained:
+            t.mul_(0.75)
+        self._let_go(trained)
+
+    def _let_go(self, tensors: list[torch.Tensor]) -> None:
+        """Results that lie in the memory of these may change from now on."""
+        free = [t.untyped_storage().data_ptr() for t in tensors]
+        self.results = [r for r in self.results if r[0].untyped_storage().data_ptr() not in free]
 
     def _changed(self) -> str:
         """What is wrong with results of earlier calls, which belong to whoever got them."""
