@@ -15,6 +15,7 @@ from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import Shape, result_of
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.gates import Entry, native_gate
+from torchair.engine.run.native import picker
 from torchair.errors import GraphError, InputError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Dynamic = bool | Mapping[str, Sequence[int]]
 
+_ADDRESS = torch.Tensor.data_ptr
 _PATIENCE = 2  # calls of a kind before they get a gate, twice as many after each try in vain
 _LONGEST = 1024
 
@@ -200,8 +202,8 @@ class Version:
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
-        if self._traced.updates:
-            made = _apart(made, slowly, [(k, extent(flat[k])) for k in tensors])
+        if self._traced.updates and len(tensors) > 1:
+            made = _apart(made, slowly, {k: extent(flat[k]) for k in tensors})
         self._made = made
         return self._made
 
@@ -244,16 +246,23 @@ def _direct(
 
 
 def _apart(
-    call: Callable[..., Any], slowly: Callable[..., Any], extents: Sequence[tuple[int, int]]
+    call: Callable[..., Any], slowly: Callable[..., Any], extents: Mapping[int, int]
 ) -> Callable[..., Any]:
-    """A call that updates its arguments, if they lie apart; `extents` are positions and bytes."""
-    needed = max(k for k, _ in extents) + 1
+    """A call that updates its arguments, if they lie apart; `extents` are bytes by position."""
+    lengths, taken = list(extents.values()), picker(list(extents))
+    seen: list[int] = []  # addresses that lay apart: those of many calls are the same
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        plain = len(args) >= needed and all(isinstance(args[k], torch.Tensor) for k, _ in extents)
-        if plain and lie_apart([(args[k].data_ptr(), length) for k, length in extents]):
-            return call(*args, **kwargs)
-        return slowly(*args, **kwargs)
+        nonlocal seen
+        try:
+            now = list(map(_ADDRESS, taken(args)))
+        except (TypeError, IndexError):  # no tensors, or too few of them
+            return slowly(*args, **kwargs)
+        if now != seen:
+            if not lie_apart(list(zip(now, lengths, strict=True))):
+                return slowly(*args, **kwargs)
+            seen = now
+        return call(*args, **kwargs)
 
     return checked
 
