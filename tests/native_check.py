@@ -26,7 +26,7 @@ from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import FAULT, SCRATCH, Constant, NativeCall
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
-from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 
 Tensors = dict[Value, torch.Tensor]
 
@@ -42,7 +42,7 @@ def oracle(graph: Graph, inputs: Sequence[torch.Tensor]) -> Tensors:
     """All values of a graph, node by node with torch kernels."""
     env: Tensors = {n.outputs[0]: t for n, t in zip(graph.data, inputs, strict=True)}
     for node in graph.nodes:
-        if node.type not in ("Data", "RefData", "NetOutput"):
+        if node.type not in (*INPUTS, "NetOutput"):
             env.update(zip(node.outputs, run_node(node, env), strict=True))
     return env
 

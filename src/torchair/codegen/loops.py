@@ -13,7 +13,7 @@ from typing import Any
 
 from torchair.codegen.listing import listing
 from torchair.codegen.numbers import Int, Number, value_of
-from torchair.codegen.types import Size, Word
+from torchair.codegen.types import Size, Word, register_type
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def axis(number: int) -> Expr:
 
 def cast(x: Expr, dtype: str) -> Expr:
     """A value in another type, as C converts; bf16 and f16 mean f32 here."""
-    dtype = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+    dtype = register_type(dtype)
     if x.dtype == dtype:
         return x
     if x.kind == "const":
@@ -225,7 +225,7 @@ def store(place: Access, x: Expr) -> Store:
 
 def load(place: Access) -> Expr:
     """The value there; bf16 and f16 become f32."""
-    return Expr("load", {"bf16": "f32", "f16": "f32"}.get(place.dtype, place.dtype), data=place)
+    return Expr("load", register_type(place.dtype), data=place)
 
 
 # ---- walking ----

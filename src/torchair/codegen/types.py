@@ -18,6 +18,11 @@ BYTES = {
 FLOATS = frozenset({"f32", "f64", "bf16", "f16"})
 
 
+def register_type(dtype: str) -> str:
+    """The type a value has while it is computed with: half types are widened."""
+    return "f32" if dtype in ("bf16", "f16") else dtype
+
+
 @dataclass(frozen=True)
 class Word:
     """A number that is given at run time, in this word of the argument block."""

@@ -60,31 +60,26 @@ for _target, _type in _PROMOTED.items():
 
 @builtin(aten.sigmoid_backward.default)
 def sigmoid_backward(grad_output: Value, output: Value) -> Value:
-    """sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor"""
     return ge.SigmoidGrad(output, grad_output)
 
 
 @builtin(aten.tanh_backward.default)
 def tanh_backward(grad_output: Value, output: Value) -> Value:
-    """tanh_backward(Tensor grad_output, Tensor output) -> Tensor"""
     return ge.TanhGrad(output, grad_output)
 
 
 @builtin(aten.silu_backward.default)
 def silu_backward(grad_output: Value, self: Value) -> Value:
-    """silu_backward(Tensor grad_output, Tensor self) -> Tensor"""
     return ge.SwishGrad(grad_output, self, grad_output)  # the third input is not read
 
 
 @builtin(aten.gelu.default)
 def gelu(self: Value, *, approximate: str = "none") -> Value:
-    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
     return ge.Gelu(self) if approximate == "none" else ge.GeluV2(self, approximate=approximate)
 
 
 @builtin(aten.gelu_backward.default)
 def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none") -> Value:
-    """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
     if approximate == "none":
         return ge.GeluGrad(grad_output, self, grad_output)  # the third input is not read
     return ge.GeluGradV2(grad_output, self, approximate=approximate)
@@ -92,7 +87,6 @@ def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none")
 
 @builtin(aten.leaky_relu.default)
 def leaky_relu(self: Value, negative_slope: Any = 0.01) -> Value:
-    """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
     plain(negative_slope)
     return ge.LeakyRelu(self, negative_slope=negative_slope)
 
@@ -101,8 +95,6 @@ def leaky_relu(self: Value, negative_slope: Any = 0.01) -> Value:
 def leaky_relu_backward(
     grad_output: Value, self: Value, negative_slope: Any, self_is_result: bool
 ) -> Value:
-    """leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope,
-    bool self_is_result) -> Tensor"""
     plain(negative_slope)
     if self_is_result and negative_slope < 0:
         raise Decline("the sign of the input is lost when the slope is negative")
@@ -111,7 +103,6 @@ def leaky_relu_backward(
 
 @builtin(aten.elu.default)
 def elu(self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
-    """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
     plain(alpha, scale, input_scale)
     return ge.Elu(self, alpha=alpha, scale=scale, input_scale=input_scale)
 
@@ -125,8 +116,6 @@ def elu_backward(
     is_result: bool,
     self_or_result: Value,
 ) -> Value:
-    """elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale,
-    bool is_result, Tensor self_or_result) -> Tensor"""
     plain(alpha, scale, input_scale)
     return ge.EluGradV2(
         grad_output,
@@ -140,7 +129,6 @@ def elu_backward(
 
 @builtin(aten.celu.default)
 def celu(self: Value, alpha: Any = 1.0) -> Value:
-    """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
     plain(alpha)
     return ge.CeluV2(self, alpha=alpha)
 
@@ -149,7 +137,6 @@ def celu(self: Value, alpha: Any = 1.0) -> Value:
 def hardtanh(
     self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: TensorSpec
 ) -> Value:
-    """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
     return clip(meta_outputs.dtype, self, min_val, max_val)
 
 
@@ -162,7 +149,6 @@ def hardtanh_backward(grad_output: Value, self: Value, min_val: Any, max_val: An
 
 @builtin(aten.softplus.default)
 def softplus(self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
-    """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
     plain(beta, threshold)
     return ge.SoftplusV2(self, beta=beta, threshold=threshold)
 
@@ -208,7 +194,6 @@ for _target, _type in _SHRINK_BACKWARD.items():
 
 @builtin(aten.threshold.default)
 def threshold(self: Value, threshold: Any, value: Any) -> Value:
-    """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
     kind = ge_to_torch(self.dtype)
     assert kind is not None
     short = kind in (torch.bfloat16, torch.float16)
@@ -222,7 +207,6 @@ def threshold(self: Value, threshold: Any, value: Any) -> Value:
 def threshold_backward(
     grad_output: Value, self: Value, threshold: Any, *, meta_outputs: TensorSpec
 ) -> Value:
-    """threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor"""
     plain(threshold)
     grad_output, self = promote(meta_outputs.dtype, grad_output, self)
     if threshold == 0:
@@ -232,19 +216,16 @@ def threshold_backward(
 
 @builtin(aten.glu.default)
 def glu(self: Value, dim: int = -1) -> Value:
-    """glu(Tensor self, int dim=-1) -> Tensor"""
     return ge.GLU(self, dim=dim)
 
 
 @builtin(aten.glu_backward.default)
 def glu_backward(grad_output: Value, self: Value, dim: int) -> Value:
-    """glu_backward(Tensor grad_output, Tensor self, int dim) -> Tensor"""
     return ge.GLUGrad(grad_output, self, dim=dim)
 
 
 @builtin(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(self: Value, *, meta_outputs: Any) -> tuple[Value, Value]:
-    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
     if meta_outputs[1].shape != self.shape:
         return ge.LogSigmoid(self), ge.Const(torch.empty(0), dtype=self.dtype)
     return ge.LogSigmoid(self), ge.Exp(ge.Neg(ge.Abs(self)))
@@ -252,5 +233,4 @@ def log_sigmoid_forward(self: Value, *, meta_outputs: Any) -> tuple[Value, Value
 
 @builtin(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad_output: Value, self: Value, buffer: Value) -> Value:
-    """log_sigmoid_backward(Tensor grad_output, Tensor self, Tensor buffer) -> Tensor"""
     return ge.LogSigmoidGrad(grad_output, self)

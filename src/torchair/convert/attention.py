@@ -30,9 +30,6 @@ def flash_attention_for_cpu(
     views: ViewFolder,
     reads: set[Any],
 ) -> tuple[View, Value]:
-    """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value,
-    float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None)
-    -> (Tensor output, Tensor logsumexp)"""
     if dropout_p != 0 or isinstance(scale, Value):
         raise Decline("dropout or a symbolic scale")
     if query.dtype == ge.DataType.DT_DOUBLE and not reads <= {0}:

@@ -161,7 +161,6 @@ def sym_log2(a: Value) -> Value:
 
 @builtin(aten.sym_size, aten.sym_size.int)
 def sym_size(self: Value, dim: int, *, meta_outputs: Any = None) -> Any:
-    """sym_size.int(Tensor self, int dim) -> SymInt"""
     assert self.shape is not None
     known = self.shape[dim]
     return known if isinstance(known, int) else size_of(self, dim % self.rank)
@@ -169,20 +168,17 @@ def sym_size(self: Value, dim: int, *, meta_outputs: Any = None) -> Any:
 
 @builtin(aten.sym_numel, aten.sym_numel.default)
 def sym_numel(self: Value) -> Value:
-    """sym_numel(Tensor self) -> SymInt"""
     count = ge.ReduceProdD(ge.Shape(self, dtype=INT64), axes=[0])
     return ge.Cast(count, dst_type=INT64)
 
 
 @builtin(aten.sym_stride, aten.sym_stride.int)
 def sym_stride(self: Value, dim: int, *, meta_inputs: Any) -> Any:
-    """sym_stride.int(Tensor self, int dim) -> SymInt"""
     return value_of(from_torch(meta_inputs[0].stride(dim)))
 
 
 @builtin(aten.sym_storage_offset, aten.sym_storage_offset.default)
 def sym_storage_offset(self: Value, *, meta_inputs: Any) -> Any:
-    """sym_storage_offset(Tensor self) -> SymInt"""
     return value_of(from_torch(meta_inputs[0].storage_offset()))
 
 
@@ -232,7 +228,6 @@ def _symbol_value(symbol: Sym) -> Value:
 
 @builtin(aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default)
 def assert_true(self: Any, assert_msg: str = "assertion failed") -> None:
-    """_assert_async.msg(Tensor self, str assert_msg) -> ()"""
     if not isinstance(self, Value):
         if not self:
             raise Decline("a check that always fails")

@@ -95,8 +95,6 @@ def convolution(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding,
-    SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     input, weight, bias = promote(meta_outputs.dtype, input, weight, bias)
@@ -160,9 +158,6 @@ def convolution_backward(
     *,
     meta_outputs: Sequence[Any],
 ) -> list[Value | None]:
-    """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes,
-    SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding,
-    SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     if transposed and any(o >= s for o, s in zip(w.output_padding, w.stride, strict=True)):

@@ -33,7 +33,6 @@ def typed(value: Any, dtype: int) -> Value:
 
 @builtin(aten.full.default)
 def full(size: Any, fill_value: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """full(SymInt[] size, Scalar fill_value, *, ...) -> Tensor"""
     value = promote(meta_outputs.dtype, fill_value)
     return value if size == [] else ge.Fill(size, value)
 
@@ -42,13 +41,11 @@ def full(size: Any, fill_value: Any, *, meta_outputs: TensorSpec, **options: Any
 def new_full(
     self: Value, size: Any, fill_value: Any, *, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ...) -> Tensor"""
     return ge.Fill(size, promote(meta_outputs.dtype, fill_value))
 
 
 @builtin(aten.ones.default)
 def ones(size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """ones(SymInt[] size, *, ...) -> Tensor"""
     return ge.Fill(size, ge.Const(1, dtype=meta_outputs.dtype))
 
 
@@ -60,19 +57,16 @@ def ones(size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
     aten.empty_permuted.default,
 )
 def zeros(size: Any, *order: Any, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """zeros(SymInt[] size, *, ...) -> Tensor"""
     return ge.Fill(size, typed(0, meta_outputs.dtype))
 
 
 @builtin(aten.new_zeros.default)
 def new_zeros(self: Value, size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """new_zeros(Tensor self, SymInt[] size, *, ...) -> Tensor"""
     return ge.Fill(size, typed(0, meta_outputs.dtype))
 
 
 @builtin(aten.new_ones.default)
 def new_ones(self: Value, size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """new_ones(Tensor self, SymInt[] size, *, ...) -> Tensor"""
     return ge.Fill(size, typed(1, meta_outputs.dtype))
 
 
@@ -80,19 +74,16 @@ def new_ones(self: Value, size: Any, *, meta_outputs: TensorSpec, **options: Any
 def new_empty(
     self: Value, size: Any, *stride: Any, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """new_empty(Tensor self, SymInt[] size, *, ...) -> Tensor"""
     return ge.Empty(promote(DataType.DT_INT32, size), dtype=meta_outputs.dtype)
 
 
 @builtin(aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
 def full_like(self: Value, value: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """full_like(Tensor self, Scalar fill_value, *, ...) -> Tensor"""
     return ge.Fill(ge.Shape(self), typed(value, meta_outputs.dtype))
 
 
 @builtin(aten.empty_like.default)
 def empty_like(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """empty_like(Tensor self, *, ...) -> Tensor"""
     return full_like(self, 0, meta_outputs=meta_outputs)
 
 
@@ -109,14 +100,12 @@ builtin(aten.ones_like.default)(_like("OnesLike"))
 
 @builtin(aten.scalar_tensor.default)
 def scalar_tensor(s: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """scalar_tensor(Scalar s, *, ...) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.Cast(s, dst_type=dtype) if isinstance(s, Value) else ge.Const(s, dtype=dtype)
 
 
 @builtin(aten.eye.default, aten.eye.m)
 def eye(n: Any, m: Any = None, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """eye.m(SymInt n, SymInt m, *, ...) -> Tensor"""
     m = n if m is None else m
     if isinstance(n, Value) or isinstance(m, Value):
         raise Decline("identity matrix of symbolic size")
@@ -128,13 +117,11 @@ def eye(n: Any, m: Any = None, *, meta_outputs: TensorSpec, **options: Any) -> V
 
 @builtin(aten.arange.default)
 def arange(end: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """arange(Scalar end, *, ...) -> Tensor"""
     return arange_start(0, end, meta_outputs=meta_outputs)
 
 
 @builtin(aten.arange.start)
 def arange_start(start: Any, end: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """arange.start(Scalar start, Scalar end, *, ...) -> Tensor"""
     if not _integral(start, end):
         return arange_start_step(start, end, 1, meta_outputs=meta_outputs)
     bounds = [x if isinstance(x, Value) else _integer(x) for x in (start, end, 1)]
@@ -145,7 +132,6 @@ def arange_start(start: Any, end: Any, *, meta_outputs: TensorSpec, **options: A
 def arange_start_step(
     start: Any, end: Any, step: Any = 1, *, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ...) -> Tensor"""
     dtype = meta_outputs.dtype
     bounds = (start, end, step)
     if any(isinstance(x, Value) for x in bounds) and _integral(*bounds):
@@ -174,7 +160,6 @@ def _representable(x: Any, dtype: int) -> bool:
 def linspace(
     start: Any, end: Any, steps: Any, *, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """linspace(Scalar start, Scalar end, int steps, *, ...) -> Tensor"""
     return ge.LinSpace(*promote(meta_outputs.dtype, start, end), steps)
 
 
@@ -203,8 +188,6 @@ def to_copy(
     meta_outputs: TensorSpec,
     **_layout: Any,
 ) -> Value:
-    """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None,
-    bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor"""
     if device is not None and _changes_device(device):
         raise Decline("copy between devices")
     if self.dtype == meta_outputs.dtype:
@@ -221,5 +204,4 @@ def _changes_device(device: torch.device) -> bool:
 
 @builtin(prims.convert_element_type.default)
 def convert_element_type(a: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
-    """convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
     return ge.Cast(a, dst_type=meta_outputs.dtype)

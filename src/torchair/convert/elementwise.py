@@ -55,7 +55,6 @@ def plain(*numbers: Any) -> None:
 
 @builtin(aten.add.Tensor, aten.add.Scalar)
 def add(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
-    """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     self, other = promote(meta_outputs.dtype, self, other)
     if isinstance(alpha, Value) or alpha != 1:
         return ge.AxpyV2(self, other, factor(meta_outputs.dtype, alpha))
@@ -64,7 +63,6 @@ def add(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> V
 
 @builtin(aten.sub.Tensor, aten.sub.Scalar)
 def sub(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
-    """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     dtype = meta_outputs.dtype
     self, other = promote(dtype, self, other)
     if dtype in _HALF and not isinstance(alpha, Value) and alpha != 1:
@@ -76,20 +74,17 @@ def sub(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> V
 
 @builtin(aten.rsub.Scalar)
 def rsub_scalar(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
-    """rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.Sxpy(*promote(dtype, other, self), factor(dtype, alpha))
 
 
 @builtin(aten.rsub.Tensor)
 def rsub(self: Any, other: Any, *, alpha: Any = 1, meta_outputs: TensorSpec) -> Value:
-    """rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     return sub(other, self, alpha, meta_outputs=meta_outputs)
 
 
 @builtin(aten.mul.Tensor)
 def mul(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
     dtype = meta_outputs.dtype
     if dtype in _HALF and isinstance(other, (int, float)):
         return cast_result(ge.Muls(promote(dtype, self), value=other), dtype)
@@ -98,7 +93,6 @@ def mul(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.mul.Scalar)
 def mul_scalar(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    """mul.Scalar(Tensor self, Scalar other) -> Tensor"""
     dtype = meta_outputs.dtype
     if dtype == DataType.DT_BOOL:
         as_numbers = promote(DataType.DT_UINT8, *promote(dtype, self, other))
@@ -108,7 +102,6 @@ def mul_scalar(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.div.Tensor, aten.true_divide.Tensor, aten.div.Scalar)
 def div(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    """div.Tensor(Tensor self, Tensor other) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.RealDiv(promote(dtype, self), factor(dtype, other))
 
@@ -117,7 +110,6 @@ def div(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 def div_mode(
     self: Any, other: Any, *, rounding_mode: str | None = None, meta_outputs: TensorSpec
 ) -> Value:
-    """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
     if rounding_mode is None:
         return div(self, other, meta_outputs=meta_outputs)
     if rounding_mode == "floor":
@@ -131,7 +123,6 @@ def div_mode(
 
 @builtin(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    """floor_divide(Tensor self, Tensor other) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.FloorDiv(promote(dtype, self), factor(dtype, other))
 
@@ -140,7 +131,6 @@ def floor_divide(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 def addcmul(
     self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, meta_outputs: TensorSpec
 ) -> Value:
-    """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.Addcmul(*promote(dtype, self, tensor1, tensor2), factor(dtype, value))
 
@@ -149,14 +139,12 @@ def addcmul(
 def addcdiv(
     self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, meta_outputs: TensorSpec
 ) -> Value:
-    """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.Addcdiv(*promote(dtype, self, tensor1, tensor2), factor(dtype, value))
 
 
 @builtin(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(self: Any, end: Any, weight: Any, *, meta_outputs: TensorSpec) -> Value:
-    """lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor"""
     dtype = meta_outputs.dtype
     return ge.Lerp(*promote(dtype, self, end), factor(dtype, weight))
 
@@ -204,7 +192,6 @@ for _target, _type in _BINARY.items():
 
 @builtin(aten.minimum.default)
 def minimum(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    """minimum(Tensor self, Tensor other) -> Tensor"""
     dtype = meta_outputs.dtype
     self, other = promote(dtype, self, other)
     if dtype == DataType.DT_BOOL:
@@ -270,7 +257,6 @@ for _target, _base in _LOGARITHMS.items():
 
 @builtin(aten.abs.default)
 def absolute(self: Value, *, meta_outputs: TensorSpec) -> Value:
-    """abs(Tensor self) -> Tensor"""
     if self.dtype in _COMPLEX:
         raise Decline("absolute value of a complex tensor")
     return self if self.dtype == DataType.DT_UINT8 else ge.Abs(self)
@@ -315,19 +301,16 @@ def clip(dtype: int, self: Any, low: Any, high: Any) -> Value:
 
 @builtin(aten.clamp.default, aten.clamp.Tensor)
 def clamp(self: Any, min: Any = None, max: Any = None, *, meta_outputs: TensorSpec) -> Value:
-    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
     return clip(meta_outputs.dtype, self, min, max)
 
 
 @builtin(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(self: Any, min: Any, *, meta_outputs: TensorSpec) -> Value:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
     return clip(meta_outputs.dtype, self, min, None)
 
 
 @builtin(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(self: Any, max: Any, *, meta_outputs: TensorSpec) -> Value:
-    """clamp_max(Tensor self, Scalar max) -> Tensor"""
     return clip(meta_outputs.dtype, self, None, max)
 
 
@@ -394,25 +377,21 @@ for _target, _pair in _BITS.items():
 
 @builtin(aten.logical_not.default)
 def logical_not(self: Value, *, meta_outputs: TensorSpec) -> Value:
-    """logical_not(Tensor self) -> Tensor"""
     return cast_result(ge.LogicalNot(promote(DataType.DT_BOOL, self)), meta_outputs.dtype)
 
 
 @builtin(aten.bitwise_not.default)
 def bitwise_not(self: Value) -> Value:
-    """bitwise_not(Tensor self) -> Tensor"""
     return ge.LogicalNot(self) if self.dtype == DataType.DT_BOOL else ge.Invert(self)
 
 
 @builtin(aten.where.self)
 def where(condition: Value, self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
     condition = promote(DataType.DT_BOOL, condition)
     return ge.SelectV2(condition, *promote(meta_outputs.dtype, self, other))
 
 
 @builtin(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: Value, mask: Value, value: Any, *, meta_outputs: TensorSpec) -> Value:
-    """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
     mask = promote(DataType.DT_BOOL, mask)
     return ge.MaskedFill(self, mask, promote(meta_outputs.dtype, value))

@@ -141,13 +141,11 @@ def _register() -> None:
 
 @builtin(aten._foreach_lerp.Scalar)
 def lerp(self: Tensors, tensors1: Tensors, weight: Any) -> Any:
-    """_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]"""
     return ge.ForeachLerpScalar(self, tensors1, _number(_type(self, tensors1), weight))
 
 
 @builtin(aten._foreach_norm.Scalar)
 def norm(self: Tensors, ord: Any = 2, dtype: Any = None) -> Any:
-    """_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"""
     if dtype is not None:
         raise Decline("a norm computed in another type")
     return ge.ForeachNorm(self, _number(_type(self), ord))
@@ -155,7 +153,6 @@ def norm(self: Tensors, ord: Any = 2, dtype: Any = None) -> Any:
 
 @builtin(aten._foreach_pow.ScalarAndTensor)
 def pow_of_number(self: Any, exponent: Tensors) -> Any:
-    """_foreach_pow.ScalarAndTensor(Scalar self, Tensor[] exponent) -> Tensor[]"""
     dtype = _type(exponent)
     if not isinstance(self, float):
         return ge.ForeachPowScalarAndTensor(_number(dtype, self), exponent)

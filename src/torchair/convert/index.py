@@ -32,8 +32,6 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:
-    """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1,
-    bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""
     return ge.GatherV2(weight, indices, [0])
 
 
@@ -45,8 +43,6 @@ def embedding_dense_backward(
     padding_idx: Any,
     scale_grad_by_freq: bool,
 ) -> Value:
-    """embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights,
-    SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"""
     if isinstance(num_weights, Value) or isinstance(padding_idx, Value):
         raise Decline("symbolic number of weights")
     return ge.EmbeddingDenseGrad(
@@ -72,9 +68,6 @@ def embedding_bag(
     *,
     meta_inputs: Any,
 ) -> Any:
-    """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False,
-    int mode=0, bool sparse=False, Tensor? per_sample_weights=None,
-    bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"""
     tensors = [t for t in meta_inputs if isinstance(t, torch.Tensor)]
     if any(t.device.type != "cpu" or t.stride(-1) != 1 for t in tensors):
         raise Decline("bookkeeping results of another form")
@@ -93,7 +86,6 @@ def embedding_bag(
 
 @builtin(aten._embedding_bag_forward_only.default)
 def embedding_bag_forward_only(*args: Any, meta_inputs: Any) -> Any:
-    """_embedding_bag_forward_only(...) -> (Tensor, Tensor, Tensor, Tensor), as _embedding_bag"""
     if len(args) > _LAST_OFFSET and args[_LAST_OFFSET]:
         raise Decline("one bag size too many")
     return embedding_bag(*args, meta_inputs=meta_inputs)
@@ -109,14 +101,12 @@ def _split_indices(indices: Sequence[Value | None]) -> tuple[list[Value], list[i
 
 @builtin(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(self: Value, indices: Sequence[Value | None]) -> Value:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
     given, mask = _split_indices(indices)
     return ge.IndexByTensor(self, given, indices_mask=mask)
 
 
 @builtin(aten.index_select.default)
 def index_select(self: Value, dim: int, index: Value) -> Value:
-    """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     return ge.GatherV2(self, _vector(self, index), [dim])
 
 
@@ -128,7 +118,6 @@ def _vector(self: Value, index: Value) -> Value:
 
 @builtin(aten.gather.default)
 def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
     return ge.GatherElements(self, promote(INT64, index), dim=dim)
 
 
@@ -143,8 +132,6 @@ def searchsorted(
     sorter: Value | None = None,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False,
-    bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"""
     right = side == "right" if side is not None else right
     return ge.SearchSorted(sorted_sequence, self, sorter, dtype=meta_outputs.dtype, right=right)
 
@@ -158,8 +145,6 @@ def bucketize(
     right: bool = False,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False,
-    bool right=False) -> Tensor"""
     return ge.SearchSorted(boundaries, self, None, dtype=meta_outputs.dtype, right=right)
 
 
@@ -170,7 +155,6 @@ def bucketize(
 def index_put(
     self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
-    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
     values = promote(self.dtype, values)
     if values.rank == 0 and not accumulate and _is_one_mask(indices):
         return _fill_where(self, indices, values)
@@ -200,7 +184,6 @@ def _put_along(self: Value, dim: int, index: Value, values: Value) -> Value:
 
 @builtin(aten.index_copy.default)
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
-    """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
     if self.rank == 0 or source.rank != self.rank:
         raise Decline("a tensor without dims")
     return _put_along(self, dim, index, source)
@@ -208,7 +191,6 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
 
 @builtin(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
-    """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     if self.rank == 0:
         raise Decline("a tensor without dims")
     return _put_along(self, dim, index, promote(self.dtype, value))
@@ -216,7 +198,6 @@ def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
 
 @builtin(aten.index_add.default)
 def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
-    """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
     if self.rank == 0 or source.rank != self.rank:
         raise Decline("a tensor without dims")
     scale = None if not isinstance(alpha, Value) and alpha == 1 else promote(self.dtype, alpha)
@@ -237,19 +218,16 @@ def _filled(self: Value, index: Value, value: Any) -> Value:
 
 @builtin(aten.scatter.src)
 def scatter(self: Value, dim: int, index: Value, src: Value) -> Value:
-    """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
     return _scatter(self, dim, index, src, "none")
 
 
 @builtin(aten.scatter.value)
 def scatter_value(self: Value, dim: int, index: Value, value: Any) -> Value:
-    """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     return _scatter(self, dim, index, _filled(self, index, value), "none")
 
 
 @builtin(aten.scatter_add.default)
 def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
-    """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
     return _scatter(self, dim, index, src, "add")
 
 
@@ -262,8 +240,6 @@ _REDUCTIONS = {
 def scatter_reduce(
     self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
-    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *,
-    bool include_self=True) -> Tensor"""
     if not include_self or reduce not in _REDUCTIONS:
         raise Decline(f"reduction {reduce} with include_self={include_self}")
     return _scatter(self, dim, index, src, _REDUCTIONS[reduce])
@@ -271,5 +247,4 @@ def scatter_reduce(
 
 @builtin(aten.masked_scatter.default)
 def masked_scatter(self: Value, mask: Value, source: Value) -> Value:
-    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     return ge.MaskedScatter(self, mask, source)

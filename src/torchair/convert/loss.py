@@ -23,13 +23,11 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 @builtin(aten._softmax.default)
 def softmax(self: Value, dim: int, half_to_float: bool) -> Value:
-    """_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
     return ge.SoftmaxV2(self, axes=[dim], half_to_float=half_to_float)
 
 
 @builtin(aten._safe_softmax.default)
 def safe_softmax(self: Value, dim: int, dtype: Any = None, *, meta_outputs: TensorSpec) -> Value:
-    """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"""
     x = promote(meta_outputs.dtype, self)
     result = ge.SoftmaxV2(x, axes=[dim], half_to_float=False)
     lowest = ge.Equal(self, ge.Const(-math.inf, dtype=self.dtype))
@@ -39,7 +37,6 @@ def safe_softmax(self: Value, dim: int, dtype: Any = None, *, meta_outputs: Tens
 
 @builtin(aten._log_softmax.default)
 def log_softmax(self: Value, dim: int, half_to_float: bool, *, meta_outputs: TensorSpec) -> Value:
-    """_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
     return ge.LogSoftmaxV2(promote(meta_outputs.dtype, self), axes=[dim])
 
 
@@ -56,8 +53,6 @@ def softmax_backward(
 def log_softmax_backward(
     grad_output: Value, output: Value, dim: int, input_dtype: Any, *, meta_outputs: TensorSpec
 ) -> Value:
-    """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim,
-    ScalarType input_dtype) -> Tensor"""
     grad = ge.LogSoftmaxGrad(grad_output, output, axis=[dim])
     return promote(meta_outputs.dtype, grad)
 
@@ -69,7 +64,6 @@ def log_softmax_backward(
 def mse_loss(
     self: Value, target: Value, reduction: int = 1, *, meta_outputs: TensorSpec
 ) -> Value:
-    """mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"""
     operands = promote(meta_outputs.dtype, self, target)
     return ge.MseLoss(*operands, reduction=_REDUCTIONS[reduction])
 
@@ -87,7 +81,6 @@ def mse_loss_backward(
 def smooth_l1_loss(
     self: Value, target: Value, reduction: int = 1, beta: Any = 1.0, *, meta_outputs: TensorSpec
 ) -> Value:
-    """smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"""
     plain(beta)
     operands = promote(meta_outputs.dtype, self, target)
     return ge.SmoothL1LossV2(*operands, sigma=beta, reduction=_REDUCTIONS[reduction])
@@ -103,8 +96,6 @@ def smooth_l1_loss_backward(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """smooth_l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction,
-    float beta) -> Tensor"""
     plain(beta)
     operands = promote(meta_outputs.dtype, self, target, grad_output)
     return ge.SmoothL1LossGradV2(*operands, sigma=beta, reduction=_REDUCTIONS[reduction])
@@ -126,8 +117,6 @@ def binary_cross_entropy_backward(
     weight: Value | None = None,
     reduction: int = 1,
 ) -> Value:
-    """binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target,
-    Tensor? weight=None, int reduction=Mean) -> Tensor"""
     how = _REDUCTIONS[reduction]
     return ge.BinaryCrossEntropyGrad(self, target, grad_output, weight, reduction=how)
 
@@ -150,8 +139,6 @@ def nll_loss_forward(
     *,
     meta_outputs: Any,
 ) -> tuple[Value, Value]:
-    """nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction,
-    SymInt ignore_index) -> (Tensor output, Tensor total_weight)"""
     target = _class_indices(target, ignore_index)
     self, weight = promote(meta_outputs[0].dtype, self, weight)
     how = _REDUCTIONS[reduction]
@@ -170,8 +157,6 @@ def nll_loss_backward(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight,
-    int reduction, SymInt ignore_index, Tensor total_weight) -> Tensor"""
     dtype = meta_outputs.dtype
     target = _class_indices(target, ignore_index)
     if weight is None:

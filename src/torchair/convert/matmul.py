@@ -31,7 +31,6 @@ def addmm(
     alpha: Any = 1,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     dtype = meta_outputs.dtype
     if any(isinstance(s, Value) for s in (alpha, beta)):
         raise Decline("symbolic alpha or beta")
@@ -51,13 +50,11 @@ def addmm(
 
 @builtin(aten.mm.default)
 def mm(self: Value, mat2: Value) -> Value:
-    """mm(Tensor self, Tensor mat2) -> Tensor"""
     return ge.MatMul(self, mat2, None)
 
 
 @builtin(aten.bmm.default)
 def bmm(self: Value, mat2: Value, *, meta_outputs: TensorSpec) -> Value:
-    """bmm(Tensor self, Tensor mat2) -> Tensor"""
     self, mat2 = promote(meta_outputs.dtype, self, mat2)
     return ge.BatchMatMul(self, mat2)
 
@@ -94,13 +91,11 @@ def _column(x: Value) -> Value:
 
 @builtin(aten.dot.default)
 def dot(self: Value, tensor: Value) -> Value:
-    """dot(Tensor self, Tensor tensor) -> Tensor"""
     return ge.Dot(self, tensor)
 
 
 @builtin(aten.mv.default)
 def mv(self: Value, vec: Value) -> Value:
-    """mv(Tensor self, Tensor vec) -> Tensor"""
     return ge.Squeeze(ge.MatMul(self, _column(vec), None), axis=[1])
 
 
@@ -108,7 +103,6 @@ def mv(self: Value, vec: Value) -> Value:
 def addmv(
     self: Value, mat: Value, vec: Value, *, beta: Any = 1, alpha: Any = 1, meta_outputs: TensorSpec
 ) -> Value:
-    """addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     if any(isinstance(s, Value) for s in (alpha, beta)) or 0 in (alpha, beta):
         raise Decline("a scale is 0 or symbolic")
     dtype = meta_outputs.dtype
@@ -122,7 +116,6 @@ def addmv(
 
 @builtin(aten.matmul.default)
 def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
-    """matmul(Tensor self, Tensor other) -> Tensor"""
     if self.rank == other.rank == 1:
         return ge.Dot(self, other)
     a, b = _row(self), _column(other)

@@ -45,8 +45,6 @@ def native_layer_norm(
     bias: Value | None,
     eps: float,
 ) -> Any:
-    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias,
-    float eps) -> (Tensor, Tensor, Tensor)"""
     weight, bias = _parameters(input, normalized_shape, weight, bias)
     return ge.LayerNormV4(input, normalized_shape, weight, bias, epsilon=eps)
 
@@ -106,8 +104,6 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> Any:
-    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C,
-    SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"""
     weight, bias = _parameters(input, _channels(input), weight, bias)
     # GroupNorm gives the variance, from which the deviation is not regained exactly
     return ge.GroupNormV2(
@@ -223,8 +219,6 @@ def batch_norm_without_statistics(
     momentum: float,
     eps: float,
 ) -> Any:
-    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training,
-    float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     if not training:
         raise Decline("inference without statistics")
     options = dict(epsilon=eps, momentum=momentum, is_training=True)
@@ -246,9 +240,6 @@ def native_batch_norm_backward(
     *,
     meta_outputs: Sequence[Any],
 ) -> list[Value | None]:
-    """native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight,
-    Tensor? running_mean, Tensor? running_var, Tensor? save_mean, Tensor? save_invstd, bool train,
-    float eps, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     dims = _channels(input)
     statistics = (running_mean, running_var, save_mean, save_invstd)
     if train and (save_mean is None or save_invstd is None):

@@ -20,7 +20,6 @@ def _same_types(*operands: Value) -> None:
 
 @builtin("npu.npu_rms_norm.default")
 def rms_norm(self: Value, gamma: Value, epsilon: float = 1e-6) -> Any:
-    """npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)"""
     _same_types(self, gamma)
     return ge.RmsNorm(self, gamma, epsilon=epsilon)
 
@@ -33,8 +32,6 @@ def rms_norm_backward(dy: Value, self: Value, gamma: Value, rstd: Value) -> Any:
 
 @builtin("npu.npu_add_rms_norm.default")
 def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> Any:
-    """npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06)
-    -> (Tensor, Tensor, Tensor)"""
     _same_types(x1, x2, gamma)
     return ge.AddRmsNorm(x1, x2, gamma, epsilon=epsilon)
 
@@ -44,13 +41,11 @@ def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> A
 
 @builtin("npu.npu_swiglu.default")
 def swiglu(self: Value, dim: int = -1) -> Any:
-    """npu_swiglu(Tensor self, int dim=-1) -> Tensor"""
     return ge.SwiGlu(self, dim=dim)
 
 
 @builtin("npu.npu_swiglu_backward.default")
 def swiglu_backward(grad_output: Value, self: Value, dim: int = -1) -> Any:
-    """npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor"""
     return ge.SwiGluGrad(grad_output, self, dim=dim)
 
 
@@ -61,8 +56,6 @@ def swiglu_backward(grad_output: Value, self: Value, dim: int = -1) -> Any:
 def rotary_mul(
     self: Value, r1: Value, r2: Value, rotary_mode: str = "half", rotate: Value | None = None
 ) -> Any:
-    """npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half',
-    Tensor? rotate=None) -> Tensor"""
     _same_types(self, r1, r2)
     if rotary_mode == "half" and rotate is None:
         return ge.RotaryMul(self, r1, r2)
@@ -74,8 +67,6 @@ def rotary_mul(
 def rotary_mul_backward(
     grad: Value, self: Value, r1: Value, r2: Value, rotary_mode: str = "half"
 ) -> Any:
-    """npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2,
-    str rotary_mode='half') -> (Tensor, Tensor, Tensor)"""
     if rotary_mode == "half":
         return ge.RotaryMulGrad(self, r1, r2, grad)
     mode = ROTARY_MODES.index(rotary_mode)
@@ -87,6 +78,4 @@ def rotary_mul_backward(
 
 @builtin("npu.npu_format_cast.default", "npu.npu_format_cast.Tensor")
 def format_cast(self: Value, *others: Any) -> Any:
-    """npu_format_cast(Tensor self, int acl_format, int? customize_dtype=None,
-    int? input_dtype=None) -> Tensor"""
     return ge.Identity(self)

@@ -42,8 +42,6 @@ def fusion_attention(
     gen_mask_parallel: bool = True, sync: bool = False, softmax_layout: str = "",
     sink: Value | None = None,
 ) -> Any:  # fmt: skip
-    """npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num,
-    str input_layout, ...) -> (Tensor, Tensor, Tensor, Tensor, int, int, int)"""
     if sink is not None or softmax_layout:
         raise Decline("sink or softmax_layout")
     named = {
@@ -65,8 +63,6 @@ def fusion_attention_grad(
     pse: Value | None = None, scale_value: float = 1.0, seed: int = 0, offset: int = 0,
     numels: int = 0, gen_mask_parallel: bool = True, sync: bool = False, **named: Any,
 ) -> Any:  # fmt: skip
-    """npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, int head_num,
-    str input_layout, *, ...) -> (Tensor, Tensor, Tensor, Tensor)"""
     _lengths(named, "prefix", "actual_seq_qlen", "actual_seq_kvlen")
     limits = {n: named.pop(n, 2147483647) for n in ("pre_tockens", "next_tockens")}
     return ge.FlashAttentionScoreGrad(
@@ -85,7 +81,6 @@ def prompt_flash_attention(
     next_tokens: int = 0, num_key_value_heads: int = 0, pre_tokens: int = 2147483647,
     **named: Any,
 ) -> Any:  # fmt: skip
-    """npu_prompt_flash_attention(Tensor query, Tensor key, Tensor value, *, ...) -> Tensor"""
     if padding_mask is not None:
         raise Decline("padding_mask")
     _lengths(named, "actual_seq_lengths", "actual_seq_lengths_kv")
@@ -104,7 +99,6 @@ def incre_flash_attention(
     query: Value, key: Value, value: Value, *, padding_mask: Value | None = None,
     num_heads: int = 1, num_key_value_heads: int = 0, **named: Any,
 ) -> Any:  # fmt: skip
-    """npu_incre_flash_attention(Tensor query, Tensor key, Tensor value, *, ...) -> Tensor"""
     if padding_mask is not None:
         raise Decline("padding_mask")
     _no_packed(key, value)
@@ -120,8 +114,6 @@ def incre_flash_attention(
 def fused_infer_attention_score(
     query: Value, key: Value, value: Value, *, num_heads: int = 1, **named: Any
 ) -> Any:
-    """npu_fused_infer_attention_score(Tensor query, Tensor key, Tensor value, *, ...)
-    -> (Tensor, Tensor)"""
     _no_packed(key, value, named.get("key_shared_prefix"), named.get("value_shared_prefix"))
     _lengths(named, "actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
     return ge.FusedInferAttentionScore(query, [key], [value], num_heads=num_heads, **named)
@@ -134,8 +126,6 @@ def fused_infer_attention_score(
 def fused_infer_attention_score_v2(
     query: Value, key: Value, value: Value, *, out_dtype: int | None = None, **named: Any
 ) -> Any:
-    """npu_fused_infer_attention_score_v2(Tensor query, Tensor key, Tensor value, *, ...)
-    -> (Tensor, Tensor)"""
     codes: Sequence[str] = [n for n in named if n.endswith("_dtype")]
     if out_dtype is not None or any(named.pop(n) is not None for n in codes):
         raise Decline("types that torch has no name for")

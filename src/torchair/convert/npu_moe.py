@@ -11,15 +11,11 @@ from torchair.ge.graph import Value
 
 @builtin("npu.npu_moe_gating_top_k_softmax.default")
 def gating_top_k_softmax(x: Value, finished: Value | None = None, k: int = 1) -> Any:
-    """npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1)
-    -> (Tensor, Tensor, Tensor)"""
     return ge.MoeGatingTopKSoftmax(x, finished, k=k)
 
 
 @builtin("npu.npu_moe_init_routing.default")
 def init_routing(x: Value, row_idx: Value, expert_idx: Value, active_num: Any) -> Any:
-    """npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num)
-    -> (Tensor, Tensor, Tensor)"""
     if isinstance(active_num, Value):
         raise Decline("a symbolic number of active tokens")
     return ge.MoeInitRouting(x, row_idx, expert_idx, active_num=active_num)
@@ -31,9 +27,6 @@ def finalize_routing(
     scales: Value | None, expanded_src_to_dst_row: Value, export_for_source_row: Value | None,
     drop_pad_mode: int | None = 0,
 ) -> Any:  # fmt: skip
-    """npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2,
-    Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, Tensor? export_for_source_row,
-    int? drop_pad_mode=0) -> Tensor"""
     rows, places, mode = expanded_permuted_rows, expanded_src_to_dst_row, drop_pad_mode or 0
     optional = (skip1, skip2, bias, scales, export_for_source_row)
     if mode == 0 and all(x is not None for x in optional):

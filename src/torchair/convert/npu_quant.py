@@ -37,8 +37,6 @@ def quantize(
     self: Value, scales: Value, zero_points: Value | None, dtype: Any, axis: int = 1,
     div_mode: bool = True,
 ) -> Any:  # fmt: skip
-    """npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1,
-    bool div_mode=True) -> Tensor"""
     kind = quant.quantize_type(dtype)
     if kind == quant.INT4:
         raise Decline(_PACKED)
@@ -58,8 +56,6 @@ def dynamic_quant(
     input: Value, *, smooth_scales: Value | None = None, group_index: Value | None = None,
     dst_type: Any = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
 ) -> Any:  # fmt: skip
-    """npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None,
-    int? dst_type=None, str quant_mode="pertoken", float dst_type_max=0.0) -> (Tensor, Tensor)"""
     kind = quant.dynamic_quant_type(dst_type)
     if kind == quant.INT4:
         raise Decline(_PACKED)
@@ -82,8 +78,6 @@ def quant_matmul(
     pertoken_scale: Value | None = None, bias: Value | None = None, output_dtype: Any = None,
     **others: Any,
 ) -> Any:  # fmt: skip
-    """npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None,
-    Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, ...) -> Tensor"""
     _no_packed(x1, x2)
     _no_others(others)
     return ge.QuantBatchMatmulV3(
@@ -106,8 +100,6 @@ def weight_quant_batchmatmul(
     bias: Value | None = None, antiquant_group_size: int = 0, inner_precise: int = 0,
     weight_dtype: Any = None,
 ) -> Any:  # fmt: skip
-    """npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, ...)
-    -> Tensor"""
     _no_others({"weight_dtype": weight_dtype})
     weight = _unpacked_weight(weight, x)
     if quant_scale is not None and quant_scale.dtype == DataType.DT_INT64:
@@ -169,7 +161,6 @@ def grouped_matmul(
     tuning_config: Any = None, output_dtype: Any = None, meta_outputs: Sequence[TensorSpec],
     **others: Any,
 ) -> Any:  # fmt: skip
-    """npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, ...) -> Tensor[]"""
     _no_packed(*weight)
     _no_others(others)
     tokens = per_token_scale or [None]

@@ -13,25 +13,21 @@ _VIEWS = ("Reshape", "Identity")
 
 @builtin("npu.scatter_update.default")
 def scatter_update(data: Value, indices: Value, updates: Value, axis: int) -> Any:
-    """scatter_update(Tensor data, Tensor indices, Tensor updates, int axis) -> Tensor"""
     return ge.Scatter(ge.Clone(data), indices, updates, reduce="update", axis=axis)
 
 
 @builtin("npu.scatter_update_.default")
 def scatter_update_in_place(data: Value, indices: Value, updates: Value, axis: int) -> Any:
-    """scatter_update_(Tensor(a!) data, Tensor indices, Tensor updates, int axis) -> Tensor(a!)"""
     return _assigned(data, ge.Scatter(data, indices, updates, reduce="update", axis=axis))
 
 
 @builtin("npu.npu_scatter_nd_update.default")
 def scatter_nd_update(self: Value, indices: Value, updates: Value) -> Any:
-    """npu_scatter_nd_update(Tensor self, Tensor indices, Tensor updates) -> Tensor"""
     return ge.ScatterNdUpdate(ge.Clone(self), indices, updates)
 
 
 @builtin("npu.npu_scatter_nd_update_.default")
 def scatter_nd_update_in_place(self: Value, indices: Value, updates: Value) -> Any:
-    """npu_scatter_nd_update_(Tensor(a!) self, Tensor indices, Tensor updates) -> Tensor(a!)"""
     return _assigned(self, ge.ScatterNdUpdate(self, indices, updates))
 
 

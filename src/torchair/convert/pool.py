@@ -51,8 +51,6 @@ def max_pool2d_with_indices(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[],
-    int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"""
     attrs = _max_attrs(kernel_size, stride, padding, dilation, ceil_mode)
     values, positions = ge.MaxPoolWithArgmaxV1(self, **attrs)
     return values, cast_result(positions, INT64)
@@ -69,8 +67,6 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: Value,
 ) -> Value:
-    """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size,
-    int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"""
     attrs = _max_attrs(kernel_size, stride, padding, dilation, ceil_mode)
     return ge.MaxPoolGradWithArgmaxV1(self, grad_output, indices, **attrs)
 
@@ -84,8 +80,6 @@ def max_pool3d_with_indices(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    """max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[],
-    int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"""
     batched = self.rank == 5
     values, positions = ge.MaxPool3DWithArgmaxV2(
         self if batched else ge.Unsqueeze(self, axes=[0]),
@@ -133,8 +127,6 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0,
-    bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
     attrs = _average_attrs(
         kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
@@ -154,8 +146,6 @@ def avg_pool2d_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Value:
-    """avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride,
-    int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"""
     attrs = _average_attrs(
         kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
@@ -164,7 +154,6 @@ def avg_pool2d_backward(
 
 @builtin(aten._adaptive_avg_pool2d.default)
 def adaptive_avg_pool2d(self: Value, output_size: Any) -> Value:
-    """_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
     if isinstance(output_size, Value):
         raise Decline("symbolic output size")
     return ge.AdaptiveAvgPool2d(self, output_size=output_size)
@@ -172,7 +161,6 @@ def adaptive_avg_pool2d(self: Value, output_size: Any) -> Value:
 
 @builtin(aten._adaptive_avg_pool2d_backward.default)
 def adaptive_avg_pool2d_backward(grad_output: Value, self: Value) -> Value:
-    """_adaptive_avg_pool2d_backward(Tensor grad_output, Tensor self) -> Tensor"""
     if not is_static(self.shape):
         raise Decline("symbolic input size")
     return ge.AdaptiveAvgPool2dGrad(grad_output, orig_input_shape=list(self.shape or ()))
@@ -208,8 +196,6 @@ def upsample_nearest2d(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None,
-    float? scales_w=None) -> Tensor"""
     return upsample_nearest2d_vec(
         self, output_size, [scales_h, scales_w], meta_outputs=meta_outputs
     )
@@ -235,8 +221,6 @@ def upsample_nearest2d_backward(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """upsample_nearest2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size,
-    float? scales_h=None, float? scales_w=None) -> Tensor"""
     assert grad_output.shape is not None
     if isinstance(input_size, Value) or not is_static(grad_output.shape):
         raise Decline("symbolic sizes")
@@ -254,8 +238,6 @@ def upsample_bilinear2d(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners,
-    float? scales_h=None, float? scales_w=None) -> Tensor"""
     return upsample_bilinear2d_vec(
         self, output_size, align_corners, [scales_h, scales_w], meta_outputs=meta_outputs
     )
@@ -270,8 +252,6 @@ def upsample_bilinear2d_vec(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners,
-    float[]? scale_factors) -> Tensor"""
     if not align_corners:
         _check_scales(input.shape, meta_outputs.shape, scale_factors)
     return ge.ResizeBilinearV2(

@@ -27,8 +27,6 @@ def print_tensors(
     *,
     meta_inputs: Any,
 ) -> None:
-    """print(Tensor[] tensors, str msg_format, str placeholder, int summarize_size,
-    bool tensor_detail) -> ()"""
     shown: list[Value] = []
     texts: list[str] = []
     for value, meta in zip(tensors, meta_inputs[0], strict=True):

@@ -28,7 +28,6 @@ def _product(x: Value, weight: Value, scales: Value, **others: Any) -> Value:
 
 @builtin(aten._weight_int8pack_mm.default)
 def weight_int8pack_mm(self: Value, mat2: Value, scales: Value) -> Value:
-    """_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
     return _product(self, mat2, scales)
 
 
@@ -36,8 +35,6 @@ def weight_int8pack_mm(self: Value, mat2: Value, scales: Value) -> Value:
 def weight_int4pack_mm(
     self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
 ) -> Value:
-    """_weight_int4pack_mm_for_cpu(Tensor self, Tensor mat2, SymInt qGroupSize,
-    Tensor qScaleAndZeros) -> Tensor"""
     if not is_static([*(mat2.shape or ()), *(qScaleAndZeros.shape or ())]):
         raise Decline("weights of sizes that vary")
     n, half = (int(d) for d in mat2.shape or ())
@@ -109,7 +106,6 @@ def _nibbles(bytes_: Value) -> list[Value]:
 
 @builtin(aten._int_mm.default)
 def int_mm(self: Value, mat2: Value) -> Value:
-    """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
     return ge.QuantBatchMatmulV3(
         self, mat2, ge.Const(1.0, dtype=_FLOAT), None, None, None, dtype=DataType.DT_INT32,
         transpose_x1=False, transpose_x2=False,

@@ -146,7 +146,6 @@ def uniform(
     meta_outputs: TensorSpec,
     **named: Any,
 ) -> Value:
-    """uniform(Tensor self, float from=0., float to=1., *, Generator? generator=None) -> Tensor"""
     low = named.get("from", low)
     plain(low, to)
     made = _real(UNIFORM, ge.Shape(self), generator, meta_outputs)
@@ -188,7 +187,6 @@ def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) 
 def randint(
     high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, ...) -> Tensor"""
     return _integers(size, 0, high, generator, meta_outputs)
 
 
@@ -203,7 +201,6 @@ def randint_low(
 
 @builtin(aten.randint_like.default)
 def randint_like(self: Value, high: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    """randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, ...) -> Tensor"""
     return _integers(ge.Shape(self), 0, high, None, meta_outputs)
 
 
@@ -211,7 +208,6 @@ def randint_like(self: Value, high: Any, *, meta_outputs: TensorSpec, **options:
 def randint_like_low(
     self: Value, low: Any, high: Any, *, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ...) -> Tensor"""
     return _integers(ge.Shape(self), low, high, None, meta_outputs)
 
 
@@ -219,7 +215,6 @@ def randint_like_low(
 def randperm(
     n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    """randperm(SymInt n, *, ScalarType? dtype=long, ...) -> Tensor"""
     _default(generator)
     made = ge.StatelessRandperm(
         promote(INT64, n), _seed(), _offset(), layout=1, dtype=meta_outputs.dtype
@@ -232,7 +227,6 @@ def randperm(
 
 @builtin(aten.bernoulli.default)
 def bernoulli(self: Value, *, generator: Any = None, meta_outputs: TensorSpec) -> Value:
-    """bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"""
     return bernoulli_p(self, self, generator=generator, meta_outputs=meta_outputs)
 
 
@@ -240,7 +234,6 @@ def bernoulli(self: Value, *, generator: Any = None, meta_outputs: TensorSpec) -
 def bernoulli_p(
     self: Value, p: Any = 0.5, *, generator: Any = None, meta_outputs: TensorSpec
 ) -> Value:
-    """bernoulli.p(Tensor self, float p=0.5, *, Generator? generator=None) -> Tensor"""
     _default(generator, meta_outputs)
     prob = p if isinstance(p, Value) else ge.Const(p, dtype=DOUBLE)
     made = ge.StatelessBernoulli(
@@ -253,8 +246,6 @@ def bernoulli_p(
 def multinomial(
     self: Value, num_samples: Any, replacement: bool = False, *, generator: Any = None
 ) -> Value:
-    """multinomial(Tensor self, SymInt num_samples, bool replacement=False, *,
-    Generator? generator=None) -> Tensor"""
     _default(generator)
     plain(num_samples)
     return ge.MultinomialWithReplacement(
@@ -269,7 +260,6 @@ def multinomial(
 def native_dropout(
     input: Value, p: Any, train: bool | None, *, meta_outputs: Any
 ) -> tuple[Value, Value]:
-    """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     plain(p)
     if train is not None and not train:
         return input, ge.Fill(ge.Shape(input), ge.Const(True, dtype=DataType.DT_BOOL))
@@ -284,7 +274,6 @@ def native_dropout(
 
 @builtin(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output: Value, mask: Value, scale: Any) -> Value:
-    """native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor"""
     plain(scale)
     if grad_output.dtype not in FLOAT_TYPES:
         raise Decline("a gradient that is not floating point")

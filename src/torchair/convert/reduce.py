@@ -42,7 +42,6 @@ def _real(spec: TensorSpec) -> int:
 
 @builtin(aten.sum.default)
 def sum_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-    """sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
     return ge.ReduceSum(cast_result(self, meta_outputs.dtype), _axes(self, None))
 
 
@@ -57,7 +56,6 @@ def sum_dim(
 
 @builtin(aten.mean.default)
 def mean_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-    """mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
     return ge.ReduceMean(promote(meta_outputs.dtype, self), _axes(self, None))
 
 
@@ -74,7 +72,6 @@ def mean_dim(
 
 @builtin(aten.prod.default)
 def prod_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-    """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
     return ge.ReduceProd(promote(meta_outputs.dtype, self), _axes(self, None))
 
 
@@ -206,7 +203,6 @@ builtin(aten.cumprod.default)(_scan("Cumprod"))
 def logsumexp(
     self: Value, dim: Sequence[int], keepdim: bool = False, *, meta_outputs: TensorSpec
 ) -> Value:
-    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
     dtype, axes = _real(meta_outputs), _axes(self, dim)
     assert self.shape is not None
     if 0 in self.shape:
@@ -229,8 +225,6 @@ def linalg_vector_norm(
     dtype: Any = None,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *,
-    ScalarType? dtype=None) -> Tensor"""
     target = _real(meta_outputs)
     if isinstance(ord, Value) or self.dtype not in FLOAT_TYPES:
         raise Decline("order is symbolic or elements are complex")
@@ -259,8 +253,6 @@ def std(
     keepdim: bool = False,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None,
-    bool keepdim=False) -> Tensor"""
     return _std(self, dim, correction, keepdim, meta_outputs, mean=False)[0]
 
 
@@ -273,8 +265,6 @@ def std_mean(
     keepdim: bool = False,
     meta_outputs: Sequence[TensorSpec],
 ) -> tuple[Value, Value]:
-    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None,
-    bool keepdim=False) -> (Tensor, Tensor)"""
     return _std(self, dim, correction, keepdim, meta_outputs[0], mean=True)
 
 
@@ -288,8 +278,6 @@ def _std(x: Value, dim: Any, correction: Any, keep: bool, spec: TensorSpec, mean
 
 @builtin(aten.var.correction)
 def var(self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
-    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None,
-    bool keepdim=False) -> Tensor"""
     return var_mean(self, dim, correction=correction, keepdim=keepdim)[0]
 
 
@@ -297,8 +285,6 @@ def var(self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool =
 def var_mean(
     self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None,
-    bool keepdim=False) -> (Tensor, Tensor)"""
     if self.dtype not in FLOAT_TYPES or _correction(correction) != 0:
         raise Decline("GE has the variance of a whole population only")
     mean, variance = ge.ReduceMeanVariance(self, axes=_axes(self, dim), keep_dims=keepdim)

@@ -14,10 +14,10 @@ from torchair import ge
 from torchair.convert.registry import builtin
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
+from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.graph import Mark, Node, Value, get_default_ge_graph
 from torchair.log import logger
 
-_LABEL = "_user_stream_label"
 _SUPER = ("_super_kernel_scope", "_super_kernel_options")
 _BOOLEANS = ("_op_exec_never_timeout", "_enable_inner_parallel")
 
@@ -46,7 +46,7 @@ class Scopes:
     @property
     def stream(self) -> str:
         """Label of the outermost stream scope, empty for the default stream."""
-        return next((level[_LABEL] for level in self._stack if _LABEL in level), "")
+        return next((level[STREAM_LABEL] for level in self._stack if STREAM_LABEL in level), "")
 
     def enter(self, keys: list[str], values: list[str]) -> None:
         """Open a scope."""

@@ -33,7 +33,6 @@ def members(x: Any) -> list[Any]:
 
 @builtin(aten.view.default, aten.reshape.default)
 def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolder) -> View:
-    """reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"""
     dims = meta_outputs.shape
     assert dims is not None
     if isinstance(size, Value) or sum(not isinstance(d, int) for d in dims) > 1:
@@ -43,7 +42,6 @@ def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolde
 
 @builtin(aten._unsafe_view.default)
 def unsafe_view(self: Value, size: Any) -> Value:
-    """_unsafe_view(Tensor self, SymInt[] size) -> Tensor"""
     return ge.Reshape(self, size)  # at once: a chain of linear layers shows every reshape
 
 
@@ -51,19 +49,16 @@ def unsafe_view(self: Value, size: Any) -> Value:
 def reshape_alias(
     self: View, size: Any, stride: Any, *, meta_outputs: TensorSpec, views: ViewFolder
 ) -> View:
-    """_reshape_alias(Tensor(a) self, SymInt[] size, SymInt[] stride) -> Tensor(a)"""
     return reshape(self, size, meta_outputs=meta_outputs, views=views)
 
 
 @builtin(aten.permute.default)
 def permute(self: View, dims: Sequence[int], *, views: ViewFolder) -> View:
-    """permute(Tensor(a) self, int[] dims) -> Tensor(a)"""
     return views.permute(self, [d % self.rank for d in dims])
 
 
 @builtin(aten.transpose.int)
 def transpose(self: View, dim0: int, dim1: int, *, views: ViewFolder) -> View:
-    """transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"""
     perm = list(range(self.rank))
     if perm:
         perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
@@ -72,19 +67,16 @@ def transpose(self: View, dim0: int, dim1: int, *, views: ViewFolder) -> View:
 
 @builtin(aten.t.default)
 def t(self: View, *, views: ViewFolder) -> View:
-    """t(Tensor(a) self) -> Tensor(a)"""
     return views.permute(self, [1, 0]) if self.rank == 2 else ge.Identity(views.emit(self))
 
 
 @builtin(aten.unsqueeze.default)
 def unsqueeze(self: Value, dim: int) -> Value:
-    """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
     return ge.Unsqueeze(self, axes=[dim])
 
 
 @builtin(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
-    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
     assert self.shape is not None
     wanted = range(self.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     axes = sorted({d % max(self.rank, 1) for d in wanted} if self.rank else set())
@@ -96,7 +88,6 @@ def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.expand.default)
 def expand(self: Value, size: Any, *, implicit: bool = False, meta_outputs: TensorSpec) -> Value:
-    """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
     return self if meta_outputs.shape == self.shape else ge.BroadcastTo(self, size)
 
 
@@ -111,19 +102,16 @@ def expand(self: Value, size: Any, *, implicit: bool = False, meta_outputs: Tens
     aten.lift_fresh_copy.default,
 )
 def identity(self: Value) -> Value:
-    """detach(Tensor(a) self) -> Tensor(a)"""
     return ge.Identity(self)
 
 
 @builtin(aten.clone.default)
 def clone(self: Value, *, memory_format: Any = None) -> Value:
-    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
     return ge.Identity(self)
 
 
 @builtin(aten.copy.default)
 def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
-    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
     src = promote(self.dtype, src)
     if src.shape == self.shape:
         return src
@@ -135,7 +123,6 @@ def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
 
 @builtin(aten.copy_.default)
 def copy_(self: Value, src: Value, non_blocking: bool = False) -> Value:
-    """copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"""
     return ge.Assign(self, src)
 
 
@@ -144,7 +131,6 @@ def copy_(self: Value, src: Value, non_blocking: bool = False) -> Value:
 
 @builtin(aten.view.dtype)
 def view_dtype(self: Value, dtype: torch.dtype, *, meta_outputs: TensorSpec) -> Value:
-    """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
     if ge_to_torch(self.dtype).itemsize != dtype.itemsize:
         raise Decline("element sizes differ")
     return ge.Bitcast(self, type=meta_outputs.dtype)
@@ -152,33 +138,28 @@ def view_dtype(self: Value, dtype: torch.dtype, *, meta_outputs: TensorSpec) -> 
 
 @builtin(aten.view_as_real.default)
 def view_as_real(self: Value, *, meta_outputs: TensorSpec) -> Value:
-    """view_as_real(Tensor(a) self) -> Tensor(a)"""
     parts = [part(self, Tout=meta_outputs.dtype) for part in (ge.Real, ge.Imag)]
     return ge.Pack(parts, N=2, axis=-1)
 
 
 @builtin(aten.view_as_complex.default)
 def view_as_complex(self: Value, *, meta_outputs: TensorSpec) -> Value:
-    """view_as_complex(Tensor(a) self) -> Tensor(a)"""
     pairs = [ge.GatherV2(self, i, [-1], negative_index_support=True) for i in (0, 1)]
     return ge.Complex(*pairs, Tout=meta_outputs.dtype)
 
 
 @builtin(aten.repeat.default)
 def repeat(self: Value, repeats: Any) -> Value:
-    """repeat(Tensor self, SymInt[] repeats) -> Tensor"""
     return ge.Tile(self, repeats)
 
 
 @builtin(aten.flip.default)
 def flip(self: Value, dims: list[int]) -> Value:
-    """flip(Tensor self, int[] dims) -> Tensor"""
     return ge.ReverseV2(self, [d % max(self.rank, 1) for d in dims])
 
 
 @builtin(aten.rot90.default)
 def rot90(self: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
-    """rot90(Tensor self, int k=1, int[] dims=[0, 1]) -> Tensor"""
     first, second = (d % self.rank for d in dims)
     turned = {0: [], 1: [second], 2: [first, second], 3: [first]}[k % 4]
     if not turned:
@@ -193,7 +174,6 @@ def rot90(self: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
 
 @builtin(aten.roll.default)
 def roll(self: Value, shifts: Any, dims: Sequence[int] = ()) -> Value:
-    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""
     if isinstance(shifts, Value):
         raise Decline("symbolic shifts")
     return ge.Roll(self, shifts=list(shifts), dims=list(dims))

@@ -26,7 +26,6 @@ END = 2**31 - 1  # stands for "to the end of the dim"
 
 @builtin(aten.cat.default)
 def cat(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
-    """cat(Tensor[] tensors, int dim=0) -> Tensor"""
     real = [x for x in tensors if x.shape != (0,) or meta_outputs.rank == 1]
     if any(x.rank != meta_outputs.rank for x in real):
         raise Decline("members of different rank")
@@ -36,7 +35,6 @@ def cat(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> 
 
 @builtin(aten.stack.default)
 def stack(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
-    """stack(Tensor[] tensors, int dim=0) -> Tensor"""
     alike = [promote(meta_outputs.dtype, x) for x in tensors]
     return ge.Pack(alike, N=len(alike), axis=dim)
 
@@ -48,7 +46,6 @@ def stack(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -
 def split(
     self: Value, split_size: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
 ) -> list[Value]:
-    """split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"""
     count = len(meta_outputs)
     parts = sizes([split_size] * (count - 1) + [-1])
     return ge.SplitV(self, parts, ge.Const(dim, dtype=DataType.DT_INT32), num_split=count)
@@ -62,14 +59,12 @@ def split(
 def split_with_sizes(
     self: Value, split_sizes: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
 ) -> list[Value]:
-    """split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"""
     axis = ge.Const(dim, dtype=DataType.DT_INT32)
     return ge.SplitV(self, split_sizes, axis, num_split=len(meta_outputs))
 
 
 @builtin(aten.unbind.int)
 def unbind(self: Value, dim: int = 0, *, meta_outputs: list[TensorSpec]) -> list[Value]:
-    """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"""
     return ge.Unpack(self, num=len(meta_outputs), axis=dim) if meta_outputs else []
 
 
@@ -94,8 +89,6 @@ def slice_tensor(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None,
-    SymInt step=1) -> Tensor(a)"""
     if meta_outputs.shape == self.shape:
         return self
     if isinstance(step, Value):
@@ -106,7 +99,6 @@ def slice_tensor(
 
 @builtin(aten.select.int)
 def select(self: Value, dim: int, index: Any) -> Value:
-    """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
     if not isinstance(index, Value):
         index = ge.Const(index, dtype=DataType.DT_INT64)
     return ge.GatherV2(self, index, [dim], negative_index_support=True)
@@ -148,8 +140,6 @@ def _positions(size: Dim, start: Any, end: Any, step: Any) -> list[tuple[int, in
 def slice_scatter(
     self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Value:
-    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None,
-    SymInt step=1) -> Tensor"""
     if src.shape == self.shape and src.dtype == self.dtype:
         return src
     bounds = _positions(self.shape[dim], start, end, step)  # type: ignore[index]
@@ -161,7 +151,6 @@ def slice_scatter(
 
 @builtin(aten.select_scatter.default)
 def select_scatter(self: Value, src: Value, dim: int, index: Any) -> Value:
-    """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
     dim %= self.rank
     bounds = _one(index, sym_size(self, dim))
     return _assign(self, ge.Unsqueeze(src, axes=[dim]), dim, *bounds, 1)
@@ -182,8 +171,6 @@ def slice_backward(
     *,
     meta_outputs: TensorSpec,
 ) -> Value:
-    """slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end,
-    SymInt step) -> Tensor"""
     if grad_output.shape == meta_outputs.shape:
         return grad_output
     return _assign(_zeros(input_sizes, meta_outputs), grad_output, dim, start, end, step)
@@ -193,7 +180,6 @@ def slice_backward(
 def select_backward(
     grad_output: Value, input_sizes: Any, dim: int, index: Any, *, meta_outputs: TensorSpec
 ) -> Value:
-    """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
     dim %= meta_outputs.rank
     part = ge.Unsqueeze(grad_output, axes=[dim])
     bounds = _one(index, members(input_sizes)[dim])
@@ -212,7 +198,6 @@ def _leading_first(pad: Any, rank: int) -> Any:
 
 @builtin(aten.constant_pad_nd.default)
 def constant_pad_nd(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorSpec) -> Value:
-    """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     return ge.PadV3(self, _leading_first(pad, self.rank), promote(meta_outputs.dtype, value))
 
 

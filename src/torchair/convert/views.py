@@ -13,7 +13,7 @@ from typing import Any
 from torchair import ge
 from torchair.convert.sizes import size_of, sizes
 from torchair.ge.graph import Node, Tensor, Value
-from torchair.ge.shapes import Dim, Shape, numel
+from torchair.ge.shapes import Shape
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,3 @@ def _keeps_order(x: PendingView) -> bool:
     if len(symbols) == 1:
         return moved == sorted(moved) and 0 not in x.dims  # a -1 beside a 0 is ambiguous
     return moved == sorted(moved) and all(d in (x.source.shape or ()) for d in symbols)
-
-
-def resolve_dims(dims: Sequence[Dim], shape: Shape) -> Shape:
-    """Dims with a -1 worked out from the dims of the source."""
-    if -1 not in dims:
-        return tuple(dims)
-    known = numel(d for d in dims if d != -1)
-    missing = numel(shape) // known if known != 0 else 0
-    return tuple(missing if d == -1 else d for d in dims)

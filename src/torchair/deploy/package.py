@@ -19,7 +19,7 @@ from torchair.ge import attrs as attr
 from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output, const_fact
 from torchair.ge.dtypes import DataType, ExecutorType, torch_to_ge
-from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.signature import InputSource, InputView, Result, Signature
 from torchair.log import logger
 from torchair.serde.codec import tensor_memory
@@ -273,6 +273,6 @@ class Package:
         for node in self.graph.nodes:
             for value in node.outputs:
                 value.layout = value.layout or "ND"
-                if value.dtype == DataType.DT_UNDEFINED and node.type not in ("Data", "RefData"):
+                if value.dtype == DataType.DT_UNDEFINED and node.type not in INPUTS:
                     value.dtype = DataType.DT_FLOAT
         note_interface(self.graph, ExecutorType.CPU)

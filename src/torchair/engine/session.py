@@ -43,7 +43,7 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import poisoning
-from torchair.ge.graph import Graph, Value
+from torchair.ge.graph import NO_WORK, Graph, Value
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
 from torchair.ge.verify import verify
@@ -555,7 +555,7 @@ class TorchNpuGraph:
 
 
 def _native_share(graph: Graph, plan: Plan) -> float:
-    nodes = [n for n in graph.nodes if n.type not in ("Data", "RefData", "Const", "NetOutput")]
+    nodes = [n for n in graph.nodes if n.type not in NO_WORK]
     native = {n for s in plan.steps for n in s.also}
     by_torch = {s.node for s in plan.steps if s.kind not in ("native", "view")} - native
     return 1 - len(by_torch) / len(nodes) if nodes else 0.0

@@ -9,6 +9,7 @@ from torch import fx
 
 from torchair.errors import ScopeError
 from torchair.fx.source import source_line
+from torchair.ge.attrs import STREAM_LABEL
 
 _HINT = (
     "look for a graph break inside a `with` scope, and at post_grad_custom_pre_pass and "
@@ -64,7 +65,7 @@ def mark_streams(graph: fx.Graph) -> None:
         name = _scope_name(node)
         if name == "air::scope_enter":
             labels = dict(zip(node.args[0], node.args[1], strict=True))
-            stack.append(labels.get("_user_stream_label", stack[-1]))
+            stack.append(labels.get(STREAM_LABEL, stack[-1]))
         elif name == "air::scope_exit" and len(stack) > 1:
             stack.pop()
         node.meta["stream_label"] = stack[-1]

@@ -18,6 +18,11 @@ from torchair.ge.messages import Attributes, Description, Edges, NodeAttributes,
 from torchair.ge.prototypes import Prototype, prototype
 from torchair.ge.shapes import Dim, Shape, from_torch, on_wire
 
+INPUTS = ("Data", "RefData")
+"""Types of the nodes through which a caller's tensors come in."""
+NO_WORK = (*INPUTS, "Const", "NetOutput")
+"""Types of the nodes that compute nothing."""
+
 
 @dataclass
 class Fact:
@@ -365,7 +370,7 @@ class Graph:
     @property
     def data(self) -> list[Node]:
         """Input nodes by their `index` attribute."""
-        found = [n for n in self._nodes.values() if n.type in ("Data", "RefData")]
+        found = [n for n in self._nodes.values() if n.type in INPUTS]
         return sorted(found, key=lambda n: n.attr("index", 0))
 
     @property

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchair.errors import GraphError
-from torchair.ge.attrs import Attr
+from torchair.ge.attrs import STREAM_LABEL, Attr
 from torchair.ge.build import add_output
 from torchair.ge.graph import Graph, Node, Value, topological
 
 _WILDCARD = "?"
-STREAM = "_user_stream_label"
 """The attribute that names the stream of a node."""
 
 
@@ -206,7 +205,7 @@ def _remove_unread(graph: Graph, nodes: list[Node], stays: Callable[[Node], bool
 
 def _free_to_change(found: Match) -> bool:
     """Whether all nodes of a match are on one stream, and only the last one keeps an order."""
-    streams = {n.attrs.get(STREAM) for n in found.nodes}
+    streams = {n.attrs.get(STREAM_LABEL) for n in found.nodes}
     inner = [n for n in found.nodes if n is not found.root]
     return len(streams) == 1 and not any(n.control or n.control_users for n in inner)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
-from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
 
 
 def verify(graph: Graph) -> None:
@@ -52,7 +52,7 @@ def _ports(graph: Graph, node: Node) -> None:
     if proto is None:
         return
     for port in proto.inputs:
-        if node.type in ("Data", "RefData"):
+        if node.type in INPUTS:
             break
         if port.kind == "required" and node.inputs.get(port.name) is None:
             raise GraphError(f"input {port.name!r} is not fed", node=node.name, graph=graph.name)

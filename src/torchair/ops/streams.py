@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchair.errors import ScopeError
-
-STREAM_LABEL = "_user_stream_label"
+from torchair.ge.attrs import STREAM_LABEL
 
 
 def accelerator() -> Any:

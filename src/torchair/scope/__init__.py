@@ -6,14 +6,13 @@
 A block must be traced as a whole: a graph break inside it leaves a scope open, which is an error.
 """
 
-from torchair.scope.blocks import (
-    data_dump,
-    limit_core_num,
-    npu_stream_switch,
-    npu_wait_tensor,
-    op_never_timeout,
-    super_kernel,
-)
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+from torchair.ge.attrs import STREAM_LABEL
 
 __all__ = [
     "data_dump",
@@ -23,3 +22,81 @@ __all__ = [
     "op_never_timeout",
     "super_kernel",
 ]
+
+
+class Block:
+    """A `with` block whose operators carry attributes."""
+
+    def __init__(self, attributes: dict[str, str]) -> None:
+        self.attributes = attributes
+
+    def __enter__(self) -> None:
+        keys, values = list(self.attributes.keys()), list(self.attributes.values())
+        torch.ops.air.scope_enter(keys, values)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.ops.air.scope_exit()
+
+
+def npu_stream_switch(
+    stream_tag: str, stream_priority: int = 0, enable_inner_parallel: bool = True
+) -> Block:
+    """Compute the block on the stream of a tag; the same tag is the same stream everywhere.
+
+    Priority and inner parallelism are attributes for the graph engine; a captured graph has
+    streams of one priority.
+    """
+    return Block(
+        {
+            STREAM_LABEL: stream_tag,
+            "_user_stream_priority": str(stream_priority),
+            "_enable_inner_parallel": str(enable_inner_parallel),
+        }
+    )
+
+
+def super_kernel(scope: str | None, options: str = "") -> Block:
+    """Ask the graph engine for one kernel of all operators of the block, under the name `scope`.
+
+    None takes the block out of the super kernel around it. `options` is `key=value:key=value`.
+    """
+    name = "" if scope is None else scope
+    return Block({"_super_kernel_scope": name, "_super_kernel_options": options})
+
+
+def limit_core_num(op_aicore_num: int, op_vectorcore_num: int) -> Block:
+    """Compute the block with at most so many cube and vector cores.
+
+    CPU and CUDA have no such cores: there the limits are in the graph and change nothing.
+    """
+    return Block(
+        {"_op_aicore_num": str(op_aicore_num), "_op_vectorcore_num": str(op_vectorcore_num)}
+    )
+
+
+def op_never_timeout(enable: bool = True) -> Block:
+    """Switch the time limit of the operators of the block off, or on again with `enable=False`."""
+    if not isinstance(enable, bool):
+        raise TypeError(
+            f"op_never_timeout() argument 'enable' must be bool, but got {type(enable).__name__}."
+        )
+    return Block({"_op_exec_never_timeout": str(enable)})
+
+
+def data_dump() -> Block:
+    """Dump the operators of the block while the graph runs, besides those of `dump_layer`."""
+    return Block({"torchair_enable_data_dump": "True"})
+
+
+def npu_wait_tensor(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
+    """`self`, for operators that shall run after `dependency` was computed.
+
+    Later uses of `self` count as uses of the result. It orders the graphs of max-autotune; in
+    eager code and in captured graphs it raises NotImplementedError.
+    """
+    return torch.ops.air.wait_tensor(self, dependency)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torchair.errors import SerializationError
 from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
-from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, is_static, on_wire
 from torchair.serde import schema
 from torchair.serde.codec import MAX_BYTES, wire_dtype, write_attr, write_attrs, write_tensor
@@ -114,7 +114,7 @@ def _position(where: str) -> Iterator[None]:
 
 def _write_node(op: Any, node: Node, descs: dict[Value, Any], payloads: bool) -> None:
     op.name, op.type = node.name, node.type
-    if node.type in ("Data", "RefData") and not node.inputs and node.outputs:
+    if node.type in INPUTS and not node.inputs and node.outputs:
         _add_desc(op.input_desc, "x", _desc(node.outputs[0], descs))
     _write_inputs(op, node, descs)
     for before in node.control:
@@ -173,7 +173,7 @@ def _layout(value: Value) -> str:
 
 def _write_dims(desc: Any, value: Value) -> None:
     """Dims of a known rank. Without a shape a graph input says -2; an operator says nothing."""
-    if value.shape is None and value.node.type not in ("Data", "RefData"):
+    if value.shape is None and value.node.type not in INPUTS:
         return
     desc.shape.SetInParent()  # no dims at all is a scalar, and that must be told from "unknown"
     desc.shape.dim.extend(on_wire(value.shape))
@@ -185,7 +185,7 @@ def _write_dims(desc: Any, value: Value) -> None:
 def _write_content(desc: Any, value: Value) -> None:
     """The size that a graph input holds, so that dims of other inputs are known to be the same."""
     content = value.content
-    if value.node.type not in ("Data", "RefData") or content in (None, default_content(value)):
+    if value.node.type not in INPUTS or content in (None, default_content(value)):
         return
     numbers = content if isinstance(content, tuple) else (content,)
     if all(isinstance(n, (int, Sym)) for n in numbers):

@@ -14,13 +14,13 @@ from torchair.errors import GraphError, SerializationError, TorchairError
 from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output, const_fact, infer_node
 from torchair.ge.dtypes import DataType
-from torchair.ge.graph import Fact, Graph, Node, Slot, Value, topological
+from torchair.ge.graph import INPUTS, Fact, Graph, Node, Slot, Value, topological
 from torchair.ge.prototypes import Prototype, prototype
 from torchair.ge.shapes import Shape, Sym, on_wire, symbol
 from torchair.serde.codec import ge_dtype, read_attrs
 from torchair.serde.symbols import parse_dims
 
-SOURCES = ("Data", "RefData", "Const")
+SOURCES = (*INPUTS, "Const")
 PADDING = "_padding"  # an attribute that is there for the place of the next one in the file
 
 

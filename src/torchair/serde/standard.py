@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchair.ge.attrs import Attr
-from torchair.ge.graph import Node, Value
+from torchair.ge.graph import INPUTS, Node, Value
 from torchair.ge.prototypes import Prototype, is_declared
 from torchair.ge.shapes import on_wire
 
@@ -139,5 +139,5 @@ def _custom(node: Node) -> Form:
         "node_name": node.name,
     }
     result = None if not outputs else outputs[0] if len(outputs) == 1 else tuple(outputs)
-    described = outputs if node.type in ("Data", "RefData") else []
+    described = outputs if node.type in INPUTS else []
     return Form("custom_op", [node.type], kwargs, result, attrs, [], described)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.values import literal, prefix_mask, select, shaped
 from torchair.codegen.text.writer import KernelWriter, Writer, f32
-from torchair.codegen.types import BYTES, STORAGE
+from torchair.codegen.types import BYTES, STORAGE, register_type
 
 
 def memory_element(dtype: str) -> str:
@@ -26,7 +26,7 @@ def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> 
         return arrived(w, w(f"load {t}, ptr {pointer}"), dtype, 0)
     place = w(f"select i1 {mask}, ptr {pointer}, ptr {w.readable()}")
     got = arrived(w, w(f"load {t}, ptr {place}"), dtype, 0)
-    kept = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+    kept = register_type(dtype)
     return select(w, mask, got, literal(0, kept, 0), kept, 0)
 
 

@@ -31,7 +31,7 @@ from torchair.codegen.text.values import (
     number,
 )
 from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES, Size, Word
+from torchair.codegen.types import BYTES, Size, Word, register_type
 
 Key = tuple[object, ...]
 """Under what a written value is found again."""
@@ -300,7 +300,7 @@ class Point:
     def store(self, what: Store, slot: int = 0) -> None:
         """Write a value where it belongs: one element, or a vector of them."""
         w, place = self.w, what.access
-        kept = {"bf16": "f32", "f16": "f32"}.get(place.dtype, place.dtype)
+        kept = register_type(place.dtype)
         if not self.stores_vectors(what):
             value = convert(w, self.value(what.value), what.value.dtype, kept, 0)
             mask = None if place.mask is None else self.value(place.mask)

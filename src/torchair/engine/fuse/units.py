@@ -23,10 +23,9 @@ from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower.build import Group, Space, reduced_space, single, whole
 from torchair.engine.lower.core import TYPES
 from torchair.errors import MissingHostValue
-from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.graph import NO_WORK, Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
 
-_OUTSIDE = ("Data", "RefData", "Const", "NetOutput")
 _NODES = 48  # of one unit: more would not fit the registers any more
 _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
 
@@ -130,7 +129,7 @@ class _Fuser:
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
         self.gather, self.joins = gather, joins
         self.needs = Needs()
-        self.outside = {n for n in graph.nodes if n.type in _OUTSIDE or n in prepared}
+        self.outside = {n for n in graph.nodes if n.type in NO_WORK or n in prepared}
         inside = (n for n in graph.nodes if n not in self.outside)
         self.streams = Streams(inside, lane, self.needs)
         self.position = {n: i for i, n in enumerate(graph.nodes)}

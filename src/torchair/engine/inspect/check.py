@@ -22,12 +22,10 @@ from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.outline import range_of
-from torchair.ge.graph import Graph, Mark, Node, Origin, Value
+from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
 from torchair.tools.gegraph_check.deadlock_check import deadlock_check
 from torchair.tools.gegraph_check.filter_operators import filter_comm_ops
 from torchair.tools.gegraph_check.tasks import write_events
-
-_NO_WORK = ("Data", "RefData", "Const", "NetOutput")
 
 VECTOR_CORES = 48
 """Vector cores of the device that budgets are checked for, where options name no number."""
@@ -52,7 +50,7 @@ def check_graph(
     those of the labels unless given."""
     lanes = Lanes(graph) if lanes is None else lanes
     live = live_nodes(graph)
-    nodes = [n for n in _program(graph.nodes) if n in live and n.type not in _NO_WORK]
+    nodes = [n for n in _program(graph.nodes) if n in live and n.type not in NO_WORK]
     order = _Before(nodes, lanes)
     found = [*_rings(order, lanes), *_marks(graph.marks)]
     if lanes:
@@ -230,7 +228,7 @@ def _race(
     words = [
         f"{_named(n, lanes)} {'writes' if writes else 'reads'} it" for n, writes in (first, second)
     ]
-    what = f"input {memory.node.name}" if memory.node.type in _NO_WORK else f"result {memory.edge}"
+    what = f"input {memory.node.name}" if memory.node.type in NO_WORK else f"result {memory.edge}"
     head = f"two streams use the memory of {what} and nothing orders them:"
     hint = "let one wait for the other: torchair.ops.record() there, torchair.ops.wait() here"
     nodes = (first[0].name, second[0].name)

@@ -25,14 +25,13 @@ from torchair.catalog.reference import placed, run_node, tensor_fact
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.strides import symbols_of
 from torchair.fx.dump import as_array
-from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.ge.graph import NO_WORK, Graph, Node, Value, topological
 from torchair.log import logger
 from torchair.store import atomic_write
 
 _STARTED = time.time()  # an older file is of another process that had the same id
 _LOCK = Lock()  # of the JSON file
 _MARK = "torchair_enable_data_dump"  # of nodes inside `scope.data_dump()`
-_NOT_COMPUTED = ("Data", "RefData", "Const", "NetOutput")
 _PREFIXES = ("ge.exec.enableDump", "ge.exec.dump", "ge.quant_dumpable")
 _COLUMNS = ("op_type", "node", "io", "index", "dtype", "shape", "min", "max", "mean", "fx_name")
 
@@ -79,7 +78,7 @@ def layer_of(graph: Graph, options: DumpOptions) -> list[str]:
 
 
 def _is_computed(node: Node) -> bool:
-    return node.type not in _NOT_COMPUTED
+    return node.type not in NO_WORK
 
 
 def tell(name: str, layer: Sequence[str], options: DumpOptions) -> Path:

@@ -11,10 +11,9 @@ from typing import Any
 from torchair.catalog import Trait, row_of
 from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.plan.streams import Lanes, Order
-from torchair.ge.graph import Graph, Node
+from torchair.ge.graph import NO_WORK, Graph, Node
 from torchair.tools.gegraph_check.tasks import sounds_like_communication
 
-_NO_WORK = ("Data", "RefData", "Const", "NetOutput")
 _UNIT = 10.0  # microseconds
 
 
@@ -24,7 +23,7 @@ def graph_tasks(
     """Events of the task file of a graph. `cores` is `"<cube>|<vector>"`, what an operator may use
     unless it says so itself; without it an operator may use `vector_cores`, and half of them
     cube cores."""
-    nodes = [n for n in graph.nodes if n.type not in _NO_WORK]
+    nodes = [n for n in graph.nodes if n.type not in NO_WORK]
     labels = list(dict.fromkeys(["", *map(lanes.of, nodes)]))
     number = {n: k for k, n in enumerate(nodes)}
     needs = [

@@ -20,6 +20,7 @@ from torchair.codegen.loops import (
     store,
 )
 from torchair.codegen.numbers import Int
+from torchair.codegen.types import register_type
 from torchair.engine.lower.core import (
     LOWERINGS,
     TYPES,
@@ -164,7 +165,7 @@ class _Build:
 
     def _given(self, k: int, value: Value) -> Tensor:
         dtype = TYPES[value.dtype]
-        wide = {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+        wide = register_type(dtype)
         shape: tuple[Int, ...] = tuple(self.fact(value).shape or ())  # type: ignore[arg-type]
         made = Tensor(shape, dtype, lambda _: Expr("given", wide, data=k))
         if self.group.bias is None:

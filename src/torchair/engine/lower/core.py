@@ -26,7 +26,7 @@ from torchair.codegen.loops import (
     reduce,
 )
 from torchair.codegen.numbers import Int, Number
-from torchair.codegen.types import FLOATS
+from torchair.codegen.types import FLOATS, register_type
 from torchair.ge.dtypes import DataType as DT
 from torchair.ge.graph import Fact, Node, Value
 
@@ -40,11 +40,6 @@ TYPES: dict[int, str] = {
 Place = tuple[Index, ...]
 
 _DIVISIONS = frozenset({"div", "floordiv", "remainder", "fmod"})
-
-
-def register_type(dtype: str) -> str:
-    """The type a value has while it is computed with: half types are widened."""
-    return {"bf16": "f32", "f16": "f32"}.get(dtype, dtype)
 
 
 class Tensor:

@@ -11,7 +11,7 @@ import torch
 from torchair.catalog import Op
 from torchair.catalog.elementwise import number as known_number
 from torchair.codegen.loops import Expr, Index, cast, const, narrowed, op
-from torchair.codegen.types import FLOATS
+from torchair.codegen.types import FLOATS, register_type
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,
@@ -21,7 +21,6 @@ from torchair.engine.lower.core import (
     elementwise,
     lowering,
     number,
-    register_type,
 )
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Value

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torchair.catalog import Op
 from torchair.codegen.loops import Expr, at_value, cast, const, op, size
-from torchair.codegen.types import FLOATS
+from torchair.codegen.types import FLOATS, register_type
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,
@@ -21,7 +21,6 @@ from torchair.engine.lower.core import (
     elementwise,
     lowering,
     number,
-    register_type,
 )
 from torchair.engine.lower.index import inside
 from torchair.engine.lower.reduce import count, divided, dropped, square

@@ -12,7 +12,7 @@ from torchair.catalog import Op
 from torchair.catalog.slicing import slice_length
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
-from torchair.codegen.types import FLOATS
+from torchair.codegen.types import FLOATS, register_type
 from torchair.engine.lower.core import (
     TYPES,
     LowerOp,
@@ -22,7 +22,6 @@ from torchair.engine.lower.core import (
     lowering,
     masked,
     number,
-    register_type,
 )
 from torchair.engine.lower.places import is_one, split
 

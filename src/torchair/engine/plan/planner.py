@@ -42,11 +42,11 @@ from torchair.engine.plan.strides import (
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
-from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.shapes import evaluate, free_symbols, is_static
 from torchair.log import logger
 
-_SKIPPED = ("Data", "RefData", "NetOutput")
+_SKIPPED = (*INPUTS, "NetOutput")
 _TEMPLATES = 4  # kept for one graph
 _FAMILIES = 32  # kept for one graph
 _METAS = 1024  # descriptions of inputs kept for one graph

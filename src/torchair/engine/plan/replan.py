@@ -36,7 +36,7 @@ from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.plan.strides import Formula, Meta, symbols_of
 from torchair.engine.units import NativeCall
 from torchair.ge.dtypes import DataType
-from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.graph import INPUTS, Fact, Node, Value
 from torchair.ge.shapes import Sym
 from torchair.log import logger
 
@@ -120,7 +120,7 @@ class Template:
         """Nodes whose results were computed from sizes while planning."""
         constants = {r.slot for r in self._plan.roots if r.kind == "const"}
         values = [v for v, slot in self._slot.items() if slot in constants]
-        return {v.node for v in values if v.node.type not in ("Const", "Data", "RefData")}
+        return {v.node for v in values if v.node.type not in ("Const", *INPUTS)}
 
     # ---- for all sizes ----
 

@@ -13,9 +13,9 @@ from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
 from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.outline import Range, range_of
+from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.graph import Graph, Node
 
-LABEL = "_user_stream_label"
 COMMUNICATION = "communication"
 """The lane of collectives without a label, when those shall overlap with computing."""
 
@@ -27,7 +27,7 @@ RootOf = Callable[[int], Root]
 
 def label_of(node: Node) -> str:
     """The stream that the user put a node on, empty for the default one."""
-    found = node.attrs.get(LABEL)
+    found = node.attrs.get(STREAM_LABEL)
     return "" if found is None else str(found.value)
 
 

@@ -10,9 +10,9 @@ import torch
 from torchair.catalog import Trait, row_of
 from torchair.catalog.reference import run_node
 from torchair.engine.units.heads import parameters
-from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.graph import INPUTS, Graph, Node, Value
 
-_FIXED = ("Const", "Data", "RefData")
+_FIXED = ("Const", *INPUTS)
 
 
 class Prepared:

@@ -4,10 +4,10 @@ that native code computes them, both gradients of a convolution in one call of t
 from __future__ import annotations
 
 from torchair.engine.optimize.passes.state import GraphState
+from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
-from torchair.ge.rewrite import STREAM
 
 
 def split_norm_gradients(graph: Graph, state: GraphState) -> None:
@@ -88,7 +88,7 @@ def _are_of_one(node: Node, other: Node, position: dict[Node, int]) -> bool:
     if not same or x.shape is None or kernel.shape is None:
         return False
     ordered = any(n.control or n.control_users for n in (node, other))
-    if ordered or node.attrs.get(STREAM) != other.attrs.get(STREAM):
+    if ordered or node.attrs.get(STREAM_LABEL) != other.attrs.get(STREAM_LABEL):
         return False
     here = min(position[node], position[other])
     return max(position.get(v.node, here) for v in (x, kernel)) < here
@@ -100,8 +100,8 @@ def _join(node: Node, other: Node) -> None:
         **{a: node.attr(a) for a in _GEOMETRY},
     )  # fmt: skip
     dx.node.origin = node.origin
-    if STREAM in node.attrs:
-        dx.node.attrs[STREAM] = node.attrs[STREAM]
+    if STREAM_LABEL in node.attrs:
+        dx.node.attrs[STREAM_LABEL] = node.attrs[STREAM_LABEL]
     for old, new in ((node.outputs[0], dx), (other.outputs[0], dw)):
         new.device_type = old.device_type
         old.replace_with(new)

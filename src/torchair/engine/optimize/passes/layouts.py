@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchair import ge
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge.dtypes import DataType
-from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.graph import INPUTS, Graph, Node, Value
 from torchair.ge.shapes import is_static
 
 _SHORT = (DataType.DT_BF16, DataType.DT_FLOAT16)
@@ -21,7 +21,7 @@ def lay_out_filters(graph: Graph, state: GraphState) -> None:
     for node in [n for n in graph.nodes if wants_channels_last(n)]:
         value = node.inputs["filter"]
         assert isinstance(value, Value)
-        if value.node.type not in ("Data", "RefData"):
+        if value.node.type not in INPUTS:
             continue
         if value not in moved:
             with graph:

@@ -11,7 +11,7 @@ from torchair.catalog import Trait, row_of
 from torchair.catalog.core import SIDE_EFFECTS
 from torchair.catalog.generic import find_target, is_collective
 from torchair.engine.optimize.passes.state import GraphState
-from torchair.ge.graph import Graph, Node, topological
+from torchair.ge.graph import INPUTS, Graph, Node, topological
 
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState | None = None) -> None:
@@ -86,7 +86,7 @@ def choose_order(graph: Graph, state: GraphState) -> None:
     order = maker(graph)
     if state.overlap:
         order = _communication_first(order)
-    graph.set_order([*graph.data, *(n for n in order if n.type not in ("Data", "RefData"))])
+    graph.set_order([*graph.data, *(n for n in order if n.type not in INPUTS)])
 
 
 def _communication_first(order: list[Node]) -> list[Node]:

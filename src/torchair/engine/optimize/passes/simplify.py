@@ -17,7 +17,7 @@ from torchair.engine.optimize.rules.copies import PartPutBack
 from torchair.flags import Flags
 from torchair.ge.build import Const
 from torchair.ge.dtypes import ge_to_torch
-from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
 from torchair.ge.rewrite import Match, Rule, rewrite
 from torchair.log import logger
 
@@ -88,7 +88,7 @@ def _replace(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
 def _known_sizes(node: Node) -> torch.Tensor | None:
     """The numbers that an operator over sizes is known to give, None for any other."""
     value = node.outputs[0] if len(node.outputs) == 1 else None
-    if value is None or value.content is None or node.type in ("Const", "Data", "RefData"):
+    if value is None or value.content is None or node.type in ("Const", *INPUTS):
         return None
     numbers = value.content if isinstance(value.content, tuple) else (value.content,)
     if node.control or node.control_users or not all(type(n) is int for n in numbers):
@@ -135,7 +135,7 @@ def _key(node: Node) -> Hashable | None:
     row = row_of(node.type)
     if row is None or node.control or node.control_users or not node.outputs:
         return None
-    if node.type in ("Data", "RefData") or row.has(Trait.RANDOM | Trait.SIDE_EFFECT):
+    if node.type in INPUTS or row.has(Trait.RANDOM | Trait.SIDE_EFFECT):
         return None
     if row.has(Trait.CONSTANT):
         return _constant_key(node)
@@ -178,6 +178,6 @@ def live_nodes(graph: Graph) -> set[Node]:
 def is_anchor(node: Node) -> bool:
     """Whether a node stays though nobody reads it: an end of the graph, or one with effects."""
     row = row_of(node.type)
-    if node.type in ("NetOutput", "Data", "RefData") or node in node.graph.keep_alive:
+    if node.type in ("NetOutput", *INPUTS) or node in node.graph.keep_alive:
         return True
     return row is not None and row.has(Trait.SIDE_EFFECT)

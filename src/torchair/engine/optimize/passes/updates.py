@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchair.catalog import Trait, row_of
 from torchair.engine.optimize.passes.state import GraphState
-from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.graph import INPUTS, Graph, Node, Value
 
 
 def optimize_reference_op_redundant_copy(
@@ -52,7 +52,7 @@ def mapping_assign_op_to_graph_output(
         ref, value = node.inputs["ref"], node.inputs["value"]
         assert isinstance(ref, Value) and isinstance(value, Value)
         same = (ref.dtype, ref.shape) == (value.dtype, value.shape)
-        if ref.node.type not in ("Data", "RefData") or not same:
+        if ref.node.type not in INPUTS or not same:
             output.after(node)
             continue
         node.outputs[0].replace_with(value)

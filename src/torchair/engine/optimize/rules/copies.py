@@ -7,7 +7,7 @@ from typing import Any
 from torchair import ge
 from torchair.catalog import Trait, row_of
 from torchair.catalog.slicing import END, slice_length
-from torchair.ge.graph import Value
+from torchair.ge.graph import INPUTS, Value
 from torchair.ge.rewrite import Match, Rule, no
 
 
@@ -70,7 +70,7 @@ class CopyOfResult(Rule):
         if x.users() != [match.root] or x.node.control_users or match.root.control_users:
             return no("others see what is copied", x)
         row = row_of(x.node.type)
-        if x.node.type in ("Data", "RefData") or row is None:
+        if x.node.type in INPUTS or row is None:
             return no("it is a copy of an input", x)
         if row.has(Trait.VIEW | Trait.CONSTANT | Trait.WRITES_FIRST):
             return no("what is copied may lie in other memory", x)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.graph import Graph, Node, Value
-from torchair.ge.rewrite import STREAM, Match, No, Rule, no
+from torchair.ge.rewrite import Match, No, Rule, no
 
 _CLOSE = 1e-6  # relative difference of constants that count as equal
 
@@ -86,7 +87,7 @@ class Inner:
                 raise Mismatch(f"{node.name} is read elsewhere too", others[0])
             if node.control or node.control_users:
                 raise Mismatch("a node carries control edges", node)
-        if len({n.attrs.get(STREAM) for n in members}) > 1:
+        if len({n.attrs.get(STREAM_LABEL) for n in members}) > 1:
             raise Mismatch("its nodes are on different streams", self.last)
 
 
