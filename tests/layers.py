@@ -14,7 +14,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     10: ("backend",),
     9: ("pipeline",),
     8: ("concrete", "runner"),
-    7: ("capture", "tune"),
+    7: ("capture",),
     6: ("devices",),
     5: ("convert", "engine", "serde"),
     4: ("catalog", "fx", "codegen", "hcom"),

@@ -256,10 +256,10 @@ def test_fresh_config(config: CompilerConfig) -> None:
 
 
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
-    # 71 of the original, the hidden directory of the summary, strict_converters, native_code
-    # and kernel_cache, three that only npugraph_ex had, four of capture that are ours, and the
-    # timeline and the report.
-    assert len(list(leaves(config))) == 71 + 1 + 3 + 3 + 4 + 2 + 1
+    # 71 of the original, the hidden directory of the summary, strict_converters, native_code,
+    # kernel_cache and tuned_kernels, three that only npugraph_ex had, four of capture that are
+    # ours, and the timeline and the report.
+    assert len(list(leaves(config))) == 71 + 1 + 4 + 3 + 4 + 2 + 1
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:

@@ -3,7 +3,8 @@ keeps timelines of its graphs, `torchair verify` runs one and compares its graph
 `torchair report` runs one and writes a page about its graphs, `torchair compare` compares data
 dumps, `torchair check` looks for stream problems in a graph file, `torchair run` runs an Ascend
 script anywhere, `torchair run-air` runs a model file, `torchair cache` shows or clears the kernels
-on disk, `torchair env` describes this machine."""
+on disk, `torchair tune` shows or merges results of tuning, `torchair env` describes this
+machine."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import torch
 
 from torchair.catalog import infer
 from torchair.codegen.kept import store
+from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
 from torchair.convert.table import lines
 from torchair.deploy import run_air
 from torchair.emulate import launcher, report
@@ -66,6 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run_air.add_options(commands.add_parser("run-air", help="run a model file on arrays"))
     cache = commands.add_parser("cache", help="kernels that are kept on disk")
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+    tune = commands.add_parser("tune", help="results of tuning: show files, or merge them")
+    what = tune.add_mutually_exclusive_group(required=True)
+    what.add_argument("--show", action="store_true", help="what the files hold")
+    what.add_argument("--merge", action="store_true", help="the best of all files, in one")
+    tune.add_argument("files", nargs="+", metavar="FILE", help="results of tuning, or their folder")
+    tune.add_argument("-o", "--output", default=NAME, help=f"the file to write, `{NAME}`")
     commands.add_parser("env", help="versions and hardware, for bug reports")
     options = parser.parse_args(arguments)
     if options.command == "run":
@@ -77,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command == "cache":
         return _cache(options.action)
+    if options.command == "tune":
+        return _tune(options)
     if options.command == "trace":
         return _trace(Path(options.script), options.arguments, Path(options.output))
     if options.command == "check":
@@ -190,6 +200,30 @@ def _cache(action: Literal["show", "clear"]) -> int:
         last = datetime.fromtimestamp(entries[-1].used)
         print(f"used     {last:%Y-%m-%d %H:%M}, to the hour")
     return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    files = [p / NAME if p.is_dir() else p for p in map(Path, options.files)]
+    try:
+        if options.merge:
+            print(f"{options.output}: {merge(files, Path(options.output))} results")
+            return 0
+        _print_tuned([found for file in files for found in read(file)])
+    except (OSError, DamagedFile) as error:
+        print(f"torchair tune: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print_tuned(rows: Sequence[Found]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kernel", "machine", "way", "us", "gain", title=f"{len(rows)} tuned kernels")
+    for row in rows:
+        gain = f"{row.usual / row.microseconds:.2f}x" if row.microseconds else "-"
+        table.add_row(row.about, row.machine, row.way or "as ever", f"{row.microseconds:.1f}", gain)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _check(file: str) -> int:

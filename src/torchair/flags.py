@@ -32,6 +32,7 @@ class Flags:
     ``TORCHAIR_POISON``      see :func:`poisoning`: memory is filled before each run
     ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
     ``TORCHAIR_TUNE``        ``tune``: True for exactly ``1``; forms of GPU kernels are measured
+    ``TORCHAIR_TUNED``       ``tuned``: file of tuning results to use, None when unset
     ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset
     ``ASCEND_RT_VISIBLE_DEVICES``  ``visible_npus``: how many devices it names, None when unset
     ======================  ======================================================================
@@ -60,6 +61,7 @@ class Flags:
     native: bool = True
     timeline: str | None = None
     tune: bool = False
+    tuned: str | None = None
     dump: str | None = None
     visible_npus: int | None = None
 
@@ -78,6 +80,7 @@ class Flags:
             native=_switch("TORCHAIR_NATIVE", environ, default=True),
             timeline=environ.get("TORCHAIR_TIMELINE") or None,
             tune=environ.get("TORCHAIR_TUNE") == "1",
+            tuned=environ.get("TORCHAIR_TUNED") or None,
             dump=environ.get("TORCHAIR_DUMP") or None,
             visible_npus=_named_devices(environ.get("ASCEND_RT_VISIBLE_DEVICES", "")),
         )

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.ways import AS_EVER, Choices, Way
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -38,6 +39,10 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """As in the name of a torch device: "cpu", "cuda"."""
+
+    @property
+    def processor(self) -> str:
+        """Who runs the kernels: what is fast on one need not be on another."""
 
     @property
     def channels_last(self) -> bool:
@@ -70,7 +75,11 @@ class Target(Protocol):
     def declines(self, head: Head) -> str | None:
         """Why an operator cannot be served, whatever its sizes are; None if it can."""
 
-    def generate(self, request: Request, label: str) -> Generated:
+    def choices(self, request: Request) -> Choices:
+        """What of the kernel of a request may be chosen by measuring, the most telling choice
+        first; nothing where the target does not measure."""
+
+    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
         """The kernel of a request, and what its caller must know. Raises Declined if there is
         none."""
 
@@ -97,12 +106,13 @@ class Order:
     def __init__(self, target: Target, request: Request, label: str) -> None:
         self.request, self.label = request, label
         self._target = target
+        self.way = AS_EVER  # chosen before the code is asked for
         self.failed: Exception | None = None  # why there is no code
 
     @cached_property
     def generated(self) -> Generated:
         """The code that serves the request."""
-        return self._target.generate(self.request, self.label)
+        return self._target.generate(self.request, self.label, self.way)
 
     def machine_text(self) -> str:
         """Its machine code as a text."""

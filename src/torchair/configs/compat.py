@@ -49,7 +49,6 @@ INEFFECTIVE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 
 _SINGLE_SHAPES = "kernels of CPU and CUDA are not compiled for single shapes"
 _SUPER_KERNELS = "CPU and CUDA have no super kernels"
-_TUNING = "nothing is tuned by measurement"
 _EXPORT = "it is for dynamo_export"
 
 UNSUPPORTED: Mapping[str, str] = {
@@ -67,9 +66,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "and of varying sizes",
     "experimental_config.tiling_schedule_optimize": "tiling schedules belong to NPU kernels",
     "dump_config.dump_config_path": "the file is for the runtime of an NPU",
-    "aoe_config.aoe_mode": _TUNING,
-    "aoe_config.work_path": _TUNING,
-    "aoe_config.aoe_config_file": _TUNING,
     "export.export_path_dir": _EXPORT,
     "export.export_name": _EXPORT,
     "export.weight_name": _EXPORT,

@@ -97,6 +97,7 @@ class ExperimentalConfig(Section):
     strict_converters = flag(False)
     native_code = flag(True).emits("torchair.nativeCode", encode=_only_off)
     kernel_cache = flag(True).emits("torchair.kernelCache", encode=_only_off)
+    tuned_kernels = FileValue(None).emits("torchair.tunedKernels")
     aclgraph = AclgraphExperimentalConfig()
 
 

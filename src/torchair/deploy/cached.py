@@ -38,6 +38,8 @@ from torchair.log import logger
 from torchair.quiet import no_garbage_collection
 from torchair.trace import label, start_debug_log
 
+_FILES = ("torchair.tunedKernels",)  # options that name files whose contents decide about kernels
+
 
 def cache_compile(
     func: Callable[..., Any],
@@ -149,7 +151,8 @@ class CachedMethod(CompiledModel):
             code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
             for which in ("pre", "post")
         ]
-        return "\n".join([str(self._owner), options, *passes])
+        tuned = [_content_hash(p) for k, p in self._options().items() if k in _FILES]
+        return "\n".join([str(self._owner), options, *passes, *tuned])
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if self.versions else no_garbage_collection():
@@ -292,3 +295,10 @@ def _root(cache_dir: str | None) -> Path:
 
 
 __all__ = ["CachedMethod", "Ranks", "cache_compile", "config_of"]
+
+
+def _content_hash(path: str) -> str:
+    try:
+        return hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
+    except OSError:  # gone since it was set: nothing is tuned
+        return ""

@@ -81,7 +81,7 @@ class ReadyCall:
         if self._held is None:
             self._stored.freeze(inputs)
             weights = {i: inputs[i] for i in self._stored.frozen}
-            self._held = Held(weights, len(inputs), {i for i, _ in self._stored.packs})
+            self._held = Held(weights, len(inputs), {i for i, *_ in self._stored.packs})
 
     def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
         """A program of its own that Python enters in one call."""

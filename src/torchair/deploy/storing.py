@@ -95,9 +95,11 @@ def _graph_of(traced: Traced) -> tuple[GraphCall, dict[str, Any] | None]:
         raise NotStored("results share memory with arguments, or arguments are replaced")
     found: Any = traced.runner.runner
     graph = engine_graph(found)
-    if graph is not None:
-        return graph, None
-    known: Any = found.storable() if hasattr(found, "storable") else None
+    known: Any = (graph, None)
+    if graph is None:
+        known = found.storable() if hasattr(found, "storable") else None
     if known is None:
         raise NotStored("options ask for something else than to run the compiled graph")
+    if known[0].options()[0].get("aoe_mode"):
+        raise NotStored("aoe_mode is set; tune first, then give the results as tuned_kernels")
     return known

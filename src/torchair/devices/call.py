@@ -74,6 +74,8 @@ class GraphCall:
                 dump=dump,
                 finished=self.finished,
             )
+            if options.get("aoe_mode") and inputs is not None:
+                self.session.auto_tune(inputs)
             self.session.compile(inputs)
             self._compiled = True
             logger.info("end compile graph: %s and start run graph.", self.graph.name)

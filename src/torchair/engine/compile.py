@@ -33,6 +33,8 @@ from torchair.engine.run.executor import ProgramPool
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool, bound, new_spaces
 from torchair.engine.targets import usable_target
+from torchair.engine.tune.tuner import Tuning
+from torchair.engine.tune.wish import Wish
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
 from torchair.log import native_logger
@@ -55,6 +57,20 @@ class GraphCompiler:
         self.target = usable_target(device) if options.native else None
         self.lanes = Lanes(graph, options.single_stream, options.overlap)
         self.units: NativeUnits | None = None
+        self.wish: Wish | None = None  # what is to be tuned from now on
+        self.tuning = self._new_tuning(options.tune)
+
+    def _new_tuning(self, folder: str | None) -> Tuning | None:
+        """Where ways of kernels come from; None where nobody asks for any but the usual."""
+        if self.target is None or (folder is None and self._options.tuned is None):
+            return None
+        return Tuning(self.target, folder, self._options.tuned)
+
+    def begin_tuning(self) -> None:
+        """Measure the kernels of plans that are made from now on."""
+        if self.tuning is None or self._options.tune is None:
+            self.tuning = self._new_tuning(self._options.tune or "./")
+        self.wish = Wish.read(self._options.tune_file)
 
     def optimize(self, trace: Trace, as_it_is: bool = False) -> None:
         """Bring the graph into the form that runs, unless it is to run `as_it_is`."""
@@ -128,8 +144,13 @@ class GraphCompiler:
 
     def generate(self, plan: Plan | Member) -> None:
         """The text of the kernels of a plan, as far as they are new, and constants packed."""
-        if self.units is not None:
-            self.units.generate(natives_of(plan, new=True))
+        if self.units is None:
+            return
+        if self.tuning is not None and isinstance(plan, Plan):
+            if self.wish is not None:
+                self.tuning.tune(plan, self.units.content, self.wish)
+            self.tuning.choose(plan)
+        self.units.generate(natives_of(plan, new=True))
 
     def build(self, plan: Plan | Member) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""

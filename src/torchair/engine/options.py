@@ -35,6 +35,9 @@ class EngineOptions:
     check_streams: bool = False
     cores: str = ""  # "<cube>|<vector>"
     statistics: str = "0"  # of fusion, in a file: "1" at exit, "2" after each graph
+    tune: str | None = None  # folder for results of tuning
+    tune_file: str | None = None  # that says what is to be tuned
+    tuned: str | None = None  # file with results of tuning
 
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
@@ -59,6 +62,9 @@ class EngineOptions:
             check_streams=local.get("deadlock_check", "0") == "1",
             cores=process.get("ge.aicoreNum") or "",
             statistics=local.get("torchair.compileStat", "0"),
+            tune=local.get("work_path", "./") if local.get("aoe_mode") == "2" else None,
+            tune_file=local.get("aoe_config_file"),
+            tuned=local.get("torchair.tunedKernels") or Flags.read().tuned,
         )
 
 

@@ -39,6 +39,7 @@ from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool
+from torchair.engine.tune.tuner import untunable
 from torchair.engine.units.native_units import NativeUnits
 from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
@@ -192,6 +193,20 @@ class TorchNpuGraph:
             if self._options.statistics != "0":
                 units = made.units.fusion.units if made.units is not None else []
                 STATISTICS.add(self.name, self._state, units, self._options.statistics)
+
+    @pretty_error_msg
+    def auto_tune(self, inputs: Sequence[torch.Tensor], stream: Any = None) -> None:
+        """Compile the graph, and choose among forms of its kernels by measuring them. Where sizes
+        vary, or on a device whose kernels are not measured, it is compiled as ever."""
+        self.compile(inputs)
+        if untunable(self.graph, self._compiled.target):
+            return
+        session = self.edition_for(inputs)
+        session._compiled.begin_tuning()
+        try:
+            session._find(session.seen(inputs))
+        finally:
+            session._compiled.wish = None
 
     def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
         """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""

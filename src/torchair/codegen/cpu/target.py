@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torchair.codegen.cpu.jit import Library, assembly, compile_all
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.kernel import Generated, Kernel
 from torchair.codegen.numbers import largest
+from torchair.codegen.ways import AS_EVER, Choices, Way
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -37,6 +39,13 @@ class CpuTarget:
         self._missing: tuple[str | None] | None = None
         self._driver: Any = None
         self._filler: Any = None
+
+    @property
+    def processor(self) -> str:
+        """The name of the processor, and a hash of all that it can do."""
+        machine = self.library.machine
+        features = hashlib.blake2b(machine.features.encode(), digest_size=4).hexdigest()
+        return f"{machine.arch} {machine.name} {features}"
 
     def available(self) -> str | None:
         """LLVM may be missing, or not know the processor."""
@@ -73,11 +82,21 @@ class CpuTarget:
             return "this generator is for float32, bfloat16 and float16"
         return None
 
-    def generate(self, request: Request, label: str) -> Generated:
+    def choices(self, request: Request) -> Choices:
+        """What may be chosen for products, convolutions and attention."""
+        from torchair.codegen.cpu.generators import CHOICES
+
+        find = CHOICES.get(type(request))
+        return {} if find is None else find(request, self.library.machine)
+
+    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
         """The kernel of a request."""
         from torchair.codegen.cpu.generators import GENERATORS
 
-        return GENERATORS[type(request)](request, self.library.machine, label)
+        make = GENERATORS[type(request)]
+        if not way:
+            return make(request, self.library.machine, label)
+        return make(request, self.library.machine, label, way=way)
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Make machine code of those that are new."""

@@ -15,6 +15,7 @@ from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.kernel import Declined, Generated, Kernel, Launch
 from torchair.codegen.requests import Attention, Loops, Product, Request
 from torchair.codegen.target import Head
+from torchair.codegen.ways import AS_EVER, Choices, Way
 
 TYPES = ("f32", "bf16", "f16")
 WIDEST_HEAD = 256  # features of a head of attention
@@ -45,6 +46,11 @@ class CudaTarget:
         """The kernels of this GPU."""
         return self._own or library(self.index)
 
+    @property
+    def processor(self) -> str:
+        """The architecture of the GPU."""
+        return f"cuda {self.library.machine.name}"
+
     def available(self) -> str | None:
         """The driver, a device or LLVM may be missing."""
         try:
@@ -66,7 +72,11 @@ class CudaTarget:
         wide = head.width is None or head.width > WIDEST_HEAD or head.width % 8
         return "its heads are too wide" if wide else None
 
-    def generate(self, request: Request, label: str) -> Generated:
+    def choices(self, request: Request) -> Choices:
+        """Nothing yet: forms of large products are measured where launches are made."""
+        return {}
+
+    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
         """The kernel of a request."""
         make = GENERATORS.get(type(request))
         if make is None:

@@ -25,11 +25,13 @@ from torchair.engine.run.native import NativeProgram
 if TYPE_CHECKING:
     from torchair.ge.graph import Value
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST = 1 << 20  # bytes of constants that are kept twice: with the graph, and here
 _WORDS = ("scratch", "fault")  # of a kernel that are no slots
 
 Data = dict[str, Any]
+Packed = tuple[int, bool, int]
+"""An input that is laid out in panels, whether its rows are columns, and vectors of a panel."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Stored:
 
     plan: Plan
     frozen: list[int]  # inputs whose addresses are part of the plan
-    packs: list[tuple[int, bool]]  # inputs that are laid out anew, and whether rows are columns
+    packs: list[Packed]  # inputs that are laid out anew
     sizes: list[tuple[int, tuple[int, ...], tuple[int, ...]]]  # inputs of varying dims, strides
     packed: dict[int, torch.Tensor] = field(default_factory=dict)  # by number
 
@@ -56,8 +58,8 @@ class Stored:
         machine = cpu().library.machine
         for i in self.frozen:
             self.plan.constants[i] = inputs[i].detach()
-        for k, (i, transposed) in enumerate(self.packs):
-            self.packed[k] = PackPanels(machine, transposed)(inputs[i].detach())
+        for k, (i, transposed, vectors) in enumerate(self.packs):
+            self.packed[k] = PackPanels(machine, transposed, vectors)(inputs[i].detach())
         for step in self.plan.steps:
             slots = step.code.slots
             slots[:] = [self.packed[w[0]] if isinstance(w, list) else w for w in slots]
@@ -124,12 +126,12 @@ def _layout(meta: Any) -> tuple[list[int], list[int]]:
 
 def _packs(
     steps: Sequence[Step], frozen: Mapping[Value, int]
-) -> dict[int, tuple[int, bool]] | None:
+) -> dict[int, Packed] | None:
     """Which inputs packed constants come from, and how, by the identity of these tensors; None
     where one comes from something else."""
     from torchair.codegen.cpu.matmul.pack import PackPanels
 
-    found: dict[int, tuple[int, bool]] = {}
+    found: dict[int, Packed] = {}
     for code in (s.code for s in steps):
         for word, packed in enumerate(code.slots):
             if not isinstance(packed, torch.Tensor):
@@ -139,7 +141,7 @@ def _packs(
                 return None
             if not isinstance(pack, PackPanels):
                 return None
-            found[id(packed)] = frozen[constant.value], pack.transposed
+            found[id(packed)] = frozen[constant.value], pack.transposed, pack.vectors
     return found
 
 
@@ -149,7 +151,7 @@ def _root_data(root: Root) -> list[Any]:
     return [root.slot, root.kind, root.offset, root.bytes, root.tied_to, layout]
 
 
-def _step_data(step: Step, kernel: int, packs: Mapping[int, tuple[int, bool]]) -> list[Any]:
+def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any]:
     code, node = step.code, step.node
     ways = list(dict.fromkeys(packs.values()))
     slots = [
@@ -179,7 +181,7 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
     keys = {str(entry): str(key) for entry, key, _ in data["kernels"]}
     if not cpu().library.fetch(keys):
         return None
-    packs = [(int(i), bool(transposed)) for i, transposed in data["packs"]]
+    packs = [(int(i), bool(turned), int(vectors)) for i, turned, vectors in data["packs"]]
     sizes = [(int(i), tuple(shape), tuple(strides)) for i, shape, strides in data["sizes"]]
     return Stored(plan, list(data["frozen"]), packs, sizes)
 
@@ -204,7 +206,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 
 def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
     """ValueError where a plan names memory that it does not have."""
-    if not frozen <= set(range(plan.inputs)) or not {i for i, _ in packs} <= frozen:
+    if not frozen <= set(range(plan.inputs)) or not {i for i, *_ in packs} <= frozen:
         raise ValueError("its plan freezes what is not there")
     for root in plan.roots:
         inside = 0 <= root.offset <= root.offset + root.bytes <= plan.arena_size

@@ -162,6 +162,14 @@ class NativeUnits:
             self._packed[key] = x, self._packed_anew(x, pack)
         return self._packed[key][1]
 
+    def content(self, x: Constant, pack: Pack | None) -> torch.Tensor:
+        """A constant as some kernel would read it, of which nobody takes note."""
+        noted = set(self.copied)
+        try:
+            return self._packed_anew(x, pack)
+        finally:
+            self.copied = noted
+
     def repack(self) -> bool:
         """Bring packed constants up to date after weights were written to; they stay in place.
         False if integers do not fit their bits any more: then all is to be made anew."""

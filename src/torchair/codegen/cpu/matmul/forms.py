@@ -8,15 +8,17 @@ from typing import Protocol
 
 from torchair.codegen.cpu.matmul.gemv import DotCode
 from torchair.codegen.cpu.matmul.pack import PackCode
-from torchair.codegen.cpu.matmul.spec import MatMul, Numbers, Tile, Values, divide_up
+from torchair.codegen.cpu.matmul.spec import (
+    USUAL,
+    Cut,
+    MatMul,
+    Numbers,
+    Tile,
+    Values,
+    divide_up,
+)
 from torchair.codegen.cpu.matmul.tile import TileCode
 from torchair.codegen.text.machine import Machine
-
-PANEL_BYTES = 192 * 1024
-"""Most of a panel that is used in one round over k: it stays in the second level cache."""
-
-AHEAD = 16 * 1024
-"""Bytes that the only tile of a panel fetches ahead."""
 
 STRIP, COPY_STRIP = 48, 192
 """Rows of A in a unit of work: few, to keep many threads busy; more if B is copied for them."""
@@ -59,11 +61,11 @@ class DotForm:
 
     block = 0
     one_round = True
-    strip = STRIP
 
-    def __init__(self, product: Values, rows: int) -> None:
+    def __init__(self, product: Values, rows: int, cut: Cut = USUAL) -> None:
         self.product = product
         self.tile = Tile(rows, 1)
+        self.strip = cut.strip or STRIP
         self._b = self._last = ""
 
     def define(self, rows: int) -> None:
@@ -90,13 +92,15 @@ class PanelForm:
     """
 
     name = "panel"
-    strip = STRIP
+    usual_strip = STRIP
 
-    def __init__(self, product: Values, tile: Tile) -> None:
+    def __init__(self, product: Values, tile: Tile, cut: Cut = USUAL) -> None:
         self.product = product
         self.tile = tile
+        self._cut = cut
+        self.strip = cut.strip or self.usual_strip
         self.width = tile.vectors * product.w.lanes
-        self.block = most_of_k(product.numbers, self.width)
+        self.block = most_of_k(product.numbers, self.width, cut)
         k = product.spec.k
         self.one_round = isinstance(k, int) and k <= self.block
         self._interleave = False
@@ -149,7 +153,8 @@ class PanelForm:
         single tile fetches one for every step of its panel, which wakes the prefetcher of the
         processor; several tiles share the lines of the next panel."""
         if self._tiles <= 1:
-            return (0, 0) if fits_cache(self.product.spec) else (1, 64 * self._lines)
+            near = fits_cache(self.product.spec) or not self._cut.ahead
+            return (0, 0) if near else (1, 64 * self._lines)
         lines = -(-self._lines // self._tiles)
         return lines, 64 * lines
 
@@ -159,7 +164,7 @@ class PanelForm:
         if lines == 0:
             return self._b
         if self._tiles <= 1:
-            return w.offset(self._b, "i8", str(AHEAD))
+            return w.offset(self._b, "i8", str(self._cut.ahead))
         steps = divide_up(w, self._count, str(self.product.numbers.pair))
         done = w.mul(w.div(row, str(self.tile.rows)), str(lines))
         skipped = w.mul(w.mul(steps, w.add(done, str(self._lines))), "64")
@@ -171,12 +176,12 @@ class CopyForm(PanelForm):
     """Tiles over panels that are copied from B piece by piece into scratch memory."""
 
     name = "copy"
-    strip = COPY_STRIP
+    usual_strip = COPY_STRIP
 
-    def __init__(self, product: Values, tile: Tile) -> None:
-        super().__init__(product, tile)
+    def __init__(self, product: Values, tile: Tile, cut: Cut = USUAL) -> None:
+        super().__init__(product, tile, cut)
         self._layout = product.numbers  # of the copy
-        self._bytes = copied_bytes(product.spec, product.w.machine, tile, self.name)
+        self._bytes = copied_bytes(product.spec, product.w.machine, tile, self.name, cut)
         place = product.w.mul("%tid", str(self._bytes))
         self._panel = product.w.offset(product.w.pointer(2), "i8", place) if self._bytes else ""
 
@@ -211,10 +216,10 @@ class DirectForm(CopyForm):
     is copied, since vectors must not read beyond the matrix."""
 
     name = "direct"
-    strip = STRIP
+    usual_strip = STRIP
 
-    def __init__(self, product: Values, tile: Tile) -> None:
-        super().__init__(product, tile)
+    def __init__(self, product: Values, tile: Tile, cut: Cut = USUAL) -> None:
+        super().__init__(product, tile, cut)
         self._layout = replace(product.numbers, pair=1)
         self._interleave = product.numbers.pair == 2
         self._b_row = "%b_row" if self._bytes else product.b_k
@@ -232,9 +237,9 @@ class DirectForm(CopyForm):
         self._start(b, place, count)
 
 
-def most_of_k(numbers: Numbers, width: int) -> int:
+def most_of_k(numbers: Numbers, width: int, cut: Cut = USUAL) -> int:
     """How many k of a panel one round takes."""
-    return PANEL_BYTES // (width * numbers.bytes)
+    return cut.panel // (width * numbers.bytes) // numbers.pair * numbers.pair
 
 
 def contiguous(spec: MatMul) -> str:
@@ -242,12 +247,14 @@ def contiguous(spec: MatMul) -> str:
     return "k" if spec.b[1] == 1 else "n" if spec.b[2] == 1 else ""
 
 
-def copied_bytes(spec: MatMul, machine: Machine, tile: Tile, form: str) -> int:
+def copied_bytes(
+    spec: MatMul, machine: Machine, tile: Tile, form: str, cut: Cut = USUAL
+) -> int:
     """Bytes of scratch memory that copies of panels take, for one thread."""
     numbers, width = Numbers.of(spec.dtype, machine), tile.vectors * machine.lanes
     if form == "direct" and isinstance(spec.n, int) and spec.n % width == 0:
         return 0
-    k = most_of_k(numbers, width)
+    k = most_of_k(numbers, width, cut)
     k = min(k, spec.k + spec.k % numbers.pair) if isinstance(spec.k, int) else k
     return -(-max(k, 1) * width * numbers.bytes // 64) * 64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torchair.codegen.cpu.matmul.blocked import Loops
 from torchair.codegen.cpu.matmul.decode import PackScales, PackWeight, load_column
@@ -34,7 +34,15 @@ from torchair.codegen.cpu.matmul.quantised import (
     staged_bytes,
     written_bytes,
 )
-from torchair.codegen.cpu.matmul.spec import Numbers, Store, Tile, Values, widest_tile
+from torchair.codegen.cpu.matmul.spec import (
+    USUAL,
+    Cut,
+    Numbers,
+    Store,
+    Tile,
+    Values,
+    widest_tile,
+)
 from torchair.codegen.kernel import Generated, Pack
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product
@@ -42,6 +50,7 @@ from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.point import emit_point, positions
 from torchair.codegen.text.writer import KernelWriter
 from torchair.codegen.types import BYTES, STORAGE, Size, Word
+from torchair.codegen.ways import AS_EVER, Way
 
 B = 1  # word of its address
 
@@ -50,6 +59,9 @@ LONG = 512
 
 FAR = 1 << 20
 """Bytes of B that do not stay in a near cache."""
+
+PACKED = ("panel", "decoded", "bytes")
+"""Forms that read B as it was laid out ahead of time."""
 
 FEW = 6
 """Rows of A up to which integers are decoded in registers. Writing them out takes the time of five
@@ -65,6 +77,7 @@ class Choice:
     limit: int
     tile: Tile
     dots: int  # rows of A at once in dot products
+    cut: Cut = USUAL
 
     def known(self, m: Size) -> str | None:
         """The form, unless it turns out only at run time."""
@@ -81,18 +94,24 @@ class Choice:
             "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
             "written": lambda form: written_bytes(spec, machine, self.tile),
             "bytes": lambda form: integer_scratch(spec, machine, self.tile),
-            "copy": lambda form: copied_bytes(spec, machine, self.tile, form),
-            "direct": lambda form: copied_bytes(spec, machine, self.tile, form),
+            "copy": lambda form: copied_bytes(spec, machine, self.tile, form, self.cut),
+            "direct": lambda form: copied_bytes(spec, machine, self.tile, form, self.cut),
         }
         forms = ({known} if known else {self.few, self.many}) & sizes.keys()
         return max((sizes[form](form) for form in forms), default=0)
 
 
-def choose(spec: MatMul, machine: Machine) -> Choice:
+def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     """The form of a product, and the tiles it is made of."""
     few, many, limit = _forms(spec, machine)
-    tile = _tile(spec, machine, few in ("panel", "decoded", "bytes"))
-    return Choice(few, many, limit, tile, _rows_of_dots(spec, machine))
+    if form := way.word("form"):
+        few, many, limit = form, form, 0
+    tile, dots = _tile(spec, machine, few in PACKED), _rows_of_dots(spec, machine)
+    if chosen := way.word("tile"):
+        tile = Tile.read(chosen)
+        dots = min(dots, tile.rows)
+    cut = Cut(*(way.number(name, value) for name, value in asdict(USUAL).items()))
+    return Choice(few, many, limit, tile, dots, cut)
 
 
 def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
@@ -134,15 +153,17 @@ def _packing_pays(spec: MatMul) -> bool:
     return bool(spec.constant) and spec.n * spec.k * BYTES[spec.dtype] >= FAR
 
 
-def product(request: Product, machine: Machine, label: str) -> Generated:
+def product(request: Product, machine: Machine, label: str, way: Way = AS_EVER) -> Generated:
     """The kernel of a product with its epilogue."""
     store = _epilogue(request.epilogue, request.matmul.m)
-    return matmul(request.matmul, machine, store, label)
+    return matmul(request.matmul, machine, store, label, way)
 
 
-def matmul(spec: MatMul, machine: Machine, store: Store, label: str = "matmul") -> Generated:
+def matmul(
+    spec: MatMul, machine: Machine, store: Store, label: str = "matmul", way: Way = AS_EVER
+) -> Generated:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
-    w, choice = KernelWriter(machine), choose(spec, machine)
+    w, choice = KernelWriter(machine), choose(spec, machine, way)
     if spec.weight is not None and not is_grouped(spec):
         store = _scaled(store, spec.weight.scales)
     if choice.few == "bytes":
@@ -161,7 +182,8 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     """How constants are to be laid out, by word."""
     turned = spec.constant == "nk"
     if choice.few == "panel":
-        return {B: PackPanels(machine, turned)}
+        usual = choice.tile.vectors == widest_tile(spec.dtype, machine).vectors
+        return {B: PackPanels(machine, turned, 0 if usual else choice.tile.vectors)}
     if choice.few == "bytes":
         return {B: PackBytes(machine, turned), SUMS: PackSums(machine, turned)}
     if spec.weight is None:
@@ -194,12 +216,16 @@ def _epilogue(nest: Nest, rows: Size) -> Store:
 
 def _form(name: str, values: Values, choice: Choice) -> Form:
     if name == "dot":
-        return DotForm(values, choice.dots)
-    kinds: dict[str, Callable[[Values, Tile], Form]] = {
+        return DotForm(values, choice.dots, choice.cut)
+    floats: dict[str, type[PanelForm]] = {
         "panel": PanelForm, "direct": DirectForm, "copy": CopyForm,
+    }  # fmt: skip
+    if name in floats:
+        return floats[name](values, choice.tile, choice.cut)
+    integers: dict[str, Callable[[Values, Tile], Form]] = {
         "decoded": DecodingForm, "written": WrittenForm, "bytes": IntegerForm,
     }  # fmt: skip
-    return kinds[name](values, choice.tile)
+    return integers[name](values, choice.tile)
 
 
 def _rows_of_dots(spec: MatMul, machine: Machine) -> int:

@@ -21,14 +21,17 @@ NAMES = {
 }  # fmt: skip
 
 
-def pack(weight: torch.Tensor, machine: Machine, transposed: bool) -> torch.Tensor:
-    """A [K, N] matrix, or [N, K] when `transposed`, as panels: what the form "panel" reads.
+def pack(
+    weight: torch.Tensor, machine: Machine, transposed: bool, vectors: int = 0
+) -> torch.Tensor:
+    """A [K, N] matrix, or [N, K] when `transposed`, as panels: what the form "panel" reads. They
+    are as wide as the widest tile if they need not have so many `vectors`.
 
     Columns beyond N and the missing half of a last pair are zero.
     """
     dtype = NAMES[weight.dtype]
     pair = Numbers.of(dtype, machine).pair
-    width = widest_tile(dtype, machine).vectors * machine.lanes
+    width = (vectors or widest_tile(dtype, machine).vectors) * machine.lanes
     by_column = weight if transposed else weight.t()
     n, k = by_column.shape
     panels, steps = -(-n // width), -(-k // pair)
@@ -47,9 +50,10 @@ class PackPanels:
 
     machine: Machine
     transposed: bool  # it is [N, K]
+    vectors: int = 0  # width of a panel, 0 for that of the widest tile
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        return pack(weight, self.machine, self.transposed)
+        return pack(weight, self.machine, self.transposed, self.vectors)
 
 
 def _copy(panels: torch.Tensor, columns: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.decode import Decoder, load_column
 from torchair.codegen.cpu.matmul.forms import (
-    AHEAD,
     STRIP,
     CopyForm,
     PanelForm,
@@ -18,7 +17,7 @@ from torchair.codegen.cpu.matmul.forms import (
     fits_cache,
     most_of_k,
 )
-from torchair.codegen.cpu.matmul.spec import Numbers, Tile, Values, widest_tile
+from torchair.codegen.cpu.matmul.spec import USUAL, Numbers, Tile, Values, widest_tile
 from torchair.codegen.requests import MatMul, Weight
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.memory import leaving
@@ -197,7 +196,7 @@ class DecodingTile:
             for step in range(unrolled):
                 at = t.offset(start, "i8", str(step * decoder.bytes))
                 if self.fetch:
-                    ahead = t.offset(at, "i8", str(AHEAD))
+                    ahead = t.offset(at, "i8", str(USUAL.ahead))
                     kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
                     t.call("void", "llvm.prefetch.p0", ("ptr", ahead), *kinds)
                 for number, columns in enumerate(decoder.rows(t, at)):

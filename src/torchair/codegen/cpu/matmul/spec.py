@@ -122,6 +122,31 @@ class Tile:
     rows: int
     vectors: int
 
+    @classmethod
+    def read(cls, text: str) -> Tile:
+        """From rows and vectors, like `6x4`."""
+        rows, _, vectors = text.partition("x")
+        return cls(int(rows), int(vectors))
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.vectors}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the loops around tiles are cut."""
+
+    panel: int = 192 * 1024
+    """Most bytes of a panel that are used in one round over k: they stay in the second cache."""
+    strip: int = 0
+    """Rows of A in a unit of work, about; 0: as suits the form."""
+    ahead: int = 16 * 1024
+    """Bytes that the only tile of a panel fetches ahead."""
+
+
+USUAL = Cut()
+"""The cut where nothing was measured."""
+
 
 def widest_tile(dtype: str, machine: Machine) -> Tile:
     """The tile that fills the registers, leaving some for the factors. Its width is also that of

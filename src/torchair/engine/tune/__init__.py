@@ -1,0 +1,1 @@
+"""Choosing among forms of kernels by measuring them."""

@@ -1,0 +1,162 @@
+"""Tuning the kernels of a plan, and using what was found before.
+
+For each request the choices that its target declares are tried one after the other, each with what
+was best so far. The winner must beat the usual kernel in a last race of the two.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchair.codegen.target import Order, Target
+from torchair.codegen.tuned import NAME, Found, hash_of, tuned_file, version
+from torchair.codegen.ways import AS_EVER, Choices, Way
+from torchair.engine.plan.records import Plan, Step
+from torchair.engine.run.trial import Content, Stage, far_bytes, threads_of
+from torchair.engine.tune.race import WINDOWS, Entrant, Race, times
+from torchair.engine.tune.wish import KINDS, Wish
+from torchair.ge.graph import Graph
+from torchair.log import logger
+from torchair.progress import Bar
+
+STEP = 0.01
+"""Part of its time by which a value of a choice must be better than the one so far."""
+_NEAR, _MIDDLE = 1 << 20, 32 << 20  # bytes that nearer caches hold
+
+
+class Tuning:
+    """The ways of kernels of one graph: those that files know, and those that are measured."""
+
+    def __init__(self, target: Target, work_path: str | None, tuned: str | None) -> None:
+        """`work_path` is a folder for results, `tuned` a file that is only read."""
+        self._target = target
+        self._own = tuned_file(Path(work_path) / NAME) if work_path is not None else None
+        given = tuned_file(tuned) if tuned is not None else None
+        self._files = [f for f in (self._own, given) if f is not None]
+        self.measured = 0  # requests
+
+    def choose(self, plan: Plan) -> None:
+        """Take the ways that are known for the kernels of a plan, before they are generated."""
+        machine = self._machine(plan)
+        for order in {id(s.code.order): s.code.order for s in _native(plan)}.values():
+            found = self._known(order, machine)
+            way = AS_EVER if found is None else Way.read(found.way)
+            if way.within(self._target.choices(order.request)):
+                order.way = way
+            else:
+                logger.warning("tuning: %s cannot be served with %s", order.label, way)
+
+    def tune(self, plan: Plan, content: Content, wish: Wish) -> None:
+        """Measure what is not known yet, and keep it at once. It ends early when its time is over
+        or with Ctrl-C."""
+        assert self._own is not None, "results need a place"
+        machine = self._machine(plan)
+        todo = [
+            (step, choices)
+            for step in _distinct(plan)
+            if wish.includes(step.code.order.request, step.code.order.label)
+            and self._known(step.code.order, machine) is None
+            and (choices := self._target.choices(step.code.order.request))
+        ]
+        end = time.monotonic() + wish.budget_seconds
+        done = 0
+        try:
+            with Bar("tuning kernels", len(todo)) as bar:
+                for step, choices in todo:
+                    if time.monotonic() >= end:
+                        break
+                    bar.next(step.code.order.label)
+                    found = self._tuned(step, plan, content, choices, wish, machine)
+                    self._own.add(found)
+                    done += 1
+        except KeyboardInterrupt:
+            warnings.warn(
+                f"tuning was interrupted: {done} of {len(todo)} kernels are tuned, the others run "
+                "as ever; a later compilation goes on with them",
+                UserWarning,
+                stacklevel=2,
+            )
+        if done < len(todo):
+            logger.info("%d of %d kernels are tuned", done, len(todo))
+
+    def _tuned(
+        self, step: Step, plan: Plan, content: Content, choices: Choices, wish: Wish, machine: str
+    ) -> Found:
+        order = step.code.order
+        self.measured += 1
+        stage = Stage(step, plan, content)
+        about = f"{KINDS[type(order.request)]} {order.label}"
+        if stage.overwrites:
+            return Found(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
+        race = Race(order, self._target, stage, threads_of(plan))
+        best = _walk(race, choices)
+        spent = times([race.usual, best], 2 * WINDOWS) if best.way else times([race.usual]) * 2
+        if spent[1] > (1 - wish.margin) * spent[0]:
+            best, spent = race.usual, [spent[0]] * 2
+        logger.info("%s: %.1f us, %s %.1f us", order.label, spent[0], best.way, spent[1])
+        return Found(
+            hash_of(order.request), machine, version(), about, str(best.way), spent[1], spent[0]
+        )
+
+    def _known(self, order: Order, machine: str) -> Found | None:
+        for file in self._files:
+            found = file.find(order.request, machine)
+            if found is not None:
+                return found
+        return None
+
+    def _machine(self, plan: Plan) -> str:
+        """Where a kernel runs: processor, threads, and how far the memory of its plan is."""
+        size = far_bytes(plan)
+        far = "near" if size < _NEAR else "middle" if size < _MIDDLE else "far"
+        return f"{self._target.processor}, {threads_of(plan)} threads, {far} memory"
+
+
+def untunable(graph: Graph, target: Target | None) -> bool:
+    """Whether a graph cannot be tuned, which is said once."""
+    if target is None:
+        return True
+    if target.name != "cpu":
+        _say(f"kernels of {target.name} are not tuned yet, they are compiled as ever")
+        return True
+    if graph.is_dynamic:
+        _say(
+            f"graph {graph.name} is not tuned: its sizes vary. Compile with dynamic=False for "
+            "sizes that are worth it"
+        )
+    return graph.is_dynamic
+
+
+_said: set[str] = set()
+
+
+def _say(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(f"tuning: {text}", UserWarning, stacklevel=4)
+
+
+def _walk(race: Race, choices: Choices) -> Entrant:
+    """The best of what the choices allow, one after the other."""
+    best = race.usual
+    for name, values in choices.items():
+        rivals = race.enter(best.way.having(name, value) for value in values)
+        if not rivals:
+            continue
+        mine, *spent = times([best, *rivals])
+        least = min(spent)
+        if least < (1 - STEP) * mine:
+            best = rivals[spent.index(least)]
+    return best
+
+
+def _native(plan: Plan) -> list[Step]:
+    return [s for s in plan.steps if s.native is not None]
+
+
+def _distinct(plan: Plan) -> Sequence[Step]:
+    """One step for each request."""
+    return list({hash_of(s.code.order.request): s for s in reversed(_native(plan))}.values())[::-1]

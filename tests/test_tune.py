@@ -1,0 +1,326 @@
+"""Tuning: what is measured, what may win, what is kept and used again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchair
+from torchair.cli import main
+from torchair.codegen import tuned
+from torchair.codegen.cpu.target import CpuTarget, cpu
+from torchair.codegen.kernel import Generated
+from torchair.codegen.requests import MatMul, Product, stored
+from torchair.codegen.target import Order
+from torchair.codegen.tuned import NAME, DamagedFile, Found, read, tuned_file, write
+from torchair.codegen.ways import AS_EVER, Way
+from torchair.engine.plan.records import Native, Plan, Root, Step
+from torchair.engine.run.trial import Stage
+from torchair.engine.tune import race, tuner
+from torchair.engine.tune.race import Entrant, agree
+from torchair.engine.tune.wish import Wish
+
+
+class Small(torch.nn.Module):
+    """Two products of different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(48, 64)
+        self.second = torch.nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Windows of one run each, and no memory of earlier warnings."""
+    monkeypatch.setattr(race, "WINDOW", 0.0)
+    monkeypatch.setattr(tuned, "_told", set())
+    monkeypatch.setattr(tuner, "_said", set())
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ways that are measured, in order; each is said to be faster than all before it."""
+    seen: list[str] = []
+
+    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
+        seen.extend(str(e.way) for e in entrants)
+        return [100.0 / (1 + k) for k in range(len(entrants))]
+
+    monkeypatch.setattr(tuner, "times", times)
+    return seen
+
+
+def config_for(folder: Path | None, **more: Any) -> torchair.CompilerConfig:
+    """A configuration that tunes, unless there is no folder for that."""
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    if folder is not None:
+        config.aoe_config.aoe_mode = "2"
+        config.aoe_config.work_path = str(folder)
+    for name, value in more.items():
+        section = config.aoe_config if name == "aoe_config_file" else config.experimental_config
+        setattr(section, name, value)
+    return config
+
+
+def called(model: torch.nn.Module, x: torch.Tensor, config: Any, dynamic: bool = False) -> Any:
+    """The result of a model that is compiled now."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "frozen_parameter is on")
+        backend = torchair.get_npu_backend(compiler_config=config)
+        return torch.compile(model, backend=backend, dynamic=dynamic)(x)
+
+
+def names(folder: Path) -> list[str]:
+    """Kernels of which a folder has results."""
+    return sorted(f.about for f in read(folder / NAME))
+
+
+@torch.no_grad()
+def test_a_second_compilation_measures_nothing(tmp_path: Path, raced: list[str]) -> None:
+    model, x = Small(), torch.randn(5, 48)
+    expected = model(x)
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+    found = read(tmp_path / NAME)
+    assert len(found) == 2 and all(f.way for f in found) and raced
+    raced.clear()
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+    assert raced == []
+
+
+@torch.no_grad()
+def test_graphs_that_are_captured_are_tuned(tmp_path: Path, raced: list[str]) -> None:
+    model, x, config = Small(), torch.randn(5, 48), config_for(tmp_path)
+    config.mode = "npugraph_ex"
+    torch.testing.assert_close(called(model, x, config), model(x))
+    assert len(read(tmp_path / NAME)) == 2
+
+
+@torch.no_grad()
+def test_results_are_used_by_compilations_that_do_not_tune(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Small(), torch.randn(5, 48)
+    called(model, x, config_for(tmp_path))
+    ways = {f.way for f in read(tmp_path / NAME)}
+    used: list[str] = []
+    generate = CpuTarget.generate
+
+    def watched(self: CpuTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
+        used.append(str(way))
+        return generate(self, request, label, way)
+
+    monkeypatch.setattr(CpuTarget, "generate", watched)
+    raced.clear()
+    config = config_for(None, tuned_kernels=str(tmp_path / NAME))
+    torch.testing.assert_close(called(model, x, config), model(x))
+    assert ways <= set(used)
+    used.clear()
+    config.mode = "npugraph_ex"
+    torch.testing.assert_close(called(model, x, config), model(x))
+    assert ways <= set(used)
+    used.clear()
+    called(model, x, config_for(None))
+    assert set(used) == {""} and raced == []
+
+
+@torch.no_grad()
+def test_a_wrong_kernel_does_not_win(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = CpuTarget.generate
+
+    def planted(self: CpuTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
+        """Kernels of panels leave the last row out."""
+        if way.word("form") == "panel" and isinstance(request, Product):
+            spec = request.matmul
+            assert isinstance(spec.m, int)
+            short = MatMul(**{**vars(spec), "m": spec.m - 1})
+            request = Product(short, request.epilogue)
+        return generate(self, request, label, way)
+
+    monkeypatch.setattr(CpuTarget, "generate", planted)
+    model, x = Small(), torch.randn(5, 48)
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), model(x))
+    assert raced and not any("panel" in way.split("=") for way in raced)
+    assert all(Way.read(f.way).word("form") != "panel" for f in read(tmp_path / NAME))
+
+
+@torch.no_grad()
+def test_the_usual_kernel_stays_unless_another_is_faster_by_a_margin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
+        return [98.0 if e.way else 100.0 for e in entrants]
+
+    monkeypatch.setattr(tuner, "times", times)
+    called(Small(), torch.randn(5, 48), config_for(tmp_path))
+    assert [f.way for f in read(tmp_path / NAME)] == ["", ""]
+
+
+@torch.no_grad()
+def test_an_interruption_keeps_what_was_found(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = tuner._walk
+
+    def interrupted(*args: Any) -> Any:
+        if (tmp_path / NAME).exists():
+            raise KeyboardInterrupt
+        return walk(*args)
+
+    model, x = Small(), torch.randn(5, 48)
+    monkeypatch.setattr(tuner, "_walk", interrupted)
+    with pytest.warns(UserWarning, match="interrupted: 1 of 2 kernels"):
+        result = called(model, x, config_for(tmp_path))
+    torch.testing.assert_close(result, model(x))
+    assert len(read(tmp_path / NAME)) == 1
+    monkeypatch.setattr(tuner, "_walk", walk)
+    called(model, x, config_for(tmp_path))
+    assert len(read(tmp_path / NAME)) == 2
+
+
+@torch.no_grad()
+def test_a_file_restricts_what_is_tuned(tmp_path: Path, raced: list[str]) -> None:
+    model, x, wish = Small(), torch.randn(5, 48), tmp_path / "wish.json"
+    for text, count in (
+        ({"kinds": ["conv"]}, 0), ({"kernels": ["*relu*"]}, 1), ({"budget_seconds": 0}, 0),
+        ({"kinds": ["matmul"], "margin": 0.5, "budget_seconds": 60}, 2),
+    ):  # fmt: skip
+        (tmp_path / NAME).unlink(missing_ok=True)
+        wish.write_text(json.dumps(text))
+        called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
+        assert len(names(tmp_path)) == count if count else not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "must hold an object"),
+        ('{"kind": []}', "Did you mean.*kinds"),
+        ('{"kinds": ["gemm"]}', "kinds are matmul, conv"),
+        ('{"budget_seconds": "1"}', "must be a number"),
+        ('{"kernels": "a"}', "must be a list of texts"),
+    ],
+)
+def test_a_wrong_wish_is_told(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "wish.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        Wish.read(str(path))
+
+
+@torch.no_grad()
+def test_a_damaged_file_costs_its_contents_and_one_warning(
+    tmp_path: Path, raced: list[str]
+) -> None:
+    model, x = Small(), torch.randn(5, 48)
+    (tmp_path / NAME).write_bytes(b"no database at all, but long enough to be one" * 20)
+    with pytest.warns(UserWarning, match="damaged") as caught:
+        result = called(model, x, config_for(tmp_path))
+    torch.testing.assert_close(result, model(x))
+    assert len([w for w in caught if "takes its place" in str(w.message)]) == 1
+    assert len(read(tmp_path / NAME)) == 2
+
+
+@torch.no_grad()
+def test_a_way_that_no_generator_declares_is_not_taken(tmp_path: Path, raced: list[str]) -> None:
+    model, x = Small(), torch.randn(5, 48)
+    called(model, x, config_for(tmp_path))
+    with sqlite3.connect(tmp_path / NAME) as file:
+        file.execute("update tuned set way = 'tile=4000x4000'")
+    file.close()
+    config = config_for(None, tuned_kernels=str(tmp_path / NAME))
+    torch.testing.assert_close(called(model, x, config), model(x))
+
+
+@torch.no_grad()
+def test_graphs_whose_sizes_vary_are_not_tuned(tmp_path: Path, raced: list[str]) -> None:
+    model, x = Small(), torch.randn(5, 48)
+    with pytest.warns(UserWarning, match="its sizes vary"):
+        called(model, x, config_for(tmp_path), dynamic=True)
+    assert raced == [] and not (tmp_path / NAME).exists()
+
+
+def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, made = (tmp_path / name for name in ("a.sqlite", "b.sqlite", "c.sqlite"))
+    row = Found("r", "m", "1", "matmul first", "tile=6x4", 50.0, 100.0)
+    better = Found("r", "m", "1", "matmul first", "tile=8x3", 40.0, 100.0)
+    other = Found("r", "m2", "1", "matmul first", "", 100.0, 100.0)
+    write(one, [row, other])
+    write(two, [better])
+    assert main(["tune", "--merge", str(one), str(two), "-o", str(made)]) == 0
+    assert read(made) == [better, other]
+    assert main(["tune", "--show", str(made)]) == 0
+    shown = capsys.readouterr().out
+    assert "tile=8x3" in shown and "2.50x" in shown and "as ever" in shown
+    two.write_text("nothing of the kind" * 50)
+    assert main(["tune", "--merge", str(one), str(two), "-o", str(made)]) == 2
+    assert "damaged" in capsys.readouterr().err and read(made) == [better, other]
+
+
+def test_rows_that_are_no_results_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    write(path, [Found("r", "m", tuned.version(), "", "tile=6x4", 1.0, 2.0)])
+    with sqlite3.connect(path) as file:
+        file.execute("update tuned set way = 'import os'")
+    file.close()
+    with pytest.raises(DamagedFile, match="name=value"):
+        read(path)
+    with pytest.warns(UserWarning, match="nothing is known to be tuned"):
+        assert tuned_file(path).find("", "") is None
+
+
+def test_what_agrees() -> None:
+    a = torch.randn(100)
+    assert agree(a, a + 1e-7) and agree(a.bfloat16(), (a * (1 + 2**-9)).bfloat16())
+    wrong = a.clone()
+    wrong[7] += 1e-3
+    assert not agree(wrong, a)
+    wrong[7] = float("nan")
+    assert not agree(wrong, a) and agree(wrong, wrong)
+    assert not agree(torch.tensor([1]), torch.tensor([2]))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 200), (37, 50, 33), (130, 96, 64)])
+def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> None:
+    spec = MatMul(dtype, 1, m, n, k, (0, k, 1), (0, 1, k), "nk")
+    request = Product(spec, stored((1, m, n), (0, n, 1), dtype, 3))
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    weight = torch.randn(n, k).to(kind)
+    order = Order(cpu(), request, "product")
+    plan = Plan(slots=3)
+    for slot, kind_of, dims in ((0, "arena", (m, k)), (1, "arena", (m, n)), (2, "const", (n, k))):
+        root = Root(slot, kind_of, torch.empty(dims, dtype=kind, device="meta"), "cpu")
+        plan.roots.append(root)
+        plan.places[slot] = root, 0
+    native = Native(order, [0, 2, "scratch", 1], (), 1.0, constants={1: weight})
+    step = Step(None, "native", None, [0], [1], native=native)  # type: ignore[arg-type]
+    stage = Stage(step, plan, lambda x, pack: x if pack is None else pack(x))
+    entrants = race.Race(order, cpu(), stage, 2)
+    choices = dict(cpu().choices(request))
+    forms = [Way((("form", form),)) for form in choices.pop("form")]
+    ways = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
+    assert len(forms) == 3 and len(entrants.enter(ways)) >= 6
+    assert all(agree(r, e) for r, e in zip(stage.results(), entrants._expected, strict=True))
+    a = stage._roots[0, 0][: m * k].view(m, k).double()
+    exact, got = a @ weight.double().t(), stage.results()[0][: m * n].view(m, n).double()
+    limit = 1e-5 if dtype == "f32" else 1e-2
+    assert (got - exact).abs().max() <= limit * exact.abs().max()
