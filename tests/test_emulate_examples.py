@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from test_docs import ROOT, blocks
 from test_emulate import run
 from test_golden import (
     DEMO_DYNAMIC,
@@ -30,6 +31,8 @@ PROGRAMS = {
     "NPU",
     "llama max-autotune": "max-autotune equals eager",
     "llama reduce-overhead": "reduce-overhead equals eager",
+    "profiles": "files: kernel_details.csv, op_statistic.csv, operator_details.csv, "
+    "step_trace_time.csv, trace_view.json",
 }
 GRAPHS = {
     "dynamic_static static": DEMO_STATIC,
@@ -51,6 +54,8 @@ def test_example(program, tmp_path):
         assert "FakeTensor(..., device='npu:0', size=(64, 128)" in done.stdout
     if name == "custom_pass":
         check_streams(tmp_path)
+    if name == "profiles":
+        check_page("profiling.md", script, done.stdout)
 
 
 def check_dump(folder: Path, expected: str) -> None:
@@ -59,6 +64,14 @@ def check_dump(folder: Path, expected: str) -> None:
     assert text.startswith(HEADER)
     assert 'placement="NPU"' in text and "npu:0" in text
     assert normalized(text) == normalized(expected)
+
+
+def check_page(name: str, script: str, output: str) -> None:
+    """A page quotes lines of the program, and what it prints."""
+    page, source = ROOT / "docs" / name, Path(script).read_text()
+    code = [line.strip() for b in blocks(page, "python") for line in b.splitlines()]
+    assert code and not [line for line in code if line not in source]
+    assert all(b in output for b in blocks(page, "text"))
 
 
 def check_streams(folder: Path) -> None:

@@ -80,6 +80,7 @@ class Recording(abc.ABC):
     """A captured graph for one key. A call is `feed`, `replay`, `write_back`, `results`."""
 
     held: Held | None = None  # arguments of which it has copies, another object after each change
+    by_operators = False  # whether a call is calls of torch operators
 
     @abc.abstractmethod
     def feed(self, args: Sequence[Any]) -> None:
@@ -103,6 +104,10 @@ class Recording(abc.ABC):
         self.replay()
         self.write_back(args)
         return self.results(args, hold)
+
+    def profiled(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        """One call, in a way that a profiler sees its kernels."""
+        return self.call(args, hold)
 
     def write_back(self, args: Sequence[Any]) -> None:  # noqa: B027  (most have nothing to do)
         """Bring updated arguments back to the caller's, where the graph has copies of its own."""

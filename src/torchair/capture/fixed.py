@@ -197,6 +197,18 @@ class FixedRecording(PooledRecording):
         self._program.run()
         self._forget()
 
+    def profiled(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        """Results by a program of the session, which shows its kernels, brought to where they
+        belong; that is known after the first replay."""
+        if not self._program.places:
+            return self.call(args, hold)
+        self.feed(args)
+        with torch.no_grad():
+            self._program.put(self._session.run(self._graph.collect(args)))
+        self._forget()
+        self.write_back(args)
+        return self.results(args, hold)
+
     def _source(self, number: int, result: Result, names: list[str]) -> ResultSource:
         sizes = self._sizes
         if isinstance(result, Computed):

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -124,6 +124,7 @@ class AclGraph:
         self._started = False
         self._watched = False  # whether the log shows single steps
         self._uncaptured: Run | None = None
+        self.shown: Callable[[], AbstractContextManager[Any]] = nullcontext  # in a profile
 
     def load(
         self,
@@ -166,9 +167,14 @@ class AclGraph:
             if self._watched:
                 return self._step_by_step(meta, args, hold)
             if torch.autograd.profiler._is_profiler_enabled:
-                with torch.profiler.record_function("acl_graph_replay"):
-                    return meta.recording.call(args, hold)
+                return self._profiled(meta, args, hold)
             return meta.recording.call(args, hold)
+
+    def _profiled(self, meta: GraphMeta, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
+        """A call that a profiler looks at."""
+        kernels = self.shown() if meta.recording.by_operators else nullcontext()
+        with torch.profiler.record_function("acl_graph_replay"), kernels:
+            return meta.recording.profiled(args, hold)
 
     def _step_by_step(self, meta: GraphMeta, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         """A call whose steps are timed for the log."""
@@ -211,7 +217,8 @@ class AclGraph:
     def _eagerly(self, args: Sequence[Any]) -> Any:
         with _labelled("fx_run_eagerly"):
             if self._uncaptured is None or self.substrate.busy():  # nothing can be planned then
-                return self.forward(*args)
+                with self.shown():
+                    return self.forward(*args)
             return self._uncaptured(args)
 
     # ---- which graph ----

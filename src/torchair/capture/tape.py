@@ -74,6 +74,8 @@ class _Buffer:
 class TapeRecording(PooledRecording):
     """A tape with the buffers of its inputs and the storages of its results."""
 
+    by_operators = True
+
     def __init__(self, request: Request, updates: Updates) -> None:
         super().__init__(request.options.share_results)
         self._updates = updates

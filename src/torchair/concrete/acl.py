@@ -111,6 +111,7 @@ class AclConcreteGraph(ConcreteGraph):
         engine = self._engine if not updates.rules else None
         uncaptured = None if engine is None or on_device else engine.call
         self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
+        self.graph.shown = device.shown
         kinds, results = info.kinds(), devices_of_results(self.forward)
         if engine is not None and not self._options.share_results:
             run = device.noted(self.graph.call, kinds.mutated)

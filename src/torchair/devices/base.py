@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,10 @@ class Device:
         """The arguments of such a call, all of them as tensors of the host."""
         return args
 
+    def shown(self) -> AbstractContextManager[Any]:
+        """A block of operators on the host that a profile shows as work of the device."""
+        return nullcontext()
+
 
 @dataclass(frozen=True)
 class EmulatedDevice(Device):
@@ -97,6 +102,10 @@ class EmulatedDevice(Device):
 
     def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
         return aliased(self.memory, args)
+
+    def shown(self) -> AbstractContextManager[Any]:
+        rows = self.memory.rows
+        return nullcontext() if rows is None else rows.operators()
 
 
 def device_of(inputs: Iterable[Any]) -> Device:

@@ -56,7 +56,7 @@ class HostMemory(Protocol):
     @property
     def rows(self) -> Any:
         """Who wants to know what runs on which stream, None if nobody does: `watch(graph, device)`
-        looks on while programs run."""
+        looks on while programs run, and in `operators()` each operator is a kernel."""
 
 
 def host_memory(device: torch.device | str) -> HostMemory | None:

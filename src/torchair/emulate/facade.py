@@ -37,6 +37,7 @@ class TorchNpu(ModuleType):
         self.__dict__.update(operators())
         for name in _SUBMODULES:
             setattr(self, name, importlib.import_module(f"{self.__name__}.{name}"))
+        importlib.import_module(f"{self.__name__}.profiler.profiler")
         self.dynamo.torchair = importlib.import_module(f"{self.__name__}.dynamo.torchair")
         self.__all__ = sorted(n for n in self.__dict__ if not n.startswith("__"))
 

@@ -22,6 +22,7 @@ MODULES: dict[str, str | None] = {
     f"{PACKAGE}.npu": "torch.npu",
     f"{PACKAGE}.npu.amp": "torch.npu.amp",
     f"{PACKAGE}.profiler": "torchair.emulate.profiler",
+    f"{PACKAGE}.profiler.profiler": "torchair.emulate.profiler",
     f"{PACKAGE}.distributed": "torchair.emulate.hccl",
     f"{PACKAGE}.contrib": None,
     f"{PACKAGE}.contrib.transfer_to_npu": "torchair.emulate.transfer:redirect",

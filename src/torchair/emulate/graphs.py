@@ -12,6 +12,7 @@ from torchair.emulate.state import STATE
 from torchair.emulate.streams import Stream, StreamContext
 from torchair.emulate.tape import Tape
 from torchair.store import atomic_write
+from torchair.trace import label
 
 _private_pools = itertools.count(1)  # of graphs that share memory with no other
 
@@ -45,7 +46,7 @@ class NPUGraph:
         """Do the captured work."""
         if self._tape is None or STATE.here.tape is self._tape:
             raise RuntimeError("nothing was captured that could be replayed")
-        with torch.no_grad():
+        with torch.no_grad(), label("NPUGraph::replay"):
             self._tape.replay()
 
     def reset(self) -> None:

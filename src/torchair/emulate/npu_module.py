@@ -13,6 +13,7 @@ import torch
 from torchair.emulate import generators, graphs, streams
 from torchair.emulate.autocast import DTYPES
 from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
+from torchair.emulate.profiles.marks import mstx
 from torchair.emulate.state import DEVICE_TYPE, STATE
 from torchair.emulate.statistics import FUNCTIONS as STATISTICS
 from torchair.emulate.statistics import mem_get_info
@@ -157,6 +158,7 @@ def npu_module() -> ModuleType:
     names |= {"_maybe_exchange_device": _exchange_device, "ipc_collect": _nothing}
     names |= STATISTICS | _public(streams) | _public(graphs) | _public(generators)
     names |= {"default_generators": tuple(generators.GENERATORS), "host": HostMemory()}
+    names |= {"mstx": mstx}
     names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}
     names |= {name: SimpleNamespace(allow_hf32=True) for name in ("conv", "matmul")}
     for name, value in names.items():

@@ -1,6 +1,6 @@
 """`torch_npu.profiler` on top of torch's: the same calls, with the streams of the device as rows.
 
-Files are traces that TensorBoard, Perfetto and chrome://tracing open.
+Files are traces that TensorBoard, Perfetto and chrome://tracing open, and the original's tables.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ import enum
 import gzip
 import json
 import os
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerAction
 
+from torchair.emulate.profiles.events import read
+from torchair.emulate.profiles.folder import analyse, save, write_output
+from torchair.emulate.profiles.marks import Marks
+from torchair.emulate.profiles.stacks import STACK_METRICS, stacks
 from torchair.emulate.rows import Rows
 from torchair.emulate.state import STATE
 from torchair.store import atomic_write
@@ -30,6 +36,7 @@ __all__ = [
     "ProfilerActivity",
     "ProfilerLevel",
     "_ExperimentalConfig",
+    "analyse",
     "profile",
     "schedule",
     "supported_activities",
@@ -38,6 +45,8 @@ __all__ = [
     "supported_profiler_level",
     "tensorboard_trace_handler",
 ]
+
+__path__: list[str] = []  # `torch_npu.profiler.profiler`, where the original has its functions
 
 
 class ProfilerActivity(enum.Enum):
@@ -67,6 +76,7 @@ class AiCMetrics(enum.Enum):
     MemoryUB = "ACL_AICORE_MEMORY_UB"
     ResourceConflictRatio = "ACL_AICORE_RESOURCE_CONFLICT_RATIO"
     L2Cache = "ACL_AICORE_L2_CACHE"
+    MemoryAccess = "ACL_AICORE_MEMORY_ACCESS"
 
 
 class ExportType(enum.Enum):
@@ -77,11 +87,43 @@ class ExportType(enum.Enum):
 
 
 class _ExperimentalConfig:
-    """Settings of the real device's profiler. They are taken and have no effect."""
+    """Settings of the real device's profiler. Those of marks count; the others have no effect."""
 
-    def __init__(self, profiler_level: Any = ProfilerLevel.Level0, **settings: Any) -> None:
+    def __init__(
+        self,
+        profiler_level: Any = ProfilerLevel.Level0,
+        *,
+        mstx: bool = False,
+        msprof_tx: bool = False,
+        mstx_domain_include: Iterable[str] | None = None,
+        mstx_domain_exclude: Iterable[str] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`msprof_tx` is what `mstx` was called before."""
         self.profiler_level = profiler_level
+        self.mstx = bool(mstx or msprof_tx)
+        self.mstx_domain_include = list(mstx_domain_include or ())
+        self.mstx_domain_exclude = list(mstx_domain_exclude or ())
+        if self.mstx_domain_include and self.mstx_domain_exclude:
+            raise ValueError("give mstx_domain_include or mstx_domain_exclude, not both")
         self.__dict__.update(settings)
+
+    def new_marks(self) -> Marks | None:
+        """Where marks are kept, None if nobody wants them."""
+        wanted, unwanted = self.mstx_domain_include, self.mstx_domain_exclude
+        return Marks(tuple(wanted), tuple(unwanted)) if self.mstx else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings, in plain values."""
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
 
 
 def supported_activities() -> set[ProfilerActivity]:
@@ -116,11 +158,29 @@ def schedule(
 
 
 def tensorboard_trace_handler(
-    dir_name: str, worker_name: str | None = None, analyse_flag: bool = True,
+    dir_name: str | None = None, worker_name: str | None = None, analyse_flag: bool = True,
     async_mode: bool = False,
 ) -> Callable[[Any], None]:  # fmt: skip
-    """A function that writes a trace into a folder that TensorBoard can be pointed to."""
-    return torch.profiler.tensorboard_trace_handler(dir_name, worker_name)
+    """A function that writes a trace into a folder that TensorBoard can be pointed to, and beside
+    it the folder `{worker}_{time}_ascend_pt`. Without `analyse_flag` that holds what was recorded,
+    for `analyse`; with `async_mode` its files are made while the program goes on."""
+
+    def handler(prof: profile) -> None:
+        parent = dir_name or _work_folder() or "."
+        torch.profiler.tensorboard_trace_handler(parent, worker_name)(prof)
+        folder = prof._save(parent, worker_name)
+        if analyse_flag and async_mode:
+            Thread(target=write_output, args=(folder,)).start()
+        elif analyse_flag:
+            write_output(folder)
+
+    return handler
+
+
+def _work_folder() -> str | None:
+    """Where profiles go that nobody gave a folder."""
+    base = os.environ.get("ASCEND_WORK_PATH")
+    return os.path.join(base, "profiling_data") if base else None
 
 
 class profile(torch.profiler.profile):
@@ -145,23 +205,33 @@ class profile(torch.profiler.profile):
         if unknown:
             raise ValueError(f"unknown activities {unknown}; use torch_npu.profiler's own")
         self._rows = Rows() if ProfilerActivity.NPU in wanted else None
+        self._settings = experimental_config or _ExperimentalConfig()
+        self._marks = self._settings.new_marks()
         self._over = False
+        self._trace: dict[str, Any] | None = None
+        self._chosen = {
+            "activities": sorted(a.name for a in wanted), "record_shapes": record_shapes,
+            "profile_memory": profile_memory, "with_stack": with_stack, "with_flops": with_flops,
+            "with_modules": with_modules,
+        }  # fmt: skip
         super().__init__(
             activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule,
-            on_trace_ready=on_trace_ready, record_shapes=record_shapes,
-            profile_memory=profile_memory, with_stack=with_stack, with_flops=with_flops,
-            with_modules=with_modules,
+            on_trace_ready=on_trace_ready or self._keep, record_shapes=record_shapes,
+            profile_memory=profile_memory, with_stack=with_stack or with_modules,
+            with_flops=with_flops, with_modules=with_modules,
         )  # fmt: skip
 
     def start_trace(self) -> None:
         """Begin to record."""
+        self._trace = None
         if self._rows is not None:
             self._rows = STATE.rows = Rows()
+        self._marks = STATE.marks = self._settings.new_marks()
         super().start_trace()
 
     def stop_trace(self) -> None:
         """Stop recording."""
-        STATE.rows = None
+        STATE.rows = STATE.marks = None
         super().stop_trace()
 
     def start(self) -> None:
@@ -180,14 +250,46 @@ class profile(torch.profiler.profile):
         if not self._over:
             super().step()
 
+    def _recorded(self) -> dict[str, Any]:
+        """Everything as a Chrome trace, streams of the device and marks included."""
+        if self._trace is None:
+            with tempfile.TemporaryDirectory() as folder:
+                plain = os.path.join(folder, "trace.json")
+                super().export_chrome_trace(plain)
+                trace = json.loads(Path(plain).read_text(encoding="utf-8"))
+            clocks = time.time_ns() - time.perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
+            for looked in (self._rows, self._marks):
+                trace["traceEvents"] += looked.events(clocks / 1e3) if looked is not None else []
+            self._trace = trace
+        return self._trace
+
     def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write what was recorded, streams of the device included."""
-        with tempfile.TemporaryDirectory() as folder:
-            plain = os.path.join(folder, "trace.json")
-            super().export_chrome_trace(plain)
-            trace = json.loads(Path(plain).read_text(encoding="utf-8"))
-        if self._rows is not None:
-            clocks = time.time_ns() - time.perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
-            trace["traceEvents"] += self._rows.events(clocks / 1e3)
-        data = json.dumps(trace).encode()
+        data = json.dumps(self._recorded()).encode()
         atomic_write(path, gzip.compress(data) if str(path).endswith(".gz") else data)
+
+    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
+        """Write stacks of Python functions with the time spent in each, for FlameGraph."""
+        if metric not in STACK_METRICS:
+            raise ValueError(f"metric is one of {', '.join(STACK_METRICS)}, not {metric!r}")
+        if not (self._chosen["with_stack"] or self._chosen["with_modules"]):
+            raise RuntimeError("there are no stacks: profile with with_stack=True")
+        atomic_write(path, stacks(read(self._recorded()), metric).encode())
+
+    def _keep(self, _: Any) -> None:
+        """Without a function of the user, keep what was recorded where the environment says."""
+        folder = _work_folder()
+        if folder is not None:
+            self._save(folder, None)
+
+    def _save(self, parent: str, worker: str | None) -> Path:
+        groups = torch.distributed
+        grouped = groups.is_available() and groups.is_initialized()
+        chosen = {"common_config": self._chosen, "experimental_config": self._settings.as_dict()}
+        version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
+        info = {
+            "config": chosen, "rank_id": groups.get_rank() if grouped else -1,
+            "torch_npu_version": version,
+        }  # fmt: skip
+        metadata = {key: json.loads(text) for key, text in self._trace_metadata.items()}
+        return save(parent, worker, self._recorded(), info, metadata)

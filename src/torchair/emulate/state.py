@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from torchair.emulate.profiles.marks import Marks
     from torchair.emulate.rows import Rows
     from torchair.emulate.tape import Tape
 
@@ -35,6 +36,7 @@ class DeviceState:
         self.count = 0  # zero until the device is installed
         self.stream_ids = itertools.count(1)
         self.rows: Rows | None = None  # where a profiler wants to know what runs
+        self.marks: Marks | None = None  # where it wants to know what scripts mark
         self.here = ThisThread()
 
     def index_of(self, device: Any = None) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from torchair.emulate.state import STATE
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -76,8 +78,13 @@ class Tape:
 
     def replay(self) -> None:
         """Run what was noted."""
+        rows = STATE.rows
         for entry in self.entries:
-            result = entry.call(*entry.args, **entry.kwargs)
+            if rows is not None and isinstance(entry.call, torch._ops.OpOverload):
+                name = entry.call._schema.name
+                result = rows.timed(name, entry.call, entry.args, entry.kwargs)
+            else:  # a compiled graph shows its steps itself
+                result = entry.call(*entry.args, **entry.kwargs)
             if entry.results:
                 fresh = _fresh(result, entry.args, entry.kwargs)
                 for kept, new in zip(entry.results, fresh, strict=True):

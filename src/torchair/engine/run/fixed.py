@@ -148,6 +148,18 @@ class FixedProgram:
             return Placed(root.slot, tensor.dtype, shape, strides, offset)  # type: ignore[union-attr]
         return tensor
 
+    def put(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take over results that were computed elsewhere."""
+        for place, tensor in zip(self.places, outputs, strict=True):
+            if isinstance(place, Placed):
+                start, size = self._starts[place.piece]
+                whole = self._memory[start : start + size].view(place.dtype)
+                first = int(whole.storage_offset()) + place.offset
+                held = whole.as_strided(place.shape, place.strides, first)
+                _single(held, held).copy_(_single(tensor, held))
+            elif isinstance(place, torch.Tensor):
+                _single(place, place).copy_(_single(tensor, place))
+
     def piece(self, number: int) -> tuple[int, int]:
         """Where a piece of the memory is: (first byte, length)."""
         return self._starts[number]

@@ -1,0 +1,280 @@
+"""A profile as records: kernels, operators of the host with what they launched, steps and marks.
+
+Times are microseconds since the begin of the trace; `moment` gives those of the wall clock.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torchair.emulate.profiles.work import Work
+
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_OPERATORS = ("cpu_op", "user_annotation")
+_FRAME = "python_function"
+_HOW_TORCH_CALLS_US = "PythonDispatchMode"
+_WORK = tuple(f.name for f in fields(Work))
+_ROUNDING = 0.002  # microseconds: times of a trace have three digits
+NO_GRAPH = 4294967295
+"""Number of the graph of an operator that is in none."""
+
+
+@dataclass
+class Kernel:
+    """A slice of work on a stream of the device."""
+
+    device: int
+    stream: int
+    begin: float
+    end: float
+    caller: int  # the thread of the host that waited for it
+    thread: int  # the one that it ran on
+    threads: int  # that it may have used
+    work: Work
+    label: str
+    task: int = 0  # its number on the stream
+    wait: float = 0.0  # since the kernel before it
+
+    @property
+    def duration(self) -> float:
+        """Microseconds."""
+        return self.end - self.begin
+
+    @property
+    def name(self) -> str:
+        """Nodes of the graph that it computes, or the operator."""
+        return "+".join(self.work.nodes) or self.label
+
+    @property
+    def model(self) -> int:
+        """The number of its graph."""
+        digits = self.work.graph.rpartition("_")[2]
+        return int(digits) if digits.isdecimal() else NO_GRAPH
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it talks to other processes."""
+        return self.work.core == "COMMUNICATION"
+
+    @property
+    def receives(self) -> bool:
+        """Whether it waits for what another process sends."""
+        return self.communicates and "rec" in self.work.type.lower()
+
+
+@dataclass
+class Operator:
+    """A call on the host."""
+
+    name: str
+    thread: int
+    begin: float
+    end: float
+    args: Mapping[str, Any]
+    stack: list[str] = field(default_factory=list)  # innermost first
+    parent: Operator | None = None
+    kernels: list[Kernel] = field(default_factory=list)
+    inner: float = 0.0  # time of operators that it called
+    device_total: float = 0.0
+    products_total: float = 0.0  # on the cores for products
+
+    @property
+    def total(self) -> float:
+        """Microseconds on the host, those of kernels included: the host waits for them."""
+        return self.end - self.begin
+
+    @property
+    def own(self) -> float:
+        """The same without operators that it called."""
+        return self.total - self.inner
+
+    @property
+    def device_own(self) -> float:
+        """Microseconds of the kernels that it launched itself."""
+        return sum(k.duration for k in self.kernels)
+
+    @property
+    def products_own(self) -> float:
+        """Those on the cores for products."""
+        return sum(k.duration for k in self.kernels if k.work.core == "AI_CORE")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The time between two calls of `step`; without a schedule the whole profile."""
+
+    number: int | None
+    begin: float
+    end: float
+
+    def holds(self, begin: float, end: float) -> bool:
+        """Whether the middle of a slice is in it."""
+        return self.begin <= (begin + end) / 2 < self.end
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment or a range that the script named; `device` and `stream` if it was on one."""
+
+    message: str
+    domain: str
+    thread: int
+    begin: float
+    end: float
+    device: int | None
+    stream: int | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that a trace tells."""
+
+    base: int  # nanoseconds of the wall clock when the trace begins
+    process: int
+    kernels: list[Kernel]
+    operators: list[Operator]
+    steps: list[Step]
+    marks: list[Mark]
+    lanes: dict[tuple[int, int], str]  # names of streams, by device and number
+
+    def moment(self, time: float) -> str:
+        """Microseconds of the wall clock, three digits after the point: more than a float has."""
+        whole, rest = divmod(self.base + round(time * 1e3), 1000)
+        return f"{whole}.{rest:03d}"
+
+    def step_of(self, begin: float, end: float) -> int | None:
+        """The number of the step that a slice is in."""
+        return next((s.number for s in self.steps if s.holds(begin, end)), None)
+
+    @property
+    def spans(self) -> list[Step]:
+        """The steps, or all of the time if there are none."""
+        if self.steps:
+            return self.steps
+        both: list[Kernel | Operator] = [*self.kernels, *self.operators]
+        if not both:
+            return []
+        return [Step(None, min(x.begin for x in both), max(x.end for x in both))]
+
+
+def read(trace: Mapping[str, Any]) -> Profile:
+    """The profile that a trace of `export_chrome_trace` holds."""
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+    by_kind: dict[str, list[Any]] = defaultdict(list)
+    for event in events:
+        by_kind[event.get("cat", "")].append(event)
+    kernels = _numbered(_kernel(e) for e in by_kind["kernel"])
+    named = [e for kind in _OPERATORS for e in by_kind[kind] if e["name"] != _HOW_TORCH_CALLS_US]
+    host = [_operator(e) for e in named]
+    steps = [Step(int(m[1]), o.begin, o.end) for o in host if (m := _STEP.match(o.name))]
+    inside = _InKernels(kernels)
+    operators = [o for o in host if not _STEP.match(o.name) and not inside.has(o)]
+    frames = [_operator(e) for e in by_kind[_FRAME] if not e["name"].startswith("<built-in")]
+    _nest(operators, frames, kernels)
+    lanes = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in trace["traceEvents"]
+        if e.get("ph") == "M" and e["name"] == "thread_name" and isinstance(e["pid"], int)
+    }
+    process = next((e["pid"] for kind in _OPERATORS for e in by_kind[kind]), 0)
+    return Profile(
+        int(trace.get("baseTimeNanoseconds", 0)), process, kernels,
+        sorted(operators, key=lambda o: o.begin), sorted(steps, key=lambda s: s.begin),
+        [_mark(e) for e in by_kind["mstx"]], lanes,
+    )  # fmt: skip
+
+
+def _kernel(event: Mapping[str, Any]) -> Kernel:
+    args, begin = event["args"], float(event["ts"])
+    known = {name: args[name] for name in _WORK}
+    return Kernel(
+        args["device"], args["stream"], begin, begin + event["dur"], args["caller"],
+        args["thread"], args["threads"], Work(**known), event["name"],
+    )  # fmt: skip
+
+
+def _operator(event: Mapping[str, Any]) -> Operator:
+    begin = float(event["ts"])
+    end = begin + float(event.get("dur", 0))
+    return Operator(event["name"], event["tid"], begin, end, event.get("args", {}))
+
+
+def _mark(event: Mapping[str, Any]) -> Mark:
+    args, begin = event["args"], float(event["ts"])
+    return Mark(
+        event["name"], args["domain"], args["thread"], begin, begin + event["dur"],
+        args["device"], args["stream"],
+    )  # fmt: skip
+
+
+def _numbered(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """In the order of time, each with its number on its stream and the gap before it."""
+    found = sorted(kernels, key=lambda k: k.begin)
+    last: dict[tuple[int, int], Kernel] = {}
+    for kernel in found:
+        before = last.get((kernel.device, kernel.stream))
+        if before is not None:
+            kernel.task = before.task + 1
+            kernel.wait = max(kernel.begin - before.end, 0.0)
+        last[kernel.device, kernel.stream] = kernel
+    return found
+
+
+class _InKernels:
+    """Tells which calls of the host are how the emulation computes a kernel."""
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        self._of: dict[int, list[Kernel]] = defaultdict(list)
+        for kernel in kernels:
+            self._of[kernel.thread].append(kernel)
+        self._begins = {thread: [k.begin for k in found] for thread, found in self._of.items()}
+
+    def has(self, call: Operator) -> bool:
+        """Whether the middle of a call is inside of a kernel that takes longer: the clocks of both
+        may differ by a microsecond. Kernels of one thread follow each other."""
+        middle = (call.begin + call.end) / 2
+        at = bisect_right(self._begins.get(call.thread, []), middle)
+        if at == 0:
+            return False
+        kernel = self._of[call.thread][at - 1]
+        return middle < kernel.end and call.total <= kernel.duration
+
+
+def _nest(
+    operators: Sequence[Operator], frames: Sequence[Operator], kernels: Sequence[Kernel]
+) -> None:
+    """Find out who called whom: parents and stacks of operators, and who launched each kernel."""
+    kept = {id(frame) for frame in frames}
+    moments: dict[int, list[tuple[float, float, Operator | Kernel]]] = defaultdict(list)
+    for call in (*operators, *frames):
+        moments[call.thread].append((call.begin, -call.end, call))
+    for kernel in kernels:
+        middle = (kernel.begin + kernel.end) / 2
+        moments[kernel.caller].append((middle, -middle, kernel))
+    for items in moments.values():
+        open_calls: list[Operator] = []
+        for time, _, item in sorted(items, key=lambda m: m[:2]):
+            last = item.end if isinstance(item, Operator) else time
+            while open_calls and open_calls[-1].end < last - _ROUNDING:
+                open_calls.pop()  # over, or over before what would be inside of it
+            around = next((c for c in reversed(open_calls) if id(c) not in kept), None)
+            if isinstance(item, Kernel):
+                if around is not None:
+                    around.kernels.append(item)
+                continue
+            if id(item) not in kept:
+                item.parent = around
+                item.stack = [c.name for c in reversed(open_calls) if id(c) in kept]
+            open_calls.append(item)
+    for call in sorted(operators, key=lambda c: (c.begin, -c.end), reverse=True):
+        call.device_total += call.device_own  # those of its children are in already
+        call.products_total += call.products_own
+        if call.parent is not None:
+            call.parent.inner += call.total
+            call.parent.device_total += call.device_total
+            call.parent.products_total += call.products_total
