@@ -29,6 +29,7 @@ PROGRAMS = {
     "examples/export.py": ("", ["docs/export.md"]),
     "examples/quantised.py": ("weights say: True", ["docs/quantisation.md"]),
     "examples/report.py": ("kernels", ["docs/report.md"]),
+    "examples/tuning.py": ("all.sqlite: 2 results", ["docs/tuning.md"]),
     "examples/verify.py": ("lines show it again", ["docs/verify.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
@@ -92,6 +93,7 @@ def test_readme_example_runs(tmp_path):
         ("deploy.md", "deploy.py"),
         ("export.md", "export.py"),
         ("report.md", "report.py"),
+        ("tuning.md", "tuning.py"),
     ],
 )
 def test_quoted_code_is_the_one_that_runs(page, program):

@@ -17,7 +17,7 @@ from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
 from torchair.codegen.kernel import Generated
-from torchair.codegen.requests import MatMul, Product, stored
+from torchair.codegen.requests import Attention, Conv, Convolution, MatMul, Product, stored
 from torchair.codegen.target import Order
 from torchair.codegen.tuned import NAME, DamagedFile, Found, read, tuned_file, write
 from torchair.codegen.ways import AS_EVER, Way
@@ -298,6 +298,24 @@ def test_what_agrees() -> None:
     assert not agree(torch.tensor([1]), torch.tensor([2]))
 
 
+def stage_of(
+    request: Any, operands: Sequence[tuple[int, ...] | str], constants: dict[int, torch.Tensor],
+    outs: Sequence[int], dtype: torch.dtype,
+) -> tuple[Order, Stage]:  # fmt: skip
+    """A step with contiguous operands, given by word as dims or as other memory."""
+    order, plan = Order(cpu(), request, "kernel"), Plan(slots=len(operands))
+    for slot, dims in enumerate(operands):
+        if not isinstance(dims, str):
+            kind = "const" if slot in constants else "arena"
+            root = Root(slot, kind, torch.empty(dims, dtype=dtype, device="meta"), "cpu")
+            plan.roots.append(root)
+            plan.places[slot] = root, 0
+    slots = [x if isinstance(x, str) else slot for slot, x in enumerate(operands)]
+    native = Native(order, slots, (), 1.0, constants=dict(constants))
+    step = Step(None, "native", None, [0], list(outs), native=native)  # type: ignore[arg-type]
+    return order, Stage(step, plan, lambda x, pack: x if pack is None else pack(x))
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 200), (37, 50, 33), (130, 96, 64)])
 def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> None:
@@ -305,15 +323,8 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     request = Product(spec, stored((1, m, n), (0, n, 1), dtype, 3))
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     weight = torch.randn(n, k).to(kind)
-    order = Order(cpu(), request, "product")
-    plan = Plan(slots=3)
-    for slot, kind_of, dims in ((0, "arena", (m, k)), (1, "arena", (m, n)), (2, "const", (n, k))):
-        root = Root(slot, kind_of, torch.empty(dims, dtype=kind, device="meta"), "cpu")
-        plan.roots.append(root)
-        plan.places[slot] = root, 0
-    native = Native(order, [0, 2, "scratch", 1], (), 1.0, constants={1: weight})
-    step = Step(None, "native", None, [0], [1], native=native)  # type: ignore[arg-type]
-    stage = Stage(step, plan, lambda x, pack: x if pack is None else pack(x))
+    operands = [(m, k), (n, k), "scratch", (m, n)]
+    order, stage = stage_of(request, operands, {1: weight}, [3], kind)
     entrants = race.Race(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
     forms = [Way((("form", form),)) for form in choices.pop("form")]
@@ -324,3 +335,67 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     exact, got = a @ weight.double().t(), stage.results()[0][: m * n].view(m, n).double()
     limit = 1e-5 if dtype == "f32" else 1e-2
     assert (got - exact).abs().max() <= limit * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "side", "kernel", "stride"),
+    [("f32", 32, 9, 3, 1), ("f32", 20, 11, 3, 2), ("bf16", 32, 9, 3, 1), ("f32", 3, 12, 5, 2)],
+)
+def test_all_ways_of_a_convolution_are_right(
+    dtype: str, channels: int, side: int, kernel: int, stride: int
+) -> None:
+    kind, out, pad = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], 40, kernel // 2
+    strides = (channels * side * side, 1, channels * side, channels)
+    spec = Conv(
+        dtype, 1, channels, side, side, out, (kernel, kernel), (stride, stride), (pad,) * 4,
+        (1, 1), 1, strides,
+    )  # fmt: skip
+    assert spec.results is not None
+    high, wide = spec.results
+    nest = stored((1, out, high, wide), (out * high * wide, 1, out * wide, out), dtype, 3)
+    request = Convolution(spec, nest)
+    weight = torch.randn(out, channels, kernel, kernel).to(kind)
+    operands = [(1, side, side, channels), weight.shape, "scratch", (1, high, wide, out)]
+    order, stage = stage_of(request, operands, {1: weight}, [3], kind)
+    entrants = race.Race(order, cpu(), stage, 2)
+    choices = dict(cpu().choices(request))
+    methods = [Way((("method", x),)) for x in choices.pop("method", ())] or [AS_EVER]
+    ways = [m.having(name, v) for m in methods for name, values in choices.items() for v in values]
+    found = entrants.enter(ways)
+    assert len(found) >= 3
+    x = stage._roots[0, 0][: side * side * channels].view(1, side, side, channels)
+    exact = torch.nn.functional.conv2d(
+        x.double().permute(0, 3, 1, 2), weight.double(), stride=stride, padding=pad
+    )
+    got = stage.results()[0][: exact.numel()].view(1, high, wide, out).permute(0, 3, 1, 2)
+    limit = 1e-5 if dtype == "f32" else 1e-2
+    assert (got.double() - exact).abs().max() <= limit * exact.abs().max()
+    if methods != [AS_EVER]:
+        assert {e.way.word("method") for e in found} >= {"direct", "patches4"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "span"), [("f32", 1, 70), ("f32", 70, 70), ("bf16", 70, 70)]
+)
+def test_all_ways_of_attention_are_right(dtype: str, length: int, span: int) -> None:
+    kind, heads, width = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], 2, 32
+    q, k = ((1, heads, n, width) for n in (length, span))
+    of = {n: (heads * n * width, n * width, width, 1) for n in (length, span)}
+    request = Attention(
+        dtype, 1, heads, heads, length, span, width, width, of[length], of[span], of[span],
+        of[length], width**-0.5,
+    )  # fmt: skip
+    order, stage = stage_of(request, [q, k, k, (1,), q, (1,), "scratch"], {}, [4], kind)
+    entrants = race.Race(order, cpu(), stage, 2)
+    choices = dict(cpu().choices(request))
+    forms = [Way((("form", x),)) for x in choices.pop("form", ())] or [AS_EVER]
+    ways = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
+    found = entrants.enter(ways)
+    assert len(found) >= 3 and (length > 8 or {e.way.word("form") for e in found} == {"prefill"})
+    given = [stage._roots[s, 0] for s in range(3)]
+    args = [t[: heads * n * width].view(1, heads, n, width) for t, n in zip(
+        given, (length, span, span), strict=True
+    )]  # fmt: skip
+    exact = torch.nn.functional.scaled_dot_product_attention(*(t.double() for t in args))
+    got = stage.results()[0][: exact.numel()].view(exact.shape).double()
+    assert (got - exact).abs().max() <= (1e-5 if dtype == "f32" else 1e-2) * exact.abs().max()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchair.codegen.cpu.attention import kernel as attentions
 from torchair.codegen.cpu.attention.kernel import attention
+from torchair.codegen.cpu.conv import choices as conv_choices
 from torchair.codegen.cpu.conv.kernel import convolution
 from torchair.codegen.cpu.matmul import choices as matmul_choices
 from torchair.codegen.cpu.matmul.kernel import product
@@ -24,5 +26,7 @@ GENERATORS: dict[type, Callable[..., Generated]] = {
 
 CHOICES: dict[type, Callable[..., Choices]] = {
     Product: matmul_choices.choices,
+    Convolution: conv_choices.choices,
+    Attention: attentions.choices,
 }
 """For these a generator takes a `way`."""

@@ -26,6 +26,7 @@ from torchair.codegen.cpu.attention.spec import Attention, round_up
 from torchair.codegen.cpu.attention.tile import multiplier, plan, prefill_areas
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, f32
 from torchair.codegen.types import BYTES
+from torchair.codegen.ways import AS_EVER, Way
 
 _NONE = "zeroinitializer"
 
@@ -38,10 +39,11 @@ class Prefill(Form):
     """
 
     def __init__(
-        self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter
-    ) -> None:
-        super().__init__(w, spec, prefill_areas(spec, w.machine), per_thread, home)
-        self.plan = plan(spec, w.machine)
+        self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter,
+        way: Way = AS_EVER,
+    ) -> None:  # fmt: skip
+        super().__init__(w, spec, prefill_areas(spec, w.machine, way), per_thread, home)
+        self.plan = plan(spec, w.machine, way)
         steps = spec.width // 2 if self.plan.pairs else spec.width
         self.steps, self.deep = steps, round_up(steps, w.lanes)
         self.wide = round_up(spec.value_width, w.lanes)

@@ -13,6 +13,7 @@ from torchair.codegen.cpu.attention.parts import (
 from torchair.codegen.cpu.attention.spec import Areas, Attention, dots_bf16, round_up
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import KernelWriter, Writer
+from torchair.codegen.ways import AS_EVER, Way
 
 _KEYS = 64  # of a block; a multiple of all vector widths
 _COST = {1: 1.2, 2: 1.05, 3: 1.02, 4: 1.0}
@@ -40,20 +41,21 @@ class Plan:
         return self.vectors * self.lanes
 
 
-def plan(spec: Attention, machine: Machine) -> Plan:
+def plan(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Plan:
     """The blocks for a spec: as many queries as registers allow, unless fewer waste less."""
     vectors = most = 4 if machine.registers >= 32 else 3
     if spec.rows:
         lines = -(-spec.rows // machine.lanes)
         vectors = min(range(most, 0, -1), key=lambda n: round_up(lines, n) * _COST[n])
+    vectors, keys = way.number("queries", vectors), way.number("keys", _KEYS)
     pairs = dots_bf16(spec, machine)
     copies = spec.dtype != "f32" and not pairs
-    return Plan(vectors, 8 if vectors == 1 else 4, _KEYS, machine.lanes, pairs, copies)
+    return Plan(vectors, 8 if vectors == 1 else 4, keys, machine.lanes, pairs, copies)
 
 
-def prefill_areas(spec: Attention, machine: Machine) -> Areas:
+def prefill_areas(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Areas:
     """The work memory of prefill."""
-    p, areas = plan(spec, machine), Areas()
+    p, areas = plan(spec, machine, way), Areas()
     line, steps = p.block * 4, spec.width // 2 if p.pairs else spec.width
     deep, wide = round_up(steps, p.lanes), round_up(spec.value_width, p.lanes)
     areas.add("queries", deep * line)

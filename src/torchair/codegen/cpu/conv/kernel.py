@@ -18,6 +18,7 @@ from torchair.codegen.requests import Conv, Convolution
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter
+from torchair.codegen.ways import AS_EVER, Way
 
 WEIGHTS = 1  # word of their address
 
@@ -37,15 +38,19 @@ class PackFilter:
         return empty(packed.shape, packed.dtype).copy_(packed)
 
 
-def convolution(request: Convolution, machine: Machine, label: str) -> Generated:
+def convolution(
+    request: Convolution, machine: Machine, label: str, way: Way = AS_EVER
+) -> Generated:
     """The kernel of a convolution with its epilogue."""
-    return conv(request.conv, machine, _epilogue(request.epilogue), label)
+    return conv(request.conv, machine, _epilogue(request.epilogue), label, way)
 
 
-def conv(spec: Conv, machine: Machine, store: Store, label: str = "conv") -> Generated:
+def conv(
+    spec: Conv, machine: Machine, store: Store, label: str = "conv", way: Way = AS_EVER
+) -> Generated:
     """The kernel of a convolution; `store` is called wherever a vector of results is finished."""
     w = KernelWriter(machine)
-    cut = patches(spec, machine) or plan(spec, machine)
+    cut = patches(spec, machine, way) or plan(spec, machine, way)
     if isinstance(cut, Patches):
         conv_winograd.write(w, cut, machine, store)
         scratch = conv_winograd.scratch_bytes(cut)

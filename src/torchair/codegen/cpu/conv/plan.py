@@ -10,6 +10,7 @@ from torchair.codegen.cpu.conv.results import Panels
 from torchair.codegen.requests import Conv
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.types import BYTES, Word
+from torchair.codegen.ways import AS_EVER, Way
 
 WINDOW_BYTES = 160 * 1024
 """Most bytes of input that a block keeps in scratch, so that it stays in the second cache."""
@@ -155,12 +156,14 @@ def merge(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def plan(spec: Conv, machine: Machine) -> Plan:
+def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> Plan:
     """The cut of a convolution for a processor."""
     kind = _kind(spec, machine)
     planar = kind == "dense" and spec.x[3] == 1 and spec.x[1] != 1
     vectors = 1 if kind == "depthwise" or spec.group_out <= machine.lanes else 2
     widest = min(MOST_COLUMNS, (machine.registers - vectors - 1) // vectors)
+    if chosen := way.word("tile"):
+        vectors, widest = map(int, chosen.split("x"))
     if kind == "depthwise":  # its inputs are vectors too
         widest = machine.registers // 4
     direct = kind != "depthwise" and not planar and _readable(spec, kind)
@@ -173,7 +176,8 @@ def plan(spec: Conv, machine: Machine) -> Plan:
     tile_rows = 1 if dilated or 2 * wide >= widest else min(widest // wide, high)
     columns = -(-wide // -(-wide // widest))
     row_bytes = wide * spec.stride[1] * spec.stride[0] * pitch * BYTES[cut.element]
-    rows = 1 if dilated else _rows(spec, high, tile_rows, row_bytes)
+    most = way.number("window", WINDOW_BYTES)
+    rows = 1 if dilated else _rows(spec, high, tile_rows, row_bytes, most)
     return replace(cut, columns=columns, tile_rows=tile_rows, rows=rows, columns_of_block=wide)
 
 
@@ -208,9 +212,9 @@ def _pitch(spec: Conv, kind: str, planar: bool, panel: int) -> int:
     return channels + (32 if kind == "dot" else 16) * aliased
 
 
-def _rows(spec: Conv, high: int, tile_rows: int, row_bytes: int) -> int:
+def _rows(spec: Conv, high: int, tile_rows: int, row_bytes: int, window: int) -> int:
     """Output rows of a block: as many as fit the scratch, cut evenly."""
-    most = max(1, (WINDOW_BYTES // row_bytes - spec.extent(0)) // tile_rows) * tile_rows
+    most = max(1, (window // row_bytes - spec.extent(0)) // tile_rows) * tile_rows
     bands = max(1, -(-high // most))
     even = -(-high // bands)
     return -(-even // tile_rows) * tile_rows

@@ -18,6 +18,7 @@ from torchair.codegen.cpu.conv.tile import Tile, tile
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
 from torchair.codegen.types import BYTES, STORAGE, Size
+from torchair.codegen.ways import AS_EVER, Way
 
 POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 """The positive points, by m. Those for 4 are not whole numbers because they keep errors small."""
@@ -46,6 +47,7 @@ class Patches:
     lanes: int
     group: int  # patches in a group
     groups: int  # groups in a block
+    ahead: int = AHEAD
 
     @property
     def side(self) -> int:
@@ -83,12 +85,15 @@ class Patches:
         return self.places * self.block * self.panels.size
 
 
-def patches(spec: Conv, machine: Machine) -> Patches | None:
+METHODS = {"direct": 0, "patches2": 2, "patches4": 4}
+"""Ways to convolve, and the patches that they need."""
+
+
+def patches(spec: Conv, machine: Machine, way: Way = AS_EVER) -> Patches | None:
     """The cut of a convolution, or None if it should be a direct sum."""
-    if not _fits(spec, machine):
-        return None
-    m = 4 if spec.winograd >= 4 and _pays(spec, 4) else 2
-    if not _pays(spec, m):
+    chosen = METHODS.get(way.word("method"))
+    m = _side(spec, machine) if chosen is None else chosen
+    if not m:
         return None
     vectors = 2
     most = min(14, (machine.registers - vectors - 1) // vectors)
@@ -97,13 +102,24 @@ def patches(spec: Conv, machine: Machine) -> Patches | None:
         return Patches(spec, m, vectors, machine.lanes, most, 2)
     if total <= machine.registers - 4:  # one pass over the weights, of which there are many
         vectors, most = 1, machine.registers - 4
+    if tile := way.word("tile"):
+        vectors, most = map(int, tile.split("x"))
     group = _ceil(total, _ceil(total, most))
     each = 4 * (m + 2) ** 2 * group * (spec.channels + 16)
-    blocks = _ceil(total, group * max(1, PATCH_BYTES // each))
-    return Patches(spec, m, vectors, machine.lanes, group, _ceil(total, group * blocks))
+    blocks = _ceil(total, group * max(1, way.number("window", PATCH_BYTES) // each))
+    groups, ahead = _ceil(total, group * blocks), way.number("ahead", AHEAD)
+    return Patches(spec, m, vectors, machine.lanes, group, groups, ahead)
 
 
-def _fits(spec: Conv, machine: Machine) -> bool:
+def _side(spec: Conv, machine: Machine) -> int:
+    """Rows and columns of the results of a patch, 0 where a direct sum is as good."""
+    if not fits(spec, machine):
+        return 0
+    m = 4 if spec.winograd >= 4 and _pays(spec, 4) else 2
+    return m if _pays(spec, m) else 0
+
+
+def fits(spec: Conv, machine: Machine) -> bool:
     """Whether the method applies: 3 x 3, dense in channels, and enough of them."""
     plain = spec.stride == spec.dilation == (1, 1) and spec.groups == 1 and spec.x[1] == 1
     many = min(spec.channels, spec.out_channels) >= 32 and spec.channels % machine.lanes == 0
@@ -180,7 +196,7 @@ class _Blocks:
         pixels = tuple(k * cut.pitch for k in range(cut.group))
         steps = ((cut.spec.channels, 1),)
         weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
-        ahead = AHEAD if weights > CACHED else 0
+        ahead = cut.ahead if weights > CACHED else 0
         shape = Tile("dense", pixels, steps, cut.vectors, ahead=ahead)
         self.tile = tile(w, shape, machine)
         _spread(w, cut, machine)
