@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -237,6 +238,29 @@ def _dynamic(x: Tensor, smooth: Tensor | None = None, axis: int = -1) -> tuple[T
     return reference.nearest(values / scale, -128, 127).reshape(x.shape), scale.squeeze(axis)
 
 
+def _asymmetric(x: Tensor, smooth: Tensor, axis: int) -> tuple[Tensor, ...]:
+    values = x.double() * smooth.double()
+    top, bottom = values.amax(axis, keepdim=True), values.amin(axis, keepdim=True)
+    scale = (top - bottom) / 255
+    offset = 127 - top / scale
+    y = reference.nearest(values / scale + offset, -128, 127).reshape(x.shape)
+    return y, scale.squeeze(axis), offset.squeeze(axis)
+
+
+def _eight_in_one(w: Tensor) -> Tensor:
+    rows = [[row[k : k + 8] for k in range(0, len(row), 8)] for row in w.tolist()]
+    words = [[sum((v % 16) << 4 * k for k, v in enumerate(p)) for p in row] for row in rows]
+    return torch.tensor([[v - (v >> 31 << 32) for v in row] for row in words])
+
+
+def _patterns(scale: Tensor, offset: Tensor) -> Tensor:
+    words = []
+    for s, o in zip(scale.tolist(), offset.tolist(), strict=True):
+        (bits,) = struct.unpack("<I", struct.pack("<f", s))
+        words.append(bits // 8192 * 8192 + (max(min(round(o), 255), -256) % 512) * 2**37 + 2**46)
+    return torch.tensor(words)
+
+
 QUANTS = [
     Case(
         f"quantize-{axis}-{divides}",
@@ -291,6 +315,31 @@ QUANTS = [
             reference.nearest(x.double() * 127 / x.abs().max(), -128, 127).reshape(x.shape),
             x.double().abs().max().reshape(1) / 127,
         ),
+    ),
+    *(
+        Case(
+            f"dynamic_quant_asymmetric-{mode}",
+            lambda x, s, mode=mode: npu.npu_dynamic_quant_asymmetric(
+                x, smooth_scales=s, quant_mode=mode
+            ),
+            (randn(2, 4, 16) + 1, randn(16).abs() + 0.5),
+            lambda x, s, axis=axis: _asymmetric(x, s, axis),
+        )
+        for mode, axis in (("pertoken", -1), ("perchannel", -2))
+    ),
+    Case(
+        "int4pack",
+        npu.npu_convert_weight_to_int4pack,
+        (randint(-8, 8, 6, 16, dtype=torch.int32),),
+        _eight_in_one,
+        rough=0,
+    ),
+    Case(
+        "trans_quant_param",
+        npu.npu_trans_quant_param,
+        (randn(4), torch.tensor([0.5, -3.0, 400.0, -400.0])),
+        _patterns,
+        rough=0,
     ),
 ]  # fmt: skip
 
@@ -348,6 +397,15 @@ PRODUCTS = [
         (_X1, _X2, _bits_as_int64(_SCALES)),
         lambda a, b, s: reference.product(a, b) * _SCALES.double(),
         rough=5e-3,
+    ),
+    Case(
+        "quant_matmul-packed-offset",
+        lambda a, b, s: npu.npu_quant_matmul(a, b, s),
+        (_X1, _X2, _patterns(_SCALES, torch.arange(8.0) * 9 - 30)),
+        lambda a, b, s: _int8_result(
+            a, b, (_SCALES.view(torch.int32) // 8192 * 8192).view(torch.float32),
+            torch.arange(8) * 9 - 30,
+        ),
     ),
     Case(
         "quant_matmul-transposed",

@@ -275,6 +275,47 @@ def test_bytes_are_multiplied_and_scaled_in_one_kernel(bias, capsys, monkeypatch
     assert units and all(x.startswith("matmul    QuantBatchMatmulV3 ") for x in units)
 
 
+class Narrow(nn.Module):
+    """Products with int8 as results; numbers are such that float32 holds every one exactly."""
+
+    def __init__(self, patterns: bool) -> None:
+        super().__init__()
+        scale, offset = 2.0 ** torch.randint(-6, -3, (24,)), torch.randint(-9, 9, (24,)).float()
+        if patterns:
+            scale, offset = torch.ops.npu.npu_trans_quant_param(scale, offset), None
+        values = (torch.randint(-8, 8, (32, 24), dtype=torch.int8), scale, offset)
+        self.weight, self.scale, self.offset = (
+            None if v is None else nn.Parameter(v, requires_grad=False) for v in values
+        )
+
+    def forward(self, x: torch.Tensor, integers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        by_weight = torch.ops.npu.npu_weight_quant_batchmatmul(
+            x, self.weight, torch.full((24,), 0.5), quant_scale=self.scale,
+            quant_offset=self.offset, bias=torch.full((24,), 0.25, dtype=x.dtype),
+        )  # fmt: skip
+        by_both = torch.ops.npu.npu_quant_matmul(
+            integers, self.weight, self.scale, offset=self.offset
+        )
+        return by_weight, by_both
+
+
+@pytest.mark.parametrize("patterns", [False, True])
+@torch.no_grad()
+def test_results_of_int8_are_made_in_the_kernel(patterns, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    model = Narrow(patterns)
+    fast = torch.compile(model, backend="torchair", fullgraph=True)
+    for rows, dtype in ((2, torch.float32), (9, torch.float16)):
+        x = (torch.randint(-16, 16, (rows, 32)) / 4).to(dtype)
+        integers = torch.randint(-128, 128, (rows, 32), dtype=torch.int8)
+        expected = model(x, integers)
+        assert all(map(torch.equal, fast(x, integers), expected))
+        assert all(len(y.unique()) > 4 and y.dtype == torch.int8 for y in expected)
+    lines = capsys.readouterr().out.splitlines()
+    units = [x.split("  ")[0] for x in lines if "BatchMatmul" in x and "AscendQuant" in x]
+    assert units == ["matmul"] * 4 and not [x for x in lines if x.startswith("torch  ")]
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_scales_of_graphs_made_by_hand(twice):
     x = torch.randn(5, 40)

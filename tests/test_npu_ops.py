@@ -89,6 +89,8 @@ OPCHECK = {
     "scatter_update_": (randn(2, 4, 3), torch.tensor([1, 2]), randn(2, 1, 3), 1),
     "npu_scatter_nd_update_": (randn(4, 3), torch.tensor([[1], [2]]), randn(2, 3)),
     "npu_dynamic_quant": (randn(3, 8),),
+    "npu_dynamic_quant_asymmetric": (randn(3, 8),),
+    "npu_convert_weight_to_int4pack": (randint(-8, 8, 3, 8, dtype=torch.int32),),
     "npu_prompt_flash_attention": (bsh(Q), bsh(K), bsh(V)),
     "npu_format_cast": (randn(3, 4), 29),
 }
@@ -436,6 +438,8 @@ REFUSED: dict[str, Any] = {
     "group_sizes": lambda: npu.npu_quant_matmul(
         randint(0, 9, 2, 4), randint(0, 9, 4, 2), torch.ones(2), group_sizes=[1, 1, 2]
     ),
+    "weight": lambda: npu.npu_convert_weight_to_int4pack(randint(0, 7, 2, 12, dtype=torch.int32)),
+    "round_mode": lambda: npu.npu_trans_quant_param(torch.ones(1), round_mode=1),
     "act_type": lambda: npu.npu_grouped_matmul([randn(2, 3)], [randn(3, 2)], act_type=3),
     "split_item": lambda: npu.npu_grouped_matmul(
         [randn(2, 3)], [randn(1, 3, 2)], group_list=torch.tensor([2]), group_type=0
@@ -491,6 +495,7 @@ def test_functions_of_the_facade():
         "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2",
         "npu_scatter_nd_update", "npu_scatter_nd_update_", "scatter_update", "scatter_update_",
         "npu_quantize", "npu_dynamic_quant", "npu_quant_matmul", "npu_weight_quant_batchmatmul",
+        "npu_dynamic_quant_asymmetric", "npu_convert_weight_to_int4pack", "npu_trans_quant_param",
         "npu_grouped_matmul", "npu_moe_gating_top_k_softmax", "npu_moe_init_routing",
         "npu_moe_finalize_routing", "npu_format_cast",
     }  # fmt: skip

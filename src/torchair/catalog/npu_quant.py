@@ -94,18 +94,35 @@ def _dynamic(op: Op) -> Kernel:
     dtype = ge_to_torch(op.attr("dst_type"))
     mode, largest = op.attr("quant_mode", "pertoken"), op.attr("dst_type_max", 0.0)
     quant.check_mode(mode)
-    if op.attr("is_symmetrical", True) is False:
-        raise ValueError(f"{op.node}: only the symmetrical form is supported")
+    same = op.attr("is_symmetrical", True)
 
     def run(x: Any, smooth: Any, groups: Any) -> Any:
-        y, scale = quant.dynamic_quant(x, smooth, groups, dtype, mode, largest)
-        return (y, scale, torch.zeros_like(scale))[: len(op.node.outputs)]
+        made = quant.dynamic_quant(x, smooth, groups, dtype, mode, largest, same)
+        return made[: len(op.node.outputs)]
 
     return run
 
 
 add_row("DynamicQuant", _dynamic_rule, _dynamic)
 add_row("DynamicQuantV2", _dynamic_rule, _dynamic)
+
+
+# ---- scales as a device wants them ----
+
+
+def _patterns_rule(op: Op) -> Fact:
+    scale, offset = op.shape("scale"), op.get("offset")
+    dims = scale if offset is None else broadcast(scale, offset.shape or ())
+    return Fact(DataType.DT_INT64, dims)
+
+
+def _patterns(op: Op) -> Kernel:
+    if op.attr("round_mode"):
+        raise ValueError(f"{op.node}: only round_mode 0 is supported")
+    return quant.scale_patterns
+
+
+add_row("TransQuantParamV2", _patterns_rule, _patterns)
 
 
 # ---- products ----

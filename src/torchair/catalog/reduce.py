@@ -47,8 +47,12 @@ def _reduction(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 def _prod(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -> torch.Tensor:
     for axis in reversed(axes[1:]):
-        x = torch.prod(x, axis, keep)
-    return torch.prod(x, axes[0], keep, out=out)
+        x = torch.prod(x, axis, keep, dtype=x.dtype)
+    return torch.prod(x, axes[0], keep, dtype=x.dtype, out=out)
+
+
+def _sum(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -> torch.Tensor:
+    return torch.sum(x, axes, keep, dtype=x.dtype, out=out)  # torch would widen integers
 
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -60,7 +64,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceMean": torch.mean,
     "ReduceMin": torch.amin,
     "ReduceProd": _prod,
-    "ReduceSum": torch.sum,
+    "ReduceSum": _sum,
 }
 for _name, _fn in _REDUCTIONS.items():
     add_row(

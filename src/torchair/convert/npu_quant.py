@@ -69,6 +69,45 @@ def dynamic_quant(
     return y, scale
 
 
+@builtin("npu.npu_dynamic_quant_asymmetric.default")
+def dynamic_quant_asymmetric(
+    x: Value, *, smooth_scales: Value | None = None, group_index: Value | None = None,
+    dst_type: Any = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
+) -> Any:  # fmt: skip
+    """npu_dynamic_quant_asymmetric(Tensor x, *, Tensor? smooth_scales=None,
+    Tensor? group_index=None, int? dst_type=None, str quant_mode="pertoken",
+    float dst_type_max=0.0) -> (Tensor, Tensor, Tensor)"""
+    kind = quant.dynamic_quant_type(dst_type)
+    if kind == quant.INT4:
+        raise Decline(_PACKED)
+    return ge.DynamicQuantV2(
+        x, smooth_scales, group_index, dst_type=torch_to_ge(kind), is_symmetrical=False,
+        quant_mode=quant_mode, dst_type_max=dst_type_max,
+    )  # fmt: skip
+
+
+@builtin("npu.npu_convert_weight_to_int4pack.default")
+def convert_weight_to_int4pack(weight: Value, inner_k_tiles: int = 0) -> Any:
+    """npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor"""
+    int32, dims = DataType.DT_INT32, weight.shape or ()
+    if weight.dtype != int32 or not is_static(dims):
+        raise Decline("weights that are no int32 of fixed dims")
+    rows, columns = dims
+    pieces = ge.Reshape(weight, ge.Const([rows, columns // INT4_IN_INT32, INT4_IN_INT32]))
+    low = ge.BitwiseAnd(pieces, ge.Const(15, dtype=int32))
+    places = ge.Const([4 * k for k in range(INT4_IN_INT32)], dtype=int32)
+    # No two of them have a bit in common: their sum is all of them.
+    return ge.ReduceSum(ge.LeftShift(low, places), ge.Const([2]), keep_dims=False)
+
+
+@builtin("npu.npu_trans_quant_param.default")
+def trans_quant_param(
+    scale: Value, offset: Value | None = None, round_mode: int | None = 0
+) -> Any:
+    """npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor"""
+    return ge.TransQuantParamV2(scale, offset, round_mode=round_mode or 0)
+
+
 # ---- products ----
 
 

@@ -18,6 +18,7 @@ from torchair.ops.npu.checks import (
     wrong,
 )
 from torchair.ops.npu.library import Operator
+from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 Tensor = torch.Tensor
 _PACKED_SCALES = (torch.int64, torch.uint64)
@@ -40,6 +41,14 @@ def scale_values(scale: Tensor) -> Tensor:
         low = scale.view(torch.int64) & 0xFFFFFFFF
         return low.to(torch.int32).view(torch.float32)
     return scale.to(torch.float32)
+
+
+def pattern_offsets(scale: Tensor, given: Tensor | None) -> Tensor | None:
+    """What is added to results of int8: offsets that were given, or else those that scales of 64
+    bits hold above the pattern of the float, nine bits with a sign."""
+    if given is not None or scale.dtype not in _PACKED_SCALES:
+        return given
+    return (scale.view(torch.int64) << 64 - OFFSET_BIT - OFFSET_BITS) >> 64 - OFFSET_BITS
 
 
 def unpacked_weight(weight: Tensor, features: Any) -> Tensor:
@@ -110,6 +119,8 @@ def quant_matmul(
         values = values * pertoken_scale.to(total.dtype).unsqueeze(-1)
     if bias is not None and not whole_bias:
         values = values + bias.to(total.dtype)
+    if dtype == torch.int8:
+        offset = pattern_offsets(scale, offset)
     if offset is not None:
         values = values + offset.to(total.dtype)
     return finished(values, dtype)
@@ -179,8 +190,9 @@ def weight_quant_matmul(
     if quant_scale is None:
         return values.to(x.dtype)
     values = values * scale_values(quant_scale)
-    if quant_offset is not None:
-        values = values + quant_offset.to(values.dtype)
+    shift = pattern_offsets(quant_scale, quant_offset)
+    if shift is not None:
+        values = values + shift.to(values.dtype)
     return rounded(values, torch.int8)
 
 

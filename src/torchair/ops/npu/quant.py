@@ -21,6 +21,11 @@ from torchair.ops.npu.library import Operator
 Tensor = torch.Tensor
 INT4 = torch.quint4x2
 _INT4_ENDS = (-8, 7)
+_SCALE_BITS = 0xFFFFE000
+_HAS_SIGN = 1 << 46
+OFFSET_BIT, OFFSET_BITS = 37, 9
+"""Where an offset lies in a scale of 64 bits, and in how many of them."""
+
 MODES = ("pertoken", "pertensor", "perchannel")
 """What `npu_dynamic_quant` finds one scale for: a row, everything, a column."""
 
@@ -120,21 +125,32 @@ def dynamic_quant(
     dtype: torch.dtype = torch.int8,
     mode: str = "pertoken",
     largest: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Values over a scale that lets the largest of them just fit a narrow type, and the scales.
+    symmetrical: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values over a scale, plus an offset, in a narrow type; the scales and the offsets.
 
-    Values are multiplied by `smooth_scales` first, of which group g of the rows has row g if
-    `group_index` says where groups end. `largest` overrides the largest value of the type.
+    The largest value just fits the type, and if it is not `symmetrical` the least one too; without
+    that offsets are zero. Values are multiplied by `smooth_scales` first, of which group g of the
+    rows has row g if `group_index` says where groups end. `largest` overrides the largest value of
+    the type.
     """
     values = x.to(wide(x.dtype))
     if smooth_scales is not None:
         values = values * _smooth(values, smooth_scales, group_index)
-    dims: Any = {"pertoken": -1, "perchannel": -2}.get(mode)
-    top = values.abs().amax(dims, keepdim=True) if dims else values.abs().amax()
-    scale = top / (largest or _largest(dtype))
+    dims: Any = {"pertoken": [-1], "perchannel": [-2]}.get(mode, [*range(values.dim())])
+    end = largest or _largest(dtype)
+    if symmetrical:
+        span, steps = values.abs().amax(dims, keepdim=True), end
+    else:
+        span = values.amax(dims, keepdim=True) - values.amin(dims, keepdim=True)
+        steps = end - _least(dtype, end)
+    scale = span / steps
     safe = torch.where(scale == 0, torch.ones_like(scale), scale)
-    y = narrowed(values / safe, dtype)
-    return y, (scale.squeeze(dims) if dims else scale.reshape(1)).to(torch.float32)
+    top = values.amax(dims, keepdim=True)
+    offset = torch.zeros_like(scale) if symmetrical else end - top / safe
+    y = narrowed(values / safe + offset, dtype)
+    shape = scale_dims(x.shape, mode)
+    return y, scale.reshape(shape).to(torch.float32), offset.reshape(shape).to(torch.float32)
 
 
 def _smooth(values: Tensor, scales: Tensor, ends: Tensor | None) -> Tensor:
@@ -150,6 +166,11 @@ def _largest(dtype: torch.dtype) -> float:
     if dtype == INT4:
         return float(_INT4_ENDS[1])
     return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
+
+
+def _least(dtype: torch.dtype, largest: float) -> float:
+    """The least value of a type whose largest one may have been overridden."""
+    return -largest if dtype.is_floating_point else -largest - 1
 
 
 def dynamic_quant_type(dst_type: int | torch.dtype | None) -> torch.dtype:
@@ -175,27 +196,97 @@ def check_mode(mode: str) -> None:
         raise wrong("npu_dynamic_quant", "quant_mode", f"{mode!r} is none of {known}")
 
 
-def _dynamic_quant(
-    input: Tensor, *, smooth_scales: Tensor | None = None, group_index: Tensor | None = None,
-    dst_type: int | None = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _dynamic_quant(input: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    y, scale, _ = _checked_dynamic_quant("npu_dynamic_quant", "input", input, **options)
+    return y, scale
+
+
+def _asymmetric_quant(x: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    name = "npu_dynamic_quant_asymmetric"
+    return _checked_dynamic_quant(name, "x", x, symmetrical=False, **options)
+
+
+def _checked_dynamic_quant(
+    operator: str, argument: str, x: Tensor, *, smooth_scales: Tensor | None = None,
+    group_index: Tensor | None = None, dst_type: int | None = None, quant_mode: str = "pertoken",
+    dst_type_max: float = 0.0, symmetrical: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     check_mode(quant_mode)
     kind = dynamic_quant_type(dst_type)
-    _check_eighths(input, kind, "npu_dynamic_quant", "input")
+    _check_eighths(x, kind, operator, argument)
     if group_index is not None and smooth_scales is None:
-        raise wrong("npu_dynamic_quant", "group_index", "chooses among smooth_scales: give them")
-    return dynamic_quant(input, smooth_scales, group_index, kind, quant_mode, dst_type_max)
+        raise wrong(operator, "group_index", "chooses among smooth_scales: give them")
+    factors = smooth_scales, group_index
+    return dynamic_quant(x, *factors, kind, quant_mode, dst_type_max, symmetrical)
 
 
-def _fake_dynamic_quant(
-    input: Tensor, *, smooth_scales: Tensor | None = None, group_index: Tensor | None = None,
-    dst_type: int | None = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
-) -> Any:  # fmt: skip
+def _fake_dynamic_quant(input: Tensor, **options: Any) -> Any:
+    return _fake_asymmetric_quant(input, **options)[:2]
+
+
+def _fake_asymmetric_quant(
+    x: Tensor, *, dst_type: int | None = None, quant_mode: str = "pertoken", **others: Any
+) -> Any:
     check_mode(quant_mode)
     kind = dynamic_quant_type(dst_type)
-    y = input.new_empty(packed_dims(input.shape, kind), dtype=packed_type(kind))
-    return y, input.new_empty(scale_dims(input.shape, quant_mode), dtype=torch.float32)
+    y = x.new_empty(packed_dims(x.shape, kind), dtype=packed_type(kind))
+    dims = scale_dims(x.shape, quant_mode)
+    return y, *(x.new_empty(dims, dtype=torch.float32) for _ in range(2))
 
+
+# ---- numbers as a device wants them ----
+
+
+def _int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
+    _check_packable(weight)
+    return pack_int4(weight)
+
+
+def _fake_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
+    _check_packable(weight)
+    return weight.new_empty(packed_dims(weight.shape, INT4))
+
+
+def _check_packable(weight: Tensor) -> None:
+    name = "npu_convert_weight_to_int4pack"
+    if weight.dtype != torch.int32:
+        raise refuse(name, "weight", f"is of {weight.dtype}, only int32 is packed")
+    if weight.dim() != 2:
+        raise wrong(name, "weight", f"has {weight.dim()} dims, a weight has 2")
+    _check_eighths(weight, INT4, name, "weight")
+
+
+def scale_patterns(scale: Tensor, offset: Tensor | None) -> Tensor:
+    """Integers of 64 bits: a float32 without its 13 lowest bits, above it a whole offset of nine
+    bits, and a bit that says that results have a sign."""
+    bits = scale.to(torch.float32).view(torch.int32).to(torch.int64)
+    patterns = (bits & _SCALE_BITS) | _HAS_SIGN
+    if offset is None:
+        return patterns
+    half = 1 << OFFSET_BITS - 1
+    whole = offset.round().clamp(-half, half - 1).to(torch.int64)
+    return patterns | (whole & 2 * half - 1) << OFFSET_BIT
+
+
+def _trans_quant_param(
+    scale: Tensor, offset: Tensor | None = None, round_mode: int | None = 0
+) -> Tensor:
+    if round_mode:
+        raise refuse("npu_trans_quant_param", "round_mode", f"{round_mode} is not 0")
+    return scale_patterns(scale, offset)
+
+
+def _fake_trans_quant_param(
+    scale: Tensor, offset: Tensor | None = None, round_mode: int | None = 0
+) -> Tensor:
+    dims = scale.shape if offset is None else torch.broadcast_shapes(scale.shape, offset.shape)
+    return scale.new_empty(dims, dtype=torch.int64)
+
+
+_DYNAMIC = (
+    "Tensor? smooth_scales=None, Tensor? group_index=None, int? dst_type=None, "
+    'str quant_mode="pertoken", float dst_type_max=0.0'
+)
 
 OPERATORS = (
     Operator(
@@ -205,10 +296,23 @@ OPERATORS = (
         _fake_quantize,
     ),
     Operator(
-        "npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None, "
-        'int? dst_type=None, str quant_mode="pertoken", float dst_type_max=0.0) '
-        "-> (Tensor, Tensor)",
+        f"npu_dynamic_quant(Tensor input, *, {_DYNAMIC}) -> (Tensor, Tensor)",
         _dynamic_quant,
         _fake_dynamic_quant,
+    ),
+    Operator(
+        f"npu_dynamic_quant_asymmetric(Tensor x, *, {_DYNAMIC}) -> (Tensor, Tensor, Tensor)",
+        _asymmetric_quant,
+        _fake_asymmetric_quant,
+    ),
+    Operator(
+        "npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor",
+        _int4pack,
+        _fake_int4pack,
+    ),
+    Operator(
+        "npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor",
+        _trans_quant_param,
+        _fake_trans_quant_param,
     ),
 )

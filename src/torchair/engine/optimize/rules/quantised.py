@@ -22,6 +22,7 @@ from torchair.engine.optimize.rules.pattern import (
 )
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Node, Value
+from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 _PRODUCTS = ("MatMul", "MatMulV2")
 
@@ -163,7 +164,9 @@ def _groups(scales: Value, dims: tuple[Any, ...]) -> int | None:
 
 _INTEGERS = "QuantBatchMatmulV3"
 _SHIFT = 128
-_FLOATS = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
+_WIDE = DataType.DT_FLOAT
+_FLOATS = (_WIDE, DataType.DT_BF16, DataType.DT_FLOAT16)
+_PATTERNS = (DataType.DT_INT64, DataType.DT_UINT64)
 
 
 def _sums(x1: Value, x2: Value) -> Value:
@@ -207,35 +210,106 @@ def _is_sum_of(total: Node, weight: Value) -> bool:
 
 
 class QuantisedProductParts(Pattern):
-    """QuantBatchMatmulV3 with floats as results -> its sums, and what is done with them"""
+    """QuantBatchMatmulV3 with floats or int8 as results -> its sums, and what is done with them"""
 
     last = (_INTEGERS,)
     quantised = True
 
     def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
         dtype = node.attr("dtype")
-        if dtype not in _FLOATS or node.attr("transpose_x1") or node.attr("transpose_x2"):
+        known = dtype in (*_FLOATS, DataType.DT_INT8)
+        if not known or node.attr("transpose_x1") or node.attr("transpose_x2"):
             return None
-        x1, x2, scale, bias, rows = (
-            node.inputs.get(p) for p in ("x1", "x2", "scale", "bias", "pertoken_scale")
+        x1, x2, scale, bias, rows, offset = (
+            node.inputs.get(p) for p in ("x1", "x2", "scale", "bias", "pertoken_scale", "offset")
         )
         if not (isinstance(x1, Value) and isinstance(x2, Value) and isinstance(scale, Value)):
             return None
-        if scale.dtype not in _FLOATS or any(v.dtype != DataType.DT_INT8 for v in (x1, x2)):
+        scale = _signed(scale)
+        factors = all(v.dtype == DataType.DT_INT8 for v in (x1, x2))
+        if not factors or scale.dtype not in (*_FLOATS, *_PATTERNS):
             raise Mismatch("its scales or factors are of a type that generated code has not", scale)
-        return lambda: _scaled_sums(_sums(x1, x2), scale, bias, rows, dtype)
+
+        def build() -> Value:
+            y = _scaled_sums(_sums(x1, x2), scale, bias, rows)
+            if dtype == DataType.DT_INT8:
+                return _as_bytes(y, _offsets(scale, offset))
+            return _cast(y, dtype)
+
+        return build
 
 
-def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any, dtype: int) -> Value:
-    wide = DataType.DT_FLOAT
+def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
     if bias is not None and bias.dtype == DataType.DT_INT32:
         sums, bias = ge.Add(sums, bias), None
-    y = ge.Mul(ge.Cast(sums, dst_type=wide), _cast(scale, wide))
+    y = ge.Mul(ge.Cast(sums, dst_type=_WIDE), _scale_floats(scale))
     if rows is not None:
-        y = ge.Mul(y, ge.Unsqueeze(_cast(rows, wide), axes=[-1]))
+        y = ge.Mul(y, ge.Unsqueeze(_cast(rows, _WIDE), axes=[-1]))
     if bias is not None:
-        y = ge.Add(y, _cast(bias, wide))
-    return _cast(y, dtype)
+        y = ge.Add(y, _cast(bias, _WIDE))
+    return y
+
+
+class QuantisedResults(Pattern):
+    """WeightQuantBatchMatmulV2 with int8 as results -> the product in float32, scaled, rounded"""
+
+    last = ("WeightQuantBatchMatmulV2",)
+    quantised = True
+
+    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+        x, weight, factors, shifts, scale, offset, bias = (
+            node.inputs.get(p)
+            for p in ("x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale",
+                      "quant_offset", "bias")
+        )  # fmt: skip
+        if not (isinstance(x, Value) and isinstance(scale, Value)):
+            return None
+        scale = _signed(scale)
+        if x.dtype not in _FLOATS or scale.dtype not in (*_FLOATS, *_PATTERNS):
+            raise Mismatch("its scales or factors are of a type that generated code has not", scale)
+
+        def build() -> Value:
+            flags = ("transpose_x", "transpose_weight", "antiquant_group_size", "inner_precise")
+            y = ge.WeightQuantBatchMatmulV2(
+                _cast(x, _WIDE), weight, factors, shifts, None, None,
+                _cast(bias, _WIDE) if isinstance(bias, Value) else None, dtype=-1,
+                **{name: node.attr(name) for name in flags},
+            )  # fmt: skip
+            return _as_bytes(ge.Mul(y, _scale_floats(scale)), _offsets(scale, offset))
+
+        return build
+
+
+# ---- results of int8, and scales of 64 bits ----
+
+
+def _as_bytes(y: Value, offsets: Value | None) -> Value:
+    """The nearest numbers of int8."""
+    y = y if offsets is None else ge.Add(y, _cast(offsets, _WIDE))
+    return ge.AscendQuant(y, scale=1.0, offset=0.0)
+
+
+def _signed(scale: Value) -> Value:
+    """Scales of 64 bits as integers with a sign, if they were such before; others as they are."""
+    given = below_cast(scale)
+    return given if (scale.dtype, given.dtype) == _PATTERNS[::-1] else scale
+
+
+def _scale_floats(scale: Value) -> Value:
+    """Scales as float32, which is the lower half of one of 64 bits."""
+    if scale.dtype not in _PATTERNS:
+        return _cast(scale, _WIDE)
+    return ge.Bitcast(ge.Cast(scale, dst_type=DataType.DT_INT32), type=_WIDE)
+
+
+def _offsets(scale: Value, given: Any) -> Value | None:
+    """Offsets that were given, or those that scales of 64 bits hold."""
+    if given is not None or scale.dtype not in _PATTERNS:
+        return given
+    whole = _cast(scale, DataType.DT_INT64)
+    up, down = 64 - OFFSET_BIT - OFFSET_BITS, 64 - OFFSET_BITS
+    high = ge.LeftShift(whole, ge.Const(up, dtype=DataType.DT_INT64))
+    return ge.RightShift(high, ge.Const(down, dtype=DataType.DT_INT64))
 
 
 def _cast(x: Value, dtype: int) -> Value:
@@ -247,4 +321,5 @@ QUANTISED_PATTERNS: tuple[type[Pattern], ...] = (
     ScaledProductFusion,
     ShiftedProductFusion,
     QuantisedProductParts,
+    QuantisedResults,
 )
