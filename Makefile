@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance fuzz hardship timm test-cuda test-browser clean
+.PHONY: help setup demo test lint bench conformance fuzz generate hardship timm test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ timm: setup  ## models of timm: right in both modes, then against eager; about a
 	$(PY) -m pip install --disable-pip-version-check --no-deps timm
 	$(PY) -m pytest tests/test_timm.py -n $(WORKERS) --dist worksteal -m timm
 	$(PY) bench/timm.py
+
+generate: setup  ## `generate` of eight architectures, also with another transformers: TRANSFORMERS=folder
+	PYTHONPATH=$(TRANSFORMERS) $(PY) tests/generate_matrix.py
 
 fuzz: setup  ## random programs against eager, for SECONDS of time
 	$(PY) tests/fuzz.py --seconds $(SECONDS) --jobs $(WORKERS)

@@ -1,8 +1,8 @@
-"""A Llama of transformers cut among processes, compiled: the sums of the parts are nodes of the
-graph, and logits are those of one process.
+"""A Llama and a BERT of transformers cut among processes, compiled: the sums of the parts are nodes
+of the graph, and logits are those of one process.
 
     torchrun --nproc-per-node 2 examples/tensor_parallel.py             cut by hand with DTensor
-    torchrun --nproc-per-node 2 examples/tensor_parallel.py --auto      with tp_plan="auto"
+    torchrun --nproc-per-node 2 examples/tensor_parallel.py --auto      a Llama with tp_plan="auto"
     torchrun --nproc-per-node 2 examples/tensor_parallel.py --train     FSDP2 and DDP, three steps
 
 gloo on CPU, NCCL where each process has a GPU. `--auto` needs the package `accelerate`.
@@ -26,24 +26,34 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import torchair  # noqa: F401  (registers the backends)
 
 BACKENDS = ("torchair", "npugraph_ex")
 SIZES = dict(
-    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=4, vocab_size=96,
+    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
 )  # fmt: skip
-COLUMNS = (*(f"self_attn.{k}_proj" for k in "qkv"), "mlp.gate_proj", "mlp.up_proj")
-ROWS = ("self_attn.o_proj", "mlp.down_proj")
+COLUMNS = {
+    "llama": (*(f"self_attn.{k}_proj" for k in "qkv"), "mlp.gate_proj", "mlp.up_proj"),
+    "bert": (*(f"attention.self.{k}" for k in ("query", "key", "value")), "intermediate.dense"),
+}
+ROWS = {
+    "llama": ("self_attn.o_proj", "mlp.down_proj"),
+    "bert": ("attention.output.dense", "output.dense"),
+}
 
 
 def cut_by_hand(model: Any, mesh: DeviceMesh) -> Any:
     """Columns of the first products and rows of the second of each pair go to each process."""
-    plan = {n: ColwiseParallel() for n in COLUMNS} | {n: RowwiseParallel() for n in ROWS}
-    for layer in model.model.layers:
+    kind = model.config.model_type
+    plan: dict[str, Any] = {n: ColwiseParallel() for n in COLUMNS[kind]}
+    plan |= {n: RowwiseParallel() for n in ROWS[kind]}
+    for layer in model.bert.encoder.layer if kind == "bert" else model.model.layers:
         parallelize_module(layer, mesh, plan)
+        if kind == "bert":  # its attention counts heads, that of Llama takes what comes
+            layer.attention.self.num_attention_heads //= mesh.size()
+            layer.attention.self.all_head_size //= mesh.size()
     return model
 
 
@@ -69,7 +79,8 @@ def check_logits(whole: Any, cut: Any, rank: int, device: torch.device) -> None:
                 got = compiled(ids).logits
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
             if rank == 0:
-                print(f"{backend}: logits equal to one process", flush=True)
+                name = type(whole).__name__
+                print(f"{name}, {backend}: logits equal to one process", flush=True)
 
 
 def check_training(whole: Any, mesh: DeviceMesh, rank: int, device: torch.device) -> None:
@@ -123,12 +134,14 @@ def main() -> None:
         rank, mesh = dist.get_rank(), init_device_mesh(device.type, (dist.get_world_size(),))
         torch.manual_seed(0)
         whole = LlamaForCausalLM(LlamaConfig(**SIZES)).eval().to(device)
+        encoder = BertForMaskedLM(BertConfig(**SIZES)).eval().to(device)
         if options.train:
             check_training(whole, mesh, rank, device)
         elif options.auto:
             check_logits(whole, cut_by_transformers(whole, rank), rank, device)
         else:
-            check_logits(whole, cut_by_hand(copy.deepcopy(whole), mesh), rank, device)
+            for model in (whole, encoder):
+                check_logits(model, cut_by_hand(copy.deepcopy(model), mesh), rank, device)
     finally:
         dist.destroy_process_group()
 

@@ -47,9 +47,9 @@ def test_torchrun(tmp_path):
     assert sorted(p.name for p in tmp_path.glob("done*")) == ["done0", "done1"]
 
 
-@pytest.mark.parametrize(("option", "lines"), [([], 2), (["--train"], 4)], ids=("logits", "train"))
+@pytest.mark.parametrize(("option", "lines"), [([], 4), (["--train"], 4)], ids=("logits", "train"))
 def test_models_of_transformers(tmp_path, option, lines):
-    """A Llama that is cut, and steps of DDP and FSDP2, in both modes."""
+    """A Llama and a BERT that are cut, and steps of DDP and FSDP2, in both modes."""
     said = torchrun(tmp_path, ROOT / "examples" / "tensor_parallel.py", *option)
     assert said.count("equal to one process") == lines
 

@@ -4,11 +4,16 @@ are those of the dequantised weights."""
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import (
@@ -82,7 +87,7 @@ def dequantised(model: nn.Module) -> nn.Module:
     """The same model in float64 with plain weights."""
     plain = copy.deepcopy(model)
     for layer in plain.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear) and type(layer.weight) is not nn.Parameter:
             layer.weight = nn.Parameter(weight_of(layer), requires_grad=False)
     for _, tensor in [*plain.named_parameters(), *plain.named_buffers()]:
         if tensor.is_floating_point():
@@ -144,6 +149,70 @@ def test_rows_that_are_quantised_as_they_come(fusions):
     for fusion in fusions:
         heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
         assert heads == ["QuantBatchMatmulV3"] * 2 and not any(fusion.alone.values())
+
+
+# ---- checkpoints that transformers quantises while it loads them
+
+LOADED = {
+    **{name: CONFIGS[name] for name in ("int8", "int4 as bytes", "int4")},
+    "rows too": Int8DynamicActivationInt8WeightConfig,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """A small model in a folder."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=112, max_position_embeddings=64, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("checkpoint")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path, config: Any) -> Any:
+    chosen = transformers.TorchAoConfig(config, modules_to_not_convert=["lm_head"])
+    return transformers.LlamaForCausalLM.from_pretrained(
+        folder, quantization_config=chosen, dtype=torch.float32
+    ).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, "torchair") for name in ("int8", "int4", "rows too")),
+        ("int4 as bytes", "npugraph_ex"),
+    ],
+)
+@torch.no_grad()
+def test_checkpoints_loaded_with_a_configuration(name, backend, checkpoint, fusions):
+    """`generate` without a break in any graph: tokens of the quantised model, and logits of the
+    dequantised one. Rows that are quantised too have ties that the last bit decides: there logits
+    are as close as those of torchao."""
+    model, prompt = loaded(checkpoint, LOADED[name]()), torch.tensor([[74, 17, 42]])
+    options = dict(
+        attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False,
+        cache_implementation="static", disable_compile=True, output_logits=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    eager = model.generate(prompt, **options)
+    plain = dequantised(model)
+    model.forward = torch.compile(model.forward, backend=backend, fullgraph=True, dynamic=False)
+    with collect_generic_nodes() as generic:
+        got = model.generate(prompt, **options)
+    assert not generic and torch.equal(got.sequences, eager.sequences)
+    logits, theirs = (torch.stack(found.logits, 1).double() for found in (got, eager))
+    right = plain(got.sequences[:, :-1]).logits[:, prompt.shape[1] - 1 :]
+    wrong = (theirs - right).abs().max() if name == "rows too" else 1e-4
+    assert (logits - right).abs().max() <= 2 * wrong
+    kind = "QuantBatchMatmulV3" if name == "rows too" else "WeightQuantBatchMatmulV2"
+    for fusion in fusions:
+        heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
+        assert heads.count(kind) == 7
+    assert len(fusions) == 2  # prefill and decode
 
 
 @torch.no_grad()
