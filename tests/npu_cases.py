@@ -322,10 +322,10 @@ QUANTS = [
             lambda x, s, mode=mode: npu.npu_dynamic_quant_asymmetric(
                 x, smooth_scales=s, quant_mode=mode
             ),
-            (randn(2, 4, 16) + 1, randn(16).abs() + 0.5),
+            ((randn(2, 4, 16) + 1).to(dtype), (randn(16).abs() + 0.5).to(dtype)),
             lambda x, s, axis=axis: _asymmetric(x, s, axis),
         )
-        for mode, axis in (("pertoken", -1), ("perchannel", -2))
+        for mode, axis, dtype in (("pertoken", -1, BF16), ("perchannel", -2, torch.float32))
     ),
     Case(
         "int4pack",

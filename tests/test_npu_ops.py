@@ -275,6 +275,7 @@ def test_lengths_that_change_from_call_to_call():
 NATIVE = (
     "rms_norm-float32", "add_rms_norm", "swiglu--1", "swiglu_backward", "rotary_mul-half",
     "rms_norm_backward", "scatter_update", "scatter_nd_update-points", "dynamic_quant-smooth",
+    "dynamic_quant_asymmetric-pertoken", "int4pack",
     "quantize--1-True", "fusion-BSND", "fusion-mode-2", "prompt-BSH", "prompt-mask",
     "prompt-band", "step-BSND", "step-mask", "fused-bfloat16",
 )  # fmt: skip

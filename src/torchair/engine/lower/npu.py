@@ -224,8 +224,36 @@ def dynamic_quant(o: LowerOp) -> list[Tensor]:
     def element(v: Expr, s: Expr) -> Expr:
         return _narrowed(div(v, where(eq(s, 0.0), 1.0, s)), "i8")
 
-    rows = Tensor(x.shape[:-1], "f32", lambda place: scale.at((*place, Index())))
-    return [elementwise(element, values, scale, dtype="i8"), rows]
+    return [elementwise(element, values, scale, dtype="i8"), _of_rows(x, scale)]
+
+
+def _of_rows(x: Tensor, kept: Tensor) -> Tensor:
+    """What a row has one of, without the dim that was reduced."""
+    return Tensor(x.shape[:-1], "f32", lambda place: kept.at((*place, Index())))
+
+
+def _asymmetric_declines(o: Op) -> str | None:
+    rows = o.attr("quant_mode") == "pertoken" and not o.attr("dst_type_max")
+    if not rows or o.attr("is_symmetrical"):
+        return "only rows without symmetry are known, up to the largest number of int8"
+    return _dynamic_declines(o)
+
+
+@lowering(
+    "DynamicQuantV2", kind="reduce", domain="x", reduces=_last, declines=_asymmetric_declines
+)  # fmt: skip
+def asymmetric_quant(o: LowerOp) -> list[Tensor]:
+    """Values over the scale, plus the offset, that let both ends of a row just fit."""
+    x, smooth = o.tensor("x"), o.maybe("smooth_scales")
+    values = x if smooth is None else elementwise(mul, x, smooth)
+    top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))
+    scale = elementwise(lambda t, b: div(sub(t, b), 255.0), top, bottom)
+    safe = elementwise(lambda s: where(eq(s, 0.0), 1.0, s), scale)
+    offset = elementwise(lambda t, s: sub(127.0, div(t, s)), top, safe)
+    y = elementwise(
+        lambda v, s, z: _narrowed(add(div(v, s), z), "i8"), values, safe, offset, dtype="i8"
+    )
+    return [y, _of_rows(x, scale), _of_rows(x, offset)]
 
 
 def _along_last(port: str) -> Callable[[Op], str | None]:
