@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,13 @@ def _folder_goes_with_the_run() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _drawn_numbers_are_known() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_new() -> None:
+    """What a process is told once, each test is told."""
+    if "torchair.log" in sys.modules:
+        sys.modules["torchair.log"]._warned.clear()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from torchair import errors
 from torchair.errors import ConversionError, InputError, TorchairError, pretty_error_msg
 from torchair.flags import Flags
+from torchair.ge.graph import Origin
 from torchair.log import (
     EVENT_LEVEL,
     add_debug_file,
@@ -23,6 +25,7 @@ from torchair.log import (
     logger,
     native_logger,
     npugraph_ex_logger,
+    warn_once,
 )
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -261,6 +264,41 @@ def test_warning_once_counts_only_what_was_shown(capsys, at_level):
     logger.warning_once("100% another text")
     shown = [COMPILER_LINE.match(line)[5] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["said once, please", "100% another text"]
+
+
+def test_python_warnings_are_issued_once():
+    def tell(text):
+        warn_once(text, stacklevel=2)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for text in ("first", "first", "second"):
+            tell(text)
+            with warnings.catch_warnings():  # Python forgets what it has shown
+                warnings.simplefilter("always")
+        tell("first")
+    assert [str(w.message) for w in seen] == ["first", "second"]
+    assert {w.filename for w in seen} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # an error has not been shown
+            with pytest.raises(UserWarning, match="third"):
+                tell("third")
+
+
+@pytest.mark.parametrize(
+    "line, plain",
+    [
+        ('"m.py", line 3, in f    x + y           ^^^^^', '"m.py", line 3, in f    x + y'),
+        ('"m.py", line 3, in f    x ^ ~y    ~~^~~~', '"m.py", line 3, in f    x ^ ~y'),
+        ("add(    ^^^^        x,        ~~        y)        ^", "add(        x,        y)"),
+        ("    ^^^^^", ""),
+        ('"m.py", line 3, in f', '"m.py", line 3, in f'),
+    ],
+)
+def test_source_lines_have_no_marks(line, plain):
+    assert errors.without_marks(line) == plain
+    assert Origin(f"# File {line}").line == (plain or "unknown source line")
 
 
 def test_root_handlers_do_not_double_lines(capsys, at_level):

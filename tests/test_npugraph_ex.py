@@ -335,7 +335,7 @@ def test_switches_without_effect_warn_under_their_flat_names():
     assert text == (
         "no effect on this device: config.deadlock_check: captured graphs are not checked for "
         "deadlocks; config.static_kernel_compile: kernels of CPU and CUDA are not compiled for "
-        "single shapes"
+        "single shapes (leave it out)"
     )
 
 

@@ -570,8 +570,7 @@ def test_kernels_are_not_joined_where_the_user_says_so(tmp_path):
     assert kernels(with_file(tmp_path / "s.json", switches)) == [1] * 5
 
 
-def test_names_of_the_original_and_names_that_nobody_knows(monkeypatch):
-    monkeypatch.setattr(switches, "_told", set())
+def test_names_of_the_original_and_names_that_nobody_knows():
     ours = switches.by_our_names({"CommonSubexpressionEliminationPass": False, "ALL": True})
     assert ours == {"merge_common": False, "ALL": True}
     assert set(ours) - {"ALL"} <= SWITCHED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
 import traceback
@@ -298,6 +299,14 @@ def _listed(names: tuple[str, ...]) -> str:
 
 def _quoted(value: object) -> str | None:
     return None if value is None else repr(value)
+
+
+_MARKS = re.compile(r"(\s{4,}|^)[\^~]+(?=\s{4,}|$)")
+
+
+def without_marks(line: str) -> str:
+    """A source line, perhaps several joined, without what tracebacks put under expressions."""
+    return _MARKS.sub("", line).rstrip()
 
 
 def _text(value: object) -> str | None:

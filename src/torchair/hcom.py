@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from torchair.log import warn_once
 from torchair.ops import collectives
 
 _define = torch.ops.npu_define
@@ -258,8 +258,8 @@ _PATCHED: tuple[tuple[str, Callable[..., Any]], ...] = (
 def patch_for_hcom() -> None:
     """Replace collectives of `torch.distributed` by functions that can be traced. Outside of a
     graph the original runs. Current torch needs no patch, and says so."""
-    warnings.warn(
-        "patch_for_hcom is not needed: collectives are traced as they are with this torch",
+    warn_once(
+        "patch_for_hcom is not needed, leave it out: this torch traces collectives as they are",
         UserWarning, stacklevel=2,
     )  # fmt: skip
     for name, traced in _PATCHED:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import datetime
@@ -29,6 +30,7 @@ __all__ = [
     "npugraph_ex_logger",
     "speaking",
     "spoken_by",
+    "warn_once",
 ]
 
 P = ParamSpec("P")
@@ -47,6 +49,17 @@ _NATIVE_LEVELS = {
 _PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 _PROGRAM = os.path.basename(sys.executable or "python")
 _THREAD = threading.get_native_id()  # of the importing thread: one id for all lines of a process
+
+
+_warned: set[tuple[type[Warning], str]] = set()
+
+
+def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+    """Issue a Python warning unless this process has had it. Python's own memory of that does not
+    last: it is lost whenever somebody changes filters, as torch does while it compiles."""
+    if (category, text) not in _warned:
+        warnings.warn(text, category, stacklevel=stacklevel + 1)
+        _warned.add((category, text))
 
 
 class TorchairLogger(logging.Logger):

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.rehearsal import written
+from torchair.engine.plan.capturable import SIZE_HINT
 from torchair.errors import CaptureError
 from torchair.fx.comments import fx_text, origin_of
 
@@ -45,7 +46,6 @@ _ORDER = frozenset(
      "tagged_event_record_on_stream", "tagged_event_wait_on_stream", "tagged_stream_wait_stream"}
 )  # fmt: skip
 _TORCH = os.path.dirname(torch.__file__)
-_HINT = "use an operator whose result has a fixed size, and torch.where for decisions"
 
 
 class HostList:
@@ -345,7 +345,7 @@ def _call_and_copy(
         if out.shape != new.shape:
             raise place.error(
                 f"made a result of {list(new.shape)} that was {list(out.shape)} when the graph was "
-                "captured: its size follows from data", _HINT
+                "captured: its size follows from data", SIZE_HINT
             )  # fmt: skip
         if wait:
             torch.ops._c10d_functional.wait_tensor(new)
@@ -479,9 +479,9 @@ def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: Place) -> None:
     if not isinstance(func, torch._ops.OpOverload):
         return
     if torch.Tag.data_dependent_output in func.tags:
-        raise place.error("needs a value on the host that the graph computes", _HINT)
+        raise place.error("needs a value on the host that the graph computes", SIZE_HINT)
     if torch.Tag.dynamic_output_shape in func.tags and _size_follows_data(func, args, kwargs):
-        raise place.error("makes a result whose size follows from data", _HINT)
+        raise place.error("makes a result whose size follows from data", SIZE_HINT)
 
 
 def _size_follows_data(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
@@ -497,7 +497,7 @@ def _refuse_numbers(func: Any, args: Any, kwargs: Any, leaves: Sequence[Any], pl
     own = func.namespace in ("aten", "prim", "prims")
     tensors = any(isinstance(a, torch.Tensor) for a in pytree.tree_leaves((args, kwargs)))
     if numbers and tensors and not own:
-        raise place.error("returns a number that may follow from data", _HINT)
+        raise place.error("returns a number that may follow from data", SIZE_HINT)
 
 
 def _refuse_layout(tensor: torch.Tensor, place: Place) -> None:

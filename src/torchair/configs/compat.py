@@ -5,12 +5,12 @@ Must not import the root of the tree.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torchair.configs.options import CAPTURE_MODES, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from torchair.configs.section import Section, leaves, read_path
+from torchair.log import warn_once
 
 _ANY: tuple[Any, ...] = ()
 """Stands for every value but None."""
@@ -110,13 +110,13 @@ def warn_ineffective(config: Section) -> None:
     mode = read_path(config, "mode")
     if found := ineffective_options(config):
         listed = ", ".join([*found, *_FEATURES_WITHOUT_EFFECT.get(mode, ())])
-        warnings.warn(
+        warn_once(
             f"config may not take effect or report error in {mode} mode: {listed}",
             UserWarning,
             stacklevel=3,
         )
     if mode == REDUCE_OVERHEAD:
-        warnings.warn(
+        warn_once(
             "mode 'reduce-overhead' is deprecated; use the 'npugraph_ex' backend instead",
             DeprecationWarning,
             stacklevel=3,
@@ -141,7 +141,8 @@ def warn_unsupported(config: Section, names: Mapping[str, str] | None = None) ->
         and not (exports and path.startswith(_EXPORTED))
     ]
     if found:
-        warnings.warn(f"no effect on this device: {'; '.join(found)}", UserWarning, stacklevel=3)
+        listed = "; ".join(found)
+        warn_once(f"no effect on this device: {listed} (leave it out)", UserWarning, stacklevel=3)
 
 
 def why_idle(path: str, mode: str) -> str | None:
@@ -161,9 +162,10 @@ def why_idle(path: str, mode: str) -> str | None:
 def warn_frozen_parameter(config: Section) -> None:
     """Remind the user, once ``frozen_parameter`` is on, of the promise that comes with it."""
     if read_path(config, "experimental_config.frozen_parameter"):
-        warnings.warn(
+        warn_once(
             "frozen_parameter is on: parameters should keep their address and contents for as long "
-            "as the compiled model is used; each change costs time",
+            "as the compiled model is used; each change costs time, so switch it off where they "
+            "change often",
             UserWarning,
             stacklevel=3,
         )

@@ -34,7 +34,7 @@ from torchair.deploy.traced import Traced
 from torchair.deploy.trees import Shape
 from torchair.deploy.version import Version, shape_of
 from torchair.flags import Flags
-from torchair.log import logger
+from torchair.log import logger, warn_once
 from torchair.quiet import no_garbage_collection
 from torchair.trace import label, start_debug_log
 
@@ -120,7 +120,7 @@ class CachedMethod(CompiledModel):
         self._owner, self._method = owner, func
         self._captures = config.mode.value != MAX_AUTOTUNE
         if ge_cache and self._captures:
-            warnings.warn("ge_cache has no effect in the modes that capture")
+            warn_once("ge_cache has no effect in the modes that capture: leave it out")
         self._home = _root(cache_dir)
         self._kind = "_".join(
             [

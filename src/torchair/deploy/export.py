@@ -7,7 +7,6 @@ import copy
 import inspect
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from torchair.deploy.outline import NotNested, outline
 from torchair.deploy.package import Argument, Package
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
-from torchair.log import logger
+from torchair.log import logger, warn_once
 from torchair.serde import to_message
 from torchair.serde.air import write_air
 from torchair.serde.codec import tensor_memory
@@ -127,7 +126,7 @@ def _check(config: CompilerConfig, args: Sequence[Any], kwargs: Mapping[str, Any
             "pass new tensors and dynamic=True"
         )
     if read_path(config, "export.experimental.enable_lite_export"):
-        warnings.warn("enable_lite_export has no effect: there are no lite converters here")
+        warn_once("enable_lite_export has no effect: there are no lite converters (leave it out)")
 
 
 def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.target import cuda
 from torchair.codegen.target import Target
+from torchair.log import warn_once
 
 TARGETS: dict[str, Callable[[int], Target]] = {"cpu": lambda index: cpu(), "cuda": cuda}
 """By the type of a torch device, a function of its number."""
@@ -28,7 +28,7 @@ def usable_target(device: str) -> Target | None:
     missing = target.available() if target is not None else None
     if missing is None:
         return target
-    warnings.warn(
+    warn_once(
         f"no native code on this machine ({missing}): torch's kernels run instead. "
         "TORCHAIR_NATIVE=0 says that this is meant",
         UserWarning,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-_MARKS = " ^~"  # what tracebacks put under an expression
+from torchair.errors import without_marks
 
 
 def last_frame(node: fx.Node, ours: Sequence[str] = ()) -> str | None:
@@ -22,4 +22,4 @@ def last_frame(node: fx.Node, ours: Sequence[str] = ()) -> str | None:
 
 def source_line(node: fx.Node) -> str:
     """File, line and text for messages, without the marks under the text; empty if unknown."""
-    return (last_frame(node) or "").rstrip(_MARKS)
+    return without_marks(last_frame(node) or "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from torchair.errors import GraphError
+from torchair.errors import GraphError, without_marks
 from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import DataType, dtype_name, type_of_meta
 from torchair.ge.messages import Attributes, Description, Edges, NodeAttributes, operands, outputs
@@ -278,7 +278,7 @@ class Origin:
     @property
     def line(self) -> str:
         """Source position for messages, without the marks under the expression."""
-        return self.file.removeprefix("# File ").rstrip(" ^~") or "unknown source line"
+        return without_marks(self.file.removeprefix("# File ")) or "unknown source line"
 
 
 @dataclass

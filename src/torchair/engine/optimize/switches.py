@@ -4,10 +4,11 @@ that users know from CANN."""
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
+
+from torchair.log import warn_once
 
 UNIT_FUSION = "AutomaticUbFusion"
 """Nodes that become one kernel."""
@@ -58,9 +59,6 @@ _NOTHING_HERE = """
 """
 _IDLE = frozenset(_NOTHING_HERE.split())
 
-_told: set[str] = set()  # names that were warned about
-
-
 def read_switches(path: str | None) -> dict[str, bool]:
     """Switches of a file by name, `ALL` for what is not named; ValueError if it is not one. `ALL`
     of UBFusion is about the one name that group has here."""
@@ -94,12 +92,11 @@ def by_our_names(switches: Mapping[str, bool]) -> dict[str, bool]:
 def warn_unknown(switches: Mapping[str, bool], known: Collection[str]) -> None:
     """Tell of each name that switches nothing, once."""
     for name in switches:
-        if name in known or name in _IDLE or name in (_EVERY, UNIT_FUSION) or name in _told:
+        if name in known or name in _IDLE or name in (_EVERY, UNIT_FUSION):
             continue
-        _told.add(name)
         near = get_close_matches(name, [*known, UNIT_FUSION, *_ALSO], n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "remove it, or see docs/options.md"
-        warnings.warn(
+        warn_once(
             f"fusion switches name {name!r}, which switches nothing here: {hint}",
             UserWarning, stacklevel=2,
         )  # fmt: skip
