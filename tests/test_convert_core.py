@@ -1,8 +1,10 @@
 """The conversion driver on small functions."""
 
+import pytest
 import torch
 
 from op_harness import check, convert
+from torchair.convert.registry import builtin
 
 
 def test_linear_and_scale():
@@ -52,3 +54,8 @@ def test_permute_of_a_permute():
 
     conversion = check(fn, torch.randn(2, 5, 3, 8))
     assert [n.type for n in conversion.graph.nodes].count("Transpose") == 1
+
+
+def test_an_operator_has_one_converter_of_ours():
+    with pytest.raises(AssertionError, match="two converters"):
+        builtin(torch.ops.aten.relu.default)(lambda self: self)

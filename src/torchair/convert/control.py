@@ -246,16 +246,3 @@ def assert_true(self: Any, assert_msg: str = "assertion failed") -> None:
 )
 def known_when_traced(*args: Any, **kwargs: Any) -> None:
     """Tracing has checked it, and guards see to it that calls obey."""
-
-
-# ---- order ----
-
-
-@builtin(torch.ops.air.wait_tensor.default)
-def wait_tensor(self: Value, dependency: Value) -> Value:
-    """wait_tensor(Tensor self, Tensor dependency) -> Tensor
-
-    What reads the result runs after what makes the dependency."""
-    result = ge.Identity(self)
-    result.node.after(dependency.node)
-    return result

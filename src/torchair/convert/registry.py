@@ -84,8 +84,9 @@ def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     operator of a library that may be loaded later is given by its name."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for target in targets:
+        for target in dict.fromkeys(targets):
             if target is not None:
+                assert target not in _builtin, f"two converters for {target}"
                 _builtin[target] = entry_of(fn, by_user=False)
         return fn
 
