@@ -36,15 +36,20 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
 
 
 def _permits(state: GraphState, rule: Rule, match: Match) -> bool:
-    """Parts are not put back into an input that stays as it is: it would be copied first."""
-    x = match.values["x"] if isinstance(rule, PartPutBack) else None
-    if x is not None and x.node.type == "Data" and x.node.attr("index") not in _updated(state):
+    if isinstance(rule, PartPutBack) and not _updates_input(state, match):
         return False
     return state.permits is None or state.permits(rule, match)
 
 
-def _updated(state: GraphState) -> set[int]:
-    return set(state.assigned.values())
+def _updates_input(state: GraphState, match: Match) -> bool:
+    """Whether a part is put back into an input that keeps the result. Elsewhere the whole would be
+    copied first, and what is joined is fused with what makes and reads it."""
+    x, (value,) = match.values["x"], match.root.outputs
+    if x is None or x.node.type not in ("Data", "RefData"):
+        return False
+    kept = [user.values() for user in value.users() if user.type == "NetOutput"]
+    places = [k for values in kept for k, v in enumerate(values) if v is value]
+    return any(state.assigned.get(k) == x.node.attr("index") for k in places)
 
 
 def _explain(text: str) -> None:
