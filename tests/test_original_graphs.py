@@ -72,7 +72,7 @@ CASES = {
     ),
     "parts at both ends": Case(
         PutBackAtBothEnds, ((3, 5), (3, 2)), f"{SLICES} {SLICES} Add Assign",
-        "Add StridedSliceAssign StridedSliceAssign",
+        "Add ConcatV2 ConcatV2 StridedSliceV2 StridedSliceV2 StridedSliceV2 StridedSliceV2",
     ),
     "linear layers": Case(
         linears, ((2, 3, 8),),
