@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
+import pickle
 import runpy
 import subprocess
 import sys
@@ -207,6 +209,8 @@ def dumped(fn: Any, folder: str, *args: Any, **options: Any) -> Path:
     finalize_graph_engine()
     Path(folder).mkdir()
     config = torchair.CompilerConfig()
+    config.mode = options.get("mode", "max-autotune")
+    config.dump_config.dump_data = options.get("data", "tensor")
     if options.pop("eager", False):
         config.debug.data_dump.type = "npy"
         config.debug.data_dump.path = folder
@@ -237,3 +241,37 @@ def test_dumps_are_compared_by_fx_name():
     a, b = (np.load(first[f"file_{side}"]) for side in "ab")
     assert float(first["largest_absolute"]) == pytest.approx(np.abs(a - b).max(), rel=1e-4)
     assert main(["compare", str(eager), "nowhere"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:config may not take effect", "ignore:mode 'reduce-overhead'")
+def test_tensors_of_captured_graphs_and_statistics_are_compared():
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    eager = dumped(gated, "eager", x, y, eager=True)
+    statistics = dumped(gated, "statistics", x, y, data="stats")
+    captured = dumped(gated, "captured", x, y, mode="reduce-overhead")
+    other = dumped(gated, "other", x, y + 1, data="stats")
+    names = ["mul", "add", "relu", "_softmax"]
+    for pair in ((eager, captured), (captured, statistics), (statistics, statistics)):
+        found = compare(*pair)
+        assert sorted(r.key[2] for r in found.rows) == sorted(names), pair
+        assert not found.diverging and not found.only_a, pair
+    assert [r.key[2] for r in found.rows] == names, "in the order of the table"
+    assert all(r.note == "by statistics" and math.isnan(r.cosine) for r in found.rows)
+    assert compare(eager, captured).rows[0].cosine > 0.999999
+    first = compare(statistics, other).diverging[0]
+    assert first.key[2] == "mul"
+    least, greatest, mean = ((x * y).min(), (x * y).max(), (x * y).mean())
+    now = ((x * (y + 1)).min(), (x * (y + 1)).max(), (x * (y + 1)).mean())
+    apart = max(abs(float(a - b)) for a, b in zip((least, greatest, mean), now, strict=True))
+    assert first.absolute == pytest.approx(apart, rel=1e-4)
+
+
+def test_files_that_hold_more_than_a_tensor_are_refused(tmp_path):
+    for name, content in (("a", [torch.ones(2)]), ("b", torch.ones(2))):
+        (tmp_path / name).mkdir()
+        torch.save(content, tmp_path / name / "add_device_0_0.pt")
+    with pytest.raises(ValueError, match="is not a tensor but a list"):
+        compare(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a" / "add_device_0_0.pt").write_bytes(pickle.dumps(print, 2))
+    with pytest.raises(ValueError, match="is not a tensor"):
+        compare(tmp_path / "a", tmp_path / "b")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,33 +12,15 @@ from typing import Any
 import numpy as np
 
 from torchair.store import atomic_write
+from torchair.tools.dumped import Dumped, Key, Statistics, results_in
 
 RTOL = 1e-3
 """Of the largest element: what differs by more diverges."""
 
-_EAGER = re.compile(
-    r"^(?P<node>[^-]+)-(?P<target>.+)\.OUTPUT\.(?P<index>\d+)\.(?P<moment>\d+)\.npy$"
-)
-_GE = re.compile(
-    r"^[^.]+\.(?:.*?\.)?(?P<node>\w+)-(?P<target>.+)\.OUTPUT\.(?P<index>\d+)\.output\.\d+\.npy$"
-)
 _COLUMNS = (
     "graph", "step", "node", "target", "index", "dtype", "shape", "cosine", "largest_absolute",
     "largest_relative", "diverges", "note", "file_a", "file_b",
 )  # fmt: skip
-
-Key = tuple[int, int, str, int]
-"""Number of the graph in its dump, step, FX node, number of its result."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A file of a dump."""
-
-    file: Path
-    target: str
-    moment: int  # when it was written: tells the order of nodes
-
 
 @dataclass(frozen=True)
 class Row:
@@ -112,8 +93,9 @@ def _line(row: Row) -> str:
 def compare(
     first: Path, second: Path, rtol: float = RTOL, each: Callable[[str], None] = lambda name: None
 ) -> Comparison:
-    """Compare two dumps, each an eager `npy` dump or a GE dump. `each` is told of every tensor."""
-    a, b = tensors_of(first), tensors_of(second)
+    """Compare two dumps, each of any kind: arrays of an eager run, a dump of a compiled graph with
+    its tensors or their statistics, tensors of a captured one. `each` is told of every result."""
+    a, b = results_in(first), results_in(second)
     keys = sorted((k for k in a if k in b), key=lambda k: (k[0], k[1], a[k].moment))
     rows = []
     for key in keys:
@@ -123,52 +105,19 @@ def compare(
     return Comparison(ordered, len(a) - len(rows), len(b) - len(rows))
 
 
-def tensors_of(folder: Path) -> dict[Key, Tensor]:
-    """Results of FX nodes in a dump. Graphs are numbered in the order of their own numbers, which
-    differ between processes."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder with a data dump")
-    found = [(p, m) for p in sorted(folder.rglob("*.npy")) if (m := _named(p.name)) is not None]
-    if not found:
-        raise ValueError(
-            f"{folder} has no results of FX nodes: dump with debug.data_dump.type = 'npy', or with "
-            "dump_config.enable_dump and dump_data 'tensor'"
-        )
-    graphs = sorted({_graph_of(p) for p, _ in found})
-    tensors: dict[Key, Tensor] = {}
-    for path, match in found:
-        groups = match.groupdict()
-        moment = int(groups.get("moment") or path.stat().st_mtime_ns)
-        graph, step = graphs.index(_graph_of(path)), _step_of(path)
-        key = (graph, step, groups["node"], int(groups["index"]))
-        tensors[key] = Tensor(path, groups["target"], moment)
-    return tensors
-
-
-def _named(name: str) -> re.Match[str] | None:
-    return _EAGER.match(name) if ".output." not in name else _GE.match(name)
-
-
-def _graph_of(path: Path) -> int:
-    numbers = (re.fullmatch(r"graph_(\d+)", part) for part in path.absolute().parts)
-    return next((int(m[1]) for m in numbers if m is not None), 0)
-
-
-def _step_of(path: Path) -> int:
-    name = path.absolute().parent.name
-    return int(name) if name.isdigit() else 0
-
-
-def _compared(key: Key, a: Tensor, b: Tensor, rtol: float) -> Row:
-    x, y = (np.load(t.file, mmap_mode="r", allow_pickle=False) for t in (a, b))
-    files = (a.file, b.file)
+def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Row:
+    x, y = a.load(), b.load()
+    target, files = a.target or b.target, (a.file, b.file)
+    if isinstance(x, Statistics) or isinstance(y, Statistics):
+        known = [t if isinstance(t, Statistics) else Statistics.of(t) for t in (x, y)]
+        return _by_statistics(key, target, known[0], known[1], rtol, files)
     if x.shape != y.shape or x.dtype.kind not in "biufc" or y.dtype.kind not in "biufc":
         note = f"dims differ: {list(x.shape)} and {list(y.shape)}"
         if x.shape == y.shape:
             note = f"no numbers: {x.dtype} and {y.dtype}"
         nothing = float("nan")
         return Row(
-            key, a.target, str(x.dtype), x.shape, nothing, nothing, nothing,
+            key, target, str(x.dtype), x.shape, nothing, nothing, nothing,
             x.shape != y.shape, note, files,
         )  # fmt: skip
     cosine, absolute, scale, odd = _numbers(x, y)
@@ -177,8 +126,27 @@ def _compared(key: Key, a: Tensor, b: Tensor, rtol: float) -> Row:
     diverges = bool(odd) or (absolute > 0 if exact else absolute > rtol * scale)
     note = f"{odd} elements finite in one only" if odd else ""
     return Row(
-        key, a.target, str(x.dtype), x.shape, cosine, absolute, relative, diverges, note, files
+        key, target, str(x.dtype), x.shape, cosine, absolute, relative, diverges, note, files
     )
+
+
+def _by_statistics(
+    key: Key, target: str, x: Statistics, y: Statistics, rtol: float, files: tuple[Path, Path]
+) -> Row:
+    """Least and greatest element and mean are all that is compared; there is no cosine."""
+    nothing, note = float("nan"), "by statistics"
+    if x.shape != y.shape or x.numbers is None or y.numbers is None:
+        differ = x.shape != y.shape
+        note = f"dims differ: {list(x.shape)} and {list(y.shape)}" if differ else "no numbers"
+        return Row(
+            key, target, x.dtype, x.shape, nothing, nothing, nothing, differ, note, files
+        )  # fmt: skip
+    _, absolute, scale, odd = _numbers(np.array(x.numbers), np.array(y.numbers))
+    relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
+    diverges = bool(odd) or absolute > rtol * scale
+    return Row(
+        key, target, x.dtype, x.shape, nothing, absolute, relative, diverges, note, files
+    )  # fmt: skip
 
 
 def _numbers(x: Any, y: Any) -> tuple[float, float, float, int]:
