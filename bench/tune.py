@@ -44,11 +44,14 @@ class Outcome:
 
 
 def tuning_backend(folder: Path) -> Any:
-    """Our backend, measuring what a folder does not know."""
+    """Our backend, measuring what a folder does not know, however long that takes."""
+    patience = folder / "patience.json"
+    patience.write_text('{"budget_seconds": 3600}')
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = True
     config.aoe_config.aoe_mode = "2"
     config.aoe_config.work_path = str(folder)
+    config.aoe_config.aoe_config_file = str(patience)
     with warnings.catch_warnings(action="ignore"):  # it reminds of a promise
         return torchair.get_npu_backend(compiler_config=config)
 

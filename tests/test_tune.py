@@ -7,12 +7,15 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import torchair
+from torchair import ge
+from torchair.catalog import infer
 from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
@@ -23,9 +26,14 @@ from torchair.codegen.tuned import NAME, DamagedFile, Found, read, tuned_file, w
 from torchair.codegen.ways import AS_EVER, Way
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
+from torchair.engine.session import TorchNpuGraph
 from torchair.engine.tune import race, tuner
 from torchair.engine.tune.race import Entrant, agree
 from torchair.engine.tune.wish import Wish
+from torchair.ge.build import Data, NetOutput
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Graph
+from torchair.inference import cache_compile
 
 
 class Small(torch.nn.Module):
@@ -256,6 +264,58 @@ def test_graphs_whose_sizes_vary_are_not_tuned(tmp_path: Path, raced: list[str])
     with pytest.warns(UserWarning, match="its sizes vary"):
         called(model, x, config_for(tmp_path), dynamic=True)
     assert raced == [] and not (tmp_path / NAME).exists()
+
+
+def test_a_graph_in_the_engine_is_tuned(tmp_path: Path, raced: list[str]) -> None:
+    kind = DataType.DT_FLOAT
+    with Graph("product", infer) as graph:
+        x = Data(index=0, dtype=kind, shape=[5, 48], placement="CPU")
+        y = Data(index=1, dtype=kind, shape=[48, 64], placement="CPU")
+        NetOutput([ge.MatMul(x, y, None)])
+    session, inputs = TorchNpuGraph("product"), [torch.randn(5, 48), torch.randn(48, 64)]
+    session.load(graph, {"aoe_mode": "2", "work_path": str(tmp_path)})
+    session.auto_tune(inputs)
+    assert raced and len(read(tmp_path / NAME)) == 1
+    session.compile(inputs)
+    raced.clear()
+    torch.testing.assert_close(session.run(inputs), [inputs[0] @ inputs[1]])
+    assert raced == []
+
+
+@pytest.mark.filterwarnings("ignore:frozen_parameter is on", "ignore:.* is compiled again")
+@torch.no_grad()
+def test_cached_methods_know_the_contents_of_results(tmp_path: Path, raced: list[str]) -> None:
+    model, x = Small(), torch.randn(1, 48)
+    called(model, x, config_for(tmp_path))
+    first = _method(model, tmp_path).path
+    with sqlite3.connect(tmp_path / NAME) as file:
+        file.execute("update tuned set way = 'form=panel tile=1x2'")
+    file.close()
+    made = _method(model, tmp_path)
+    assert made.path != first
+    torch.testing.assert_close(made(x), model(x))
+    assert made.path.exists() and not first.exists()
+    again = _method(model, tmp_path)
+    torch.testing.assert_close(again(x), model(x))
+    tuning = cache_compile(
+        model.forward, config=config_for(tmp_path), dynamic=False, cache_dir=str(tmp_path)
+    )
+    with pytest.warns(UserWarning, match="is not cached: aoe_mode is set"):
+        tuning(x)
+    assert not tuning.path.exists()
+
+
+def _method(model: torch.nn.Module, folder: Path) -> Any:
+    config = config_for(None, tuned_kernels=str(folder / NAME))
+    return cache_compile(model.forward, config=config, dynamic=False, cache_dir=str(folder))
+
+
+def test_devices_whose_kernels_are_not_measured_say_so_once() -> None:
+    graph, target = Graph("g", infer), SimpleNamespace(name="cuda:0")
+    with pytest.warns(UserWarning, match="kernels of cuda:0 are not tuned yet"):
+        assert tuner.untunable(graph, target)  # type: ignore[arg-type]
+    with warnings.catch_warnings(action="error"):
+        assert tuner.untunable(graph, target)  # type: ignore[arg-type]
 
 
 def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

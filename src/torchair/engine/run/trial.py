@@ -1,19 +1,21 @@
 """Kernels of one native step by themselves, over memory like that of its plan: what is measured
 when forms of a kernel are compared.
 
-The memory that a model reads from far away, its weights, comes in so many copies that a run reads
-as much of it as a call of the model does.
+The memory that a model reads from far away, its weights, comes in so many copies that runs read as
+much of it as a call of the model does before they come to the same copy again. A run is short: on a
+busy machine only those that nobody interrupts tell anything.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import BARRIER, HEADER, STEP, bind_threads
+from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.kernel import Generated, Pack
 from torchair.engine.plan.records import Plan, Root, Step
@@ -23,9 +25,11 @@ from torchair.engine.run.segment import ALONE, aligned_bytes
 FAR = 64 << 20
 """Bytes that no cache holds."""
 TURNS = 64
-"""Most copies, each of which is a step of a run."""
-LONG = 50_000.0
-"""Microseconds that a run should not take longer than, about."""
+"""Most copies, each of which is a step of some run."""
+LONG = 40_000.0
+"""Microseconds that all copies should not take longer than, about."""
+RUN = 1_000.0
+"""The same for the steps of one run."""
 
 Content = Callable[[Any, Pack | None], torch.Tensor]
 """A constant of a step as a kernel wants it."""
@@ -66,7 +70,9 @@ class Stage:
     def _turns(self, reach: int) -> int:
         own = sum(r.size for r in self._distinct(constants=True) if _is_far(r))
         patient = int(LONG / max(self._code.work, 0.1))
-        return max(1, min(TURNS, patient, -(-reach // max(own, 1))))
+        wanted = max(1, min(TURNS, patient, -(-reach // max(own, 1))))
+        self.steps = max(1, min(wanted, int(RUN / max(self._code.work, 0.1))))
+        return wanted // self.steps * self.steps
 
     def trial(self, made: Generated, threads: int) -> Trial:
         """A kernel of this step, ready to be run on so many threads. It is compiled."""
@@ -75,7 +81,7 @@ class Stage:
             [self._word(k, slot, made, room, turn) for k, slot in enumerate(self._code.slots)]
             for turn in range(self.turns)
         ]
-        return Trial(made, words, threads, (self, room))
+        return Trial(made, words, self.steps, threads, (self, room))
 
     def _word(
         self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int
@@ -102,7 +108,7 @@ class Stage:
             memory.view(torch.uint8).fill_(0xFF)
 
     def results(self) -> list[torch.Tensor]:
-        """What the first step of the last run has written, with what lies between."""
+        """What the last run has written, with what lies between."""
         return [m.clone() for m in self._results()]
 
     def _results(self) -> list[torch.Tensor]:
@@ -119,29 +125,31 @@ class Stage:
 
 
 class Trial:
-    """A program of the driver: one kernel, once for each turn, with barriers between."""
+    """Programs of the driver for one kernel, which take turns: each runs it `steps` times, with
+    barriers between."""
 
     def __init__(
-        self, made: Generated, words: Sequence[Sequence[int]], threads: int, keep: Any
+        self, made: Generated, words: Sequence[Sequence[int]], steps: int, threads: int, keep: Any
     ) -> None:
-        self._keep = keep
-        library = cpu().library
-        address = library.address(made.kernel)
-        self.steps = len(words)
-        self._words = [(ctypes.c_int64 * len(w))(*w) for w in words]
-        records = [x for w in self._words for x in (address, ctypes.addressof(w), BARRIER)]
-        self._records = (ctypes.c_int64 * (STEP * self.steps))(*records)
-        self._barrier = (ctypes.c_int64 * (2 * LINE))()
-        header = [
-            ctypes.addressof(self._records), self.steps, threads, 0, 0, 0,
-            ctypes.addressof(self._barrier), 0,
-        ]  # fmt: skip
-        self._header = (ctypes.c_int64 * HEADER)(*header)
-        self._at, self._drive = ctypes.addressof(self._header), cpu().driver()
+        self.steps = steps
+        address = cpu().library.address(made.kernel)
+        blocks = [(ctypes.c_int64 * len(w))(*w) for w in words]
+        barrier = (ctypes.c_int64 * (2 * LINE))()
+        headers = []
+        for first in range(0, len(blocks), steps):
+            part = blocks[first : first + steps]
+            records = [x for w in part for x in (address, ctypes.addressof(w), BARRIER)]
+            listed = (ctypes.c_int64 * len(records))(*records)
+            where = ctypes.addressof(listed), ctypes.addressof(barrier)
+            header = (where[0], steps, threads, 0, 0, 0, where[1], 0)
+            headers.append(((ctypes.c_int64 * HEADER)(*header), listed))
+        self._keep = keep, blocks, barrier, headers
+        self._programs = cycle([ctypes.addressof(header) for header, _ in headers])
+        self._drive = cpu().driver()
 
     def __call__(self) -> None:
         """One run."""
-        self._drive(self._at)
+        self._drive(next(self._programs))
 
 
 def _is_far(root: Root) -> bool:

@@ -18,6 +18,8 @@ WINDOWS = 5
 """Times that each takes its turn."""
 WINDOW = 0.008
 """Seconds of one turn, at least one run."""
+HOPELESS = 1.5
+"""Times the best after any turn, from which on one does not run again."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
     for entrant in entrants:
         entrant.run()
     for _ in range(windows):
+        limit = HOPELESS * min(best)
         for k, entrant in enumerate(entrants):
-            best[k] = min(best[k], _window(entrant.run))
+            if best[k] <= limit:
+                best[k] = min(best[k], _window(entrant.run))
     return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
 
 
