@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_structure
 
@@ -246,6 +247,19 @@ def test_conditions_of_tracing_are_kept():
         compiled(torch.zeros(8), torch.zeros(5))
     with pytest.raises(ValueError, match="dynamic names z"):
         torchair.compile(even, (torch.zeros(8), torch.zeros(4)), dynamic={"z": [0]})
+
+
+def test_attention_of_any_width():
+    """Tracing asks whether the root of a size is a number above zero."""
+
+    def attend(q, k):
+        return F.scaled_dot_product_attention(q, k, k)
+
+    compiled = torchair.compile(attend, (torch.zeros(2, 3, 8), torch.zeros(2, 5, 8)), dynamic=True)
+    for width in (8, 12):
+        q, k = torch.randn(2, 3, width), torch.randn(2, 5, width)
+        same(compiled(q, k), attend(q, k))
+    assert len(compiled.versions) == 1
 
 
 def test_trees_go_in_and_out():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 
 import pytest
@@ -123,7 +124,8 @@ def test_guards_survive_as_data():
 
 
 @pytest.mark.parametrize(
-    "text", ["__import__('os')", "n.real", "n[0]", "(lambda: n)()", "n <", "'a' * n", "max(*n)"]
+    "text", ["__import__('os')", "n.real", "n[0]", "(lambda: n)()", "n <", "'a' * n", "max(*n)",
+             "math.exp(n)", "torch.load(n)"]
 )
 def test_only_arithmetic_is_a_condition(text):
     with pytest.raises(ValueError, match="not a condition on sizes"):
@@ -134,9 +136,18 @@ def test_only_arithmetic_is_a_condition(text):
 
 
 def test_conditions_compute_as_python_does():
-    for text in ("n - 3 - 1", "-n // 2 + n % 3", "min(n, 4) * 2 == 8 or not n < 3", "2 * (n - 1)"):
+    for text in (
+        "n - 3 - 1", "-n // 2 + n % 3", "min(n, 4) * 2 == 8 or not n < 3", "2 * (n - 1)",
+        "n**2 - 3**n", "1.0 / (torch.sym_float(n) ** 0.5) >= 0.0", "math.floor(n / 2) ** 2",
+    ):  # fmt: skip
         for n in (2, 5, 9):
-            assert Condition(text).value({"n": n}) == eval(text, {"n": n})
+            known = {"n": n, "torch": torch, "math": math}
+            assert Condition(text).value({"n": n}) == eval(text, known)
+
+
+def test_a_power_from_a_file_is_no_long_number():
+    with pytest.raises(OverflowError):
+        Condition("n**n**n**n").value({"n": 9})
 
 
 def test_gates_serve_several_threads():

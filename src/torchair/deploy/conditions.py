@@ -4,18 +4,34 @@ read into a list of steps over known operators, never executed as code."""
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
+
+_HIGHEST = 16  # power of an integer: a text may come from a file
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if type(base) is int and type(exponent) is int and 0 <= exponent <= _HIGHEST:
+        return base**exponent
+    return math.pow(base, exponent)
+
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: operator.truediv,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
+    ast.Pow: _power,
 }  # fmt: skip
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
-_CALLS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "abs": abs}
+_CALLS: dict[str, Callable[..., Any]] = {
+    "max": max, "min": min, "abs": abs, "round": round, "torch.sym_float": float,
+    "torch._sym_sqrt": math.sqrt, "math.floor": math.floor, "math.ceil": math.ceil,
+    "math.trunc": math.trunc,
+}  # fmt: skip
+"""Functions by the names that tracing writes."""
 _BOOL: dict[type, Callable[..., Any]] = {
     ast.And: lambda *values: all(values),
     ast.Or: lambda *values: any(values),
@@ -58,8 +74,8 @@ class Condition:
             return (_UNARY[type(node.op)], 1), [node.operand]
         if isinstance(node, ast.BoolOp):
             return (_BOOL[type(node.op)], len(node.values)), list(node.values)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called = _CALLS.get(node.func.id)
+        if isinstance(node, ast.Call):
+            called = _CALLS.get(ast.unparse(node.func))
             if called is not None and node.args and not node.keywords:
                 return (called, len(node.args)), list(node.args)
         raise ValueError(f"not a condition on sizes: {self.text!r}")
