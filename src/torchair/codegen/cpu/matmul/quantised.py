@@ -158,8 +158,8 @@ class DecodingTile:
         """Sums over one group, shifted by offsets, and scaled on top of those before if each group
         has a scale."""
         weight, vectors = weight_of(self.spec), self.tile.vectors
-        sums, plain = self._sum(t, rows, group)
-        found = []
+        sums, found = self._sum(t, rows, group), []
+        plain = [self._row_sum(t, row, group) for row in rows] if weight.offsets else []
         for j in range(vectors):
             at = t.add(t.mul(group, str(vectors)), str(j))
             shift = load_column(t, weight.offsets, "%offsets", at) if weight.offsets else ""
@@ -178,17 +178,18 @@ class DecodingTile:
         name = f"llvm.fmuladd.v{self.numbers.lanes}f32"
         return t.fast_call(REASSOCIATE, kind, name, *((kind, x) for x in (a, b, c)))
 
-    def _sum(self, t: Writer, rows: Sequence[str], group: str) -> tuple[list[str], list[str]]:
-        """Sums over a group of products, and of the rows of A alone if offsets ask for them."""
+    def _sum(self, t: Writer, rows: Sequence[str], group: str) -> list[str]:
+        """Sums over a group of products."""
         weight, numbers = weight_of(self.spec), self.numbers
         decoder = Decoder(self.machine, numbers, weight.bits, self.tile.vectors)
-        steps = weight.group // decoder.span
+        steps, count = weight.group // decoder.span, len(rows) * self.tile.vectors
         first = t.mul(group, str(steps))
-        extra = len(rows) if weight.offsets else 0
-        carried = [(numbers.totals, "zeroinitializer")] * (len(rows) * self.tile.vectors + extra)
+        # Pairs are added so slowly that the sums of a single row are made in two parts.
+        parts = 2 if numbers.pair == 2 and len(rows) == 1 else 1
+        carried = [(numbers.totals, "zeroinitializer")] * (count * parts)
         unrolled = next(n for n in _UNROLLED if steps % n == 0 and n * len(rows) <= _UNROLLED[0])
         with t.loop(first, t.add(first, str(steps)), unrolled, carried) as loop:
-            sums = list(loop.carried)
+            sums = [loop.carried[i * count : (i + 1) * count] for i in range(parts)]
             start = t.offset("%b", "i8", t.mul(loop.index, str(decoder.bytes)))
             places = [
                 t.offset(row, numbers.memory, t.mul(loop.index, str(decoder.span))) for row in rows
@@ -200,17 +201,18 @@ class DecodingTile:
                     kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
                     t.call("void", "llvm.prefetch.p0", ("ptr", ahead), *kinds)
                 for number, columns in enumerate(decoder.rows(t, at)):
-                    k = str(step * decoder.span + number)
-                    sums = self._add(t, places, k, columns, sums)
-            loop.next = sums
-        split = len(rows) * self.tile.vectors
-        return loop.results[:split], loop.results[split:]
+                    k, part = step * decoder.span + number, step % parts
+                    sums[part] = self._add(t, places, str(k), columns, sums[part])
+            loop.next = [x for part in sums for x in part]
+        kept = loop.results[:count]
+        for i in range(count, count * parts):
+            kept[i % count] = t(f"fadd {numbers.totals} {kept[i % count]}, {loop.results[i]}")
+        return kept
 
     def _add(
         self, t: Writer, rows: Sequence[str], k: str, columns: list[str], sums: list[str]
     ) -> list[str]:
-        numbers, count = self.numbers, len(rows) * len(columns)
-        after, plain = [], sums[count:]
+        numbers, after = self.numbers, []
         for i, row in enumerate(rows):
             at = t.offset(row, numbers.memory, k)
             cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
@@ -218,15 +220,41 @@ class DecodingTile:
             for j, column in enumerate(columns):
                 total = sums[i * len(columns) + j]
                 after.append(numbers.multiply_add(t, factor, column, total))
-            if plain:
-                plain[i] = self._plain(t, factor, plain[i])
-        return [*after, *plain]
+        return after
 
-    def _plain(self, t: Writer, factor: str, total: str) -> str:
-        """The sum of a row of A alone."""
+    def _row_sum(self, t: Writer, row: str, group: str) -> str:
+        """The sum of a row of A alone over a group, in all lanes."""
+        numbers, size = self.numbers, weight_of(self.spec).group
+        start = t.offset(row, numbers.memory, t.mul(group, str(size)))
+        wide = numbers.lanes * numbers.pair
+        whole, zero = str(size - size % wide), (numbers.totals, "zeroinitializer")
+        with t.loop("0", whole, wide, [zero]) as loop:
+            at = t.offset(start, numbers.memory, loop.index)
+            cells = t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}")
+            loop.next = [self._plus(t, numbers.factors(t, cells), loop.carried[0])]
+        name = f"llvm.vector.reduce.fadd.v{numbers.lanes}f32"
+        parts = ("float", "0.0"), (numbers.totals, loop.results[0])
+        total = t.fast_call(REASSOCIATE, "float", name, *parts)
+        if size % wide:
+            single = Numbers(numbers.dtype, numbers.lanes, 1)
+            with t.loop(whole, str(size), 1, [("float", total)]) as rest:
+                at = t.offset(start, numbers.memory, rest.index)
+                more = load_one(t, single, at)
+                rest.next = [t(f"fadd float {rest.carried[0]}, {more}")]
+            total = rest.results[0]
+        return t.splat("float", total)
+
+    def _plus(self, t: Writer, factors: str, total: str) -> str:
         if self.numbers.pair == 2:
-            return self.numbers.multiply_add(t, factor, "splat (bfloat 0xR3F80)", total)
-        return t(f"fadd {REASSOCIATE} {self.numbers.totals} {factor}, {total}")
+            return self.numbers.multiply_add(t, factors, "splat (bfloat 0xR3F80)", total)
+        return t(f"fadd {REASSOCIATE} {self.numbers.totals} {factors}, {total}")
+
+
+def load_one(t: Writer, numbers: Numbers, at: str) -> str:
+    """An element at an address as float32."""
+    cell = t(f"load {numbers.memory}, ptr {at}, align {numbers.bytes}")
+    cells = t(f"insertelement {numbers.cells} zeroinitializer, {numbers.memory} {cell}, i64 0")
+    return t(f"extractelement {numbers.totals} {numbers.factors(t, cells)}, i64 0")
 
 
 @dataclass(frozen=True)
@@ -255,10 +283,7 @@ class StageCode:
                 t.do(f"store {numbers.totals} {made}, ptr {here}, align 4")
             with t.loop(str(whole), str(k)) as at:
                 place = t.offset(source, numbers.memory, t.mul(at.index, "%a_k"))
-                cell = t(f"load {numbers.memory}, ptr {place}, align {numbers.bytes}")
-                zero = f"{numbers.cells} zeroinitializer"
-                cells = t(f"insertelement {zero}, {numbers.memory} {cell}, i64 0")
-                made = t(f"extractelement {numbers.totals} {numbers.factors(t, cells)}, i64 0")
+                made = load_one(t, numbers, place)
                 t.do(f"store float {made}, ptr {t.offset(to, 'float', at.index)}, align 4")
         arguments = "ptr %a, ptr noalias %to, i64 %a_row, i64 %a_k"
         return t.text(f"internal void @{name}({arguments})"), t.declared
