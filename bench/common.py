@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 console = Console(width=110)
 
 _ACCELERATED = torch.cuda.is_available()
+NOT_MEASURED = "not measured"
 _BATCH = 1e-4  # seconds; shorter calls are timed several at once
 
 
@@ -100,7 +101,7 @@ def warn_if_busy() -> None:
 def ratio(times: Mapping[str, float], name: str, against: str) -> str:
     """How many times faster `name` is than `against`; above 1 we win."""
     if against not in times or name not in times:
-        return "not measured"
+        return NOT_MEASURED
     return f"{times[against] / times[name]:.2f}x"
 
 
