@@ -68,7 +68,7 @@ conformance: setup  ## values and gradients on the operator database of PyTorch,
 	@echo "== conformance"
 	$(PY) -m tests.conformance --all --jobs $(WORKERS)
 	@echo "== more architectures, dynamic and in bfloat16"
-	$(PY) -m pytest tests -n $(WORKERS) -m slow
+	$(PY) -m pytest tests -n $(WORKERS) -m "slow$(BROWSER)"
 
 hardship: setup  ## killed writers, flipped bits, a full disk: what files go through; minutes
 	PYTHONPATH=tests $(PY) tests/hardship.py --kills 200 --flips 1000

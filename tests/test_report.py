@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections import Counter
 from html.parser import HTMLParser
@@ -255,22 +256,16 @@ def unfiltered(kind: int, row: bytearray, above: bytearray, step: int) -> bytear
     return row
 
 
-@pytest.mark.browser
-def test_browser_draws_everything_and_lights_up_what_belongs_together(report, graph, tmp_path):
-    number = next(k for k, s in enumerate(graph["steps"]) if "gelu" in s["name"])
-    page = drawn(report, f"steps={number}", tmp_path, "--dump-dom")
+def check_parts(page: Page, graph: dict[str, Any], number: int) -> None:
+    """Every part of a page on which a step was chosen shows something, and the step lit up."""
     (errors,) = [a for _, a, _ in page.elements if a.get("id") == "errors"]
     assert "hidden" in errors, page.texts["errors"]
     for name in LISTS:
         assert page.inside(name, "row") and page.inside(name, "lit"), name
-    assert "img" not in [tag for tag, *_ in page.elements]
-    assert "onerror=fail()" in page.texts["list-source"]
-    assert len(page.inside("graph-stage", "item")) == len(graph["steps"])
-    assert page.inside("graph-stage", "edge")
     lit = [a for a in page.inside("graph-stage", "lit") if "box" in a["class"].split()]
     assert len(lit) == 1
+    assert page.inside("graph-stage", "edge")
     assert len(page.inside("memory-stage", "buffer")) == len(graph["memory"]["boxes"])
-    assert len(page.inside("memory-stage", "lit")) == 1
     assert len(page.inside("timeline-stage", "slice")) == len(graph["timeline"]["slices"])
     assert len(page.inside("timeline-stage", "lit")) == 1
     assert len(page.inside("roofline-stage", "dot")) == len(graph["timeline"]["slices"])
@@ -278,6 +273,59 @@ def test_browser_draws_everything_and_lights_up_what_belongs_together(report, gr
     assert page.inside("list-kernels", "lit") and "for a0 in range" in page.texts["kernel-text"]
     assert page.inside("list-passes", "row") and page.inside("list-lines", "minus")
     assert graph["steps"][number]["name"] in page.texts["chosen"]
+
+
+@pytest.mark.browser
+def test_browser_draws_everything_and_lights_up_what_belongs_together(report, graph, tmp_path):
+    number = next(k for k, s in enumerate(graph["steps"]) if "gelu" in s["name"])
+    page = drawn(report, f"steps={number}", tmp_path, "--dump-dom")
+    check_parts(page, graph, number)
+    assert "img" not in [tag for tag, *_ in page.elements]
+    assert "onerror=fail()" in page.texts["list-source"]
+    assert len(page.inside("graph-stage", "item")) == len(graph["steps"])
+    assert len(page.inside("memory-stage", "lit")) == 1
+
+
+def bert_base() -> Any:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig(attn_implementation="sdpa"))
+
+
+def llama_of_32_layers() -> Any:
+    from transformers import LlamaConfig, LlamaModel
+
+    width = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8}
+    return LlamaModel(LlamaConfig(num_hidden_layers=32, vocab_size=2000, use_cache=False, **width))
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [bert_base, llama_of_32_layers])
+def test_pages_of_real_models(make, tmp_path, capsys):
+    config = torchair.CompilerConfig()
+    config.debug.report.path = file = tmp_path / "page.html"
+    model = make().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config))
+    with torch.no_grad():
+        compiled(torch.randint(0, 1000, (1, 32)))
+    (graph,) = json.loads(Page(file.read_text()).texts["data"])["graphs"]
+    assert file.stat().st_size < 10e6
+    number = max(k for k, s in enumerate(graph["steps"]) if s["kernel"] is not None)
+    empty = tmp_path / "empty.html"
+    empty.write_text("<!doctype html>")
+    times = []
+    for page in (empty, file):
+        start = time.perf_counter()
+        found = drawn(page, f"steps={number}", tmp_path / page.stem, "--dump-dom")
+        times.append(time.perf_counter() - start)
+    check_parts(found, graph, number)
+    with capsys.disabled():
+        print(
+            f"\n{make.__name__}: {len(graph['steps'])} steps, {file.stat().st_size / 1e6:.1f} MB, "
+            f"Chromium took {times[1]:.1f} s, {times[0]:.1f} s for an empty page"
+        )
 
 
 @pytest.mark.browser
