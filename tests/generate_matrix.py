@@ -13,7 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,10 +81,10 @@ class Counting:
         return torch._dynamo.backends.registry.lookup_backend(self._name)(module, inputs)
 
 
-def built(name: str, seed: int = 0) -> nn.Module:
+def built(name: str, seed: int = 0, **sizes: Any) -> nn.Module:
     """A small model that never ends a text by itself."""
     case = {**CASES, **MORE}[name]
-    model: Any = case.build(torch.float32)
+    model: Any = replace(case, sizes={**case.sizes, **sizes}).build(torch.float32)
     if seed:  # other weights
         torch.manual_seed(seed)
         for weight in model.parameters():

@@ -1,11 +1,33 @@
-"""A slice of the matrix of `generate`; `python tests/generate_matrix.py` runs all of it."""
+"""A slice of the matrix of `generate`; `make generate` runs all of it."""
 
 from __future__ import annotations
 
-from generate_matrix import outcomes
+import torch
+
+from generate_matrix import VOCAB, Counting, built, outcomes
 
 
 def test_tokens_are_those_of_eager_and_compilations_are_few() -> None:
     found = list(outcomes("llama", 6, ("drawn",)))
     assert len(found) == 4
     assert all(o.good for o in found), "\n".join(map(str, found))
+
+
+def test_prompts_of_other_lengths_need_one_compilation_more() -> None:
+    torch._dynamo.reset()
+    model, counting = built("llama", num_hidden_layers=1), Counting("torchair")
+    eager = model.forward
+    fast, counts = torch.compile(eager, backend=counting), []
+    for length in (5, 9, 7):
+        prompt = torch.randint(3, VOCAB, (2, length))
+        texts = []
+        for model.forward in (eager, fast):
+            texts.append(
+                model.generate(
+                    prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4,
+                    do_sample=False,
+                )
+            )  # fmt: skip
+        assert torch.equal(*texts)
+        counts.append(counting.count)
+    assert counts == [3, 4, 4]
