@@ -1,5 +1,5 @@
-# Everything a developer does here; `make` alone lists it. Only `setup`, `timm` and
-# `llama-cpp` need a network.
+# Everything a developer does here; `make` alone lists it. Only `setup`, `timm`, `serve`
+# and `llama-cpp` need a network.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance fuzz generate hardship timm llama-cpp test-cuda test-browser clean
+.PHONY: help setup demo test lint bench conformance fuzz generate hardship timm serve llama-cpp test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,11 @@ generate: setup  ## `generate` of eight architectures, also with another transfo
 
 llama-cpp: setup  ## llama.cpp for bench/llm.py, built for this processor; many minutes
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(PY) -m pip install --disable-pip-version-check --no-binary llama-cpp-python llama-cpp-python==0.3.36 gguf
+
+serve: setup  ## Ray Serve: its test, then a load against eager behind the same server; minutes
+	$(PY) -m pip install --disable-pip-version-check -e ".[serve]"
+	$(PY) -m pytest tests/test_serving.py
+	$(PY) examples/serve.py --load 64 --restart
 
 fuzz: setup  ## random programs against eager, for SECONDS of time
 	$(PY) tests/fuzz.py --seconds $(SECONDS) --jobs $(WORKERS)

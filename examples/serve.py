@@ -1,0 +1,208 @@
+"""A language model behind HTTP on Ray Serve: replicas that share compiled plans and are warm before
+they are healthy, batches in compiled sizes, answers token by token.
+
+    python examples/serve.py                       a random model on port 8000, until Ctrl-C
+    python examples/serve.py --model DIR           a checkpoint that lies in a folder
+    python examples/serve.py --load 64             64 requests: compiled against eager, then it ends
+    python examples/serve.py --load 64 --restart   the same, while replicas are replaced
+
+    curl localhost:8000/v1/completions -d '{"prompt": "Tell me", "max_tokens": 8, "stream": true}'
+
+Needs `pip install torchair[serve]` and `transformers`. docs/serving.md explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from rich.console import Console
+from rich.table import Table
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from chat import SIZES
+from serving import load
+from serving.decoder import WAYS, Sizes
+from serving.protocol import Refused
+from serving.service import Service, Settings
+
+console = Console()
+HERE = Path(__file__).resolve().parent
+STORE = 100 << 20  # bytes of Ray's object store, which nothing here uses
+NAME = "torchair"  # of the application
+QUIET = {"log_level": "WARNING", "enable_access_log": False}
+
+
+class Replica:
+    """One process with the model. Ray calls it healthy when the constructor has returned."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._service = Service(settings)
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            match request.method, request.url.path:
+                case "POST", "/v1/completions":
+                    return await self._complete(await request.body())
+                case "GET", "/health":
+                    return JSONResponse(self._service.health())
+            raise Refused(404, "there are POST /v1/completions and GET /health here")
+        except Refused as e:
+            headers = {"Retry-After": "1"} if e.status == 503 else None
+            return JSONResponse(e.body(), e.status, headers)
+
+    async def _complete(self, body: bytes) -> Response:
+        wish = self._service.read(body)
+        if wish.stream:
+            return StreamingResponse(self._service.lines(wish), media_type="text/event-stream")
+        return JSONResponse(await self._service.whole(wish))
+
+    def check_health(self) -> None:
+        """Called by Ray now and then; what it raises has this replica replaced."""
+        self._service.batcher.check()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_service"):  # Ray has waited until all requests were answered
+            self._service.batcher.close()
+
+
+def application(settings: Settings, replicas: int) -> Any:
+    """What Ray Serve runs. Requests beyond those that replicas take wait in the proxy, and beyond
+    that get a 503. A new version starts before the old one stops, which answers what it has."""
+    deployment = serve.deployment(
+        Replica, name="model", num_replicas=replicas, max_surge_percent=100,
+        ray_actor_options={"num_cpus": settings.threads},
+        max_ongoing_requests=settings.sizes.rows[-1] + settings.waiting,  # as a Batcher takes
+        max_queued_requests=settings.waiting,
+        graceful_shutdown_timeout_s=600, health_check_timeout_s=60,
+    )  # fmt: skip
+    return deployment.bind(settings)
+
+
+def start(settings: Settings, replicas: int, port: int, address: str | None = None) -> None:
+    """Ray and the web's side of Serve: in a cluster that is there, or on this machine alone, where
+    replicas and their successors have places at the same time."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+    if address is None:
+        # Replicas are processes of their own, which find our modules where this one does.
+        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(HERE), *filter(None, known)]))
+        ray.init(
+            num_cpus=2 * replicas * settings.threads, num_gpus=0, object_store_memory=STORE,
+            include_dashboard=False, log_to_driver=False, logging_level="warning",
+        )  # fmt: skip
+    else:
+        ray.init(address=address, logging_level="warning")
+    serve.start(http_options={"host": load.HOST, "port": port}, logging_config=QUIET)
+
+
+def stop(address: str | None = None) -> None:
+    """End what we have started; requests that are being answered are answered before."""
+    serve.delete(NAME)
+    if address is None:
+        serve.shutdown()
+    ray.shutdown()
+
+
+def deploy(settings: Settings, replicas: int) -> float:
+    """Run the application, or replace the replicas of one that runs; returns the seconds."""
+    begin = time.perf_counter()
+    serve.run(application(settings, replicas), name=NAME, logging_config=QUIET)
+    return time.perf_counter() - begin
+
+
+def measure(settings: Settings, options: argparse.Namespace) -> bool:
+    """The same requests to the compiled model and to eager, behind the same server. True if none
+    was lost and both have written the same texts."""
+    columns = ("", "complete", "refused", "lost", "first token, ms", "whole text, ms", "tokens/s")
+    shown = Table(*columns, title="p50 / p90 / p99")
+    texts: dict[str, list[list[int]]] = {}
+    fine = True
+    for way in WAYS:
+        now = replace(settings, way=way)
+        deploy(now, options.replicas)
+        known = load.get(options.port, "/health")
+        console.print(f"{way}: a replica was warm after {known['warming_s']:.1f} s")
+        requests = load.wishes(options.load, known["vocabulary"], settings.sizes.context // 8)
+        successor = threading.Thread(target=deploy, args=(now, options.replicas))
+        if options.restart:
+            successor.start()
+        done = load.run(options.port, requests, options.clients)
+        if options.restart:
+            successor.join()
+            after = load.get(options.port, "/health")["process"]
+            console.print(f"{way}: process {known['process']} gave way to {after} meanwhile")
+        texts[way] = [o.tokens for o in done.outcomes]
+        complete, lost = (
+            sum(which(o) for o in done.outcomes)
+            for which in (lambda o: o.complete, lambda o: o.lost)
+        )
+        fine = fine and not lost
+        shown.add_row(
+            way, str(complete), str(len(requests) - complete - lost), str(lost),
+            done.latencies(lambda o: o.first), done.latencies(lambda o: o.whole),
+            f"{done.rate:.0f}",
+        )  # fmt: skip
+        for outcome in (o for o in done.outcomes if o.lost):
+            console.print(f"{way}: {outcome.status} {outcome.trouble}")
+    console.print(shown)
+    same = sum(a == b for a, b in zip(*texts.values(), strict=True))
+    console.print(f"{same} of {options.load} texts are the same, token by token")
+    return fine and (same == options.load or settings.dtype != "float32")
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What the command line says about a replica."""
+    folder = str(Path(options.cache).expanduser().resolve())
+    model = options.model and str(Path(options.model).resolve())
+    return Settings(
+        model, options.size, options.dtype, options.backend, folder, options.threads,
+        options.waiting, Sizes(context=options.context),
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Serve until the user has enough, or run a load."""
+    known = Settings()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="folder of a checkpoint; without it a random model")
+    parser.add_argument("--size", default=known.size, choices=SIZES, help="of a random model")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--backend", default=known.way, choices=WAYS)
+    parser.add_argument("--context", type=int, default=known.sizes.context, help="tokens of a text")
+    parser.add_argument("--waiting", type=int, default=known.waiting, help="texts of the queue")
+    parser.add_argument("--cache", default=known.folder, help="folder of compiled plans")
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=known.threads, help="of a replica")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--address", help="of a Ray cluster; without it one is started here")
+    parser.add_argument("--load", type=int, help="send so many requests, print latencies and end")
+    parser.add_argument("--clients", type=int, default=16, help="requests of a load at once")
+    parser.add_argument("--restart", action="store_true", help="replace replicas under the load")
+    options = parser.parse_args()
+    settings = settings_of(options)
+    start(settings, options.replicas, options.port, options.address)
+    try:
+        if options.load:
+            return 0 if measure(settings, options) else 1
+        seconds = deploy(settings, options.replicas)
+        console.print(f"ready after {seconds:.1f} s: http://{load.HOST}:{options.port}")
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        stop(options.address)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
