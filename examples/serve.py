@@ -14,10 +14,12 @@ Needs `pip install torchair[serve]` and `transformers`. docs/serving.md explains
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,17 +101,18 @@ def start(settings: Settings, replicas: int, port: int, address: str | None = No
         ray.init(
             num_cpus=2 * replicas * settings.threads, num_gpus=0, object_store_memory=STORE,
             include_dashboard=False, log_to_driver=False, logging_level="warning",
+            _node_ip_address=load.HOST,
         )  # fmt: skip
     else:
         ray.init(address=address, logging_level="warning")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": load.HOST, "port": port}, logging_config=QUIET)
 
 
-def stop(address: str | None = None) -> None:
-    """End what we have started; requests that are being answered are answered before."""
+def stop() -> None:
+    """End what we have started, which is all of Ray where it was not there before. Requests that
+    are being answered are answered first."""
     serve.delete(NAME)
-    if address is None:
-        serve.shutdown()
     ray.shutdown()
 
 
@@ -123,41 +126,52 @@ def deploy(settings: Settings, replicas: int) -> float:
 def measure(settings: Settings, options: argparse.Namespace) -> bool:
     """The same requests to the compiled model and to eager, behind the same server. True if none
     was lost and both have written the same texts."""
-    columns = ("", "complete", "refused", "lost", "first token, ms", "whole text, ms", "tokens/s")
-    shown = Table(*columns, title="p50 / p90 / p99")
-    texts: dict[str, list[list[int]]] = {}
-    fine = True
-    for way in WAYS:
-        now = replace(settings, way=way)
-        deploy(now, options.replicas)
-        known = load.get(options.port, "/health")
-        console.print(f"{way}: a replica was warm after {known['warming_s']:.1f} s")
-        requests = load.wishes(options.load, known["vocabulary"], settings.sizes.context // 8)
-        successor = threading.Thread(target=deploy, args=(now, options.replicas))
-        if options.restart:
-            successor.start()
-        done = load.run(options.port, requests, options.clients)
-        if options.restart:
-            successor.join()
-            after = load.get(options.port, "/health")["process"]
-            console.print(f"{way}: process {known['process']} gave way to {after} meanwhile")
+    columns = ("", "complete", "refused", "lost", "first token", "whole text", "tokens/s")
+    shown = Table(*columns, title="p50/p90/p99 in ms")
+    texts: dict[str, Sequence[Sequence[int]]] = {}
+    lost = 0
+    for way in (settings.way, "eager"):
+        done = loaded_with(replace(settings, way=way), options)
         texts[way] = [o.tokens for o in done.outcomes]
-        complete, lost = (
-            sum(which(o) for o in done.outcomes)
-            for which in (lambda o: o.complete, lambda o: o.lost)
-        )
-        fine = fine and not lost
+        counts = done.counts()
+        lost += counts["lost"]
         shown.add_row(
-            way, str(complete), str(len(requests) - complete - lost), str(lost),
-            done.latencies(lambda o: o.first), done.latencies(lambda o: o.whole),
-            f"{done.rate:.0f}",
+            way, *(str(n) for n in counts.values()), done.latencies(lambda o: o.first),
+            done.latencies(lambda o: o.whole), f"{done.rate:.0f}",
         )  # fmt: skip
-        for outcome in (o for o in done.outcomes if o.lost):
-            console.print(f"{way}: {outcome.status} {outcome.trouble}")
     console.print(shown)
-    same = sum(a == b for a, b in zip(*texts.values(), strict=True))
+    same = sum(
+        all(now == first for now in ours[k :: options.load])
+        for ours, theirs in [texts.values()]
+        for k, first in enumerate(theirs[: options.load])
+    )
     console.print(f"{same} of {options.load} texts are the same, token by token")
-    return fine and (same == options.load or settings.dtype != "float32")
+    return not lost and (same == options.load or settings.dtype != "float32")
+
+
+def loaded_with(settings: Settings, options: argparse.Namespace) -> load.Load:
+    """Deploy, and send all requests once, or again and again until replicas were replaced and once
+    more."""
+    deploy(settings, options.replicas)
+    health = load.get(options.port, "/health")
+    requests = load.wishes(options.load, health["vocabulary"], settings.sizes.context // 8)
+    successor = threading.Thread(target=deploy, args=(settings, options.replicas))
+    console.print(f"{settings.way}: warm after {health['warming_s']:.1f} s")
+    done = load.Load([], 0.0)
+    if options.restart:
+        successor.start()
+        while successor.is_alive():
+            done += load.run(options.port, requests, options.clients)
+    done += load.run(options.port, requests, options.clients)
+    if options.restart:
+        after = load.get(options.port, "/health")
+        console.print(
+            f"{settings.way}: process {health['process']} gave way to {after['process']}, warm "
+            f"after {after['warming_s']:.1f} s"
+        )
+    for outcome in (o for o in done.outcomes if o.lost):
+        console.print(f"{settings.way}: {outcome.status} {outcome.trouble}")
+    return done
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -201,7 +215,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        stop(options.address)
+        stop()
 
 
 if __name__ == "__main__":

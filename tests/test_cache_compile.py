@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import random
@@ -28,14 +29,17 @@ from torchair.deploy.ready import ReadyCall
 from torchair.devices.call import GraphCall
 from torchair.inference import cache_compile, readable_cache
 
+COUNT = itertools.count()
+
 
 class Block(nn.Module):
-    """A small model with weights, a switch, a number, and a buffer that it updates."""
+    """A small model with weights, a switch, a number, a buffer that it updates, and a value that
+    is another one in each process."""
 
     def __init__(self, scale: float = 2.0) -> None:
         super().__init__()
         self.up, self.down, self.scale = nn.Linear(6, 8), nn.Linear(8, 6), scale
-        self.config = SimpleNamespace(width=8)
+        self.config = SimpleNamespace(width=8, _own_hash=next(COUNT))
         self.register_buffer("total", torch.zeros(6))
 
     def step(self, x: torch.Tensor, bias: float = 1.0) -> dict[str, Any]:

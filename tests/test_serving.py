@@ -104,7 +104,9 @@ def asked(batcher: Batcher, prompt: list[int], limit: int) -> SimpleQueue[Event]
 # ---- the model in compiled sizes
 
 
-@pytest.mark.parametrize("way", ["torchair", "eager"])
+@pytest.mark.parametrize(
+    "way", ["torchair", "eager", pytest.param("packed", marks=pytest.mark.slow)]
+)
 def test_texts_written_together_are_those_written_alone(model, decoder, folder, way, monkeypatch):
     writer = decoder if way == "torchair" else Decoder(model, SIZES, way, folder)
     together: list[int] = []
@@ -394,6 +396,7 @@ def test_a_load_knows_what_was_lost():
     assert answered.complete and answered.tokens == [7, 7] and not answered.lost
     assert refused.status == 503 and not refused.lost and not refused.complete
     assert cut.lost
+    assert done.counts() == {"complete": 1, "refused": 1, "lost": 1}
     assert load.percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.0
     assert load.percentile([1.0, 2.0, 3.0, 4.0], 99) == 4.0
 

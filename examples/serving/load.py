@@ -101,6 +101,16 @@ class Load:
     outcomes: Sequence[Outcome]
     seconds: float
 
+    def __add__(self, later: Load) -> Load:
+        return Load([*self.outcomes, *later.outcomes], self.seconds + later.seconds)
+
+    def counts(self) -> dict[str, int]:
+        """How many were answered, told to come again, and lost."""
+        complete = sum(o.complete for o in self.outcomes)
+        lost = sum(o.lost for o in self.outcomes)
+        refused = len(self.outcomes) - complete - lost
+        return {"complete": complete, "refused": refused, "lost": lost}
+
     @property
     def rate(self) -> float:
         """Tokens a second, of all clients together."""
@@ -109,7 +119,7 @@ class Load:
     def latencies(self, which: Callable[[Outcome], float]) -> str:
         """p50, p90 and p99 in milliseconds."""
         times = sorted(which(o) for o in self.outcomes if o.complete)
-        return " / ".join(f"{1e3 * percentile(times, p):.0f}" for p in (50, 90, 99))
+        return "/".join(f"{1e3 * percentile(times, p):.0f}" for p in (50, 90, 99))
 
 
 def percentile(times: Sequence[float], percent: int) -> float:

@@ -126,7 +126,8 @@ def _attributes(roots: Roots) -> Iterator[tuple[str, Any]]:
 
 def numbers_of(roots: Roots) -> dict[str, str]:
     """Plain values that tracing may have made part of the graph, as text; also those one level
-    inside of dicts and of objects such as a configuration, where these are first met."""
+    inside of dicts and of objects such as a configuration, where these are first met. Not a hash:
+    it follows from other values, and is another one in each process."""
     found: dict[str, str] = {}
     seen: set[int] = set()
     for name, value in _attributes(roots):
@@ -135,7 +136,8 @@ def numbers_of(roots: Roots) -> dict[str, str]:
         elif id(value) not in seen and not callable(value):
             seen.add(id(value))
             inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-            found |= {f"{name}.{k}": repr(v) for k, v in inner.items() if _is_plain(v)}
+            plain = ((k, v) for k, v in inner.items() if _is_plain(v))
+            found |= {f"{name}.{k}": repr(v) for k, v in plain if not str(k).endswith("_hash")}
     return found
 
 
