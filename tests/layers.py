@@ -59,6 +59,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.deploy.stored", "torchair.serde.convention"): "as for torchair.deploy.runnable",
     ("torchair.deploy.runnable", "torchair.capture"): "imports sympy; for a GPU",
     ("torchair.deploy.runnable", "torchair.concrete.replayed"): "as for torchair.capture",
+    ("torchair.engine.compile", "torchair.engine.tune.tuner"): "loads SQLite, on request",
     ("torchair.engine.run.recipe", "torchair.codegen.cpu.matmul.pack"): "for frozen weights",
     ("torchair.deploy.version", "torchair.devices.call"): "loads the engine, for its handle",
     ("torchair.emulate.launcher", "torchair.explanation.collect"): "loads AOTAutograd, on request",

@@ -27,7 +27,7 @@ from torchair.codegen.ways import AS_EVER, Way
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.tune import race, tuner
+from torchair.engine.tune import race, tuner, untuned
 from torchair.engine.tune.race import Entrant, agree
 from torchair.engine.tune.wish import Wish
 from torchair.ge.build import Data, NetOutput
@@ -53,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Windows of one run each, and no memory of earlier warnings."""
     monkeypatch.setattr(race, "WINDOW", 0.0)
     monkeypatch.setattr(tuned, "_told", set())
-    monkeypatch.setattr(tuner, "_said", set())
+    monkeypatch.setattr(untuned, "_said", set())
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -313,9 +313,9 @@ def _method(model: torch.nn.Module, folder: Path) -> Any:
 def test_devices_whose_kernels_are_not_measured_say_so_once() -> None:
     graph, target = Graph("g", infer), SimpleNamespace(name="cuda:0")
     with pytest.warns(UserWarning, match="kernels of cuda:0 are not tuned yet"):
-        assert tuner.untunable(graph, target)  # type: ignore[arg-type]
+        assert untuned.untunable(graph, target)  # type: ignore[arg-type]
     with warnings.catch_warnings(action="error"):
-        assert tuner.untunable(graph, target)  # type: ignore[arg-type]
+        assert untuned.untunable(graph, target)  # type: ignore[arg-type]
 
 
 def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

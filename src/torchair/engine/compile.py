@@ -14,7 +14,7 @@ comes out and runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -33,13 +33,15 @@ from torchair.engine.run.executor import ProgramPool
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool, bound, new_spaces
 from torchair.engine.targets import usable_target
-from torchair.engine.tune.tuner import Tuning
 from torchair.engine.tune.wish import Wish
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
 from torchair.log import native_logger
 from torchair.passes import PassRunner
 from torchair.trace import Stopwatch, Trace
+
+if TYPE_CHECKING:
+    from torchair.engine.tune.tuner import Tuning
 
 Bound = TypeVar("Bound")
 
@@ -64,6 +66,8 @@ class GraphCompiler:
         """Where ways of kernels come from; None where nobody asks for any but the usual."""
         if self.target is None or (folder is None and self._options.tuned is None):
             return None
+        from torchair.engine.tune.tuner import Tuning
+
         return Tuning(self.target, folder, self._options.tuned)
 
     def begin_tuning(self) -> None:

@@ -39,7 +39,7 @@ from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool
-from torchair.engine.tune.tuner import untunable
+from torchair.engine.tune.untuned import untunable
 from torchair.engine.units.native_units import NativeUnits
 from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg

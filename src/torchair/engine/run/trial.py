@@ -131,7 +131,7 @@ class Trial:
     def __init__(
         self, made: Generated, words: Sequence[Sequence[int]], steps: int, threads: int, keep: Any
     ) -> None:
-        self.steps = steps
+        self.steps, self.threads = steps, threads
         address = cpu().library.address(made.kernel)
         blocks = [(ctypes.c_int64 * len(w))(*w) for w in words]
         barrier = (ctypes.c_int64 * (2 * LINE))()

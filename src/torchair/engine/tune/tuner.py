@@ -18,7 +18,6 @@ from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.trial import Content, Stage, far_bytes, threads_of
 from torchair.engine.tune.race import WINDOWS, Entrant, Race, times
 from torchair.engine.tune.wish import KINDS, Wish
-from torchair.ge.graph import Graph
 from torchair.log import logger
 from torchair.progress import Bar
 
@@ -58,6 +57,7 @@ class Tuning:
             (step, choices)
             for step in _distinct(plan)
             if wish.includes(step.code.order.request, step.code.order.label)
+            and not step.code.numbers
             and self._known(step.code.order, machine) is None
             and (choices := self._target.choices(step.code.order.request))
         ]
@@ -113,30 +113,6 @@ class Tuning:
         size = far_bytes(plan)
         far = "near" if size < _NEAR else "middle" if size < _MIDDLE else "far"
         return f"{self._target.processor}, {threads_of(plan)} threads, {far} memory"
-
-
-def untunable(graph: Graph, target: Target | None) -> bool:
-    """Whether a graph cannot be tuned, which is said once."""
-    if target is None:
-        return True
-    if target.name != "cpu":
-        _say(f"kernels of {target.name} are not tuned yet, they are compiled as ever")
-        return True
-    if graph.is_dynamic:
-        _say(
-            f"graph {graph.name} is not tuned: its sizes vary. Compile with dynamic=False for "
-            "sizes that are worth it"
-        )
-    return graph.is_dynamic
-
-
-_said: set[str] = set()
-
-
-def _say(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(f"tuning: {text}", UserWarning, stacklevel=4)
 
 
 def _walk(race: Race, choices: Choices) -> Entrant:
