@@ -270,6 +270,19 @@ REAL = """if True:
     assert (raw / "ASCEND_PROFILER_OUTPUT" / "kernel_details.csv").is_file()
     assert "mstx" not in (raw / "FRAMEWORK" / "trace.json").read_text()
 
+    from threading import Thread
+    from torchair.emulate.profiles.events import read
+    def work():
+        prof.enable_profiler_in_child_thread()
+        torch.sigmoid(x)
+    with profiler._KinetoProfile() as prof:
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+    (found,) = [o for o in read(prof._recorded()).operators if o.name == "aten::sigmoid"]
+    assert [k.label for k in found.kernels] == ["aten::sigmoid"]
+    assert found.thread == thread.native_id and len(list(Path("work").rglob("*_pt"))) == 1
+
     settings = profiler._ExperimentalConfig(mstx=True, mstx_domain_exclude=["quiet"])
     handler = profiler.tensorboard_trace_handler("out", worker_name="me")
     with profiler.profile(on_trace_ready=handler, experimental_config=settings) as prof:

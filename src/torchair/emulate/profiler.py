@@ -19,6 +19,7 @@ from threading import Thread
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig as KinetoConfig
 from torch.profiler import ProfilerAction
 
 from torchair.emulate.profiles.events import read
@@ -36,6 +37,7 @@ __all__ = [
     "ProfilerActivity",
     "ProfilerLevel",
     "_ExperimentalConfig",
+    "_KinetoProfile",
     "analyse",
     "profile",
     "schedule",
@@ -219,7 +221,16 @@ class profile(torch.profiler.profile):
             on_trace_ready=on_trace_ready or self._keep, record_shapes=record_shapes,
             profile_memory=profile_memory, with_stack=with_stack or with_modules,
             with_flops=with_flops, with_modules=with_modules,
+            experimental_config=KinetoConfig(profile_all_threads=True),
         )  # fmt: skip
+
+    @staticmethod
+    def enable_profiler_in_child_thread(**settings: Any) -> None:
+        """Nothing: all threads are recorded, with the settings of the profile."""
+
+    @staticmethod
+    def disable_profiler_in_child_thread() -> None:
+        """Nothing, as above."""
 
     def start_trace(self) -> None:
         """Begin to record."""
@@ -293,3 +304,13 @@ class profile(torch.profiler.profile):
         }  # fmt: skip
         metadata = {key: json.loads(text) for key, text in self._trace_metadata.items()}
         return save(parent, worker, self._recorded(), info, metadata)
+
+
+class _KinetoProfile(profile):
+    """A profile without steps, which writes nothing by itself."""
+
+    def __init__(self, **settings: Any) -> None:
+        refused = {"schedule", "on_trace_ready"} & settings.keys()
+        if refused:
+            raise TypeError(f"_KinetoProfile takes no {' and no '.join(sorted(refused))}")
+        super().__init__(**settings, on_trace_ready=lambda _: None)

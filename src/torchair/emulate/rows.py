@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchair.emulate.profiles.work import Work, of_call, of_step
+from torchair.emulate.profiles.work import of_call, of_step
 from torchair.emulate.state import DEVICE_TYPE, STATE
 
 Event = dict[str, Any]
@@ -43,20 +43,20 @@ class Rows:
         device = STATE.here.device
         stream = STATE.here.streams.get(device)
         number = stream.stream_id if stream is not None else 0
-        work = of_call(name, args, kwargs, result)
+        work = asdict(of_call(name, args, kwargs, result))
         self.add(name, device, lane_of(number), begin, end, work, get_native_id())
         return result
 
     def add(
-        self, name: str, device: int, lane: str, begin: int, end: int, work: Work, caller: int
+        self, name: str, device: int, lane: str, begin: int, end: int, work: Event, caller: int
     ) -> None:
-        """One slice, for which the thread `caller` waited."""
+        """One slice, for which the thread `caller` waited; `work` are the fields of a `Work`."""
         with self._lock:
             lanes = self._rows.setdefault(device, {"": 0})
             row = lanes.setdefault(lane, len(lanes))
             where = {
                 "device": device, "stream": row, "caller": caller, "thread": get_native_id(),
-                "threads": torch.get_num_threads(), **asdict(work),
+                "threads": torch.get_num_threads(), **work,
             }  # fmt: skip
             self._events.append(
                 {"ph": "X", "cat": "kernel", "name": name, "pid": device, "tid": row,
@@ -126,13 +126,14 @@ class _Onlooker:
     def wrap(self, run: Any, steps: Sequence[int], lane: str) -> Any:
         """The same, noted."""
         (number,) = steps
-        work = of_step(self._graph, self._plan.steps[number])
+        work = asdict(of_step(self._graph, self._plan.steps[number]))
+        kind = work["type"]
 
         def noted(registers: list[Any]) -> None:
             begin = _clock()
             run(registers)
             end = _clock()
-            self._rows.add(work.type, self._device, lane, begin, end, work, self._caller)
+            self._rows.add(kind, self._device, lane, begin, end, work, self._caller)
 
         return noted
 
