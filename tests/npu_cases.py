@@ -354,6 +354,8 @@ def _int8_result(x1: Tensor, x2: Tensor, scale: Tensor, offset: Tensor) -> Tenso
 
 _X1, _X2 = randint(-128, 128, 5, 16), randint(-128, 128, 16, 8)
 _SCALES = randn(8).abs() / 100 + 0.001
+_PACKED = torch.tensor([[0x76543210], [-1985229329]], dtype=torch.int32)
+_UNPACKED = torch.stack([torch.arange(8), -1 - torch.arange(8)])
 
 
 def _bits_as_int64(x: Tensor) -> Tensor:
@@ -415,6 +417,13 @@ PRODUCTS = [
         rough=5e-3,
     ),
     Case(
+        "quant_matmul-packed-weight",
+        lambda a, b, s: npu.npu_quant_matmul(a, b, s, output_dtype=torch.float16),
+        (randint(-128, 128, 5, 2), _PACKED, _SCALES),
+        lambda a, b, s: reference.product(a, _UNPACKED) * s.double(),
+        rough=5e-3,
+    ),
+    Case(
         "weight_quant",
         lambda x, w, s, o, c: npu.npu_weight_quant_batchmatmul(x, w, s, o, bias=c),
         (randn(5, 16), _X2, _SCALES[None], randn(1, 8), randn(8)),
@@ -444,10 +453,8 @@ PRODUCTS = [
     Case(
         "weight_quant-packed",
         lambda x, w, s: npu.npu_weight_quant_batchmatmul(x, w, s),
-        (randn(5, 2), torch.tensor([[0x76543210], [-1985229329]], dtype=torch.int32), randn(8)),
-        lambda x, w, s: reference.product(
-            x, torch.stack([torch.arange(8), -1 - torch.arange(8)]) * s.double()
-        ),
+        (randn(5, 2), _PACKED, randn(8)),
+        lambda x, w, s: reference.product(x, _UNPACKED * s.double()),
     ),
 ]  # fmt: skip
 

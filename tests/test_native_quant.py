@@ -245,10 +245,12 @@ def test_groups_that_do_not_fit_are_refused():
 class Bytes(nn.Module):
     """A product of bytes whose rows are quantised as they come."""
 
-    def __init__(self, bias: torch.Tensor | None) -> None:
+    def __init__(self, bias: torch.Tensor | None, packed: bool = False) -> None:
         super().__init__()
-        weight = torch.randint(-128, 128, (96, 70), dtype=torch.int8)
-        values = (weight, torch.rand(70) * 0.01, bias)
+        weight = torch.randint(-128, 128, (96, 72), dtype=torch.int8)
+        if packed:
+            weight = torch.ops.npu.npu_convert_weight_to_int4pack(weight.int() >> 4)
+        values = (weight, torch.rand(72) * 0.01, bias)
         self.weight, self.scale, self.bias = (
             None if v is None else nn.Parameter(v, requires_grad=False) for v in values
         )
@@ -262,11 +264,14 @@ class Bytes(nn.Module):
         return torch.relu(y)
 
 
-@pytest.mark.parametrize("bias", [None, torch.int32, torch.float32], ids=str)
+@pytest.mark.parametrize("bias", [None, torch.int32, torch.float32, "packed"], ids=str)
 @torch.no_grad()
 def test_bytes_are_multiplied_and_scaled_in_one_kernel(bias, capsys, monkeypatch):
     monkeypatch.setenv("TORCHAIR_DEBUG", "3")
-    model = Bytes(None if bias is None else torch.randint(-50, 50, (70,)).to(bias))
+    if bias == "packed":
+        model = Bytes(None, packed=True)
+    else:
+        model = Bytes(None if bias is None else torch.randint(-50, 50, (72,)).to(bias))
     fast = torch.compile(model, backend="torchair", fullgraph=True)
     for rows in (1, 20):
         x = torch.randn(rows, 96).to(torch.bfloat16)

@@ -117,10 +117,10 @@ def quant_matmul(
     pertoken_scale: Value | None = None, bias: Value | None = None, output_dtype: Any = None,
     **others: Any,
 ) -> Any:  # fmt: skip
-    _no_packed(x1, x2)
+    _no_packed(x1)
     _no_others(others)
     return ge.QuantBatchMatmulV3(
-        x1, x2, scale, offset, bias, pertoken_scale,
+        x1, _unpacked_weight(x2, x1), scale, offset, bias, pertoken_scale,
         dtype=torch_to_ge(matmul.quant_matmul_type(output_dtype)), transpose_x1=False,
         transpose_x2=False,
     )  # fmt: skip
