@@ -578,6 +578,20 @@ def test_refused(function):
     assert torch.equal(x, before) and torch.equal(torch.get_rng_state(), state)
 
 
+def test_memory_around_an_argument_is_not_in_its_copy():
+    def function(x):
+        return (x.select(1, 0).as_strided((2, 2), (2, 1)) * 2,)
+
+    whole, more = noise(6, 3), noise(6, 3)
+    (got,) = Captured(function, (whole,))(more)
+    assert torch.equal(got, function(more)[0])
+    for part in (noise(6, 6)[:, ::2], noise(7, 3)[1:]):
+        with pytest.raises(CaptureError, match="reads memory around an argument"):
+            Captured(function, (part,))
+        (got,) = Captured(function, (part,), clone_input=False)(part)
+        assert torch.equal(got, function(part)[0])
+
+
 def test_refused_nodes_are_named():
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -154,8 +154,14 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, lists: Callable[[Any], Mapping[str, HostList]] | None = None) -> None:
+    def __init__(
+        self,
+        lists: Callable[[Any], Mapping[str, HostList]] | None = None,
+        parts: Collection[torch.Tensor] = (),
+    ) -> None:
+        """`parts` stand for tensors that share their memory with more than is in them."""
         super().__init__()
+        self._parts = {_storage_id(t) for t in parts}
         self.tape = Tape()
         self.node: fx.Node | None = None  # where we are, when an FX graph is being run
         self._lists = lists or (lambda op: {})
@@ -228,6 +234,8 @@ class Recorder(TorchDispatchMode):
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         _refuse_dependence(func, args, kwargs, place)
+        if func is _ATEN.as_strided.default and _storage_id(args[0]) in self._parts:
+            raise place.error("reads memory around an argument, of which a replay has a copy")
         for tensor in tensors:
             self._of(tensor, place)
         for leaf in leaves:

@@ -71,6 +71,12 @@ class _Buffer:
             )  # fmt: skip
 
 
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all there is in its memory."""
+    size = tensor.untyped_storage().nbytes()
+    return not tensor.storage_offset() and tensor.numel() * tensor.element_size() == size
+
+
 class TapeRecording(PooledRecording):
     """A tape with the buffers of its inputs and the storages of its results."""
 
@@ -84,7 +90,9 @@ class TapeRecording(PooledRecording):
             given = self._place_inputs(request)
         self.feed(request.args)
         sites = updates.in_order()
-        recorder = Recorder(lambda op: self._lists_of(sites.take(op)))
+        copied = [b for b in self._buffers if b.address is None]
+        parts = [b.tensor for b in copied if not _is_whole(request.args[b.position])]
+        recorder = Recorder(lambda op: self._lists_of(sites.take(op)), parts)
         try:
             with torch.inference_mode(False), below_autograd(), recorder:
                 results = [

@@ -455,7 +455,7 @@ def _owner_of_memory(node: fx.Node) -> tuple[fx.Node | None, Any]:
     source: Any = node.args[0]
     given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
     offset = source.meta["val"].storage_offset() if given is None else given
-    while _is_view(source):
+    while _is_view(source) or source.target is operator.getitem:
         source = source.args[0]
     known = node.target is torch.ops.aten.as_strided.default and isinstance(offset, int)
     return (source if known and source.op == "placeholder" else None), offset
