@@ -39,6 +39,7 @@ from torchair.deploy.traced import TraceError
 MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
 CALLS = 3
+TOLD = 50  # programs after which a run that is written to a file tells how far it is
 HALVES = ("halves", "turned", "same", "again", "overlapping")
 
 
@@ -467,6 +468,8 @@ def main() -> int:
             done += many
             spent = time.monotonic() - start
             bar.update(task, completed=spent, description=f"{done} programs, {failed} failed")
+            if bar.disable and done % TOLD < many:
+                print(f"{done} programs so far, {failed} failed, {excused} excused", flush=True)
     print(f"{done} programs, {failed} failed, {excused} excused")
     return 1 if failed else 0
 
