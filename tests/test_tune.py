@@ -27,7 +27,7 @@ from torchair.codegen.ways import AS_EVER, Way
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.tune import race, tuner, untuned
+from torchair.engine.tune import race, tuner, untuned, whole
 from torchair.engine.tune.race import Entrant, agree
 from torchair.engine.tune.wish import Wish
 from torchair.ge.build import Data, NetOutput
@@ -52,6 +52,7 @@ class Small(torch.nn.Module):
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Windows of one run each, and no memory of earlier warnings."""
     monkeypatch.setattr(race, "WINDOW", 0.0)
+    monkeypatch.setattr(whole, "WINDOW", 0.0)
     monkeypatch.setattr(tuned, "_told", set())
     monkeypatch.setattr(untuned, "_said", set())
     torch._dynamo.reset()
@@ -69,6 +70,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [100.0 / (1 + k) for k in range(len(entrants))]
 
     monkeypatch.setattr(tuner, "times", times)
+    monkeypatch.setattr(whole, "shows", lambda tuned, usual: True)
     return seen
 
 
@@ -179,6 +181,32 @@ def test_the_usual_kernel_stays_unless_another_is_faster_by_a_margin(
     monkeypatch.setattr(tuner, "times", times)
     called(Small(), torch.randn(5, 48), config_for(tmp_path))
     assert [f.way for f in read(tmp_path / NAME)] == ["", ""]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("verdicts", [[True], [False, True], [False, False]])
+def test_ways_stay_if_the_whole_graph_is_faster(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch, verdicts: list[bool]
+) -> None:
+    model, x, asked = Small(), torch.randn(5, 48), list(verdicts)
+    expected = model(x)
+
+    def shows(tuned: Any, usual: Any) -> bool:
+        for call in (tuned, usual):
+            torch.testing.assert_close(call(), [expected])
+        return asked.pop(0)
+
+    monkeypatch.setattr(whole, "shows", shows)
+    monkeypatch.setattr(whole, "LITTLE", 0.0)  # all gain more
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+    kept = [bool(f.way) for f in read(tmp_path / NAME)]
+    assert asked == [] and kept == [verdicts[-1]] * 2
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+
+
+def test_what_shows() -> None:
+    assert whole.shows(lambda: None, lambda: sum(range(20000)))
+    assert not whole.shows(lambda: sum(range(20000)), lambda: None)
 
 
 @torch.no_grad()

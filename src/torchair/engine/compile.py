@@ -13,7 +13,9 @@ comes out and runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -59,7 +61,7 @@ class GraphCompiler:
         self.target = usable_target(device) if options.native else None
         self.lanes = Lanes(graph, options.single_stream, options.overlap)
         self.units: NativeUnits | None = None
-        self.wish: Wish | None = None  # what is to be tuned from now on
+        self.wish: Wish | None = None  # what is to be tuned now
         self.tuning = self._new_tuning(options.tune)
 
     def _new_tuning(self, folder: str | None) -> Tuning | None:
@@ -70,11 +72,23 @@ class GraphCompiler:
 
         return Tuning(self.target, folder, self._options.tuned)
 
-    def begin_tuning(self) -> None:
-        """Measure the kernels of plans that are made from now on."""
+    @contextmanager
+    def measuring(self) -> Iterator[Tuning]:
+        """Measure the kernels of plans that are made inside."""
         if self.tuning is None or self._options.tune is None:
             self.tuning = self._new_tuning(self._options.tune or "./")
+        assert self.tuning is not None, "there is native code"
         self.wish = Wish.read(self._options.tune_file)
+        try:
+            yield self.tuning
+        finally:
+            self.wish = None
+
+    def untuned(self) -> GraphCompiler:
+        """A copy that makes the usual kernels."""
+        made = copy.copy(self)
+        made.tuning = None
+        return made
 
     def optimize(self, trace: Trace, as_it_is: bool = False) -> None:
         """Bring the graph into the form that runs, unless it is to run `as_it_is`."""

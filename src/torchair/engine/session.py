@@ -40,6 +40,7 @@ from torchair.engine.run.held import Held
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.tune.untuned import untunable
+from torchair.engine.tune.whole import settle
 from torchair.engine.units.native_units import NativeUnits
 from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
@@ -202,11 +203,23 @@ class TorchNpuGraph:
         if untunable(self.graph, self._compiled.target):
             return
         session = self.edition_for(inputs)
-        session._compiled.begin_tuning()
-        try:
+        with session._compiled.measuring() as tuning:
             session._find(session.seen(inputs))
-        finally:
-            session._compiled.wish = None
+        settle(session, inputs, tuning)
+
+    def alone(self, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
+        """A call of this edition, on copies of what it updates; None where other than native code
+        runs, which may have effects."""
+        pool, updated = self._find(self.seen(inputs)), set(self._state.assigned.values())
+        own = [t.clone() if i in updated else t for i, t in enumerate(inputs)]
+        return partial(pool.run, own) if pool.native else None
+
+    def untuned(self, inputs: Sequence[torch.Tensor]) -> TorchNpuGraph:
+        """The same graph and weights, with the kernels that rules make."""
+        made = self.another()
+        made._compiler = self._compiled.untuned()
+        made.take(inputs, True)
+        return made
 
     def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
         """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""

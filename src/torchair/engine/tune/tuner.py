@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchair.codegen.target import Order, Target
@@ -35,7 +36,7 @@ class Tuning:
         self._own = tuned_file(Path(work_path) / NAME) if work_path is not None else None
         given = tuned_file(tuned) if tuned is not None else None
         self._files = [f for f in (self._own, given) if f is not None]
-        self.measured = 0  # requests
+        self.chosen: list[Found] = []  # ways that were found here, other than the usual
 
     def choose(self, plan: Plan) -> None:
         """Take the ways that are known for the kernels of a plan, before they are generated."""
@@ -71,6 +72,7 @@ class Tuning:
                     bar.next(step.code.order.label)
                     found = self._tuned(step, plan, content, choices, wish, machine)
                     self._own.add(found)
+                    self.chosen += [found] if found.way else []
                     done += 1
         except KeyboardInterrupt:
             warnings.warn(
@@ -82,11 +84,20 @@ class Tuning:
         if done < len(todo):
             logger.info("%d of %d kernels are tuned", done, len(todo))
 
+    def drop(self, least: float) -> None:
+        """Forget ways that were found here and gain less than this part of their time: the usual
+        kernels have won."""
+        assert self._own is not None
+        kept = [f for f in self.chosen if f.microseconds <= (1 - least) * f.usual]
+        for found in self.chosen:
+            if found not in kept:
+                self._own.add(replace(found, way="", microseconds=found.usual))
+        self.chosen = kept
+
     def _tuned(
         self, step: Step, plan: Plan, content: Content, choices: Choices, wish: Wish, machine: str
     ) -> Found:
         order = step.code.order
-        self.measured += 1
         stage = Stage(step, plan, content)
         about = f"{KINDS[type(order.request)]} {order.label}"
         if stage.overwrites:
