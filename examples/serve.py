@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -80,11 +81,11 @@ class Replica:
 def application(settings: Settings, replicas: int) -> Any:
     """What Ray Serve runs. Requests beyond those that replicas take wait in the proxy, and beyond
     that get a 503. A new version starts before the old one stops, which answers what it has."""
+    taken = settings.sizes.rows[-1] + settings.waiting  # by a Batcher
     deployment = serve.deployment(
         Replica, name="model", num_replicas=replicas, max_surge_percent=100,
-        ray_actor_options={"num_cpus": settings.threads},
-        max_ongoing_requests=settings.sizes.rows[-1] + settings.waiting,  # as a Batcher takes
-        max_queued_requests=settings.waiting,
+        ray_actor_options={"num_cpus": settings.threads}, max_ongoing_requests=taken,
+        max_queued_requests=taken,  # also those on their way to a replica, for a moment
         graceful_shutdown_timeout_s=600, health_check_timeout_s=60,
     )  # fmt: skip
     return deployment.bind(settings)
@@ -206,10 +207,11 @@ def main() -> int:
     settings = settings_of(options)
     start(settings, options.replicas, options.port, options.address)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; Ray has its own
         if options.load:
             return 0 if measure(settings, options) else 1
         seconds = deploy(settings, options.replicas)
-        console.print(f"ready after {seconds:.1f} s: http://{load.HOST}:{options.port}")
+        print(f"ready after {seconds:.1f} s: http://{load.HOST}:{options.port}", flush=True)
         while True:
             time.sleep(1)
     except KeyboardInterrupt:

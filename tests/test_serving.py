@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import SimpleQueue
@@ -414,6 +417,37 @@ def test_replicas_of_ray_lose_nothing_while_they_are_replaced(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 of 12 texts are the same" in done.stdout
     assert done.stdout.count("gave way to") == 2
+
+
+@pytest.mark.slow
+def test_a_server_of_ray_refuses_what_is_bad_and_ends_in_good_order(tmp_path):
+    pytest.importorskip("ray")
+    port = free_port()
+    options = ["--waiting", "1", "--context", "512", "--cache", str(tmp_path), "--port", str(port)]
+    server = subprocess.Popen(
+        [sys.executable, "examples/serve.py", *options, "--backend", "eager"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None and "ready after" in server.stdout.readline()
+        assert load.get(port, "/health")["rows"] == [1, 2, 4, 8]
+        bad = load.ask(port, b'{"prompt": []}')
+        assert bad.status == 400 and "the prompt is empty" in bad.trouble
+        assert load.get(port, "/elsewhere")["error"]["code"] == 404
+        long = json.dumps({"prompt": [1], "max_tokens": 500, "stream": True}).encode()
+        many = load.run(port, [long] * 32, clients=32)  # 9 are taken, as many wait
+        assert many.counts()["refused"] >= 1 and many.counts()["lost"] == 0
+        with ThreadPoolExecutor(2) as pool:
+            texts = [pool.submit(load.ask, port, long) for _ in range(2)]
+            while load.get(port, "/health")["running"] < 2:
+                time.sleep(0.01)
+            server.send_signal(signal.SIGTERM)
+            assert all(t.result().complete and len(t.result().tokens) == 500 for t in texts)
+        assert server.wait(PATIENCE) == 0
+    finally:
+        server.terminate()
+        server.wait(PATIENCE)
 
 
 def free_port() -> int:
