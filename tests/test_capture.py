@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from capture_cases import CASES
 from capture_tools import fresh
 from torchair.capture.cuda import view_of
-from torchair.capture.rehearsal import Walk, host_nodes
+from torchair.capture.rehearsal import GraphWalk, host_nodes
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_walk_takes_settled_values_and_holds_nothing():
         return x + torch.full((2,), 3.0), x * n
 
     gm = make_fx(fn)(torch.ones(2), torch.ones(2))
-    walk = Walk(gm)
+    walk = GraphWalk(gm)
     x, n = torch.ones(2), torch.full((2,), 5.0)
     walk.settle([x, n])
     (constant,) = walk.constants()
@@ -85,7 +85,7 @@ def test_a_failure_names_node_and_line():
     gm = make_fx(fn)(torch.ones(4))
     for node in gm.graph.nodes:
         node.meta["stack_trace"] = '  File "model.py", line 7, in forward\n    y = x.view(2, 2)\n'
-    walk = Walk(gm)
+    walk = GraphWalk(gm)
     with pytest.raises(RuntimeError) as failed:
         walk([torch.ones(5)])
     error = walk.error("graph_1", failed.value)

@@ -38,7 +38,7 @@ from models import (
 )
 from tolerance import assert_close_to_reference
 from torchair.capture import graph_pool_handle
-from torchair.capture.pools import Pool
+from torchair.capture.pools import CapturePool
 from torchair.concrete import AclConcreteGraph
 from torchair.errors import CaptureError
 
@@ -282,7 +282,7 @@ def test_keys_that_do_not_share_memory():
 
 
 def test_pool_grows_and_avoids():
-    pool = Pool(graph_pool_handle())
+    pool = CapturePool(graph_pool_handle())
     small = pool.take(100, shared=True)
     assert pool.take(50, shared=True) is small
     large = pool.take(1000, shared=True)

@@ -23,7 +23,7 @@ from torchair.capture.base import (
     Kept,
     OfArgument,
     Pooled,
-    Request,
+    ToCapture,
 )
 from torchair.capture.recorder import Recorder, out_form
 from torchair.capture.tape import TapeSubstrate
@@ -51,7 +51,7 @@ class Captured:
         )
         options = CaptureOptions(clone_input=clone_input, share_results=share_results)
         self.substrate = TapeSubstrate()
-        self.recording = self.substrate.capture(Request("g", function, args, kinds, options))
+        self.recording = self.substrate.capture(ToCapture("g", function, args, kinds, options))
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         return self.recording.call(args, hold=True)

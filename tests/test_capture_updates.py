@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchair.capture.base import ArgumentKinds, CaptureOptions, Request
+from torchair.capture.base import ArgumentKinds, CaptureOptions, ToCapture
 from torchair.capture.graph import AclGraphCacheInfo
 from torchair.capture.keys import key_entries
 from torchair.capture.source import render
@@ -182,7 +182,7 @@ def test_plain_values_and_back(graph):
 
 
 def captured(forward: Any, updates: Updates, args: Any) -> Any:
-    request = Request("g", forward, args, ArgumentKinds((), (0,)), CaptureOptions())
+    request = ToCapture("g", forward, args, ArgumentKinds((), (0,)), CaptureOptions())
     recording = TapeSubstrate(updates).capture(request)
 
     def call(*args: Any) -> Any:

@@ -17,7 +17,7 @@ from test_transformers import CASES as MODELS
 from torchair import ge, ops, scope
 from torchair.catalog import infer
 from torchair.cli import main
-from torchair.engine.inspect.check import Finding, check_graph, check_plan, report
+from torchair.engine.inspect.check import Fault, check_graph, check_plan, report
 from torchair.engine.inspect.tasks import graph_tasks
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
@@ -66,7 +66,7 @@ def built(make: Callable[[], list[Value]]) -> tuple[Graph, dict[int, int]]:
     return graph, state.assigned
 
 
-def findings(make: Callable[[], list[Value]]) -> list[Finding]:
+def findings(make: Callable[[], list[Value]]) -> list[Fault]:
     graph, assigned = built(make)
     return check_graph(graph, assigned)
 
@@ -286,7 +286,7 @@ def test_a_deadlock_shows_the_whole_ring():
 # ---- marks that order nothing
 
 
-def marked(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+def marked(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Fault]:
     """Findings about the graph of a function with scopes and marks."""
     graphs: list[Graph] = []
     convert = torchair.pipeline.convert

@@ -26,7 +26,7 @@ from models import (
     resnet_inputs,
 )
 from tolerance import assert_close_to_reference
-from torchair.capture.base import ArgumentKinds, CaptureOptions, Request
+from torchair.capture.base import ArgumentKinds, CaptureOptions, ToCapture
 from torchair.capture.cuda import DeviceSubstrate
 from torchair.errors import CaptureError
 from torchair.ops import npu_print
@@ -290,7 +290,9 @@ def test_graphs_that_print_are_not_captured(capsys):
 def refused(forward: Any, *args: Any) -> CaptureError:
     """The error of a direct capture."""
     users = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor))
-    request = Request("graph_1", forward, list(args), ArgumentKinds(users=users), CaptureOptions())
+    request = ToCapture(
+        "graph_1", forward, list(args), ArgumentKinds(users=users), CaptureOptions()
+    )
     with torch.no_grad(), pytest.raises(CaptureError) as failed:
         DeviceSubstrate(CUDA).capture(request)
     as_good_as_new()
@@ -320,7 +322,7 @@ def test_a_refused_graph_has_changed_nothing():
         return (x.nonzero(),)
 
     kinds = ArgumentKinds(users=(0,), mutated=(1,))
-    request = Request("graph_1", forward, [random(4), state], kinds, CaptureOptions())
+    request = ToCapture("graph_1", forward, [random(4), state], kinds, CaptureOptions())
     generator = torch.cuda.get_rng_state()
     with pytest.raises(CaptureError):
         DeviceSubstrate(CUDA).capture(request)

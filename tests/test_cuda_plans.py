@@ -20,7 +20,7 @@ from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.layouts import lay_out_filters
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.branches import Part, forks
+from torchair.engine.run.branches import Stretch, forks
 from torchair.engine.run.dry_run import DryRun, dry_run
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
@@ -42,7 +42,7 @@ def kinds(plan: Plan) -> list[str]:
 def groups(run: DryRun) -> list[list[str]]:
     """Steps that are run as one, as if the plan were for a GPU that is here."""
     run.plan.device = "cuda:0"
-    parts = [Part([s], k) for k, s in enumerate(run.plan.steps)]
+    parts = [Stretch([s], k) for k, s in enumerate(run.plan.steps)]
     return [[kinds(run.plan)[p.first] for p in group] for group in forks(parts, run.plan)]
 
 
@@ -78,7 +78,7 @@ def test_large_products_are_no_branches() -> None:
 
 def test_on_the_cpu_nothing_is_a_branch() -> None:
     plan = attention_inputs(16, 256).plan
-    parts = [Part([s], k) for k, s in enumerate(plan.steps)]
+    parts = [Stretch([s], k) for k, s in enumerate(plan.steps)]
     assert all(len(group) == 1 for group in forks(parts, plan))
 
 

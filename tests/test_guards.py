@@ -12,7 +12,7 @@ import torch
 from torchair.codegen.cpu.gate import ANY, Entry, Same, TensorLike, gate
 from torchair.codegen.cpu.target import cpu
 from torchair.deploy.conditions import Condition
-from torchair.deploy.guards import Guards, TensorSpec, ValueSpec
+from torchair.deploy.guards import Expected, Guards, ValueSpec
 
 X = torch.zeros(2, 3)
 OTHERS = {
@@ -39,7 +39,7 @@ def gate_of(*records, entries=()):
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_gate_and_its_python_twin_refuse_another(kind):
     native = gate_of(TensorLike(0, X, (2, 3), (3, 1)))
-    guards = Guards([TensorSpec.of("x", X)])
+    guards = Guards([Expected.of("x", X)])
     assert native(X) is True and native(X + 1) is True
     assert native(OTHERS[kind]) is False
     assert guards.check([X]) and not guards.check([OTHERS[kind]])
@@ -101,7 +101,7 @@ def test_entries_see_parameters_replaced_moved_and_removed():
 
 def test_named_sizes_agree_and_keep_conditions():
     a, b = torch.zeros(4, 6), torch.zeros(6, 4).t()
-    specs = [TensorSpec.of("a", a, {0: "s0"}), TensorSpec.of("b", b, {0: "s0"})]
+    specs = [Expected.of("a", a, {0: "s0"}), Expected.of("b", b, {0: "s0"})]
     guards = Guards(specs, ["s0 % 2 == 0 and s0 >= 2"])
     for n in (4, 6, 8, 4):
         assert guards.check([torch.zeros(n, 6), torch.zeros(6, n).t()])
@@ -115,7 +115,7 @@ def test_named_sizes_agree_and_keep_conditions():
 
 
 def test_guards_survive_as_data():
-    specs = [TensorSpec.of("x", X, {1: "n"}), ValueSpec("eps", 1e-5), ValueSpec("mask", None)]
+    specs = [Expected.of("x", X, {1: "n"}), ValueSpec("eps", 1e-5), ValueSpec("mask", None)]
     guards = Guards(specs, ["n != 7", "max(n, 2) * 2 < 100"])
     again = Guards.from_data(json.loads(json.dumps(guards.to_data())))
     assert again.specs == guards.specs and again.to_data() == guards.to_data()

@@ -23,7 +23,7 @@ from torchair.codegen.cpu.driver import limit_threads
 from torchair.engine.inspect.check import check_plan
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import finalize_graph_engine
-from torchair.engine.plan.streams import COMMUNICATION, Order, order_of
+from torchair.engine.plan.streams import COMMUNICATION, LaneOrder, order_of
 from torchair.engine.run.executor import Program
 from torchair.engine.run.native import NativeProgram
 from torchair.engine.run.outline import range_of
@@ -185,7 +185,7 @@ def _reach(lane: list[int], edges: set[tuple[int, int]]) -> set[tuple[int, int]]
 @pytest.mark.parametrize("seed", range(60))
 def test_events_keep_the_order_and_none_is_superfluous(seed):
     lane, needs = _random_order(seed)
-    order = Order(lane, needs)
+    order = LaneOrder(lane, needs)
     wanted = _reach(lane, {(a, k) for k, found in enumerate(needs) for a in found})
     events = {(a, k) for k, found in order.waits.items() for a in found}
     real = [k for k, own in enumerate(lane) if own >= 0]

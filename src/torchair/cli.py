@@ -124,9 +124,9 @@ def _verify(options: argparse.Namespace) -> int:
     """Run a program with a check around each graph that it compiles. Its own way to leave counts,
     unless something is wrong."""
     from torchair.runner import observed
-    from torchair.verification.checked import Verifier, Wish
+    from torchair.verification.checked import Asked, Verifier
 
-    verifier = Verifier(Wish(Path(options.output), options.every_node))
+    verifier = Verifier(Asked(Path(options.output), options.every_node))
     code: Any = 0
     try:
         with observed(verifier):

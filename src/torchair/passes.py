@@ -39,7 +39,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Handler:
     """How the runner handles one kind of graph."""
 
     name: str  # "fx" or "ge"
@@ -82,7 +82,7 @@ class Whole:
 class PassRunner:
     """Runs passes over one graph and remembers what each did."""
 
-    def __init__(self, kind: Kind, settings: Any, trace: Trace) -> None:
+    def __init__(self, kind: Handler, settings: Any, trace: Trace) -> None:
         self.kind = kind
         self.settings = settings
         self.trace = trace

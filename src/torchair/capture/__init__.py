@@ -1,6 +1,6 @@
 """Capture once, replay many times: keys, pools, recordings, and the devices they are made on."""
 
-from torchair.capture.base import ArgumentKinds, CaptureOptions, Recording, Request, Substrate
+from torchair.capture.base import ArgumentKinds, CaptureOptions, Recording, Substrate, ToCapture
 from torchair.capture.fixed import EngineGraph
 from torchair.capture.graph import AclGraph, AclGraphCacheInfo
 from torchair.capture.keys import key_entries
@@ -16,7 +16,7 @@ __all__ = [
     "CaptureOptions",
     "EngineGraph",
     "Recording",
-    "Request",
+    "ToCapture",
     "Substrate",
     "find_updates",
     "graph_pool_handle",

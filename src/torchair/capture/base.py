@@ -122,7 +122,7 @@ class Recording(abc.ABC):
 
 
 @dataclass
-class Request:
+class ToCapture:
     """What is to be captured."""
 
     name: str  # of the FX graph
@@ -136,7 +136,7 @@ class Substrate(abc.ABC):
     """A way to capture on one kind of device, for one FX graph."""
 
     @abc.abstractmethod
-    def capture(self, request: Request) -> Recording:
+    def capture(self, request: ToCapture) -> Recording:
         """Capture; nothing that the user can see is computed yet. CaptureError where it cannot."""
 
     @abc.abstractmethod

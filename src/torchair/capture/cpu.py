@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchair.capture.base import Recording, Request, Substrate
+from torchair.capture.base import Recording, Substrate, ToCapture
 from torchair.capture.fixed import EngineGraph, FixedRecording
 from torchair.capture.pools import POOLS
 from torchair.errors import InputError
@@ -24,7 +24,7 @@ class EngineSubstrate(Substrate):
         self._graph = graph
         self._pool = POOLS.get(pool)
 
-    def capture(self, request: Request) -> Recording:
+    def capture(self, request: ToCapture) -> Recording:
         if request.options.share_results:
             return FixedRecording(self._graph, request, self._pool)
         return EngineRecording(self._graph, request)
@@ -39,7 +39,7 @@ class EngineSubstrate(Substrate):
 class EngineRecording(Recording):
     """A plan of the session, which keeps it ready."""
 
-    def __init__(self, graph: EngineGraph, request: Request) -> None:
+    def __init__(self, graph: EngineGraph, request: ToCapture) -> None:
         self._graph, args = graph, request.args
         inputs = graph.collect(args)
         graph.compile(inputs)

@@ -35,13 +35,13 @@ from torchair.capture.base import (
     OfArgument,
     Pooled,
     Recording,
-    Request,
     ResultSource,
     Substrate,
+    ToCapture,
 )
 from torchair.capture.engine_walk import EngineWalk, Recorded
 from torchair.capture.outputs import PooledRecording
-from torchair.capture.rehearsal import Rehearsal, Walk
+from torchair.capture.rehearsal import GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.native import picker
@@ -101,7 +101,7 @@ def capture_stream(module: Any, device: torch.device) -> Any:
         return module.Stream()
 
 
-class Memory:
+class PoolOwner:
     """A pool, as long as somebody uses what is in it."""
 
     def __init__(
@@ -211,14 +211,14 @@ class DeviceSubstrate(Substrate):
         self._stream = capture_stream(self._module, self._device)
         self._pool = pool
         self._lists = DeviceLists(updates, self._device) if updates and updates.rules else None
-        self._memory: Memory | None = None
-        self._walk: Walk | EngineWalk | None = None if graph is None else EngineWalk(graph)
+        self._memory: PoolOwner | None = None
+        self._walk: GraphWalk | EngineWalk | None = None if graph is None else EngineWalk(graph)
         self._rehearsed = threading.local()  # each thread has handles of libraries of its own
         self._order = StreamOrder(self._accelerator, self._device)
 
-    def capture(self, request: Request) -> Recording:
+    def capture(self, request: ToCapture) -> Recording:
         self._check(request)
-        walk = self._walk = self._walk or Walk(request.forward)
+        walk = self._walk = self._walk or GraphWalk(request.forward)
         generators = self._accelerator.unchanged_generators(self._device)
         quiet = no_garbage_collection()
         with _captures, quiet, self._module.device(self._device), torch.no_grad(), generators:
@@ -235,7 +235,7 @@ class DeviceSubstrate(Substrate):
             except Exception as e:
                 raise walk.error(request.name, e) from e
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: ToCapture) -> None:
         """Errors that no node is to blame for."""
         if self.busy():
             raise CaptureError(
@@ -250,7 +250,7 @@ class DeviceSubstrate(Substrate):
                 f"arguments are on {', '.join(sorted(map(str, others)))}"
             )
 
-    def _rehearse(self, walk: Walk | EngineWalk, request: Request) -> None:
+    def _rehearse(self, walk: GraphWalk | EngineWalk, request: ToCapture) -> None:
         stream, caller = self._stream, self._module.current_stream()
         args = request.args
         rehearsal = Rehearsal(args)
@@ -267,7 +267,7 @@ class DeviceSubstrate(Substrate):
         finally:
             caller.wait_stream(stream)
 
-    def _record(self, walk: Walk | EngineWalk, request: Request) -> Recording:
+    def _record(self, walk: GraphWalk | EngineWalk, request: ToCapture) -> Recording:
         memory = self._memory_for(request.options)
         graph = self._accelerator.new_graph()
         given = list(request.args)
@@ -281,7 +281,7 @@ class DeviceSubstrate(Substrate):
                 return [_plain(r) for r in walk(given)]
 
         results = memory.record(graph, request.options.error_mode, body)
-        found = Results(given, walk.constants())
+        found = ResultForms(given, walk.constants())
         for result in results:
             found.add(result)
         inputs = Inputs(moving, [given[i] for i in moving], request)
@@ -290,18 +290,18 @@ class DeviceSubstrate(Substrate):
             feeds += walk.checks()
         return DeviceRecording(graph, memory, self._order, feeds, found, request)
 
-    def _memory_for(self, options: CaptureOptions) -> Memory:
+    def _memory_for(self, options: CaptureOptions) -> PoolOwner:
         """The pool of the FX graph, or one for this capture alone where keys do not share."""
         alone = not options.reuse and self._pool is None
         if self._memory is None or (alone and self._memory.used):
-            self._memory = Memory(self._accelerator, self._device, self._stream, self._pool)
+            self._memory = PoolOwner(self._accelerator, self._device, self._stream, self._pool)
         self._memory.used = True
         return self._memory
 
     def pool_handle(self) -> Handle:
         if self._memory is None:
             with _captures, self._module.device(self._device):
-                self._memory = Memory(self._accelerator, self._device, self._stream, self._pool)
+                self._memory = PoolOwner(self._accelerator, self._device, self._stream, self._pool)
         return self._memory.handle
 
     def busy(self) -> bool:
@@ -345,7 +345,7 @@ class StreamOrder:
 
 
 @dataclass
-class Results:
+class ResultForms:
     """What is known of the results of a capture, once all of them are added."""
 
     given: list[Any]  # what the graph ran on
@@ -433,7 +433,9 @@ def view_of(
 class Inputs:
     """Brings arguments to where a graph reads them."""
 
-    def __init__(self, positions: list[int], targets: list[torch.Tensor], request: Request) -> None:
+    def __init__(
+        self, positions: list[int], targets: list[torch.Tensor], request: ToCapture
+    ) -> None:
         examples = [request.args[i] for i in positions]
         self._positions, self._targets = positions, targets
         self._pick = picker(positions)
@@ -505,8 +507,8 @@ class DeviceRecording(PooledRecording):
     """A device graph, what it reads and where its results are."""
 
     def __init__(
-        self, graph: Any, memory: Memory, order: StreamOrder, feeds: list[Feed],
-        results: Results, request: Request,
+        self, graph: Any, memory: PoolOwner, order: StreamOrder, feeds: list[Feed],
+        results: ResultForms, request: ToCapture,
     ) -> None:  # fmt: skip
         super().__init__(request.options.share_results)
         self._graph = graph

@@ -16,11 +16,11 @@ from torchair.capture.base import (
     Kept,
     OfArgument,
     Pooled,
-    Request,
     ResultSource,
+    ToCapture,
 )
 from torchair.capture.outputs import PooledRecording
-from torchair.capture.pools import Block, Pool
+from torchair.capture.pools import AlignedMemory, CapturePool
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.run.calls import result_maker, viewer
 from torchair.engine.run.executor import Program
@@ -69,14 +69,14 @@ class EngineGraph(Protocol):
 class FixedRecording(PooledRecording):
     """A fixed program and where it gets its inputs from."""
 
-    def __init__(self, graph: EngineGraph, request: Request, pool: Pool) -> None:
+    def __init__(self, graph: EngineGraph, request: ToCapture, pool: CapturePool) -> None:
         self._graph, kinds, options = graph, request.kinds, request.options
         super().__init__(options.share_results)
         args = request.args
         inputs = list(graph.collect(args))
         graph.compile(inputs)
         fixed = [args[i].data_ptr() for i in (*kinds.parameters, *kinds.mutated)]
-        self._block: Block
+        self._block: AlignedMemory
 
         def memory(size: int) -> torch.Tensor:
             self._block = pool.take(size, options.reuse, fixed)
@@ -92,7 +92,7 @@ class FixedRecording(PooledRecording):
         self._numbers = {i: a for i, a in enumerate(args) if not isinstance(a, torch.Tensor)}
         self._choose_inputs(request)
 
-    def _choose_inputs(self, request: Request) -> None:
+    def _choose_inputs(self, request: ToCapture) -> None:
         """Inputs that differ from call to call, and the checks that they are as captured."""
         users, program = set(request.kinds.users), self._program
         moving = [

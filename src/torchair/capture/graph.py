@@ -23,8 +23,8 @@ from torchair.capture.base import (
     CaptureOptions,
     Forward,
     Recording,
-    Request,
     Substrate,
+    ToCapture,
 )
 from torchair.capture.keys import KeyMaker, Raw
 from torchair.capture.select import substrate_for
@@ -323,7 +323,7 @@ class AclGraph:
         return meta
 
     def _capture(self, key: str, args: Sequence[Any]) -> GraphMeta:
-        request = Request(self.name, self.forward, args, self.kinds, self.options)
+        request = ToCapture(self.name, self.forward, args, self.kinds, self.options)
         with _labelled("acl_graph_capture"), torch.no_grad():
             recording = self.substrate.capture(request)
         mutated = [(i, _layout(args[i])) for i in self.kinds.mutated]

@@ -23,7 +23,7 @@ def graph_pool_handle() -> tuple[int, int]:
     return (0, next(_handles))
 
 
-class Block:
+class AlignedMemory:
     """Aligned memory that does not move. Storages made from it keep it alive."""
 
     def __init__(self, size: int) -> None:
@@ -48,24 +48,24 @@ class Block:
         return made.untyped_storage()
 
 
-class Pool:
+class CapturePool:
     """Blocks for the captures of one FX graph, or of all graphs with the same handle."""
 
     def __init__(self, handle: tuple[int, int]) -> None:
         self.handle = handle
-        self._shared: list[Block] = []
+        self._shared: list[AlignedMemory] = []
 
-    def take(self, size: int, shared: bool, avoid: Iterable[int] = ()) -> Block:
+    def take(self, size: int, shared: bool, avoid: Iterable[int] = ()) -> AlignedMemory:
         """A block of at least `size` bytes that holds none of the addresses `avoid`; a shared one
         may serve other keys too."""
         if not shared:
-            return Block(size)
+            return AlignedMemory(size)
         known = list(avoid)
         for block in self._shared:
             if block.size >= size and not any(map(block.holds, known)):
                 return block
         grown = max([size, *(2 * b.size for b in self._shared if b.size < size)])
-        self._shared.append(Block(grown))
+        self._shared.append(AlignedMemory(grown))
         return self._shared[-1]
 
     def clear(self) -> None:
@@ -77,18 +77,18 @@ class Pools:
     """Pools by handle, as long as somebody uses them."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[tuple[int, int], Pool] = (
+        self._known: weakref.WeakValueDictionary[tuple[int, int], CapturePool] = (
             weakref.WeakValueDictionary()
         )
         self._lock = threading.Lock()
 
-    def get(self, handle: tuple[int, int] | None) -> Pool:
+    def get(self, handle: tuple[int, int] | None) -> CapturePool:
         """The pool of a handle, a new pool without one."""
         with self._lock:
             handle = handle or graph_pool_handle()
             pool = self._known.get(handle)
             if pool is None:
-                pool = self._known[handle] = Pool(handle)
+                pool = self._known[handle] = CapturePool(handle)
             return pool
 
 

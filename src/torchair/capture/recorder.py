@@ -56,7 +56,7 @@ class HostList:
 
 
 @dataclass(frozen=True)
-class Place:
+class CallSite:
     """Where a call comes from: the operator, the node of an FX graph, the line of a program."""
 
     op: Any
@@ -91,12 +91,12 @@ class Tape:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.places: list[Place] = []
+        self.places: list[CallSite] = []
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def add(self, step: Step, place: Place) -> None:
+    def add(self, step: Step, place: CallSite) -> None:
         """Append a call."""
         self.steps.append(step)
         self.places.append(place)
@@ -210,7 +210,7 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = Place(func, self.node, None if self.node is not None else _calling_line())
+        place = CallSite(func, self.node, None if self.node is not None else _calling_line())
         self._prepare(func, args, kwargs, place)
         if _only_acts(func):  # prints, asserts: later, not while recording
             self._add(func, args, kwargs, [], place)
@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):
             return made
         return pytree.tree_map(lambda leaf: kept.get(id(leaf), leaf), made)
 
-    def _prepare(self, func: Any, args: Any, kwargs: Any, place: Place) -> None:
+    def _prepare(self, func: Any, args: Any, kwargs: Any, place: CallSite) -> None:
         """Refuse what cannot be recorded; note what the call refers to, save what it updates."""
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -246,14 +246,14 @@ class Recorder(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self._save(value)
 
-    def _of(self, tensor: torch.Tensor, place: Place) -> _Memory:
+    def _of(self, tensor: torch.Tensor, place: CallSite) -> _Memory:
         _refuse_layout(tensor, place)
         number = _storage_id(tensor)
         if number not in self._memory:
             self._memory[number] = _Memory(tensor.detach(), made=False)
         return self._memory[number]
 
-    def _is_new(self, tensor: torch.Tensor, place: Place) -> bool:
+    def _is_new(self, tensor: torch.Tensor, place: CallSite) -> bool:
         _refuse_layout(tensor, place)
         return _storage_id(tensor) not in self._memory
 
@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
     # ---- steps ----
 
     def _add(
-        self, func: Any, args: Any, kwargs: Any, kept: list[torch.Tensor | None], place: Place
+        self, func: Any, args: Any, kwargs: Any, kept: list[torch.Tensor | None], place: CallSite
     ) -> None:
         """Put a call on the tape; `kept` are its new results among all of its results."""
         if isinstance(func, torch._ops.OpOverload) and func.name().split(".")[0] in _UNSET:
@@ -344,7 +344,7 @@ def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, HostList])
 
 
 def _call_and_copy(
-    call: Step, outs: Sequence[torch.Tensor | None], place: Place, wait: bool
+    call: Step, outs: Sequence[torch.Tensor | None], place: CallSite, wait: bool
 ) -> None:
     """For operators that allocate their results."""
     for out, new in zip(outs, pytree.tree_leaves(call()), strict=True):
@@ -377,7 +377,7 @@ def _copy_step(source: int, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class OutForm:
+class Variant:
     """The overload of an operator that writes its results into given tensors."""
 
     op: torch._ops.OpOverload
@@ -409,7 +409,7 @@ def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def out_form(op: torch._ops.OpOverload) -> OutForm | None:
+def out_form(op: torch._ops.OpOverload) -> Variant | None:
     """The form of a functional operator that writes into given tensors: it has the same arguments,
     or the same but for the options of new tensors."""
     if op._schema.is_mutable:
@@ -427,7 +427,7 @@ def out_form(op: torch._ops.OpOverload) -> OutForm | None:
         listed = str(outs[0].type) == "List[Tensor]"
         if len(outs) == (1 if listed else len(op._schema.returns)):
             dropped = frozenset() if found == wanted else frozenset(_FACTORY)
-            return OutForm(other, tuple(a.name for a in outs), listed, dropped)
+            return Variant(other, tuple(a.name for a in outs), listed, dropped)
     return None
 
 
@@ -435,7 +435,7 @@ def _signature(argument: Any) -> tuple[str, str, bool]:
     return argument.name, str(argument.type), argument.kwarg_only
 
 
-def _works(form: OutForm, op: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> bool:
+def _works(form: Variant, op: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> bool:
     """Whether the form gives the very same results, tried out on memory of its own."""
     trials = [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in results
@@ -483,7 +483,7 @@ def _has_effect(func: Any) -> bool:
     return func._schema.is_mutable or func.name() == f"{_COLLECTIVES}::wait_tensor"
 
 
-def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: Place) -> None:
+def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: CallSite) -> None:
     if not isinstance(func, torch._ops.OpOverload):
         return
     if torch.Tag.data_dependent_output in func.tags:
@@ -499,7 +499,9 @@ def _size_follows_data(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> boo
     return op is not _ATEN.repeat_interleave.Tensor or kwargs.get("output_size") is None
 
 
-def _refuse_numbers(func: Any, args: Any, kwargs: Any, leaves: Sequence[Any], place: Place) -> None:
+def _refuse_numbers(
+    func: Any, args: Any, kwargs: Any, leaves: Sequence[Any], place: CallSite
+) -> None:
     """What a custom operator reads from a tensor is not known to be the same in each replay."""
     numbers = any(isinstance(leaf, (bool, int, float)) for leaf in leaves)
     own = func.namespace in ("aten", "prim", "prims")
@@ -508,7 +510,7 @@ def _refuse_numbers(func: Any, args: Any, kwargs: Any, leaves: Sequence[Any], pl
         raise place.error("returns a number that may follow from data", SIZE_HINT)
 
 
-def _refuse_layout(tensor: torch.Tensor, place: Place) -> None:
+def _refuse_layout(tensor: torch.Tensor, place: CallSite) -> None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise place.error(f"works on a tensor of the layout {kind}, which has no fixed memory")

@@ -32,7 +32,7 @@ class Refusal(Exception):
         self.hint = hint
 
 
-class Walk:
+class GraphWalk:
     """A graph as a function that knows at which of its nodes it is.
 
     What a graph computes on the host from constants and sizes alone is computed aside, by `settle`:

@@ -16,9 +16,9 @@ from torchair.capture.base import (
     OfArgument,
     Pooled,
     Recording,
-    Request,
     ResultSource,
     Substrate,
+    ToCapture,
 )
 from torchair.capture.outputs import PooledRecording
 from torchair.capture.pools import graph_pool_handle
@@ -39,7 +39,7 @@ class TapeSubstrate(Substrate):
         self._updates = updates if updates is not None else Updates()
         self._pool = pool if pool is not None else graph_pool_handle()
 
-    def capture(self, request: Request) -> Recording:
+    def capture(self, request: ToCapture) -> Recording:
         return TapeRecording(request, self._updates)
 
     def pool_handle(self) -> tuple[int, int]:
@@ -82,7 +82,7 @@ class TapeRecording(PooledRecording):
 
     by_operators = True
 
-    def __init__(self, request: Request, updates: Updates) -> None:
+    def __init__(self, request: ToCapture, updates: Updates) -> None:
         super().__init__(request.options.share_results)
         self._updates = updates
         self._lists = [HostList() for _ in updates.rules]
@@ -110,7 +110,7 @@ class TapeRecording(PooledRecording):
 
     # ---- arguments ----
 
-    def _place_inputs(self, request: Request) -> list[Any]:
+    def _place_inputs(self, request: ToCapture) -> list[Any]:
         """Arguments as the function sees them: buffers for user inputs, all others themselves."""
         args = request.args
         given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]

@@ -11,12 +11,12 @@ from torchair.catalog.core import Kernel, Op, add_row
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ops.npu.fusion_attention import (
-    Fusion,
+    FusionCall,
     fusion_attention,
     fusion_attention_grad,
     result_dims,
 )
-from torchair.ops.npu.infer_attention import Request
+from torchair.ops.npu.infer_attention import InferCall
 from torchair.ops.npu.infer_operators import fused_request, prompt_request, step_request
 from torchair.ops.npu.layouts import request_dims
 
@@ -53,7 +53,7 @@ def infer_facts(op: Op) -> tuple[Fact, Fact]:
     return Fact(dtype, dims), Fact(_wide(query), sums)
 
 
-def infer_kernel(op: Op, request: Callable[[dict[str, Any]], Request]) -> Kernel:
+def infer_kernel(op: Op, request: Callable[[dict[str, Any]], InferCall]) -> Kernel:
     """The torch kernel of an operator for inference. Lengths arrive as tensors."""
     proto, ports = op.node.prototype, list(op.node.inputs)
     assert proto is not None
@@ -78,7 +78,7 @@ def numbers(tensor: Any) -> list[int] | None:
     return found
 
 
-def _first(request: Callable[[dict[str, Any]], Request]) -> Callable[[Op], Kernel]:
+def _first(request: Callable[[dict[str, Any]], InferCall]) -> Callable[[Op], Kernel]:
     def make(op: Op) -> Kernel:
         kernel = infer_kernel(op, request)
         return lambda *tensors: kernel(*tensors)[0]
@@ -103,14 +103,14 @@ def _training_rule(op: Op) -> list[Fact]:
     return [statistic, statistic, Fact(dtype, (0,)), Fact(dtype, dims)]
 
 
-def _call(op: Op, named: dict[str, Any], shift: str) -> Fusion:
+def _call(op: Op, named: dict[str, Any], shift: str) -> FusionCall:
     unknown = ("drop_mask", "padding_mask", "q_start_idx", "kv_start_idx")
     for port in unknown:
         if named[port] is not None:
             raise ValueError(f"{op.node}: input {port!r} is not supported")
     if op.attr("keep_prob") != 1.0:
         raise ValueError(f"{op.node}: dropout (keep_prob {op.attr('keep_prob')}) is not supported")
-    return Fusion(
+    return FusionCall(
         named["query"], named["key"], named["value"], op.attr("head_num"),
         op.attr("input_layout"), named[shift], named["atten_mask"], op.attr("scale_value"),
         op.attr("pre_tockens"), op.attr("next_tockens"), numbers(named["prefix"]),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import Entry, entry_of
+from torchair.convert.registry import Registration, entry_of
 from torchair.errors import ConversionError
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.operators import user_kernel
@@ -30,7 +30,7 @@ def ge_type(target: Any) -> str:
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
-def automatic_entry(target: Any) -> Entry | None:
+def automatic_entry(target: Any) -> Registration | None:
     """The generated converter of an operator whose GE type a user declared, None for any other;
     ConversionError where the two do not fit."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in _BUILTIN:
@@ -38,7 +38,7 @@ def automatic_entry(target: Any) -> Entry | None:
     return generate(target) if is_declared(ge_type(target)) else None
 
 
-def generate(target: Any) -> Entry:
+def generate(target: Any) -> Registration:
     """A converter of a torch operator; ConversionError says why there can be none."""
     validate_support(target)
     op_type = ge_type(target)

@@ -23,7 +23,7 @@ from torchair import ge
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.generic import Metas, torch_call
-from torchair.convert.registry import Decline, Entry, builtin, find
+from torchair.convert.registry import Decline, Registration, builtin, find
 from torchair.convert.sizes import sizes
 from torchair.ge.graph import Fact, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import contiguous_strides
@@ -43,7 +43,7 @@ class Changed:
     view: Value
 
 
-Inner = Callable[["Update"], tuple[list[Any], list[Value]]]
+Inner = Callable[["UpdatingCall"], tuple[list[Any], list[Value]]]
 """Adds the operator itself: its results, and the new value of each changed tensor."""
 
 
@@ -53,7 +53,7 @@ def functionalized(op: Any, *, meta_outputs: Any, meta_keywords: Any, **kwargs: 
     entry = find(op) or automatic_entry(op)
     if entry is None:
         raise Decline(f"{op} has no converter")
-    update = Update(op, kwargs, meta_keywords["_all_bases"])
+    update = UpdatingCall(op, kwargs, meta_keywords["_all_bases"])
     specs = meta_outputs[: len(meta_outputs) - len(update.bases)]
     return update.run(lambda u: _by_converter(u, entry, specs))
 
@@ -62,10 +62,10 @@ def generic(
     op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor], metas: Metas
 ) -> list[Any]:
     """The same for an operator without a converter: torch makes the copies itself."""
-    return Update(op, dict(kwargs), meta_bases, copy=False).run(lambda u: _by_torch(u, metas))
+    return UpdatingCall(op, dict(kwargs), meta_bases, copy=False).run(lambda u: _by_torch(u, metas))
 
 
-class Update:
+class UpdatingCall:
     """One call of an operator that changes some of its arguments."""
 
     def __init__(
@@ -154,7 +154,7 @@ def _call(target: Any, *args: Any, metas: Any = None) -> Value:
 
 
 def _by_converter(
-    update: Update, entry: Entry, specs: list[TensorSpec]
+    update: UpdatingCall, entry: Registration, specs: list[TensorSpec]
 ) -> tuple[list[Any], list[Value]]:
     graph, args, kwargs = get_default_ge_graph(), [], {}
     for a in update.op._schema.arguments:
@@ -173,7 +173,7 @@ def _by_converter(
     return results, news
 
 
-def _updated(update: Update, changed: Changed, made: set[Any]) -> Value:
+def _updated(update: UpdatingCall, changed: Changed, made: set[Any]) -> Value:
     """The output that is the new value of an input: it has the same name. A converter may let
     several operators update it, one after the other."""
     latest = changed.view
@@ -196,7 +196,7 @@ def _following(value: Value, made: set[Any]) -> Value | None:
     return None
 
 
-def _by_torch(update: Update, metas: Metas) -> tuple[list[Any], list[Value]]:
+def _by_torch(update: UpdatingCall, metas: Metas) -> tuple[list[Any], list[Value]]:
     names, _ = get_mutable_args(update.op)
     kwargs = {k: v for k, v in update.arguments.items() if k not in names}
     for name in names:

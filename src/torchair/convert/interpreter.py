@@ -23,7 +23,7 @@ from torchair.convert.aliases import bases
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.generic import Scalar, torch_call
 from torchair.convert.inference_rule import attach_rule, is_users
-from torchair.convert.registry import Decline, Entry, find
+from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results
 from torchair.convert.scopes import Scopes
 from torchair.convert.views import ViewFolder
@@ -231,7 +231,7 @@ class GraphConverter:
             return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
         return self._generic(node, meta) if entry is None else self._convert(node, entry, meta)
 
-    def _generated(self, target: Any) -> Entry | None:
+    def _generated(self, target: Any) -> Registration | None:
         """A converter made from the schema; where that fails, strict mode says why."""
         try:
             return automatic_entry(target)
@@ -241,7 +241,7 @@ class GraphConverter:
             logger.warning("%s, generic node used", e)
             return None
 
-    def _convert(self, node: fx.Node, entry: Entry, meta: Any) -> Any:
+    def _convert(self, node: fx.Node, entry: Registration, meta: Any) -> Any:
         mark = (len(self.graph.journal), len(self.graph))
         try:
             args = [self._argument(a, entry) for a in node.args]
@@ -281,7 +281,7 @@ class GraphConverter:
         for node in reversed(gone):
             self.graph.remove(node)
 
-    def _argument(self, x: Any, entry: Entry) -> Any:
+    def _argument(self, x: Any, entry: Registration) -> Any:
         """An FX argument as converters see it: values for tensors, a Pack for symbolic lists."""
         if isinstance(x, (list, tuple)) and any(self._is_symbol(e) for e in x):
             return self._pack([self._packed(e) for e in x])

@@ -19,7 +19,7 @@ from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
-from torchair.ge.graph import Call, Fact, TensorSpec, Value, get_default_ge_graph
+from torchair.ge.graph import BuilderCall, Fact, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import free_symbols
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def _offset() -> Value:
     count = len(unpack.outputs)
     unpack.attrs["num"] = attr.Int(count)
     data.shape = (count,)
-    call = next(c for c in graph.journal if isinstance(c, Call) and c.result is data)
+    call = next(c for c in graph.journal if isinstance(c, BuilderCall) and c.result is data)
     call.kwargs["shape"] = [count]
     return made
 

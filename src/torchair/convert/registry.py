@@ -16,7 +16,7 @@ class Decline(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Registration:
     """A registered converter."""
 
     fn: Callable[..., Any]
@@ -28,14 +28,14 @@ class Entry:
     by_user: bool
 
 
-_user: dict[Any, Entry] = {}
-_builtin: dict[Any, Entry] = {}
+_user: dict[Any, Registration] = {}
+_builtin: dict[Any, Registration] = {}
 
 
-def entry_of(fn: Callable[..., Any], by_user: bool) -> Entry:
+def entry_of(fn: Callable[..., Any], by_user: bool) -> Registration:
     """A converter with what its parameters ask for."""
     names = inspect.signature(fn).parameters
-    return Entry(
+    return Registration(
         fn,
         wants_meta="meta_outputs" in names,
         wants_inputs="meta_inputs" in names,
@@ -93,7 +93,7 @@ def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return register
 
 
-def find(target: Any) -> Entry | None:
+def find(target: Any) -> Registration | None:
     """The converter of an FX target. One that somebody has put on the operator itself, as
     `_ge_converter`, wins over all that are registered."""
     put = getattr(target, "__dict__", {}).get("_ge_converter")
@@ -102,12 +102,12 @@ def find(target: Any) -> Entry | None:
     return registered_for(target)
 
 
-def registered_for(target: Any) -> Entry | None:
+def registered_for(target: Any) -> Registration | None:
     """The converter that is registered for an FX target."""
     return _user.get(target) or _builtin.get(target) or _builtin.get(str(target))
 
 
-def registered() -> dict[Any, Entry]:
+def registered() -> dict[Any, Registration]:
     """All converters, user ones on top."""
     return _builtin | _user
 

@@ -22,7 +22,7 @@ from torchair.convert.interpreter import GraphConverter
 from torchair.convert.registry import Converter
 
 
-class Sample:
+class SampleTensor:
     """A tensor to be made: dims and a type, maybe bounds of its numbers, or the numbers."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Support:
 
     def check(self, op: Any) -> str | None:
         """What is wrong with the graph of this call, None if it gives what torch gives."""
-        made = [x.make() if isinstance(x, Sample) else x for x in self._leaves]
+        made = [x.make() if isinstance(x, SampleTensor) else x for x in self._leaves]
         places = [i for i, x in enumerate(made) if isinstance(x, torch.Tensor)]
 
         def call(*tensors: torch.Tensor) -> Any:
@@ -105,7 +105,7 @@ def declare_supported(samples: Sequence[Support]) -> Callable[[Converter], Conve
 
 
 F32, F16, BF16, F64, I64, I32, I16, I8, U8, C64, BOOL = (
-    partial(Sample, dtype=dtype)
+    partial(SampleTensor, dtype=dtype)
     for dtype in (
         torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32,
         torch.int16, torch.int8, torch.uint8, torch.complex64, torch.bool,
@@ -113,6 +113,6 @@ F32, F16, BF16, F64, I64, I32, I16, I8, U8, C64, BOOL = (
 )  # fmt: skip
 
 
-def T(value: Any, *, dtype: torch.dtype) -> Sample:
+def T(value: Any, *, dtype: torch.dtype) -> SampleTensor:
     """A tensor of these numbers."""
-    return Sample(dtype=dtype, value=value)
+    return SampleTensor(dtype=dtype, value=value)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.convert.registry import Entry, find
+from torchair.convert.registry import Registration, find
 from torchair.convert.table import target_name
 
 HEAD = ("target", "kind", "status", "calls", "inputs", "outputs")
@@ -33,7 +33,7 @@ def summary_csv(gm: fx.GraphModule) -> bytes:
     return text.getvalue().encode("utf-8-sig")
 
 
-def status(entry: Entry | None) -> str:
+def status(entry: Registration | None) -> str:
     """Whether a converter exists and takes every argument."""
     if entry is None:
         return "unregistered"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchair.convert.registry import Entry, registered
+from torchair.convert.registry import Registration, registered
 from torchair.ge.prototypes import known_types
 
 _IMPLIED: dict[str, tuple[str, ...]] = {"promote": ("Cast",), "cast_result": ("Cast",)}
@@ -50,7 +50,7 @@ def target_name(target: Any) -> str:
     return f"{module}.{getattr(target, '__name__', target)}"
 
 
-def _line(target: Any, entry: Entry) -> TableLine:
+def _line(target: Any, entry: Registration) -> TableLine:
     code = entry.fn.__code__
     path = Path(code.co_filename)
     name = target_name(target)

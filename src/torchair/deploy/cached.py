@@ -31,7 +31,7 @@ from torchair.deploy.fingerprint import code_hash, fingerprint
 from torchair.deploy.homes import roots_of
 from torchair.deploy.stored import NotStored, loaded
 from torchair.deploy.traced import Traced
-from torchair.deploy.trees import Shape
+from torchair.deploy.trees import CallShape
 from torchair.deploy.version import Version, shape_of
 from torchair.flags import Flags
 from torchair.log import logger, warn_once
@@ -227,7 +227,7 @@ class CachedMethod(CompiledModel):
             self._forget(f"Skip cache as {self._method.__qualname__} recompiled: {reason}")
         return super().add(args, kwargs)
 
-    def trace(self, shape: Shape) -> Any:
+    def trace(self, shape: CallShape) -> Any:
         traced, homes = super().trace(shape)
         if self._keeps:
             from torchair.deploy.storing import stored

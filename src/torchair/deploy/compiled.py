@@ -16,7 +16,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
 from torchair.deploy.homes import Home, homes_of, roots_of
 from torchair.deploy.traced import Traced
-from torchair.deploy.trees import Shape
+from torchair.deploy.trees import CallShape
 from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
 from torchair.trace import start_debug_log
 
@@ -94,7 +94,7 @@ class CompiledModel:
         self.versions.insert(0, made)
         return made
 
-    def trace(self, shape: Shape) -> tuple[Traced, list[list[Home]]]:
+    def trace(self, shape: CallShape) -> tuple[Traced, list[list[Home]]]:
         """The graph of calls of a shape, and where its first arguments are."""
         from torchair.deploy.tracing import trace
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torchair.deploy.homes import Walk, roots_of
+from torchair.deploy.homes import HomeWalk, roots_of
 
 _MOST = 4000  # functions that are looked at
 _KNOWN_BY_VERSION = frozenset({"torch", "torchair", "numpy"}) | sys.stdlib_module_names
@@ -23,7 +23,7 @@ def fingerprint(function: Callable[..., Any]) -> str:
     functions and constants that they name."""
     walk = _Walk()
     walk.take(function)
-    for _, part, _ in Walk(roots_of(function)).modules:
+    for _, part, _ in HomeWalk(roots_of(function)).modules:
         walk.take(type(part))
     return walk.result()
 

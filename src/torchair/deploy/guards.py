@@ -24,7 +24,7 @@ Number = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class Expected:
     """A tensor that a call expects. A dim is a size or the name of one; equal names, equal sizes.
 
     `strides` holds None where a stride follows from dims (`order`: of dense dims, the outermost
@@ -38,7 +38,7 @@ class TensorSpec:
     device: str = "cpu"
 
     @classmethod
-    def of(cls, name: str, t: torch.Tensor, symbols: Mapping[int, str] | None = None) -> TensorSpec:
+    def of(cls, name: str, t: torch.Tensor, symbols: Mapping[int, str] | None = None) -> Expected:
         """What a tensor is; `symbols` names dims that may vary."""
         named = symbols or {}
         dims = tuple(named.get(i, n) for i, n in enumerate(t.shape))
@@ -109,7 +109,7 @@ class ValueSpec:
         return repr(self.value), shown
 
 
-Spec = TensorSpec | ValueSpec
+Spec = Expected | ValueSpec
 
 
 class Guards:
@@ -124,7 +124,7 @@ class Guards:
         """`conditions` are texts over the named sizes; `entries` what dicts must hold."""
         self.specs = tuple(specs)
         self.conditions = tuple(Condition(text) for text in conditions)
-        named = {d for s in self.specs if isinstance(s, TensorSpec) for d in s.dims}
+        named = {d for s in self.specs if isinstance(s, Expected) for d in s.dims}
         for c in self.conditions:
             if not c.names <= named:
                 raise ValueError(f"a condition names sizes that no argument has: {c.text}")
@@ -152,7 +152,7 @@ class Guards:
         """The native comparison with arguments that fit."""
         return [
             TensorLike(k, t, tuple(t.shape), _with_any(spec.strides_for(t.shape)))
-            if isinstance(spec, TensorSpec)
+            if isinstance(spec, Expected)
             else Same(k, spec.value)
             for k, (spec, t) in enumerate(zip(self.specs, args, strict=True))
         ]
@@ -186,12 +186,12 @@ class Guards:
         """The named sizes of arguments that fit."""
         found: dict[str, int] = {}
         for spec, t in zip(self.specs, args, strict=True):
-            if isinstance(spec, TensorSpec):
+            if isinstance(spec, Expected):
                 found |= {d: n for d, n in zip(spec.dims, t.shape, strict=True) if type(d) is str}
         return found
 
     def _where(self, name: str) -> str:
-        spec = next(s for s in self.specs if isinstance(s, TensorSpec) and name in s.dims)
+        spec = next(s for s in self.specs if isinstance(s, Expected) and name in s.dims)
         return f"dim {spec.dims.index(name)} of {spec.name}"
 
     def to_data(self) -> dict[str, Any]:
@@ -260,10 +260,10 @@ def _meet(a: Layout, b: Layout, offset: int) -> bool:
 
 
 def _spec_of(data: dict[str, Any]) -> Spec:
-    kinds: dict[str, Any] = {c.__name__: c for c in (TensorSpec, ValueSpec)}
+    kinds: dict[str, Any] = {c.__name__: c for c in (Expected, ValueSpec)}
     kind = kinds[data.pop("kind")]
     spec: Spec = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-    if isinstance(spec, TensorSpec):
+    if isinstance(spec, Expected):
         right = len(spec.dims) == len(spec.strides)
         right &= all(type(d) in (int, str) for d in spec.dims)
         right &= spec.order is None or sorted(spec.order) == list(range(len(spec.dims)))

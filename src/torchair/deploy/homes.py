@@ -90,7 +90,7 @@ def homes_of(roots: Roots) -> list[list[Home]]:
     plain attributes, lists, dicts and objects."""
     found: dict[int, list[Home]] = {}
     seen: set[tuple[int, str]] = set()
-    walk = Walk(roots)
+    walk = HomeWalk(roots)
     for prefix, module, via in walk.modules:
         for place in (module._parameters, module._buffers):
             for key, tensor in place.items():
@@ -123,7 +123,7 @@ _DEEP = 6  # containers in containers
 _MOST = 20_000  # values that are looked at
 
 
-class Walk:
+class HomeWalk:
     """Looks through modules and what their attributes hold."""
 
     def __init__(self, roots: Roots) -> None:

@@ -15,7 +15,7 @@ import torch
 from torchair.catalog import infer
 from torchair.catalog.generic import find_target
 from torchair.deploy.outline import Builder
-from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, Call, checksum
+from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, PackagedCall, checksum
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
@@ -35,7 +35,7 @@ _FORBIDDEN = ("aten::from_file",)  # torch operators that reach beyond their arg
 
 
 @dataclass(frozen=True)
-class Port:
+class ModelPort:
     """An input or a result of a loaded model; a dim that varies is -1."""
 
     name: str
@@ -53,7 +53,7 @@ class Loaded:
     nested as the model's, or a tensor or tuple in the order of a file that does not tell."""
 
     def __init__(
-        self, path: str | os.PathLike[str], run: Runnable, call: Call, names: list[str],
+        self, path: str | os.PathLike[str], run: Runnable, call: PackagedCall, names: list[str],
         weights: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         self.path = Path(path)
@@ -160,16 +160,16 @@ def _check_operators(graph: Graph) -> None:
         find_target(node)
 
 
-def _call_of(graph: Graph, device: str) -> Call:
+def _call_of(graph: Graph, device: str) -> PackagedCall:
     """The note that an export left, or what the graph alone tells."""
     note = graph.attrs.get(CALL)
     if note is None:
         convention = convention_of(graph, device, updates=False)
         names = [n.name for n in graph.data]
-        return Call(convention, names, [(n,) for n in names])
+        return PackagedCall(convention, names, [(n,) for n in names])
     try:
         found = json.loads(str(note.value))
-        made = Call(
+        made = PackagedCall(
             from_text(found["convention"]),
             [str(n) for n in found["names"]],
             [tuple(p) for p in found["paths"]],
@@ -185,7 +185,7 @@ def _call_of(graph: Graph, device: str) -> Call:
     return made
 
 
-def _check_call(call: Call) -> None:
+def _check_call(call: PackagedCall) -> None:
     count = len(call.paths)
     fits = len(call.names) == count and all(
         p and isinstance(p[0], str) and all(isinstance(k, (str, int)) for k in p)
@@ -200,7 +200,7 @@ def _check_call(call: Call) -> None:
 
 
 def _take_weights(
-    graph: Graph, call: Call, path: Path, device: str
+    graph: Graph, call: PackagedCall, path: Path, device: str
 ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights become inputs that are bound to their tensors, and so do states; also by name."""
     signature = call.convention.signature
@@ -338,22 +338,22 @@ def _reach(given: Mapping[str, Any], path: Sequence[str | int]) -> Any:
     return found
 
 
-def _inputs(graph: Graph, call: Call) -> list[Port]:
+def _inputs(graph: Graph, call: PackagedCall) -> list[ModelPort]:
     """Arguments as callers hand them in; one that nothing reads has no type."""
     sources = call.convention.signature.inputs
     values = {s.args: n.outputs[0] for n, s in zip(graph.data, sources, strict=True)}
     return [_port(name, values.get((k,))) for k, name in enumerate(call.names)]
 
 
-def _port(name: str, value: Value | None) -> Port:
+def _port(name: str, value: Value | None) -> ModelPort:
     if value is None:
-        return Port(name)
-    return Port(name, ge_to_torch(value.dtype), tuple(on_wire(value.shape)))
+        return ModelPort(name)
+    return ModelPort(name, ge_to_torch(value.dtype), tuple(on_wire(value.shape)))
 
 
 def _outputs(
-    graph: Graph, convention: Convention, names: Sequence[str], inputs: Sequence[Port]
-) -> list[Port]:
+    graph: Graph, convention: Convention, names: Sequence[str], inputs: Sequence[ModelPort]
+) -> list[ModelPort]:
     assert graph.output is not None
     values, ports = graph.output.values(), []
     for result in convention.signature.results:
@@ -363,8 +363,8 @@ def _outputs(
             source = inputs[result.arg]
             dims = tuple(on_wire(result.shape))
             ports.append(
-                Port(f"view of {source.name}", None if result.cast else source.dtype, dims)
+                ModelPort(f"view of {source.name}", None if result.cast else source.dtype, dims)
             )
         else:
-            ports.append(Port("number"))
+            ports.append(ModelPort("number"))
     return ports

@@ -28,7 +28,7 @@ from torchair.deploy.cached import (
 from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.homes import Roots
 from torchair.deploy.stored import NotStored, loaded
-from torchair.deploy.trees import Shape
+from torchair.deploy.trees import CallShape
 from torchair.deploy.version import Version
 from torchair.errors import InputError
 
@@ -174,7 +174,7 @@ class FromFile(CompiledModel):
         return super()._slowly(*args, **kwargs)
 
     def _version(self, args: Any, kwargs: Mapping[str, Any]) -> Version:
-        shape = Shape(args, dict(kwargs), self._found.arguments["names"])
+        shape = CallShape(args, dict(kwargs), self._found.arguments["names"])
         try:
             check_versions(self._found)
             return loaded(

@@ -42,7 +42,7 @@ class Argument:
 
 
 @dataclass
-class Call:
+class PackagedCall:
     """How a packaged graph is called: arguments in the order of `paths`, then `sizes`, numbers that
     are dims of these, then `states`, buffers that the graph updates."""
 
@@ -174,7 +174,7 @@ class Package:
     def finish(
         self, arguments: Sequence[Argument], sizes: Mapping[int, tuple[int, int]],
         nesting: Any = None,
-    ) -> Call:  # fmt: skip
+    ) -> PackagedCall:  # fmt: skip
         """Updated inputs become RefData, inputs are numbered: Data first. `sizes` are arguments
         that are dims of others: (argument, dim)."""
         states = self._refer()
@@ -182,7 +182,7 @@ class Package:
         self._number()
         order = [a.place for a in arguments]
         places = {place: k for k, place in enumerate([*order, *sizes, *states])}
-        found = Call(
+        found = PackagedCall(
             self._convention(places),
             [a.name for a in arguments],
             [a.path for a in arguments],

@@ -11,7 +11,7 @@ import torch
 
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.held import Held
-from torchair.engine.run.native import Pool, picker
+from torchair.engine.run.native import IdlePrograms, picker
 from torchair.engine.run.recipe import Stored, plan_of
 from torchair.flags import Flags, poisoning
 from torchair.log import EVENT_LEVEL, logger
@@ -36,7 +36,7 @@ class ReadyCall:
             raise ValueError("its plan has other inputs or outputs than its graph")
         self.taken, self.order = list(taken), list(order)
         self.collect = picker(self.taken)
-        self._stored, self._pool = stored, Pool(plan)
+        self._stored, self._pool = stored, IdlePrograms(plan)
         self._held: Held | None = None  # weights that are frozen
         self._open = opened
         self._opened: GraphCall | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.deploy.load import Loaded, Port, load
+from torchair.deploy.load import Loaded, ModelPort, load
 from torchair.errors import InputError, SerializationError, TorchairError
 from torchair.store import atomic_write
 
@@ -58,7 +58,7 @@ def _plainly(error: BaseException) -> BaseException:
     return _plainly(cause) if cause is not None and longer else error
 
 
-def _show(word: str, ports: Sequence[Port]) -> None:
+def _show(word: str, ports: Sequence[ModelPort]) -> None:
     for k, port in enumerate(ports):
         print(f"{word} {k}: {port}")
 
@@ -85,7 +85,7 @@ def _tensors(model: Loaded, given: Sequence[str], device: str) -> list[torch.Ten
     return [_tensor(files[p.name], p).to(device) for p in model.inputs]
 
 
-def _tensor(file: str, port: Port) -> torch.Tensor:
+def _tensor(file: str, port: ModelPort) -> torch.Tensor:
     try:
         array = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:

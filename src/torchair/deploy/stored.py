@@ -16,11 +16,11 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.deploy.artifact import Artifact
-from torchair.deploy.guards import Guards, TensorSpec
-from torchair.deploy.homes import Home, Roots, Walk, homes_of
+from torchair.deploy.guards import Expected, Guards
+from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of
 from torchair.deploy.ready import ReadyCall
 from torchair.deploy.traced import Traced
-from torchair.deploy.trees import Shape, spec_of
+from torchair.deploy.trees import CallShape, spec_of
 from torchair.deploy.version import Version
 from torchair.runner import GmRunner
 from torchair.trace import Trace
@@ -36,7 +36,7 @@ class NotStored(Exception):
 
 
 def loaded(
-    found: Artifact, roots: Roots, shape: Shape, engine: Settings, config: CompilerConfig,
+    found: Artifact, roots: Roots, shape: CallShape, engine: Settings, config: CompilerConfig,
 ) -> Version:  # fmt: skip
     """The version of a method that a file holds; NotStored with the reason if it is for another
     one. `roots` are the modules that it reads."""
@@ -79,7 +79,7 @@ def _run_of(runnable: Runnable, found: Artifact, config: CompilerConfig) -> Any:
     )  # fmt: skip
 
 
-def arguments_of(shape: Shape) -> dict[str, Any]:
+def arguments_of(shape: CallShape) -> dict[str, Any]:
     """How arguments of a call are nested."""
     return {
         "names": list(shape.names), "labels": list(shape.labels), "count": shape.count,
@@ -89,7 +89,7 @@ def arguments_of(shape: Shape) -> dict[str, Any]:
 
 def weight_of(places: Sequence[Home]) -> dict[str, Any]:
     """Names and spec of a weight."""
-    spec = TensorSpec.of(places[0].name, places[0].read().detach())
+    spec = Expected.of(places[0].name, places[0].read().detach())
     loose = all(h.loose for h in places)
     names = sorted(h.name for h in places)
     return {"names": names, "loose": loose, **json.loads(json.dumps(asdict(spec)))}
@@ -118,7 +118,7 @@ def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home
 
 def _attributes(roots: Roots) -> Iterator[tuple[str, Any]]:
     """Attributes of all modules that are neither weights nor submodules."""
-    for prefix, module, _ in Walk(roots).modules:
+    for prefix, module, _ in HomeWalk(roots).modules:
         for key, value in vars(module).items():
             if key == "training" or not key.startswith("_"):
                 yield f"{prefix}.{key}" if prefix else key, value

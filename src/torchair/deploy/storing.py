@@ -10,10 +10,10 @@ import torch
 from torchair.catalog import infer
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.guards import Guards
-from torchair.deploy.homes import Home, Roots, Walk
+from torchair.deploy.homes import Home, HomeWalk, Roots
 from torchair.deploy.stored import PLAIN, NotStored, arguments_of, numbers_of, weight_of
 from torchair.deploy.traced import Traced
-from torchair.deploy.trees import Shape, spec_text
+from torchair.deploy.trees import CallShape, spec_text
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.engine.run.recipe import recipe_of
 from torchair.errors import SerializationError
@@ -22,7 +22,7 @@ from torchair.serde.convention import to_text
 
 
 def stored(
-    traced: Traced, homes: Sequence[Sequence[Home]], shape: Shape, roots: Roots
+    traced: Traced, homes: Sequence[Sequence[Home]], shape: CallShape, roots: Roots
 ) -> dict[str, Any]:  # fmt: skip
     """What an Artifact says of the graph. The graph must not have run yet: running changes it."""
     graph, capture = _graph_of(traced)
@@ -32,7 +32,7 @@ def stored(
         raise NotStored("a result is neither a tensor nor a number")
     if graph.graph.objects:
         raise NotStored(f"a file cannot hold the Python objects that it calls, {_objects(graph)}")
-    hidden = Walk(roots).hidden
+    hidden = HomeWalk(roots).hidden
     if hidden:
         raise NotStored(f"{hidden[0]} is a tensor in a tuple or of a special kind; register it")
     try:

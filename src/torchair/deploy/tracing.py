@@ -21,7 +21,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torchair.backend import boxed
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
-from torchair.deploy.guards import Spec, TensorSpec, ValueSpec
+from torchair.deploy.guards import Expected, Spec, ValueSpec
 from torchair.deploy.homes import Home, look
 from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import packed
@@ -264,18 +264,18 @@ def _fake(fake_mode: FakeTensorMode, t: torch.Tensor, dims: Sequence[int]) -> to
     )
 
 
-def _spec(label: str, t: torch.Tensor, fake: torch.Tensor, env: ShapeEnv) -> TensorSpec:
+def _spec(label: str, t: torch.Tensor, fake: torch.Tensor, env: ShapeEnv) -> Expected:
     """What an argument must be, after tracing has shown which of its dims may really vary."""
     named: dict[int, str] = {}
     for i, n in enumerate(fake.shape):
         if not isinstance(n, int) and not env.simplify(n.node.expr).is_number:
             named[i] = _print(n.node.expr)
-    return TensorSpec.of(label, t, named)
+    return Expected.of(label, t, named)
 
 
 def _conditions(env: ShapeEnv, specs: Sequence[Spec]) -> list[str]:
     """What tracing has assumed of sizes, without what equal names say already."""
-    dims = {d for s in specs if isinstance(s, TensorSpec) for d in s.dims if isinstance(d, str)}
+    dims = {d for s in specs if isinstance(s, Expected) for d in s.dims if isinstance(d, str)}
     texts: list[str] = []
     for symbol, known in env.var_to_range.items():
         if str(symbol) not in dims:

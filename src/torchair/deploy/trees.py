@@ -16,7 +16,7 @@ _LEAF: Any = object()
 _PLAIN = (tuple, list, dict)
 
 
-class Shape:
+class CallShape:
     """How the arguments of one call are nested. `flat` is the way back from calls of that shape."""
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:

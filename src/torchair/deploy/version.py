@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler
 
-from torchair.deploy.guards import Guards, TensorSpec, extent, lie_apart, overlapping
-from torchair.deploy.homes import Home, Roots, Walk, look
+from torchair.deploy.guards import Expected, Guards, extent, lie_apart, overlapping
+from torchair.deploy.homes import Home, HomeWalk, Roots, look
 from torchair.deploy.traced import Traced, TraceError
-from torchair.deploy.trees import Shape, result_of
+from torchair.deploy.trees import CallShape, result_of
 from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.gates import Entry, native_gate
 from torchair.engine.run.native import picker
@@ -28,12 +28,12 @@ _PATIENCE = 2  # calls of a kind before they get a gate, twice as many after eac
 _LONGEST = 1024
 
 
-class State:
+class ModelState:
     """The model that a call reads: parameters, buffers, submodules and switches."""
 
     def __init__(self, roots: Roots, homes: Sequence[Sequence[Home]]) -> None:
         self.homes = homes
-        self._specs = [TensorSpec.of(places[0].name, _plain(places[0].read())) for places in homes]
+        self._specs = [Expected.of(places[0].name, _plain(places[0].read())) for places in homes]
         self._parts = _parts(roots, homes)
         self._same: Callable[..., Any] | None = None  # natively: nothing in a dict has changed
         self._listed: list[tuple[Entry, int]] = []  # in lists, with addresses of tensors
@@ -91,13 +91,13 @@ class Version:
     """The model compiled for one kind of call."""
 
     def __init__(
-        self, roots: Roots, shape: Shape, traced: Traced,
+        self, roots: Roots, shape: CallShape, traced: Traced,
         homes: Sequence[Sequence[Home]],
     ) -> None:  # fmt: skip
         """`roots` are the modules that calls read, `homes` where the first arguments of the graph
         are."""
         self._shape, self._traced = shape, traced
-        self.state = State(roots, homes)
+        self.state = ModelState(roots, homes)
         self._guards = Guards(self._traced.specs, self._traced.conditions)
         self._finish = _finisher(self._traced)
         self._calls, self._patience = 0, _PATIENCE
@@ -287,9 +287,9 @@ def _finisher(traced: Traced) -> Callable[[Sequence[Any]], Any]:
     return with_constants
 
 
-def shape_of(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Shape:
+def shape_of(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallShape:
     """How a call of a model is nested."""
-    return Shape(args, kwargs, _names(model, len(args)))
+    return CallShape(args, kwargs, _names(model, len(args)))
 
 
 def _names(model: Callable[..., Any], count: int) -> list[str]:
@@ -322,13 +322,13 @@ def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
     marked = set(getattr(t, "_dynamo_dynamic_indices", ()))
     if isinstance(dynamic, Mapping):
         marked |= {d % max(t.dim(), 1) for d in dynamic.get(label, ())}
-    if marked and TensorSpec.of(label, t, dict.fromkeys(marked, "n")).order is None:
+    if marked and Expected.of(label, t, dict.fromkeys(marked, "n")).order is None:
         raise TraceError(
             f"dims of {label} are to vary, but it has gaps or overlaps in memory",
             hint="make it contiguous",
         )
     if dynamic is True:
-        dense = TensorSpec.of(label, t, {0: "n"}).order is not None if t.dim() else False
+        dense = Expected.of(label, t, {0: "n"}).order is not None if t.dim() else False
         static = set(getattr(t, "_dynamo_static_indices", ()))
         marked |= {i for i, n in enumerate(t.shape) if dense and n > 1 and i not in static}
     return sorted(marked)
@@ -338,7 +338,7 @@ def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, Entry]:
     """Submodules and switches that tracing has relied on, and lists and the like that lead to
     tensors, by name."""
     found: dict[str, Entry] = {}
-    for prefix, module, _ in Walk(roots).modules:
+    for prefix, module, _ in HomeWalk(roots).modules:
         at = f"{prefix}." if prefix else ""
         found[f"{at}training"] = Entry(module.__dict__, "training", module.training)
         for key, child in module._modules.items():

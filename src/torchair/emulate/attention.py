@@ -24,7 +24,7 @@ _KEYS = ("AutogradPrivateUse1", "PrivateUse1")
 _FLASH = 1  # torch's number for the fused kernel
 
 
-class Attention:
+class AttentionKernel:
     """The kernel, registered for as long as this object lives; above autograd, since it is made of
     operators that have gradients."""
 

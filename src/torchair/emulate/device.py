@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.emulate.attention import Attention
+from torchair.emulate.attention import AttentionKernel
 from torchair.emulate.autocast import Autocast
 from torchair.emulate.generators import make_generators
 from torchair.emulate.memory import METERS, Meter
@@ -56,7 +56,7 @@ def register(count: int) -> None:
     module = npu_module()
     torch._register_device_module(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
-    _kept.extend([hooks, guard, Kernels(), Attention(), Autocast()])
+    _kept.extend([hooks, guard, Kernels(), AttentionKernel(), Autocast()])
     install_methods()
     # Backward passes of small models wait for a thread of the device's own otherwise.
     torch._C._set_multithreading_enabled(False)

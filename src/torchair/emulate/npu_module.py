@@ -121,7 +121,7 @@ def _exchange_device(index: int) -> int:
     return before
 
 
-class HostMemory:
+class NpuMemory:
     """How the engine works on tensors of this device: they are in host memory."""
 
     as_host = staticmethod(as_cpu)
@@ -157,7 +157,7 @@ def npu_module() -> ModuleType:
     names |= {"init": _nothing, "_lazy_init": _nothing, "is_initialized": _always}
     names |= {"_maybe_exchange_device": _exchange_device, "ipc_collect": _nothing}
     names |= STATISTICS | _public(streams) | _public(graphs) | _public(generators)
-    names |= {"default_generators": tuple(generators.GENERATORS), "host": HostMemory()}
+    names |= {"default_generators": tuple(generators.GENERATORS), "host": NpuMemory()}
     names |= {"mstx": mstx}
     names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}
     names |= {name: SimpleNamespace(allow_hf32=True) for name in ("conv", "matmul")}

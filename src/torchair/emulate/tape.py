@@ -17,7 +17,7 @@ from torchair.emulate.state import STATE
 
 
 @dataclass(frozen=True)
-class Entry:
+class TapedCall:
     """One call of an operator, or of a compiled graph."""
 
     call: Callable[..., Any]
@@ -30,7 +30,7 @@ class Tape:
     """What one capture has seen."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TapedCall] = []
         self._own: dict[int, torch.UntypedStorage] = {}  # memory made by the graph, by address
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
@@ -61,7 +61,7 @@ class Tape:
         fresh = _fresh(result, args, kwargs)
         for tensor in fresh:
             self.made(tensor)
-        self.entries.append(Entry(function, list(args), dict(kwargs), fresh))
+        self.entries.append(TapedCall(function, list(args), dict(kwargs), fresh))
         return result
 
     def _save(self, tensor: torch.Tensor) -> None:

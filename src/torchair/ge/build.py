@@ -16,7 +16,7 @@ import torch
 from torchair.ge import attrs as attr
 from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
-from torchair.ge.graph import Call, Fact, Graph, Node, Slot, Value, get_default_ge_graph
+from torchair.ge.graph import BuilderCall, Fact, Graph, Node, Slot, Value, get_default_ge_graph
 from torchair.ge.prototypes import Port, Prototype, prototype
 from torchair.ge.shapes import Dim, Sym, symbol
 
@@ -389,4 +389,4 @@ def _journal(
     if graph.depth:
         return
     single = result.node.name if isinstance(result, Value) and "node_name" not in kwargs else None
-    graph.journal.append(Call(name, args, kwargs, result, single))
+    graph.journal.append(BuilderCall(name, args, kwargs, result, single))

@@ -297,7 +297,7 @@ class Mark:
 
 
 @dataclass
-class Call:
+class BuilderCall:
     """One outermost builder call, remembered for the text dump."""
 
     builder: str
@@ -332,7 +332,7 @@ class Graph:
     def __post_init__(self) -> None:
         self._nodes: dict[str, Node] = {}
         self._next_name: dict[str, int] = {}
-        self.journal: list[Call | str] = []  # builder calls and comment lines, in order
+        self.journal: list[BuilderCall | str] = []  # builder calls and comment lines, in order
         self.depth = 0  # nesting of builder calls; only depth 0 is journalled
         self.origin: Origin | None = None  # stamped on nodes while an FX node is converted
         self.keep_alive: list[Node] = []  # side effects that become NetOutput dependencies

@@ -25,7 +25,7 @@ from torchair.trace import Change
 
 
 @dataclass
-class Seen:
+class SeenGraph:
     """One graph with what a call of it showed."""
 
     name: str
@@ -64,7 +64,7 @@ class Seen:
         return [*(self.compilation.runner.trace.changes or []), *session]
 
 
-def graph_data(seen: Seen) -> dict[str, Any]:
+def graph_data(seen: SeenGraph) -> dict[str, Any]:
     """All of one graph."""
     nodes = list(seen.compilation.gm.graph.nodes)
     sources = Sources(nodes)
@@ -94,7 +94,7 @@ def graph_data(seen: Seen) -> dict[str, Any]:
 class _Links:
     """How FX nodes, GE nodes and steps belong together, by number."""
 
-    def __init__(self, nodes: Sequence[fx.Node], seen: Seen) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], seen: SeenGraph) -> None:
         assert seen.call is not None and seen.plan is not None
         call = seen.call
         self.graph = topological(call.graph.nodes)

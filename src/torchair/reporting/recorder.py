@@ -15,7 +15,7 @@ from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
 from torchair.explanation.collect import engine_call
 from torchair.log import logger
-from torchair.reporting.collect import Seen, graph_data
+from torchair.reporting.collect import SeenGraph, graph_data
 from torchair.reporting.page import page
 from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write
@@ -93,14 +93,14 @@ class _Graph:
         self._reporter.called()
         return results
 
-    def _seen(self, note: str) -> Seen:
-        return Seen(self._name, self._compilation, self._mode, note)
+    def _seen(self, note: str) -> SeenGraph:
+        return SeenGraph(self._name, self._compilation, self._mode, note)
 
     @property
     def _mode(self) -> str:
         return Settings.of(self._compilation.config).mode
 
-    def _looked_at(self, args: list[Any]) -> Seen:
+    def _looked_at(self, args: list[Any]) -> SeenGraph:
         """The graph after one more call, whose steps are timed. What it updates are copies."""
         if self._call is None:
             return self._seen("it is recorded call by call: there is no plan")

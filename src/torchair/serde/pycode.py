@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import torch_to_ge
-from torchair.ge.graph import Call, Graph, Node, Value, topological
+from torchair.ge.graph import BuilderCall, Graph, Node, Value, topological
 from torchair.ge.shapes import Sym, on_wire
 from torchair.serde.equal import INTERFACE, NOT_COMPARED, same_attr
 from torchair.serde.interpret import HEADER, load
 from torchair.serde.literals import const_text, literal, quoted
-from torchair.serde.standard import Form, form_of
+from torchair.serde.standard import CallForm, form_of
 
 __all__ = ["canonical_text", "load", "original_text"]
 
@@ -128,7 +128,7 @@ class _Program:
         for line in text.replace("\0", "").splitlines() or [""]:
             self.lines.append(line if not line or line.startswith("#") else f"# {line}")
 
-    def call(self, call: Call) -> None:
+    def call(self, call: BuilderCall) -> None:
         """One remembered builder call, as it was made."""
         node = self.called(call)
         if call.builder == "NetOutput":
@@ -143,7 +143,7 @@ class _Program:
             self.attrs[node] = call.kwargs
             self.control[node] = {v.node for v in _values(call.kwargs.get("dependencies"))}
 
-    def called(self, call: Call) -> Node | None:
+    def called(self, call: BuilderCall) -> Node | None:
         """The node a call made; one without results is found by its type."""
         made = next(_values(call.result), None)
         if made is not None:
@@ -151,7 +151,7 @@ class _Program:
         silent = (n for n in self.graph.nodes if n.type == call.builder and not n.outputs)
         return next((n for n in silent if n not in self.attrs), None)
 
-    def name_result(self, call: Call, kwargs: dict[str, Any], node: Node | None) -> None:
+    def name_result(self, call: BuilderCall, kwargs: dict[str, Any], node: Node | None) -> None:
         """Say the node's name where the call said it, for single results, and where running the
         line would not lead to the same name by itself."""
         if node is None:
@@ -187,7 +187,7 @@ class _Program:
 
     def left_over(self) -> None:
         """Nodes of the graph that no call made and no call read; they go before the NetOutput."""
-        calls = [c for c in self.graph.journal if isinstance(c, Call)]
+        calls = [c for c in self.graph.journal if isinstance(c, BuilderCall)]
         made = {v.node for c in calls for v in _values(c.result)}
         missing = [n for n in self.graph.nodes if not self.is_defined(n) and n not in made]
         silent = {c.builder for c in calls if c.result is None}  # found by type when printed
@@ -225,7 +225,7 @@ class _Program:
         self.line(form.result, form.builder, args, node)
         self.facts(form)
 
-    def facts(self, form: Form) -> None:
+    def facts(self, form: CallForm) -> None:
         """Descriptions of graph inputs that have no builder: nothing else says them."""
         for value in form.described:
             name = self.variable(value)

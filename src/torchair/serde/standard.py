@@ -15,7 +15,7 @@ _OPTIONAL_COUNTS = ("num_split", "num", "N", "num_partitions", "output_num", "to
 
 
 @dataclass
-class Form:
+class CallForm:
     """A call: what it is given, what it returns, and which attributes and edges it shows."""
 
     builder: str
@@ -27,7 +27,7 @@ class Form:
     described: list[Value] = field(default_factory=list)
 
 
-def form_of(node: Node) -> Form:
+def form_of(node: Node) -> CallForm:
     """The call that makes this node; by its builder if that gives the very same ports and is there
     wherever the text is read, which that of a user's operator is not."""
     if node.type == "Data" and _is_plain_data(node):
@@ -40,14 +40,14 @@ def form_of(node: Node) -> Form:
     return _custom(node)
 
 
-def _data(node: Node) -> Form:
+def _data(node: Node) -> CallForm:
     value = node.outputs[0]
     index = node.attrs["index"]
     kwargs: dict[str, Any] = {"index": index.value, "dtype": value.dtype}
     if value.shape is not None:
         kwargs["shape"] = on_wire(value.shape)
     kwargs |= {"placement": value.device_type or "NPU", "node_name": node.name}
-    return Form("Data", [], kwargs, value, {"index": index})
+    return CallForm("Data", [], kwargs, value, {"index": index})
 
 
 def _is_plain_data(node: Node) -> bool:
@@ -57,13 +57,13 @@ def _is_plain_data(node: Node) -> bool:
     return placed and index is not None and index.kind == "Int"
 
 
-def _net_output(node: Node) -> Form:
+def _net_output(node: Node) -> CallForm:
     inputs = node.inputs["input"]
     shown = [b.outputs[0] for b in node.control if b.outputs and b.type != "Const"]
     kwargs: dict[str, Any] = {"dependencies": shown}
     if node.name != "NetOutput":
         kwargs["node_name"] = node.name
-    return Form("NetOutput", [inputs], kwargs, None, {}, shown)
+    return CallForm("NetOutput", [inputs], kwargs, None, {}, shown)
 
 
 def _is_plain_output(node: Node) -> bool:
@@ -108,7 +108,7 @@ def _groups(node: Node, proto: Prototype) -> list[Value | list[Value]] | None:
     return None if rest else groups
 
 
-def _builder(node: Node, proto: Prototype) -> Form:
+def _builder(node: Node, proto: Prototype) -> CallForm:
     groups = _groups(node, proto) or []
     ordered = sorted(proto.attrs, key=lambda a: not a.required)
     attrs = {a.name: node.attrs[a.name] for a in ordered if a.name in node.attrs}
@@ -118,7 +118,7 @@ def _builder(node: Node, proto: Prototype) -> Form:
             kwargs[f"size_of_{port.name}"] = len(group)
     kwargs["node_name"] = node.name
     result = groups[0] if len(groups) == 1 else tuple(groups) or None
-    return Form(node.type, list(node.inputs.values()), kwargs, result, attrs)
+    return CallForm(node.type, list(node.inputs.values()), kwargs, result, attrs)
 
 
 def _plain(proto: Prototype, name: str, attr: Attr) -> Any:
@@ -127,7 +127,7 @@ def _plain(proto: Prototype, name: str, attr: Attr) -> Any:
     return attr.value if bare else attr
 
 
-def _custom(node: Node) -> Form:
+def _custom(node: Node) -> CallForm:
     """The form for any node; what passes and the engine note down follows in lines of its own."""
     noted = [k for k in node.attrs if k.startswith("_") and k.isidentifier()]
     attrs = {k: a for k, a in sorted(node.attrs.items()) if k not in noted}
@@ -140,4 +140,4 @@ def _custom(node: Node) -> Form:
     }
     result = None if not outputs else outputs[0] if len(outputs) == 1 else tuple(outputs)
     described = outputs if node.type in INPUTS else []
-    return Form("custom_op", [node.type], kwargs, result, attrs, [], described)
+    return CallForm("custom_op", [node.type], kwargs, result, attrs, [], described)

@@ -23,7 +23,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 @dataclass(frozen=True)
-class Row:
+class Compared:
     """One tensor that both dumps have."""
 
     key: Key
@@ -51,12 +51,12 @@ class Row:
 class Comparison:
     """Two dumps side by side: what diverges first, each part in the order of the first dump."""
 
-    rows: list[Row]
+    rows: list[Compared]
     only_a: int
     only_b: int
 
     @property
-    def diverging(self) -> list[Row]:
+    def diverging(self) -> list[Compared]:
         """Tensors that differ by more than the tolerance, the first one on top."""
         return [row for row in self.rows if row.diverges]
 
@@ -82,7 +82,7 @@ class Comparison:
 _SHOWN = 40  # rows that are printed
 
 
-def _line(row: Row) -> str:
+def _line(row: Compared) -> str:
     graph, step, node, index = row.key
     where = f"graph {graph} step {step} {node}" + (f":{index}" if index else "")
     mark = "!" if row.diverges else " "
@@ -105,7 +105,7 @@ def compare(
     return Comparison(ordered, len(a) - len(rows), len(b) - len(rows))
 
 
-def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Row:
+def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Compared:
     x, y = a.load(), b.load()
     target, files = a.target or b.target, (a.file, b.file)
     if isinstance(x, Statistics) or isinstance(y, Statistics):
@@ -116,7 +116,7 @@ def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Row:
         if x.shape == y.shape:
             note = f"no numbers: {x.dtype} and {y.dtype}"
         nothing = float("nan")
-        return Row(
+        return Compared(
             key, target, str(x.dtype), x.shape, nothing, nothing, nothing,
             x.shape != y.shape, note, files,
         )  # fmt: skip
@@ -125,26 +125,26 @@ def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Row:
     exact = x.dtype.kind in "biu"
     diverges = bool(odd) or (absolute > 0 if exact else absolute > rtol * scale)
     note = f"{odd} elements finite in one only" if odd else ""
-    return Row(
+    return Compared(
         key, target, str(x.dtype), x.shape, cosine, absolute, relative, diverges, note, files
     )
 
 
 def _by_statistics(
     key: Key, target: str, x: Statistics, y: Statistics, rtol: float, files: tuple[Path, Path]
-) -> Row:
+) -> Compared:
     """Least and greatest element and mean are all that is compared; there is no cosine."""
     nothing, note = float("nan"), "by statistics"
     if x.shape != y.shape or x.numbers is None or y.numbers is None:
         differ = x.shape != y.shape
         note = f"dims differ: {list(x.shape)} and {list(y.shape)}" if differ else "no numbers"
-        return Row(
+        return Compared(
             key, target, x.dtype, x.shape, nothing, nothing, nothing, differ, note, files
         )  # fmt: skip
     _, absolute, scale, odd = _numbers(np.array(x.numbers), np.array(y.numbers))
     relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
     diverges = bool(odd) or absolute > rtol * scale
-    return Row(
+    return Compared(
         key, target, x.dtype, x.shape, nothing, absolute, relative, diverges, note, files
     )  # fmt: skip
 

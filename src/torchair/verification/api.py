@@ -19,7 +19,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
 from torchair.runner import observed
 from torchair.verification.blame import copied
-from torchair.verification.checked import Verifier, Wish
+from torchair.verification.checked import Asked, Verifier
 from torchair.verification.report import Report
 
 FOLDER = "torchair_verify"
@@ -49,7 +49,7 @@ def verify(
     if (meant := mode_of(mode)) is not None:
         known.mode = meant
     begun = time.perf_counter()
-    wish = Wish(Path(folder), every_node)
+    wish = Asked(Path(folder), every_node)
     verifier = Verifier(wish)
     plain = getattr(model, "_orig_mod", model)
     compiled = torch.compile(

@@ -30,7 +30,7 @@ from torchair.verification.local import LocalCheck, Wrong
 from torchair.verification.report import Stage
 from torchair.verification.watching import (
     Randomness,
-    Seen,
+    SeenRun,
     run_fx,
     run_ge,
     run_program,
@@ -52,12 +52,12 @@ class Blame:
 
 
 @dataclass
-class Call:
+class WatchedCall:
     """One call of a compiled graph: the arguments as they were, and what came of it."""
 
     args: Sequence[Any]
     start: Randomness
-    seen: Seen
+    seen: SeenRun
 
 
 class Permits:
@@ -77,7 +77,7 @@ class Permits:
 class Suspects:
     """All forms of one compiled graph, made anew for a call that went wrong."""
 
-    def __init__(self, compilation: Compilation, call: Call, steps: Steps) -> None:
+    def __init__(self, compilation: Compilation, call: WatchedCall, steps: Steps) -> None:
         self._compilation, self._call, self._steps = compilation, call, steps
         self._device = device_of([a for a in call.args if isinstance(a, Tensor)])
         self._settings = Settings.of(compilation.config)
@@ -139,7 +139,7 @@ class Suspects:
         with torch.no_grad(), self._start.again():
             return run(self._arguments())
 
-    def _check(self, base: fx.GraphModule, seen: Seen) -> Wrong | None:
+    def _check(self, base: fx.GraphModule, seen: SeenRun) -> Wrong | None:
         return LocalCheck(base, seen).first_wrong(self._arguments(), self._start)
 
     def _check_fx(self, base: fx.GraphModule, gm: fx.GraphModule) -> Wrong | None:

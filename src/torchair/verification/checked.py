@@ -18,16 +18,16 @@ from torchair.configs.settings import Settings
 from torchair.log import logger
 from torchair.progress import Steps
 from torchair.runner import Compilation, GmRunner
-from torchair.verification.blame import Blame, Call, Suspects, copied, line_of, lines_of
+from torchair.verification.blame import Blame, Suspects, WatchedCall, copied, line_of, lines_of
 from torchair.verification.judge import Difference, close, difference
 from torchair.verification.local import LocalCheck, Wrong
 from torchair.verification.report import Finding, GraphReport, Report, Stage
 from torchair.verification.reproduce import write_script
-from torchair.verification.watching import Randomness, Seen
+from torchair.verification.watching import Randomness, SeenRun
 
 
 @dataclass(frozen=True)
-class Wish:
+class Asked:
     """What the user asks of a verification."""
 
     folder: Path  # for programs that show an error again
@@ -38,7 +38,7 @@ class Wish:
 class Verifier:
     """Puts a check around each graph that is compiled."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: Asked) -> None:
         self.report = Report()
         self._wish = wish
         self._lines: dict[int, str] = {}  # of the model, see `lines_of`
@@ -82,7 +82,7 @@ class _Check:
     """One graph."""
 
     def __init__(
-        self, compilation: Compilation, entry: GraphReport, wish: Wish, lines: Mapping[int, str]
+        self, compilation: Compilation, entry: GraphReport, wish: Asked, lines: Mapping[int, str]
     ) -> None:
         self._compilation, self._entry, self._wish = compilation, entry, wish
         self._lines = lines
@@ -112,7 +112,7 @@ class _Check:
         after = list(args)  # the list may be emptied by who runs
         results = self._compilation.runner.run(args)
         number, self._entry.calls = self._entry.calls, self._entry.calls + 1
-        call = Call(before, start, Seen(list(results), after))
+        call = WatchedCall(before, start, SeenRun(list(results), after))
         try:
             self._look(call, number)
             self._look_back(call, number)
@@ -123,7 +123,7 @@ class _Check:
             self._entry.notes.append(f"call {number} could not be checked: {why}")
         return results
 
-    def _look(self, call: Call, number: int) -> None:
+    def _look(self, call: WatchedCall, number: int) -> None:
         if not self._wish.every_node and self._is_right(call):
             return
         with self._wish.steps as steps:
@@ -134,7 +134,7 @@ class _Check:
             note = f"call {number} differs from eager by rounding that many nodes amplify"
             self._entry.notes.append(note)
 
-    def _look_back(self, call: Call, number: int) -> None:
+    def _look_back(self, call: WatchedCall, number: int) -> None:
         """Whether the results of the call before are what they were: replays must not write where
         an earlier one left its results."""
         if not self._owned:
@@ -155,7 +155,7 @@ class _Check:
             if isinstance(r, Tensor) and _memory(r) not in given
         ]
 
-    def _is_right(self, call: Call) -> bool:
+    def _is_right(self, call: WatchedCall) -> bool:
         """Whether results and updated arguments are as good as those of eager."""
         args = list(call.args)
         for i in self._mutated:
@@ -163,13 +163,13 @@ class _Check:
         with unset_fake_temporarily(), torch.no_grad():
             with call.start.again():
                 made = self._gm(*args)
-            if self._is_close(call.seen, Seen(list(made), args)):
+            if self._is_close(call.seen, SeenRun(list(made), args)):
                 return True
             for i in self._mutated:
                 args[i] = copied(call.args[i])
             return LocalCheck(self._gm, call.seen).first_wrong(args, call.start) is None
 
-    def _is_close(self, seen: Seen, eager: Seen) -> bool:
+    def _is_close(self, seen: SeenRun, eager: SeenRun) -> bool:
         pairs = [*zip(seen.results, eager.results, strict=True)]
         pairs += [(seen.args[i], eager.args[i]) for i in self._kept]
         return all(

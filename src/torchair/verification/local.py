@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from torchair.verification.judge import Difference, difference, is_explained, leaves
-from torchair.verification.watching import Randomness, Seen
+from torchair.verification.watching import Randomness, SeenRun
 from torchair.verification.wide import WideGraph, run_shaken, widened
 
 
@@ -40,7 +40,7 @@ class _Found(Exception):
 class LocalCheck(WideGraph):
     """Runs an FX graph over the values of one of its forms."""
 
-    def __init__(self, gm: fx.GraphModule, seen: Seen) -> None:
+    def __init__(self, gm: fx.GraphModule, seen: SeenRun) -> None:
         super().__init__(gm)
         self._seen = seen
         self._known: dict[fx.Node, Any] = {}  # nodes whose value is the form's, or an argument

@@ -35,7 +35,7 @@ class StepValues:
 
 
 @dataclass
-class Seen:
+class SeenRun:
     """What a run of one form of a graph gave."""
 
     results: Sequence[Any]
@@ -102,7 +102,7 @@ class _Replayed:
         self._after.restore()
 
 
-def run_fx(gm: fx.GraphModule, args: Sequence[Any]) -> Seen:
+def run_fx(gm: fx.GraphModule, args: Sequence[Any]) -> SeenRun:
     """An FX graph, node by node with torch."""
     seen: dict[Key, Tensor] = {}
 
@@ -116,10 +116,10 @@ def run_fx(gm: fx.GraphModule, args: Sequence[Any]) -> Seen:
             return made
 
     results = Watched(gm).run(*args)
-    return Seen(results, args, seen)
+    return SeenRun(results, args, seen)
 
 
-def run_ge(call: GraphCall, args: Sequence[Any], device: str) -> Seen:
+def run_ge(call: GraphCall, args: Sequence[Any], device: str) -> SeenRun:
     """A GE graph node by node with the catalogue's kernels, in the place of its program."""
     seen: dict[Key, Tensor] = {}
 
@@ -133,17 +133,17 @@ def run_ge(call: GraphCall, args: Sequence[Any], device: str) -> Seen:
     for k, d in call.state.assigned.items():
         outputs[k] = inputs[d].copy_(outputs[k])
     build = result_builder(call.signature.results, call.signature.symbols)
-    return Seen(build(outputs, args), args, seen)
+    return SeenRun(build(outputs, args), args, seen)
 
 
-def run_program(call: GraphCall, args: Sequence[Any]) -> Seen:
+def run_program(call: GraphCall, args: Sequence[Any]) -> SeenRun:
     """A compiled graph, as its programs run it."""
     inputs = call.collect(args)
     call.compile(inputs)
-    return Seen(call.build_results(call.session.run(inputs), args), args)
+    return SeenRun(call.build_results(call.session.run(inputs), args), args)
 
 
-def run_steps(call: GraphCall, args: Sequence[Any]) -> Seen:
+def run_steps(call: GraphCall, args: Sequence[Any]) -> SeenRun:
     """A compiled graph step by step: each kernel by itself."""
     inputs = call.collect(args)
     call.compile(inputs)
@@ -151,7 +151,7 @@ def run_steps(call: GraphCall, args: Sequence[Any]) -> Seen:
     outputs = call.session.run_watched(inputs, looker.of)
     keyed = ((key_of(v), t) for s in looker.steps for v, t in s.values)
     values = {key: t for key, t in keyed if key is not None}
-    return Seen(call.build_results(outputs, args), args, values, looker.steps)
+    return SeenRun(call.build_results(outputs, args), args, values, looker.steps)
 
 
 class _Looker:
@@ -189,7 +189,7 @@ class _Looker:
 
 
 def worst_step(
-    call: GraphCall, seen: Seen, args: Sequence[Any], device: str, among: frozenset[str]
+    call: GraphCall, seen: SeenRun, args: Sequence[Any], device: str, among: frozenset[str]
 ) -> Step:
     """Of the steps that compute nodes of these FX nodes, the one that is farthest from what the
     catalogue's kernels make of the values before it."""

@@ -16,7 +16,7 @@ from torchair.catalog import Op, Order, infer, row_of
 from torchair.codegen.numbers import Int, Number, value_of
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
-from torchair.engine.plan.ending import Draft, Promises
+from torchair.engine.plan.ending import OpenPlan, Promises
 from torchair.engine.plan.records import Step
 from torchair.engine.plan.strided import Sizes, Strided
 from torchair.engine.plan.strides import (
@@ -49,7 +49,7 @@ class Unfit(Exception):
 class Course:
     """How a plan was made, up to its end."""
 
-    draft: Draft
+    draft: OpenPlan
     facts: dict[Value, Fact]
     like: dict[Value, Like]
     units: dict[int, Unit]  # by number of the step
@@ -220,7 +220,7 @@ class Run:
 Recipe = Callable[[Run], Strided]
 
 
-class Layouts:
+class SlotLayouts:
     """Dims and strides of slots as functions of the facts; `of` gives the kind of each slot."""
 
     def __init__(self, course: Course, table: FactTable, inputs: Mapping[int, Value]) -> None:

@@ -32,7 +32,7 @@ VECTOR_CORES = 48
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fault:
     """One thing that is wrong. Kinds: `race`, `cycle`, `deadlock`, `wait`, `record`."""
 
     kind: str
@@ -45,7 +45,7 @@ class Finding:
 
 def check_graph(
     graph: Graph, assigned: Mapping[int, int] | None = None, lanes: Lanes | None = None
-) -> list[Finding]:
+) -> list[Fault]:
     """All findings about a graph. `assigned` maps an output to the input it updates; `lanes` are
     those of the labels unless given."""
     lanes = Lanes(graph) if lanes is None else lanes
@@ -131,10 +131,10 @@ class _Before:
         return bool(self.ancestors[i] >> j & 1 or self.ancestors[j] >> i & 1)
 
 
-def _rings(order: _Before, lanes: Lanes) -> list[Finding]:
+def _rings(order: _Before, lanes: Lanes) -> list[Fault]:
     """One finding for each ring of nodes that wait for each other."""
     left = {k for k in range(len(order.nodes)) if k not in order.sorted}
-    found: list[Finding] = []
+    found: list[Fault] = []
     while left:
         ring = _ring(order, left)
         if ring is None:
@@ -161,7 +161,7 @@ def _ring(order: _Before, left: set[int]) -> list[int] | None:
 
 def _ring_finding(
     nodes: Sequence[Node], ring: Sequence[int], order: _Before, lanes: Lanes
-) -> Finding:
+) -> Fault:
     why = [order.edges[a][b] for a, b in pairwise([*ring, ring[0]])]
     words = {
         "order": "comes after", "control": "waits for", "data": "reads the result of",
@@ -176,29 +176,29 @@ def _ring_finding(
         if kind == "cycle"
         else "streams wait for each other, and a wait can never be satisfied"
     )
-    return Finding(kind, "\n  ".join([f"{head}:", *lines]), tuple(n.name for n in nodes))
+    return Fault(kind, "\n  ".join([f"{head}:", *lines]), tuple(n.name for n in nodes))
 
 
 # ---- marks ----
 
 
-def _marks(marks: Sequence[Mark]) -> list[Finding]:
+def _marks(marks: Sequence[Mark]) -> list[Fault]:
     """Records that nobody waits for, and waits that have nothing before or after them."""
-    found: list[Finding] = []
+    found: list[Fault] = []
     awaited = {id(m) for mark in marks for m in mark.awaited if isinstance(m, Mark)}
     for mark in marks:
         if mark.kind == "record" and id(mark) not in awaited:
-            found.append(Finding("record", f"nothing waits for the record {_at(mark)}"))
+            found.append(Fault("record", f"nothing waits for the record {_at(mark)}"))
         if mark.kind == "wait" and mark.node is None:
             text = f"no operator follows the wait {_at(mark)}: it orders nothing"
-            found.append(Finding("wait", text))
+            found.append(Fault("wait", text))
         for other in mark.awaited if mark.kind == "wait" else ():
             if isinstance(other, Mark) and other.node is None:
                 text = (
                     f"the wait {_at(mark)} is for a record that no operator comes before: "
                     f"the record {_at(other)}"
                 )
-                found.append(Finding("wait", text))
+                found.append(Fault("wait", text))
     return found
 
 
@@ -211,8 +211,8 @@ def _at(mark: Mark) -> str:
 
 def _races(
     nodes: Sequence[Node], updates: Mapping[Value, Value], order: _Before, lanes: Lanes
-) -> list[Finding]:
-    found: list[Finding] = []
+) -> list[Fault]:
+    found: list[Fault] = []
     for memory, touches in _accesses(nodes, updates).items():
         for i, (a, a_writes) in enumerate(touches):
             for b, b_writes in touches[:i]:
@@ -224,7 +224,7 @@ def _races(
 
 def _race(
     memory: Value, first: tuple[Node, bool], second: tuple[Node, bool], lanes: Lanes
-) -> Finding:
+) -> Fault:
     words = [
         f"{_named(n, lanes)} {'writes' if writes else 'reads'} it" for n, writes in (first, second)
     ]
@@ -232,7 +232,7 @@ def _race(
     head = f"two streams use the memory of {what} and nothing orders them:"
     hint = "let one wait for the other: torchair.ops.record() there, torchair.ops.wait() here"
     nodes = (first[0].name, second[0].name)
-    return Finding("race", "\n  ".join([head, *words, hint]), nodes)
+    return Fault("race", "\n  ".join([head, *words, hint]), nodes)
 
 
 def _accesses(
@@ -296,7 +296,7 @@ def _line(origin: Origin | None) -> str:
 # ---- plans ----
 
 
-def check_plan(plan: Plan) -> list[Finding]:
+def check_plan(plan: Plan) -> list[Fault]:
     """Steps of a plan on different lanes that use the same memory in no order. There should be
     none: this looks at all pairs, and at nothing that planning was done with."""
     if plan.schedule is None:
@@ -323,10 +323,10 @@ def check_plan(plan: Plan) -> list[Finding]:
     return found
 
 
-def _unordered(one: Step, other: Step) -> Finding:
+def _unordered(one: Step, other: Step) -> Fault:
     names = [f"{s.node.type} {s.node.name} ({_line(s.node.origin)})" for s in (one, other)]
     text = f"{names[0]} and {names[1]} use the same memory, and no event orders them"
-    return Finding("race", text, (one.node.name, other.node.name))
+    return Fault("race", text, (one.node.name, other.node.name))
 
 
 _Ranges = list[tuple[int, int, int]]
@@ -348,7 +348,7 @@ def _clash(one: tuple[_Ranges, _Ranges], other: tuple[_Ranges, _Ranges]) -> bool
 
 def report(
     graph: Graph, assigned: Mapping[int, int], lanes: Lanes, cores: str = "", folder: str = "."
-) -> list[Finding]:
+) -> list[Fault]:
     """Check a graph, and its communication against the cores of the device: task files go to
     `folder`, findings are printed and warned of. `cores` is the option `aicore_num`."""
     findings = check_graph(graph, assigned, lanes)

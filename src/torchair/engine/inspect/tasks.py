@@ -10,7 +10,7 @@ from typing import Any
 
 from torchair.catalog import Trait, row_of
 from torchair.engine.optimize.passes.ordering import communicates
-from torchair.engine.plan.streams import Lanes, Order
+from torchair.engine.plan.streams import LaneOrder, Lanes
 from torchair.ge.graph import NO_WORK, Graph, Node
 from torchair.tools.gegraph_check.tasks import sounds_like_communication
 
@@ -30,7 +30,7 @@ def graph_tasks(
         {number[x] for x in (*(v.node for v in n.values()), *n.control) if number.get(x, k) < k}
         for k, n in enumerate(nodes)
     ]
-    order = Order([labels.index(lanes.of(n)) for n in nodes], needs)
+    order = LaneOrder([labels.index(lanes.of(n)) for n in nodes], needs)
     handles: dict[int, list[tuple[int, int]]] = {}  # of a node: (waiting node, handle)
     for handle, (before, k) in enumerate((b, k) for k, bs in order.waits.items() for b in bs):
         handles.setdefault(before, []).append((k, handle))

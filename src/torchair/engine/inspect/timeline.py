@@ -17,7 +17,7 @@ import torch
 
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.executor import Run
-from torchair.engine.run.lanes import Recorder
+from torchair.engine.run.lanes import Onlooker
 from torchair.store import atomic_write
 
 _CALLS = 16  # the last calls that a file shows
@@ -38,7 +38,7 @@ class Timeline:
         self._lanes: dict[str, int] = {}
         self._lock = Lock()
 
-    def recorder(self, plan: Plan) -> Recorder:
+    def recorder(self, plan: Plan) -> Onlooker:
         """Someone who looks on while one program runs."""
         return recorder(self, plan)
 
@@ -97,7 +97,7 @@ class Sink(Protocol):
         """One call has ended."""
 
 
-def recorder(sink: Sink, plan: Plan) -> Recorder:
+def recorder(sink: Sink, plan: Plan) -> Onlooker:
     """Someone who looks on while one program runs, and tells `sink`."""
     return _OnCpu(sink, plan) if plan.on_host else _OnStreams(sink, plan)
 

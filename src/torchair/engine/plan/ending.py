@@ -94,7 +94,7 @@ class Promises:
 
 
 @dataclass
-class Draft:
+class OpenPlan:
     """A plan that lacks its end: steps and roots are there, nothing is placed. `sizes` are the
     values of symbols."""
 
@@ -111,7 +111,7 @@ class Draft:
 class Ending:
     """Completes a draft."""
 
-    def __init__(self, draft: Draft, promises: Promises) -> None:
+    def __init__(self, draft: OpenPlan, promises: Promises) -> None:
         self.p, self.native, self.compact = promises, draft.native, draft.compact
         self.plan, self.slot, self.sizes = draft.plan, draft.slot, draft.sizes
         self.root, self.metas = draft.root, draft.metas

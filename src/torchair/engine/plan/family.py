@@ -17,7 +17,7 @@ import torch
 from torchair.codegen.numbers import Book, Number
 from torchair.engine.fuse.kinds import kernel_of
 from torchair.engine.optimize.fold import tensor_of
-from torchair.engine.plan.memory import Placement
+from torchair.engine.plan.memory import Laid
 from torchair.engine.plan.records import Native, OutputSpec, Plan, Root, Step
 from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.plan.strided import Strided
@@ -78,7 +78,7 @@ class Family:
         """A function from what was read of inputs to the values of a plan, None if that is not of
         this family."""
         self._all: tuple[dict[int, int], Any] | None = None
-        self._placement: tuple[Values, Placement] | None = None
+        self._placement: tuple[Values, Laid] | None = None
         self._lock = Lock()
 
     def at(self, size: Any) -> int:
@@ -96,7 +96,7 @@ class Family:
 
     # ---- memory ----
 
-    def placement(self, values: Values) -> Placement:
+    def placement(self, values: Values) -> Laid:
         """Where buffers lie in a plan: where they lay before, if there is room for them."""
         known, room = self._placement, self._room(values)
         if known is not None and all(map(int.__le__, room, known[0])):
@@ -120,7 +120,7 @@ class Family:
             made.append(tensor_of(Fact(fact.dtype, shape(values), known)))
         return made
 
-    def barriers(self, placement: Placement, outline: Outline, steps: Sequence[Step]) -> list[int]:
+    def barriers(self, placement: Laid, outline: Outline, steps: Sequence[Step]) -> list[int]:
         """Flags of steps when buffers lie like this."""
         with self._lock:
             self.plan.arrange(placement)
@@ -168,7 +168,7 @@ class Member:
         """The plan itself."""
         return self.family.plan_for(self.given)
 
-    def placement(self) -> Placement:
+    def placement(self) -> Laid:
         """Where its buffers lie."""
         return self.family.placement(self.values)
 

@@ -133,7 +133,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Laid:
     """Where buffers of some sizes lie."""
 
     sizes: tuple[int, ...]
@@ -157,7 +157,7 @@ class Arena:
         self._apart, self._compact = apart, compact
         self._packing: Packing | None = None
 
-    def place(self, sizes: Sequence[int]) -> Placement:
+    def place(self, sizes: Sequence[int]) -> Laid:
         """Places as before, as long as that wastes little."""
         placed = [Buffer(n, b.first, b.last) for n, b in zip(sizes, self.buffers, strict=True)]
         floor = lower_bound(placed)
@@ -166,7 +166,7 @@ class Arena:
         elif self._packing is None or (total := self._packing.place(placed)) > self._most(floor):
             total = place_compactly(placed) if self._compact else place(placed)
             self._packing = Packing(placed)
-        return Placement(tuple(sizes), tuple(b.offset for b in placed), total, floor)
+        return Laid(tuple(sizes), tuple(b.offset for b in placed), total, floor)
 
     def _most(self, floor: int) -> float:
         """Bytes that an arrangement made for other sizes may take."""

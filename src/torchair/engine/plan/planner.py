@@ -19,7 +19,7 @@ from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
 from torchair.engine.optimize.passes.layouts import is_wanted_channels_last
-from torchair.engine.plan.ending import Draft, Ending, Layout, Promises
+from torchair.engine.plan.ending import Ending, Layout, OpenPlan, Promises
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.reader import Reader
 from torchair.engine.plan.records import Plan, Root, Step
@@ -178,7 +178,7 @@ class _Build:
                 self.done.add(item)
         natives, promises = self.p.natives, self.p.promises
         native = natives is not None
-        draft = Draft(self.plan, self.slot, self.root, self.metas, self.env, native)
+        draft = OpenPlan(self.plan, self.slot, self.root, self.metas, self.env, native)
         draft.lanes, draft.compact = self.p.lanes, self.p.compact
         template = None
         if natives is not None and reader is not None:

@@ -15,7 +15,7 @@ _MANY = 4  # inputs that look alike and are equal: not by chance
 
 
 @dataclass(frozen=True)
-class Part:
+class InputPart:
     """What is read of one input."""
 
     index: int
@@ -96,10 +96,10 @@ class Reader:
         return found
 
 
-def _part(index: int, value: Value, steers: bool, strides: bool) -> Part:
+def _part(index: int, value: Value, steers: bool, strides: bool) -> InputPart:
     rank = -1 if value.shape is None else len(value.shape)
     numbers = len(value.content) if isinstance(value.content, tuple) else 1
-    return Part(
+    return InputPart(
         index, rank, not is_static(value.shape), strides and rank != 0, numbers if steers else 0,
         scalar=value.shape == (),
         kind=(value.dtype, tuple([d if isinstance(d, int) else None for d in value.shape or ()])),

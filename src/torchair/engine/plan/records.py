@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.codegen.kernel import Generated, Kernel
-from torchair.engine.plan.memory import Arena, Placement
+from torchair.engine.plan.memory import Arena, Laid
 
 if TYPE_CHECKING:
     from torchair.codegen.target import Order
@@ -204,7 +204,7 @@ class Plan:
         """Microseconds that one thread needs for the native steps, roughly."""
         return sum(s.native.work for s in self.steps if s.native is not None)
 
-    def arrange(self, placement: Placement) -> None:
+    def arrange(self, placement: Laid) -> None:
         """Take over where buffers lie."""
         for root in self.roots:
             if root.buffer >= 0:

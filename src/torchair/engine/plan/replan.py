@@ -23,13 +23,13 @@ from torchair.engine.fuse.kinds import (
     Course,
     FactTable,
     Kinds,
-    Layouts,
     Run,
+    SlotLayouts,
     Unfit,
     node_key,
 )
 from torchair.engine.fuse.units import Unit
-from torchair.engine.plan.ending import Draft, Ending, read_by_torch
+from torchair.engine.plan.ending import Ending, OpenPlan, read_by_torch
 from torchair.engine.plan.family import Family
 from torchair.engine.plan.reader import Reader
 from torchair.engine.plan.records import Native, Plan, Root, Step
@@ -67,7 +67,7 @@ class Template:
         folded = self._find_folded()
         self._table = FactTable(course.facts, [n for n in course.nodes if n in folded])
         self._checks = self._nodes_to_check(course.nodes)
-        self._layouts = Layouts(course, self._table, self._inputs)
+        self._layouts = SlotLayouts(course, self._table, self._inputs)
         self._units = Kinds()
         self._keep_steps(course.units)
         self._keep_roots(course.draft)
@@ -98,7 +98,7 @@ class Template:
         layouts = tuple(self._layouts.of[s] for s in slots)
         return self._units.of((self._natives.signature(unit), layouts), unit)
 
-    def _keep_roots(self, draft: Draft) -> None:
+    def _keep_roots(self, draft: OpenPlan) -> None:
         targets = [self._promises.data[d] for d in self._promises.assigned.values()]
         computed = [v for n in self._table.computed for v in n.outputs]
         changing = {self._slot[v] for v in (*self._inputs.values(), *computed, *targets)}
@@ -199,7 +199,7 @@ class Template:
             if not all((isinstance(n, int) and n == 1) or s == w or n == 1 for n, s, w in sizes):
                 raise Unfit(f"the strides of input {i} are others")
 
-    def _draft(self, run: Run) -> Draft:
+    def _draft(self, run: Run) -> OpenPlan:
         metas = [run.metas[k] for k in self._layouts.of]
         roots = [
             r if shared else _copied(r, metas[r.slot])
@@ -215,7 +215,7 @@ class Template:
         slots = range(old.slots)
         root = dict(zip(slots, [roots[k] for k in self._root_of], strict=True))
         of: dict[int, Meta] = dict(zip(slots, metas, strict=True))
-        return Draft(plan, self._slot, root, of, run.sizes, True, self._lanes, self._compact)
+        return OpenPlan(plan, self._slot, root, of, run.sizes, True, self._lanes, self._compact)
 
     def _make_steps(self, run: Run) -> list[Step]:
         calls = [self._call(unit, run) for unit in self._units.first]

@@ -60,7 +60,7 @@ class Lanes:
         return sorted(found, key=lambda label: label != "")
 
 
-class Order:
+class LaneOrder:
     """A partial order: steps of a lane follow each other, others do only if they must.
 
     For each step a clock says how many steps of every lane have ended when it begins. `waits` are
@@ -114,7 +114,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Span:
+class Lifetime:
     """How long a buffer is needed: what has ended when it begins to be, what must have ended when
     it is not any more, and whether it is needed to the end."""
 
@@ -122,11 +122,11 @@ class Span:
     end: list[int]
     kept: bool
 
-    def apart(self, other: Span) -> bool:
+    def apart(self, other: Lifetime) -> bool:
         """Whether two buffers are never needed at the same time, in whatever order lanes run."""
         return self._precedes(other) or other._precedes(self)
 
-    def _precedes(self, other: Span) -> bool:
+    def _precedes(self, other: Lifetime) -> bool:
         return not self.kept and all(e <= b for e, b in zip(self.end, other.begin, strict=False))
 
 
@@ -150,11 +150,11 @@ class Sharing:
         others = [k for k in self._touches.get(root.slot, ()) if k != step]
         return root.last < self._end and all(self._order.before(k, step) for k in others)
 
-    def span(self, roots: Sequence[Root]) -> Span:
+    def span(self, roots: Sequence[Root]) -> Lifetime:
         """How long a buffer is needed, given by the roots that live in it one after the other."""
         touches = [k for r in roots for k in self._touches.get(r.slot, ())]
         kept = any(r.last >= self._end for r in roots)
-        return Span(self._order.clock(min(touches)), self._order.reached(touches), kept)
+        return Lifetime(self._order.clock(min(touches)), self._order.reached(touches), kept)
 
 
 def schedule_of(plan: Plan, lanes: Lanes) -> Schedule:
@@ -181,7 +181,7 @@ def schedule_of(plan: Plan, lanes: Lanes) -> Schedule:
 
 def order_of(
     steps: Sequence[Step], root_of: RootOf, where: Callable[[Root], Range], lanes: Lanes
-) -> Order:
+) -> LaneOrder:
     """The order that steps need; `where` tells where a root is. Views cost nothing and wait for
     nothing: whoever reads one waits for what made its memory."""
     number = {label: k for k, label in enumerate(lanes.used_by(steps))}
@@ -189,7 +189,7 @@ def order_of(
     needs = _memory_needs(steps, root_of, where)
     for k, found in enumerate(_graph_needs(steps)):
         needs[k] |= found
-    return Order(lane, needs)
+    return LaneOrder(lane, needs)
 
 
 # ---- what must come before what ----
@@ -304,7 +304,7 @@ def _changes_the_world(node: Node) -> bool:
 # ---- registers ----
 
 
-def _keep_frees(steps: Sequence[Step], root_of: RootOf, order: Order) -> None:
+def _keep_frees(steps: Sequence[Step], root_of: RootOf, order: LaneOrder) -> None:
     """Drop registers after a step only if all others that need them come before it; the rest is
     dropped when the call ends."""
     touches: dict[int, list[int]] = {}
@@ -322,7 +322,7 @@ def _keep_frees(steps: Sequence[Step], root_of: RootOf, order: Order) -> None:
 
 
 def _borrowed(
-    steps: Sequence[Step], root_of: RootOf, order: Order, made: Mapping[int, int]
+    steps: Sequence[Step], root_of: RootOf, order: LaneOrder, made: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """For each step the slots it reads that a torch kernel allocated in another lane."""
     found: dict[int, list[int]] = {}

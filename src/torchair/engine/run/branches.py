@@ -31,7 +31,7 @@ MUCH = 4 << 20
 
 
 @dataclass
-class Part:
+class Stretch:
     """Consecutive steps that are run as one: native ones, or a single other step."""
 
     steps: list[Step]
@@ -47,13 +47,13 @@ class Part:
 class _Fork:
     """Parts that can be branches, and views between them."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Stretch] = field(default_factory=list)
     reads: list[Range] = field(default_factory=list)
     writes: list[Range] = field(default_factory=list)
     calls: int = 0
     branches: int = 0
 
-    def takes(self, part: Part, plan: Plan) -> bool:
+    def takes(self, part: Stretch, plan: Plan) -> bool:
         """Add a part, unless it is no branch or touches what one of them writes."""
         if part.is_view:
             self.parts.append(part)
@@ -73,9 +73,9 @@ class _Fork:
         return True
 
 
-def forks(parts: Sequence[Part], plan: Plan) -> list[list[Part]]:
+def forks(parts: Sequence[Stretch], plan: Plan) -> list[list[Stretch]]:
     """All parts in order, those together that are branches of one fork."""
-    groups: list[list[Part]] = []
+    groups: list[list[Stretch]] = []
     fork = _Fork()
     for part in [*parts, None]:
         if part is not None and plan.device.startswith("cuda") and fork.takes(part, plan):
@@ -105,13 +105,13 @@ def _is_small_call(step: Step, plan: Plan) -> bool:
     return made.numel() * (weights.numel() // max(features, 1)) <= SMALL
 
 
-def _moves_much(part: Part, plan: Plan) -> bool:
+def _moves_much(part: Stretch, plan: Plan) -> bool:
     if part.steps[0].kind != "native" or any(s.code.scratch for s in part.steps):
         return False
     return sum(plan.place(o)[0].bytes for s in part.steps for o in s.outs) >= MUCH
 
 
-def side_by_side(calls: Sequence[tuple[Part, Run]], device: str) -> Run:
+def side_by_side(calls: Sequence[tuple[Stretch, Run]], device: str) -> Run:
     """Parts of a fork as one function of the registers."""
 
     def run(r: list[Any]) -> None:

@@ -17,10 +17,10 @@ import torch
 from torchair.catalog import Op, row_of
 from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
-from torchair.engine.run.branches import Part, forks, side_by_side
+from torchair.engine.run.branches import Stretch, forks, side_by_side
 from torchair.engine.run.failures import StepFailure, explain
 from torchair.engine.run.launches import Launches, native_part
-from torchair.engine.run.native import ARENA, NativeProgram, Place, Pool, allocator
+from torchair.engine.run.native import ARENA, IdlePrograms, NativeProgram, Place, allocator
 from torchair.engine.run.poison import Area, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.flags import Flags, poisoning
@@ -81,18 +81,18 @@ class Program:
             runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.device))
         return runs
 
-    def _parts(self, single: bool = False) -> list[Part]:
+    def _parts(self, single: bool = False) -> list[Stretch]:
         """The steps, consecutive native ones together unless each is wanted `single`."""
-        parts: list[Part] = []
+        parts: list[Stretch] = []
         for k, step in enumerate(self.plan.steps):
             native = step.kind == "native"
             if native and not single and parts and parts[-1].steps[0].kind == "native":
                 parts[-1].steps.append(step)
             else:
-                parts.append(Part([step], k))
+                parts.append(Stretch([step], k))
         return parts
 
-    def _prepared(self, part: Part, memory: Memory, tell: bool) -> Run:
+    def _prepared(self, part: Stretch, memory: Memory, tell: bool) -> Run:
         first = part.steps[0]
         if first.kind != "native":
             return prepared(first, self._arena, self.plan)
@@ -154,7 +154,7 @@ class Program:
 _LEAST = 8 << 20  # a plan and its program weigh this much at least
 
 
-class ProgramPool(Pool):
+class ProgramPool(IdlePrograms):
     """Programs of any plan, by CUDA stream where that matters."""
 
     def __init__(

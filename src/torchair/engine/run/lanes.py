@@ -26,7 +26,7 @@ from torchair.engine.run.workers import workers
 from torchair.flags import Flags
 
 
-class Recorder(Protocol):
+class Onlooker(Protocol):
     """Someone who looks on while a program runs."""
 
     alone: bool
@@ -42,7 +42,7 @@ class Recorder(Protocol):
         """The call has ended."""
 
 
-Watch = Callable[[Plan], Recorder]
+Watch = Callable[[Plan], Onlooker]
 """Makes a recorder for each program of a plan."""
 
 

@@ -83,7 +83,7 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]
     return lambda values: ()
 
 
-class Pool:
+class IdlePrograms:
     """Programs of one plan that no call uses at the moment."""
 
     def __init__(self, plan: Plan, bind: Callable[[Plan], Any] = NativeProgram) -> None:

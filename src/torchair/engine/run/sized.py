@@ -16,7 +16,7 @@ from torchair.codegen.cpu.driver import FILL, PATCH, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.memory import Placement
+from torchair.engine.plan.memory import Laid
 from torchair.engine.run.native import NativeProgram, allocator, picker
 from torchair.engine.run.poison import areas_of, poisoned
 from torchair.engine.run.segment import ALONE, THREADS, Memory, Segment
@@ -44,7 +44,7 @@ class SizedSegment(Segment):
         self._fixed_at = self._constants_at + len(family.sized)
         self._fixed: dict[int, int] = {}  # integers that are added: their place among the values
         self._records: list[int] = []
-        self._placement: Placement | None = None
+        self._placement: Laid | None = None
         self.most = 1  # threads for the sizes it was made ready for
         steps = [s for s in plan.steps if s.kind == "native"]
         super().__init__(steps, Memory(plan, 0, plan.constants, scratch), threads, last)
@@ -90,7 +90,7 @@ class SizedSegment(Segment):
     # ---- for each size ----
 
     def fit(
-        self, member: Member, placement: Placement, arena: int, constants: Sequence[torch.Tensor]
+        self, member: Member, placement: Laid, arena: int, constants: Sequence[torch.Tensor]
     ) -> None:
         """Write all that follows from sizes and from where memory is."""
         values: Any = self._values
@@ -141,7 +141,7 @@ class SizedProgram(NativeProgram):
         self._segment = SizedSegment(family, torch.get_num_threads(), slots, scratch)
         self._take(self._segment, slots)
 
-    def fit(self, member: Member, placement: Placement, arena: torch.Tensor) -> None:
+    def fit(self, member: Member, placement: Laid, arena: torch.Tensor) -> None:
         """Make ready for a plan of the family."""
         values = member.values
         self._constants = member.constants()  # kept as long as their addresses are in use

@@ -9,8 +9,8 @@ from torch import fx
 
 from torchair.fx.capture.caution import cautious
 from torchair.fx.capture.forms import out_form
-from torchair.fx.capture.memory import Memory
-from torchair.fx.capture.sizes import Sizes
+from torchair.fx.capture.memory import Storages
+from torchair.fx.capture.sizes import SizeNodes
 from torchair.fx.capture.values import add_call, dims, ensure_values, tensor_of, written_by
 from torchair.fx.streams import mark_streams
 from torchair.ge.attrs import STREAM_LABEL
@@ -20,7 +20,7 @@ from torchair.log import logger
 aten, air = torch.ops.aten, torch.ops.air
 
 
-class No(Exception):
+class NotJoined(Exception):
     """Says why a node stays as it is."""
 
 
@@ -39,7 +39,7 @@ def remove_cat_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None
         try:
             remover.remove(node)
             optimized += 1
-        except No as reason:
+        except NotJoined as reason:
             logger.debug("Skip %s: %s", node, reason)
     logger.debug("remove_cat_ops: Optimized %s cat node(s)", optimized)
 
@@ -47,8 +47,8 @@ def remove_cat_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None
 class _Remover:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._memory = Memory(graph)
-        self._sizes = Sizes(graph)
+        self._memory = Storages(graph)
+        self._sizes = SizeNodes(graph)
 
     def remove(self, cat: fx.Node) -> None:
         """Rewrite one `cat`; No where that is not possible."""
@@ -58,7 +58,7 @@ class _Remover:
         shape = self._sizes.all_of(result.shape)
         bounds = self._bounds(parts)
         if shape is None:
-            raise No("its size is not known from the inputs of the graph")
+            raise NotJoined("its size is not known from the inputs of the graph")
         buffer = self._allocate(cat, min(parts), shape)
         for part, (start, end) in zip(parts, bounds, strict=True):
             self._compute_in(part, buffer, start, end)
@@ -72,52 +72,52 @@ class _Remover:
         result = tensor_of(cat)
         dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
         if result is None or len(given) < 2:
-            raise No("it has less than two inputs")
+            raise NotJoined("it has less than two inputs")
         if dim not in (0, -result.dim()):
-            raise No("it does not join along the first dim")
+            raise NotJoined("it does not join along the first dim")
         if len(set(given)) != len(given):
-            raise No("an input is there more than once")
+            raise NotJoined("an input is there more than once")
         if dims(result.stride()) != contiguous_strides(dims(result.shape)):
-            raise No("its result is not contiguous")
+            raise NotJoined("its result is not contiguous")
         return result, list(given)
 
     def _check_part(self, part: fx.Node, cat: fx.Node, result: torch.Tensor) -> None:
         value = tensor_of(part)
         if part.op != "call_function" or value is None:
-            raise No(f"{part} is not computed here")
+            raise NotJoined(f"{part} is not computed here")
         target = part.target
         if not isinstance(target, torch._ops.OpOverload):
-            raise No(f"{part} is not an operator")
+            raise NotJoined(f"{part} is not an operator")
         if out_form(target, value.device.type) is None:
-            raise No(f"{target} has no form that writes into a given tensor")
+            raise NotJoined(f"{target} has no form that writes into a given tensor")
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise No(f"{part} is random")
+            raise NotJoined(f"{part} is random")
         if any(u.target is aten.cat.default and u is not cat for u in part.users):
-            raise No(f"{part} is an input of another cat")
+            raise NotJoined(f"{part} is an input of another cat")
         self._check_layout(part, value, result)
         self._check_memory(part, cat)
 
     def _check_layout(self, part: fx.Node, value: torch.Tensor, result: torch.Tensor) -> None:
         if value.dtype != result.dtype or value.device != result.device:
-            raise No(f"{part} is of another type or on another device")
+            raise NotJoined(f"{part} is of another type or on another device")
         shape = dims(value.shape)
         if len(shape) != result.dim() or shape[1:] != dims(result.shape)[1:]:
-            raise No(f"{part} has other dims")
+            raise NotJoined(f"{part} has other dims")
         if dims(value.stride()) != contiguous_strides(shape):
-            raise No(f"{part} is not contiguous")
+            raise NotJoined(f"{part} is not contiguous")
 
     def _check_memory(self, part: fx.Node, cat: fx.Node) -> None:
         (storage,) = self._memory.of(part)
         if any(storage in self._memory.of(n) for n in part.all_input_nodes):
-            raise No(f"{part} is a view")
+            raise NotJoined(f"{part} is a view")
         if self._memory.is_returned(storage):
-            raise No(f"{part} is a result of the graph")
+            raise NotJoined(f"{part} is a result of the graph")
         for shared in (storage, *self._memory.of(cat)):
             writers = [u for u, by in self._memory.uses(shared) if by in written_by(u)]
             if writers:
-                raise No(f"{writers[0]} writes to it")
+                raise NotJoined(f"{writers[0]} writes to it")
         if not self._memory.is_plain(storage):
-            raise No(f"{part} is seen as something else")
+            raise NotJoined(f"{part} is seen as something else")
 
     def _bounds(self, parts: list[fx.Node]) -> list[tuple[Any, Any]]:
         bounds, start = [], 0
@@ -125,7 +125,7 @@ class _Remover:
             end = start + part.meta["val"].shape[0]
             pair = self._sizes.all_of([start, end])
             if pair is None:
-                raise No(f"the size of {part} is not known from the inputs of the graph")
+                raise NotJoined(f"the size of {part} is not known from the inputs of the graph")
             bounds.append((pair[0], pair[1]))
             start = end
         return bounds

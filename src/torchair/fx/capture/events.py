@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.capture.memory import Memory
-from torchair.fx.capture.order import Order
+from torchair.fx.capture.memory import Storages
+from torchair.fx.capture.order import IssueOrder
 from torchair.fx.capture.values import (
     add_call,
     device_of,
@@ -82,8 +82,8 @@ class _Synchronizer:
     def __init__(self, graph: fx.Graph, device: torch.device) -> None:
         self._graph = graph
         self._device = device
-        self._memory = Memory(graph)
-        self._order = Order()
+        self._memory = Storages(graph)
+        self._order = IssueOrder()
         self._touched: dict[int, dict[fx.Node, bool]] = {}  # storage: nodes, and whether they write
         self._marks: dict[fx.Node, fx.Node] = {}
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from torchair.fx.capture.memory import place_of
-from torchair.fx.capture.reinplace import No, Reinplacer
+from torchair.fx.capture.reinplace import Reinplacer, Stays
 from torchair.fx.capture.values import add_call, fake_result, tensor_of, tensors_of
 from torchair.log import logger
 
@@ -73,14 +73,14 @@ def refine(work: Reinplacer, node: fx.Node) -> None:
     for position, (key, base) in enumerate(_bases(node).items()):
         try:
             if not isinstance(base, fx.Node) or not taken.isdisjoint(work.memory.of(base)):
-                raise No("it is no single tensor, or shares memory with another argument")
+                raise Stays("it is no single tensor, or shares memory with another argument")
             result = result_at(node, first + position)
             storages = work.memory.of(base)
             work.take(work.check(node, base, result, anywhere=True), base, result)
             taken |= storages
             if result is not None:
                 work.replace(result, base)
-        except No as reason:
+        except Stays as reason:
             logger.debug("reinplace failed: %s gets a copy of %s: %s", node, base, reason)
             copied.append(key)
             _count_copy(node, base)

@@ -11,7 +11,7 @@ from torch import fx
 from torchair.fx.capture.caution import cautious
 from torchair.fx.capture.forms import ManyInPlace, many_in_place_forms
 from torchair.fx.capture.functionalized import kind_of, refine, result_at
-from torchair.fx.capture.reinplace import No, Reinplacer
+from torchair.fx.capture.reinplace import Reinplacer, Stays
 from torchair.fx.capture.values import ensure_values
 
 _Forms = dict[Any, ManyInPlace]
@@ -58,7 +58,7 @@ def _many(forms: _Forms, work: Reinplacer, node: fx.Node) -> None:
     pairs = list(zip(written, results, strict=True))
     plans = [work.check(node, into, result) for into, result in pairs]
     if len({copy for copies in plans for copy in copies}) != sum(map(len, plans)):
-        raise No("a copy belongs to two of its results")
+        raise Stays("a copy belongs to two of its results")
     for (into, result), copies in zip(pairs, plans, strict=True):
         work.take(copies, into, result)
         if result is not None:

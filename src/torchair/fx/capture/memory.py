@@ -14,7 +14,7 @@ from torchair.ge.shapes import Dim, contiguous_strides
 
 
 @dataclass(frozen=True)
-class Place:
+class StoragePlace:
     """Where the elements of a tensor are in its storage."""
 
     shape: tuple[Dim, ...]
@@ -40,11 +40,11 @@ class Place:
             joined.append((size, stride))
         return self.offset, tuple(joined)
 
-    def same(self, other: Place) -> bool:
+    def same(self, other: StoragePlace) -> bool:
         """Whether two tensors of one storage are the same elements in the same order."""
         return (self.shape, self.steps, self.offset) == (other.shape, other.steps, other.offset)
 
-    def apart(self, other: Place) -> bool:
+    def apart(self, other: StoragePlace) -> bool:
         """Whether two tensors of one storage are known to have no element in common."""
         mine, others = self._extent(), other._extent()
         if mine is None or others is None:
@@ -76,10 +76,10 @@ class Place:
         return first, first + 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
-def place_of(tensor: torch.Tensor) -> Place:
+def place_of(tensor: torch.Tensor) -> StoragePlace:
     """Where a fake tensor is in its storage."""
     (offset,) = dims([tensor.storage_offset()])
-    return Place(dims(tensor.shape), dims(tensor.stride()), offset)
+    return StoragePlace(dims(tensor.shape), dims(tensor.stride()), offset)
 
 
 def is_bent(tensor: torch.Tensor) -> bool:
@@ -87,7 +87,7 @@ def is_bent(tensor: torch.Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg()
 
 
-class Memory:
+class Storages:
     """The storages of a graph and the nodes whose values are in each."""
 
     def __init__(self, graph: fx.Graph) -> None:

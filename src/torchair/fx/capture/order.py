@@ -19,7 +19,7 @@ air = torch.ops.air
 _RECORDS = (air.record.default, air.tagged_event_record.default)
 
 
-class Order:
+class IssueOrder:
     """The order of nodes that are issued one by one with `step`."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Order:
         self._events: dict[tuple[object, ...], Clock] = {}
 
     @classmethod
-    def of(cls, graph: fx.Graph) -> Order:
+    def of(cls, graph: fx.Graph) -> IssueOrder:
         """The order of all nodes of a graph."""
         mark_streams(graph)
         order = cls()

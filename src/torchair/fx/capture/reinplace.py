@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from torchair.fx.capture.forms import VIEW_OF_SCATTER, in_place_form
-from torchair.fx.capture.memory import Memory, Place, is_bent, place_of
-from torchair.fx.capture.order import Order
+from torchair.fx.capture.memory import StoragePlace, Storages, is_bent, place_of
+from torchair.fx.capture.order import IssueOrder
 from torchair.fx.capture.values import (
     add_call,
     arguments_of,
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 _COPY = aten.copy_.default
 
 
-class No(Exception):
+class Stays(Exception):
     """Says why a node stays as it is."""
 
 
@@ -43,8 +43,8 @@ class Reinplacer:
 
     def __init__(self, graph: fx.Graph, *, inputs: bool, others: bool, by_events: bool) -> None:
         self.graph = graph
-        self.memory = Memory(graph)
-        self.order = Order.of(graph)
+        self.memory = Storages(graph)
+        self.order = IssueOrder.of(graph)
         self._inputs = inputs
         self._others = others
         self._by_events = by_events
@@ -68,7 +68,7 @@ class Reinplacer:
     def _attempt(self, rewrite: Callable[[fx.Node], None], node: fx.Node) -> None:
         try:
             rewrite(node)
-        except No as reason:
+        except Stays as reason:
             logger.debug("reinplace failed: %s is not computed in place: %s", node, reason)
 
     def _operator(self, node: fx.Node) -> None:
@@ -80,7 +80,7 @@ class Reinplacer:
     def _scatter(self, node: fx.Node) -> None:
         """`scatter(base, src, ...)` -> `copy_(view(base, ...), src)`"""
         if "src" in node.kwargs:
-            raise No("its source is not in its place")
+            raise Stays("its source is not in its place")
         base, source, *where = node.args
         self.take(self.check(node, base, node), base, node)
         with self.graph.inserting_before(node):
@@ -128,14 +128,14 @@ class Reinplacer:
         `anywhere` allows inputs and computed values alike."""
         old = tensor_of(into)
         if old is None or old.layout != torch.strided or is_bent(old):
-            raise No("there is no tensor to overwrite")
+            raise Stays("there is no tensor to overwrite")
         storage, place = storage_of(old), place_of(old)
         self._check_owner(storage, anywhere)
         if place.overlaps_itself():
-            raise No(f"elements of {into} share memory")
+            raise Stays(f"elements of {into} share memory")
         others = [a for a in arguments_of(node) if storage in self.memory.of(a)]
         if len(others) > 1:
-            raise No(f"{into} and another argument share memory")
+            raise Stays(f"{into} and another argument share memory")
         new = self._check_result(node, old, result)
         copies = self._own_copies(node, old, result)
         if storage not in self.memory.inputs:
@@ -143,7 +143,7 @@ class Reinplacer:
         areas = {c: place_of(c.args[0].meta["val"]).area for c in copies}  # type: ignore[union-attr]
         cover = min((c for c in copies if areas[c] == place.area), default=None)
         if cover is None and storage in self.memory.inputs:
-            raise No(f"{into} is an input of the graph and keeps its content")
+            raise Stays(f"{into} is an input of the graph and keeps its content")
         last = self._last_use(new, copies)
         for user, by in self.memory.uses(storage):
             if user > node and user not in copies and not _is_apart(user, by, place, old.dtype):
@@ -155,10 +155,10 @@ class Reinplacer:
 
     def _check_owner(self, storage: int, anywhere: bool) -> None:
         if storage in self.memory.constants:
-            raise No("it would write to a constant")
+            raise Stays("it would write to a constant")
         allowed = self._inputs if storage in self.memory.inputs else self._others
         if not allowed and not anywhere:
-            raise No("this pass does not write to such memory")
+            raise Stays("this pass does not write to such memory")
 
     def _check_result(self, node: fx.Node, old: torch.Tensor, result: fx.Node | None) -> int | None:
         """The storage of the result: memory of its own, laid out like what it shall overwrite."""
@@ -166,16 +166,16 @@ class Reinplacer:
             return None
         new = tensor_of(result)
         if new is None or new.dtype != old.dtype or new.device != old.device:
-            raise No("the result has another type or device")
+            raise Stays("the result has another type or device")
         if dims(new.shape) != dims(old.shape):
-            raise No("the result has another shape")
+            raise Stays("the result has another shape")
         if any(storage_of(new) in self.memory.of(a) for a in arguments_of(node)):
-            raise No("the result is a view already")
+            raise Stays("the result is a view already")
         only_copied = all(_copies(user, result) for user in result.users)
         if dims(new.stride()) != dims(old.stride()) and not only_copied:
-            raise No("the result has other strides")
+            raise Stays("the result has other strides")
         if not self.memory.is_plain(storage_of(new)):
-            raise No("the result is seen as something else")
+            raise Stays("the result is seen as something else")
         return storage_of(new)
 
     def _own_copies(
@@ -207,9 +207,9 @@ class Reinplacer:
         """A later use of the memory: it must come when the new value is there in either case, and
         must not change the new value while that is in use."""
         if cover is None or user < cover:
-            raise No(f"{user} needs the old content")
+            raise Stays(f"{user} needs the old content")
         if last is not None and user < last and by in written_by(user):
-            raise No(f"{user} writes to the same memory before {last} reads it")
+            raise Stays(f"{user} writes to the same memory before {last} reads it")
 
     def _check_new_memory(
         self, new: int, storage: int, old: torch.Tensor, cover: fx.Node | None,
@@ -219,14 +219,14 @@ class Reinplacer:
         memory = self.memory
         if memory.is_returned(new):
             if storage in memory.inputs or memory.is_returned(storage):
-                raise No("results of the graph would share memory")
+                raise Stays("results of the graph would share memory")
             if not memory.fills_its_storage(old):
-                raise No("a result of the graph would be a part of something larger")
+                raise Stays("a result of the graph would be a part of something larger")
         if cover is None:
             return
         for user, by in memory.uses(new):
             if user > cover and user not in copies and by in written_by(user):
-                raise No(f"{user} changes the value after it was copied")
+                raise Stays(f"{user} changes the value after it was copied")
 
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
         users = {user for user, _ in self.memory.uses(storage)} - {node, *copies}
@@ -234,11 +234,11 @@ class Reinplacer:
         if len(streams) == 1:
             return
         if not self._by_events:
-            raise No("several streams use it")
+            raise Stays("several streams use it")
         for user in users:
             ordered = (user, node) if user < node else (node, user)
             if not self.order.before(*ordered):
-                raise No(f"{user} is on another stream and may run at the same time")
+                raise Stays(f"{user} is on another stream and may run at the same time")
 
 
 def _copies(user: fx.Node, node: fx.Node) -> bool:
@@ -252,11 +252,11 @@ def _check_views(nodes: Iterable[Any]) -> None:
     for node in nodes:
         while isinstance(node, fx.Node) and reads_nothing(node):
             if node.target is aten.reshape.default:
-                raise No(f"{node} may have memory of its own")
+                raise Stays(f"{node} may have memory of its own")
             node = node.args[0]
 
 
-def _is_apart(user: fx.Node, by: fx.Node, place: Place, dtype: torch.dtype) -> bool:
+def _is_apart(user: fx.Node, by: fx.Node, place: StoragePlace, dtype: torch.dtype) -> bool:
     """Whether a call is known to leave a place in the storage of its argument alone."""
     value = tensor_of(by)
     if value is None or value.dtype.itemsize != dtype.itemsize:
@@ -264,11 +264,11 @@ def _is_apart(user: fx.Node, by: fx.Node, place: Place, dtype: torch.dtype) -> b
     return "as_strided" not in str(user.target) and place_of(value).apart(place)
 
 
-def _shifted(place: Place, start: Place, to: Place) -> Place:
+def _shifted(place: StoragePlace, start: StoragePlace, to: StoragePlace) -> StoragePlace:
     offset = place.offset - start.offset + to.offset
-    return Place(place.shape, place.strides, offset)
+    return StoragePlace(place.shape, place.strides, offset)
 
 
-def _is_at(tensor: torch.Tensor, place: Place, like: torch.Tensor) -> bool:
+def _is_at(tensor: torch.Tensor, place: StoragePlace, like: torch.Tensor) -> bool:
     same_memory = storage_of(tensor) == storage_of(like) and tensor.dtype == like.dtype
     return same_memory and not is_bent(tensor) and place_of(tensor).same(place)

@@ -26,7 +26,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Sizes:
+class SizeNodes:
     """Makes nodes for symbolic sizes, each once, right behind the placeholders."""
 
     def __init__(self, graph: fx.Graph) -> None:

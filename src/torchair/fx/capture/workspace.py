@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.capture.sizes import Sizes
+from torchair.fx.capture.sizes import SizeNodes
 from torchair.fx.capture.values import add_call, tensors_of
 from torchair.log import logger
 
@@ -49,19 +49,19 @@ def _found(op: Any) -> Any:
 
 def replace_dynamic_workspace_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
     """Give such an operator its results and the largest workspace as arguments."""
-    sizes: Sizes | None = None
+    sizes: SizeNodes | None = None
     for op, entry in WORKSPACE_OPS.items():
         plain, out, asks = _found(op), _found(entry.out), _found(entry.asks)
         if out is None or (asks is None and entry.asks is not None):
             continue
         for node in gm.graph.find_nodes(op="call_function", target=plain):
-            sizes = sizes or Sizes(gm.graph)
+            sizes = sizes or SizeNodes(gm.graph)
             _replace(gm.graph, node, replace(entry, out=out, asks=asks), sizes)
     if sizes is not None:
         logger.debug("Record all created sym expr and fx node: %s", sizes)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: Sizes) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: SizeNodes) -> None:
     kwargs = dict(node.kwargs)
     with graph.inserting_before(node):
         if entry.asks is not None:
@@ -75,7 +75,7 @@ def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: Sizes) -
     graph.erase_node(node)
 
 
-def _allocate(graph: fx.Graph, node: fx.Node, value: torch.Tensor, sizes: Sizes) -> fx.Node:
+def _allocate(graph: fx.Graph, node: fx.Node, value: torch.Tensor, sizes: SizeNodes) -> fx.Node:
     shape = sizes.all_of(value.shape)
     if shape is None:
         raise RuntimeError(

@@ -11,7 +11,7 @@ from torchair.fx.passes.sym_input import optimize_sym_input
 from torchair.fx.passes.user import post_pass, pre_pass
 from torchair.fx.passes.view_inplace import recover_view_inplace_pattern
 from torchair.fx.passes.view_to_reshape import view_to_reshape
-from torchair.passes import Kind, Pass
+from torchair.passes import Handler, Pass
 
 FX_PASSES = (
     Pass("post_grad_custom_pre_pass", pre_pass, lambda s: s.post_grad_custom_pre_pass is not None),
@@ -65,4 +65,6 @@ def _lines(gm: fx.GraphModule) -> list[str]:
     return [str(n.format_node()) for n in gm.graph.nodes]
 
 
-FX_KIND = Kind("fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds, _graph, _lines)
+FX_KIND = Handler(
+    "fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds, _graph, _lines
+)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torchair.ops.npu.checks import wide
-from torchair.ops.npu.masks import Window
+from torchair.ops.npu.masks import SeenKeys
 
 Tensor = torch.Tensor
 _SCORES = 1 << 24  # elements of the matrix of scores that exist at a time
@@ -47,7 +47,7 @@ class Scores:
     shift: Tensor | None = None
     shift_first: bool = False
     hidden: Tensor | None = None
-    window: Window | None = None
+    window: SeenKeys | None = None
     sink: Tensor | None = None
     dropout: Dropout | None = None
 

@@ -27,7 +27,7 @@ Piece = tuple[range, range, range]
 
 
 @dataclass(frozen=True)
-class Fusion:
+class FusionCall:
     """A call of the operator: operands in their layout, and what decides the scores."""
 
     query: Tensor
@@ -115,7 +115,7 @@ def _part(x: Tensor, batches: range, rows: range) -> Tensor:
     return x[batches.start : batches.stop, :, rows.start : rows.stop]
 
 
-def fusion_attention(call: Fusion) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fusion_attention(call: FusionCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The result, the largest score and the sum of exponentials of each query, and an empty
     tensor where the device could keep the softmax."""
     query, key, value = call.by_heads()
@@ -138,7 +138,7 @@ def fusion_attention(call: Fusion) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def fusion_attention_grad(
-    call: Fusion, dy: Tensor, softmax_max: Tensor, softmax_sum: Tensor
+    call: FusionCall, dy: Tensor, softmax_max: Tensor, softmax_sum: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and pse (empty if there is none), in their types."""
     query, key, value = call.by_heads()
@@ -198,11 +198,11 @@ def _call(
     prefix: Any = None, actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None,
     sparse_mode: int = 0, gen_mask_parallel: bool = True, sync: bool = False,
     softmax_layout: str = "", sink: Tensor | None = None, *, seed: int = 0,
-) -> Fusion:  # fmt: skip
+) -> FusionCall:  # fmt: skip
     refuse_given(NAME, padding_mask=padding_mask, sink=sink, softmax_layout=softmax_layout or None)
     if not 0 < keep_prob <= 1:
         raise wrong(NAME, "keep_prob", f"is {keep_prob}, a share between 0 and 1 is wanted")
-    return Fusion(
+    return FusionCall(
         query, key, value, head_num, input_layout, pse, atten_mask, scale, pre_tockens,
         next_tockens, prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, keep_prob, seed,
     )  # fmt: skip

@@ -34,7 +34,7 @@ class Quantised:
 
 
 @dataclass(frozen=True)
-class Request:
+class InferCall:
     """A call of one of the inference operators, under the names that all of them share."""
 
     operator: str
@@ -106,7 +106,7 @@ class _Piece:
 class _Run:
     """Working out one request."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: InferCall) -> None:
         self.request = request
         self.layout, self.out_layout = split_layout(request.operator, request.layout)
         self.key_heads = request.key_heads or request.heads

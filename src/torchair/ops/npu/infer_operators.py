@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair.ops.npu.checks import refuse, refuse_given, wrong
-from torchair.ops.npu.infer_attention import Quantised, Request
+from torchair.ops.npu.infer_attention import InferCall, Quantised
 from torchair.ops.npu.infer_schemas import (
     FUSED,
     FUSED_V2,
@@ -39,11 +39,11 @@ _PAGE_DIM = -2  # of (pages, positions, features) and of (pages, heads, position
 # ---- arguments as a request; missing ones are None ----
 
 
-def prompt_request(named: Named) -> Request:
+def prompt_request(named: Named) -> InferCall:
     """The request of `npu_prompt_flash_attention`."""
     _refuse(PROMPT, named, "padding_mask", "deq_scale1", "quant_scale1", "deq_scale2")
     mode = named.get("sparse_mode") or 0
-    return Request(
+    return InferCall(
         PROMPT, named["query"], named["key"], named["value"], _heads(named),
         named.get("num_key_value_heads") or 0, named.get("scale_value", 1.0),
         named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),
@@ -61,13 +61,13 @@ def _ends(named: Named) -> Any:
     return own if given is None and ragged else given
 
 
-def step_request(named: Named) -> Request:
+def step_request(named: Named) -> InferCall:
     """The request of `npu_incre_flash_attention`, whose lengths are those of the keys."""
     unknown = ("padding_mask", "dequant_scale1", "quant_scale1", "dequant_scale2")
     _refuse(STEP, named, *unknown)
     _check_page(STEP, named)
     key, value = _stacked(STEP, named, 0)
-    return Request(
+    return InferCall(
         STEP, named["query"], named["key"], named["value"], _heads(named),
         named.get("num_key_value_heads") or 0, named.get("scale_value", 1.0),
         named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),
@@ -77,7 +77,7 @@ def step_request(named: Named) -> Request:
     )  # fmt: skip
 
 
-def fused_request(named: Named) -> Request:
+def fused_request(named: Named) -> InferCall:
     """The request of `npu_fused_infer_attention_score`."""
     unknown = ("dequant_scale1", "quant_scale1", "dequant_scale2", "key_rope_antiquant_scale")
     _refuse(FUSED, named, *unknown, "dequant_scale_query", "q_start_idx", "kv_start_idx")
@@ -88,7 +88,7 @@ def fused_request(named: Named) -> Request:
         for side, form in zip(("key_antiquant", "value_antiquant"), forms, strict=True)
     )
     prefix = named.get("actual_shared_prefix_len")
-    return Request(
+    return InferCall(
         FUSED, named["query"], named["key"], named["value"], _heads(named),
         named.get("num_key_value_heads") or 0, named.get("scale", 1.0),
         named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),

@@ -20,7 +20,7 @@ _PAIR, _BATCHES, _FULL = 2, 3, 4  # dims of a mask
 
 
 @dataclass(frozen=True)
-class Window:
+class SeenKeys:
     """Keys from `query - before` to `query + after` are seen, where the last query stands at the
     last key if `at_end`, and the first query at the first key if not. The first `prefix` keys are
     always seen."""
@@ -43,18 +43,18 @@ class Window:
 
 def window_of(
     operator: str, mode: int, before: int, after: int, masked: bool, prefix: int = 0
-) -> Window | None:
+) -> SeenKeys | None:
     """The window that a sparse mode describes, None if there is no limit."""
     if mode == DEFAULT:
-        return Window(before, after) if masked else None
+        return SeenKeys(before, after) if masked else None
     if mode == ALL:
         return None
     if mode in (CAUSAL, CAUSAL_END):
-        return Window(NO_LIMIT, 0, at_end=mode == CAUSAL_END)
+        return SeenKeys(NO_LIMIT, 0, at_end=mode == CAUSAL_END)
     if mode == BAND:
-        return Window(before, after, at_end=True)
+        return SeenKeys(before, after, at_end=True)
     if mode in (PREFIX, PREFIX_SMALL):
-        return Window(NO_LIMIT, 0, at_end=True, prefix=prefix)
+        return SeenKeys(NO_LIMIT, 0, at_end=True, prefix=prefix)
     raise refuse(operator, "sparse_mode", f"is {mode}, known are 0 to {PREFIX_SMALL}")
 
 

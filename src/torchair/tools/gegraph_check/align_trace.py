@@ -14,7 +14,7 @@ from torchair.tools.gegraph_check.tasks import (
     RECORDS,
     WAITS,
     FilePath,
-    Task,
+    TraceTask,
     handle_of,
     read_events,
     set_clocks,
@@ -42,7 +42,7 @@ def align_trace_json(
     return write_events(target if output is None else output, aligned)
 
 
-def _begins(tasks: Sequence[Task], stuck: set[int], gap: float) -> dict[int, float]:
+def _begins(tasks: Sequence[TraceTask], stuck: set[int], gap: float) -> dict[int, float]:
     """When each task begins, from the earliest on: as in the file, or later."""
     begins: dict[int, float] = {}
     ends: dict[str, float] = {}

@@ -15,7 +15,7 @@ from itertools import combinations
 
 from torchair.tools.gegraph_check.tasks import (
     FilePath,
-    Task,
+    TraceTask,
     read_events,
     set_clocks,
     tasks_of,
@@ -31,8 +31,8 @@ WIDTH = 49.5
 class Conflict:
     """Two tasks that nothing orders, and that need more vector cores than there are."""
 
-    first: Task
-    second: Task
+    first: TraceTask
+    second: TraceTask
     total: int
 
     def __str__(self) -> str:
@@ -42,11 +42,11 @@ class Conflict:
         )
 
 
-def _shown(task: Task) -> str:
+def _shown(task: TraceTask) -> str:
     return f"[stream {task.stream} TaskId={task.id}] {task.name} ({task.vector_cores} AIVEC)"
 
 
-def find_conflicts(tasks: Sequence[Task], aivec_total: int) -> list[Conflict]:
+def find_conflicts(tasks: Sequence[TraceTask], aivec_total: int) -> list[Conflict]:
     """Pairs of communication tasks on different streams that no event orders and that together
     need too many vector cores. Tasks must have clocks."""
     suspects = [t for t in tasks if t.is_communication and t.needs_all_blocks and t.vector_cores]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchair.tools.gegraph_check.tasks import (
     FilePath,
-    Task,
+    TraceTask,
     read_events,
     tasks_of,
     write_events,
@@ -36,7 +36,7 @@ def filter_comm_ops(input_path: FilePath, output_path: FilePath, merge_gap: floa
     return write_events(output_path, kept)
 
 
-def _moved(task: Task, ends: dict[str, float], gap: float) -> dict[str, object]:
+def _moved(task: TraceTask, ends: dict[str, float], gap: float) -> dict[str, object]:
     begin = float(task.event.get("ts", 0))
     if str(task.event.get("tid", "")) != task.stream:
         begin = max(begin, ends.get(task.stream, begin) + gap)

@@ -36,7 +36,7 @@ FilePath = str | os.PathLike[str]
 
 
 @dataclass
-class Task:
+class TraceTask:
     """One event of phase `X`. `stream` is where it runs once virtual streams are merged."""
 
     event: dict[str, Any]
@@ -93,7 +93,7 @@ class Task:
             return 2 * blocks if int(self.arg("Task Ration", 0) or 0) else 0
         return 0
 
-    def after(self, other: Task) -> bool:
+    def after(self, other: TraceTask) -> bool:
         """Whether the other task has surely ended when this one begins."""
         return self.clock.get(other.stream, 0) > other.position
 
@@ -133,15 +133,17 @@ def write_events(path: FilePath, events: Iterable[Mapping[str, Any]]) -> str:
     return str(atomic_write(path, text.encode()))
 
 
-def tasks_of(events: Sequence[dict[str, Any]]) -> list[Task]:
+def tasks_of(events: Sequence[dict[str, Any]]) -> list[TraceTask]:
     """Tasks in the order of each stream, virtual streams merged into those that start them."""
-    tasks = [Task(e, k, str(e.get("tid", ""))) for k, e in enumerate(events) if e.get("ph") == "X"]
+    tasks = [
+        TraceTask(e, k, str(e.get("tid", ""))) for k, e in enumerate(events) if e.get("ph") == "X"
+    ]
     tasks.sort(key=lambda t: float(t.event.get("ts", 0)))
-    by_stream: dict[str, list[Task]] = {}
+    by_stream: dict[str, list[TraceTask]] = {}
     for task in tasks:
         by_stream.setdefault(task.stream, []).append(task)
     started = {s for t in tasks if (s := _started(t)) is not None and s != t.stream}
-    merged: list[Task] = []
+    merged: list[TraceTask] = []
     left = set(by_stream)
     for stream in [*(s for s in by_stream if s not in started), *by_stream]:
         if stream in left:
@@ -149,7 +151,7 @@ def tasks_of(events: Sequence[dict[str, Any]]) -> list[Task]:
     return merged
 
 
-def _started(task: Task) -> str | None:
+def _started(task: TraceTask) -> str | None:
     """The virtual stream that a task starts."""
     if not task.name.startswith(ACTIVE):
         return None
@@ -158,10 +160,10 @@ def _started(task: Task) -> str | None:
 
 
 def _with_started(
-    stream: str, owner: str, by_stream: Mapping[str, Sequence[Task]], left: set[str]
-) -> list[Task]:
+    stream: str, owner: str, by_stream: Mapping[str, Sequence[TraceTask]], left: set[str]
+) -> list[TraceTask]:
     left.discard(stream)
-    found: list[Task] = []
+    found: list[TraceTask] = []
     for task in by_stream[stream]:
         task.stream = owner
         found.append(task)
@@ -171,7 +173,7 @@ def _with_started(
     return found
 
 
-def handle_of(task: Task, kinds: Sequence[str]) -> tuple[str, str] | None:
+def handle_of(task: TraceTask, kinds: Sequence[str]) -> tuple[str, str] | None:
     """Kind and handle of a task that fires an event or waits for one."""
     for kind in kinds:
         if task.name.startswith(kind):
@@ -179,18 +181,18 @@ def handle_of(task: Task, kinds: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def set_clocks(tasks: Sequence[Task]) -> list[Task]:
+def set_clocks(tasks: Sequence[TraceTask]) -> list[TraceTask]:
     """Give every task a vector clock; returns the waits that nothing ever fires for, or that wait
     in a ring. What comes after those gets a clock as if they had been passed."""
-    streams: dict[str, list[Task]] = {}
+    streams: dict[str, list[TraceTask]] = {}
     for task in tasks:
         own = streams.setdefault(task.stream, [])
         task.position = len(own)
         own.append(task)
-    fired: dict[tuple[str, str], Task] = {}
+    fired: dict[tuple[str, str], TraceTask] = {}
     at = dict.fromkeys(streams, 0)
     now: dict[str, dict[str, int]] = {s: {} for s in streams}
-    stuck: list[Task] = []
+    stuck: list[TraceTask] = []
     while any(at[s] < len(own) for s, own in streams.items()):
         moved = False
         for stream, own in streams.items():
@@ -207,7 +209,9 @@ def set_clocks(tasks: Sequence[Task]) -> list[Task]:
     return stuck
 
 
-def _passes(task: Task, fired: Mapping[tuple[str, str], Task], clock: dict[str, int]) -> bool:
+def _passes(
+    task: TraceTask, fired: Mapping[tuple[str, str], TraceTask], clock: dict[str, int]
+) -> bool:
     """Whether a task can run; a wait takes over what the one that fires knows."""
     waits = handle_of(task, WAITS)
     if waits is None:
@@ -220,7 +224,9 @@ def _passes(task: Task, fired: Mapping[tuple[str, str], Task], clock: dict[str, 
     return True
 
 
-def _advance(task: Task, fired: dict[tuple[str, str], Task], clock: dict[str, int]) -> None:
+def _advance(
+    task: TraceTask, fired: dict[tuple[str, str], TraceTask], clock: dict[str, int]
+) -> None:
     task.clock = dict(clock)
     clock[task.stream] = task.position + 1
     record = handle_of(task, RECORDS)

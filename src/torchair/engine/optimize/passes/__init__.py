@@ -41,7 +41,7 @@ from torchair.engine.optimize.rules.patterns import PATTERNS
 from torchair.ge.graph import Graph
 from torchair.ge.lines import line_of
 from torchair.ge.verify import verify
-from torchair.passes import Kind, Pass
+from torchair.passes import Handler, Pass
 
 GE_PASSES = (
     Pass("optimize_sym_pack", optimize_sym_pack),
@@ -93,9 +93,9 @@ def _fingerprint(graph: Graph) -> int:
     return hash(tuple(parts))
 
 
-def ge_kind(text: Callable[[Graph], str], file_type: str) -> Kind:
+def ge_kind(text: Callable[[Graph], str], file_type: str) -> Handler:
     """How the pass runner handles GE graphs; the text form is injected."""
-    return Kind(
+    return Handler(
         "ge", _count, _fingerprint, verify, text, file_type, lambda g: list(g._nodes),
         lines=lambda g: [line_of(n) for n in g.nodes],
     )  # fmt: skip
