@@ -398,6 +398,8 @@ class WriteCode:
     def _cells(self, t: Writer, values: list[str]) -> str:
         """Vectors of float32 as cells: neighbours along k become pairs."""
         numbers, lanes = self.numbers, self.machine.lanes
+        if numbers.pair == 2 and self._exact:
+            return self._upper_halves(t, values)
         short = [leaving(t, x, numbers.dtype, lanes) for x in values]
         if numbers.dtype == "f16":
             return t(f"bitcast <{lanes} x i16> {short[0]} to {numbers.cells}")
@@ -405,3 +407,16 @@ class WriteCode:
             return short[0]
         low, high = (t(f"zext <{lanes} x i16> {x} to <{lanes} x i32>") for x in short)
         return t(f"or <{lanes} x i32> {low}, {t(f'shl <{lanes} x i32> {high}, splat (i32 16)')}")
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the integers themselves are written, which take no rounding."""
+        return not is_grouped(self.spec) and not weight_of(self.spec).offsets
+
+    def _upper_halves(self, t: Writer, values: list[str]) -> str:
+        lanes = self.machine.lanes
+        kind = f"<{lanes} x i32>"
+        first, second = (t(f"bitcast <{lanes} x float> {x} to {kind}") for x in values)
+        low = t(f"lshr {kind} {first}, splat (i32 16)")
+        high = t(f"and {kind} {second}, splat (i32 {-1 << 16})")
+        return t(f"or {kind} {low}, {high}")
