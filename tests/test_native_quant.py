@@ -18,7 +18,7 @@ from torchair import ge
 from torchair.catalog import infer
 from torchair.catalog.reference import interpret
 from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.matmul.kernel import product
+from torchair.codegen.cpu.matmul.kernel import choose, product
 from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
@@ -67,10 +67,14 @@ class Quantised:
         return Weight(self.bits, self.group, NAMES[self.scales.dtype], kept)
 
 
-def check(dtype: str, m: int, q: Quantised, bits: int, layout: str = "nk", turned=False) -> None:
-    """Run the kernel of one product with three threads and compare it with float64."""
+def check(
+    dtype: str, m: int, q: Quantised, bits: int, layout="nk", turned=False, a=None, rows=slice(None)
+) -> torch.Tensor:
+    """Run the kernel of one product with three threads and compare rows of it with float64."""
     (n, k), threads = q.integers.shape, 3
-    a = torch.randn(k, m).to(TYPES[dtype]).t() if turned else torch.randn(m, k).to(TYPES[dtype])
+    if a is None:
+        a = torch.randn(k, m).t() if turned else torch.randn(m, k)
+    a = a.to(TYPES[dtype])
     c = torch.full((m, n), 7.0, dtype=TYPES[dtype])
     b = (0, 1, k) if layout == "nk" else (0, n, 1)
     spec = MatMul(dtype, 1, m, n, k, (0, *a.stride()), b, layout, q.weight())
@@ -91,7 +95,8 @@ def check(dtype: str, m: int, q: Quantised, bits: int, layout: str = "nk", turne
     unit = 2e-6 + (ROUNDING[dtype] / 2 if m > 6 and q.group != k else 0.0)
     least = torch.finfo(TYPES[dtype]).smallest_normal * torch.finfo(TYPES[dtype]).eps
     allowed = unit * weight + 1.01 * ROUNDING[dtype] * right.abs() + least
-    assert torch.all((c.double() - right).abs() <= allowed)
+    assert torch.all(((c.double() - right).abs() <= allowed)[rows])
+    return c
 
 
 @pytest.mark.parametrize("bits", MACHINES)
@@ -111,6 +116,30 @@ def test_odd_sizes_and_other_layouts_of_the_first_factor(dtype, m):
     check(dtype, m, Quantised(70, 1, 8, 0, torch.float32, True), 512)
     check(dtype, m, Quantised(70, 40, 4, 0, torch.float32, True), 512, turned=True)
     check(dtype, m, Quantised(65, 43, 8, 0, torch.bfloat16, False), 512, "kn", turned=True)
+
+
+@pytest.mark.skipif(not MACHINES[512].dot_i8, reason="the processor does not multiply bytes")
+def test_rows_of_any_range_are_multiplied_as_digits():
+    q = Quantised(70, 160, 8, 0, torch.bfloat16, True)
+    a = torch.randn(5, 160)
+    a[0] = 0
+    a[1, ::3] *= 2.0 ** torch.randint(-40, 0, (54,))
+    a[2, 7] = 3e4
+    a[3] *= 2.0**-100
+    a[4] *= 2.0**96
+    check("bf16", 5, q, 512, a=a.bfloat16())
+    spec = MatMul("bf16", 1, 5, 70, 160, (0, 160, 1), (0, 1, 160), "nk", q.weight())
+    assert choose(spec, MACHINES[512]).few == "digits"
+
+
+@pytest.mark.skipif(not MACHINES[512].dot_i8, reason="the processor does not multiply bytes")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_spoil_their_row_alone(bad):
+    q = Quantised(70, 160, 8, 0, torch.bfloat16, False)
+    a = torch.randn(3, 160).bfloat16()
+    a[1, 5] = bad
+    c = check("bf16", 3, q, 512, a=a, rows=[0, 2])
+    assert not torch.any(torch.isfinite(c[1]))
 
 
 def test_long_sums_are_written_out_in_rounds_of_whole_groups():

@@ -56,6 +56,7 @@ class Loops:
         w, p = self.w, self.product
         for rows in self.heights:
             self.form.define(rows)
+        self.form.prepare()
         panels = divide_up(w, p.n, str(self.width))
         strips = divide_up(w, p.m, str(self.strip))
         low, high = w.share(w.mul(w.mul(p.batch, panels), strips))

@@ -1,6 +1,7 @@
 """Weights of few bits: how they lie in panels, and how they become factors in registers.
 
-A panel holds strips of columns as wide as a tile. Bytes are stored row after row. Of four-bit
+A panel holds strips of columns as wide as a tile. Bytes are stored row after row, or four of a
+column in the 32 bits of a lane, without a sign (see digits.py): 128 is added to each. Of four-bit
 integers, each lane has 32 bits for one step: the integers of its column in every vector of the
 tile, for as many neighbours along k as there is room for.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.matmul.spec import Numbers, widest_tile
+from torchair.codegen.cpu.matmul.spec import BYTES_AT_ONCE, Numbers, widest_tile
 from torchair.codegen.cpu.pages import empty
 from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.memory import arrived, memory_element
@@ -30,11 +31,14 @@ class Decoder:
     numbers: Numbers
     bits: int
     vectors: int  # width of a tile
+    quads: bool = False  # four bytes of a column are together
 
     @property
     def span(self) -> int:
         """Rows of B that one step takes."""
-        return 1 if self.bits == 8 else _NIBBLES // self.vectors
+        if self.bits == 8:
+            return BYTES_AT_ONCE if self.quads else 1
+        return _NIBBLES // self.vectors
 
     @property
     def bytes(self) -> int:
@@ -44,6 +48,8 @@ class Decoder:
     def rows(self, t: Writer, at: str) -> list[list[str]]:
         """The vectors of factors that lie at an address: for each of `span` neighbours along k, or
         for each pair of them, those of the columns of a tile."""
+        if self.quads:
+            return self._from_quads(t, at)
         if self.bits == 8:
             return [[self._from_bytes(t, at, j) for j in range(self.vectors)]]
         lanes = self.numbers.lanes
@@ -60,6 +66,19 @@ class Decoder:
         cells = t(f"load {kind}, ptr {t.offset(at, kind, str(vector))}, align 1")
         whole = t(f"sext {kind} {cells} to <{lanes} x i32>")
         return t(f"sitofp <{lanes} x i32> {whole} to <{lanes} x float>")
+
+    def _from_quads(self, t: Writer, at: str) -> list[list[str]]:
+        kind, sign = f"<{self.numbers.lanes} x i32>", "splat (i32 -2139062144)"  # 128 in all bytes
+        places = [t.offset(at, kind, str(j)) for j in range(self.vectors)]
+        cells = [t(f"xor {kind} {t(f'load {kind}, ptr {x}, align 4')}, {sign}") for x in places]
+        return [[self._from_byte(t, x, k) for x in cells] for k in range(BYTES_AT_ONCE)]
+
+    def _from_byte(self, t: Writer, cells: str, place: int) -> str:
+        """One byte of every lane."""
+        lanes = self.numbers.lanes
+        kind = f"<{lanes} x i32>"
+        high = t(f"shl {kind} {cells}, splat (i32 {24 - 8 * place})") if place < 3 else cells
+        return t(f"sitofp {kind} {t(f'ashr {kind} {high}, splat (i32 24)')} to <{lanes} x float>")
 
     def _from_nibble(self, t: Writer, cells: str, place: int) -> str:
         """One nibble of every lane. A processor with wide permutations looks the number up."""
@@ -104,15 +123,20 @@ class PackWeight:
     machine: Machine
     bits: int
     transposed: bool  # the matrix is [N, K]
+    quads: bool = False
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         columns = weight if self.transposed else weight.t()
         lanes, vectors = self.machine.lanes, widest_tile("f32", self.machine).vectors
         n, k = columns.shape
         width, span = lanes * vectors, 2 if self.bits == 8 else _NIBBLES // vectors
+        span = BYTES_AT_ONCE if self.quads else span
         panels, steps = -(-n // width), -(-k // span)
         bytes_ = torch.zeros((panels * width, steps * span), dtype=torch.int8)
         bytes_[:n, :k] = columns
+        if self.quads:
+            made = empty((panels, steps, width, span), torch.int8)
+            return made.copy_((bytes_ ^ -128).view(panels, width, steps, span).transpose(1, 2))
         if self.bits == 8:
             made = empty((panels, steps * span, width), torch.int8)
             return made.copy_(bytes_.view(panels, width, steps * span).transpose(1, 2))

@@ -46,6 +46,9 @@ class Form(Protocol):
     def strip(self) -> int:
         """Rows of A that a unit of work should have, about."""
 
+    def prepare(self) -> None:
+        """What is done once by each thread."""
+
     def define(self, rows: int) -> None:
         """Write the function for tiles of so many rows."""
 
@@ -67,6 +70,9 @@ class DotForm:
         self.tile = Tile(rows, 1)
         self.strip = cut.strip or STRIP
         self._b = self._last = ""
+
+    def prepare(self) -> None:
+        """Nothing: tiles read A where it is."""
 
     def define(self, rows: int) -> None:
         p = self.product
@@ -106,6 +112,9 @@ class PanelForm:
         self._interleave = False
         self._b_row = str(self.width)
         self._b = self._count = self._first = ""
+
+    def prepare(self) -> None:
+        """Nothing: tiles read A where it is."""
 
     def define(self, rows: int) -> None:
         p = self.product

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from torchair.codegen.cpu.matmul.blocked import Loops
 from torchair.codegen.cpu.matmul.decode import PackScales, PackWeight, load_column
+from torchair.codegen.cpu.matmul.digits import DigitForm, digit_bytes, in_digits
 from torchair.codegen.cpu.matmul.forms import (
     CopyForm,
     DirectForm,
@@ -60,7 +61,7 @@ LONG = 512
 FAR = 1 << 20
 """Bytes of B that do not stay in a near cache."""
 
-PACKED = ("panel", "decoded", "bytes")
+PACKED = ("panel", "decoded", "digits", "bytes")
 """Forms that read B as it was laid out ahead of time."""
 
 FEW = 6
@@ -91,6 +92,7 @@ class Choice:
         """Bytes of scratch memory that each thread needs."""
         known = self.known(spec.m)
         sizes = {
+            "digits": lambda form: digit_bytes(spec, few_rows(spec.m)),
             "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
             "written": lambda form: written_bytes(spec, machine, self.tile),
             "bytes": lambda form: integer_scratch(spec, machine, self.tile),
@@ -114,6 +116,11 @@ def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     return Choice(few, many, limit, tile, dots, cut)
 
 
+def few_rows(m: Size) -> int:
+    """Most rows that the form for few of them meets."""
+    return FEW if isinstance(m, Word) else min(m, FEW)
+
+
 def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
     """The forms for few and for many rows, by cost, and what is few.
 
@@ -125,12 +132,13 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
     copy    copying B to panels takes the time of 5 rows of A, so m / 5 more than k / 30 makes it
             worth it; and it is the only way if neither stride is 1
     decoded, written   B holds integers, see quantised.py
+    digits  the same, for bytes and bfloat16, see digits.py
     bytes   A and B do, see integers.py
     """
     if spec.dtype == "i8":
         return "bytes", "bytes", 0
     if spec.weight is not None:
-        return "decoded", "written", FEW
+        return "digits" if in_digits(spec, machine) else "decoded", "written", FEW
     pairs = Numbers.of(spec.dtype, machine).pair == 2
     if _packing_pays(spec):
         return "panel", "panel", 0
@@ -190,7 +198,8 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
         return {}
     assert isinstance(spec.n, int)
     scales = PackScales(machine, spec.n, turned)
-    packs: dict[int, Pack] = {B: PackWeight(machine, spec.weight.bits, turned), SCALES: scales}
+    weight = PackWeight(machine, spec.weight.bits, turned, choice.few == "digits")
+    packs: dict[int, Pack] = {B: weight, SCALES: scales}
     return packs | ({OFFSETS: scales} if spec.weight.offsets else {})
 
 
@@ -217,6 +226,8 @@ def _epilogue(nest: Nest, rows: Size) -> Store:
 def _form(name: str, values: Values, choice: Choice) -> Form:
     if name == "dot":
         return DotForm(values, choice.dots, choice.cut)
+    if name == "digits":
+        return DigitForm(values, choice.tile, few_rows(values.spec.m))
     floats: dict[str, type[PanelForm]] = {
         "panel": PanelForm, "direct": DirectForm, "copy": CopyForm,
     }  # fmt: skip

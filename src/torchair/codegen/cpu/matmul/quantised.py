@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.decode import Decoder, load_column
+from torchair.codegen.cpu.matmul.digits import in_digits
 from torchair.codegen.cpu.matmul.forms import (
     STRIP,
     CopyForm,
@@ -70,6 +71,9 @@ class DecodingForm:
         self._staged = staged_bytes(product.spec, product.w.machine, tile.rows)
         self._b = self._scales = self._offsets = ""
 
+    def prepare(self) -> None:
+        """Nothing: rows of A are staged by tiles."""
+
     def define(self, rows: int) -> None:
         p = self.product
         tile = Tile(rows, self.tile.vectors)
@@ -103,7 +107,7 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
     """Where the integers of a panel begin, `k` being a multiple of a step."""
     w, span = p.w, decoder.span
     assert isinstance(p.spec.k, int)
-    even = 2 if decoder.bits == 8 else span  # panels of bytes hold an even number of rows
+    even = max(2, span)  # panels of bytes hold an even number of rows
     steps = -(-p.spec.k // even) * even // span
     width = decoder.vectors * w.lanes
     number = w.add(w.mul(w.div(n, str(width)), str(steps)), w.div(k, str(span)))
@@ -328,7 +332,8 @@ class WrittenForm(CopyForm):
         p, (_, k, n) = self.product, place
         spec, w = p.spec, p.w
         numbers = Numbers.of("f32", w.machine)
-        decoder = Decoder(w.machine, numbers, weight_of(spec).bits, self.tile.vectors)
+        quads = in_digits(spec, w.machine)
+        decoder = Decoder(w.machine, numbers, weight_of(spec).bits, self.tile.vectors, quads)
         group = w.div(k, str(weight_of(spec).group)) if is_grouped(spec) else "0"
         scales, offsets = (scales_of(p, word, group, n) for word in (SCALES, OFFSETS))
         call_helper(
@@ -371,7 +376,8 @@ class WriteCode:
             if dtype
         ]
         plain = Numbers.of("f32", self.machine)
-        decoder = Decoder(self.machine, plain, weight.bits, self.vectors)
+        quads = in_digits(self.spec, self.machine)
+        decoder = Decoder(self.machine, plain, weight.bits, self.vectors, quads)
         taken = max(decoder.span, self.numbers.pair)
         with t.loop(first, end, taken) as loop:
             rows: list[list[str]] = []

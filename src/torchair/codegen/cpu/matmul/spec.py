@@ -29,6 +29,7 @@ class Numbers:
     lanes: int
     pair: int
     dot: bool = False  # bytes: there is an instruction, whose first factor has no sign
+    swapped: bool = False  # bytes: that of B has none
 
     @classmethod
     def of(cls, dtype: str, machine: Machine) -> Numbers:
@@ -101,7 +102,8 @@ class Numbers:
         kind = self.totals
         if self.dot:
             wide = f"<{BYTES_AT_ONCE * self.lanes} x i8>"
-            a, b = (w(f"bitcast {kind} {x} to {wide}") for x in (a, b))
+            factors = (b, a) if self.swapped else (a, b)
+            a, b = (w(f"bitcast {kind} {x} to {wide}") for x in factors)
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
             return w.call(kind, name, (kind, total), (wide, a), (wide, b))
         for byte in range(BYTES_AT_ONCE):
