@@ -126,9 +126,9 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair._ge_concrete_graph.ge_converter.custom": {"*": "torchair.convert"},
     "torchair._ge_concrete_graph.ge_converter.converter_utils": _CONVERTER_UTILS
     | {name: f"torchair.convert.samples.{name}" for name in _SAMPLES}
-    | {"_TypedTensor": "torchair.convert.samples.Sample"},
+    | {"_TypedTensor": "torchair.convert.samples.SampleTensor"},
     "torchair._ge_concrete_graph.supported_declaration": {
-        "_TypedTensor": "torchair.convert.samples.Sample",
+        "_TypedTensor": "torchair.convert.samples.SampleTensor",
         "*": "torchair.convert.samples",
     },
     "torchair._ge_concrete_graph.utils": {
