@@ -35,8 +35,9 @@ PROMPT = 5
 MOST = {"dynamic": 3, "static": 2}
 """Compilations: prefill and decode, and for a cache that grows the first token, before its length
 is a symbol."""
-MORE_COMPILATIONS = {"assisted": 1}
-"""Drafts of another length are tokens of a length of their own."""
+MORE_COMPILATIONS = {"assisted": 2}
+"""A cache that was cut off has other strides, and the last token may come without a draft. Dynamo
+makes as many graphs for its own backend `eager`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class Outcome:
     way: str
     equal: bool
     compilations: int
-    refused: str = ""  # what transformers itself says, without any compiler
 
     @property
     def most(self) -> int:
@@ -59,12 +59,10 @@ class Outcome:
     @property
     def good(self) -> bool:
         """Whether it is as it should be."""
-        return bool(self.refused) or (self.equal and self.compilations <= self.most)
+        return self.equal and self.compilations <= self.most
 
     def __str__(self) -> str:
         where = f"{self.name:8} {self.backend:12} {self.cache:8} {self.way:9}"
-        if self.refused:
-            return f"{where} refused by transformers: {self.refused}"
         verdict = "tokens equal" if self.equal else "TOKENS DIFFER"
         many = "" if self.compilations <= self.most else f", at most {self.most} were expected"
         return f"{where} {verdict}, {self.compilations} compilations{many}"
@@ -113,14 +111,10 @@ def outcomes(name: str, steps: int, ways: Any = WAYS) -> Iterator[Outcome]:
     """All ways of one architecture."""
     for cache in CACHES:
         for way in ways:
+            if (way, cache) == ("assisted", "static"):
+                continue  # 4.57 takes a cache that grows instead, 5.22 refuses: drafts are cut off
             model, helper = built(name), built(name, 1)
-            try:
-                expected = tokens(model, cache, way, steps, helper)
-            except (ValueError, RuntimeError) as e:
-                if way != "assisted":  # drafts need a cache that can be cut off again
-                    raise
-                yield Outcome(name, "eager", cache, way, False, 0, str(e).partition("\n")[0][:70])
-                continue
+            expected = tokens(model, cache, way, steps, helper)
             eager = model.forward
             for backend in BACKENDS:
                 torch._dynamo.reset()
