@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from torchair import CompilerConfig
 from torchair.inference import cache_compile
@@ -48,9 +48,10 @@ def gear(sizes: Sequence[int], wanted: int) -> int:
     return sizes[bisect.bisect_left(sizes, wanted)]
 
 
-class Places(CacheLayerMixin):
+class Places:
     """Keys and values of a layer, which the model writes at given places. A place is a row of a
-    table: those of the first text, then those of the second."""
+    table: those of the first text, then those of the second. Versions of transformers differ in
+    what their base class of layers asks for; models call no more than is here."""
 
     is_sliding = False
     is_compileable = True
@@ -58,7 +59,6 @@ class Places(CacheLayerMixin):
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor, rows: int
     ) -> None:
-        super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
         self._places, self._rows = places, rows
 
@@ -72,9 +72,6 @@ class Places(CacheLayerMixin):
         _, heads, _, dim = new.shape
         table.index_copy_(0, self._places, new.transpose(1, 2).reshape(-1, heads, dim))
         return table.view(self._rows, -1, heads, dim).transpose(1, 2)
-
-    def lazy_initialization(self, *_: Any) -> None:
-        """There is nothing to do: tables exist from the start."""
 
     def get_seq_length(self) -> int:
         """Unused, because the model is told positions."""
