@@ -97,7 +97,7 @@ def contest(name: str, folder: Path, processor: bool) -> Outcome:
     assert not reason, f"{name}: {reason}"
     calls = {"usual": usual, "tuned": tuned}
     times = by_processor(calls) if processor else interleaved(calls)
-    return Outcome(times["usual"], times["tuned"], spent - plain, again, found)
+    return Outcome(times["usual"], times["tuned"], max(0.0, spent - plain), again, found)
 
 
 def show(outcomes: dict[str, Outcome]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torchair
-from torchair import ge
+from torchair import ge, progress
 from torchair.catalog import infer
 from torchair.cli import main
 from torchair.codegen import tuned
@@ -229,6 +229,31 @@ def test_an_interruption_keeps_what_was_found(
     monkeypatch.setattr(tuner, "_walk", walk)
     called(model, x, config_for(tmp_path))
     assert len(read(tmp_path / NAME)) == 2
+
+
+@torch.no_grad()
+def test_what_cannot_be_measured_runs_as_ever(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Stage, *args: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Stage, "__init__", failing)
+    model, x = Small(), torch.randn(5, 48)
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), model(x))
+    assert raced == [] and not (tmp_path / NAME).exists()
+
+
+def test_the_bar_is_for_work_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with progress.Bar("tuning", 2, show=True) as bar:
+        bar.next("first")
+        assert bar._bar is None
+        monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+        bar.next("second")
+        assert bar._bar.tasks[0].completed == 1 and bar._bar.tasks[0].total == 2
+    assert bar._bar is None and bar.count == 2
 
 
 @torch.no_grad()

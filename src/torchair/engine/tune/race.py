@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.kernel import BrokenKernels, Declined, Generated
+from torchair.codegen.kernel import BrokenKernels, Generated
 from torchair.codegen.target import Order, Target
 from torchair.codegen.ways import AS_EVER, Way
 from torchair.engine.run.trial import Stage, Trial
@@ -69,7 +69,7 @@ class Race:
     def _generated(self, way: Way) -> Generated | None:
         try:
             made = self._target.generate(self._order.request, self._order.label, way)
-        except (Declined, ValueError) as e:
+        except Exception as e:  # Declined, or a generator that was not made for this
             logger.debug("tuning: %s has no kernel with %s: %s", self._order.label, way, e)
             return None
         if made.kernel.entry in self._seen:

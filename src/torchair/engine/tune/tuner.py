@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torchair.codegen.target import Order, Target
 from torchair.codegen.tuned import NAME, Found, hash_of, tuned_file, version
@@ -70,9 +71,10 @@ class Tuning:
                     if time.monotonic() >= end:
                         break
                     bar.next(step.code.order.label)
-                    found = self._tuned(step, plan, content, choices, wish, machine)
-                    self._own.add(found)
-                    self.chosen += [found] if found.way else []
+                    found = self._measured(step, plan, content, choices, wish, machine)
+                    if found is not None:
+                        self._own.add(found)
+                        self.chosen += [found] if found.way else []
                     done += 1
         except KeyboardInterrupt:
             warnings.warn(
@@ -93,6 +95,14 @@ class Tuning:
             if found not in kept:
                 self._own.add(replace(found, way="", microseconds=found.usual))
         self.chosen = kept
+
+    def _measured(self, step: Step, *rest: Any) -> Found | None:
+        """What was found for a step, None where it cannot be measured: that costs no graph."""
+        try:
+            return self._tuned(step, *rest)
+        except Exception as e:
+            logger.warning("tuning: %s is not measured: %r", step.code.order.label, e)
+            return None
 
     def _tuned(
         self, step: Step, plan: Plan, content: Content, choices: Choices, wish: Wish, machine: str
