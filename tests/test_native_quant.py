@@ -19,6 +19,7 @@ from torchair.catalog import infer
 from torchair.catalog.reference import interpret
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.matmul.kernel import choose, product
+from torchair.codegen.cpu.pages import empty
 from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
@@ -145,6 +146,15 @@ def test_numbers_that_are_not_finite_spoil_their_row_alone(bad):
 def test_long_sums_are_written_out_in_rounds_of_whole_groups():
     check("f32", 9, Quantised(70, 2048, 8, 1024, torch.float32, True), 512)
     check("bf16", 40, Quantised(70, 3200, 4, 64, torch.bfloat16, True), 512)
+
+
+def test_packed_weights_share_large_pages():
+    sizes = [40_000, 300_001, 5_000_000, 16, 1_000_000, 3, 70_000]
+    made = [empty((n,), torch.int8).fill_(i) for i, n in enumerate(sizes * 3)]
+    for i, (n, x) in enumerate(zip(sizes * 3, made, strict=True)):
+        assert x.shape == (n,) and x.data_ptr() % 64 == 0 and torch.all(x == i)
+    ends = {x.data_ptr() + (x.numel() + 63) // 64 * 64 for x in made}
+    assert len(ends & {x.data_ptr() for x in made}) >= len(made) // 2
 
 
 # ---- kernels of bytes ----

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,20 +15,55 @@ import torch
 
 ALIGNMENT = 64  # bytes of a cache line
 _LARGE = 2 << 20  # bytes of a large page
+_SMALL = 32 << 10  # bytes that no large page is used for
+_SHARE = 4 * _LARGE  # bytes that tensors share
 _HUGEPAGE = 14  # Linux's number for the advice
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor, not filled. Systems that do not know large pages ignore the request."""
     size = math.prod(shape) * dtype.itemsize
-    advise = _advise()
-    large = size >= _LARGE and advise is not None
-    step = _LARGE if large else ALIGNMENT
-    memory = torch.empty(size + step, dtype=torch.uint8)
-    start = -memory.data_ptr() % step
-    if large:
-        advise(memory.data_ptr() + start, size // _LARGE * _LARGE, _HUGEPAGE)
-    return memory[start : start + size].view(dtype).view(tuple(shape))
+    if size < _SMALL or _advise() is None:
+        memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        memory = _from(memory, -memory.data_ptr() % ALIGNMENT, size)
+    else:
+        memory = _SHARED.take(size)
+    return memory.view(dtype).view(tuple(shape))
+
+
+class _Slab:
+    """Large pages that tensors share, one after the other: most weights are smaller than a page, or
+    end in the middle of one."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Some bytes, at the beginning of a cache line."""
+        with self._lock:
+            start = -(-self._used // ALIGNMENT) * ALIGNMENT
+            if start + size > self._memory.numel():
+                self._memory, start = _large(max(size, _SHARE)), 0
+            self._used = start + size
+            return _from(self._memory, start, size)
+
+
+def _large(size: int) -> torch.Tensor:
+    """Large pages for at least so many bytes."""
+    whole = -(-size // _LARGE) * _LARGE
+    memory = torch.empty(whole + _LARGE, dtype=torch.uint8)
+    found = _from(memory, -memory.data_ptr() % _LARGE, whole)
+    _advise()(found.data_ptr(), whole, _HUGEPAGE)
+    return found
+
+
+def _from(memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
+    return memory[start : start + size]
+
+
+_SHARED = _Slab()
 
 
 @cache
