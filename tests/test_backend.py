@@ -65,6 +65,19 @@ def test_like_eager(name, dynamic):
     check(fn, *args(), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("cut", ["swapped", "unbound"])
+def test_views_of_what_a_number_makes(cut):
+    """From the second number on it is an argument of the graph, for which torch adds nodes."""
+
+    def fn(x, s):
+        y = x * s
+        return (y.swapaxes(0, 0), y) if cut == "swapped" else (*y.unbind(0), y)
+
+    call = compiled(fn)
+    for s in (0.5, 1.5, 2.0):
+        assert_like_eager(fn, call, [x23(), s])
+
+
 def test_convolution_without_channels():
     """Torch gives as many channels as come in, where none come in."""
     sizes = ((2, 3, 48), (2, 31, 32), (2, 0, 3), (2, 3, 48))

@@ -35,6 +35,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
+from torchair.convert.aliases import join_views
 from torchair.convert.registry import find
 from torchair.convert.summary import summary_csv
 from torchair.devices import device_of
@@ -111,6 +112,7 @@ class NpuFxCompiler:
         if dumps_instead(settings):
             return dumping(gm, _next_name(), settings, find)
         aot_gm, gm = gm, own_copy(gm)
+        join_views(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)
         static = self._static_arguments(trace)

@@ -3,11 +3,13 @@ memory of several."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 aten = torch.ops.aten
 _READS = (aten.as_strided.default, aten.as_strided_scatter.default)
@@ -62,6 +64,38 @@ def creator(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> fx.Node:
             break
         found = walked if isinstance(meta, torch.Tensor) else found
     return found
+
+
+def join_views(gm: fx.GraphModule) -> None:
+    """Let traced views lie in the memory of what they are views of. Torch puts nodes into a graph
+    for the numbers of Python among its arguments, and their results have other memory."""
+    mended: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        source: Any = node.args[0] if node.args else None
+        if node.target is operator.getitem and source in mended:
+            node.meta["val"] = source.meta["val"][node.args[1]]
+        elif _is_view(node.target) and _is_elsewhere(node, source):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with source.meta["val"].fake_mode:
+                node.meta["val"] = node.target(*args, **kwargs)
+            mended.add(node)
+
+
+def _is_elsewhere(node: fx.Node, source: Any) -> bool:
+    """Whether a view was traced in other memory than its source."""
+    base = source.meta.get("val") if isinstance(source, fx.Node) else None
+    view = node.meta.get("val")
+    if isinstance(view, (list, tuple)):
+        view = view[0] if view else None
+    if not isinstance(base, FakeTensor) or not isinstance(view, FakeTensor):
+        return False
+    return storage_key(base) != storage_key(view)
+
+
+def _is_view(target: Any) -> bool:
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    kinds = [r.alias_info for r in returns]
+    return len(kinds) == 1 and kinds[0] is not None and not kinds[0].is_write
 
 
 def bases(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
