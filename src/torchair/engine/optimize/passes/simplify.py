@@ -47,6 +47,8 @@ def _updates_input(state: GraphState, match: Match) -> bool:
     x, (value,) = match.values["x"], match.root.outputs
     if x is None or x.node.type not in ("Data", "RefData"):
         return False
+    if any(u.type == "Assign" and u.inputs["ref"] is x for u in value.users()):
+        return True
     kept = [user.values() for user in value.users() if user.type == "NetOutput"]
     places = [k for values in kept for k, v in enumerate(values) if v is value]
     return any(state.assigned.get(k) == x.node.attr("index") for k in places)
