@@ -2,9 +2,9 @@
 with AVX-512 VNNI multiply with the weights as they lie in memory.
 
 A number of a row is `digits * 2^e`, with three signed digits of eight bits and one exponent for the
-row. That is exact for all numbers down to 2^-15 of the largest; what smaller ones lose, a sum in
-float32 with the largest would lose as well. Sums of digits are whole. A row with an infinite number
-or NaN gives NaN.
+row. That is exact for all numbers down to 2^-15 of the largest, and sums of digits are whole. What
+is left of smaller numbers is multiplied in float32 afterwards, as is all of a row that has an
+infinite number or NaN; most rows leave nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MOST_ROWS = 2
 """Rows of a tile: its sums fill the registers."""
 
 _DIGITS = 3
+_REST = 4  # bytes of what is left of a number
 _TOP = 22  # all numbers of a row are below 2 to this, as whole numbers
 _HEAD = 64  # bytes for what is known of a row: see _Head
 _LONGEST = 1 << 16  # numbers whose sums fit 32 bits
@@ -39,7 +40,9 @@ _LONGEST = 1 << 16  # numbers whose sums fit 32 bits
 class _Head:
     """Where things are in the head of a row, counted in 32 bits."""
 
-    UNIT, SUM, DIGITS = 0, 1, 2  # 2^e; the sum of the row; those of its digits, times 128
+    UNIT, SUM, LEFT, DIGITS = 0, 1, 2, 4
+    """2^e; the sum of the row; how many numbers to look at for what is left, in 64 bits; the sums
+    of digits, times 128."""
 
 
 def in_digits(spec: MatMul, machine: Machine) -> bool:
@@ -54,7 +57,7 @@ def in_digits(spec: MatMul, machine: Machine) -> bool:
 def digit_bytes(spec: MatMul, rows: int) -> int:
     """Bytes of scratch memory for all rows of A, for one thread."""
     assert isinstance(spec.k, int)
-    return -(-rows * _DIGITS * spec.k // 64) * 64 + rows * _HEAD
+    return -(-rows * (_DIGITS + _REST) * spec.k // 64) * 64 + rows * _HEAD
 
 
 class DigitForm:
@@ -70,6 +73,7 @@ class DigitForm:
         w, spec = product.w, product.spec
         size = digit_bytes(spec, most)
         self._digits = w.offset(w.pointer(2), "i8", w.mul("%tid", str(size)))
+        self._rests = w.offset(self._digits, "i8", str(most * _DIGITS * int(product.k)))
         self._heads = w.offset(self._digits, "i8", str(size - most * _HEAD))
         self._b = self._offsets = ""
 
@@ -78,10 +82,8 @@ class DigitForm:
         p, w = self.product, self.product.w
         define_helper(p, "digits", _DigitsOfRow(w.machine, p.spec))
         with w.loop("0", p.m) as row:
-            to = w.offset(self._digits, "i8", w.mul(row.index, str(_DIGITS * int(p.k))))
-            head = w.offset(self._heads, "i8", w.mul(row.index, str(_HEAD)))
             a = p.address_of_a("0", row.index, "0")
-            call_helper(p, "digits", ("ptr", a), ("ptr", to), ("ptr", head))
+            call_helper(p, "digits", ("ptr", a), *self._row(row.index))
 
     def define(self, rows: int) -> None:
         p = self.product
@@ -105,11 +107,15 @@ class DigitForm:
             self._offsets = w.offset(w.pointer(OFFSETS), STORAGE[weight.offsets], n)
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
-        p, w = self.product, self.product.w
-        digits = w.offset(self._digits, "i8", w.mul(row, str(_DIGITS * int(p.k))))
-        head = w.offset(self._heads, "i8", w.mul(row, str(_HEAD)))
-        addresses = (digits, head, self._b, self._offsets, totals)
-        call_helper(p, f"sums{rows}", *(("ptr", x) for x in addresses))
+        p = self.product
+        addresses = (self._b, self._offsets, totals)
+        call_helper(p, f"sums{rows}", *self._row(row), *(("ptr", x) for x in addresses))
+
+    def _row(self, row: str) -> list[tuple[str, str]]:
+        """Where digits, what is left and the head of a row are."""
+        w, k = self.product.w, int(self.product.k)
+        sizes = ((self._digits, _DIGITS * k), (self._rests, _REST * k), (self._heads, _HEAD))
+        return [("ptr", w.offset(at, "i8", w.mul(row, str(size)))) for at, size in sizes]
 
 
 @dataclass(frozen=True)
@@ -128,10 +134,14 @@ class _DigitsOfRow:
         low = t(f"icmp ult i32 {power}, 30")  # numbers below 2^-96 are digits of that
         power = t(f"select i1 {low}, i32 30, i32 {power}")
         up = self._power_of_two(t, t(f"sub i32 {_TOP + 126 + 127}, {power}"))
-        down = self._power_of_two(t, t(f"sub i32 {power}, {_TOP - 1}"))
-        unit = t(f"select i1 {finite}, float {down}, float 0x7FF8000000000000")
-        sums = self._write(t, up)
+        up = t(f"select i1 {finite}, float {up}, float 0.0")  # all digits are 0
+        unit = self._power_of_two(t, t(f"sub i32 {power}, {_TOP - 1}"))
+        *sums, left = self._write(t, up)
+        some = t(f"icmp ne i32 {left}, 0")
+        count = t(f"select i1 {some}, i64 {self.spec.k}, i64 0")
+        self._keep(t, _Head.LEFT, "i64", count)
         self._keep(t, _Head.UNIT, "float", unit)
+        self._write_rest(t, count, finite, up, unit)
         total = "0.0"
         for number, digits in reversed(list(enumerate(sums))):
             shifted = t(f"shl i32 {digits}, 7")
@@ -139,7 +149,7 @@ class _DigitsOfRow:
             more = t(f"sitofp i32 {digits} to float")
             total = t(f"fadd float {t(f'fmul float {total}, 256.0')}, {more}")
         self._keep(t, _Head.SUM, "float", t(f"fmul float {total}, {unit}"))
-        arguments = "ptr %a, ptr noalias %to, ptr noalias %head"
+        arguments = "ptr %a, ptr noalias %to, ptr noalias %rest, ptr noalias %head"
         return t.text(f"internal void @{name}({arguments})"), t.declared
 
     def _numbers(self, t: Writer, at: str) -> str:
@@ -162,14 +172,14 @@ class _DigitsOfRow:
         return t(f"bitcast i32 {t(f'shl i32 {exponent}, 23')} to float")
 
     def _write(self, t: Writer, up: str) -> list[str]:
-        """Write the digits, the lowest first; gives the sum of each."""
+        """Write the digits, the lowest first; gives the sum of each, and at the end whether
+        anything is left."""
         lanes, k = self.machine.lanes, int(str(self.spec.k))
         kind, floats = f"<{lanes} x i32>", f"<{lanes} x float>"
         factor = t.splat("float", up)
-        carried = [(kind, "zeroinitializer")] * _DIGITS
+        carried = [(kind, "zeroinitializer")] * (_DIGITS + 1)
         with t.loop("0", str(k), lanes, carried) as loop:
-            scaled = t(f"fmul {floats} {self._numbers(t, loop.index)}, {factor}")
-            near = t.call(floats, f"llvm.nearbyint.v{lanes}f32", (floats, scaled))
+            near, spare = self._parts(t, loop.index, factor)
             rest = t.call(kind, f"llvm.fptosi.sat.v{lanes}i32.v{lanes}f32", (floats, near))
             for number in range(_DIGITS):
                 digit = rest
@@ -182,8 +192,29 @@ class _DigitsOfRow:
                 at = t.offset("%to", "i8", t.add(loop.index, str(number * k)))
                 t.do(f"store <{lanes} x i8> {short}, ptr {at}, align 1")
                 loop.next.append(t(f"add {kind} {loop.carried[number]}, {digit}"))
+            some = t(f"fcmp une {floats} {spare}, zeroinitializer")
+            some = t(f"zext <{lanes} x i1> {some} to {kind}")
+            loop.next.append(t(f"or {kind} {loop.carried[_DIGITS]}, {some}"))
         name = f"llvm.vector.reduce.add.v{lanes}i32"
         return [t.call("i32", name, (kind, x)) for x in loop.results]
+
+    def _parts(self, t: Writer, at: str, factor: str) -> tuple[str, str]:
+        """Numbers in units of the row: as whole numbers, and what that leaves."""
+        lanes, floats = self.machine.lanes, f"<{self.machine.lanes} x float>"
+        scaled = t(f"fmul {floats} {self._numbers(t, at)}, {factor}")
+        near = t.call(floats, f"llvm.nearbyint.v{lanes}f32", (floats, scaled))
+        return near, t(f"fsub {floats} {scaled}, {near}")
+
+    def _write_rest(self, t: Writer, count: str, finite: str, up: str, unit: str) -> None:
+        """Write what is left of the first numbers: of a row that is not finite all of it."""
+        lanes, floats = self.machine.lanes, f"<{self.machine.lanes} x float>"
+        factor, units = t.splat("float", up), t.splat("float", unit)
+        with t.loop("0", count, lanes, []) as loop:
+            left = t(f"fmul {floats} {self._parts(t, loop.index, factor)[1]}, {units}")
+            all_ = self._numbers(t, loop.index)
+            left = t(f"select i1 {finite}, {floats} {left}, {floats} {all_}")
+            at = t.offset("%rest", "float", loop.index)
+            t.do(f"store {floats} {left}, ptr {at}, align 4")
 
     def _keep(self, t: Writer, place: int, kind: str, value: str) -> None:
         t.do(f"store {kind} {value}, ptr {t.offset('%head', 'i32', str(place))}, align 4")
@@ -214,6 +245,7 @@ class _Sums:
                 t.splat("float", t(f"load float, ptr {t.offset(head, 'i32', str(x))}, align 4"))
                 for x in (_Head.UNIT, _Head.SUM)
             )
+            values = []
             for j in range(vectors):
                 value = self._number(t, whole, head, row, j)
                 value = t(f"fmul {self._floats} {value}, {unit}")
@@ -221,14 +253,43 @@ class _Sums:
                     shift = load_column(t, weight.offsets, "%offsets", str(j))
                     more = t(f"fmul {self._floats} {shift}, {total}")
                     value = t(f"fadd {self._floats} {value}, {more}")
+                values.append(value)
+            for j, value in enumerate(self._with_rest(t, head, row, values)):
                 at = t.offset("%totals", self._floats, str(row * vectors + j))
                 t.do(f"store {self._floats} {value}, ptr {at}, align 16")
-        arguments = "ptr %digits, ptr %head, ptr %b, ptr %offsets, ptr noalias %totals"
+        arguments = "ptr %digits, ptr %rest, ptr %head, ptr %b, ptr %offsets, ptr noalias %totals"
         return t.text(f"internal void @{name}({arguments})"), t.declared
 
     @property
     def _floats(self) -> str:
         return f"<{self.machine.lanes} x float>"
+
+    def _with_rest(self, t: Writer, head: str, row: int, values: list[str]) -> list[str]:
+        """The sums of a row with what its digits have left, if they have."""
+        weight, floats, bytes_ = self.spec.weight, self._floats, f"<{self.machine.lanes} x i32>"
+        assert weight is not None
+        count = t(f"load i64, ptr {t.offset(head, 'i32', str(_Head.LEFT))}, align 4")
+        first = t.offset("%rest", "float", str(row * int(str(self.spec.k))))
+        width = len(values) * self.machine.lanes
+        with t.loop("0", count, BYTES_AT_ONCE, [(floats, v) for v in values]) as loop:
+            line = t.offset("%b", "i8", t.mul(loop.index, str(width)))
+            sums = list(loop.carried)
+            for q in range(BYTES_AT_ONCE):
+                at = t.offset(first, "float", t.add(loop.index, str(q)))
+                left = t.splat("float", t(f"load float, ptr {at}, align 4"))
+                for j in range(len(values)):
+                    cells = t(f"load {bytes_}, ptr {t.offset(line, bytes_, str(j))}, align 4")
+                    byte = t(f"lshr {bytes_} {cells}, splat (i32 {8 * q})")
+                    byte = t(f"and {bytes_} {byte}, splat (i32 255)")
+                    byte = t(f"sub {bytes_} {byte}, splat (i32 128)")
+                    number = t(f"sitofp {bytes_} {byte} to {floats}")
+                    if weight.offsets:
+                        shift = load_column(t, weight.offsets, "%offsets", str(j))
+                        number = t(f"fadd {floats} {number}, {shift}")
+                    more = t(f"fmul {floats} {left}, {number}")
+                    sums[j] = t(f"fadd {floats} {sums[j]}, {more}")
+            loop.next = sums
+        return loop.results
 
     def _number(self, t: Writer, whole: str, head: str, row: int, vector: int) -> str:
         """The digits of a vector of results, put together. Weights are stored without a sign, so
