@@ -12,7 +12,7 @@ import pytest
 import torch
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
-SHARED = ("common", "contestants", "inside", "workloads")
+SHARED = ("common", "contestants", "ggml", "inside", "workloads")
 PROGRAMS = sorted(f.stem for f in BENCH.glob("*.py") if f.stem not in SHARED)
 
 

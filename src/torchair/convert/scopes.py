@@ -14,9 +14,9 @@ from torchair import ge
 from torchair.convert.registry import builtin
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
-from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.graph import Mark, Node, Value, get_default_ge_graph
 from torchair.log import logger
+from torchair.ops.streams import STREAM_LABEL
 
 _SUPER = ("_super_kernel_scope", "_super_kernel_options")
 _BOOLEANS = ("_op_exec_never_timeout", "_enable_inner_parallel")

@@ -9,7 +9,7 @@ from torch import fx
 
 from torchair.errors import ScopeError
 from torchair.fx.source import source_line
-from torchair.ge.attrs import STREAM_LABEL
+from torchair.ops.streams import STREAM_LABEL
 
 _HINT = (
     "look for a graph break inside a `with` scope, and at post_grad_custom_pre_pass and "

@@ -23,9 +23,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "Tensor": lambda v: v,
 }
 
-STREAM_LABEL = "_user_stream_label"
-"""The attribute of a node, and of a scope, that names its stream."""
-
 
 class Attr:
     """One attribute: a kind from `KINDS` and its Python value."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchair.errors import GraphError
-from torchair.ge.attrs import STREAM_LABEL, Attr
+from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output
 from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.ops.streams import STREAM_LABEL
 
 _WILDCARD = "?"
-"""The attribute that names the stream of a node."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from torchair.errors import ScopeError
-from torchair.ge.attrs import STREAM_LABEL
+
+STREAM_LABEL = "_user_stream_label"
+"""The attribute of a node, and of a scope, that names its stream."""
 
 
 def accelerator() -> Any:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import torch
 
-from torchair.ge.attrs import STREAM_LABEL
+from torchair.ops.streams import STREAM_LABEL
 
 __all__ = [
     "data_dump",

@@ -13,8 +13,8 @@ from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
 from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.outline import Range, range_of
-from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.graph import Graph, Node
+from torchair.ops.streams import STREAM_LABEL
 
 COMMUNICATION = "communication"
 """The lane of collectives without a label, when those shall overlap with computing."""

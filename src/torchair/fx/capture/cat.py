@@ -13,9 +13,9 @@ from torchair.fx.capture.memory import Storages
 from torchair.fx.capture.sizes import SizeNodes
 from torchair.fx.capture.values import add_call, dims, ensure_values, tensor_of, written_by
 from torchair.fx.streams import mark_streams
-from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.shapes import contiguous_strides
 from torchair.log import logger
+from torchair.ops.streams import STREAM_LABEL
 
 aten, air = torch.ops.aten, torch.ops.air
 

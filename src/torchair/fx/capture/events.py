@@ -23,8 +23,8 @@ from torchair.fx.capture.values import (
     written_by,
 )
 from torchair.fx.streams import mark_streams
-from torchair.ge.attrs import STREAM_LABEL
 from torchair.log import logger
+from torchair.ops.streams import STREAM_LABEL
 
 air = torch.ops.air
 

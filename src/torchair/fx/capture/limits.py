@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.ge.attrs import STREAM_LABEL
+from torchair.ops.streams import STREAM_LABEL
 
 air = torch.ops.air
 _CORES = ("_op_aicore_num", "_op_vectorcore_num")

@@ -4,10 +4,10 @@ that native code computes them, both gradients of a convolution in one call of t
 from __future__ import annotations
 
 from torchair.engine.optimize.passes.state import GraphState
-from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
+from torchair.ops.streams import STREAM_LABEL
 
 
 def split_norm_gradients(graph: Graph, state: GraphState) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from torchair.ge.attrs import STREAM_LABEL
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.rewrite import Match, No, Rule, no
+from torchair.ops.streams import STREAM_LABEL
 
 _CLOSE = 1e-6  # relative difference of constants that count as equal
 
