@@ -3,13 +3,10 @@ reading it again and again misses less in the tables of addresses."""
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
+import mmap
 import threading
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import torch
 
@@ -17,13 +14,12 @@ ALIGNMENT = 64  # bytes of a cache line
 _LARGE = 2 << 20  # bytes of a large page
 _SMALL = 32 << 10  # bytes that no large page is used for
 _SHARE = 4 * _LARGE  # bytes that tensors share
-_HUGEPAGE = 14  # Linux's number for the advice
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor, not filled. Systems that do not know large pages ignore the request."""
     size = math.prod(shape) * dtype.itemsize
-    if size < _SMALL or _advise() is None:
+    if size < _SMALL or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         memory = _from(memory, -memory.data_ptr() % ALIGNMENT, size)
     else:
@@ -53,10 +49,11 @@ class _Slab:
 def _large(size: int) -> torch.Tensor:
     """Large pages for at least so many bytes."""
     whole = -(-size // _LARGE) * _LARGE
-    memory = torch.empty(whole + _LARGE, dtype=torch.uint8)
-    found = _from(memory, -memory.data_ptr() % _LARGE, whole)
-    _advise()(found.data_ptr(), whole, _HUGEPAGE)
-    return found
+    # A mapping of its own: memory that somebody has had before is in small pages already.
+    mapping = mmap.mmap(-1, whole + _LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    return _from(memory, -memory.data_ptr() % _LARGE, whole)
 
 
 def _from(memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
@@ -64,12 +61,3 @@ def _from(memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
 
 
 _SHARED = _Slab()
-
-
-@cache
-def _advise() -> Any:
-    if not sys.platform.startswith("linux"):
-        return None
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return advise
