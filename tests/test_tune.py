@@ -249,11 +249,11 @@ def test_the_bar_is_for_work_that_takes_long(
 ) -> None:
     with progress.Bar("tuning", 2, show=True) as bar:
         bar.next("first")
-        assert bar._bar is None
+        assert bar._shown is None
         monkeypatch.setattr(progress, "_PATIENCE", 0.0)
         bar.next("second")
-        assert bar._bar.tasks[0].completed == 1 and bar._bar.tasks[0].total == 2
-    assert bar._bar is None and bar.count == 2
+        assert bar._shown.tasks[0].completed == 1 and bar._shown.tasks[0].total == 2
+    assert bar._shown is None and bar.count == 2
 
 
 @torch.no_grad()

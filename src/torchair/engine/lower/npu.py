@@ -211,13 +211,18 @@ def _last(o: Op) -> tuple[int, ...]:
     return (len(o.shape("x")) - 1,)
 
 
+def _smoothed(o: LowerOp) -> tuple[Tensor, Tensor]:
+    """The operand, and what is quantised of it."""
+    x, smooth = o.tensor("x"), o.maybe("smooth_scales")
+    return x, x if smooth is None else elementwise(mul, x, smooth)
+
+
 @lowering(
     "DynamicQuant", kind="reduce", domain="x", reduces=_last, declines=_dynamic_declines
 )  # fmt: skip
 def dynamic_quant(o: LowerOp) -> list[Tensor]:
     """Values over the scale that lets the largest of a row just fit."""
-    x, smooth = o.tensor("x"), o.maybe("smooth_scales")
-    values = x if smooth is None else elementwise(mul, x, smooth)
+    x, values = _smoothed(o)
     top = o.reduce("max", elementwise(absolute, values), _last(o), keep=True)
     scale = elementwise(lambda t: div(t, 127.0), top)
 
@@ -244,8 +249,7 @@ def _asymmetric_declines(o: Op) -> str | None:
 )  # fmt: skip
 def asymmetric_quant(o: LowerOp) -> list[Tensor]:
     """Values over the scale, plus the offset, that let both ends of a row just fit."""
-    x, smooth = o.tensor("x"), o.maybe("smooth_scales")
-    values = x if smooth is None else elementwise(mul, x, smooth)
+    x, values = _smoothed(o)
     top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))
     scale = elementwise(lambda t, b: div(sub(t, b), 255.0), top, bottom)
     safe = elementwise(lambda s: where(eq(s, 0.0), 1.0, s), scale)

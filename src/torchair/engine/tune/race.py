@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,17 +97,18 @@ def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
         limit = HOPELESS * min(best)
         for k, entrant in enumerate(entrants):
             if best[k] <= limit:
-                best[k] = min(best[k], _window(entrant.run))
+                best[k] = min(best[k], least_time(entrant.run, entrant.run.threads, WINDOW))
     return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
 
 
-def _window(run: Trial) -> float:
-    """Seconds of the best run. One thread is measured by the time that it had a core for, several
-    by the clock: while one waits for another that has none, it only seems to be busy."""
-    clock = time.thread_time if run.threads == 1 else time.perf_counter
-    best, end, now = float("inf"), time.thread_time() + WINDOW, clock()
+def least_time(call: Callable[[], object], threads: int, window: float) -> float:
+    """Seconds of the best call in a window of so many seconds of a core. One thread is measured by
+    the time that it had a core for, several by the clock: while one waits for another that has
+    none, it only seems to be busy."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    best, end, now = float("inf"), time.thread_time() + window, clock()
     while True:
-        run()
+        call()
         before, now = now, clock()
         best = min(best, now - before)
         if time.thread_time() >= end:

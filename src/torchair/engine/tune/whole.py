@@ -7,12 +7,13 @@ gained little, then all.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from torchair.engine.tune.race import least_time
 
 if TYPE_CHECKING:
     from torchair.engine.tune.tuner import Tuning
@@ -68,16 +69,6 @@ def shows(tuned: Call, usual: Call) -> bool:
         call()
     for _ in range(ROUNDS):
         for call in best:
-            best[call] = min(best[call], _least(call))
+            spent = least_time(call, torch.get_num_threads(), WINDOW)
+            best[call] = min(best[call], spent)
     return best[tuned] <= SHOWS * best[usual]
-
-
-def _least(call: Call) -> float:
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    least, end, now = float("inf"), time.thread_time() + WINDOW, clock()
-    while True:
-        call()
-        before, now = now, clock()
-        least = min(least, now - before)
-        if time.thread_time() >= end:
-            return least
