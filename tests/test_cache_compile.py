@@ -617,6 +617,31 @@ def test_a_plan_from_a_file_has_constants_updates_and_errors(
     assert len(traced) == 1
 
 
+class Running(nn.Module):
+    """Reads its argument after it has updated a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(1)
+        return x * self.total
+
+
+@pytest.mark.filterwarnings("ignore:the call updates total, and")
+def test_a_file_tells_which_buffers_are_updated(tmp_path: Path, traced: list[Any]) -> None:
+    """An argument inside of one is as eager has it, and no reason to compile again."""
+    for _ in range(2):
+        model, twin, x = Running(), Running(), torch.randn(6)
+        call = cache_compile(model.forward, dynamic=False, cache_dir=str(tmp_path))
+        for inside in (True, False, False, False, True):
+            given = (model.total, twin.total) if inside else (x, x)
+            same(call(given[0]), twin(given[1]))
+            same(model.total, twin.total)
+    assert len(traced) == 1 and Artifact.read(call.path).written == [0]
+
+
 def test_a_file_that_others_may_read_or_write_is_not_used(kept: Path, traced: list[Any]) -> None:
     (path,) = kept.rglob("compiled_module")
     path.chmod(0o644)

@@ -371,6 +371,62 @@ def test_what_arguments_share_is_no_part_of_the_code(example, on_mismatch):
     assert len(compiled.versions) <= 2
 
 
+class Steps(nn.Module):
+    """Updates a buffer, every second column of its memory; reads its argument before and after."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.arange(24.0).reshape(4, 6)[:, ::2])
+
+    def forward(self, x):
+        before = x * 2
+        self.state.add_(1)
+        return before, x + self.state
+
+
+@pytest.mark.filterwarnings("ignore:the call updates state, and")
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_an_argument_inside_of_an_updated_buffer_is_as_eager_has_it(mode):
+    """No graph computes such a call, the model does. Columns between those of a buffer are apart
+    from it."""
+    where = {
+        "apart": lambda m: torch.ones(4, 6)[:, ::2],
+        "between": lambda m: m.state.as_strided((4, 3), (6, 2), 1),
+        "inside": lambda m: m.state,
+    }
+    model, twin = Steps(), Steps()
+    compiled = torchair.compile(model, where["inside"](model), mode=mode)
+    eager, model.forward = [], lambda x: eager.append(kind) or Steps.forward(model, x)
+    for kind in ["inside", *["apart"] * 4, "inside", "between", "apart", "inside"]:
+        same(compiled(where[kind](model)), twin(where[kind](twin)))
+        same(model.state, twin.state)
+    assert eager == ["inside"] * 3
+
+
+def test_an_updated_argument_inside_of_a_weight_is_as_eager_has_it():
+    """And arguments that are only read may share memory, whatever else is updated."""
+
+    def forward(self, x, y, z):
+        z.add_(1)
+        return (x + y) @ self.weight
+
+    kind = type("Doubling", (nn.Bilinear,), {"forward": forward})
+    model, twin = (kind(3, 3, 1) for _ in range(2))
+    for m in (model, twin):
+        m.weight = nn.Parameter(torch.eye(3))
+    x = torch.randn(2, 3)
+    compiled = torchair.compile(model, (x, x, torch.zeros(3)))
+    with torch.no_grad():
+        for _ in range(4):
+            same(compiled(x, x, torch.zeros(3)), twin(x, x, torch.zeros(3)))
+        assert is_quick(compiled)
+        with pytest.warns(UserWarning, match=r"updates z, and .* z shares memory with weight"):
+            got = compiled(x, x, model.weight[1])
+        same(got, twin(x, x, twin.weight[1]))
+        same(model.weight, twin.weight)
+        same(compiled(x, x, torch.zeros(3)), twin(x, x, torch.zeros(3)))
+
+
 def test_tied_weights_stay_tied():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight

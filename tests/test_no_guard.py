@@ -71,6 +71,29 @@ def test_a_function_from_a_file(tmp_path: Path, untraced: Any, mode: str) -> Non
         call(x, times=4)
 
 
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(1)
+        return x * self.total
+
+
+def test_a_file_without_source_refuses_an_argument_inside_of_an_updated_buffer(
+    tmp_path: Path,
+) -> None:
+    saved = _NoGuardCompiledMethod(Running().forward, dynamic=False)
+    saved.for_inputs(torch.ones(4)).save_to(tmp_path / "file")
+    model, x = Running(), torch.ones(4)
+    call = _NoGuardCompiledMethod.load(tmp_path / "file", self=model)
+    for k in range(4):
+        assert call(x).tolist() == [k + 1.0] * 4
+    with pytest.raises(AssertionError, match=r"updates total, and .* x shares memory with total"):
+        call(model.total)
+
+
 def test_a_method_from_a_file(tmp_path: Path, untraced: Any) -> None:
     model, other, x = Net(), Net(), torch.randn(3, 4)
     _NoGuardCompiledMethod(model.forward, dynamic=False).for_inputs(x).save_to(tmp_path / "file")

@@ -27,7 +27,7 @@ VERSIONS = {NPUGRAPH_EX: "1.0.6"}
 """Versions that files have, by mode."""
 VERSION = "1.0.5"
 """The one of all other modes."""
-_MAGIC = b"torchair compiled module 3\n"  # counts layouts of the file
+_MAGIC = b"torchair compiled module 4\n"  # counts layouts of the file
 _DIGEST = 32
 
 
@@ -60,7 +60,7 @@ class Artifact:
     convention: str  # how the graph is called
     result: str  # how results are nested
     constants: dict[str, Any]  # leaves of the result that are no tensors
-    updates: bool  # whether calls write to arguments
+    written: list[int]  # arguments of the graph that calls update
     capture: dict[str, Any] | None  # what capture must know of arguments
     options: dict[str, str]  # for people
     versions: dict[str, str]  # of libraries

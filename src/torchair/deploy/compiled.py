@@ -15,9 +15,11 @@ from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, war
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
 from torchair.deploy.homes import Home, homes_of, roots_of
+from torchair.deploy.sharing import SharedMemory
 from torchair.deploy.traced import Traced
 from torchair.deploy.trees import CallShape
 from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
+from torchair.log import warn_once
 from torchair.trace import start_debug_log
 
 if TYPE_CHECKING:
@@ -117,10 +119,24 @@ class CompiledModel:
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         """A call through Python: finds the version, and makes the quick way to it."""
         version, flat = self._find(args, kwargs)
+        shared = version.shared(flat)
+        if shared is not None:
+            return self._eagerly(shared, args, kwargs)
         result = version.run(flat)
         if not kwargs:
             self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
         return result
+
+    def _eagerly(self, reason: SharedMemory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A call that no graph computes rightly, since an argument lies in the model."""
+        if not reason.of_model:
+            raise reason
+        warn_once(
+            f"{str(reason).partition(chr(10))[0]}: such calls run eagerly; pass a copy of it if "
+            "the value from before the call is meant"
+        )
+        with torch.no_grad():
+            return self.model(*args, **kwargs)
 
     def summary(self) -> GraphSummary:
         """What the graph compiled last needs, before or after its first run."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -210,53 +208,6 @@ class Guards:
         except (KeyError, TypeError) as e:
             raise ValueError(f"these are no guards: {e}") from e
         return cls(specs, conditions)
-
-
-# ---- arguments that share memory ----
-
-Layout = tuple[tuple[int, ...], tuple[int, ...]]  # dims and strides
-
-
-def extent(t: torch.Tensor) -> int:
-    """Bytes from the first element of a tensor to the end of the last."""
-    spans = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (1 + spans) * t.element_size() if t.numel() else 0
-
-
-def lie_apart(spans: list[tuple[int, int]]) -> bool:
-    """Whether areas of memory, given by addresses and bytes, do not overlap."""
-    spans.sort()
-    return all(start + length <= after for (start, length), (after, _) in pairwise(spans))
-
-
-def overlapping(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
-    """Names of two tensors that have an element in the same place, None if there are none."""
-    spans = sorted((t.data_ptr(), extent(t), name) for name, t in tensors.items())
-    for k, (start, length, name) in enumerate(spans):
-        for after, more, other in spans[k + 1 :]:
-            if after >= start + length:
-                break
-            if more and _collide(tensors[name], tensors[other], after - start):
-                return name, other
-    return None
-
-
-def _collide(a: torch.Tensor, b: torch.Tensor, offset: int) -> bool:
-    size = a.element_size()
-    if b.element_size() != size or offset % size:
-        return True
-    first, second = ((tuple(t.shape), t.stride()) for t in (a, b))
-    return _meet(first, second, offset // size)
-
-
-@lru_cache(maxsize=256)
-def _meet(a: Layout, b: Layout, offset: int) -> bool:
-    """Whether layouts have a place in common, of which the second begins so many elements later.
-    They may lie between each other as columns of a matrix do."""
-    ends = (sum((n - 1) * s for n, s in zip(*x, strict=True)) for x in (a, b))
-    taken = torch.zeros(1 + max(next(ends), offset + next(ends)), dtype=torch.bool)
-    taken.as_strided(*a).fill_(True)
-    return bool(taken.as_strided(*b, offset).any())
 
 
 def _spec_of(data: dict[str, Any]) -> Spec:

@@ -27,6 +27,7 @@ from torchair.deploy.cached import (
 )
 from torchair.deploy.compiled import CompiledModel
 from torchair.deploy.homes import Roots
+from torchair.deploy.sharing import SharedMemory
 from torchair.deploy.stored import NotStored, loaded
 from torchair.deploy.trees import CallShape
 from torchair.deploy.version import Version
@@ -188,3 +189,6 @@ class FromFile(CompiledModel):
             return super()._find(args, kwargs)
         except InputError as e:
             raise AssertionError(str(e)) from e
+
+    def _eagerly(self, reason: SharedMemory, args: Any, kwargs: Any) -> Any:
+        raise AssertionError(str(reason)) from reason

@@ -51,7 +51,7 @@ def loaded(
     traced = Traced(
         runner, runner, list(guards.specs), [c.text for c in guards.conditions],
         [int(k) for k in found.tensors], spec_of(found.result),
-        {int(k): v for k, v in found.constants.items()}, found.updates,
+        {int(k): v for k, v in found.constants.items()}, frozenset(found.written),
     )  # fmt: skip
     return Version(roots, shape, traced, homes)
 

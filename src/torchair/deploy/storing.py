@@ -46,7 +46,7 @@ def stored(
             "convention": to_text(graph.convention),
             "result": spec_text(traced.result),
             "constants": {str(k): v for k, v in traced.constants.items()},
-            "updates": traced.updates,
+            "written": sorted(traced.written),
             "capture": capture,
             "graph": to_bytes(graph.graph),
         }

@@ -32,7 +32,7 @@ class Traced:
     result: pytree.TreeSpec = None  # type: ignore[assignment]
     constants: dict[int, Any] = field(default_factory=dict)
     """Leaves of the result that are no tensors."""
-    updates: bool = False
-    """Whether a call writes to its arguments."""
+    written: frozenset[int] = frozenset()
+    """Arguments of the graph that a call updates: tensors of the model come first."""
     unread: frozenset[int] = frozenset()
     """Tensors of the model that the graph does not read, by their number."""

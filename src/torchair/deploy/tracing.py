@@ -156,7 +156,7 @@ def trace(
         tensors,
         flat.spec,
         flat.constants,
-        any(i.mutates_data for i in seen["metadata"].input_info[len(homes) :]),
+        _written(seen["metadata"].input_info, len(homes), len(tensors)),
         seen["unread"] & fixed if bare else frozenset(),
     )
 
@@ -236,6 +236,16 @@ def _is_bare(seen: Mapping[str, Any], count: int) -> bool:
         return False
     plain = not known.num_outputs_aliased and not known.mutated_inp_runtime_indices
     return plain and not known.tokens and known.num_intermediate_bases == 0
+
+
+def _written(known: Sequence[Any], weights: int, arguments: int) -> frozenset[int]:
+    """Numbers of arguments that a call updates. Where weights share memory AOTAutograd has put
+    others in their place: then any may be updated."""
+    own, given = known[: len(known) - arguments], known[len(known) - arguments :]
+    exact = len(own) == weights
+    updated = [i.mutates_data for i in own] if exact else [True] * weights
+    updated += [i.mutates_data for i in given]
+    return frozenset(k for k, yes in enumerate(updated) if yes)
 
 
 def _with_own_memory(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler
 
-from torchair.deploy.guards import Expected, Guards, extent, lie_apart, overlapping
+from torchair.deploy.guards import Expected, Guards
 from torchair.deploy.homes import Home, HomeWalk, Roots, look
+from torchair.deploy.sharing import SharedMemory, Sharing, extent
 from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import CallShape, result_of
 from torchair.engine.run.direct import DirectProgram
@@ -102,12 +103,13 @@ class Version:
         self._finish = _finisher(self._traced)
         self._calls, self._patience = 0, _PATIENCE
         self._made: Callable[..., Any] | None = None
+        self._known: Sharing | None = None
         shape.forget()
 
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat arguments of a call that this was compiled for, else None."""
         flat = self._shape.flat(args, kwargs)
-        if flat is None or not self._guards.check(flat) or self._shared(flat) is not None:
+        if flat is None or not self._guards.check(flat):
             return None
         return flat if self.state.problem() is None else None
 
@@ -120,20 +122,24 @@ class Version:
                 expected=", ".join(self._shape.labels) or "no arguments",
                 got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
             )
-        error = self._guards.mismatch(flat) or self._shared(flat) or self.state.problem()
+        error = self._guards.mismatch(flat) or self.state.problem()
         assert error is not None
         return error
 
-    def _shared(self, flat: Sequence[Any]) -> InputError | None:
-        if not self._traced.updates:
+    def shared(self, flat: Sequence[Any]) -> SharedMemory | None:
+        """What arguments that fit share with what the call updates: the graph was traced as if it
+        were nothing."""
+        if not self._traced.written or not self._traced.tensors:
             return None
-        found = overlapping({self._traced.specs[k].name: flat[k] for k in self._traced.tensors})
-        if found is None:
-            return None
-        return InputError(
-            f"the call updates its arguments, and {found[0]} and {found[1]} share memory",
-            name=found[1], hint="pass a copy of one, or use torch.compile, which takes such calls",
-        )  # fmt: skip
+        return self._sharing().problem(
+            {self._traced.specs[k].name: flat[k] for k in self._traced.tensors}
+        )
+
+    def _sharing(self) -> Sharing:
+        if self._known is None or self._known.tensors is not self.state.tensors:
+            names = [places[0].name for places in self.state.homes]
+            self._known = Sharing(names, self.state.tensors, self._traced.written)
+        return self._known
 
     def run(self, flat: Sequence[Any]) -> Any:
         """The result for flat arguments that fit."""
@@ -202,8 +208,8 @@ class Version:
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
-        if self._traced.updates and len(tensors) > 1:
-            made = _apart(made, slowly, {k: extent(flat[k]) for k in tensors})
+        if self._traced.written and tensors:
+            made = _apart(made, slowly, {k: extent(flat[k]) for k in tensors}, self._sharing())
         self._made = made
         return self._made
 
@@ -246,9 +252,11 @@ def _direct(
 
 
 def _apart(
-    call: Callable[..., Any], slowly: Callable[..., Any], extents: Mapping[int, int]
-) -> Callable[..., Any]:
-    """A call that updates its arguments, if they lie apart; `extents` are bytes by position."""
+    call: Callable[..., Any], slowly: Callable[..., Any], extents: Mapping[int, int],
+    sharing: Sharing,
+) -> Callable[..., Any]:  # fmt: skip
+    """A call that updates something, if its arguments lie apart from that; `extents` are bytes by
+    position. Where the model keeps its tensors, `call` compares."""
     lengths, taken = list(extents.values()), picker(list(extents))
     seen: list[int] = []  # addresses that lay apart: those of many calls are the same
 
@@ -259,7 +267,7 @@ def _apart(
         except (TypeError, IndexError):  # no tensors, or too few of them
             return slowly(*args, **kwargs)
         if now != seen:
-            if not lie_apart(list(zip(now, lengths, strict=True))):
+            if not sharing.apart(now, lengths):
                 return slowly(*args, **kwargs)
             seen = now
         return call(*args, **kwargs)
