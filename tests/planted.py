@@ -36,8 +36,7 @@ from torchair.engine.lower import LOWERINGS
 from torchair.engine.lower import Tensor as Lowered
 from torchair.engine.lower.elementwise import add as plus
 from torchair.engine.lower.elementwise import mul
-from torchair.engine.optimize.rules import RULES
-from torchair.engine.optimize.rules.patterns import PATTERNS
+from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.ge.rewrite import No
 from torchair.verification.report import Finding, Report, Stage
 

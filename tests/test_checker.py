@@ -20,7 +20,7 @@ from torchair.cli import main
 from torchair.engine.inspect.check import Fault, check_graph, check_plan, report
 from torchair.engine.inspect.tasks import graph_tasks
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.engine.options import finalize_graph_engine
 from torchair.engine.plan.streams import Lanes
 from torchair.ge import attrs as attr

@@ -18,7 +18,7 @@ from torchair.catalog import infer
 from torchair.codegen.cuda.approximate import APPROXIMATE, rounded_at_once
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.layouts import lay_out_filters
+from torchair.engine.optimize.passes.forms import lay_out_filters
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.branches import Stretch, forks
 from torchair.engine.run.dry_run import DryRun, dry_run

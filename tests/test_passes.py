@@ -12,19 +12,19 @@ from torchair import ge
 from torchair.catalog import infer
 from torchair.catalog.slicing import END
 from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.forms import (
+    move_mm_weight_transpose_after_bitcast,
+    move_transpose_into_mm,
+)
+from torchair.engine.optimize.passes.inputs import (
+    mapping_assign_op_to_graph_output,
+    optimize_reference_op_redundant_copy,
+)
 from torchair.engine.optimize.passes.ordering import (
     explicit_order_for_cmo,
     explicit_order_for_side_effect_nodes,
 )
-from torchair.engine.optimize.passes.quant import (
-    move_mm_weight_transpose_after_bitcast,
-    move_transpose_into_mm,
-)
 from torchair.engine.optimize.passes.simplify import apply_rules
-from torchair.engine.optimize.passes.updates import (
-    mapping_assign_op_to_graph_output,
-    optimize_reference_op_redundant_copy,
-)
 from torchair.errors import ScopeError
 from torchair.fx.passes import patterns
 from torchair.fx.passes.noop import optimize_noop_ops

@@ -14,10 +14,9 @@ from torch import nn
 import torchair
 from tolerance import assert_close, to_double
 from torchair.core._backend import finalize_graph_engine
-from torchair.engine.optimize import switches
 from torchair.engine.optimize.passes import SWITCHED
-from torchair.engine.optimize.rules.patterns import PATTERNS
-from torchair.engine.optimize.switches import read_switches
+from torchair.engine.optimize.rules import PATTERNS
+from torchair.engine.options import by_our_names, read_switches
 from torchair.fx.passes import patterns
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -571,7 +570,7 @@ def test_kernels_are_not_joined_where_the_user_says_so(tmp_path):
 
 
 def test_names_of_the_original_and_names_that_nobody_knows():
-    ours = switches.by_our_names({"CommonSubexpressionEliminationPass": False, "ALL": True})
+    ours = by_our_names({"CommonSubexpressionEliminationPass": False, "ALL": True})
     assert ours == {"merge_common": False, "ALL": True}
     assert set(ours) - {"ALL"} <= SWITCHED
     with warnings.catch_warnings():

@@ -27,7 +27,7 @@ from torchair.deploy import run_air
 from torchair.emulate import launcher, report
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
 from torchair.progress import Steps
 from torchair.serde import read_graph
@@ -124,7 +124,7 @@ def _verify(options: argparse.Namespace) -> int:
     """Run a program with a check around each graph that it compiles. Its own way to leave counts,
     unless something is wrong."""
     from torchair.runner import observed
-    from torchair.verification.api import Asked, Verifier
+    from torchair.verification.checked import Asked, Verifier
 
     verifier = Verifier(Asked(Path(options.output), options.every_node))
     code: Any = 0

@@ -15,7 +15,7 @@ from torchair.configs.settings import Settings
 from torchair.devices import Device
 from torchair.devices.call import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
-from torchair.engine.optimize.passes.data import note_interface
+from torchair.engine.optimize.passes.inputs import note_interface
 from torchair.flags import Flags
 from torchair.ge.dtypes import ExecutorType
 from torchair.ge.signature import Conversion

@@ -18,7 +18,7 @@ from torchair.deploy.outline import Builder
 from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, PackagedCall, checksum
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output

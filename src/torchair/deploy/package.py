@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchair.devices.call import GraphCall
-from torchair.engine.optimize.passes.data import note_interface
+from torchair.engine.optimize.passes.inputs import note_interface
 from torchair.errors import SerializationError
 from torchair.ge import attrs as attr
 from torchair.ge.attrs import Attr

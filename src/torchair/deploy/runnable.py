@@ -16,7 +16,7 @@ from torchair.devices import Device
 from torchair.devices.base import device_named
 from torchair.devices.call import GraphCall
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError
 from torchair.flags import Flags
 from torchair.ge.graph import Graph

@@ -25,8 +25,7 @@ from torchair.codegen.kernel import BrokenKernels
 from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
-from torchair.engine.optimize.switches import UNIT_FUSION, warn_unknown
-from torchair.engine.options import EngineOptions
+from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
 from torchair.engine.plan.family import Member, natives_of
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import Plan

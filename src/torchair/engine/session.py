@@ -23,7 +23,7 @@ from torchair.engine.inspect.rows import KernelRows
 from torchair.engine.inspect.statistics import STATISTICS
 from torchair.engine.inspect.timeline import Timeline
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.updates import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
 from torchair.engine.plan.capturable import check_capturable
 from torchair.engine.plan.ending import Promises

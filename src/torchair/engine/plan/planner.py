@@ -18,7 +18,7 @@ from torchair.catalog.reference import tensor_args
 from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
-from torchair.engine.optimize.passes.layouts import is_wanted_channels_last
+from torchair.engine.optimize.passes.forms import is_wanted_channels_last
 from torchair.engine.plan.ending import Ending, Layout, OpenPlan, Promises
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.reader import Reader

@@ -6,38 +6,33 @@ Each is called as `(graph, state)`.
 from collections import Counter
 from collections.abc import Callable
 
-from torchair.engine.optimize.passes.data import (
+from torchair.engine.optimize.passes.forms import (
+    join_convolution_gradients,
+    lay_out_filters,
+    move_mm_weight_transpose_after_bitcast,
+    move_transpose_into_mm,
+    split_norm_gradients,
+)
+from torchair.engine.optimize.passes.inputs import (
+    mapping_assign_op_to_graph_output,
+    optimize_reference_op_redundant_copy,
     optimize_sym_pack,
     remove_dead_data_and_reorder_data_index,
 )
-from torchair.engine.optimize.passes.gradients import (
-    join_convolution_gradients,
-    split_norm_gradients,
-)
-from torchair.engine.optimize.passes.layouts import lay_out_filters
 from torchair.engine.optimize.passes.ordering import (
     choose_order,
     explicit_order_for_cmo,
     explicit_order_for_side_effect_nodes,
 )
-from torchair.engine.optimize.passes.patterns import fuse_patterns
-from torchair.engine.optimize.passes.quant import (
-    move_mm_weight_transpose_after_bitcast,
-    move_transpose_into_mm,
-)
 from torchair.engine.optimize.passes.simplify import (
     apply_rules,
     fold_constants,
+    fuse_patterns,
     merge_common,
     remove_dead_code,
 )
 from torchair.engine.optimize.passes.state import GraphState
-from torchair.engine.optimize.passes.updates import (
-    mapping_assign_op_to_graph_output,
-    optimize_reference_op_redundant_copy,
-)
-from torchair.engine.optimize.rules import RULES
-from torchair.engine.optimize.rules.patterns import PATTERNS
+from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.ge.graph import Graph
 from torchair.ge.lines import line_of
 from torchair.ge.verify import verify

@@ -1,9 +1,10 @@
-"""Passes that make a graph smaller: rules, constant folding, common subexpressions, dead code."""
+"""Passes that make a graph smaller: rules, patterns, constant folding, common subexpressions, dead
+code."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from torchair.catalog import Trait, row_of
 from torchair.catalog.reference import run_node
 from torchair.engine.optimize.passes.state import GraphState
-from torchair.engine.optimize.rules import RULES
-from torchair.engine.optimize.rules.copies import PartPutBack
+from torchair.engine.optimize.rules import PATTERNS, RULES
+from torchair.engine.optimize.rules.leftovers import PartPutBack
 from torchair.flags import Flags
 from torchair.ge.build import Const
 from torchair.ge.dtypes import ge_to_torch
@@ -28,11 +29,39 @@ _MERGE_LIMIT = 1 << 12  # bytes of constants that are compared
 
 def apply_rules(graph: Graph, state: GraphState) -> None:
     """Remove identity work and fold transposes and biases into matrix products."""
-    loud = Flags.read().debug >= 3
     rules = [r for r in RULES if state.switches.get(r.name, True)]
-    speak = _explain if loud or logger.isEnabledFor(logging.DEBUG) else None
     stays = is_anchor if state.dead_code else lambda node: True
-    rewrite(graph, rules, speak, stays, state.note, partial(_permits, state))
+    rewrite(graph, rules, _speaker("rule"), stays, state.note, partial(_permits, state))
+
+
+def fuse_patterns(graph: Graph, state: GraphState) -> None:
+    """Norms, activations, rotary embeddings and attention in simple operators -> fused ones."""
+    patterns = [
+        kind(last, state.native)
+        for kind in PATTERNS
+        for last in kind.last
+        if state.fuses(kind.__name__) and (state.quantised or not kind.quantised)
+    ]
+    rewrite(graph, patterns, _speaker("pattern"), is_anchor, state.note, state.permits)
+
+
+def _speaker(kind: str) -> Callable[[str], None] | None:
+    """Tells what rules or patterns did and why they did not, each thing once; None if nobody wants
+    to know."""
+    loud = Flags.read().debug >= 3
+    if not loud and not logger.isEnabledFor(logging.DEBUG):
+        return None
+    said: set[str] = set()
+
+    def speak(text: str) -> None:
+        if text in said:
+            return
+        said.add(text)
+        if loud:
+            print(f"torchair {kind} {text}")
+        logger.debug("%s %s", kind, text)
+
+    return speak
 
 
 def _permits(state: GraphState, rule: Rule, match: Match) -> bool:
@@ -45,19 +74,13 @@ def _updates_input(state: GraphState, match: Match) -> bool:
     """Whether a part is put back into an input that keeps the result. Elsewhere the whole would be
     copied first, and what is joined is fused with what makes and reads it."""
     x, (value,) = match.values["x"], match.root.outputs
-    if x is None or x.node.type not in ("Data", "RefData"):
+    if x is None or x.node.type not in INPUTS:
         return False
     if any(u.type == "Assign" and u.inputs["ref"] is x for u in value.users()):
         return True
     kept = [user.values() for user in value.users() if user.type == "NetOutput"]
     places = [k for values in kept for k, v in enumerate(values) if v is value]
     return any(state.assigned.get(k) == x.node.attr("index") for k in places)
-
-
-def _explain(text: str) -> None:
-    if Flags.read().debug >= 3:
-        print(f"torchair rule {text}")
-    logger.debug("rule %s", text)
 
 
 def fold_constants(graph: Graph, state: GraphState) -> None:

@@ -1,4 +1,5 @@
-"""Activations that a model spells out: forms of gelu, gates by a sigmoid, gated halves."""
+"""Activations that a model spells out: forms of gelu, gates by a sigmoid, gated halves; and rotary
+embeddings, which exchange halves."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 from torchair import ge
 from torchair.engine.optimize.rules.pattern import (
+    Build,
     Inner,
     Mismatch,
     Pattern,
@@ -15,10 +17,13 @@ from torchair.engine.optimize.rules.pattern import (
     close,
     made_by,
     number,
+    only,
     operands,
+    shape_of,
     with_number,
 )
 from torchair.ge.graph import Node, Value
+from torchair.ge.shapes import broadcast
 
 Polynomial = dict[int, float]  # by power of x
 
@@ -124,7 +129,7 @@ class GeluFusion(Pattern):
 
     last = ("Mul", "Muls")
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         factors, known = _factors(node.outputs[0], inner)
         for gate in factors:
             curve = _one_plus(gate)
@@ -135,7 +140,7 @@ class GeluFusion(Pattern):
 
     def _gelu(
         self, rest: list[Value], known: float, gate: Value, curve: Value, inner: Inner
-    ) -> Callable[[], Any]:
+    ) -> Build:
         kind = curve.node.type
         if self.native and kind == "Erf":
             raise Mismatch("generated code of the parts is faster", gate)
@@ -171,7 +176,7 @@ class SwishFusion(Pattern):
 
     last = ("Mul",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         for x, gate in both_orders(node):
             if not made_by(gate, "Sigmoid"):
                 continue
@@ -190,13 +195,13 @@ class SwiGluFusion(Pattern):
 
     last = ("Mul",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         for gate, value in both_orders(node):
             if made_by(gate, "Swish"):
                 return self._halves(gate, value, inner)
         return None
 
-    def _halves(self, gate: Value, value: Value, inner: Inner) -> Callable[[], Any] | None:
+    def _halves(self, gate: Value, value: Value, inner: Inner) -> Build | None:
         first, second = half_of(operands(gate)[0]), half_of(value)
         if first is None or second is None or first[0] is not second[0]:
             return None
@@ -217,20 +222,13 @@ def half_of(value: Value) -> tuple[Value, int, int] | None:
         which, axis = value.index, dim.content
     elif node.type == "StridedSliceV2" and node.inputs.get("strides") is not None:
         x, begin, end, axes, strides = node.values()
-        bounds = [_only(v) for v in (begin, end, axes, strides)]
+        bounds = [only(v) for v in (begin, end, axes, strides)]
         if any(b is None for b in bounds) or bounds[3] != 1:
             return None
         which, axis = (0 if bounds[0] == 0 else 1), bounds[2]
     else:
         return None
     return _half(x, value, which, axis, None if node.type == "SplitV" else bounds)
-
-
-def _only(value: Value) -> int | None:
-    content = value.content
-    if isinstance(content, tuple):
-        content = content[0] if len(content) == 1 else None
-    return content if isinstance(content, int) else None
 
 
 def _half(
@@ -245,3 +243,51 @@ def _half(
     if bounds is not None and bounds[0] not in ((0, -whole) if which == 0 else (size, -size)):
         return None
     return x, which, dim
+
+
+# ---- rotary embeddings ----
+
+
+class RotaryMulFusion(Pattern):
+    """x * cos + (halves of x exchanged, the new first one negated) * sin -> RotaryMul"""
+
+    last = ("Add",)
+
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        for plain, turned in both_orders(node):
+            if not (made_by(plain, "Mul") and made_by(turned, "Mul")):
+                continue
+            for joined, sin in both_orders(turned.node):
+                x = _exchanged(joined, inner)
+                if x is not None:
+                    inner.add(plain, turned)
+                    return self._rotary(x, plain, sin)
+        return None
+
+    def _rotary(self, x: Value, plain: Value, sin: Value) -> Build:
+        cos = next((c for y, c in both_orders(plain.node) if y is x), None)
+        if cos is None:
+            raise Mismatch("the two terms are of different values", plain)
+        for factor in (cos, sin):
+            if factor.dtype != x.dtype:
+                raise Mismatch("types differ", factor)
+            if broadcast(shape_of(x), shape_of(factor)) != x.shape:
+                raise Mismatch("the result is larger than what is turned", factor)
+        return lambda: ge.RotaryMul(x, cos, sin)
+
+
+def _exchanged(value: Value, inner: Inner) -> Value | None:
+    """x of cat(-second half of x, first half of x) along the last dim."""
+    if not made_by(value, "ConcatV2") or len(value.node.values()) != 3:
+        return None
+    minus, first, axis = value.node.values()
+    if not made_by(minus, "Neg") or axis.content not in (-1, value.rank - 1):
+        return None
+    halves = half_of(operands(minus)[0]), half_of(first)
+    if halves[0] is None or halves[1] is None or halves[0][0] is not halves[1][0]:
+        return None
+    x, _, dim = halves[0]
+    if (halves[0][1], halves[1][1]) != (1, 0) or dim != x.rank - 1 or halves[1][2] != dim:
+        return None
+    inner.add(value, minus, operands(minus)[0], first)
+    return x

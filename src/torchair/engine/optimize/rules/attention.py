@@ -1,19 +1,25 @@
-"""Attention that a model spells out: two products with a softmax between them."""
+"""Attention that a model spells out, two products with a softmax between them, and that of the
+`npu` library: as FusedInferAttentionScore by heads, which generated code has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from torchair import ge
 from torchair.catalog import Op
 from torchair.catalog.attention import is_plain
 from torchair.engine.optimize.rules.pattern import (
+    KERNEL_FLOATS,
+    Build,
     Inner,
     Mismatch,
     Pattern,
     both_orders,
+    flags_of,
     made_by,
     number,
     operands,
@@ -22,8 +28,8 @@ from torchair.engine.optimize.rules.pattern import (
 )
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
+from torchair.ops.npu.masks import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
 
-_TYPES = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
 _WIDEST_HEAD = 256
 _FEW = 32  # queries that a tile of the native kernel is not filled with
 _HEADS_LAST = (0, 2, 1, 3)
@@ -44,7 +50,7 @@ class AttentionFusion(Pattern):
 
     last = ("BatchMatMul",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         weights = _below(node.values()[0], inner)
         if not made_by(weights, "SoftmaxV2"):
             return None
@@ -57,7 +63,7 @@ class AttentionFusion(Pattern):
         if self.native and isinstance(length, int) and 1 < length < _FEW:
             raise Mismatch("generated code of the parts is faster for so few queries", weights)
         scores = _scores(_below(operands(weights)[0], inner), inner)
-        return _Attention(node, shape_of(weights), scores).build
+        return _SpeltOut(node, shape_of(weights), scores).build
 
 
 def _below(value: Value, inner: Inner) -> Value:
@@ -108,7 +114,7 @@ def _is_scaled_product(value: Value) -> bool:
     return made_by(value, "BatchMatMul")
 
 
-class _Attention:
+class _SpeltOut:
     """The parts of one attention, as the fused operator wants them."""
 
     def __init__(self, node: Node, weights: tuple[Any, ...], scores: _Scores) -> None:
@@ -123,7 +129,7 @@ class _Attention:
     def _check(self, weights: tuple[Any, ...]) -> None:
         if len(weights) not in (3, 4):
             raise Mismatch("it has neither heads nor batches of them", self.node)
-        if self.query.dtype not in _TYPES or self.query.dtype != self.value.dtype:
+        if self.query.dtype not in KERNEL_FLOATS or self.query.dtype != self.value.dtype:
             raise Mismatch("its types have no fused kernel", self.query)
         width = shape_of(self.query)[-1]
         value_width = shape_of(self.value)[-2 if self.value_turned else -1]
@@ -134,30 +140,18 @@ class _Attention:
         self.width, self.value_width = width, value_width
         self.length, self.span = weights[-2:]
 
-    def build(self) -> Any:
+    def build(self) -> Value:
         """The fused node, and its result in the dims of the last product."""
-        try:
-            return self._build()
-        except Mismatch as e:
-            return e.no
-
-    def _build(self) -> Value:
         batch, heads = (1, *self.lead)[-2:]
         query = self._four(self.query, (self.length, self.width))
         key = self._rows(self.key, self.key_turned, self.width)
         value = self._rows(self.value, not self.value_turned, self.value_width)
         last = self._heads_last()
         out, _ = ge.FusedInferAttentionScore(
-            query,
-            [key],
-            [value],
-            self._mask(),
-            num_heads=heads,
-            scale=self.scores.scale,
-            input_layout="BNSD_BSND" if last else "BNSD",
-            num_key_value_heads=heads,
+            query, [key], [value], self._mask(), num_heads=heads, scale=self.scores.scale,
+            input_layout="BNSD_BSND" if last else "BNSD", num_key_value_heads=heads,
             softmax_lse_flag=False,
-        )
+        )  # fmt: skip
         if last:
             out = ge.Transpose(out, list(_HEADS_LAST))
         return self._result(out, (batch, heads, self.length, self.value_width))
@@ -219,7 +213,7 @@ class RepeatedHeadsFusion(Pattern):
 
     last = ("FusedInferAttentionScore",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         if not is_plain(Op(node)):
             return None
         query, key, value, *mask = node.values()
@@ -229,8 +223,7 @@ class RepeatedHeadsFusion(Pattern):
         if shape_of(sources[0])[:3] != shape_of(sources[1])[:3] or len(mask) > 1:
             raise Mismatch("keys and values are repeated in different ways", node)
         heads = shape_of(sources[0])[1]
-        flags = {k: a.value for k, a in node.attrs.items() if not k.startswith("_")}
-        flags["num_key_value_heads"] = heads
+        flags = {**flags_of(node), "num_key_value_heads": heads}
         shift = mask[0] if mask else None
         few = [[sources[0]], [sources[1]]]
         return lambda: list(ge.FusedInferAttentionScore(query, *few, shift, **flags))
@@ -252,3 +245,262 @@ def _repeated(value: Value) -> Value | None:
         return None
     below = operands(source)[0] if made_by(source, "Reshape", "Unsqueeze", "ExpandDims") else None
     return below if below is not None and below.shape == (batch, heads, rows, width) else None
+
+
+# ---- attention of the `npu` library ----
+
+_HEADS_FIRST = [0, 2, 1, 3]
+_BY_HEADS = ("BNSD", "BNSD_BSND")
+_LAYOUTS = ("BSH", "BSND", "BNSD")
+
+
+@dataclass
+class _Call:
+    """An attention node, under names that all attention operators share."""
+
+    node: Node
+    heads: int
+    scale: float
+    layout: str
+    key_heads: int = 0  # 0 if the operator does not say it
+    mode: int = DEFAULT
+    before: int = NO_LIMIT
+    after: int = NO_LIMIT
+    shift: Value | None = None
+    mask: Value | None = None
+    key_lengths: Value | None = None
+
+    def value(self, port: str) -> Value:
+        """An operand, of which there may be a list of one."""
+        slot = self.node.inputs[port]
+        if isinstance(slot, list):
+            if len(slot) != 1:
+                raise Mismatch("keys and values are several tensors", self.node)
+            return slot[0]
+        assert slot is not None
+        return slot
+
+
+_ATTRS = {
+    "heads": "num_heads", "key_heads": "num_key_value_heads", "scale": "scale_value",
+    "layout": "input_layout",
+}  # fmt: skip
+_WINDOW = {"mode": "sparse_mode", "before": "pre_tokens", "after": "next_tokens"}
+_PORTS = {"shift": "pse_shift", "mask": "atten_mask"}
+
+
+class _ByHeads(Pattern):
+    """An attention operator in any dense layout -> FusedInferAttentionScore by heads. Subclasses
+    say which attributes and ports hold the fields of `_Call`."""
+
+    attrs: Mapping[str, str]
+    ports: Mapping[str, str]
+
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        if not self.native:
+            return None
+        if not _fed_ports(node) <= {"query", "key", "value", *self.ports.values()}:
+            raise Mismatch("it has operands that generated code does not know", node)
+        found: dict[str, Any] = {field: node.attr(name) for field, name in self.attrs.items()}
+        found |= {field: _fed(node, port) for field, port in self.ports.items()}
+        return _ByHeadsOf(_Call(node, **found)).build
+
+
+def _fed_ports(node: Node) -> set[str]:
+    return {port for port, _, value in node.slots() if value is not None}
+
+
+def _fed(node: Node, port: str) -> Value | None:
+    value = node.inputs.get(port)
+    return value if isinstance(value, Value) else None
+
+
+class PromptAttentionByHeads(_ByHeads):
+    """PromptFlashAttention -> FusedInferAttentionScore by heads"""
+
+    last = ("PromptFlashAttention",)
+    attrs, ports = {**_ATTRS, **_WINDOW}, _PORTS
+
+
+class StepAttentionByHeads(_ByHeads):
+    """IncreFlashAttention -> FusedInferAttentionScore by heads"""
+
+    last = ("IncreFlashAttention",)
+    attrs, ports = _ATTRS, {**_PORTS, "key_lengths": "actual_seq_lengths"}
+
+
+class FusedAttentionByHeads(_ByHeads):
+    """FusedInferAttentionScore in another layout, or with a mask or lengths -> by heads, with
+    numbers that are added to the scores"""
+
+    last = ("FusedInferAttentionScore",)
+    attrs = {**_ATTRS, **_WINDOW, "scale": "scale"}
+    ports = {**_PORTS, "key_lengths": "actual_seq_lengths_kv"}
+
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        plain = _fed_ports(node) <= {"query", "key", "value", "pse_shift"}
+        known_mode = node.attr("sparse_mode") in (DEFAULT, CAUSAL)
+        if node.attr("input_layout") in _BY_HEADS and plain and known_mode:
+            return None
+        if node.outputs[1].uses:
+            raise Mismatch("the sums are read", node)
+        return super().find(node, inner)
+
+
+class TrainingAttentionByHeads(_ByHeads):
+    """FlashAttentionScore without a backward -> FusedInferAttentionScore by heads"""
+
+    last = ("FlashAttentionScore",)
+    attrs = {
+        "heads": "head_num", "scale": "scale_value", "layout": "input_layout",
+        "mode": "sparse_mode", "before": "pre_tockens", "after": "next_tockens",
+    }  # fmt: skip
+    ports = {"mask": "atten_mask"}
+
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        if any(v.uses for v in node.outputs[:3]):
+            raise Mismatch("its statistics are read, by a backward", node)
+        if node.attr("keep_prob") != 1.0:
+            raise Mismatch("it has dropout", node)
+        return super().find(node, inner)
+
+
+class _ByHeadsOf:
+    """One attention by heads: its operands as (batch, heads, positions, features), and what is
+    added to its scores."""
+
+    def __init__(self, call: _Call) -> None:
+        self.call = call
+        first, _, second = call.layout.partition("_")
+        self.layout, self.out_layout = first, second or first
+        if self.layout not in _LAYOUTS or self.out_layout not in _LAYOUTS:
+            raise Mismatch(f"its layout is {call.layout}", call.node)
+        self.query, self.key, self.value = (call.value(p) for p in ("query", "key", "value"))
+        if self.query.dtype not in KERNEL_FLOATS or self.query.dtype != self.key.dtype:
+            raise Mismatch("its types have no generated code", self.query)
+        self.batch, self.length, self.width = self._dims(self.query, call.heads)
+        self.key_heads = call.key_heads or self._key_heads()
+        _, self.span, _ = self._dims(self.key, self.key_heads)
+        self.value_width = self._dims(self.value, self.key_heads)[2]
+        widths = (self.width, self.value_width)
+        if not all(isinstance(w, int) and w <= _WIDEST_HEAD for w in widths):
+            raise Mismatch("its heads are too wide", self.query)
+        self.causal = self._is_causal()
+
+    def _key_heads(self) -> int:
+        """The number of key heads, of an operator that does not say it."""
+        dims = shape_of(self.key)
+        if self.layout == "BSH":
+            found = dims[2] // self.width
+        else:
+            found = dims[1 if self.layout == "BNSD" else 2]
+        if not isinstance(found, int):
+            raise Mismatch("the number of heads is symbolic", self.key)
+        return found
+
+    def _dims(self, x: Value, heads: int) -> tuple[Any, Any, Any]:
+        """Batch, positions and features of an operand."""
+        dims = shape_of(x)
+        if self.layout == "BSH":
+            return dims[0], dims[1], dims[2] // heads
+        where = (0, 2, 3) if self.layout == "BNSD" else (0, 1, 3)
+        batch, length, width = (dims[k] for k in where)
+        return batch, length, width
+
+    def _is_causal(self) -> bool:
+        """Whether a query sees keys up to itself alone; Mismatch for windows of another form."""
+        call = self.call
+        if call.mode == ALL or (call.mode == DEFAULT and call.mask is None):
+            return False
+        if call.mode == DEFAULT:
+            if call.before < NO_LIMIT or call.after not in (0, NO_LIMIT):
+                raise Mismatch("it has a window", call.node)
+            return call.after == 0
+        if call.mode == CAUSAL_END:
+            if self.length == 1:
+                return False
+            if self.length != self.span:
+                raise Mismatch("queries stand at the last keys", call.node)
+        elif call.mode != CAUSAL:
+            raise Mismatch(f"sparse mode {call.mode} has no generated code", call.node)
+        return True
+
+    def build(self) -> Any:
+        """The results of the node; those beside the first that nobody reads may be anything."""
+        call, last = self.call, self.out_layout != "BNSD"
+        query = self._by_heads(self.query, call.heads, self.length, self.width)
+        key = self._by_heads(self.key, self.key_heads, self.span, self.width)
+        value = self._by_heads(self.value, self.key_heads, self.span, self.value_width)
+        out, _ = ge.FusedInferAttentionScore(
+            query, [key], [value], self._shift(), num_heads=call.heads, scale=call.scale,
+            input_layout="BNSD_BSND" if last else "BNSD", num_key_value_heads=self.key_heads,
+            sparse_mode=CAUSAL if self.causal else DEFAULT, softmax_lse_flag=False,
+        )  # fmt: skip
+        if self.out_layout == "BSH":
+            dims = (self.batch, self.length, call.heads * self.value_width)
+            out = ge.Reshape(out, _one_open(dims, self.query))
+        return [out] * len(call.node.outputs)
+
+    def _by_heads(self, x: Value, heads: int, length: Any, width: int) -> Value:
+        if self.layout == "BNSD":
+            return x
+        if self.layout == "BSH":
+            x = ge.Reshape(x, _one_open((self.batch, length, heads, width), x))
+        turned: Value = ge.Transpose(x, _HEADS_FIRST)
+        return turned
+
+    def _shift(self) -> Value | None:
+        """Everything that is added to the scores."""
+        call, shift = self.call, self.call.shift
+        for hidden in (self._hidden(), self._beyond()):
+            if hidden is None:
+                continue
+            dtype = self.query.dtype
+            none, least = ge.Const(0.0, dtype=dtype), ge.Const(float("-inf"), dtype=dtype)
+            term = ge.SelectV2(hidden, least, none)
+            shift = term if shift is None else ge.Add(shift, term)
+        if shift is call.shift and shift is not None and len(shape_of(shift)) != 4:
+            raise Mismatch("what is added to the scores has no heads", shift)
+        return shift
+
+    def _hidden(self) -> Value | None:
+        """Where a mask hides keys, as (batch, head, query, key)."""
+        mask = self.call.mask
+        if mask is None or self.call.mode not in (DEFAULT, ALL):
+            return None
+        dims = shape_of(mask)
+        rows = dims[-2] if len(dims) > 2 or self.length != 1 else 1
+        if dims[-1] != self.span or rows not in (1, self.length):
+            raise Mismatch("the mask is larger than the scores", mask)
+        if mask.dtype != DataType.DT_BOOL:
+            mask = ge.Cast(mask, dst_type=DataType.DT_BOOL)
+        by_batch = len(dims) == 2 and self.length == 1 and dims[0] == self.batch
+        axes = {2: [1, 2] if by_batch else [0, 1], 3: [1]}.get(len(dims))
+        return mask if axes is None else ge.Unsqueeze(mask, axes=axes)
+
+    def _beyond(self) -> Value | None:
+        """Where keys are behind the end of their sequence."""
+        lengths = self.call.key_lengths
+        if lengths is None:
+            return None
+        if not isinstance(self.span, int) or shape_of(lengths) not in ((1,), (self.batch,)):
+            raise Mismatch("lengths do not fit the keys", lengths)
+        ends = ge.Unsqueeze(lengths, axes=[1, 2, 3])
+        found: Value = ge.GreaterEqual(ge.Const(torch.arange(self.span)), ends)
+        return found
+
+
+def _one_open(dims: tuple[Any, ...], about: Value) -> list[int]:
+    """Dims of a reshape, of which one may be open."""
+    symbolic = [d for d in dims if not isinstance(d, int)]
+    if len(symbolic) > 1:
+        raise Mismatch("two sizes are symbolic", about)
+    return [d if isinstance(d, int) else -1 for d in dims]
+
+
+BY_HEADS: tuple[type[Pattern], ...] = (
+    PromptAttentionByHeads,
+    StepAttentionByHeads,
+    FusedAttentionByHeads,
+    TrainingAttentionByHeads,
+)

@@ -1,17 +1,18 @@
-"""Normalisations that a model spells out in simple operators."""
+"""Normalisations that a model spells out in simple operators, and the gradient of one without its
+sum over rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torchair import ge
 from torchair.engine.optimize.rules.pattern import (
+    Build,
     Inner,
     Mismatch,
     Pattern,
+    below,
     below_cast,
     both_orders,
+    cast,
     made_by,
     mean_of,
     operands,
@@ -65,7 +66,7 @@ class RmsNormFusion(Pattern):
 
     last = ("Mul",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         for gamma, scaled in both_orders(node):
             found = _over_root(below_cast(scaled), inner)
             if found is not None:
@@ -74,7 +75,7 @@ class RmsNormFusion(Pattern):
 
     def _norm(
         self, gamma: Value, scaled: Value, x: Value, mean: Value, eps: float, inner: Inner
-    ) -> Callable[[], Any] | None:
+    ) -> Build | None:
         squares = mean_of(mean)
         if squares is None:
             return None
@@ -102,27 +103,20 @@ class AddRmsNormFusion(Pattern):
 
     last = ("RmsNorm",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         total, gamma = node.values()
         if not made_by(total, "Add"):
             return None
         a, b = operands(total)
         if not (a.shape == b.shape == total.shape and a.dtype == b.dtype == total.dtype):
             raise Mismatch("the terms are broadcast or of different types", total)
-        if self.native and any(_source(v).node.type in _PRODUCTS for v in (a, b)):
+        if self.native and any(below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)):
             raise Mismatch("the sum is computed by the product before it", total)
         if total.node.control or total.node.control_users:
             raise Mismatch("the sum carries control edges", total.node)
         if _depends_on(gamma, total):
             raise Mismatch("gamma is computed from the sum", gamma)
         return lambda: _with_sum(node, total, (a, b, gamma))
-
-
-def _source(value: Value) -> Value:
-    """What is under reshapes, which move nothing."""
-    while made_by(value, "Reshape"):
-        value = operands(value)[0]
-    return value
 
 
 def _with_sum(node: Node, total: Value, inputs: tuple[Value, Value, Value]) -> list[Value]:
@@ -159,7 +153,7 @@ class LayerNormFusion(Pattern):
 
     last = ("Add",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         for scaled, beta in both_orders(node):
             if not made_by(scaled, "Mul"):
                 continue
@@ -172,7 +166,7 @@ class LayerNormFusion(Pattern):
 
     def _norm(
         self, centred: Value, variance: Value, eps: float, gamma: Value, beta: Value, inner: Inner
-    ) -> Callable[[], Any]:
+    ) -> Build:
         x, mean = operands(centred)
         if mean_of(mean) is not x:
             raise Mismatch("what is subtracted is not the mean over the last dim", centred)
@@ -198,3 +192,23 @@ class LayerNormFusion(Pattern):
         whole = operands(variance)[0] is x and variance.index == 1 and node.attr("keep_dims")
         if not whole or axes != [x.rank - 1]:
             raise Mismatch("the variance is not that over the last dim", variance)
+
+
+class RmsNormGradSplit(Pattern):
+    """RmsNormGrad -> the gradient of the input alone, and a sum over rows for that of gamma"""
+
+    last = ("RmsNormGrad",)
+
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        if not self.native or not node.outputs[1].uses:
+            return None
+        return lambda: self._split(node)
+
+    def _split(self, node: Node) -> list[Value]:
+        dy, x, rstd, gamma = node.values()
+        leading = list(range(len(shape_of(x)) - len(shape_of(gamma))))
+        hat = ge.Mul(cast(x, rstd.dtype), rstd)
+        product = ge.Mul(cast(dy, rstd.dtype), hat)
+        total = ge.ReduceSum(product, leading) if leading else product
+        dx, _ = ge.RmsNormGrad(dy, x, rstd, gamma)
+        return [dx, total]

@@ -12,9 +12,17 @@ from typing import Any
 
 import torch
 
+from torchair import ge
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.rewrite import Match, No, Rule, no
 from torchair.ops.streams import STREAM_LABEL
+
+Build = Callable[[], Any]
+"""Builds what a node is replaced with; it may still raise Mismatch."""
+
+KERNEL_FLOATS = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
+"""Types that fused operators have kernels for."""
 
 _CLOSE = 1e-6  # relative difference of constants that count as equal
 
@@ -31,7 +39,7 @@ class Mismatch(Exception):
 class Found(Match):
     """A pattern at a node: a function that builds its replacement, or why there is none."""
 
-    build: Callable[[], Any] | No = field(default_factory=lambda: no("nothing was found"))
+    build: Build | No = field(default_factory=lambda: no("nothing was found"))
 
 
 class Pattern(Rule):
@@ -44,7 +52,7 @@ class Pattern(Rule):
         self.native = native  # whether generated code will run the graph
         self.root = Graph("pattern").add(last)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         """A function that builds the replacement of `node`'s results; None if this is nothing like
         the pattern, Mismatch if it is and yet differs. `inner` is told of nodes that go away."""
         raise NotImplementedError
@@ -64,7 +72,10 @@ class Pattern(Rule):
 
     def replace(self, match: Match) -> Any:
         assert isinstance(match, Found)
-        return match.build if isinstance(match.build, No) else match.build()
+        try:
+            return match.build if isinstance(match.build, No) else match.build()
+        except Mismatch as e:
+            return e.no
 
 
 class Inner:
@@ -141,6 +152,29 @@ def close(a: float | None, b: float) -> bool:
 def below_cast(value: Value) -> Value:
     """What a conversion of type reads, or the value itself."""
     return operands(value)[0] if made_by(value, "Cast") else value
+
+
+def below(value: Value, *types: str) -> Value:
+    """What is under nodes of these types, one on the other."""
+    while made_by(value, *types):
+        value = operands(value)[0]
+    return value
+
+
+def only(value: Value) -> Any:
+    """The one small number that a value is known to hold, None if there is none."""
+    content = value.content
+    return content[0] if isinstance(content, tuple) and len(content) == 1 else content
+
+
+def flags_of(node: Node) -> dict[str, Any]:
+    """What a node says of itself to whoever builds another one like it."""
+    return {name: a.value for name, a in node.attrs.items() if not name.startswith("_")}
+
+
+def cast(x: Value, dtype: int) -> Value:
+    """A value in a type, which it may have already."""
+    return x if x.dtype == dtype else ge.Cast(x, dst_type=dtype)
 
 
 def shape_of(value: Value) -> tuple[Any, ...]:

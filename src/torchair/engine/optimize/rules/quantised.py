@@ -3,18 +3,21 @@ them: the operator that reads the integers themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torchair import ge
-from torchair.engine.optimize.rules.matmul import swaps_last_two
+from torchair.engine.optimize.rules.leftovers import swaps_last_two
 from torchair.engine.optimize.rules.pattern import (
+    KERNEL_FLOATS,
+    Build,
     Inner,
     Mismatch,
     Pattern,
+    below,
     below_cast,
     both_orders,
+    cast,
     made_by,
     operands,
     shape_of,
@@ -41,7 +44,7 @@ class _Weight:
 class _Quantised(Pattern):
     quantised = True
 
-    def product(self, node: Node, weight: _Weight, scales: Value) -> Callable[[], Any]:
+    def product(self, node: Node, weight: _Weight, scales: Value) -> Build:
         """Builds the operator instead of a product with a weight that is read transposed."""
         x, bias = node.inputs["x1"], node.inputs.get("bias")
 
@@ -62,7 +65,7 @@ class DequantisedWeightFusion(_Quantised):
 
     last = _PRODUCTS
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         weight = _weight_of(node)
         if weight is None or weight.scales is None:
             return None
@@ -74,7 +77,7 @@ class ScaledProductFusion(_Quantised):
 
     last = ("Mul",)
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         for product, scales in both_orders(node):
             if not made_by(product, *_PRODUCTS) or product.node.inputs.get("bias") is not None:
                 continue
@@ -82,7 +85,7 @@ class ScaledProductFusion(_Quantised):
             if weight is None or weight.scales is not None:
                 continue
             rows = shape_of(weight.integers)[0]
-            found = _source(scales)
+            found = _origin(scales)
             if shape_of(scales)[-1:] != (rows,) or shape_of(found) not in ((rows,), (rows, 1)):
                 raise Mismatch("the other factor is no row of scales", scales)
             if found.dtype not in FLOAT_TYPES or product.dtype != node.outputs[0].dtype:
@@ -92,11 +95,9 @@ class ScaledProductFusion(_Quantised):
         return None
 
 
-def _source(value: Value) -> Value:
+def _origin(value: Value) -> Value:
     """What conversions of type and other dims of a value were made of."""
-    while made_by(value, "Cast", "Reshape", "Unsqueeze"):
-        value = operands(value)[0]
-    return value
+    return below(value, "Cast", "Reshape", "Unsqueeze")
 
 
 def _weight_of(product: Node) -> _Weight | None:
@@ -131,7 +132,7 @@ def _scaled(value: Value) -> _Weight | None:
         groups = _groups(scales, shape_of(body))
         if shape_of(integers) != dims or groups is None:
             raise Mismatch("scales are not for rows of the weight or pieces of them", scales)
-        parts = [_source(part) for part in (scales, zeros) if part is not None]
+        parts = [_origin(part) for part in (scales, zeros) if part is not None]
         if any(shape_of(part) != (dims[0], groups) for part in parts):
             raise Mismatch("scales and zero points are not laid out as the weight is", scales)
         if parts[0].dtype not in FLOAT_TYPES:
@@ -146,7 +147,7 @@ def _shifted(value: Value) -> tuple[Value, Value | None] | None:
     zeros = None
     if made_by(value, "Sub"):
         value, zeros = operands(value)
-    integers = _source(value)
+    integers = _origin(value)
     return (integers, zeros) if integers.dtype == DataType.DT_INT8 else None
 
 
@@ -165,7 +166,6 @@ def _groups(scales: Value, dims: tuple[Any, ...]) -> int | None:
 _INTEGERS = "QuantBatchMatmulV3"
 _SHIFT = 128
 _WIDE = DataType.DT_FLOAT
-_FLOATS = (_WIDE, DataType.DT_BF16, DataType.DT_FLOAT16)
 _PATTERNS = (DataType.DT_INT64, DataType.DT_UINT64)
 
 
@@ -185,7 +185,7 @@ class ShiftedProductFusion(Pattern):
     last = ("Sub",)
     quantised = True
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         product, extra = operands(node.outputs[0])
         if not made_by(product, _INTEGERS) or product.node.attr("transpose_x2"):
             return None
@@ -215,9 +215,9 @@ class QuantisedProductParts(Pattern):
     last = (_INTEGERS,)
     quantised = True
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         dtype = node.attr("dtype")
-        known = dtype in (*_FLOATS, DataType.DT_INT8)
+        known = dtype in (*KERNEL_FLOATS, DataType.DT_INT8)
         if not known or node.attr("transpose_x1") or node.attr("transpose_x2"):
             return None
         x1, x2, scale, bias, rows, offset = (
@@ -227,14 +227,14 @@ class QuantisedProductParts(Pattern):
             return None
         scale = _signed(scale)
         factors = all(v.dtype == DataType.DT_INT8 for v in (x1, x2))
-        if not factors or scale.dtype not in (*_FLOATS, *_PATTERNS):
+        if not factors or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
             raise Mismatch("its scales or factors are of a type that generated code has not", scale)
 
         def build() -> Value:
             y = _scaled_sums(_sums(x1, x2), scale, bias, rows)
             if dtype == DataType.DT_INT8:
                 return _as_bytes(y, _offsets(scale, offset))
-            return _cast(y, dtype)
+            return cast(y, dtype)
 
         return build
 
@@ -244,9 +244,9 @@ def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
         sums, bias = ge.Add(sums, bias), None
     y = ge.Mul(ge.Cast(sums, dst_type=_WIDE), _scale_floats(scale))
     if rows is not None:
-        y = ge.Mul(y, ge.Unsqueeze(_cast(rows, _WIDE), axes=[-1]))
+        y = ge.Mul(y, ge.Unsqueeze(cast(rows, _WIDE), axes=[-1]))
     if bias is not None:
-        y = ge.Add(y, _cast(bias, _WIDE))
+        y = ge.Add(y, cast(bias, _WIDE))
     return y
 
 
@@ -256,7 +256,7 @@ class QuantisedResults(Pattern):
     last = ("WeightQuantBatchMatmulV2",)
     quantised = True
 
-    def find(self, node: Node, inner: Inner) -> Callable[[], Any] | None:
+    def find(self, node: Node, inner: Inner) -> Build | None:
         x, weight, factors, shifts, scale, offset, bias = (
             node.inputs.get(p)
             for p in ("x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale",
@@ -265,14 +265,14 @@ class QuantisedResults(Pattern):
         if not (isinstance(x, Value) and isinstance(scale, Value)):
             return None
         scale = _signed(scale)
-        if x.dtype not in _FLOATS or scale.dtype not in (*_FLOATS, *_PATTERNS):
+        if x.dtype not in KERNEL_FLOATS or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
             raise Mismatch("its scales or factors are of a type that generated code has not", scale)
 
         def build() -> Value:
             flags = ("transpose_x", "transpose_weight", "antiquant_group_size", "inner_precise")
             y = ge.WeightQuantBatchMatmulV2(
-                _cast(x, _WIDE), weight, factors, shifts, None, None,
-                _cast(bias, _WIDE) if isinstance(bias, Value) else None, dtype=-1,
+                cast(x, _WIDE), weight, factors, shifts, None, None,
+                cast(bias, _WIDE) if isinstance(bias, Value) else None, dtype=-1,
                 **{name: node.attr(name) for name in flags},
             )  # fmt: skip
             return _as_bytes(ge.Mul(y, _scale_floats(scale)), _offsets(scale, offset))
@@ -285,7 +285,7 @@ class QuantisedResults(Pattern):
 
 def _as_bytes(y: Value, offsets: Value | None) -> Value:
     """The nearest numbers of int8."""
-    y = y if offsets is None else ge.Add(y, _cast(offsets, _WIDE))
+    y = y if offsets is None else ge.Add(y, cast(offsets, _WIDE))
     return ge.AscendQuant(y, scale=1.0, offset=0.0)
 
 
@@ -298,7 +298,7 @@ def _signed(scale: Value) -> Value:
 def _scale_floats(scale: Value) -> Value:
     """Scales as float32, which is the lower half of one of 64 bits."""
     if scale.dtype not in _PATTERNS:
-        return _cast(scale, _WIDE)
+        return cast(scale, _WIDE)
     return ge.Bitcast(ge.Cast(scale, dst_type=DataType.DT_INT32), type=_WIDE)
 
 
@@ -306,14 +306,10 @@ def _offsets(scale: Value, given: Any) -> Value | None:
     """Offsets that were given, or those that scales of 64 bits hold."""
     if given is not None or scale.dtype not in _PATTERNS:
         return given
-    whole = _cast(scale, DataType.DT_INT64)
+    whole = cast(scale, DataType.DT_INT64)
     up, down = 64 - OFFSET_BIT - OFFSET_BITS, 64 - OFFSET_BITS
     high = ge.LeftShift(whole, ge.Const(up, dtype=DataType.DT_INT64))
     return ge.RightShift(high, ge.Const(down, dtype=DataType.DT_INT64))
-
-
-def _cast(x: Value, dtype: int) -> Value:
-    return x if x.dtype == dtype else ge.Cast(x, dst_type=dtype)
 
 
 QUANTISED_PATTERNS: tuple[type[Pattern], ...] = (
