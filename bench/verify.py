@@ -17,7 +17,7 @@ from torch import nn
 
 import torchair
 from torchair.runner import observed
-from torchair.verification.checked import Asked, Verifier
+from torchair.verification.api import Asked, Verifier
 
 
 def mlp() -> tuple[nn.Module, dict[str, Any]]:

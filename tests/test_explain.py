@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import torchair
-from torchair.explanation import machine
-from torchair.explanation.collect import Collector
-from torchair.explanation.machine import Rates
+from torchair.explanation import units
+from torchair.explanation.api import Collector
+from torchair.explanation.units import Rates
 from torchair.runner import observed
 
 PEAK = Rates(1e18, 1e18, 1e18)
@@ -23,7 +23,7 @@ PEAK = Rates(1e18, 1e18, 1e18)
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(machine, "_measured", lambda device: PEAK)
+    monkeypatch.setattr(units, "_measured", lambda device: PEAK)
     yield
     torch._dynamo.reset()
 
@@ -94,16 +94,16 @@ def test_rates_are_kept_and_measured_again_where_they_are_beaten(monkeypatch, tm
         put = staticmethod(kept.__setitem__)
 
     made = iter([Rates(1.0, 9.0, 3.0), Rates(2.0, 8.0, 3.0)])
-    monkeypatch.setattr(machine, "store", Store)
-    monkeypatch.setattr(machine, "_measured", lambda device: next(made))
-    assert machine.rates("cpu") == machine.rates("cpu") == Rates(1.0, 9.0, 3.0)
-    assert machine.rates("cpu", lambda known: 1.5 - known.bytes / 4) == Rates(2.0, 9.0, 3.0)
+    monkeypatch.setattr(units, "store", Store)
+    monkeypatch.setattr(units, "_measured", lambda device: next(made))
+    assert units.rates("cpu") == units.rates("cpu") == Rates(1.0, 9.0, 3.0)
+    assert units.rates("cpu", lambda known: 1.5 - known.bytes / 4) == Rates(2.0, 9.0, 3.0)
     (data,) = kept.values()
     assert json.loads(data) == {"bytes": 2.0, "near": 9.0, "operations": 3.0}
 
 
 def test_a_machine_is_measured():
-    assert machine._copying(1 << 16, "cpu") > 0
+    assert units._copying(1 << 16, "cpu") > 0
 
 
 def test_several_may_look_on():

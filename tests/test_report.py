@@ -22,9 +22,9 @@ import torch
 import torchair
 from gpu_kernel import HOPPER, feed_forward
 from torchair.engine.run.dry_run import dry_run
-from torchair.reporting.page import embedded
-from torchair.reporting.page import page as page_of
-from torchair.reporting.pictures import kernel_rows
+from torchair.reporting.collect import kernel_rows
+from torchair.reporting.recorder import embedded
+from torchair.reporting.recorder import page as page_of
 
 SCRIPT = '''
 import torch, torchair

@@ -25,7 +25,7 @@ from torchair.cli import main
 from torchair.concrete import acl
 from torchair.engine.options import finalize_graph_engine
 from torchair.tools.compare_dumps import compare
-from torchair.verification import checked
+from torchair.verification import api
 from torchair.verification.judge import close, difference
 from torchair.verification.report import Stage
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_checked_is_not_right(monkeypatch):
     def fail(*args: Any) -> bool:
         raise ValueError("no eager here\nfor more see")
 
-    monkeypatch.setattr(checked._Check, "_is_right", fail)
+    monkeypatch.setattr(api._Check, "_is_right", fail)
     report = torchair.verify(lambda x: x + 1, torch.randn(3))
     assert not report and not report.findings and report.unchecked == 3
     assert report.graphs[0].notes[0] == "call 0 could not be checked: no eager here"

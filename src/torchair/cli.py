@@ -124,7 +124,7 @@ def _verify(options: argparse.Namespace) -> int:
     """Run a program with a check around each graph that it compiles. Its own way to leave counts,
     unless something is wrong."""
     from torchair.runner import observed
-    from torchair.verification.checked import Asked, Verifier
+    from torchair.verification.api import Asked, Verifier
 
     verifier = Verifier(Asked(Path(options.output), options.every_node))
     code: Any = 0

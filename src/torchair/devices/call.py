@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -13,9 +13,10 @@ from torchair.devices.base import Device
 from torchair.engine.inspect.dump import take_dump_options
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import initialize_graph_engine
+from torchair.engine.plan.records import Plan
 from torchair.engine.run.calls import input_reader, layouts_of, result_builder
 from torchair.engine.run.direct import DirectProgram
-from torchair.engine.run.executor import Program
+from torchair.engine.run.executor import Program, Run
 from torchair.engine.run.held import Held
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
@@ -165,6 +166,33 @@ class GraphCall:
             t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
         )  # fmt: skip
         return results
+
+
+class StepWatcher:
+    """Who looks on while the steps of a plan run one by one, see `TorchNpuGraph.run_watched`."""
+
+    alone = True
+    plan: Plan
+
+    def of(self, plan: Plan) -> Self:
+        """Look at a program of this plan."""
+        self.plan = plan
+        return self
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def end(self) -> None:
+        """All is there."""
+
+    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+        """What runs instead of a step."""
+        (number,) = steps
+        return lambda registers: self.around(number, run, registers)
+
+    def around(self, number: int, run: Run, registers: list[Any]) -> None:
+        """Run one step, with what is to be known of it."""
+        raise NotImplementedError
 
 
 def engine_graph(found: Any) -> GraphCall | None:

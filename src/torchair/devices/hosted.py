@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -28,6 +28,8 @@ from torchair.ge.graph import Graph
 
 Run = Callable[[Sequence[Any]], Any]
 Memory = Callable[[int], torch.Tensor]
+Tensors = Sequence[torch.Tensor]
+Assigned = Sequence[torch.Tensor | None]
 
 _GUARDS = "guards_on_device"  # of a pool: a test that inputs on the device are like earlier ones
 _address = torch.Tensor.data_ptr
@@ -132,23 +134,20 @@ class HostedGraph(TorchNpuGraph):
         made._aliases = made._new_aliases()
         return made
 
-    def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _weights(self, inputs: Tensors) -> dict[int, torch.Tensor]:
         found = super()._weights(inputs)
         return dict(zip(found, aliased(self._host, list(found.values()), keep=True), strict=True))
 
-    def seen(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def seen(self, inputs: Tensors) -> Sequence[torch.Tensor]:
         """Inputs as tensors of the host."""
         return self._aliases(inputs)
 
-    def fix(self, inputs: Sequence[torch.Tensor], memory: Memory) -> FixedProgram:
+    def fix(self, inputs: Tensors, memory: Memory) -> FixedProgram:
         """A program over given memory, for capture."""
         return super().fix(aliased(self._host, inputs, keep=True), memory)
 
     def _run(
-        self,
-        inputs: Sequence[torch.Tensor],
-        assigned: Sequence[torch.Tensor | None],
-        profiled: bool = False,
+        self, inputs: Tensors, assigned: Assigned, profiled: bool = False
     ) -> list[torch.Tensor]:
         if not self._draws:
             return self._run_aliased(inputs, assigned, profiled)
@@ -157,10 +156,7 @@ class HostedGraph(TorchNpuGraph):
             return self._run_aliased(inputs, assigned, profiled)
 
     def _run_aliased(
-        self,
-        inputs: Sequence[torch.Tensor],
-        assigned: Sequence[torch.Tensor | None],
-        profiled: bool,
+        self, inputs: Tensors, assigned: Assigned, profiled: bool
     ) -> list[torch.Tensor]:
         rows = self._host.rows
         if rows is not self._rows:
@@ -191,7 +187,7 @@ class HostedGraph(TorchNpuGraph):
             self._plans.clear()
             self._latest = None
 
-    def _remember(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _remember(self, inputs: Tensors) -> None:
         """Take inputs like these as they are the next time, if only addresses are read."""
         pool = self._latest
         if pool is not None and pool.native and pool.guards is not None:
@@ -337,3 +333,36 @@ def _host_device(value: Any) -> Any:
 
 def _host_text(match: re.Match[str]) -> str:
     return '{"device": "cpu"}' if host_memory(match[1]) is not None else match[0]
+
+
+# ---- graphs that people build themselves: they run where their inputs are ----
+
+
+class HandmadeGraph(TorchNpuGraph):
+    """One graph in the engine; inputs may be on an emulated device, and results are there then."""
+
+    def run(
+        self, inputs: Tensors, assigned_outputs: Assigned = (), stream: Any = None
+    ) -> list[torch.Tensor]:
+        """Outputs of the graph for inputs in index order, see `TorchNpuGraph.run`."""
+        there = _first_elsewhere(inputs or ())
+        host = None if there is None else host_memory(there)
+        if there is None or host is None:
+            return super().run(inputs, assigned_outputs, stream)
+        given = [*inputs, *assigned_outputs]
+        aliases = aliased(host, given)
+        count, place = len(inputs), there.index or 0
+        outputs = super().run(aliases[:count], aliases[count:], stream)
+        own = {id(a): t for a, t in zip(aliases, given, strict=True) if t is not None}
+        return [own[id(t)] if id(t) in own else host.as_device(t, place) for t in outputs]
+
+
+def _first_elsewhere(inputs: Iterable[Any]) -> torch.device | None:
+    """The device of the first tensor that is not on the host."""
+    tensors = (x for x in inputs if isinstance(x, torch.Tensor))
+    return next((t.device for t in tensors if not t.is_cpu), None)
+
+
+def storage_sizes(tensor: torch.Tensor) -> list[int]:
+    """Dims of the memory of a tensor in its format; formats of the emulated device are plain."""
+    return list(tensor.shape)

@@ -69,7 +69,7 @@ def run(options: RunOptions) -> int:
     if not options.explain:
         _execute(options)
         return 0
-    from torchair.explanation.collect import Collector
+    from torchair.explanation.api import Collector
     from torchair.runner import observed
 
     collector = Collector()

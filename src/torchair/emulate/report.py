@@ -14,7 +14,7 @@ from torchair import emulate
 from torchair.emulate.finder import real_package
 
 if TYPE_CHECKING:
-    from torchair.explanation.collect import Collector
+    from torchair.explanation.api import Collector
 
 _PACKAGES = ("torchair", "torch", "llvmlite", "numpy", "protobuf", "transformers")
 _VARIABLES = ("TORCHAIR_", "TNG_", "TORCH_COMPILE", "TORCHDYNAMO_", "ASCEND_", "OMP_NUM_THREADS")

@@ -53,10 +53,10 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.core.backend": {"*": "torchair.core._backend"},
     "torchair.core.concrete_graph": {"*": "torchair.core._concrete_graph"},
     "torchair.core._npu_graph_executor": {
-        "GetNpuStorageSizes": "torchair.devices.handmade.storage_sizes",
+        "GetNpuStorageSizes": "torchair.devices.hosted.storage_sizes",
     },
     "torchair.core._torchair": {
-        "TorchNpuGraphBase": "torchair.devices.handmade.HandmadeGraph",
+        "TorchNpuGraphBase": "torchair.devices.hosted.HandmadeGraph",
         "InitializeGraphEngine": "torchair.engine.options.initialize_graph_engine",
         "FinalizeGraphEngine": "torchair.engine.options.finalize_graph_engine",
         "check_cann_compat": "torchair.ge.compat.is_cann_compat",
@@ -66,7 +66,7 @@ TABLE: dict[str, dict[str, str]] = {
         "ValuePack": "torchair.convert.interpreter.ValuePack",
     },
     "torchair.core._backend": {
-        "TorchNpuGraph": "torchair.devices.handmade.HandmadeGraph",
+        "TorchNpuGraph": "torchair.devices.hosted.HandmadeGraph",
         "initialize_graph_engine": "torchair.engine.options.initialize_graph_engine",
         "finalize_graph_engine": "torchair.engine.options.finalize_graph_engine",
         "_GLOBAL_COMPILE_OPTION": "torchair.engine.options.engine._options",

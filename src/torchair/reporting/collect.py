@@ -1,25 +1,29 @@
 """What the page shows of one graph, as plain data: source lines, FX, GE, steps and how they belong
-together."""
+together, and what is drawn of a plan."""
 
 from __future__ import annotations
 
+import linecache
+import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
+from torchair.codegen.target import Order
 from torchair.devices.call import GraphCall
 from torchair.engine.inspect.rows import row_name
 from torchair.engine.inspect.timeline import Slice, recorder
 from torchair.engine.plan.records import Plan, Step
-from torchair.explanation.machine import Rates, rates
-from torchair.explanation.units import UnitRow, unit_rows
+from torchair.engine.plan.strides import flat_slots
+from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.fx.comments import module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.lines import line_of
-from torchair.reporting.pictures import kernel_rows, memory_picture, timeline_picture
-from torchair.reporting.sources import Sources
 from torchair.runner import Compilation
 from torchair.trace import Change
 
@@ -200,3 +204,136 @@ def _pass_row(change: Change) -> dict[str, Any]:
         "seconds": change.seconds, "before": change.nodes_before, "after": change.nodes_after,
         "lines": change.lines,
     }  # fmt: skip
+
+
+# ---- pictures of a plan ----
+
+
+_LONGEST = 120_000  # characters of one text of a kernel
+
+
+def memory_picture(plan: Plan) -> dict[str, Any]:
+    """Boxes `[name, steps that write it, first, last, offset, bytes]` of the arena, one for each
+    buffer, and what else has memory."""
+    buffers: dict[int, list[Any]] = {}
+    for k, step in enumerate(plan.steps):
+        named = dict(zip(step.outs, step.made, strict=False))
+        for slot in [*flat_slots(step.args), *step.outs]:
+            root = plan.place(slot)[0]
+            if root.offset < 0:
+                continue
+            box = buffers.setdefault(root.buffer, [[], [], k, k, root.offset, root.bytes])
+            box[3] = k
+            if slot in step.outs:
+                box[0] += [named[slot].node.name] if slot in named else []
+                box[1].append(k)
+    boxes = [[", ".join(names[:4]) or "copy", *rest] for names, *rest in buffers.values()]
+    others: Counter[str] = Counter()
+    for root in plan.roots:
+        if root.offset < 0:
+            others[root.kind] += root.size
+    return {
+        "size": plan.arena_size, "floor": plan.arena_floor, "steps": len(plan.steps),
+        "boxes": boxes, "others": dict(others),
+    }  # fmt: skip
+
+
+def timeline_picture(plan: Plan, slices: Sequence[Slice]) -> dict[str, Any]:
+    """Slices `[lane, step, begin, end]` in microseconds since the first, and the events between
+    lanes."""
+    lanes = plan.schedule.lanes if plan.schedule is not None else [""]
+    begin = min((t0 for _, _, t0, _ in slices), default=0.0)
+    return {
+        "lanes": [lane or "default stream" for lane in lanes],
+        "slices": [
+            [lanes.index(lane), k, round(t0 - begin, 3), round(t1 - begin, 3)]
+            for lane, k, t0, t1 in slices
+        ],
+        "events": plan.schedule.events if plan.schedule is not None else [],
+    }
+
+
+def kernel_rows(plan: Plan) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """Kernels, each once, with what was asked for and the text that was generated; and the kernel
+    of each native step."""
+    rows: list[dict[str, Any]] = []
+    number: dict[str, int] = {}
+    kernel_of: dict[int, int] = {}
+    for k, step in enumerate(plan.steps):
+        if step.native is None:
+            continue
+        kernel = step.native.kernel
+        if kernel.entry not in number:
+            number[kernel.entry] = len(rows)
+            order = step.native.order
+            texts = {"nest": str(order.request), "text": kernel.text, "machine": _code(order)}
+            rows.append({"name": kernel.entry, **{k: cut(text) for k, text in texts.items()}})
+        kernel_of[k] = number[kernel.entry]
+    return rows, kernel_of
+
+
+def _code(order: Order) -> str:
+    try:
+        return order.machine_text()
+    except RuntimeError as e:  # LLVM's
+        return f"no machine code: {e}"
+
+
+def cut(text: str) -> str:
+    """A text that a page can hold."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}\n… and {len(text) - _LONGEST:,} characters more"
+
+
+# ---- the lines of the model that nodes came from ----
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_AROUND = 3  # lines shown before and after one that is needed
+_HOMES = (torch.__file__, os.path.dirname(__file__))
+_NOT_THE_MODEL = tuple(os.path.dirname(os.path.realpath(home)) + os.sep for home in _HOMES)
+
+Place = tuple[str, int]
+
+
+class Sources:
+    """Rows of text: `[file]`, or `[number, text]`; between lines that are not neighbours `[]`."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self._place = {n: place_of(n) for n in nodes}
+        used: dict[str, set[int]] = {}
+        for place in self._place.values():
+            if place is not None:
+                used.setdefault(place[0], set()).add(place[1])
+        self.rows: list[list[str | int]] = []
+        self._row: dict[Place, int] = {}
+        for file, numbers in used.items():
+            self._add(file, numbers)
+
+    def _add(self, file: str, numbers: set[int]) -> None:
+        self.rows.append([file])
+        near = {n + d for n in numbers for d in range(-_AROUND, _AROUND + 1) if n + d > 0}
+        last = 0
+        for number in sorted(near):
+            text = linecache.getline(file, number)
+            if not text and number not in numbers:
+                continue  # after the end
+            if last and number != last + 1:
+                self.rows.append([])
+            self._row[file, number] = len(self.rows)
+            self.rows.append([number, text.rstrip("\n")])
+            last = number
+
+    def row_of(self, node: fx.Node) -> int:
+        """Where the line of a node is, -1 if tracing left none."""
+        place = self._place[node]
+        return -1 if place is None else self._row[place]
+
+
+def place_of(node: fx.Node) -> Place | None:
+    """File and line of the innermost frame of the model, which is not torch and not we."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+    theirs = [f for f in frames if not os.path.realpath(f[0]).startswith(_NOT_THE_MODEL)]
+    chosen = (theirs or frames)[-1:]
+    return (chosen[0][0], int(chosen[0][1])) if chosen else None

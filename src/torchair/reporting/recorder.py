@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
-from torchair.explanation.collect import engine_call
+from torchair.explanation.api import engine_call, own_arguments
 from torchair.log import logger
 from torchair.reporting.collect import SeenGraph, graph_data
-from torchair.reporting.page import page
 from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write
-from torchair.verification.watching import Randomness
+from torchair.verification.forms import Randomness
 
 
 class Reporter:
@@ -104,14 +105,44 @@ class _Graph:
         """The graph after one more call, whose steps are timed. What it updates are copies."""
         if self._call is None:
             return self._seen("it is recorded call by call: there is no plan")
-        gm = self._compilation.gm
-        mutated = set(mutated_arguments(gm))
-        nodes = gm.graph.find_nodes(op="placeholder")
-        own = [
-            a.clone() if n in mutated and isinstance(a, Tensor) else a
-            for n, a in zip(nodes, args, strict=True)
-        ]
         seen = self._seen("")
         with torch.no_grad(), Randomness().again():
-            seen.look(self._call, own)
+            seen.look(self._call, own_arguments(self._compilation.gm, args))
         return seen
+
+
+# ---- the page: a template, its style and its script, and the data as JSON ----
+
+
+_ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+"""So that no name of a model can end the element that the data are in."""
+
+
+def page(title: str, graphs: Sequence[dict[str, Any]]) -> bytes:
+    """The whole file. Nothing is loaded by it, and only our own script may run."""
+    style, script = _part("page.css"), _part("page.js")
+    parts = {
+        "POLICY": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": embedded({"title": title, "graphs": list(graphs)}),
+    }
+    pieces = _part("page.html").split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces).encode()
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand inside of a script element, whatever texts are in it."""
+    text = json.dumps(data, separators=(",", ":"))
+    for character, escape in _ESCAPED.items():
+        text = text.replace(character, escape)
+    return text
+
+
+def _part(name: str) -> str:
+    return (resources.files("torchair.reporting") / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    mark = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{mark}'"

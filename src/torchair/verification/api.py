@@ -1,26 +1,35 @@
-"""`torchair.verify`: a model in eager mode and compiled, side by side."""
+"""`torchair.verify`: a model in eager mode and compiled, side by side. Each graph is checked in
+each call: against eager, and where that differs by more than a few bits against float64."""
 
 from __future__ import annotations
 
 import copy
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchair.backend import get_npu_backend, mode_of
+from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
+from torchair.concrete.acl import mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.section import given
-from torchair.runner import observed
-from torchair.verification.blame import copied
-from torchair.verification.checked import Asked, Verifier
-from torchair.verification.report import Report
+from torchair.configs.settings import Settings
+from torchair.log import logger
+from torchair.progress import Steps
+from torchair.runner import Compilation, GmRunner, observed
+from torchair.verification.blame import Blame, Suspects, WatchedCall, copied, line_of, lines_of
+from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
+from torchair.verification.judge import close, difference, no_number
+from torchair.verification.report import Finding, GraphReport, Report, Stage, write_script
 
 FOLDER = "torchair_verify"
 _VERSIONS = 256  # of one function that Dynamo may keep: each verification makes its own
@@ -110,3 +119,168 @@ def _restored(model: Any) -> Iterator[None]:
                 p.grad = grad
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+# ---- one graph ----
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asks of a verification."""
+
+    folder: Path  # for programs that show an error again
+    every_node: bool = False  # look at all nodes even where the results are right
+    steps: Steps = field(default_factory=lambda: Steps("torchair verify"))  # to show progress
+
+
+class Verifier:
+    """Puts a check around each graph that is compiled."""
+
+    def __init__(self, wish: Asked) -> None:
+        self.report = Report()
+        self._wish = wish
+        self._lines: dict[int, str] = {}  # of the model, see `lines_of`
+
+    def __call__(self, compilation: Compilation) -> GmRunner:
+        name = f"graph {len(self.report.graphs) + 1}"
+        if compilation.phase != "forward":
+            name += f", {compilation.phase}"
+        nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
+        entry = GraphReport(name, nodes)
+        self.report.graphs.append(entry)
+        if not isinstance(compilation.made, ConcreteGraph):
+            entry.notes.append("it is not compiled: its options or its tensors ask for that")
+            return compilation.runner
+        self._lines |= lines_of(compilation.gm)
+        check = _Check(compilation, entry, self._wish, self._lines)
+        return GmRunner(check, compilation.runner.trace)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A result as it was handed out."""
+
+    number: int
+    tensor: Tensor
+    content: Tensor
+    version: int  # torch counts who writes to it, and does not know of our kernels
+
+    @property
+    def is_overwritten(self) -> bool:
+        if self.tensor._version != self.version:
+            return False
+        return difference(self.tensor, self.content) is not None
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Check:
+    """One graph."""
+
+    def __init__(
+        self, compilation: Compilation, entry: GraphReport, wish: Asked, lines: Mapping[int, str]
+    ) -> None:
+        self._compilation, self._entry, self._wish = compilation, entry, wish
+        self._lines = lines
+        self._gm = compilation.gm
+        nodes = self._gm.graph.find_nodes(op="placeholder")
+        mutated = set(mutated_arguments(self._gm))
+        self._mutated = [i for i, n in enumerate(nodes) if n in mutated]
+        self._kept = [
+            i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static
+        ]
+        settings = Settings.of(compilation.config)
+        self._mode = settings.mode
+        replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
+        self._owned = replays and not settings.share_results  # results belong to the caller
+        self._before: list[_Held] = []  # results of the call before
+
+    def __call__(self, *args: Any) -> Any:
+        return self.entry(args)
+
+    def entry(self, args: Sequence[Any]) -> Any:
+        """Run the compiled graph, and look at what it gave."""
+        if self._entry.finding is not None:
+            return self._compilation.runner.run(args)
+        before, start = list(args), Randomness()
+        for i in self._kept:
+            before[i] = copied(args[i])
+        after = list(args)  # the list may be emptied by who runs
+        results = self._compilation.runner.run(args)
+        number, self._entry.calls = self._entry.calls, self._entry.calls + 1
+        call = WatchedCall(before, start, SeenRun(list(results), after))
+        try:
+            self._look(call, number)
+            self._look_back(call, number)
+        except Exception as e:  # the program of the user goes on
+            logger.warning("torchair verify could not look at %s: %s", self._entry.name, e)
+            why = (str(e).splitlines() or [type(e).__name__])[0]
+            self._entry.unchecked += 1
+            self._entry.notes.append(f"call {number} could not be checked: {why}")
+        return results
+
+    def _look(self, call: WatchedCall, number: int) -> None:
+        if not self._wish.every_node and self._is_right(call):
+            return
+        with self._wish.steps as steps:
+            blame = Suspects(self._compilation, call, steps).first()
+        if blame is not None:
+            self._entry.finding = self._finding(blame, number)
+        elif not self._wish.every_node:
+            note = f"call {number} differs from eager by rounding that many nodes amplify"
+            self._entry.notes.append(note)
+
+    def _look_back(self, call: WatchedCall, number: int) -> None:
+        """Whether the results of the call before are what they were: replays must not write where
+        an earlier one left its results."""
+        if not self._owned:
+            return
+        (output,) = self._gm.graph.find_nodes(op="output")
+        for held in self._before:
+            if self._entry.finding is None and held.is_overwritten:
+                error = no_number("it changed after it was handed out")
+                source = output.args[0][held.number]
+                what = f"result {held.number} of the call before"
+                wrong = Wrong(source, error, what, (), ())
+                blame = Blame(wrong, Stage.REPLAY, "writes where an earlier one left its results")
+                self._entry.finding = self._finding(blame, number)
+        given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}
+        self._before = [
+            _Held(i, r, copied(r), r._version)
+            for i, r in enumerate(call.seen.results)
+            if isinstance(r, Tensor) and _memory(r) not in given
+        ]
+
+    def _is_right(self, call: WatchedCall) -> bool:
+        """Whether results and updated arguments are as good as those of eager."""
+        args = list(call.args)
+        for i in self._mutated:
+            args[i] = copied(args[i])
+        with unset_fake_temporarily(), torch.no_grad():
+            with call.start.again():
+                made = self._gm(*args)
+            if self._is_close(call.seen, SeenRun(list(made), args)):
+                return True
+            for i in self._mutated:
+                args[i] = copied(call.args[i])
+            return LocalCheck(self._gm, call.seen).first_wrong(args, call.start) is None
+
+    def _is_close(self, seen: SeenRun, eager: SeenRun) -> bool:
+        pairs = [*zip(seen.results, eager.results, strict=True)]
+        pairs += [(seen.args[i], eager.args[i]) for i in self._kept]
+        return all(
+            close(got, wanted) if isinstance(wanted, Tensor) else got == wanted
+            for got, wanted in pairs
+        )
+
+    def _finding(self, blame: Blame, number: int) -> Finding:
+        wrong, node = blame.wrong, blame.wrong.node
+        line, title = line_of(node, self._lines), f"{node.target} ({node.name}): {wrong.difference}"
+        stem = f"{self._entry.name}_{node.name}"
+        script = write_script(wrong, self._mode, f"{title}. {line}", self._wish.folder, stem)
+        return Finding(
+            blame.stage, blame.culprit, node.name, str(node.target), line, wrong.what,
+            str(wrong.difference), wrong.difference.error, wrong.difference.allowed, number, script,
+        )  # fmt: skip

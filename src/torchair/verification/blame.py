@@ -26,17 +26,18 @@ from torchair.pipeline import convert, engine_settings, own_copy
 from torchair.progress import Steps
 from torchair.runner import Compilation
 from torchair.trace import Trace
-from torchair.verification.local import LocalCheck, Wrong
-from torchair.verification.report import Stage
-from torchair.verification.watching import (
+from torchair.verification.forms import (
+    LocalCheck,
     Randomness,
     SeenRun,
+    Wrong,
     run_fx,
     run_ge,
     run_program,
     run_steps,
     worst_step,
 )
+from torchair.verification.report import Stage
 
 _EVERYTHING = 1 << 30
 Found = TypeVar("Found")
@@ -176,25 +177,21 @@ class Suspects:
     def _of_fx_passes(self) -> Blame | None:
         if self._check_fx(self._gm, self._optimized_fx) is None:
             return None
-
-        def wrong(count: int) -> Wrong | None:
-            return self._check_fx(self._gm, self._after_passes(count))
-
-        return self._bisected_fx(FX_PASSES, wrong, Stage.FX_PASS)
+        return self._bisected_fx(Stage.FX_PASS, FX_PASSES, self._gm, self._after_passes)
 
     def _of_capture_passes(self) -> Blame | None:
-        base = self._optimized_fx
-
-        def wrong(count: int) -> Wrong | None:
-            return self._check_fx(base, self._after_capture_passes(count))
-
-        if wrong(_EVERYTHING) is None:
+        base, after = self._optimized_fx, self._after_capture_passes
+        if self._check_fx(base, after(_EVERYTHING)) is None:
             return None
-        return self._bisected_fx(CAPTURE_PASSES, wrong, Stage.CAPTURE_PASS)
+        return self._bisected_fx(Stage.CAPTURE_PASS, CAPTURE_PASSES, base, after)
 
     def _bisected_fx(
-        self, passes: Sequence[Pass], wrong: Callable[[int], Wrong | None], stage: Stage
-    ) -> Blame:
+        self, stage: Stage, passes: Sequence[Pass], base: fx.GraphModule,
+        after: Callable[[int], fx.GraphModule],
+    ) -> Blame:  # fmt: skip
+        def wrong(count: int) -> Wrong | None:
+            return self._check_fx(base, after(count))
+
         enabled = [p.name for p in passes if p.enabled(self._settings)]
         count = first_true(len(enabled), lambda k: wrong(k) is not None, self._steps)
         found = wrong(count)
