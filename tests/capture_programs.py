@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from like_eager import sharing
-from torchair.fx.capture import CAPTURE_PASSES
-from torchair.fx.passes.view_to_reshape import view_to_reshape
+from torchair.fx.passes import CAPTURE_PASSES
+from torchair.fx.passes.builtin import view_to_reshape
 from torchair.scope import npu_stream_switch
 
 Tensors = list[torch.Tensor]

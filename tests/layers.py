@@ -23,7 +23,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("store",),
     -1: ("errors", "log"),
-    -2: ("flags", "imports", "progress", "quiet"),
+    -2: ("flags", "process"),
 }
 
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
@@ -38,9 +38,7 @@ KNOWN_TO: dict[str, tuple[str, ...]] = {
 # Example: ("torchair.backend", "torchair.pipeline"): "converters load on the first compile".
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
-    ("torchair.backend", "torchair.fx.partition"): "imports torch._functorch",
-    ("torchair.backend", "torchair.fx.subclasses"): "imports torch._dynamo",
-    ("torchair.backend", "torchair.fx.whole"): "looks operators up, for the first compile",
+    ("torchair.backend", "torchair.fx.tracing"): "imports torch._functorch and torch._dynamo",
     ("torchair.backend", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair", "torchair.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
@@ -72,9 +70,9 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.emulate.profiles.work", "torchair.ge.shapes"): "likewise",
     ("torchair.emulate.npu_module", "torchair.npugraph_ex"): "a script that wants it asks",
     ("torchair.ge.graph", "torchair.ge.draft"): "drafts are made of what the graph is made of",
-    ("torchair.legacy.converters", "torchair.convert.registry"): "loads all converters",
+    ("torchair.legacy", "torchair.convert.registry"): "loads all converters",
     ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
-    ("torchair.npugraph_ex", "torchair.fx.passes.patterns"): "needs torch.fx internals",
+    ("torchair.npugraph_ex", "torchair.fx.passes.user"): "needs torch.fx internals",
 }
 
 # Loading these is the cost of the first compile, not of `import torchair`.

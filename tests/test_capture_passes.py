@@ -21,8 +21,8 @@ from capture_programs import (
 )
 from torchair import CompilerConfig, ops
 from torchair.configs.settings import Settings
-from torchair.fx.capture import CAPTURE_PASSES, events, workspace
-from torchair.fx.capture.caution import cautious
+from torchair.fx.passes import CAPTURE_PASSES, allocation, streams
+from torchair.fx.passes.values import cautious
 from torchair.ops.events import DEFAULT_STREAM
 from torchair.scope import limit_core_num, npu_stream_switch
 
@@ -263,7 +263,7 @@ def test_waiting_for_a_tensor_is_waiting_for_a_mark():
 def on_accelerator(monkeypatch):
     """Let the passes treat CPU graphs as those of an accelerator, which they can run on."""
     device = torch.device("cpu")
-    monkeypatch.setattr(events, "device_of", lambda graph: device)
+    monkeypatch.setattr(streams, "device_of", lambda graph: device)
 
 
 def test_data_between_streams_is_waited_for(monkeypatch):
@@ -422,8 +422,8 @@ def attend(monkeypatch):
         lib.define(schema)
         lib.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
     name = "capture_tests.attend"
-    entry = workspace.WorkspaceOp(f"{name}.out", ("out", "lse"), f"{name}_room.default")
-    monkeypatch.setattr(workspace, "WORKSPACE_OPS", {f"{name}.default": entry})
+    entry = allocation.WorkspaceOp(f"{name}.out", ("out", "lse"), f"{name}_room.default")
+    monkeypatch.setattr(allocation, "WORKSPACE_OPS", {f"{name}.default": entry})
     yield torch.ops.capture_tests.attend
     lib._destroy()
 

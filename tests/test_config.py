@@ -44,10 +44,14 @@ from torchair.configs.options import (
     OptionValue,
     RawValue,
     RegexValue,
+    Section,
     StrOptionValue,
     flag,
+    given,
+    leaves,
+    read_path,
+    write_path,
 )
-from torchair.configs.section import Section, given, leaves, read_path, write_path
 from torchair.configs.settings import Settings, parse_switches
 
 OPTIONS_DOC = Path(__file__).parent.parent / "docs" / "options.md"

@@ -30,10 +30,9 @@ import torchair
 from torchair.capture import graph_pool_handle
 from torchair.configs.aliases import FLAT_ALIASES
 from torchair.configs.flat import FlatConfig
-from torchair.configs.options import OptionValue
-from torchair.configs.section import leaves, read_path
+from torchair.configs.options import OptionValue, leaves, read_path
 from torchair.configs.settings import Settings
-from torchair.fx.passes.patterns import register_replacement
+from torchair.fx.passes.user import register_replacement
 from torchair.npugraph_ex.backend import npugraph_ex_backend, tree_of
 from torchair.ops.library import mark_side_effects
 

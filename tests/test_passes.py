@@ -26,16 +26,15 @@ from torchair.engine.optimize.passes.ordering import (
 )
 from torchair.engine.optimize.passes.simplify import apply_rules
 from torchair.errors import ScopeError
-from torchair.fx.passes import patterns
-from torchair.fx.passes.noop import optimize_noop_ops
-from torchair.fx.passes.view_inplace import recover_view_inplace_pattern
-from torchair.fx.streams import check_scopes
+from torchair.fx.passes import user as user_passes
+from torchair.fx.passes.builtin import optimize_noop_ops, recover_view_inplace_pattern
+from torchair.fx.passes.streams import check_scopes
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.ge.verify import verify
 from torchair.ops import npu
-from torchair.quiet import no_garbage_collection
+from torchair.process import no_garbage_collection
 
 aten = torch.ops.aten
 F, I8 = DataType.DT_FLOAT, DataType.DT_INT8
@@ -139,7 +138,7 @@ def test_other_operators_become_in_place_through_a_view(monkeypatch):
 def test_user_replacement_is_applied(monkeypatch):
     torch._dynamo.reset()
     for kept in ("_waiting", "_registered", "_matcher"):
-        monkeypatch.setattr(patterns, kept, [])  # other tests must not meet this pattern
+        monkeypatch.setattr(user_passes, kept, [])  # other tests must not meet this pattern
     torchair.register_replacement(
         lambda x, y: torch.sin(x) * torch.cos(y),
         lambda x, y: (torch.sin(x + y) + torch.sin(x - y)) / 2,

@@ -17,7 +17,7 @@ from torchair.core._backend import finalize_graph_engine
 from torchair.engine.optimize.passes import SWITCHED
 from torchair.engine.optimize.rules import PATTERNS
 from torchair.engine.options import by_our_names, read_switches
-from torchair.fx.passes import patterns
+from torchair.fx.passes import user as user_passes
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -591,7 +591,7 @@ def test_names_of_the_original_and_names_that_nobody_knows():
 def own_patterns(monkeypatch):
     """Registered patterns of one test."""
     for kept in ("_waiting", "_registered", "_matcher"):
-        monkeypatch.setattr(patterns, kept, [])
+        monkeypatch.setattr(user_passes, kept, [])
     monkeypatch.setenv("TORCHAIR_DEBUG", "3")
 
 

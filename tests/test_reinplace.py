@@ -17,7 +17,7 @@ from capture_programs import (
     x34,
 )
 from torchair import CompilerConfig, ops
-from torchair.fx.capture import CAPTURE_PASSES, caution, forms
+from torchair.fx.passes import CAPTURE_PASSES, memory, values
 from torchair.scope import npu_stream_switch
 
 aten = torch.ops.aten
@@ -143,7 +143,7 @@ def test_graph_of_real_tensors_is_understood():
 def test_a_pass_that_fails_is_left_out(monkeypatch):
     said = []
     monkeypatch.setattr(
-        caution.logger, "warning", lambda text, *args, **_: said.append(text % args)
+        values.logger, "warning", lambda text, *args, **_: said.append(text % args)
     )
     gm = traced(_chain, x34())
     before = text(gm)
@@ -446,7 +446,7 @@ def both(monkeypatch):
     lib.define("both(Tensor(a!) x, Tensor(b!) y, Tensor g) -> Tensor")
     lib.impl("both_functional", pure, "CompositeExplicitAutograd")
     lib.impl("both", in_place, "CompositeExplicitAutograd")
-    monkeypatch.setitem(forms.MANY_IN_PLACE, ("capture_tests", "both"), (0, 1))
+    monkeypatch.setitem(memory.MANY_IN_PLACE, ("capture_tests", "both"), (0, 1))
     yield torch.ops.capture_tests.both_functional
     lib._destroy()
 

@@ -10,7 +10,7 @@ import torchair
 from capture_programs import apply, assert_same_effect, inputs, program, traced
 from torchair import ops, scope
 from torchair.errors import ScopeError
-from torchair.fx.streams import check_scopes
+from torchair.fx.passes.streams import check_scopes
 from torchair.ops import streams
 from torchair.ops.streams import open_scopes, scopes_closed
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torchair import legacy, ops
 from torchair.backend import get_compiler, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.imports import when_imported
 from torchair.log import logger
+from torchair.process import when_imported
 
 if TYPE_CHECKING:
     from torchair.convert.registry import register_fx_node_ge_converter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchair.deploy.formats import npu_format_cast_via_cpu, use_internal_format_weight
     from torchair.deploy.load import load
     from torchair.explanation.api import explain
-    from torchair.fx.passes.patterns import register_replacement
+    from torchair.fx.passes.user import register_replacement
     from torchair.hcom import patch_for_hcom
     from torchair.verification.api import verify
 
@@ -49,7 +49,7 @@ _LAZY = {
     "patch_for_hcom": "torchair.hcom",
     "use_internal_format_weight": "torchair.deploy.formats",
     "register_fx_node_ge_converter": "torchair.convert.registry",
-    "register_replacement": "torchair.fx.passes.patterns",
+    "register_replacement": "torchair.fx.passes.user",
     "ge": "torchair.ge",
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",

@@ -12,13 +12,12 @@ import torch
 from torchair.configs.aliases import apply_options
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES
-from torchair.configs.section import given
+from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
 from torchair.errors import UnsupportedModeError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.ops.library import mark_side_effects
-from torchair.quiet import no_garbage_collection
+from torchair.process import no_garbage_collection
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
 
@@ -105,10 +104,8 @@ def compile_with_aot(
         return flatten_graph_inputs(gm, example_inputs, partial(again, speaker=speaker))
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
-        from torchair.fx.partition import partition
         from torchair.fx.passes import fx_text
-        from torchair.fx.subclasses import quicken_guards
-        from torchair.fx.whole import kept_whole
+        from torchair.fx.tracing import kept_whole, partition, quicken_guards
         from torchair.pipeline import NpuFxCompiler
 
     gears = _gears(gm, example_inputs, config)

@@ -29,7 +29,7 @@ from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
-from torchair.progress import Steps
+from torchair.process import Steps
 from torchair.serde import read_graph
 from torchair.tools import compare_dumps
 

@@ -5,7 +5,7 @@
     graph = GE_PASSES(graph)         packing, updates, order         engine/optimize/passes/
     session.run(inputs)              rules, plan, kernels, steps     engine/compile.py: next page
 
-In the modes that capture, the FX graph goes through CAPTURE_PASSES (fx/capture/) instead and is
+In the modes that capture, the FX graph goes through CAPTURE_PASSES (fx/passes/) instead and is
 captured at the first call (capture/): by running it on a GPU, from the plan on the CPU.
 """
 
@@ -43,11 +43,11 @@ from torchair.errors import ConversionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
-from torchair.fx.streams import check_scopes
+from torchair.fx.passes.streams import check_scopes
 from torchair.log import logger
 from torchair.ops.library import mark_side_effects
 from torchair.passes import PassRunner
-from torchair.quiet import no_garbage_collection
+from torchair.process import no_garbage_collection
 from torchair.runner import Compilation, GmRunner, onlookers
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write

@@ -46,7 +46,7 @@ from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.native import picker
 from torchair.errors import CaptureError, InputError
-from torchair.quiet import no_garbage_collection
+from torchair.process import no_garbage_collection
 
 Handle = tuple[int, int]
 Feed = Callable[[Sequence[Any]], None]

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchair.capture.rehearsal import written
 from torchair.engine.plan.capturable import SIZE_HINT
 from torchair.errors import CaptureError
-from torchair.fx.comments import fx_text, origin_of
+from torchair.fx.source import fx_text, origin_of
 
 Step = Callable[[], Any]
 _ATEN = torch.ops.aten

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.base import Forward
 from torchair.errors import CaptureError
-from torchair.fx.comments import fx_text, origin_of
+from torchair.fx.source import fx_text, origin_of
 from torchair.ops.streams import scopes_closed
 
 _ATEN = torch.ops.aten

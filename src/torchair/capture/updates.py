@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.errors import CaptureError
-from torchair.fx.comments import fx_text, origin_of
+from torchair.fx.source import fx_text, origin_of
 
 Rule = tuple[tuple[str, int], ...]
 """How to make a list for a call, one entry for each element: `("index", argument)` is the argument

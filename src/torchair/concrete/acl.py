@@ -25,8 +25,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.devices import Device, device_of
 from torchair.flags import Flags
-from torchair.fx.capture import CAPTURE_PASSES
-from torchair.fx.passes import FX_KIND, fx_text
+from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
 from torchair.log import logger
 from torchair.passes import PassRunner, Whole
 from torchair.serde import dump_name

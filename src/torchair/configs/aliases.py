@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from torchair.configs.section import Section, read_path, write_path
+from torchair.configs.options import Section, read_path, write_path
 from torchair.errors import did_you_mean
 
 

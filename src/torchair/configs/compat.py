@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchair.configs.options import CAPTURE_MODES, MAX_AUTOTUNE, REDUCE_OVERHEAD
-from torchair.configs.section import Section, leaves, read_path
+from torchair.configs.options import (
+    CAPTURE_MODES,
+    MAX_AUTOTUNE,
+    REDUCE_OVERHEAD,
+    Section,
+    leaves,
+    read_path,
+)
 from torchair.log import warn_once
 
 _ANY: tuple[Any, ...] = ()

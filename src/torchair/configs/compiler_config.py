@@ -19,12 +19,16 @@ from torchair.configs.options import (
     MAX_AUTOTUNE,
     CallableValue,
     DictOptionValue,
+    EngineOptions,
+    OpenSection,
     OptionValue,
+    PlainSection,
     RawValue,
+    Section,
     StrOptionValue,
     flag,
+    leaves,
 )
-from torchair.configs.section import EngineOptions, OpenSection, PlainSection, Section, leaves
 
 __all__ = ["CompilerConfig", "apply_options", "warn_frozen_parameter", "warn_ineffective"]
 

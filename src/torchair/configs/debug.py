@@ -15,9 +15,9 @@ from torchair.configs.options import (
     OptionValue,
     RawValue,
     RegexValue,
+    Section,
     flag,
 )
-from torchair.configs.section import Section
 
 
 class _Dump(Section):

@@ -14,10 +14,10 @@ from torchair.configs.options import (
     IntRangeValue,
     MustExistedPathValue,
     OptionValue,
+    Section,
     StrOptionValue,
     flag,
 )
-from torchair.configs.section import Section
 
 # The position of a strategy is its number in the engine.
 TOPOLOGY_STRATEGIES = ("BFS", "DFS", "RDFS", "StableRDFS")

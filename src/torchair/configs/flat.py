@@ -15,13 +15,15 @@ from torchair.configs.options import (
     NPUGRAPH_EX,
     CallableValue,
     DictOptionValue,
+    EngineOptions,
     IntListValue,
     IntRangeValue,
     MustExistedPathValue,
     OptionValue,
     RawValue,
+    Section,
+    leaves,
 )
-from torchair.configs.section import EngineOptions, Section, leaves
 
 
 class Switch(OptionValue):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.debug import rank_directory
-from torchair.configs.section import read_path
+from torchair.configs.options import read_path
 from torchair.flags import Flags
 
 FxPass = Callable[..., Any]

@@ -28,7 +28,7 @@ from torchair.convert.results import SYMBOLS, Results
 from torchair.convert.scopes import Scopes
 from torchair.convert.views import ViewFolder
 from torchair.errors import ConversionError
-from torchair.fx.comments import module_path, origin_of
+from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value

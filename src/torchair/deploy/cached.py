@@ -35,7 +35,7 @@ from torchair.deploy.trees import CallShape
 from torchair.deploy.version import Version, shape_of
 from torchair.flags import Flags
 from torchair.log import logger, warn_once
-from torchair.quiet import no_garbage_collection
+from torchair.process import no_garbage_collection
 from torchair.trace import label, start_debug_log
 
 _FILES = ("torchair.tunedKernels",)  # options that name files whose contents decide about kernels

@@ -13,7 +13,7 @@ import torch
 from torchair.backend import mode_of
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.section import given
+from torchair.configs.options import given
 from torchair.deploy.homes import Home, homes_of, roots_of
 from torchair.deploy.sharing import SharedMemory
 from torchair.deploy.traced import Traced

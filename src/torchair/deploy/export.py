@@ -18,8 +18,7 @@ from torch.utils import _pytree as pytree
 
 from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.options import MAX_AUTOTUNE
-from torchair.configs.section import given, read_path
+from torchair.configs.options import MAX_AUTOTUNE, given, read_path
 from torchair.deploy import atc
 from torchair.deploy.outline import NotNested, outline
 from torchair.deploy.package import Argument, Package

@@ -26,7 +26,7 @@ from torchair.deploy.homes import Home, look
 from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
-from torchair.fx.whole import kept_whole
+from torchair.fx.tracing import kept_whole
 from torchair.hcom import traced_collectives
 from torchair.log import logger, spoken_by
 from torchair.ops.library import mark_side_effects

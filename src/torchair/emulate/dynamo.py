@@ -9,7 +9,7 @@ import torch
 
 from torchair.emulate import npu_module, statistics, streams
 from torchair.emulate.state import DEVICE_TYPE, STATE
-from torchair.imports import when_imported
+from torchair.process import when_imported
 
 
 def install_hooks() -> None:

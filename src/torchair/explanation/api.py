@@ -17,7 +17,7 @@ from torchair.backend import get_npu_backend, mode_of
 from torchair.concrete import GeConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import AclConcreteGraph, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.section import given
+from torchair.configs.options import given
 from torchair.devices.call import GraphCall
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.log import logger

@@ -27,9 +27,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: DimGears) -> None:
 
 
 def _check_gears(dim: Any, gears: Any, rank: int) -> None:
-    assert isinstance(dim, int), (
-        f"Dim index in dim_gears must be an integer, but got {type(dim)}."
-    )
+    assert isinstance(dim, int), f"Dim index in dim_gears must be an integer, but got {type(dim)}."
     assert 0 <= dim < rank, (
         f"Dim index in dim_gears must be in range [0, {rank - 1}], but got {dim}."
     )

@@ -1,12 +1,18 @@
-"""Where in the user's program a node of an FX graph came from."""
+"""Where in the user's program a node of an FX graph came from, and the comment lines that tie GE
+nodes to that and to the FX graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import fx
 
 from torchair.errors import without_marks
+from torchair.ge.graph import Origin
 
 
 def last_frame(node: fx.Node, ours: Sequence[str] = ()) -> str | None:
@@ -23,3 +29,44 @@ def last_frame(node: fx.Node, ours: Sequence[str] = ()) -> str | None:
 def source_line(node: fx.Node) -> str:
     """File, line and text for messages, without the marks under the text; empty if unknown."""
     return without_marks(last_frame(node) or "")
+
+
+_OURS = tuple(f'"{Path(__file__).parents[1] / room}' for room in ("ops", "scope"))
+
+
+def origin_of(node: fx.Node) -> Origin | None:
+    """Source position and FX text of a node; None when tracing left no stack trace. What the user
+    called counts, not where we go on."""
+    where = last_frame(node, _OURS)
+    if where is None:
+        return None
+    return Origin(f"# File {where}", f"## FX Code: {fx_text(node)}", node.name, str(node.target))
+
+
+def fx_text(node: fx.Node) -> str:
+    """`name: type[dims]device = target(arguments)`."""
+    target = node._pretty_print_target(node.target)
+    args = [_argument(a) for a in node.args]
+    args += [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    return f"{_annotated(node)} = {target}({', '.join(args)})"
+
+
+def _argument(x: Any) -> str:
+    return _annotated(x) if isinstance(x, fx.Node) else str(x)
+
+
+def _annotated(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        dims = ", ".join(str(d) for d in value.shape)
+        return f"{node.name}: {value.dtype}[{dims}]{value.device}"
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f'{node.name}: "Sym({value})"'
+    return node.name
+
+
+def module_path(node: fx.Node) -> str:
+    """Names of the modules that a node was traced in, as `layers.0.mlp`; "" outside of all."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.partition("].")[2] if path.startswith("L[") else path

@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
-from torchair.legacy.converters import put_on_operators
+import torch
+
 from torchair.legacy.table import PACKAGE, TABLE
 
 _PACKAGES = {name.rpartition(".")[0] for name in TABLE} | {
@@ -99,3 +101,34 @@ def install() -> None:
     if not any(isinstance(f, _Finder) for f in sys.meta_path):
         sys.meta_path.append(_Finder())
     put_on_operators()
+
+
+# ---- converters on the operators themselves, where the original keeps them
+
+
+class RegisteredConverter:
+    """Stands on an operator for the converter that is registered for it, which is not loaded before
+    somebody asks. Another one put in its place is used instead."""
+
+    is_registered = True
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        from torchair.convert import registry
+
+        entry = registry.registered_for(self._op)
+        assert entry is not None, f"{self._op} has no converter"
+        return entry.fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+
+def put_on_operators() -> None:
+    """Let operators of our own library show their converters."""
+    op: Any = torch.ops.air.print.default
+    if not hasattr(op, "_ge_converter"):
+        op._ge_converter = RegisteredConverter(op)

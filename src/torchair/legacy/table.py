@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PACKAGE: dict[str, str] = {}  # a package that only holds modules
 _PASSES = "torchair.engine.optimize.passes"
-_CAPTURE = "torchair.fx.capture"
+_FX_PASSES = "torchair.fx.passes"
 
 _SAMPLES = ("F32", "F16", "BF16", "F64", "I32", "I16", "I64", "I8", "U8", "BOOL", "C64", "T")
 # what a converter of the original imports with a star, beside the samples
@@ -85,8 +85,8 @@ TABLE: dict[str, dict[str, str]] = {
         # descriptions of values have the numbers of DataType, too
         "_ge_dtype_to_ge_proto_dtype": "operator.index",
         "_ge_proto_dtype_to_ge_dtype": "operator.index",
-        "_GeInputInfo": "torchair.legacy.gears.GeInputInfo",
-        "_ValueType": "torchair.legacy.gears.ValueType",
+        "_GeInputInfo": "torchair.legacy.stand_ins.GeInputInfo",
+        "_ValueType": "torchair.legacy.stand_ins.ValueType",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
     "torchair.ge.attr": {"*": "torchair.ge.attrs"},
@@ -142,31 +142,33 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair._acl_concrete_graph.acl_graph": {
         "AclGraph": "torchair.capture.graph.AclGraph",
         "AclGraphCacheInfo": "torchair.capture.graph.AclGraphCacheInfo",
-        "_REPLACE_FUNC_MAP": "torchair.legacy.updatable.REPLACE_FUNC_MAP",
-        "StaticWorkspaceReplaceFunc": "torchair.legacy.updatable.StaticWorkspaceReplaceFunc",
-        "replace_dynamic_workspace_ops": f"{_CAPTURE}.workspace.replace_dynamic_workspace_ops",
+        "_REPLACE_FUNC_MAP": "torchair.legacy.stand_ins.REPLACE_FUNC_MAP",
+        "StaticWorkspaceReplaceFunc": "torchair.legacy.stand_ins.StaticWorkspaceReplaceFunc",
+        "replace_dynamic_workspace_ops": f"{_FX_PASSES}.allocation.replace_dynamic_workspace_ops",
     },
     "torchair._acl_concrete_graph.cat_optimization": {
-        "optimize_cat_with_out_tensor": f"{_CAPTURE}.cat.remove_cat_ops",
+        "optimize_cat_with_out_tensor": f"{_FX_PASSES}.allocation.remove_cat_ops",
     },
     "torchair._acl_concrete_graph.graph_pass": {
-        name: f"{_CAPTURE}.{module}.{name}"
+        name: f"{_FX_PASSES}.{module}.{name}"
         for module, names in (
-            ("events", "apply_event_closure_with_multi_stream apply_event_record"),
+            (
+                "streams",
+                "apply_event_closure_with_multi_stream apply_event_record replace_core_limit_nodes",
+            ),
             ("inplace", "reinplace_inplaceable_ops_pass reinplace_input_mutated_ops"),
-            ("limits", "replace_core_limit_nodes"),
         )
         for name in names.split()
     }
     | {
-        "_mutated_input_reinplace": f"{_CAPTURE}.inplace.reinplace_input_mutated_ops",
+        "_mutated_input_reinplace": f"{_FX_PASSES}.inplace.reinplace_input_mutated_ops",
         "_GLOBAL_SCOPE_TAG_TO_EVENT": "torchair.ops.streams._here.events",
     },
     "torchair.scope._scope_attr": {
         "_GLOBAL_TAG_TO_STREAM": "torchair.ops.streams.STREAMS._streams",
     },
     "torchair._acl_concrete_graph.utils": {
-        name: f"torchair.legacy.values.{name}"
+        name: f"torchair.legacy.stand_ins.{name}"
         for name in ("LazyMessage", "WeakRef", "reconstruct_args_kwargs")
     },
     "torchair._utils": PACKAGE,
@@ -177,20 +179,20 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair._utils.graph_transform_observer": {"DebugContext": "torchair.trace.torchair_folders"},
     "torchair.configs._option_base": {"*": "torchair.configs.options"},
     "torchair.configs.npugraphex_config": {
-        "_process_kwargs_options": "torchair.legacy.options.process_kwargs_options",
+        "_process_kwargs_options": "torchair.legacy.stand_ins.process_kwargs_options",
         "NpugraphexConfig": "torchair.configs.aliases.NpugraphexConfig",
     },
     "torchair.fx_dumper": {"_as_numpy": "torchair.fx.dump.as_array"},
     "torchair.patterns": PACKAGE,
     "torchair.patterns._recover_view_inplace_pattern": {
-        "_INPLACE_OPS_MAP": "torchair.fx.passes.view_inplace.INPLACE_OPS",
-        "InplaceOpInfo": "torchair.fx.passes.view_inplace.InplaceOpInfo",
+        "_INPLACE_OPS_MAP": "torchair.fx.passes.builtin.INPLACE_OPS",
+        "InplaceOpInfo": "torchair.fx.passes.builtin.InplaceOpInfo",
         "recover_view_inplace_pattern": (
-            "torchair.fx.passes.view_inplace.recover_view_inplace_pattern"
+            "torchair.fx.passes.builtin.recover_view_inplace_pattern"
         ),
     },
     "torchair.patterns.pattern_util": {
-        "_apply_pattern_passes": "torchair.fx.passes.patterns.apply_pattern_passes",
+        "_apply_pattern_passes": "torchair.fx.passes.user.apply_pattern_passes",
     },
     "torchair.npu_fx_compiler": {
         "get_npu_backend": "torchair.backend.get_npu_backend",
@@ -203,7 +205,7 @@ TABLE: dict[str, dict[str, str]] = {
         "_next_unique_graph_id": "torchair.pipeline.next_graph_id",
         "_GLOBAL_GRAPH_ID": "torchair.pipeline.latest_graph_id",
         "_optimize_fx": "torchair.pipeline.optimize_fx",
-        "_optimize_sym_input": "torchair.fx.passes.sym_input.optimize_sym_input",
+        "_optimize_sym_input": "torchair.fx.passes.builtin.optimize_sym_input",
     },
     "torchair.npu_export": {
         "dynamo_export": "torchair.deploy.export.dynamo_export",
@@ -211,8 +213,8 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "torchair.experimental": PACKAGE,
     "torchair.inference._gear_utils": {
-        "generate_dynamic_dims_option": "torchair.legacy.gears.generate_dynamic_dims_option",
-        "get_dim_gears": "torchair.legacy.gears.get_dim_gears",
+        "generate_dynamic_dims_option": "torchair.legacy.stand_ins.generate_dynamic_dims_option",
+        "get_dim_gears": "torchair.legacy.stand_ins.get_dim_gears",
         "set_dim_gears": "torchair.fx.gears.set_dim_gears",
     },
     "torchair.inference._cache_compiler": _CACHE_COMPILER,
@@ -259,7 +261,7 @@ TABLE: dict[str, dict[str, str]] = {
     "npugraph_ex.configs._option_base": {"*": "torchair.configs.options"},
     "npugraph_ex.configs.compiler_config": {
         "CompilerConfig": "torchair.configs.flat.FlatConfig",
-        "_process_kwargs_options": "torchair.legacy.options.process_kwargs_options",
+        "_process_kwargs_options": "torchair.legacy.stand_ins.process_kwargs_options",
     },
     "npugraph_ex.tools": PACKAGE,
     "npugraph_ex.tools.aclgraph_check": {"*": "torchair.tools.gegraph_check"},

@@ -11,7 +11,7 @@ from torchair.npugraph_ex import inference, ops, scope
 from torchair.npugraph_ex.backend import compile_fx, get_compiler, get_npu_backend
 
 if TYPE_CHECKING:
-    from torchair.fx.passes.patterns import register_replacement
+    from torchair.fx.passes.user import register_replacement
 
 __all__ = [
     "get_npu_backend",
@@ -31,4 +31,4 @@ def __getattr__(name: str) -> Any:
 
     if name != "register_replacement":
         raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")
-    return importlib.import_module("torchair.fx.passes.patterns").register_replacement
+    return importlib.import_module("torchair.fx.passes.user").register_replacement

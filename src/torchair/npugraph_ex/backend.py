@@ -12,7 +12,7 @@ from torchair.configs.aliases import FLAT_ALIASES
 from torchair.configs.compat import warn_frozen_parameter, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.flat import FlatConfig
-from torchair.configs.section import given
+from torchair.configs.options import given
 from torchair.log import npugraph_ex_logger, spoken_by
 from torchair.npugraph_ex.ops import as_air_ops
 from torchair.trace import Trace, model_directory, start_debug_log

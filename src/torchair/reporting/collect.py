@@ -21,7 +21,7 @@ from torchair.engine.inspect.timeline import Slice, recorder
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.strides import flat_slots
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
-from torchair.fx.comments import module_path
+from torchair.fx.source import module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.lines import line_of
 from torchair.runner import Compilation

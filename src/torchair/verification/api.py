@@ -21,10 +21,10 @@ from torchair.backend import get_npu_backend, mode_of
 from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.section import given
+from torchair.configs.options import given
 from torchair.configs.settings import Settings
 from torchair.log import logger
-from torchair.progress import Steps
+from torchair.process import Steps
 from torchair.runner import Compilation, GmRunner, observed
 from torchair.verification.blame import Blame, Suspects, WatchedCall, copied, line_of, lines_of
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong

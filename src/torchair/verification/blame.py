@@ -17,13 +17,12 @@ from torchair.concrete.acl import mutated_arguments
 from torchair.configs.settings import Settings
 from torchair.convert.registry import find
 from torchair.devices import device_of
-from torchair.fx.capture import CAPTURE_PASSES
-from torchair.fx.passes import FX_KIND, FX_PASSES
+from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, FX_PASSES
 from torchair.fx.source import source_line
 from torchair.ge.rewrite import Match, Rule
 from torchair.passes import Pass, PassRunner
 from torchair.pipeline import convert, engine_settings, own_copy
-from torchair.progress import Steps
+from torchair.process import Steps
 from torchair.runner import Compilation
 from torchair.trace import Trace
 from torchair.verification.forms import (

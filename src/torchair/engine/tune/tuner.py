@@ -21,7 +21,7 @@ from torchair.engine.run.trial import Content, Stage, far_bytes, threads_of
 from torchair.engine.tune.race import Entrant, Race, times
 from torchair.engine.tune.wish import KINDS, Wish
 from torchair.log import logger
-from torchair.progress import Bar
+from torchair.process import Bar
 
 STEP = 0.01
 """Part of its time by which a value of a choice must be better than the one so far."""

@@ -1,16 +1,35 @@
-"""The common FX passes, in order. Each is called as `(gm, example_inputs, config)`."""
+"""The FX passes, in order: those of every graph, then those of graphs that are captured. Each is
+called as `(gm, example_inputs, config)`.
+
+`gm.meta["graph_name"]`, if it is there, becomes part of the tags of events.
+"""
 
 from collections import Counter
 from typing import Any
 
 from torch import fx
 
-from torchair.fx.passes.noop import optimize_noop_ops
-from torchair.fx.passes.patterns import apply_pattern_passes
-from torchair.fx.passes.sym_input import optimize_sym_input
-from torchair.fx.passes.user import post_pass, pre_pass
-from torchair.fx.passes.view_inplace import recover_view_inplace_pattern
-from torchair.fx.passes.view_to_reshape import view_to_reshape
+from torchair.fx.passes.allocation import remove_cat_ops, replace_dynamic_workspace_ops
+from torchair.fx.passes.builtin import (
+    eliminate_dead_code,
+    eliminate_self_copy,
+    optimize_noop_ops,
+    optimize_sym_input,
+    recover_view_inplace_pattern,
+    view_to_reshape,
+)
+from torchair.fx.passes.inplace import (
+    decompose_auto_functionalized,
+    reinplace_inplaceable_ops_pass,
+    reinplace_input_mutated_ops,
+)
+from torchair.fx.passes.streams import (
+    apply_event_closure_with_multi_stream,
+    apply_event_record,
+    replace_core_limit_nodes,
+    resolve_default_stream_markers,
+)
+from torchair.fx.passes.user import apply_pattern_passes, post_pass, pre_pass
 from torchair.passes import Handler, Pass
 
 FX_PASSES = (
@@ -24,6 +43,29 @@ FX_PASSES = (
         "post_grad_custom_post_pass", post_pass, lambda s: s.post_grad_custom_post_pass is not None
     ),
 )
+
+CAPTURE_PASSES = (
+    Pass("remove_cat_ops", remove_cat_ops, lambda s: s.remove_cat_ops),
+    Pass("apply_event_closure_with_multi_stream", apply_event_closure_with_multi_stream),
+    Pass("apply_event_record", apply_event_record),
+    Pass("eliminate_dead_code", eliminate_dead_code),
+    Pass(
+        "reinplace_inplaceable_ops_pass", reinplace_inplaceable_ops_pass, lambda s: s.inplace_pass
+    ),
+    Pass(
+        "reinplace_input_mutated_ops", reinplace_input_mutated_ops, lambda s: s.input_inplace_pass
+    ),
+    Pass(
+        "decompose_auto_functionalized",
+        decompose_auto_functionalized,
+        lambda s: s.input_inplace_pass,
+    ),
+    Pass("eliminate_self_copy", eliminate_self_copy, lambda s: s.mode == "npugraph_ex"),
+    Pass("replace_dynamic_workspace_ops", replace_dynamic_workspace_ops),
+    Pass("replace_core_limit_nodes", replace_core_limit_nodes),
+    Pass("resolve_default_stream_markers", resolve_default_stream_markers),
+)
+"""Those of the modes that capture, which follow."""
 
 
 def _count(gm: fx.GraphModule) -> Counter[str]:

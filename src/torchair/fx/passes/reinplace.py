@@ -14,10 +14,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.capture.forms import VIEW_OF_SCATTER, in_place_form
-from torchair.fx.capture.memory import StoragePlace, Storages, is_bent, place_of
-from torchair.fx.capture.order import IssueOrder
-from torchair.fx.capture.values import (
+from torchair.fx.passes.memory import (
+    VIEW_OF_SCATTER,
+    StoragePlace,
+    Storages,
+    in_place_form,
+    is_bent,
+    place_of,
+)
+from torchair.fx.passes.streams import IssueOrder
+from torchair.fx.passes.values import (
     add_call,
     arguments_of,
     dims,

@@ -1,0 +1,297 @@
+"""Small passes: calls without effect, views, symbolic sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.ge.shapes import from_torch
+from torchair.log import logger
+
+# ---- calls that change nothing -> their input
+#
+# The same list as inductor's `remove_noop_ops`, written here because importing that module alone
+# costs more than our whole compilation (see docs/architecture.md).
+
+
+aten = torch.ops.aten
+_MAX = 2**63 - 1
+
+
+def optimize_noop_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Remove full slices, repeat by one, zero pads, same-type converts and the like."""
+    graph = gm.graph
+    output = graph.output_node()
+    returned = {n for n in output.all_input_nodes}
+    inputs = set(graph.find_nodes(op="placeholder"))
+    input_storage = {_storage(n) for n in inputs}
+    output_storage = Counter(_storage(n) for n in returned)
+    for node in list(graph.nodes):
+        source = _noop_source(node)
+        if source is None:
+            continue
+        view = _storage(node) == _storage(source)
+        fresh_result = _storage(node) in output_storage and not view
+        if fresh_result and (_storage(source) in input_storage | output_storage.keys()):
+            continue  # would make a result share memory that it did not share
+        if fresh_result and output_storage[_storage(node)] > 1:
+            continue  # would part results that share memory: views of it keep the old one
+        if view and node in returned and (source in inputs or source in returned):
+            continue  # would make a result the very object of another
+        if node in returned:
+            returned.add(source)
+        if fresh_result:
+            output_storage[_storage(source)] += 1
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
+def _noop_source(node: fx.Node) -> fx.Node | None:
+    test = _TESTS.get(node.target) if node.op == "call_function" else None
+    if test is None or not node.args:
+        return None
+    position = 1 if node.target in _SECOND else 0
+    source: Any = node.args[position] if len(node.args) > position else None
+    if node.target is aten.cat.default and isinstance(source, (list, tuple)):
+        source = source[0] if len(source) == 1 else None
+    if not isinstance(source, fx.Node) or not _comparable(node, source):
+        return None
+    lays_out = _storage(node) != _storage(source) and not _same_strides(node, source)
+    return source if not lays_out and test(node, source) else None
+
+
+def _comparable(node: fx.Node, source: fx.Node) -> bool:
+    a, b = node.meta.get("val"), source.meta.get("val")
+    return (
+        isinstance(a, torch.Tensor)
+        and isinstance(b, torch.Tensor)
+        and a.dtype == b.dtype
+        and _dims(a.shape) == _dims(b.shape)
+    )
+
+
+def _dims(sizes: Any) -> list[Any]:
+    return [from_torch(d) for d in sizes]
+
+
+def _same_strides(node: fx.Node, source: fx.Node) -> bool:
+    a, b = node.meta["val"], source.meta["val"]
+    return _dims(a.stride()) == _dims(b.stride())
+
+
+def _same_layout(node: fx.Node, source: fx.Node) -> bool:
+    a, b = node.meta["val"], source.meta["val"]
+    return (
+        a.device == b.device
+        and a.layout == b.layout
+        and _same_strides(node, source)
+        and from_torch(a.storage_offset()) == from_torch(b.storage_offset())
+    )
+
+
+def _always(node: fx.Node, source: fx.Node) -> bool:
+    return True
+
+
+def _full_slice(node: fx.Node, source: fx.Node) -> bool:
+    args = [*node.args, *[None] * 5][:5]
+    start, step = args[2], args[4]
+    return start in (None, 0) and step in (None, 1)
+
+
+def _ones(node: fx.Node, source: fx.Node) -> bool:
+    return all(r == 1 for r in node.args[1])  # type: ignore[union-attr]
+
+
+def _zero_pad(node: fx.Node, source: fx.Node) -> bool:
+    return all(p == 0 for p in node.args[1])  # type: ignore[union-attr]
+
+
+def _integral(node: fx.Node, source: fx.Node) -> bool:
+    dtype = node.meta["val"].dtype
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _power_one(node: fx.Node, source: fx.Node) -> bool:
+    exponent = node.args[1]
+    return isinstance(exponent, (int, float)) and exponent == 1
+
+
+def _full_slice_scatter(node: fx.Node, source: fx.Node) -> bool:
+    args = [*node.args, *[None] * 6][:6]
+    start, end, step = args[3:]
+    whole = start in (None, 0) and end in (None, _MAX) and step in (None, 1)
+    return whole and not node.kwargs and _same_layout(node, source)
+
+
+_SECOND = (aten.copy.default, aten.slice_scatter.default)  # what these give is their second input
+_TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
+    aten.copy.default: _same_layout,
+    aten.slice_scatter.default: _full_slice_scatter,
+    aten.slice.Tensor: _full_slice,
+    aten.repeat.default: _ones,
+    aten.constant_pad_nd.default: _zero_pad,
+    torch.ops.prims.convert_element_type.default: _always,
+    aten.ceil.default: _integral,
+    aten.floor.default: _integral,
+    aten.round.default: _integral,
+    aten.trunc.default: _integral,
+    aten.pow.Tensor_Scalar: _power_one,
+    aten.cat.default: _always,
+    aten.view.default: _always,
+    aten.reshape.default: _same_layout,
+    aten.expand.default: _always,
+    aten.alias.default: _always,
+    aten.clone.default: _same_layout,
+}
+
+
+def _storage(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return node
+    return value.untyped_storage()._cdata
+
+
+# ---- placeholder -> view -> scatter -> view -> copy_(placeholder)  =>  the in-place scatter
+
+
+@dataclass(frozen=True)
+class InplaceOpInfo:
+    """The form of an operator that writes to its arguments, and which results these become."""
+
+    inplace_op: Any
+    output_to_ref_input_idx_mapping: Mapping[int, int] = field(default_factory=lambda: {0: 0})
+
+
+INPLACE_OPS: dict[Any, InplaceOpInfo] = {}
+"""Operators beside the scatters of the `npu` library."""
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+_SCATTERS = ("scatter_update", "npu_scatter_nd_update", "npu_quant_scatter")
+
+
+def recover_view_inplace_pattern(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Give a cache update through a view back its in-place form."""
+    scatters = _in_place_forms()
+    if not scatters:
+        return
+    count = 0
+    for copy in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        found = _match(copy, scatters)
+        if found is not None:
+            _rewrite(gm.graph, copy, *found, scatters)
+            count += 1
+    logger.debug("In fx_graph, find %s matched patterns", count)
+
+
+def _in_place_forms() -> dict[Any, Any]:
+    """Operators with a form that overwrites the first argument: that form, if it exists."""
+    infos = INPLACE_OPS.items()
+    found = {op: i.inplace_op for op, i in infos if i.output_to_ref_input_idx_mapping == {0: 0}}
+    for name in _SCATTERS:
+        plain = getattr(torch.ops.npu, name, None)
+        in_place = getattr(torch.ops.npu, name + "_", None)
+        if plain is not None and in_place is not None:
+            found[plain.default] = in_place.default
+    return found
+
+
+def _match(copy: fx.Node, scatters: dict[Any, Any]) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    placeholder, post = copy.args[0], copy.args[1]
+    if not isinstance(post, fx.Node) or post.target not in _VIEWS or len(post.users) != 1:
+        return None
+    scatter = post.args[0]
+    if not isinstance(scatter, fx.Node) or scatter.target not in scatters:
+        return None
+    pre = scatter.args[0]
+    if not isinstance(pre, fx.Node) or pre.target not in _VIEWS or len(pre.users) != 1:
+        return None
+    if pre.args[0] is not placeholder or not isinstance(placeholder, fx.Node):
+        return None
+    if placeholder.op != "placeholder" or len(placeholder.users) != 2 or len(scatter.users) != 1:
+        return None
+    if post.meta["val"].shape != placeholder.meta["val"].shape:
+        return None
+    return pre, scatter, post
+
+
+def _rewrite(
+    graph: fx.Graph, copy: fx.Node, pre: fx.Node, scatter: fx.Node, post: fx.Node, forms: Any
+) -> None:
+    with graph.inserting_before(scatter):
+        made = graph.create_node(
+            "call_function", forms[scatter.target], scatter.args, scatter.kwargs,
+            name=f"{scatter.name}_inplace",
+        )  # fmt: skip
+    made.meta = dict(scatter.meta)
+    logger.debug(
+        "success to replace non_inplace node %s by inserting new inplace node %s", scatter, made
+    )
+    copy.replace_all_uses_with(copy.args[0])  # type: ignore[arg-type]
+    graph.erase_node(copy)
+    graph.erase_node(post)
+    scatter.replace_all_uses_with(made)
+    graph.erase_node(scatter)
+
+
+# ---- symbolic size inputs -> the size of a tensor input that has it
+
+
+def optimize_sym_input(
+    gm: fx.GraphModule, example_inputs: Any = None, config: Any = None
+) -> fx.GraphModule:
+    """Replace a symbol placeholder by sym_size of the first tensor placeholder with that dim."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    tensors = [n for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)]
+    for node in placeholders:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.SymInt) or not node.users:
+            continue
+        found = _dim_of(value.node.expr, tensors)
+        if found is None:
+            continue
+        tensor, dim = found
+        with gm.graph.inserting_after(tensor):
+            size = gm.graph.call_function(torch.ops.aten.sym_size, (tensor, dim))
+        size.meta["val"] = value
+        node.replace_all_uses_with(size)
+    return gm
+
+
+def _dim_of(expr: Any, tensors: list[fx.Node]) -> tuple[fx.Node, int] | None:
+    for tensor in tensors:
+        for i, size in enumerate(tensor.meta["val"].shape):
+            if isinstance(size, torch.SymInt) and size.node.expr == expr:
+                return tensor, i
+    return None
+
+
+# ---- single calls
+
+
+def view_to_reshape(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Turn every aten.view.default into aten.reshape.default."""
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+
+
+def eliminate_dead_code(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Remove calls whose result nobody reads. What writes, draws random numbers or is called for
+    its effect stays."""
+    for node in reversed(gm.graph.nodes):
+        if not node.users and not node.is_impure():
+            gm.graph.erase_node(node)
+
+
+def eliminate_self_copy(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+    """Remove `copy_(x, x)` whose result nobody reads."""
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    for node in copies:
+        if not node.users and node.args[0] is node.args[1]:
+            gm.graph.erase_node(node)

@@ -1,0 +1,187 @@
+"""How torch traces for us: the split of training graphs, guards of tensors that are made of others,
+and operators that are kept whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C import DispatchKey
+from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
+from torch._dynamo.source import SubclassAttrListSource
+from torch._functorch.partitioners import default_partition
+from torch._guards import Guard, TracingContext
+
+
+def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+    """Forward and backward graph. Without help torch keeps an operator of ours that has an effect,
+    such as a print, in both: it belongs where it was traced."""
+    for node in joint.graph.nodes:
+        if _is_effect(node.target):
+            backward = node.meta.get("partitioner_tag") == "is_backward"
+            node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
+        elif _draws_nothing(node):
+            node.target = _Plain(node.target)
+    parts = default_partition(joint, inputs, **options)
+    for node in (n for part in parts for n in part.graph.nodes):
+        if isinstance(node.target, _Plain):
+            node.target = node.target.op
+    return parts
+
+
+class _Plain:
+    """An operator without its tags. Where one that may draw random numbers is computed again in the
+    backward, torch wraps it and hands the generator's state over, whether it draws some or not."""
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        self.op = op
+        self.__name__, self.__module__ = op.__name__, op.__module__  # fx asks for both
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.op(*args, **kwargs)
+
+
+def _draws_nothing(node: fx.Node) -> bool:
+    """Attention without dropout."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    names = [a.name for a in target._schema.arguments]
+    if torch.Tag.nondeterministic_seeded not in target.tags or "dropout_p" not in names:
+        return False
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return bool(given.get("dropout_p", 0.0) == 0.0)
+
+
+def _is_effect(target: Any) -> bool:
+    """Prints, scopes, and collectives, which all processes must start equally often."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    quiet = target.namespace == "air" and not target._schema.returns
+    return quiet or target.namespace == "npu_define"
+
+
+# ---- guards of tensors that are made of others, as quantised parameters of torchao are
+#
+# Dynamo takes every such tensor apart at every call, twice, in Python, to see that it is made as it
+# was. Of torchao's classes it is known which attributes tell that: those are compared instead.
+
+
+_OF_ALL_TENSORS = {"dtype", "device", "shape"}
+"""Attributes that the guard of the tensor itself compares; a subclass is slow to tell them."""
+
+
+def quicken_guards() -> None:
+    """Change guards of the graph that Dynamo is compiling. They refuse what they did before."""
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    changed = {g: make for g in guards if (make := _quicker(g)) is not None}
+    if not changed:
+        return
+    for guard in changed:
+        guards.inner.discard(guard)
+        guards.source_to_guards[guard.originating_source].remove(guard)
+    for old, make in changed.items():
+        guards.add(Guard(old.originating_source, make, stack=old.stack, user_stack=old.user_stack))
+
+
+def _quicker(guard: Guard) -> Callable[[Any, Guard], None] | None:
+    if guard.create_fn is GuardBuilder.TENSOR_SUBCLASS_METADATA_MATCH:
+        return _guard_attributes
+    if type(guard.originating_source) is SubclassAttrListSource:
+        return _guard_names
+    return None
+
+
+def _guard_attributes(builder: GuardBuilder, guard: Guard) -> None:
+    """Instead of TENSOR_SUBCLASS_METADATA_MATCH."""
+    value = builder.get(guard)
+    if not _is_from_torchao(value):
+        GuardBuilder.TENSOR_SUBCLASS_METADATA_MATCH(builder, guard)
+        return
+    told = get_verbose_code_parts(f"attributes of {guard.name}", guard)
+    builder.get_guard_manager(guard).add_lambda_guard(_same_as(value), told, guard.user_stack)
+
+
+def _guard_names(builder: GuardBuilder, guard: Guard) -> None:
+    """Instead of EQUALS_MATCH for the names of inner tensors: those that are there have guards of
+    their own, and that others are still missing is among what `_same_as` compares."""
+    source = guard.originating_source
+    assert isinstance(source, SubclassAttrListSource)
+    if not _is_from_torchao(builder.get(source.base)):
+        GuardBuilder.EQUALS_MATCH(builder, guard)
+
+
+def _is_from_torchao(value: Any) -> bool:
+    """Whether a tensor is taken apart into its attributes as torchao's tensors are."""
+    base = getattr(sys.modules.get("torchao.utils"), "TorchAOBaseTensor", None)
+    return base is not None and type(value).__tensor_flatten__ is base.__tensor_flatten__
+
+
+def _same_as(value: Any) -> Callable[[Any], bool]:
+    """Whether a tensor of the same class has the same attributes beside tensors."""
+    present, attributes = value.__tensor_flatten__()
+    optional = getattr(value, "optional_tensor_data_names", ())
+    names = [n for n in attributes if n not in _OF_ALL_TENSORS]
+    names += [n for n in optional if n not in present]
+    if not names:
+        return lambda x: True
+    read = attrgetter(*names)
+    known = deepcopy(read(value))
+    return lambda x: read(x) == known
+
+
+# ---- operators that torch takes apart while it traces, and that one GE operator stands for
+
+
+_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_lock = threading.RLock()
+
+
+def _nearest(x: torch.Tensor, output_size: Any, scale_factors: Any) -> torch.Tensor:
+    """`upsample_nearest2d.vec` as the operator that takes sizes."""
+    from torch._decomp.decompositions import upsample_compute_output_size
+
+    size = upsample_compute_output_size(x.size(), output_size, scale_factors)
+    resized: torch.Tensor = torch.ops.aten.upsample_nearest2d.default(
+        x, size, *(scale_factors or (None, None))
+    )
+    return resized
+
+
+# The Python kernel that tracing gets for each operator; None leaves it to torch's own dispatch.
+_KERNELS: dict[Any, Any] = {
+    torch.ops.aten.upsample_nearest2d.default: None,
+    torch.ops.aten.upsample_nearest2d.vec: _nearest,
+}
+
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """Trace without taking these operators apart. Other backends trace as before."""
+    with _lock:
+        before = {op: dict(op.py_kernels) for op in _KERNELS}
+        for op, kernel in _KERNELS.items():
+            _set_kernels(op, dict.fromkeys(_KEYS, kernel) if kernel is not None else {})
+        try:
+            yield
+        finally:
+            for op, kernels in before.items():
+                _set_kernels(op, {k: f for k, f in kernels.items() if k in _KEYS})
+
+
+def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
+    for key in _KEYS:
+        op.py_kernels.pop(key, None)
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()

@@ -1,0 +1,162 @@
+"""The process we run in: imports that are waited for, its garbage collection, progress on its
+terminal. Imports nothing of torchair.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from threading import Lock
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+# ---- doing something when a module is imported, without importing it
+
+
+Hook = Callable[[ModuleType], None]
+
+
+def when_imported(hooks: Mapping[str, Hook]) -> None:
+    """Call each hook with its module: now if that is there, else when it has been imported."""
+    for name, hook in hooks.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            hook(module)
+    waiting = {name: hook for name, hook in hooks.items() if name not in sys.modules}
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+class _AfterImport(MetaPathFinder, Loader):
+    """Calls a function on a module when it has been imported, and steps aside."""
+
+    def __init__(self, hooks: dict[str, Hook]) -> None:
+        self._hooks = hooks
+        self._loaders: dict[str, Loader] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self._hooks or name in self._loaders:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            self._loaders[name], spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loaders[spec.name].create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        loader = self._loaders[name]
+        module.__loader__ = loader
+        assert module.__spec__ is not None
+        module.__spec__.loader = loader
+        loader.exec_module(module)
+        self._hooks[name](module)
+
+
+# ---- work during which no garbage is collected
+
+
+_lock = Lock()
+_inside = 0
+_was_enabled = False
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Compiling makes many objects that live, and a collection in its midst looks at all that
+    Dynamo made before. During a capture one may destroy objects of the device, which is an error
+    there. Several threads may be inside; the last one to leave switches collection on."""
+    global _inside, _was_enabled
+    with _lock:
+        if not _inside:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _was_enabled:
+                gc.enable()
+
+
+# ---- a line about work that takes longer than two seconds, on a terminal
+
+
+_PATIENCE = 2.0  # seconds
+
+
+class _Shown:
+    """Something on a terminal that appears once the work has taken a while, and goes with it."""
+
+    def __init__(self, title: str, show: bool | None = None) -> None:
+        """`show` is for terminals, unless told otherwise."""
+        self._title = title
+        self._show = sys.stderr.isatty() if show is None else show
+        self._begun = time.perf_counter()
+        self._shown: Any = None
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def next(self, what: str) -> None:
+        """The next step begins."""
+        self.count += 1
+        if self._show and time.perf_counter() - self._begun >= _PATIENCE:
+            self._tell(what)
+
+    def _tell(self, what: str) -> None:
+        raise AssertionError("abstract")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shown is not None:
+            self._shown.stop()
+            self._shown = None
+
+
+class Steps(_Shown):
+    """Shows which step of some work is being done."""
+
+    def _tell(self, what: str) -> None:
+        text = f"{self._title}: step {self.count}, {what}"
+        if self._shown is None:
+            from rich.console import Console
+
+            self._shown = Console(stderr=True).status(text)
+            self._shown.start()
+        self._shown.update(text)
+
+
+class Bar(_Shown):
+    """Shows how much of some work is done and how long the rest will take."""
+
+    def __init__(self, title: str, total: int, show: bool | None = None) -> None:
+        super().__init__(title, show)
+        self._total = total
+        self._task: Any = None
+
+    def _tell(self, what: str) -> None:
+        if self._shown is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+            self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._shown.add_task(self._title, total=self._total)
+            self._shown.start()
+        done = self.count - 1
+        self._shown.update(self._task, completed=done, description=f"{self._title}: {what}")
