@@ -19,7 +19,6 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from common import console, table
 from inside import forget_kernels
 from models import Llama, LlamaConfig, build, llama_inputs
-from torchair.catalog import infer
 from torchair.codegen.kept import kept
 from torchair.concrete import GeConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
@@ -27,6 +26,7 @@ from torchair.configs.settings import Settings
 from torchair.convert import GraphConverter
 from torchair.devices import device_of
 from torchair.fx.passes import FX_KIND, FX_PASSES
+from torchair.operators import infer
 from torchair.passes import PassRunner
 from torchair.trace import Trace
 

@@ -120,7 +120,7 @@ class Builders:
 
 ge = Builders()
 
-# ---- catalog/: what an operator means. One row each: shape rule, torch kernel, traits.
+# ---- operators/: what an operator means. One row each: shape rule, torch kernel, traits.
 
 
 @dataclass(frozen=True)

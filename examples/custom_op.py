@@ -13,8 +13,8 @@ import torch
 
 import torchair
 from torchair import ge
-from torchair.catalog.core import Op, Trait, add_row, same_as
 from torchair.convert.registry import Decline, unregister
+from torchair.operators.core import Op, Trait, add_row, same_as
 
 # ---- the operator, as any torch extension would define it
 

@@ -6,7 +6,6 @@ Run it: `python examples/gpu_kernel.py`. What it prints is explained in docs/gpu
 from __future__ import annotations
 
 from torchair import ge
-from torchair.catalog import infer
 from torchair.codegen.cuda.jit import module_text
 from torchair.codegen.cuda.machine import describe
 from torchair.codegen.requests import Loops
@@ -14,6 +13,7 @@ from torchair.engine.run.dry_run import DryRun, dry_run
 from torchair.engine.run.launches import entry_of
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.operators import infer
 
 DIM, FFN = 1024, 4096
 HOPPER = describe((9, 0), 132)

@@ -21,17 +21,16 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 import torchair
 from torchair import ge
-from torchair.catalog.core import Op, Trait, add_row, same_as
 from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import Expr, Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
 from torchair.codegen.numbers import Book
 from torchair.codegen.text.machine import Machine
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.engine.lower import LOWERINGS, LowerOp, Tensor
-from torchair.engine.lower.core import elementwise, lowering, number
 from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
+from torchair.operators.core import Op, Trait, add_row, same_as
+from torchair.operators.loops import LOWERINGS, LowerOp, Tensor, elementwise, lowering, number
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace
 

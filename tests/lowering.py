@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from cuda_tools import run_nest_on_gpu
-from torchair.catalog import Op, infer, row_of
-from torchair.catalog.reference import tensor_args
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import print_nest
@@ -23,13 +21,14 @@ from torchair.codegen.kernel import Kernel
 from torchair.codegen.loops import Nest, simplify, with_words
 from torchair.codegen.numbers import Book
 from torchair.codegen.text.machine import Machine
-from torchair.engine.lower import LOWERINGS
-from torchair.engine.lower.build import Operand, build_nest, single
-from torchair.engine.lower.core import TYPES
+from torchair.engine.lower import Operand, build_nest, single
 from torchair.ge.build import Const, Data, builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, contiguous_strides, evaluate, symbol
+from torchair.operators import Op, infer, row_of
+from torchair.operators.loops import LOWERINGS, TYPES
+from torchair.operators.reference import tensor_args
 
 TIMES_EAGER = 4  # another order of rounding may cost up to this many errors of eager
 FLOOR = 4  # and never less than this many units in the last place of the element

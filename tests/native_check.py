@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from like_eager import twin
-from torchair.catalog import Op, row_of
-from torchair.catalog.reference import run_node, tensor_args, tensor_fact
 from torchair.codegen.cpu.jit import run_kernel
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.fuse.units import Fusion, Unit
@@ -27,6 +25,8 @@ from torchair.engine.units import FAULT, SCRATCH, Constant, NativeCall
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
+from torchair.operators import Op, row_of
+from torchair.operators.reference import run_node, tensor_args, tensor_fact
 
 Tensors = dict[Value, torch.Tensor]
 

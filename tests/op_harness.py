@@ -13,7 +13,6 @@ import torch
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchair.catalog import infer, interpret
 from torchair.convert import Conversion, GraphConverter
 from torchair.engine.run.calls import no_offsets
 from torchair.ge.dtypes import DataType, ge_to_torch
@@ -26,6 +25,7 @@ from torchair.ge.signature import (
     ResultView,
     SymbolResult,
 )
+from torchair.operators import infer, interpret
 
 TOLERANCE = {
     torch.float32: dict(rtol=1e-5, atol=1e-5),

@@ -32,12 +32,12 @@ from torchair.codegen.loops import Expr
 from torchair.codegen.requests import Attention, Pool, Product
 from torchair.concrete import acl
 from torchair.convert import registry
-from torchair.engine.lower import LOWERINGS
-from torchair.engine.lower import Tensor as Lowered
-from torchair.engine.lower.elementwise import add as plus
-from torchair.engine.lower.elementwise import mul
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.ge.rewrite import No
+from torchair.operators.elementwise import add as plus
+from torchair.operators.elementwise import mul
+from torchair.operators.loops import LOWERINGS
+from torchair.operators.loops import Tensor as Lowered
 from torchair.verification.report import Finding, Report, Stage
 
 aten = torch.ops.aten

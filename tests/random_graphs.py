@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import infer
 from torchair.ge.build import Const, Data, NetOutput, builder
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, Value
 from torchair.ge.shapes import Dim, Sym, evaluate, symbol
+from torchair.operators import infer
 
 SIZES = (2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 40, 64, 70)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -751,7 +751,7 @@ print(json.dumps([there, values, list(sys.modules), call._quick != call._slowly]
 TRACERS = {"torch._dynamo", "torch._functorch.aot_autograd", "torchair.convert",
            "torchair.pipeline"}  # fmt: skip
 SYMPY = {"sympy", "torch.fx.experimental.symbolic_shapes"}
-COMPILER = {"torchair.catalog", "torchair.engine.fuse", "torchair.engine.lower", "torchair.ge",
+COMPILER = {"torchair.operators", "torchair.engine.fuse", "torchair.engine.lower", "torchair.ge",
             "torchair.serde", "google.protobuf", "torchair.codegen.requests"}  # fmt: skip
 
 

@@ -15,7 +15,6 @@ import torchair.pipeline
 from lane_tools import Sessions, compiled
 from test_transformers import CASES as MODELS
 from torchair import ge, ops, scope
-from torchair.catalog import infer
 from torchair.cli import main
 from torchair.engine.inspect.check import Fault, check_graph, check_plan, report
 from torchair.engine.inspect.tasks import graph_tasks
@@ -27,6 +26,7 @@ from torchair.ge import attrs as attr
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Origin, Value
+from torchair.operators import infer
 from torchair.serde import write_graph
 from torchair.tools.gegraph_check import align_trace, deadlock_check, filter_operators
 from torchair.tools.gegraph_check.tasks import read_events, set_clocks, tasks_of, write_events

@@ -14,7 +14,6 @@ import torch
 from cuda_tools import HOPPER, made
 from ptx_machine import Memory, launch
 from torchair import ge
-from torchair.catalog import infer
 from torchair.codegen.cuda.approximate import APPROXIMATE, rounded_at_once
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
@@ -24,6 +23,7 @@ from torchair.engine.run.branches import Stretch, forks
 from torchair.engine.run.dry_run import DryRun, dry_run
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.operators import infer
 
 CONVOLUTION: dict[str, Any] = {
     "strides": [1, 1, 1, 1], "pads": [1, 1, 1, 1], "dilations": [1, 1, 1, 1], "groups": 1,

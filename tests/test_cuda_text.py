@@ -22,7 +22,6 @@ from cuda_cases import (
 from cuda_tools import HOPPER, entry_of
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
-from torchair.catalog import infer
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
@@ -35,6 +34,7 @@ from torchair.codegen.types import Word
 from torchair.convert import GraphConverter
 from torchair.engine.run.dry_run import dry_run
 from torchair.engine.run.launches import entry_of as bundle_entry
+from torchair.operators import infer
 
 CHIPS = [describe(c, 80) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 3), (12, 1))]
 STREAMED = "ld.global.nc.L1::no_allocate.v4.b32"

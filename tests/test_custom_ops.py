@@ -323,7 +323,7 @@ def test_a_kernel_with_too_few_results():
         ge.NetOutput(list(results))
     ge.register_kernel("OwnPair", None, lambda x: x)
     try:
-        from torchair.catalog import interpret
+        from torchair.operators import interpret
 
         with pytest.raises(ValueError, match=r"OwnPair must return one tensor for each of \['a'"):
             interpret(graph, [torch.ones(2)])

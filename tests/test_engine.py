@@ -8,7 +8,6 @@ import torch
 
 import torchair.engine.session as engine_session
 from torchair import ge
-from torchair.catalog import infer, interpret
 from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
 from torchair.engine.optimize.passes.ordering import choose_order
 from torchair.engine.options import EngineOptions
@@ -27,6 +26,7 @@ from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.ge.signature import InputSource
+from torchair.operators import infer, interpret
 
 F, I64 = DataType.DT_FLOAT, DataType.DT_INT64
 

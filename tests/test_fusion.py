@@ -14,12 +14,12 @@ from torch import nn
 import torchair
 from native_check import capture, check_units, oracle
 from torchair import ge
-from torchair.catalog import infer
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Graph, Value
 from torchair.ge.shapes import symbol
+from torchair.operators import infer
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from torchair import ge
-from torchair.catalog import infer
 from torchair.errors import GraphError
 from torchair.ge import attr
 from torchair.ge.build import Data, NetOutput, builder
@@ -15,6 +14,7 @@ from torchair.ge.prototypes import known_types, prototype
 from torchair.ge.rewrite import Rule, no, rewrite
 from torchair.ge.shapes import Sym, broadcast, evaluate, on_wire, symbol
 from torchair.ge.verify import verify
+from torchair.operators import infer
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchair
-from torchair.catalog import infer
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError
 from torchair.ge.graph import Graph
+from torchair.operators import infer
 from torchair.serde import load, parse_txt, same_graph
 
 HEADER = """\

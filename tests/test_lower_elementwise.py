@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lowering import Host, OneNode, check, check_dynamic, check_node, constant, layouts
-from torchair.catalog import Trait, rows
 from torchair.codegen.cpu.machine import host
-from torchair.engine.lower import LOWERINGS
 from torchair.ge.dtypes import DataType, torch_to_ge
+from torchair.operators import Trait, rows
+from torchair.operators.loops import LOWERINGS
 
 INF, NAN = float("inf"), float("nan")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

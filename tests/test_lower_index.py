@@ -9,17 +9,16 @@ import torch
 
 from lowering import OneNode, check, check_dynamic, check_node, layouts
 from torchair import ge
-from torchair.catalog import infer, interpret
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import expressions, simplify, with_words
-from torchair.engine.lower import LOWERINGS
-from torchair.engine.lower.build import Group, Operand, build_nest, whole
-from torchair.engine.lower.core import TYPES
+from torchair.engine.lower import Group, Operand, build_nest, whole
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Graph
+from torchair.operators import infer, interpret
+from torchair.operators.loops import LOWERINGS, TYPES
 
 TYPED = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 END = 2**31 - 1

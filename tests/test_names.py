@@ -19,12 +19,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchair
 from torchair import ge
-from torchair.catalog import infer
 from torchair.convert.registry import unregister
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.graph import Graph, get_default_ge_graph
+from torchair.operators import infer
 from torchair.serde import read_graph, same_graph, to_bytes, to_model
 
 OLD_NAMES = {

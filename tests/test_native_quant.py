@@ -15,8 +15,6 @@ import torchair
 from lowering import check as check_lowering
 from test_native_matmul import LIBRARIES, MACHINES, ROUNDING, TYPES
 from torchair import ge
-from torchair.catalog import infer
-from torchair.catalog.reference import interpret
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.matmul.kernel import choose, product
 from torchair.codegen.cpu.pages import empty
@@ -24,6 +22,8 @@ from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.operators import infer
+from torchair.operators.reference import interpret
 from torchair.ops import npu
 from torchair.ops.npu.checks import pack_int4
 

@@ -18,13 +18,13 @@ from torch import nn
 
 import like_eager
 from torchair import ge
-from torchair.catalog import infer
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run import segment
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.operators import infer
 
 LENGTHS = (1, 2, 3, 7, 16, 33, 64)
 THREADS = 4

@@ -19,9 +19,9 @@ from npu_attention_cases import CASES as ATTENTION
 from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batch
 from npu_cases import CASES, HALF, Case, npu, randint, randn
 from op_harness import check, convert
-from torchair.catalog import row_of
 from torchair.convert import registered
 from torchair.emulate import ops as functions
+from torchair.operators import row_of
 from torchair.ops import npu as library
 
 Tensor = torch.Tensor

@@ -9,10 +9,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_harness import check, convert, run
-from torchair.catalog import Op, infer, interpret, row_of
-from torchair.catalog.reference import tensor_args, tensor_fact
 from torchair.convert import GraphConverter
 from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.operators import Op, infer, interpret, row_of
+from torchair.operators.reference import tensor_args, tensor_fact
 
 aten = torch.ops.aten
 f32, bf16, f64, i32, i64 = torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.int64

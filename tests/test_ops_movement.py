@@ -16,12 +16,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from op_harness import TOLERANCE, check, convert
-from torchair.catalog import Op, Trait, infer, interpret, row_of
-from torchair.catalog.reference import tensor_args, tensor_fact
 from torchair.convert import GraphConverter
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.simplify import apply_rules, remove_dead_code
 from torchair.errors import ConversionError
+from torchair.operators import Op, Trait, infer, interpret, row_of
+from torchair.operators.reference import tensor_args, tensor_fact
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import op_harness
 from op_harness import convert, run
-from torchair.catalog import Op, Trait, interpret, row_of
-from torchair.catalog.reference import tensor_args, tensor_fact
+from torchair.operators import Op, Trait, interpret, row_of
+from torchair.operators.reference import tensor_args, tensor_fact
 
 aten = torch.ops.aten
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16

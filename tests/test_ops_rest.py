@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import torchair
 from op_harness import check, convert, run
-from torchair.catalog import infer, row_of
-from torchair.catalog.foreach import UNARY
-from torchair.catalog.random import mix
 from torchair.convert import GraphConverter, registered
 from torchair.convert.registry import LEFT_OUT
+from torchair.operators import infer, row_of
+from torchair.operators.create import mix
+from torchair.operators.foreach import UNARY
 from torchair.serde import load, render, same_graph
 
 aten = torch.ops.aten

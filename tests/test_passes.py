@@ -9,8 +9,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchair
 from torchair import ge
-from torchair.catalog import infer
-from torchair.catalog.slicing import END
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import (
     move_mm_weight_transpose_after_bitcast,
@@ -33,6 +31,8 @@ from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.ge.verify import verify
+from torchair.operators import infer
+from torchair.operators.slicing import END
 from torchair.ops import npu
 from torchair.process import no_garbage_collection
 

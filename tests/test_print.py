@@ -7,8 +7,8 @@ import torch
 
 import torchair
 from op_harness import convert
-from torchair.catalog.core import row_of
 from torchair.engine.optimize.passes.ordering import explicit_order_for_side_effect_nodes
+from torchair.operators.core import row_of
 from torchair.ops import npu_print
 from torchair.ops.print import tensor_text
 
@@ -185,8 +185,8 @@ def test_rows_name_the_stream(capsys):
     graph = convert(lambda x: npu_print(x), torch.ones(2)).graph
     node = graph.node("PrintV2")
     row = row_of("PrintV2")
-    from torchair.catalog import Op
     from torchair.ge import attr
+    from torchair.operators import Op
 
     node.attrs["output_stream"] = attr.Str("stderr")
     row.kernel(Op(node))(torch.tensor(list(b"text"), dtype=torch.uint8))

@@ -18,7 +18,6 @@ import torchair
 from like_eager import assert_same, leaves, twin
 from native_check import capture
 from torchair import ge
-from torchair.catalog import infer
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.family import Family, Member
@@ -33,6 +32,7 @@ from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import symbol
+from torchair.operators import infer
 
 SIZES = (8, 3, 64, 7, 33, 2, 16, 5)
 

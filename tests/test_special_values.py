@@ -15,20 +15,19 @@ import torch
 from lowering import LIBRARIES, widened
 from nest_plain import PLAIN
 from test_vector_maths import BINARY, UNARY
-from torchair.catalog import Op, infer, row_of
-from torchair.catalog.reference import tensor_args
 from torchair.codegen.cpu.jit import Library, run_kernel
 from torchair.codegen.cpu.machine import host
 from torchair.codegen.cpu.nest.kernel import print_nest
 from torchair.codegen.loops import OPERATORS, Access, Nest, Store, load, op, simplify
 from torchair.codegen.text.maths import FUNCTIONS
-from torchair.engine.lower import LOWERINGS
-from torchair.engine.lower.build import Group, Operand, build_nest, reduced_space
-from torchair.engine.lower.core import TYPES
+from torchair.engine.lower import Group, Operand, build_nest, reduced_space
 from torchair.ge.build import Data, builder
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import contiguous_strides
+from torchair.operators import Op, infer, row_of
+from torchair.operators.loops import LOWERINGS, TYPES
+from torchair.operators.reference import tensor_args
 
 INF, NAN = math.inf, math.nan
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}

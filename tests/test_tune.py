@@ -15,7 +15,6 @@ import torch
 
 import torchair
 from torchair import ge, process
-from torchair.catalog import infer
 from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
@@ -34,6 +33,7 @@ from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.inference import cache_compile
+from torchair.operators import infer
 
 
 class Small(torch.nn.Module):

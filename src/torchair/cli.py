@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 
-from torchair.catalog import infer
 from torchair.codegen.kept import store
 from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
 from torchair.convert.table import lines
@@ -29,6 +28,7 @@ from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
+from torchair.operators import infer
 from torchair.process import Steps
 from torchair.serde import read_graph
 from torchair.tools import compare_dumps

@@ -1,7 +1,7 @@
 """THE page: the whole compiler, from an AOT graph to something that runs.
 
     gm    = FX_PASSES(gm)            torch.fx, still aten            fx/
-    graph = convert(gm)              aten -> GE operators            convert/, meaning: catalog/
+    graph = convert(gm)              aten -> GE operators            convert/, meaning: operators/
     graph = GE_PASSES(graph)         packing, updates, order         engine/optimize/passes/
     session.run(inputs)              rules, plan, kernels, steps     engine/compile.py: next page
 
@@ -23,7 +23,6 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.capture import key_entries
-from torchair.catalog import infer
 from torchair.concrete import (
     AclConcreteGraph,
     ConcreteGraph,
@@ -45,6 +44,7 @@ from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_e
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
 from torchair.log import logger
+from torchair.operators import infer
 from torchair.ops.library import mark_side_effects
 from torchair.passes import PassRunner
 from torchair.process import no_garbage_collection

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.catalog.foreach import BINARY, ROUNDING, SCALED, TERNARY, UNARY
 from torchair.convert.create import typed
 from torchair.convert.elementwise import factor
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Value
+from torchair.operators.foreach import BINARY, ROUNDING, SCALED, TERNARY, UNARY
 
 aten = torch.ops.aten
 Tensors = list[Value]

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.catalog.index import BAG_MODES
 from torchair.convert.promote import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
+from torchair.operators.index import BAG_MODES
 
 aten = torch.ops.aten
 INT64 = DataType.DT_INT64

@@ -17,7 +17,6 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
-from torchair.catalog.core import SIDE_EFFECTS
 from torchair.convert import functional
 from torchair.convert.aliases import bases
 from torchair.convert.automatic import automatic_entry
@@ -39,6 +38,7 @@ from torchair.ge.signature import (
     Signature,
 )
 from torchair.log import logger
+from torchair.operators.core import SIDE_EFFECTS
 
 NUMBERS = (bool, int, float)
 

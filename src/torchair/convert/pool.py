@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.catalog.pool import SAMPLE_MODES, SAMPLE_PADDING
 from torchair.convert.promote import cast_result, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
+from torchair.operators.pool import SAMPLE_MODES, SAMPLE_PADDING
 
 aten = torch.ops.aten
 INT64 = DataType.DT_INT64

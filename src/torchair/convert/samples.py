@@ -17,9 +17,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchair.catalog import infer, interpret
 from torchair.convert.interpreter import GraphConverter
 from torchair.convert.registry import Converter
+from torchair.operators import infer, interpret
 
 
 class SampleTensor:

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import infer
-from torchair.catalog.generic import find_target
 from torchair.deploy.outline import Builder
 from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, PackagedCall, checksum
 from torchair.deploy.runnable import Runnable, convention_of
@@ -26,6 +24,8 @@ from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import Computed, InputSource, InputView
+from torchair.operators import infer
+from torchair.operators.generic import find_target
 from torchair.serde.air import read_air
 from torchair.serde.codec import read_elements
 from torchair.serde.convention import Convention, from_text

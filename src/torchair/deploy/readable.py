@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchair.catalog import infer
 from torchair.deploy.artifact import Artifact
+from torchair.operators import infer
 from torchair.serde import canonical_text, from_bytes
 from torchair.store import atomic_write
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import infer
 from torchair.devices import Device
 from torchair.devices.base import device_named
 from torchair.devices.call import GraphCall
@@ -22,6 +21,7 @@ from torchair.flags import Flags
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Sym, contiguous_strides, is_static
 from torchair.ge.signature import Computed, InputSource, InputView, Result, Signature
+from torchair.operators import infer
 from torchair.serde import from_bytes
 from torchair.serde.convention import Convention, check
 

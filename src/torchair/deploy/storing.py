@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import infer
 from torchair.deploy.artifact import Artifact
 from torchair.deploy.guards import Guards
 from torchair.deploy.homes import Home, HomeWalk, Roots
@@ -17,6 +16,7 @@ from torchair.deploy.trees import CallShape, spec_text
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.engine.run.recipe import recipe_of
 from torchair.errors import SerializationError
+from torchair.operators import infer
 from torchair.serde import from_bytes, same_graph, to_bytes
 from torchair.serde.convention import to_text
 

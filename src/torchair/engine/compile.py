@@ -2,7 +2,7 @@
 
     optimize   rules, folding, order of nodes                        engine/optimize/
     fuse       nodes that become one kernel are a unit               engine/fuse/  engine/units/
-    plan       steps, memory, and for each unit a request: loops     engine/plan/  engine/lower/
+    plan       steps, memory, and for each unit a request: loops     engine/plan/  engine/lower.py
     generate   the text of the kernels that were asked for           codegen/ of the target
     build      machine code                                          codegen/ of the target
     bind       steps over memory, ready to be run                    engine/run/

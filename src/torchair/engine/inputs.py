@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import steering_values
 from torchair.engine.plan.reader import Reader
 from torchair.engine.run.native import picker
 from torchair.errors import GraphError, InputError
@@ -15,6 +14,7 @@ from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import Shape, Sym, is_static, on_wire
 from torchair.ge.signature import InputSource
+from torchair.operators import steering_values
 
 
 class GraphInputs:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchair.catalog import Trait, row_of
 from torchair.codegen.kept import key_of, store
 from torchair.devices.call import GraphCall, StepWatcher
 from torchair.engine.inspect.rows import row_name
@@ -21,6 +20,7 @@ from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.executor import Run
 from torchair.ge.graph import Node, Value
 from torchair.log import logger
+from torchair.operators import Trait, row_of
 
 # ---- what this machine can do, measured once and kept on disk ----
 

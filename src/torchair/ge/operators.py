@@ -87,7 +87,7 @@ def register_kernel(
     if prototype(op_type) is not None and not is_declared(op_type):
         raise ValueError(
             f"{op_type} is an operator of the package: choose another name for yours, or give it "
-            "a row with torchair.catalog.core.add_row"
+            "a row with torchair.operators.core.add_row"
         )
     _kernels[op_type] = UserKernel(op_type, shape_rule, function, tuple(updates))
 

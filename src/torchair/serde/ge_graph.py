@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchair.catalog import infer
 from torchair.ge.graph import Graph
+from torchair.operators import infer
 from torchair.serde.proto import from_bytes
 
 

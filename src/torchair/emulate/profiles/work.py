@@ -71,8 +71,8 @@ def _operand(tensor: torch.Tensor) -> Operand:
 
 def of_step(graph: str, step: Any) -> Work:
     """A step of a plan."""
-    from torchair.catalog import Trait, row_of
     from torchair.engine.optimize.passes.ordering import communicates
+    from torchair.operators import Trait, row_of
 
     nodes = step.also or [step.node]
     inside = set(nodes)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Op, Order, infer, row_of
 from torchair.codegen.numbers import Int, Number, value_of
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
@@ -36,6 +35,7 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym
+from torchair.operators import Op, Order, infer, row_of
 
 Like = Value | int | torch.memory_format | Order | None
 """Whose strides a native result gets: those of a value, or those promised of an output."""

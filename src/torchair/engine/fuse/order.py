@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
-from torchair.catalog import Trait, row_of
 from torchair.errors import GraphError
 from torchair.ge.graph import Node
+from torchair.operators import Trait, row_of
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchair.engine.lower import LOWERINGS
-from torchair.engine.lower.build import Group, Space, whole
+from torchair.engine.lower import Group, Space, whole
 from torchair.ge.graph import Node, Value
+from torchair.operators.loops import LOWERINGS
 
 
 def splits_rows(base: Value, view: Value) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from torchair.catalog import Op, Trait, row_of, steering_values
 from torchair.engine.fuse.order import Needs, Streams, run_order
 from torchair.engine.fuse.spaces import (
     aligned,
@@ -19,12 +18,12 @@ from torchair.engine.fuse.spaces import (
     space_through,
     splits_rows,
 )
-from torchair.engine.lower import LOWERINGS
-from torchair.engine.lower.build import Group, Space, reduced_space, single, whole
-from torchair.engine.lower.core import TYPES
+from torchair.engine.lower import Group, Space, reduced_space, single, whole
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import NO_WORK, Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
+from torchair.operators import Op, Trait, row_of, steering_values
+from torchair.operators.loops import LOWERINGS, TYPES
 
 _NODES = 48  # of one unit: more would not fit the registers any more
 _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from torchair.catalog import Trait, row_of
-from torchair.catalog.generic import find_target
 from torchair.engine.inspect.tasks import graph_tasks
 from torchair.engine.optimize.passes.simplify import live_nodes
 from torchair.engine.plan.records import Plan, Step
@@ -23,6 +21,8 @@ from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.outline import range_of
 from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
+from torchair.operators import Trait, row_of
+from torchair.operators.generic import find_target
 from torchair.tools.gegraph_check.deadlock_check import deadlock_check
 from torchair.tools.gegraph_check.filter_operators import filter_comm_ops
 from torchair.tools.gegraph_check.tasks import write_events

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.catalog.reference import placed, run_node, tensor_fact
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.strides import symbols_of
 from torchair.fx.dump import as_array
 from torchair.ge.graph import NO_WORK, Graph, Node, Value, topological
 from torchair.log import logger
+from torchair.operators.reference import placed, run_node, tensor_fact
 from torchair.store import atomic_write
 
 _STARTED = time.time()  # an older file is of another process that had the same id

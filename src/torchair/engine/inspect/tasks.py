@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchair.catalog import Trait, row_of
 from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.plan.streams import LaneOrder, Lanes
 from torchair.ge.graph import NO_WORK, Graph, Node
+from torchair.operators import Trait, row_of
 from torchair.tools.gegraph_check.tasks import sounds_like_communication
 
 _UNIT = 10.0  # microseconds

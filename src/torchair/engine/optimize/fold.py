@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torchair.catalog import Op, Row, Trait
-from torchair.catalog.reference import tensor_args
 from torchair.engine.plan.strides import HOST_SIZE, as_list, count_of, is_known
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
+from torchair.operators import Op, Row, Trait
+from torchair.operators.reference import tensor_args
 
 
 def folded(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from torchair.catalog.generic import find_target
 from torchair.engine.plan.records import Plan
 from torchair.errors import CaptureError
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node
+from torchair.operators.generic import find_target
 
 SIZE_HINT = "use an operator whose result has a fixed size, and torch.where for decisions"
 _DATA = "makes a result whose size depends on data"

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchair.catalog import Trait, row_of
 from torchair.codegen.numbers import value_of
 from torchair.engine.plan.memory import Arena, Buffer
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, WriteBack
@@ -29,6 +28,7 @@ from torchair.engine.plan.strides import (
 )
 from torchair.errors import GraphError
 from torchair.ge.graph import Value
+from torchair.operators import Trait, row_of
 
 _WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Op, Order, Row, Trait, infer, row_of
-from torchair.catalog.conv import is_channels_last
-from torchair.catalog.reference import tensor_args
 from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.fold import folded
@@ -45,6 +42,9 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.shapes import evaluate, free_symbols, is_static
 from torchair.log import logger
+from torchair.operators import Op, Order, Row, Trait, infer, row_of
+from torchair.operators.contraction import is_channels_last
+from torchair.operators.reference import tensor_args
 
 _SKIPPED = (*INPUTS, "NetOutput")
 _TEMPLATES = 4  # kept for one graph

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import infer
 from torchair.codegen.numbers import Book, Int
 from torchair.engine.fuse.kinds import (
     Course,
@@ -39,6 +38,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Fact, Node, Value
 from torchair.ge.shapes import Sym
 from torchair.log import logger
+from torchair.operators import infer
 
 _KINDS = ("native", "view", "copy", "out", "call")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Order
 from torchair.codegen.numbers import same
 from torchair.engine.plan.strided import Strided
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
+from torchair.operators import Order
 
 HOST_SIZE = 64
 

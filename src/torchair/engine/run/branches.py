@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Trait, row_of
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.outline import Range, meet, range_of
+from torchair.operators import Trait, row_of
 
 Run = Callable[[list[Any]], None]
 

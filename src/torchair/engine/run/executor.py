@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Op, row_of
-from torchair.catalog.reference import tensor_fact
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
 from torchair.engine.run.branches import Stretch, forks, side_by_side
 from torchair.engine.run.failures import StepFailure, explain
@@ -25,6 +23,8 @@ from torchair.engine.run.poison import Area, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Memory, Segment
 from torchair.flags import Flags, poisoning
 from torchair.ge.graph import Fact, Value
+from torchair.operators import Op, row_of
+from torchair.operators.reference import tensor_fact
 
 Run = Callable[[list[Any]], None]
 

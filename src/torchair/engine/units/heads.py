@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchair.catalog import Op
-from torchair.catalog.attention import is_plain
 from torchair.codegen.target import Head, Target
 from torchair.engine.fuse.units import Check
-from torchair.engine.lower.core import TYPES
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
+from torchair.operators import Op
+from torchair.operators.attention import is_plain
+from torchair.operators.loops import TYPES
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
 QUANTISED = "WeightQuantBatchMatmulV2"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchair.catalog import Op
-from torchair.catalog.conv import Window
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Int
 from torchair.codegen.pieces import pieces
@@ -25,8 +23,7 @@ from torchair.codegen.requests import (
 from torchair.codegen.target import Order
 from torchair.codegen.types import Size
 from torchair.engine.fuse.units import Unit, operands_of
-from torchair.engine.lower.build import Operand, build_nest
-from torchair.engine.lower.core import TYPES
+from torchair.engine.lower import Operand, build_nest
 from torchair.engine.plan.records import SIZES_AT
 from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import FAULT, SCRATCH, Content, Emitter, Made, Word
@@ -45,6 +42,9 @@ from torchair.engine.units.heads import (
 from torchair.engine.units.sizes import NotNative, Sizes, is_one
 from torchair.flags import Flags
 from torchair.ge.graph import Node, Value
+from torchair.operators import Op
+from torchair.operators.contraction import Window
+from torchair.operators.loops import TYPES
 
 
 def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:

@@ -11,7 +11,6 @@ import torch
 from torchair.codegen.kernel import BrokenKernels, Declined, Pack
 from torchair.codegen.target import Target
 from torchair.engine.fuse.units import Fusion, Unit, fuse
-from torchair.engine.lower import LOWERINGS
 from torchair.engine.plan.records import Native
 from torchair.engine.units import (
     Constant,
@@ -28,6 +27,7 @@ from torchair.engine.units.prepared import Prepared
 from torchair.flags import Flags
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
+from torchair.operators.loops import LOWERINGS
 
 _Key = tuple[Value, Node | None, Content, Pack | None]
 """A constant, the normalisation that is folded into it, and how both are laid out."""

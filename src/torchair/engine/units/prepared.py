@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from torchair.catalog import Trait, row_of
-from torchair.catalog.reference import run_node
 from torchair.engine.units.heads import parameters
 from torchair.ge.graph import INPUTS, Graph, Node, Value
+from torchair.operators import Trait, row_of
+from torchair.operators.reference import run_node
 
 _FIXED = ("Const", *INPUTS)
 

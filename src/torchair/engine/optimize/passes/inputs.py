@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchair.catalog import Trait, row_of
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge import attrs as attr
 from torchair.ge.build import Data
@@ -10,6 +9,7 @@ from torchair.ge.dtypes import DataType, ExecutorType, Placement
 from torchair.ge.graph import INPUTS, Graph, Node, Value
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
+from torchair.operators import Trait, row_of
 
 
 def optimize_sym_pack(graph: Graph, state: GraphState) -> None:

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import torch
 
-from torchair.catalog import Trait, row_of
-from torchair.catalog.core import SIDE_EFFECTS
-from torchair.catalog.generic import find_target, is_collective
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.ge.graph import INPUTS, Graph, Node, topological
+from torchair.operators import Trait, row_of
+from torchair.operators.core import SIDE_EFFECTS
+from torchair.operators.generic import find_target, is_collective
 
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState | None = None) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from torchair.catalog import Trait, row_of
-from torchair.catalog.reference import run_node
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.engine.optimize.rules.leftovers import PartPutBack
@@ -21,6 +19,8 @@ from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
 from torchair.ge.rewrite import Match, Rule, rewrite
 from torchair.log import logger
+from torchair.operators import Trait, row_of
+from torchair.operators.reference import run_node
 
 _FOLD_LIMIT = 1 << 20  # bytes of a folded result
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes

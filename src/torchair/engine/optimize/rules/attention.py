@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.catalog import Op
-from torchair.catalog.attention import is_plain
 from torchair.engine.optimize.rules.pattern import (
     KERNEL_FLOATS,
     Build,
@@ -28,6 +26,8 @@ from torchair.engine.optimize.rules.pattern import (
 )
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
+from torchair.operators import Op
+from torchair.operators.attention import is_plain
 from torchair.ops.npu.masks import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
 
 _WIDEST_HEAD = 256

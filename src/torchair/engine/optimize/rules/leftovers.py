@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.catalog import Trait, row_of
-from torchair.catalog.slicing import END, slice_length
 from torchair.engine.optimize.rules.pattern import (
     KERNEL_FLOATS,
     Build,
@@ -24,6 +22,8 @@ from torchair.engine.optimize.rules.pattern import (
 from torchair.ge.build import builder
 from torchair.ge.graph import INPUTS, Node, Value
 from torchair.ge.rewrite import Match, Rule, no
+from torchair.operators import Trait, row_of
+from torchair.operators.slicing import END, slice_length
 
 
 def constant_of(value: Value) -> torch.Tensor | None:

@@ -1,0 +1,20 @@
+"""What every GE operator means, one row each: shape rule, torch kernel, traits and loops.
+
+Importing this package fills the table; `row_of(type)` looks a row up.
+"""
+
+from importlib import import_module
+
+from torchair.operators.core import Op, Order, Row, Trait, infer, row_of, rows, steering_values
+from torchair.operators.reference import interpret
+
+__all__ = ["Op", "Order", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
+
+FAMILIES = (
+    "activation", "attention", "cast", "contraction", "create", "effects", "elementwise", "foreach",
+    "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce", "scatter", "shape",
+    "slicing",
+)  # fmt: skip
+
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")

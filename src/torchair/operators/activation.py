@@ -1,0 +1,506 @@
+"""Activations and their gradients, element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, cast, op
+from torchair.ge.graph import Fact
+from torchair.operators.core import Kernel, Op, Trait, add_row, fixed, like_first, scalar
+from torchair.operators.elementwise import EW
+from torchair.operators.formulas import (
+    Formula,
+    absolute,
+    add,
+    both,
+    clamp,
+    div,
+    either,
+    erf,
+    exp,
+    expm1,
+    ge,
+    gt,
+    le,
+    least,
+    log,
+    lt,
+    most,
+    mul,
+    neg,
+    not_floats,
+    not_numbers,
+    of_elements,
+    operator,
+    sigmoid,
+    single_element,
+    square,
+    sub,
+    where,
+    with_attributes,
+)
+from torchair.operators.loops import LowerOp, Place, Tensor, elementwise, lowering
+
+aten = torch.ops.aten
+_nn: Any = torch._C._nn
+
+
+def _relu(x: torch.Tensor, out: Any = None) -> torch.Tensor:
+    return torch.clamp_min(x, 0, out=out)  # what torch.relu calls, with a place for the result
+
+
+# ---- forward: a torch function, then the attributes it takes after the tensor ----
+
+_FORWARD_KERNELS: dict[str, tuple[Any, ...]] = {
+    "Elu": (_nn.elu, "alpha", "scale", "input_scale"),
+    "Gelu": (_nn.gelu,),
+    "HardShrink": (torch.hardshrink, "lambd"),
+    "HardSwish": (_nn.hardswish,),
+    "LeakyRelu": (_nn.leaky_relu, "negative_slope"),
+    "LogSigmoid": (_nn.log_sigmoid,),
+    "Mish": (_nn.mish,),
+    "Relu": (_relu,),
+    "SoftShrink": (_nn.softshrink, "lambd"),
+    "SoftplusV2": (_nn.softplus, "beta", "threshold"),
+}
+
+
+def _forward(fn: Kernel, *attrs: str) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        values = [op.attr(a) for a in attrs]
+        return lambda x, out=None: fn(x, *values, out=out)
+
+    return make if attrs else fixed(fn)
+
+
+for _op_type, _call in _FORWARD_KERNELS.items():
+    add_row(_op_type, like_first, _forward(*_call), EW, out=True)
+
+
+def _gelu_kernel(op: Op) -> Kernel:
+    approximate = op.attr("approximate")
+    return lambda x, out=None: _nn.gelu(x, approximate=approximate, out=out)
+
+
+add_row("GeluV2", like_first, _gelu_kernel, EW, out=True)
+
+
+def _swish_kernel(op: Op) -> Kernel:
+    scale = op.attr("scale")
+    if scale == 1:
+        return _nn.silu
+    return lambda x, out=None: torch.mul(x, torch.sigmoid(x * scale), out=out)
+
+
+add_row("Swish", like_first, _swish_kernel, EW, out=True)
+
+
+def _hard_sigmoid_kernel(op: Op) -> Kernel:
+    alpha, beta = op.attr("alpha"), op.attr("beta")
+    if (alpha, beta) == (0.16666666, 0.5):
+        return _nn.hardsigmoid
+    return lambda x, out=None: torch.clamp(x * alpha + beta, 0, 1, out=out)
+
+
+add_row("HardSigmoid", like_first, _hard_sigmoid_kernel, EW, out=True)
+
+
+def _threshold_kernel(op: Op) -> Kernel:
+    limit, value = scalar(op, "threshold"), scalar(op, "value")
+
+    def run(x: Any, threshold: Any, other: Any, out: Any = None) -> Any:
+        replacement = 0 if other is None else value(other)
+        return torch.threshold(x, limit(threshold), replacement, out=out)
+
+    return run
+
+
+add_row("ThresholdV2", like_first, _threshold_kernel, EW, out=True)
+add_row("CeluV2", like_first, lambda op: lambda x: torch.celu(x, op.attr("alpha")), EW)
+
+
+def _prelu_kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if weight.dim() <= 1:
+        return torch.prelu(x, weight)
+    return aten._prelu_kernel.default(x, weight)
+
+
+def _prelu_grad_rule(op: Op) -> list[Fact]:
+    fact = Fact(op.dtype("features"), op.shape("features"))
+    return [fact, fact]
+
+
+add_row("PRelu", like_first, fixed(_prelu_kernel))
+add_row("PReluGrad", _prelu_grad_rule, fixed(aten._prelu_kernel_backward.default))
+
+
+# ---- gradients: a torch operator and what it takes after two tensors; a str is an attribute ----
+
+_GRADIENT_KERNELS: dict[str, tuple[Any, ...]] = {
+    "GeluGrad": (aten.gelu_backward,),  # its third input is not read
+    "HardShrinkGrad": (aten.hardshrink_backward, "lambd"),
+    "HardSigmoidGrad": (aten.hardsigmoid_backward,),
+    "LeakyReluGrad": (aten.leaky_relu_backward, "negative_slope", False),
+    "ReluGrad": (aten.threshold_backward, 0),
+    "SoftShrinkGrad": (aten.softshrink_backward, "lambd"),
+    "SoftplusV2Grad": (aten.softplus_backward, "beta", "threshold"),
+    "ThresholdGradV2D": (aten.threshold_backward, "threshold"),
+}
+# The same for operators whose first input is the tensor and whose second is the gradient.
+_GRADIENT_LAST_KERNELS: dict[str, tuple[Any, ...]] = {
+    "HardtanhGrad": (aten.hardtanh_backward, "min_val", "max_val"),
+    "SigmoidGrad": (aten.sigmoid_backward,),
+    "TanhGrad": (aten.tanh_backward,),
+}
+
+
+def _gradient(packet: Any, *arguments: Any, last: bool = False) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        values = [op.attr(a) if isinstance(a, str) else a for a in arguments]
+
+        def run(first: Any, second: Any, _unread: Any = None, out: Any = None) -> Any:
+            grad, x = (second, first) if last else (first, second)
+            if out is None:
+                return packet.default(grad, x, *values)
+            return packet.grad_input(grad, x, *values, grad_input=out)
+
+        return run
+
+    return make
+
+
+for _op_type, _call in _GRADIENT_KERNELS.items():
+    add_row(_op_type, like_first, _gradient(*_call), EW, out=True)
+for _op_type, _call in _GRADIENT_LAST_KERNELS.items():
+    add_row(_op_type, like_first, _gradient(*_call, last=True), EW, out=True)
+
+
+def _gelu_grad_kernel(op: Op) -> Kernel:
+    approximate = op.attr("approximate")
+    return lambda grad, x: aten.gelu_backward.default(grad, x, approximate=approximate)
+
+
+def _swish_grad_kernel(op: Op) -> Kernel:
+    scale = op.attr("scale")
+
+    def run(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
+        if scale == 1:
+            return aten.silu_backward.default(grad, x)
+        gate = torch.sigmoid(x * scale)
+        return grad * gate * (1 + x * scale * (1 - gate))
+
+    return run
+
+
+def _elu_grad_kernel(op: Op) -> Kernel:
+    values = [op.attr(a) for a in ("alpha", "scale", "input_scale", "is_result")]
+    return lambda grad, x: aten.elu_backward.default(grad, *values, x)
+
+
+def _log_sigmoid_grad_kernel(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))
+
+
+def _mish_grad_kernel(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
+    return aten.mish_backward.default(grad, x)
+
+
+for _op_type, _kernel in (
+    ("GeluGradV2", _gelu_grad_kernel),
+    ("SwishGrad", _swish_grad_kernel),
+    ("EluGradV2", _elu_grad_kernel),
+    ("LogSigmoidGrad", fixed(_log_sigmoid_grad_kernel)),
+    ("HardSwishGrad", fixed(aten.hardswish_backward.default)),
+    ("MishGrad", fixed(_mish_grad_kernel)),
+):
+    add_row(_op_type, like_first, _kernel, Trait.ELEMENTWISE)
+
+
+# ---- formulas of an element and the attributes, as they are called in the graph ----
+
+
+def _elu(x: Expr, alpha: float, scale: float, input_scale: float) -> Expr:
+    below = mul(expm1(mul(x, input_scale)), alpha * scale)
+    return where(lt(x, 0), below, mul(x, scale))
+
+
+def _hard_shrink(x: Expr, lambd: float) -> Expr:
+    return where(both(ge(x, -lambd), le(x, lambd)), 0, x)
+
+
+def _soft_shrink(x: Expr, lambd: float) -> Expr:
+    inside = where(lt(x, -lambd), add(x, lambd), mul(x, 0))
+    return where(gt(x, lambd), sub(x, lambd), inside)
+
+
+def _hard_swish(x: Expr) -> Expr:
+    return mul(x, _ramp(x))
+
+
+def _ramp(x: Expr) -> Expr:
+    """From 0 at -3 to 1 at 3, where the product is exact."""
+    return mul(clamp(add(x, 3), 0, 6), 1 / 6)
+
+
+def _leaky_relu(x: Expr, negative_slope: float) -> Expr:
+    return where(gt(x, 0), x, mul(x, negative_slope))
+
+
+def _log_of_one_plus(x: Expr) -> Expr:
+    """log(1 + x) for x in 0..1: what rounding the sum loses is added to the logarithm, which is
+    cheaper than a function that is exact everywhere."""
+    rounded = add(x, 1)
+    lost = sub(x, sub(rounded, 1))
+    return add(log(rounded), div(lost, rounded))
+
+
+def _log_sigmoid(x: Expr) -> Expr:
+    return sub(least(x, 0), _log_of_one_plus(exp(neg(absolute(x)))))
+
+
+def _tanh_of_softplus(x: Expr) -> Expr:
+    """tanh(log(1 + exp(x))), which is a quotient in exp(x); it is one where exp would overflow."""
+    power = exp(least(x, 20))
+    top = mul(power, add(power, 2))
+    return div(top, add(top, 2))
+
+
+def _mish(x: Expr) -> Expr:
+    return mul(x, _tanh_of_softplus(x))
+
+
+def _softplus(x: Expr, beta: float, threshold: float) -> Expr:
+    scaled = mul(x, beta)
+    curve = add(most(scaled, 0), _log_of_one_plus(exp(neg(absolute(scaled)))))
+    return where(gt(scaled, threshold), x, curve if beta == 1 else div(curve, beta))
+
+
+def _swish(x: Expr, scale: float) -> Expr:
+    return op("silu", x) if scale == 1 else mul(x, sigmoid(mul(x, scale)))
+
+
+def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
+    if (alpha, beta) == (0.16666666, 0.5):
+        return _ramp(x)
+    return clamp(add(mul(x, alpha), beta), 0, 1)
+
+
+def _celu(x: Expr, alpha: float) -> Expr:
+    return _elu(x, alpha, 1, 1 / alpha)
+
+
+_LINEAR = 2 * math.sqrt(2 / math.pi)  # of the polynomial that approximates the normal
+_CUBIC = 0.044715 * _LINEAR  # distribution inside of a sigmoid
+_LARGE = 1e30
+
+
+def _gelu(x: Expr, approximate: str) -> Expr:
+    return mul(x, _near_normal(x)) if approximate == "tanh" else op("gelu", x)
+
+
+def _near_normal(x: Expr) -> Expr:
+    """(1 + tanh(y / 2)) / 2, which is the sigmoid of y."""
+    return sigmoid(mul(x, add(mul(square(x), _CUBIC), _LINEAR)))
+
+
+_FORWARD: dict[str, tuple[Formula, tuple[str, ...]]] = {
+    "CeluV2": (_celu, ("alpha",)),
+    "Elu": (_elu, ("alpha", "scale", "input_scale")),
+    "Gelu": (operator("gelu"), ()),
+    "GeluV2": (_gelu, ("approximate",)),
+    "HardShrink": (_hard_shrink, ("lambd",)),
+    "HardSigmoid": (_hard_sigmoid, ("alpha", "beta")),
+    "HardSwish": (_hard_swish, ()),
+    "LeakyRelu": (_leaky_relu, ("negative_slope",)),
+    "LogSigmoid": (_log_sigmoid, ()),
+    "Mish": (_mish, ()),
+    "SoftShrink": (_soft_shrink, ("lambd",)),
+    "SoftplusV2": (_softplus, ("beta", "threshold")),
+    "Swish": (_swish, ("scale",)),
+}
+
+
+# ---- gradients: the gradient, the tensor, then the attributes ----
+
+
+def _gelu_grad(grad: Expr, x: Expr, approximate: str = "none") -> Expr:
+    return mul(grad, (_gelu_tanh_slope if approximate == "tanh" else _gelu_slope)(x))
+
+
+def _gelu_slope(x: Expr) -> Expr:
+    below = mul(add(erf(mul(x, math.sqrt(0.5))), 1), 0.5)
+    density = mul(exp(mul(square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return add(below, mul(x, density))
+
+
+def _gelu_tanh_slope(x: Expr) -> Expr:
+    gate = _near_normal(x)
+    inner_slope = add(mul(least(square(x), _LARGE), 3 * _CUBIC), _LINEAR)  # times 0 it is 0
+    return add(gate, mul(mul(mul(x, gate), sub(1, gate)), inner_slope))
+
+
+def _outside(grad: Expr, x: Expr, lambd: float) -> Expr:
+    return where(either(gt(x, lambd), lt(x, -lambd)), grad, 0)
+
+
+_SIXTH = 0.1666666716337204  # in float32, as torch has it for all types
+
+
+def _hard_sigmoid_grad(grad: Expr, x: Expr) -> Expr:
+    return where(both(gt(x, -3), lt(x, 3)), mul(grad, _SIXTH), 0)
+
+
+def _hard_swish_grad(grad: Expr, x: Expr) -> Expr:
+    inside = where(ge(x, 3), grad, mul(grad, add(div(x, 3), 0.5)))
+    return where(le(x, -3), 0, inside)
+
+
+def _leaky_relu_grad(grad: Expr, x: Expr, negative_slope: float) -> Expr:
+    return where(gt(x, 0), grad, mul(grad, negative_slope))
+
+
+def _threshold_grad(grad: Expr, x: Expr, threshold: float = 0) -> Expr:
+    return where(le(x, threshold), 0, grad)
+
+
+def _softplus_grad(grad: Expr, x: Expr, beta: float, threshold: float) -> Expr:
+    scaled = mul(x, beta)
+    return where(gt(scaled, threshold), grad, mul(grad, sigmoid(scaled)))
+
+
+def _hardtanh_grad(grad: Expr, x: Expr, min_val: float, max_val: float) -> Expr:
+    return where(both(gt(x, min_val), lt(x, max_val)), grad, 0)
+
+
+def _sigmoid_grad(grad: Expr, y: Expr) -> Expr:
+    return mul(mul(grad, sub(1, y)), y)
+
+
+def _tanh_grad(grad: Expr, y: Expr) -> Expr:
+    return mul(grad, sub(1, square(y)))
+
+
+def _swish_grad(grad: Expr, x: Expr, scale: float) -> Expr:
+    gate = sigmoid(mul(x, scale))
+    return mul(mul(grad, gate), add(mul(mul(x, scale), sub(1, gate)), 1))
+
+
+def _elu_grad(
+    grad: Expr, x: Expr, alpha: float, scale: float, input_scale: float, is_result: bool
+) -> Expr:
+    factor = alpha * scale
+    if is_result:
+        below = mul(mul(grad, input_scale), add(x, factor))
+    else:
+        below = mul(mul(grad, input_scale * factor), exp(mul(x, input_scale)))
+    return where(gt(x, 0), mul(grad, scale), below)
+
+
+def _log_sigmoid_grad(grad: Expr, x: Expr) -> Expr:
+    power = exp(neg(absolute(x)))
+    far = div(power, add(power, 1))
+    return mul(grad, where(lt(x, 0), sub(1, far), far))
+
+
+def _mish_grad(grad: Expr, x: Expr) -> Expr:
+    curve = _tanh_of_softplus(x)
+    return mul(grad, add(curve, mul(mul(x, sigmoid(x)), sub(1, square(curve)))))
+
+
+_GRADIENT: dict[str, tuple[Formula, tuple[str, ...]]] = {
+    "EluGradV2": (_elu_grad, ("alpha", "scale", "input_scale", "is_result")),
+    "GeluGrad": (_gelu_grad, ()),
+    "GeluGradV2": (_gelu_grad, ("approximate",)),
+    "HardShrinkGrad": (_outside, ("lambd",)),
+    "HardSigmoidGrad": (_hard_sigmoid_grad, ()),
+    "HardSwishGrad": (_hard_swish_grad, ()),
+    "LeakyReluGrad": (_leaky_relu_grad, ("negative_slope",)),
+    "LogSigmoidGrad": (_log_sigmoid_grad, ()),
+    "MishGrad": (_mish_grad, ()),
+    "SoftShrinkGrad": (_outside, ("lambd",)),
+    "SoftplusV2Grad": (_softplus_grad, ("beta", "threshold")),
+    "SwishGrad": (_swish_grad, ("scale",)),
+}
+# The same for operators whose first input is the tensor and whose second is the gradient.
+_GRADIENT_LAST: dict[str, tuple[Formula, tuple[str, ...]]] = {
+    "HardtanhGrad": (_hardtanh_grad, ("min_val", "max_val")),
+    "SigmoidGrad": (_sigmoid_grad, ()),
+    "TanhGrad": (_tanh_grad, ()),
+}
+# Those that compare and select only, so that they hold for integers too.
+_GRADIENT_OF_ANY: dict[str, tuple[Formula, tuple[str, ...]]] = {
+    "ReluGrad": (_threshold_grad, ()),
+    "ThresholdGradV2D": (_threshold_grad, ("threshold",)),
+}
+
+
+def _attributes(formula: Formula, names: tuple[str, ...], last: bool) -> Callable[..., Formula]:
+    """The formula of a node: of the first two operands at most, what follows is not read."""
+
+    def make(node: LowerOp) -> Formula:
+        values = [node.attr(a) for a in names]
+
+        def of_two(*elements: Expr) -> Expr:
+            used = elements[:2]
+            return formula(*(reversed(used) if last else used), *values)
+
+        return of_two
+
+    return make
+
+
+for _type, (_formula, _names) in (_FORWARD | _GRADIENT).items():
+    lowering(_type, declines=not_floats)(with_attributes(_attributes(_formula, _names, False)))
+for _type, (_formula, _names) in _GRADIENT_LAST.items():
+    lowering(_type, declines=not_floats)(with_attributes(_attributes(_formula, _names, True)))
+for _type, (_formula, _names) in _GRADIENT_OF_ANY.items():
+    lowering(_type, declines=not_numbers)(with_attributes(_attributes(_formula, _names, False)))
+
+lowering("Relu", declines=not_numbers)(of_elements(lambda x: most(x, 0)))
+
+
+# ---- operands beside the tensor ----
+
+
+@lowering("ThresholdV2", declines=not_numbers)
+def _threshold(node: LowerOp) -> Tensor:
+    limit, other = node.tensor("threshold"), node.maybe("value")
+
+    def formula(x: Expr) -> Expr:
+        bound = cast(single_element(limit), x.dtype)
+        value = 0 if other is None else cast(single_element(other), x.dtype)
+        return where(le(x, bound), value, x)
+
+    return elementwise(formula, node.tensor("x"))
+
+
+def _slope_of_channel(weight: Tensor, rank: int) -> Tensor:
+    """The weight of a PRelu in a form that broadcasts: a vector runs along dim 1."""
+    if weight.rank != 1 or rank < 2:
+        return weight
+    after = rank - 2
+
+    def element(place: Place) -> Expr:
+        return weight.at(place[:1])
+
+    return Tensor((weight.shape[0], *(1,) * after), weight.dtype, element)
+
+
+@lowering("PRelu", declines=not_floats)
+def _prelu(node: LowerOp) -> Tensor:
+    x = node.tensor("x")
+    return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
+
+
+@lowering("PReluGrad", declines=not_floats)
+def _prelu_grad(node: LowerOp) -> list[Tensor]:
+    given = [node.tensor(p) for p in ("grads", "features", "weights")]
+
+    def of_weight(grad: Expr, x: Expr, _weight: Expr) -> Expr:
+        return where(gt(x, 0), 0, mul(x, grad))
+
+    return [elementwise(_leaky_relu_grad, *given), elementwise(of_weight, *given)]

@@ -1,0 +1,273 @@
+"""Attention with lengths, pages and sparse modes, and the routing of tokens to experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import dim_min
+from torchair.operators.core import Kernel, Op, add_row
+from torchair.ops.npu import moe
+from torchair.ops.npu.fusion_attention import (
+    FusionCall,
+    fusion_attention,
+    fusion_attention_grad,
+    result_dims,
+)
+from torchair.ops.npu.infer_attention import InferCall
+from torchair.ops.npu.infer_operators import fused_request, prompt_request, step_request
+from torchair.ops.npu.layouts import request_dims
+
+aten = torch.ops.aten
+_LENGTHS = ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
+_PACKED = DataType.DT_INT32  # the type that holds eight four-bit integers
+
+
+def _wide(dtype: int) -> int:
+    return DataType.DT_DOUBLE if dtype == DataType.DT_DOUBLE else DataType.DT_FLOAT
+
+
+# ---- inference ----
+
+
+def _value(op: Op) -> Fact:
+    facts = op.list("value") if isinstance(op.node.inputs["value"], list) else [op["value"]]
+    if len(facts) != 1:
+        raise ValueError(f"{op.node}: one tensor of values is supported, got {len(facts)}")
+    return facts[0]
+
+
+def infer_facts(op: Op) -> tuple[Fact, Fact]:
+    """What an operator for inference gives: the result, and the sums if it has them."""
+    value = _value(op)
+    dims, sums = request_dims(
+        op.attr("input_layout"), op.shape("query"), value.shape or (), op.attr("num_heads"),
+        op.attr("num_key_value_heads"), op.node.inputs.get("block_table") is not None,
+        value.dtype == _PACKED,
+    )  # fmt: skip
+    query = op.dtype("query")
+    dtype = query if not op.fed("quant_scale2") else DataType.DT_INT8
+    if not op.attr("softmax_lse_flag", False):
+        return Fact(dtype, dims), Fact(DataType.DT_FLOAT, (1,))
+    return Fact(dtype, dims), Fact(_wide(query), sums)
+
+
+def infer_kernel(op: Op, request: Callable[[dict[str, Any]], InferCall]) -> Kernel:
+    """The torch kernel of an operator for inference. Lengths arrive as tensors."""
+    proto, ports = op.node.prototype, list(op.node.inputs)
+    assert proto is not None
+    attrs = {spec.name: op.attr(spec.name) for spec in proto.attrs}
+
+    def run(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        named = dict(attrs, **dict(zip(ports, tensors, strict=True)))
+        for port in ("key", "value"):
+            named[port] = named[port][0] if isinstance(named[port], list) else named[port]
+        for port in _LENGTHS:
+            named[port] = numbers(named.get(port))
+        return request(named).run()
+
+    return run
+
+
+def numbers(tensor: Any) -> list[int] | None:
+    """Numbers that an operator takes from the host, out of the tensor that a graph has."""
+    if tensor is None:
+        return None
+    found: list[int] = tensor.reshape(-1).tolist()
+    return found
+
+
+def _first(request: Callable[[dict[str, Any]], InferCall]) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        kernel = infer_kernel(op, request)
+        return lambda *tensors: kernel(*tensors)[0]
+
+    return make
+
+
+add_row("PromptFlashAttention", lambda op: infer_facts(op)[0], _first(prompt_request))
+add_row("IncreFlashAttention", lambda op: infer_facts(op)[0], _first(step_request))
+
+
+# ---- training ----
+
+
+def _training_rule(op: Op) -> list[Fact]:
+    dims, saved = result_dims(
+        op.shape("query"), op.shape("key"), op.shape("value"), op.attr("head_num"),
+        op.attr("input_layout"),
+    )  # fmt: skip
+    dtype = op.dtype("query")
+    statistic = Fact(_wide(dtype), saved)
+    return [statistic, statistic, Fact(dtype, (0,)), Fact(dtype, dims)]
+
+
+def _call(op: Op, named: dict[str, Any], shift: str) -> FusionCall:
+    unknown = ("drop_mask", "padding_mask", "q_start_idx", "kv_start_idx")
+    for port in unknown:
+        if named[port] is not None:
+            raise ValueError(f"{op.node}: input {port!r} is not supported")
+    if op.attr("keep_prob") != 1.0:
+        raise ValueError(f"{op.node}: dropout (keep_prob {op.attr('keep_prob')}) is not supported")
+    return FusionCall(
+        named["query"], named["key"], named["value"], op.attr("head_num"),
+        op.attr("input_layout"), named[shift], named["atten_mask"], op.attr("scale_value"),
+        op.attr("pre_tockens"), op.attr("next_tockens"), numbers(named["prefix"]),
+        numbers(named["actual_seq_qlen"]), numbers(named["actual_seq_kvlen"]),
+        op.attr("sparse_mode"),
+    )  # fmt: skip
+
+
+def _training(op: Op) -> Kernel:
+    ports = list(op.node.inputs)
+
+    def run(*tensors: Any) -> Any:
+        named = dict(zip(ports, tensors, strict=True))
+        out, *statistics = fusion_attention(_call(op, named, "real_shift"))
+        return *statistics, out
+
+    return run
+
+
+def _training_grad_rule(op: Op) -> list[Fact]:
+    grads = [Fact(op.dtype(p), op.shape(p)) for p in ("query", "key", "value")]
+    shift = op.get("pse_shift")
+    last = Fact(op.dtype("query"), (0,)) if shift is None else Fact(shift.dtype, shift.shape)
+    return [*grads, last]
+
+
+def _training_grad(op: Op) -> Kernel:
+    ports = list(op.node.inputs)
+
+    def run(*tensors: Any) -> Any:
+        named = dict(zip(ports, tensors, strict=True))
+        saved = named["softmax_max"], named["softmax_sum"]
+        return fusion_attention_grad(_call(op, named, "pse_shift"), named["dy"], *saved)
+
+    return run
+
+
+add_row("FlashAttentionScore", _training_rule, _training)
+add_row("FlashAttentionScoreGrad", _training_grad_rule, _training_grad)
+
+
+def fused_kernel(op: Op) -> Kernel:
+    """The torch kernel of FusedInferAttentionScore with all that it may be given."""
+    return infer_kernel(op, fused_request)
+
+
+# ---- the operator that torch has kernels for ----
+
+LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
+_PLAIN = {"query", "key", "value", "pse_shift"}
+_BY_HEADS = ("BNSD", "BNSD_BSND")
+
+
+def is_plain(op: Op) -> bool:
+    """Whether keys and values are whole tensors by heads, of which a query sees all or those up to
+    itself, with numbers that may be added to the scores: what fast kernels are made for."""
+    fed = {port for port, _, value in op.node.slots() if value is not None}
+    by_heads = op.attr("input_layout") in _BY_HEADS and len(op.list("value")) == 1
+    return by_heads and fed <= _PLAIN and op.attr("sparse_mode") in (0, LEFT_UP_CAUSAL)
+
+
+def _attention(op: Op) -> Kernel:
+    """Torch's own fused kernels, where they serve; `pse_shift` is added to the scaled scores."""
+    general, sums = fused_kernel(op), op.attr("softmax_lse_flag")
+    if not is_plain(op):
+        return general
+    swap = op.attr("input_layout") == "BNSD_BSND"
+    scale, causal = op.attr("scale"), op.attr("sparse_mode") == LEFT_UP_CAUSAL
+    unread = not op.node.outputs[1].users()  # then nobody launches a kernel to fill it
+
+    def run(query: Any, key: Any, value: Any, shift: Any, *others: Any) -> Any:
+        query, keys, values, shift = (_dense(x) for x in (query, key[0], value[0], shift))
+        found = (query.new_empty if unread else query.new_zeros)(1, dtype=torch.float32)
+        if query.device.type == "cpu" and query.shape[-1] == values.shape[-1]:
+            out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+                query, keys, values, 0.0, causal, attn_mask=shift, scale=scale
+            )
+            found = lse.unsqueeze(-1) if sums else found
+        elif query.device.type != "cpu" and not sums:
+            out = _chosen_by_torch(query, keys, values, shift, causal, scale)
+        else:
+            return general(query, [keys], [values], shift, *others)
+        return out.transpose(1, 2) if swap else out, found
+
+    return run
+
+
+def _dense(x: Any) -> Any:
+    """Torch's kernels read the elements of a row as neighbours, without a look at the strides."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _chosen_by_torch(
+    query: Any, key: Any, value: Any, shift: Any, causal: bool, scale: float
+) -> torch.Tensor:
+    """Off the CPU torch knows several kernels, and which is best."""
+    shift = None if shift is None else shift.to(query.dtype)
+    grouped = query.shape[1] != key.shape[1]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, shift, 0.0, causal, scale=scale, enable_gqa=grouped
+    )
+
+
+add_row("FusedInferAttentionScore", infer_facts, _attention)
+
+
+# ---- routing of tokens to experts and back ----
+
+
+_INT32 = DataType.DT_INT32
+
+
+def _gating_rule(op: Op) -> list[Fact]:
+    dims = (*op.shape("x")[:-1], op.attr("k"))
+    return [Fact(op.dtype("x"), dims), Fact(_INT32, dims), Fact(_INT32, dims)]
+
+
+def _gating(op: Op) -> Kernel:
+    k = op.attr("k")
+    return lambda x, finished: moe.gating_top_k_softmax(x, finished, k)
+
+
+def _init_rule(op: Op) -> list[Fact]:
+    tokens, choices = op.shape("expert_idx")
+    rows = dim_min(tokens, op.attr("active_num")) * choices
+    places = Fact(_INT32, (tokens * choices,))
+    return [Fact(op.dtype("x"), (rows, op.shape("x")[1])), places, places]
+
+
+def _init(op: Op) -> Kernel:
+    active = op.attr("active_num")
+    return lambda x, rows, experts: moe.init_routing(x, rows, experts, active)
+
+
+def _finalize_rule(op: Op) -> Fact:
+    rows, width = op.shape("expanded_row_idx")[0], op.shape("expanded_x")[-1]
+    choices = op.shape("scales")[1] if op.fed("scales") else 1
+    return Fact(op.dtype("expanded_x"), (rows // choices, width))
+
+
+def _finalize(x: Any, x1: Any, x2: Any, bias: Any, scales: Any, rows: Any, experts: Any) -> Any:
+    return moe.finalize_routing(x, x1, x2, bias, scales, rows, experts)
+
+
+def _finalize_v2(op: Op) -> Kernel:
+    mode = op.attr("drop_pad_mode")
+
+    def run(x: Any, rows: Any, x1: Any, x2: Any, bias: Any, scales: Any, experts: Any) -> Any:
+        return moe.finalize_routing(x, x1, x2, bias, scales, rows, experts, mode)
+
+    return run
+
+
+add_row("MoeGatingTopKSoftmax", _gating_rule, _gating)
+add_row("MoeInitRouting", _init_rule, _init)
+add_row("MoeFinalizeRouting", _finalize_rule, lambda op: _finalize)
+add_row("MoeFinalizeRoutingV2", _finalize_rule, _finalize_v2)

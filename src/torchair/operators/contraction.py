@@ -1,0 +1,236 @@
+"""Matrix products, convolutions with channels first, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Dim, Shape, Sym, broadcast
+from torchair.operators.core import Kernel, Op, Trait, add_row, fixed
+
+
+def matmul_shape(a: Shape, b: Shape, swap_a: bool, swap_b: bool) -> Shape:
+    """Dims of a (batched) matrix product, operands optionally transposed."""
+    m, k = (a[-1], a[-2]) if swap_a else (a[-2], a[-1])
+    k2, n = (b[-1], b[-2]) if swap_b else (b[-2], b[-1])
+    if not isinstance(k, Sym) and not isinstance(k2, Sym) and k != k2:
+        raise ValueError(f"inner sizes {k} and {k2} of a matrix product differ")
+    batch: tuple[Dim, ...] = broadcast(a[:-2], b[:-2])
+    return (*batch, m, n)
+
+
+def _product_rule(swap1: str, swap2: str) -> Callable[[Op], Fact]:
+    def rule(op: Op) -> Fact:
+        dims = matmul_shape(op.shape("x1"), op.shape("x2"), op.attr(swap1), op.attr(swap2))
+        return Fact(op.dtype("x1"), dims)
+
+    return rule
+
+
+def _product(swap1: str, swap2: str) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        flip1, flip2 = op.attr(swap1), op.attr(swap2)
+        bias = op.get("bias")
+        row = bias is None or len(bias.shape or ()) == 1
+        flat = len(op.shape("x1")) == len(op.shape("x2")) == 2
+        if flat and row and flip2 and not flip1:
+            return _linear
+        return _general(flip1, flip2)
+
+    return make
+
+
+def _linear(x1: Any, x2: Any, bias: Any = None, offset: Any = None, out: Any = None) -> Any:
+    """The layout of nn.Linear has a call of its own, cheaper than a transpose and a product."""
+    return torch._C._nn.linear(x1, x2, bias, out=out)  # type: ignore[call-arg]
+
+
+def _general(flip1: bool, flip2: bool) -> Kernel:
+    def run(x1: Any, x2: Any, bias: Any = None, offset: Any = None, out: Any = None) -> Any:
+        a = x1.mT if flip1 else x1
+        b = x2.mT if flip2 else x2
+        if bias is None:
+            return torch.matmul(a, b, out=out)
+        if a.dim() == 2 and b.dim() == 2:
+            return torch.addmm(bias, a, b, out=out)
+        return torch.add(torch.matmul(a, b), bias, out=out)
+
+    return run
+
+
+for _type, _a, _b in (
+    ("MatMul", "transpose_x1", "transpose_x2"),
+    ("MatMulV2", "transpose_x1", "transpose_x2"),
+    ("BatchMatMul", "adj_x1", "adj_x2"),
+    ("BatchMatMulV2", "adj_x1", "adj_x2"),
+):
+    add_row(_type, _product_rule(_a, _b), _product(_a, _b), Trait.CONTRACTION, out=True)
+add_row(
+    "Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), Trait.CONTRACTION, out=True
+)
+
+
+# ---- convolutions, channels first, and their gradients ----
+
+
+aten = torch.ops.aten
+_convolution: Any = torch.convolution
+CONTRACTION = Trait.CONTRACTION
+IMAGES = Trait.CONTRACTION | Trait.KEEPS_FORMAT
+
+
+class Window:
+    """Strides, pads and dilations of the spatial dims, as torch counts them."""
+
+    def __init__(self, op: Op) -> None:
+        layout = op.attr("data_format")
+        if not layout.startswith("NC"):
+            raise ValueError(f"{op.node} has layout {layout}, only channels first is known")
+        pads = op.attr("pads")
+        self.strides = op.attr("strides")[2:]
+        self.dilations = op.attr("dilations")[2:]
+        self.before, self.after = pads[::2], pads[1::2]
+        self.groups = op.attr("groups")
+        self.rank = len(self.strides)
+
+    @property
+    def even(self) -> bool:
+        """Whether every dim has the same padding on both sides."""
+        return self.before == self.after
+
+    def padding(self) -> list[int]:
+        """One number per dim; only for even pads."""
+        if not self.even:
+            raise ValueError("padding that differs from side to side is not known here")
+        return self.before
+
+    def arguments(self, transposed: bool = False, extra: Any = None) -> tuple[Any, ...]:
+        """What torch's convolution takes from the stride on."""
+        geometry = self.strides, self.padding(), self.dilations
+        return (*geometry, transposed, extra or [0] * self.rank, self.groups)
+
+
+def _conv_rule(op: Op) -> Fact:
+    w, x, kernel = Window(op), op.shape("x"), op.shape("filter")
+    dims: list[Dim] = []
+    for i in range(w.rank):
+        reach = w.dilations[i] * (kernel[i + 2] - 1) + 1
+        dims.append((x[i + 2] + w.before[i] + w.after[i] - reach) // w.strides[i] + 1)
+    channels = kernel[0] if x[1] != 0 else 0  # as torch has it
+    return Fact(op.dtype("x"), (x[0], channels, *dims))
+
+
+def _conv_kernel(op: Op) -> Kernel:
+    w = Window(op)
+    if w.even:
+        arguments = w.arguments()
+        return lambda x, kernel, bias, _offset: _convolution(x, kernel, bias, *arguments)
+    sides = [p for pair in reversed(list(zip(w.before, w.after, strict=True))) for p in pair]
+    none = [0] * w.rank
+    rest = (w.strides, none, w.dilations, False, none, w.groups)
+    return lambda x, kernel, bias, _offset: _convolution(F.pad(x, sides), kernel, bias, *rest)
+
+
+def _transpose(op: Op) -> Kernel:
+    arguments = Window(op).arguments(True, op.attr("output_padding")[2:])
+    return lambda x, kernel, bias, _offset: _convolution(x, kernel, bias, *arguments)
+
+
+def _sized(port: str, like: str) -> Callable[[Op], Fact]:
+    return lambda op: Fact(op.dtype(like), op.ints(port))
+
+
+def _grad_of_input(op: Op) -> Kernel:
+    size, arguments = op.ints("input_size"), Window(op).arguments()
+    mask = [True, False, False]
+
+    def run(kernel: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        x = _unread(size, grad)
+        return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[0]
+
+    return run
+
+
+def _unread(size: Sequence[Dim], grad: torch.Tensor) -> torch.Tensor:
+    """A tensor of which torch reads the dims, and the format in which it is to compute."""
+    last = is_channels_last(grad)
+    form = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(
+        tuple(size), dtype=grad.dtype, device=grad.device, memory_format=form  # type: ignore[arg-type]
+    )
+
+
+def is_channels_last(t: torch.Tensor) -> bool:
+    """Whether an image has its channels side by side in memory, and so is not contiguous."""
+    plain = t.is_contiguous()
+    return t.dim() == 4 and not plain and t.is_contiguous(memory_format=torch.channels_last)
+
+
+def _grad_of_filter(op: Op) -> Kernel:
+    size, arguments = op.ints("filter_size"), Window(op).arguments()
+    mask = [False, True, False]
+
+    def run(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        kernel = grad.new_empty(size)  # nobody reads it
+        return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[1]
+
+    return run
+
+
+def _gradients(op: Op) -> Kernel:
+    arguments = Window(op).arguments()
+    both = [True, True, False]
+
+    def run(x: torch.Tensor, kernel: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return aten.convolution_backward(grad, x, kernel, None, *arguments, both)[:2]
+
+    return run
+
+
+add_row(
+    "ConvGradients", lambda op: [Fact(op.dtype(p), op.shape(p)) for p in ("x", "filter")],
+    _gradients, IMAGES,
+)  # fmt: skip
+
+for _dim in ("2D", "3D"):
+    add_row(f"Conv{_dim}", _conv_rule, _conv_kernel, IMAGES)
+    add_row(
+        f"Conv{_dim}Transpose", _sized("input_size", "x"), _transpose, CONTRACTION,
+        host=("input_size",),
+    )  # fmt: skip
+    add_row(
+        f"Conv{_dim}BackpropInput", _sized("input_size", "filter"), _grad_of_input, IMAGES,
+        host=("input_size",),
+    )  # fmt: skip
+    add_row(
+        f"Conv{_dim}BackpropFilter", _sized("filter_size", "x"), _grad_of_filter, CONTRACTION,
+        host=("filter_size",),
+    )  # fmt: skip
+
+
+def _permuted(dims: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    return [dims[k] for k in order] if order else list(dims)
+
+
+def _transposed_product_rule(op: Op) -> Fact:
+    batch, m, _ = _permuted(op.shape("x1"), op.attr("perm_x1"))
+    n = _permuted(op.shape("x2"), op.attr("perm_x2"))[2]
+    return Fact(op.dtype("x1"), tuple(_permuted((batch, m, n), op.attr("perm_y"))))
+
+
+def _transposed_product(op: Op) -> Kernel:
+    orders = [list(op.attr(f"perm_{p}") or range(3)) for p in ("x1", "x2", "y")]
+
+    def run(x1: Any, x2: Any, bias: Any = None, scale: Any = None) -> torch.Tensor:
+        if bias is not None or scale is not None:
+            raise ValueError("bias and scale are not supported")
+        return torch.bmm(x1.permute(orders[0]), x2.permute(orders[1])).permute(orders[2])
+
+    return run
+
+
+add_row("TransposeBatchMatMul", _transposed_product_rule, _transposed_product, Trait.CONTRACTION)

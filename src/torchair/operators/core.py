@@ -1,0 +1,352 @@
+"""What an operator means: one `Row` per operator type, and how rules and kernels read a node.
+
+A row holds the shape rule (works on integers and symbols alike), the torch kernel and the traits
+that passes ask for. Families fill the table; `row_of` looks a type up.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchair.errors import MissingHostValue
+from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.shapes import Shape, broadcast
+
+SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
+"""Operators that a pass puts in program order, and ties to the end of the graph."""
+
+
+class Trait(enum.Flag):
+    """What passes may assume of an operator."""
+
+    NONE = 0
+    ELEMENTWISE = enum.auto()  # output element i depends on input elements i (after broadcast)
+    VIEW = enum.auto()  # output may alias the first input, no arithmetic
+    REDUCTION = enum.auto()
+    CONTRACTION = enum.auto()  # matrix products, convolutions
+    SIDE_EFFECT = enum.auto()  # must run, in order, even if nothing reads it
+    COMMUNICATION = enum.auto()
+    RANDOM = enum.auto()  # never folded, never merged
+    DRAWS = enum.auto()  # from torch's generator: all of them run, in program order
+    COMMUTATIVE = enum.auto()
+    CONSTANT = enum.auto()  # value is part of the graph
+    WRITES_FIRST = enum.auto()  # output 0 is input 0 updated: it may overwrite input 0
+    KEEPS_FORMAT = enum.auto()  # torch's result has channels last where one of its inputs has
+
+
+class Op:
+    """A node as its rule or kernel sees it: facts of inputs, attributes, host contents."""
+
+    __slots__ = ("_fact", "node")
+
+    def __init__(self, node: Node, fact: Callable[[Value], Fact] = lambda v: v.fact) -> None:
+        self.node = node
+        self._fact = fact
+
+    def __getitem__(self, port: str) -> Fact:
+        """Fact of a fed input."""
+        value = self.node.inputs[port]
+        assert isinstance(value, Value), f"{self.node}: input {port!r} is not one tensor"
+        return self._fact(value)
+
+    def get(self, port: str) -> Fact | None:
+        """Fact of an input, None when it is unfed."""
+        value = self.node.inputs.get(port)
+        return self._fact(value) if isinstance(value, Value) else None
+
+    def list(self, port: str) -> list[Fact]:
+        """Facts of a variable input."""
+        values = self.node.inputs.get(port) or []
+        assert isinstance(values, list)
+        return [self._fact(v) for v in values]
+
+    def fed(self, port: str) -> bool:
+        """Whether an input is connected."""
+        return self.node.inputs.get(port) is not None
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Attribute value, the prototype's default when it was not set."""
+        return self.node.attr(name, default)
+
+    def shape(self, port: str) -> Shape:
+        """Dims of an input; MissingHostValue when they are not known yet."""
+        shape = self[port].shape
+        if shape is None:
+            raise MissingHostValue(f"dims of input {port!r} of {self.node} are not known")
+        return shape
+
+    def content(self, port: str) -> Any:
+        """Known integers of a host input: a scalar or a tuple; MissingHostValue when unknown."""
+        found = self[port].content
+        source = self.node.inputs[port].node  # type: ignore[union-attr]
+        if found is None and source.type == "Const":  # facts hold short ones only
+            tensor = source.attr("value")
+            found = tuple(tensor.tolist()) if tensor.dim() else tensor.item()
+        if found is None:
+            raise MissingHostValue(f"content of input {port!r} of {self.node} is not known")
+        return found
+
+    def ints(self, port: str) -> tuple[Any, ...]:
+        """Content of a host input as a tuple, a scalar counting as one element."""
+        found = self.content(port)
+        return found if isinstance(found, tuple) else (found,)
+
+    def int(self, port: str) -> Any:
+        """Content of a host input as one number."""
+        return self.ints(port)[0]
+
+    def dtype(self, port: str) -> builtins.int:
+        """GE type of an input."""
+        return self[port].dtype
+
+    def torch_dtype(self, port: str) -> torch.dtype:
+        """Torch type of an input."""
+        return ge_to_torch(self[port].dtype)
+
+    @property
+    def output(self) -> Fact:
+        """What the graph declares of the first output."""
+        return self.node.outputs[0].fact
+
+    @property
+    def outputs(self) -> Sequence[Fact]:
+        """What the graph declares of all outputs."""
+        return [v.fact for v in self.node.outputs]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A layout apart from sizes: `dims` from the outermost one to the innermost, all of them as
+    they come where there are none; `dense` is without gaps."""
+
+    dims: tuple[int, ...] = ()
+    dense: bool = True
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Strides without gaps, in this order."""
+        strides, step = [0] * len(shape), 1
+        for d in reversed(self.dims or range(len(shape))):
+            strides[d] = step
+            step *= max(1, shape[d])
+        return tuple(strides)
+
+    def settled(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor in this order: itself, or a copy."""
+        if self._fits(t):
+            return t
+        strides = self.strides(t.shape)
+        return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+
+    def _fits(self, t: torch.Tensor) -> bool:
+        if self.dense and not self.dims:
+            return t.is_contiguous()
+        own = zip(t.stride(), self.strides(t.shape), t.shape, strict=True)
+        if self.dense:
+            return all(s == wanted or n == 1 for s, wanted, n in own)
+        steps = [t.stride(d) for d in self.dims if t.shape[d] != 1 and t.stride(d)]
+        return steps == sorted(steps, reverse=True)
+
+
+def all_contiguous(node: Node) -> list[Order | None]:
+    """The layouts of a kernel that wants all its inputs contiguous."""
+    return [Order()] * len(node.values())
+
+
+Rule = Callable[[Op], "Fact | Sequence[Fact]"]
+Kernel = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The meaning of one operator type.
+
+    `kernel(op)` returns a function of the tensors on all ports not named in `host`, in port order
+    (None for an unfed one, a list for a variable port). Contents of `host` ports are read when the
+    function is made. With `out`, that function takes `out=` (one tensor, or a tuple). It takes any
+    strides, unless `layouts` says which each of its inputs should have: it then copies the others.
+    """
+
+    type: str
+    rule: Rule
+    kernel: Callable[[Op], Kernel]
+    traits: Trait = Trait.NONE
+    host: frozenset[str] = field(default_factory=frozenset)
+    out: bool = False
+    also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
+    layouts: Callable[[Node], Sequence[Order | None]] | None = None  # in the order of its values
+
+    def has(self, trait: Trait) -> bool:
+        return bool(self.traits.value & trait.value)  # plain integers: this is asked very often
+
+
+_rows: dict[str, Row] = {}
+_sources: list[Callable[[str], Row | None]] = []
+
+
+def add_row(
+    op_type: str,
+    rule: Rule,
+    kernel: Callable[[Op], Kernel],
+    traits: Trait = Trait.NONE,
+    *,
+    host: Iterable[str] = (),
+    out: bool = False,
+    also_host: Callable[[Node], list[Value]] | None = None,
+    layouts: Callable[[Node], Sequence[Order | None]] | None = None,
+) -> None:
+    """Enter one operator into the table."""
+    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out, also_host, layouts)
+
+
+def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
+    """A kernel that needs no attributes."""
+    return lambda _op: fn
+
+
+def writes_first(update: Callable[..., Any]) -> Kernel:
+    """A kernel from one that updates its first tensor: without `out` a copy is updated, `out` being
+    the first tensor itself means in place, any other `out` gets a copy first."""
+
+    def run(x: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None:
+            out = x.clone(memory_format=torch.contiguous_format)
+        elif out is not x:
+            out.copy_(x)
+        update(out, *rest)
+        return out
+
+    return run
+
+
+def row_of(op_type: str) -> Row | None:
+    """The row of a type, None when neither the catalogue nor a user gives it a meaning."""
+    row = _rows.get(op_type)
+    return row if row is not None else _more_rows(op_type)
+
+
+def add_source(source: Callable[[str], Row | None]) -> None:
+    """Ask `source` for rows of types that the table does not hold."""
+    _sources.append(source)
+
+
+def _more_rows(op_type: str) -> Row | None:
+    found = (source(op_type) for source in _sources)
+    return next((row for row in found if row is not None), None)
+
+
+def steering_values(node: Node) -> list[Value]:
+    """Inputs whose content decides dims or arguments, so that it must be known when planning."""
+    row = row_of(node.type)
+    if row is None:
+        return []
+    values = [v for port, _, v in node.slots() if port in row.host and v is not None]
+    return values + (row.also_host(node) if row.also_host is not None else [])
+
+
+def rows() -> dict[str, Row]:
+    """The whole table."""
+    return dict(_rows)
+
+
+def infer(node: Node, fact: Callable[[Value], Fact] | None = None) -> list[Fact]:
+    """Facts of a node's outputs; unknown parts are left open, a wrong graph raises."""
+    row = row_of(node.type)
+    if row is None:
+        return [Fact() for _ in node.outputs]
+    op = Op(node) if fact is None else Op(node, fact)
+    try:
+        result = row.rule(op)
+    except MissingHostValue:
+        return [Fact(o.dtype) for o in node.outputs]
+    facts = [result] if isinstance(result, Fact) else list(result)
+    if len(facts) < len(node.outputs):
+        facts += [Fact(o.dtype, o.shape) for o in node.outputs[len(facts) :]]
+    return facts
+
+
+# ---- rules shared by many families ----
+
+
+def same_as(port: str) -> Rule:
+    """Result has type and dims of one input."""
+
+    def rule(op: Op) -> Fact:
+        return Fact(op.dtype(port), op.shape(port))
+
+    return rule
+
+
+def copy_of(port: str) -> Rule:
+    """Result is one input unchanged, its known content included."""
+    return lambda op: Fact(op.dtype(port), op.shape(port), op[port].content)
+
+
+def like_first(op: Op) -> Fact:
+    """Result has type and dims of the first input."""
+    first = op._fact(op.node.values()[0])
+    if first.shape is None:
+        raise MissingHostValue(f"dims of the first input of {op.node} are not known")
+    return Fact(first.dtype, first.shape)
+
+
+def broadcast_rule(op: Op) -> Fact:
+    """Elementwise: dims broadcast over all inputs, type of the first."""
+    facts = all_facts(op)
+    return Fact(facts[0].dtype, broadcast(*_dims(op, facts)))
+
+
+def compare_rule(op: Op) -> Fact:
+    """Elementwise with a truth value as result."""
+    return Fact(DataType.DT_BOOL, broadcast(*_dims(op, all_facts(op))))
+
+
+def all_facts(op: Op) -> list[Fact]:
+    """Facts of every fed input in order."""
+    return [op._fact(v) for v in op.node.values()]
+
+
+def _dims(op: Op, facts: Sequence[Fact]) -> list[Shape]:
+    for fact in facts:
+        if fact.shape is None:
+            raise MissingHostValue(f"dims of an input of {op.node} are not known")
+    return [f.shape for f in facts if f.shape is not None]
+
+
+def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
+    """Axes normalised to 0..rank-1, sorted; nothing given means all."""
+    if axes is None:
+        return tuple(range(rank))
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    limit = max(rank, 1)
+    for a in axes:
+        if not -limit <= a < limit:
+            raise ValueError(f"axis {a} is out of range for rank {rank}")
+    return tuple(sorted({a % limit for a in axes}))
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:
+    """Dims after reducing over normalised axes."""
+    if keep:
+        return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+def known_number(op: Op, port: str) -> Any:
+    """The number that a 0-d constant feeds to a port; None when something else feeds it."""
+    value = op.node.inputs.get(port)
+    if isinstance(value, Value) and value.node.type == "Const" and value.shape == ():
+        return value.node.attr("value").item()
+    return None
+
+
+def scalar(op: Op, port: str) -> Callable[[Any], Any]:
+    """A function from the tensor on a port to its number, read once when it is constant."""
+    known = known_number(op, port)
+    return (lambda t: t.item()) if known is None else (lambda _t: known)

@@ -1,0 +1,438 @@
+"""Tensors made from sizes and numbers, and random ones.
+
+torch's own functions draw. Where no offset is given, they draw the next numbers of the device's
+generator: those that eager draws. An offset that is given seeds a generator made for the call, with
+the seed, so that equal seeds and offsets give equal numbers whatever ran before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, cast, const, op, size
+from torchair.codegen.types import FLOATS
+from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Dim
+from torchair.ge.signature import NO_OFFSET
+from torchair.operators.core import (
+    Kernel,
+    Op,
+    Trait,
+    add_row,
+    known_number,
+    like_first,
+    same_as,
+    scalar,
+)
+from torchair.operators.formulas import (
+    add,
+    div,
+    eq,
+    ge,
+    le,
+    lt,
+    most,
+    mul,
+    of_elements,
+    single_element,
+    sub,
+    where,
+)
+from torchair.operators.loops import LoopRule, LowerOp, Place, Tensor, elementwise, lowering, number
+
+
+def _fill_rule(op: Op) -> Fact:
+    return Fact(op.dtype("value"), tuple(op.ints("dims")))
+
+
+def _fill_kernel(op: Op) -> Kernel:
+    dims = op.ints("dims")
+
+    def run(value: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        made = torch.empty(dims, dtype=value.dtype, device=value.device) if out is None else out
+        return made.fill_(value.reshape(()))
+
+    return run
+
+
+add_row("Fill", _fill_rule, _fill_kernel, host=("dims",), out=True)
+
+
+def _like(value: int) -> Callable[[Op], Kernel]:
+    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.full_like(x, value) if out is None else out.fill_(value)
+
+    return lambda _op: run
+
+
+add_row("ZerosLike", like_first, _like(0), Trait.ELEMENTWISE, out=True)
+add_row("OnesLike", like_first, _like(1), Trait.ELEMENTWISE, out=True)
+
+
+def _empty_rule(op: Op) -> Fact:
+    return Fact(op.attr("dtype"), tuple(op.ints("shape")))
+
+
+def _empty(op: Op) -> Kernel:
+    dims, dtype, init = op.ints("shape"), ge_to_torch(op.attr("dtype")), op.attr("init")
+
+    def run(out: torch.Tensor | None = None) -> torch.Tensor:
+        made = torch.empty(dims, dtype=dtype) if out is None else out
+        return made.zero_() if init else made
+
+    return run
+
+
+add_row("Empty", _empty_rule, _empty, host=("shape",), out=True)
+
+
+def _eye_rule(op: Op) -> Fact:
+    rows, columns = op.attr("num_rows"), op.attr("num_columns")
+    return Fact(op.attr("dtype"), (*op.attr("batch_shape"), rows, columns or rows))
+
+
+def _eye_kernel(op: Op) -> Kernel:
+    fact = _eye_rule(op)
+    dims: Any = fact.shape
+    dtype = ge_to_torch(fact.dtype)
+    return lambda: torch.eye(*dims[-2:], dtype=dtype).repeat(*dims[:-2], 1, 1).reshape(dims)
+
+
+add_row("Eye", _eye_rule, _eye_kernel)
+
+
+# ---- ranges ----
+
+
+def _bounds(op: Op) -> tuple[Any, Any, Any]:
+    """Start, limit and step: numbers of constants, else host integers."""
+    known = {p: known_number(op, p) for p in ("start", "limit", "delta")}
+    start, limit, delta = (op.int(p) if n is None else n for p, n in known.items())
+    return start, limit, delta
+
+
+def _count(start: Any, limit: Any, delta: Any) -> Dim:
+    if any(isinstance(n, float) for n in (start, limit, delta)):
+        return math.ceil((limit - start) / delta)
+    if delta == 1:
+        return limit - start
+    return start - limit if delta == -1 else -((start - limit) // delta)
+
+
+def _range_type(op: Op) -> int:
+    types = {op.dtype(p) for p in ("start", "limit", "delta")}
+    return DataType.DT_INT64 if len(types) > 1 else types.pop()
+
+
+def _range_rule(op: Op) -> Fact:
+    return Fact(_range_type(op), (_count(*_bounds(op)),))
+
+
+def _range_kernel(op: Op) -> Kernel:
+    bounds, dtype = _bounds(op), ge_to_torch(_range_type(op))
+    return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
+
+
+add_row("Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True)
+
+
+def _linspace_rule(op: Op) -> Fact:
+    return Fact(op.dtype("start"), (op.int("num"),))
+
+
+def _linspace_kernel(op: Op) -> Kernel:
+    count, dtype = op.int("num"), op.torch_dtype("start")
+
+    def run(start: torch.Tensor, stop: torch.Tensor, out: Any = None) -> torch.Tensor:
+        return torch.linspace(start.item(), stop.item(), count, dtype=dtype, out=out)
+
+    return run
+
+
+add_row("LinSpace", _linspace_rule, _linspace_kernel, host=("num",), out=True)
+
+
+# ---- triangles: what stays depends on the place, so these are not elementwise ----
+
+
+def _triangle_kernel(fn: Callable[..., torch.Tensor]) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        diagonal = op.attr("diagonal")
+        return lambda x, out=None: fn(x, diagonal, out=out)
+
+    return make
+
+
+add_row("Tril", like_first, _triangle_kernel(torch.tril), out=True)
+add_row("Triu", like_first, _triangle_kernel(torch.triu), out=True)
+
+
+# ---- random numbers from a seed and an offset ----
+
+
+_WORD = 2**64 - 1
+
+
+def mix(seed: int, offset: int) -> int:
+    """One 64 bit seed from two numbers. All bits count: torch's CPU generator keeps the low half
+    of a seed only, and near seeds must not give near numbers."""
+    z = (seed * 0x9E3779B97F4A7C15 + offset) & _WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+    return z ^ (z >> 31)
+
+
+def generator(device: torch.device, seed: int, offset: torch.Tensor) -> torch.Generator | None:
+    """A generator for one call, None for the device's own; of an offset vector the last number
+    counts."""
+    number = int(offset.reshape(-1)[-1])
+    if number == NO_OFFSET:
+        return None
+    made = torch.Generator(device)
+    made.manual_seed(mix(seed, number))
+    return made
+
+
+# ---- results of given dims, filled by one function ----
+
+_Tensor = torch.Tensor
+
+
+def _drawer(fact: Fact, seed: int, fill: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """A function of the offset, the result's place and what `fill` takes beside a generator."""
+    dims: Any = fact.shape
+    dtype = ge_to_torch(fact.dtype)
+
+    def draw(offset: _Tensor, out: _Tensor | None, *rest: Any) -> _Tensor:
+        made = torch.empty(dims, dtype=dtype) if out is None else out
+        source = generator(made.device, seed, offset)
+        if source is None:
+            fill(made, *rest)
+        else:
+            fill(made, *rest, generator=source)
+        return made
+
+    return draw
+
+
+def _dims_rule(op: Op) -> Fact:
+    return Fact(op.attr("dtype"), tuple(op.ints("shape")))
+
+
+def _by_key(fill: Callable[..., Any]) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        draw = _drawer(_dims_rule(op), op.int("key"), fill)
+        return lambda counter, out=None: draw(counter, out)
+
+    return make
+
+
+_KEY = ("shape", "key", "alg")
+RANDOM = Trait.RANDOM | Trait.DRAWS
+add_row(
+    "StatelessRandomUniformV2", _dims_rule, _by_key(_Tensor.uniform_), RANDOM, host=_KEY, out=True
+)
+add_row(
+    "StatelessRandomNormalV2", _dims_rule, _by_key(_Tensor.normal_), RANDOM, host=_KEY, out=True
+)
+
+
+def _integers_rule(op: Op) -> Fact:
+    return Fact(op.dtype("minval"), tuple(op.ints("shape")))
+
+
+def _integers(op: Op) -> Kernel:
+    draw = _drawer(_integers_rule(op), op.int("key"), _Tensor.random_)
+    low, high = scalar(op, "minval"), scalar(op, "maxval")
+    return lambda counter, minval, maxval, out=None: draw(counter, out, low(minval), high(maxval))
+
+
+add_row("StatelessRandomUniformIntV2", _integers_rule, _integers, RANDOM, host=_KEY, out=True)
+
+
+def _bernoulli(op: Op) -> Kernel:
+    draw = _drawer(_dims_rule(op), op.int("seed"), _Tensor.bernoulli_)
+    exact = op.dtype("prob") in (DataType.DT_FLOAT, DataType.DT_DOUBLE)
+    one = scalar(op, "prob") if op.shape("prob") == () else None
+
+    def run(prob: _Tensor, offset: _Tensor, out: _Tensor | None = None) -> _Tensor:
+        if one is not None:  # torch draws in another way where all have the same chance
+            return draw(offset, out, float(one(prob)))
+        return draw(offset, out, prob if exact else prob.float())
+
+    return run
+
+
+add_row("StatelessBernoulli", _dims_rule, _bernoulli, RANDOM, host=("shape", "seed"), out=True)
+
+
+def _permutation_rule(op: Op) -> Fact:
+    return Fact(op.attr("dtype"), (op.int("n"),))
+
+
+def _permutation(op: Op) -> Kernel:
+    n = op.int("n")
+
+    def fill(out: _Tensor, generator: torch.Generator | None = None) -> None:
+        kind: Any = dict(dtype=out.dtype, device=out.device)
+        torch.randperm(n, generator=generator, out=out, **kind)
+
+    draw = _drawer(_permutation_rule(op), op.int("seed"), fill)
+    return lambda offset, out=None: draw(offset, out)
+
+
+add_row("StatelessRandperm", _permutation_rule, _permutation, RANDOM, host=("n", "seed"), out=True)
+
+
+def _multinomial_rule(op: Op) -> Fact:
+    return Fact(DataType.DT_INT64, (*op.shape("x")[:-1], op.attr("numsamples")))
+
+
+def _multinomial(op: Op) -> Kernel:
+    count, replacement = op.attr("numsamples"), op.attr("replacement")
+    seed = op.int("seed")
+
+    def run(x: _Tensor, offset: _Tensor) -> _Tensor:
+        source = generator(x.device, seed, offset)
+        return torch.multinomial(x, count, replacement, generator=source)
+
+    return run
+
+
+add_row("MultinomialWithReplacement", _multinomial_rule, _multinomial, RANDOM, host=("seed",))
+
+
+# ---- dropout: the mask is one truth value for each element ----
+
+
+def _mask_rule(op: Op) -> Fact:
+    return Fact(DataType.DT_BOOL, tuple(op.ints("shape")))
+
+
+def _mask(op: Op) -> Kernel:
+    draw = _drawer(_mask_rule(op), op.int("seed"), _Tensor.bernoulli_)
+    keep = scalar(op, "prob")
+    return lambda prob, offset, out=None: draw(offset, out, keep(prob))
+
+
+def _do_mask(op: Op) -> Kernel:
+    keep = scalar(op, "keep_prob")
+
+    def run(x: _Tensor, mask: _Tensor, prob: _Tensor, out: _Tensor | None = None) -> _Tensor:
+        kept = keep(prob)
+        return torch.mul(x, mask, out=out).mul_(1 / kept if kept else 0.0)
+
+    return run
+
+
+_MASK_HOST = ("shape", "seed", "seed1")
+add_row("StatelessDropOutGenMask", _mask_rule, _mask, RANDOM, host=_MASK_HOST, out=True)
+add_row("DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True)
+
+
+# ---- tensors made from sizes and numbers: what an element is depends on its place ----
+
+
+def _filled(value: int) -> LoopRule:
+    def rule(node: LowerOp) -> Tensor:
+        return Tensor(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
+
+    return rule
+
+
+lowering("ZerosLike")(_filled(0))
+lowering("OnesLike")(_filled(1))
+lowering("TensorMove")(of_elements(lambda x: x))
+
+
+@lowering("Fill")
+def _fill(node: LowerOp) -> Tensor:
+    value = node.tensor("value")
+    return Tensor(node.out_shape(), value.dtype, lambda _: single_element(value))
+
+
+@lowering("Eye")
+def _eye(node: LowerOp) -> Tensor:
+    def element(place: Place) -> Expr:
+        return eq(place[-2].value(), place[-1].value())
+
+    return Tensor(node.out_shape(), node.out_dtype(), element)
+
+
+# ---- ranges: computed in double precision and rounded once, integers exactly ----
+
+
+def _bound(node: LowerOp, port: str, dtype: str) -> Expr:
+    value: Any = known_number(node, port)
+    value = node.int(port) if value is None else value
+    return cast(const(value, "f64") if isinstance(value, float) else size(value), dtype)
+
+
+@lowering("Range")
+def _range(node: LowerOp) -> Tensor:
+    dtype = node.out_dtype()
+    exact = "f64" if dtype in FLOATS else "i64"
+    start, step = (_bound(node, p, exact) for p in ("start", "delta"))
+
+    def element(place: Place) -> Expr:
+        return add(mul(cast(place[0].value(), exact), step), start)
+
+    return Tensor(node.out_shape(), dtype, element)
+
+
+@lowering("LinSpace")
+def _linspace(node: LowerOp) -> Tensor:
+    """Each half is counted from its own end, so that both ends are met exactly."""
+    (count,) = node.out_shape()
+    start, stop = (node.tensor(p) for p in ("start", "stop"))
+
+    def element(place: Place) -> Expr:
+        first, last = (cast(single_element(t), "f64") for t in (start, stop))
+        gaps = cast(most(sub(size(count), 1), 1), "f64")
+        step, index = div(sub(last, first), gaps), place[0].value()
+        rising = add(first, mul(step, cast(index, "f64")))
+        falling = sub(last, mul(step, sub(gaps, cast(index, "f64"))))
+        return where(lt(index, most(size(count // 2), 1)), rising, falling)
+
+    return Tensor((count,), node.out_dtype(), element)
+
+
+# ---- triangles ----
+
+
+def _triangle(kind: str) -> LoopRule:
+    keeps = {"lower": le, "upper": ge}[kind]
+
+    def rule(node: LowerOp) -> Tensor:
+        x, diagonal = node.tensor("x"), node.attr("diagonal")
+
+        def element(place: Place) -> Expr:
+            row, column = place[-2].value(), place[-1].value()
+            inside = keeps(sub(column, row), number(diagonal, row))
+            found = x.at(place)
+            return op("where", inside, found, number(0, found))
+
+        return Tensor(x.shape, x.dtype, element)
+
+    return rule
+
+
+lowering("Tril")(_triangle("lower"))
+lowering("Triu")(_triangle("upper"))
+
+
+@lowering("DropOutDoMask")
+def _dropout(node: LowerOp) -> Tensor:
+    keep = node.tensor("keep_prob")
+
+    def formula(x: Expr, mask: Expr) -> Expr:
+        chance = cast(single_element(keep), x.dtype)
+        factor = where(eq(chance, 0), 0, div(1, chance))
+        return mul(mul(x, cast(mask, x.dtype)), factor)
+
+    return elementwise(formula, node.tensor("x"), node.tensor("mask"))

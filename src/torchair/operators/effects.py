@@ -1,0 +1,264 @@
+"""Operators with an effect outside of their graph: collectives between processes, checks, prints.
+
+A collective waits for its result before it returns, because the memory plan reuses the buffers it
+reads; what follows needs no wait of its own. Communication overlaps with computing where the engine
+gives it a lane (option `cc_parallel_enable`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import numel
+from torchair.operators.core import Kernel, Op, Trait, add_row, like_first
+from torchair.ops.collectives import (
+    exchange,
+    gather_uneven,
+    named_group,
+    reduce_uneven,
+)
+from torchair.ops.print import message, tensor_text
+
+COLLECTIVE = Trait.COMMUNICATION | Trait.SIDE_EFFECT
+_REDUCTION = {"prod": "product"}  # torch's word for it
+
+
+def _functional() -> Any:
+    return torch.ops._c10d_functional
+
+
+def _reduction(op: Op) -> str:
+    name = op.attr("reduction")
+    return _REDUCTION.get(name, name)
+
+
+def _group(op: Op) -> Any:
+    return named_group(op.attr("group"))
+
+
+def _name(op: Op) -> str:
+    return str(_group(op).group_name)
+
+
+def _row(op_type: str, rule: Callable[[Op], Any], start: Callable[[Op], Kernel]) -> None:
+    """A row from a rule and the maker of a function that starts the collective."""
+
+    def make(op: Op) -> Kernel:
+        begin = start(op)
+        return lambda x: _functional().wait_tensor(begin(x.contiguous()))
+
+    add_row(op_type, rule, make, COLLECTIVE)
+
+
+# ---- equal parts ----
+
+
+def _all_reduce(op: Op) -> Kernel:
+    reduction, group = _reduction(op), _name(op)
+    return lambda x: _functional().all_reduce(x, reduction, group)
+
+
+def _gathered(op: Op) -> Fact:
+    first, *rest = op.shape("x")
+    return Fact(op.dtype("x"), (first * op.attr("rank_size"), *rest))
+
+
+def _all_gather(op: Op) -> Kernel:
+    size, group = op.attr("rank_size"), _name(op)
+    return lambda x: _functional().all_gather_into_tensor(x, size, group)
+
+
+def _scattered(op: Op) -> Fact:
+    first, *rest = op.shape("x")
+    return Fact(op.dtype("x"), (first // op.attr("rank_size"), *rest))
+
+
+def _reduce_scatter(op: Op) -> Kernel:
+    reduction, size, group = _reduction(op), op.attr("rank_size"), _name(op)
+    return lambda x: _functional().reduce_scatter_tensor(x, reduction, size, group)
+
+
+def _all_to_all(op: Op) -> Kernel:
+    group = _group(op)
+    size, name = dist.get_world_size(group), str(group.group_name)
+
+    def start(x: torch.Tensor) -> Any:
+        rows = [x.numel() // size] * size
+        return _functional().all_to_all_single(x.view(-1), rows, rows, name).view(x.shape)
+
+    return start
+
+
+_row("HcomAllReduce", like_first, _all_reduce)
+_row("HcomAllGather", _gathered, _all_gather)
+_row("HcomReduceScatter", _scattered, _reduce_scatter)
+_row("HcomAllToAll", like_first, _all_to_all)
+
+
+def _broadcast_rule(op: Op) -> list[Fact]:
+    return [Fact(f.dtype, f.shape) for f in op.list("x")]
+
+
+def _broadcast(op: Op) -> Kernel:
+    root, group = op.attr("root_rank"), _name(op)
+
+    def run(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        started = [_functional().broadcast(x.contiguous(), root, group) for x in xs]
+        return [_functional().wait_tensor(x) for x in started]
+
+    return run
+
+
+add_row("HcomBroadcast", _broadcast_rule, _broadcast, COLLECTIVE)
+
+
+# ---- parts of different sizes, counted in elements ----
+
+
+def _parts(counts: str, x: str) -> Callable[[Op], Fact]:
+    """Rows of the result from the number of its elements."""
+
+    def rule(op: Op) -> Fact:
+        rest = op.shape(x)[1:]
+        elements: Any = sum(op.ints(counts))
+        return Fact(op.dtype(x), (elements // numel(rest), *rest))
+
+    return rule
+
+
+def _all_to_all_v(op: Op) -> Kernel:
+    sent = op.ints("send_counts"), op.ints("send_displacements")
+    received, group = op.ints("recv_counts"), _group(op)
+    return lambda x: exchange(x, sent, received, group)
+
+
+def _starts(op: Op, port: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Places of the parts; one after the other where none are given."""
+    if op.fed(port):
+        return op.ints(port)
+    return tuple(sum(counts[:k]) for k in range(len(counts)))
+
+
+def _all_gather_v(op: Op) -> Kernel:
+    counts, group = op.ints("recv_counts"), _group(op)
+    starts = _starts(op, "recv_displacements", counts)
+    return lambda x: gather_uneven(x, counts, starts, group)
+
+
+def _reduce_scatter_v(op: Op) -> Kernel:
+    counts, word, group = op.ints("send_counts"), _reduction(op), _group(op)
+    starts = _starts(op, "send_displacements", counts)
+    return lambda x: reduce_uneven(x, word, (counts, starts), group)
+
+
+_SENT, _RECEIVED = ("send_counts", "send_displacements"), ("recv_counts", "recv_displacements")
+add_row(
+    "HcomAllToAllV",
+    _parts("recv_counts", "send_data"),
+    _all_to_all_v,
+    COLLECTIVE,
+    host=(*_SENT, *_RECEIVED),
+)
+add_row(
+    "HcomAllGatherV",
+    _parts("recv_counts", "x"),
+    _all_gather_v,
+    COLLECTIVE,
+    host=("send_count", *_RECEIVED),
+)
+add_row(
+    "HcomReduceScatterV",
+    _parts("recv_count", "x"),
+    _reduce_scatter_v,
+    COLLECTIVE,
+    host=("recv_count", *_SENT),
+)
+
+
+# ---- one to one ----
+
+
+def _send(op: Op) -> Kernel:
+    group, tag, peer = _group(op), op.attr("sr_tag"), op.attr("dest_rank")
+    return lambda x: dist.send(x.contiguous(), group=group, tag=tag, group_dst=peer)
+
+
+def _receive_rule(op: Op) -> Fact:
+    return Fact(op.attr("dtype"), tuple(op.attr("shape")))
+
+
+def _receive(op: Op) -> Kernel:
+    group, tag, peer = _group(op), op.attr("sr_tag"), op.attr("src_rank")
+    shape, dtype = tuple(op.attr("shape")), ge_to_torch(op.attr("dtype"))
+
+    def run() -> torch.Tensor:
+        made = torch.empty(shape, dtype=dtype, device=_device(group))
+        dist.recv(made, group=group, tag=tag, group_src=peer)
+        return made
+
+    return run
+
+
+def _device(group: Any) -> torch.device:
+    """Where a group moves data to."""
+    types = [d.type for d in group._device_types]
+    return torch.device("cpu" if "cpu" in types else types[0])
+
+
+add_row("HcomSend", lambda op: [], _send, COLLECTIVE)
+add_row("HcomReceive", _receive_rule, _receive, COLLECTIVE)
+
+
+# ---- checks that stop a run ----
+
+
+def _assert(op: Op) -> Kernel:
+    message = op.attr("_message", "assertion failed")
+
+    def run(condition: torch.Tensor, _data: list[torch.Tensor]) -> None:
+        torch._assert_async(condition, message)
+
+    return run
+
+
+add_row("Assert", lambda op: [], _assert, Trait.SIDE_EFFECT)
+
+
+# ---- printing from a graph ----
+
+
+def _text_rule(op: Op) -> Fact:
+    """Only the values tell how long a text is."""
+    return Fact(DataType.DT_STRING)
+
+
+def _string_format(op: Op) -> Kernel:
+    template, placeholder = op.attr("template"), op.attr("placeholder")
+    size = op.attr("summarize")
+
+    def run(tensors: list[torch.Tensor]) -> torch.Tensor:
+        text = message(template, placeholder, [tensor_text(t, size) for t in tensors])
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    return run
+
+
+def _print(op: Op) -> Kernel:
+    stream = op.attr("output_stream")
+
+    def run(text: torch.Tensor) -> None:
+        print(bytes(text.tolist()).decode(), file=sys.stdout if stream == "stdout" else sys.stderr)
+
+    return run
+
+
+# No constant of a graph can hold text: RANDOM keeps StringFormat from being folded into one.
+add_row("StringFormat", _text_rule, _string_format, Trait.RANDOM)
+add_row("PrintV2", lambda op: [], _print, Trait.SIDE_EFFECT)

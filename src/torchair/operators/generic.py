@@ -1,0 +1,367 @@
+"""Kernels that are not ours: the generic node, which looks a torch operator up and calls it, and
+the operators that users gave a kernel with `ge.register_kernel`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchair.errors import GraphError, MissingHostValue
+from torchair.ge.dtypes import ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.operators import UserKernel, user_kernel
+from torchair.ge.prototypes import prototype
+from torchair.ge.shapes import is_static
+from torchair.operators.core import (
+    Kernel,
+    Op,
+    Order,
+    Row,
+    Trait,
+    add_row,
+    add_source,
+    all_contiguous,
+    writes_first,
+)
+
+
+def find_target(node: Node) -> Any:
+    """The torch operator a generic node calls."""
+    name: str = node.attr("target")
+    if name.startswith("object:"):
+        found = node.graph.objects.get(name)
+        if found is None:
+            raise GraphError(f"{node} calls a Python object that does not travel with a file")
+        return found
+    return _overload(name)
+
+
+def _overload(name: str) -> Any:
+    """The operator of that name as it is now: a library may have been defined anew."""
+    namespace, _, rest = name.partition("::")
+    op, _, overload = rest.partition(".")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), op)
+        higher = isinstance(packet, torch._ops.HigherOrderOperator)
+        return packet if higher else getattr(packet, overload or "default")
+    except AttributeError:
+        raise GraphError(f"torch has no operator {name!r}; import the library it is in") from None
+
+
+def _decode(x: Any, get: Callable[[str, int], Any], node: Node) -> Any:
+    if isinstance(x, list):
+        return [_decode(v, get, node) for v in x]
+    if not isinstance(x, dict):
+        return x
+    ((kind, v),) = x.items()
+    if kind in ("tensor", "scalar"):
+        return get(kind, v)
+    if kind == "tuple":
+        return tuple(_decode(e, get, node) for e in v)
+    if kind == "dict":
+        return {k: _decode(e, get, node) for k, e in v}
+    if kind == "complex":
+        return complex(*v)
+    if kind == "torch":
+        return getattr(torch, v)
+    if kind == "device":
+        return torch.device(v)
+    if kind == "op":
+        return _overload(v)
+    if kind == "object":
+        return node.graph.objects[v]
+    raise GraphError(f"{node} has an argument of unknown kind {kind!r}")
+
+
+def _kernel(op: Op) -> Kernel:
+    node = op.node
+    target = finished(find_target(node))
+    spec = json.loads(node.attr("arguments"))
+    orders = layouts(node)
+
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = zip(tensors, orders, strict=True)
+        tensors = [t if order is None else order.settled(t) for t, order in given]
+
+        def get(kind: str, i: int) -> Any:
+            return tensors[i].item() if kind == "scalar" else tensors[i]
+
+        kwargs = _decode(spec["kwargs"], get, node)
+        results = _leaves(target(*_decode(spec["args"], get, node), **kwargs))
+        return [_own(r, tensors) for r in results]
+
+    return run
+
+
+def layouts(node: Node) -> list[Order | None]:
+    """How tracing saw the tensors of a generic node in memory, which its operator may rely on;
+    contiguous where nothing is noted, None where it is not known."""
+    noted = json.loads(node.attr("arguments")).get("layouts")
+    if noted is None:
+        return all_contiguous(node)
+    return [None if n is None else Order(tuple(n["dims"]), n["dense"]) for n in noted]
+
+
+def finished(target: Any) -> Any:
+    """A collective that waits for its results: planned buffers that it reads are reused soon."""
+    if not is_collective(str(target)):
+        return target
+    wait = torch.ops._c10d_functional.wait_tensor
+    return lambda *args, **kwargs: [wait(t) for t in _leaves(target(*args, **kwargs))]
+
+
+def is_collective(target: str) -> bool:
+    """Whether a torch operator talks to other processes, by its name."""
+    return target.startswith(("_c10d_functional", "c10d_functional", "npu_define"))
+
+
+def _own(result: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """A result in memory of its own: view operators hand out their input's."""
+    place = result.untyped_storage().data_ptr()
+    shared = any(t.untyped_storage().data_ptr() == place for t in inputs) if place else False
+    return result.clone() if shared else result
+
+
+def _leaves(result: Any) -> Iterator[torch.Tensor]:
+    """Results as a flat list of tensors: a number is a 0-d tensor, None an empty one, so that
+    every result of the operator keeps its place."""
+    if isinstance(result, (list, tuple)):
+        for member in result:
+            yield from _leaves(member)
+    elif isinstance(result, torch.Tensor):
+        yield result
+    else:
+        yield torch.empty(0) if result is None else torch.tensor(result)
+
+
+def _rule(op: Op) -> list[Fact]:
+    """What tracing saw, where sizes are those of then; else ask the operator's own meta kernel.
+    Unknown dims when an input's are unknown."""
+    node = op.node
+    facts = op.list("x")
+    declared = [Fact(v.dtype, v.shape) for v in node.outputs]
+    if not all(is_static(f.shape) for f in facts):
+        return declared
+    traced = all(f.shape == v.shape for f, v in zip(facts, node.values(), strict=True))
+    if traced and all(is_static(f.shape) for f in declared):
+        return declared
+
+    orders = [order or Order() for order in layouts(node)]
+
+    def get(kind: str, i: int) -> Any:
+        if kind == "tensor":
+            dims: Any = facts[i].shape
+            dtype = ge_to_torch(facts[i].dtype)
+            return torch.empty_strided(dims, orders[i].strides(dims), dtype=dtype, device="meta")
+        if facts[i].content is None:
+            raise MissingHostValue(f"a size argument of {node} is not known")
+        return facts[i].content
+
+    spec = json.loads(node.attr("arguments"))
+    args = _on_meta(_decode(spec["args"], get, node))
+    kwargs = _on_meta(_decode(spec["kwargs"], get, node))
+    try:
+        results = list(_leaves(find_target(node)(*args, **kwargs)))
+    except Exception as e:  # data-dependent or without meta kernel: dims come with the data
+        raise MissingHostValue(f"{node}: {e}") from e
+    return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
+
+
+def _on_meta(x: Any) -> Any:
+    if isinstance(x, torch.device):
+        return torch.device("meta")
+    if isinstance(x, dict):
+        return {k: _on_meta(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_on_meta(v) for v in x)
+    return x
+
+
+def _scalar_inputs(node: Node) -> list[Value]:
+    """Inputs that the operator takes as Python numbers."""
+    found: list[Value] = []
+
+    def get(kind: str, i: int) -> None:
+        if kind == "scalar":
+            found.append(node.values()[i])
+
+    spec = json.loads(node.attr("arguments"))
+    _decode([spec["args"], spec["kwargs"]], get, node)
+    return found
+
+
+add_row(
+    "TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, layouts=layouts
+)  # fmt: skip
+
+
+# ---- rows of the operators that users gave a kernel with `ge.register_kernel` ----
+
+
+_made: dict[str, tuple[UserKernel, Row]] = {}
+
+
+def _row(op_type: str) -> Row | None:
+    kernel = user_kernel(op_type)
+    if kernel is None:
+        return None
+    known = _made.get(op_type)
+    if known is None or known[0] is not kernel:
+        known = _made[op_type] = (kernel, _new_row(kernel))
+    return known[1]
+
+
+add_source(_row)
+
+
+def _new_row(kernel: UserKernel) -> Row:
+    # What a function does besides its results is not known: RANDOM is neither folded nor merged.
+    traits, make, in_place = Trait.RANDOM, _function, _works_in_place(kernel)
+    if in_place:
+        traits, make = traits | Trait.WRITES_FIRST, _update
+    return Row(
+        kernel.type,
+        lambda op: _facts(op, kernel),
+        lambda op: make(op, kernel),
+        traits,
+        out=in_place,
+        layouts=all_contiguous,
+    )
+
+
+def _works_in_place(kernel: UserKernel) -> bool:
+    """Whether all that the operator does is to update its first input."""
+    proto = prototype(kernel.type)
+    if proto is None or not proto.inputs:
+        return False
+    first = (proto.inputs[0].name,)
+    return kernel.updates == first == tuple(p.name for p in proto.outputs)
+
+
+def _attributes(op: Op) -> dict[str, Any]:
+    """Attributes by name, with defaults; types of tensors as torch knows them."""
+    proto = op.node.prototype
+    names = [n for n in op.node.attrs if not n.startswith("_")]
+    kinds = {n: op.node.attrs[n].kind for n in names}
+    for spec in proto.attrs if proto is not None else ():
+        kinds.setdefault(spec.name, spec.kind)
+    return {n: _plain(kind, op.attr(n)) for n, kind in kinds.items()}
+
+
+def _plain(kind: str, value: Any) -> Any:
+    if kind == "DataType" and value is not None:
+        return ge_to_torch(value)
+    return [ge_to_torch(v) for v in value] if kind == "ListDataType" and value else value
+
+
+# ---- dims and types of the results ----
+
+
+def _facts(op: Op, kernel: UserKernel) -> list[Fact]:
+    """Ask the rule, or the function, on tensors without data; symbols stay as tracing saw them."""
+    slots = op.node.inputs.items()
+    facts = [op.list(p) if isinstance(slot, list) else op.get(p) for p, slot in slots]
+    if not all(_is_static(f) for f in facts):
+        return [Fact(v.dtype, v.shape) for v in op.node.outputs]
+    tensors = [_meta(f) for f in facts]
+    try:
+        results = _call(op, kernel, tensors, kernel.shape_rule or kernel.function)
+    except Exception as e:
+        if kernel.shape_rule is not None:
+            raise
+        raise MissingHostValue(f"dims of {op.node} come with the data: {e}") from e
+    return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
+
+
+def _is_static(fact: Any) -> bool:
+    if isinstance(fact, list):
+        return all(_is_static(f) for f in fact)
+    return fact is None or (fact.shape is not None and all(isinstance(d, int) for d in fact.shape))
+
+
+def _meta(fact: Any) -> Any:
+    if isinstance(fact, list):
+        return [_meta(f) for f in fact]
+    if fact is None:
+        return None
+    return torch.empty(fact.shape, dtype=ge_to_torch(fact.dtype), device="meta")
+
+
+# ---- running ----
+
+
+def _function(op: Op, kernel: UserKernel) -> Kernel:
+    def run(*tensors: Any) -> list[torch.Tensor]:
+        return _call(op, kernel, _contiguous(_owned(op, kernel, tensors)), kernel.function)
+
+    return run
+
+
+def _update(op: Op, kernel: UserKernel) -> Kernel:
+    def update(first: torch.Tensor, *others: Any) -> None:
+        whole = first.contiguous()
+        _call(op, kernel, [whole, *_contiguous(others)], kernel.function)
+        if whole is not first:
+            first.copy_(whole)
+
+    return writes_first(update)
+
+
+def _owned(op: Op, kernel: UserKernel, tensors: Sequence[Any]) -> list[Any]:
+    """Arguments with copies of what the function changes: values of a graph do not change."""
+    ports = zip(op.node.inputs, tensors, strict=True)
+    return [_copy(t) if p in kernel.updates else t for p, t in ports]
+
+
+def _contiguous(tensors: Sequence[Any]) -> list[Any]:
+    """A kernel may be C code that reads memory from begin to end."""
+    return [
+        _contiguous(t) if isinstance(t, list) else None if t is None else t.contiguous()
+        for t in tensors
+    ]
+
+
+def _copy(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_copy(t) for t in x]
+    return None if x is None else x.clone()
+
+
+def _call(
+    op: Op, kernel: UserKernel, tensors: Sequence[Any], function: Callable[..., Any]
+) -> list[torch.Tensor]:
+    """All outputs of the node: updated inputs in their place, the others from the function."""
+    others = iter(_flat(function(*tensors, **_attributes(op))))
+    updated = _updated(op, kernel, tensors)
+    names = [v.port for v in op.node.outputs]
+    results: list[Any] = [updated[n] if n in updated else next(others, None) for n in names]
+    missing = [n for n, r in zip(names, results, strict=True) if not isinstance(r, torch.Tensor)]
+    if missing or next(others, None) is not None:
+        returned = [n for n in names if n not in updated]
+        raise ValueError(
+            f"the function of {kernel.type} must return one tensor for each of {returned}"
+        )
+    return results
+
+
+def _updated(op: Op, kernel: UserKernel, tensors: Sequence[Any]) -> dict[str, Any]:
+    """Inputs that the function changed, by the names of their outputs."""
+    found: dict[str, Any] = {}
+    for port, t in zip(op.node.inputs, tensors, strict=True):
+        if port in kernel.updates:
+            found |= {f"{port}{i}": x for i, x in enumerate(t)} if _is_list(t) else {port: t}
+    return found
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, (list, tuple))
+
+
+def _flat(returned: Any) -> list[Any]:
+    if _is_list(returned):
+        return [leaf for member in returned for leaf in _flat(member)]
+    return [] if returned is None else [returned]

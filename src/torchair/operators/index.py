@@ -1,0 +1,524 @@
+"""Reads and writes of elements by index.
+
+Torch raises for an index that is out of range. Generated code notes it down (`LowerOp.verify`), and
+the call raises when the kernel has ended. No memory outside a tensor is touched: such a read gives
+the first row, such a write does not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchair.codegen.loops import Expr, Index, at_value, cast, const, op, size
+from torchair.codegen.numbers import Int
+from torchair.errors import MissingHostValue
+from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
+from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.shapes import Shape, broadcast, is_static
+from torchair.operators.core import (
+    Kernel,
+    Op,
+    Trait,
+    add_row,
+    all_contiguous,
+    broadcast_rule,
+    fixed,
+    same_as,
+    writes_first,
+)
+from torchair.operators.loops import (
+    TYPES,
+    LowerOp,
+    Place,
+    Tensor,
+    Update,
+    broadcast_index,
+    broadcast_shape,
+    elementwise,
+    flattened,
+    lowering,
+    unflattened,
+)
+
+aten = torch.ops.aten
+
+
+# ---- reads ----
+
+
+def _gather_rule(op: Op) -> Fact:
+    if op.attr("batch_dims"):
+        raise ValueError(f"{op.node}: batch_dims is not supported")
+    x, indices = op.shape("x"), op.shape("indices")
+    axis = op.int("axis") % len(x)
+    known, place = op["x"].content, op["indices"].content
+    content = None
+    if isinstance(known, tuple) and isinstance(place, int):
+        content = known[place]
+    return Fact(op.dtype("x"), (*x[:axis], *indices, *x[axis + 1 :]), content)
+
+
+def _gather(op: Op) -> Kernel:
+    axis = op.int("axis") % len(op.shape("x"))
+    if op.attr("negative_index_support") and not op.shape("indices"):
+        return _select(axis, op["indices"].content)
+
+    def run(x: torch.Tensor, indices: torch.Tensor, out: torch.Tensor | None = None) -> Any:
+        if indices.dim() == 1:
+            return torch.index_select(x, axis, indices, out=out)
+        dims = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        flat = indices.reshape(-1)
+        if out is None or not out.is_contiguous():
+            made = torch.index_select(x, axis, flat).view(dims)
+            return made if out is None else out.copy_(made)
+        rows = out.view((*x.shape[:axis], flat.shape[0], *x.shape[axis + 1 :]))
+        torch.index_select(x, axis, flat, out=rows)
+        return out
+
+    return run
+
+
+def _select(axis: int, known: Any) -> Kernel:
+    def run(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        part = x.select(axis, known if isinstance(known, int) else int(index))
+        if out is None:
+            return part.clone(memory_format=torch.contiguous_format)
+        return out.copy_(part)
+
+    return run
+
+
+def _selected(node: Node) -> list[Value]:
+    """The index of a plain selection is a number, known when planning."""
+    indices = node.inputs["indices"]
+    assert isinstance(indices, Value)
+    return [indices] if node.attr("negative_index_support") and indices.shape == () else []
+
+
+add_row("GatherV2", _gather_rule, _gather, host=("axis",), out=True, also_host=_selected)
+
+
+def _gather_elements_rule(op: Op) -> Fact:
+    return Fact(op.dtype("x"), op.shape("index"))
+
+
+def _gather_elements(op: Op) -> Kernel:
+    dim = op.attr("dim")
+    return lambda x, index, out=None: torch.gather(x, dim, index, out=out)
+
+
+add_row("GatherElements", _gather_elements_rule, _gather_elements, out=True)
+
+
+def indexed_shape(shape: Shape, indices: Sequence[Shape], mask: Sequence[int]) -> Shape:
+    """Dims of an advanced index; `mask` is 1 for each leading dim that an index tensor covers."""
+    covered = [i for i, m in enumerate(mask) if m]
+    points = broadcast(*indices)
+    rest = [d for i, d in enumerate(shape) if i not in covered]
+    adjacent = covered == list(range(covered[0], covered[-1] + 1))
+    front = covered[0] if adjacent else 0
+    return (*rest[:front], *points, *rest[front:])
+
+
+def _spread(mask: Sequence[int], indices: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    given = iter(indices)
+    return [next(given) if m else None for m in mask]
+
+
+def _index_rule(op: Op) -> Fact:
+    shapes = [f.shape for f in op.list("indices") if f.shape is not None]
+    return Fact(op.dtype("x"), indexed_shape(op.shape("x"), shapes, _mask(op)))
+
+
+def _mask(op: Op) -> Sequence[int]:
+    return op.attr("indices_mask") or [1] * len(op.list("indices"))
+
+
+def _index(op: Op) -> Kernel:
+    mask = _mask(op)
+
+    def run(x: torch.Tensor, indices: list[torch.Tensor], out: torch.Tensor | None = None) -> Any:
+        if out is None:
+            return aten.index.Tensor(x, _spread(mask, indices))
+        return aten.index.Tensor_out(x, _spread(mask, indices), out=out)
+
+    return run
+
+
+add_row("IndexByTensor", _index_rule, _index, out=True)
+
+
+def _search_rule(op: Op) -> Fact:
+    return Fact(op.attr("dtype"), op.shape("values"))
+
+
+def _search(op: Op) -> Kernel:
+    narrow = op.attr("dtype") == DataType.DT_INT32
+    right = op.attr("right")
+    return lambda rows, values, sorter, out=None: torch.searchsorted(
+        rows, values, out_int32=narrow, right=right, sorter=sorter, out=out
+    )
+
+
+add_row("SearchSorted", _search_rule, _search, out=True)
+
+
+# ---- writes: output 0 is input 0 updated ----
+
+WRITES = Trait.WRITES_FIRST
+
+
+def _index_put(op: Op) -> Kernel:
+    """`indexed_sizes` is the mask of leading dims that have an index."""
+    mask, accumulate = op.ints("indexed_sizes"), bool(op.attr("accumulate"))
+
+    def update(x: torch.Tensor, value: torch.Tensor, indices: list[torch.Tensor]) -> None:
+        aten.index_put_(x, _spread(mask, indices), value, accumulate)
+
+    return writes_first(update)
+
+
+add_row(
+    "IndexPutV2",
+    same_as("x"),
+    _index_put,
+    WRITES,
+    host=("indexed_sizes", "indexed_strides"),
+    out=True,
+)
+
+
+def _index_add(op: Op) -> Kernel:
+    axis = op.attr("axis")
+
+    def update(var: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, alpha: Any) -> None:
+        var.index_add_(axis, indices, updates, alpha=1 if alpha is None else alpha.item())
+
+    return writes_first(update)
+
+
+add_row("InplaceIndexAdd", same_as("var"), _index_add, WRITES, out=True)
+
+_REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
+
+
+def _scatter(op: Op) -> Kernel:
+    axis, reduction = op.attr("axis"), op.attr("reduction")
+
+    def update(data: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> None:
+        if reduction == "none":
+            data.scatter_(axis, indices, updates)
+        elif reduction == "add":
+            data.scatter_add_(axis, indices, updates)
+        else:
+            data.scatter_reduce_(axis, indices, updates, _REDUCE[reduction])
+
+    return writes_first(update)
+
+
+add_row("ScatterElements", same_as("data"), _scatter, WRITES, out=True)
+add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))
+
+
+# ---- gradients of reads ----
+
+
+def _embedding_grad_rule(op: Op) -> Fact:
+    return Fact(op.dtype("grad"), (op.attr("num_weights"), op.shape("grad")[-1]))
+
+
+def _embedding_grad(op: Op) -> Kernel:
+    rest = op.attr("num_weights"), op.attr("padding_idx"), op.attr("scale_grad_by_freq")
+    return lambda grad, indices: aten.embedding_dense_backward(grad, indices, *rest)
+
+
+add_row("EmbeddingDenseGrad", _embedding_grad_rule, _embedding_grad)
+
+
+# ---- bags of rows ----
+
+BAG_MODES = ("sum", "mean", "max")
+
+
+def _torch_bag(op: Op) -> Kernel:
+    mode = BAG_MODES.index(op.attr("mode"))
+    scale, sparse = op.attr("scale_grad_by_freq"), op.attr("sparse")
+    last, padding = op.attr("include_last_offset"), op.attr("padding_idx")
+
+    def run(weight: Any, indices: Any, offsets: Any, weights: Any) -> Any:
+        tensors = (None if t is None else t.contiguous() for t in (weight, indices, offsets))
+        weights = None if weights is None else weights.contiguous()
+        return aten._embedding_bag(*tensors, scale, mode, sparse, weights, last, padding)
+
+    return run
+
+
+def _bag(op: Op) -> Kernel:
+    compute = _torch_bag(op)
+    if op.dtype("weight") != DataType.DT_BF16:
+        return compute
+
+    def run(weight: Any, indices: Any, offsets: Any, weights: Any) -> Any:
+        """Torch leaves the bag of each index out where tracing has promised it."""
+        y, bags, *rest = compute(weight, indices, offsets, weights)
+        if not bags.numel():
+            places = torch.arange(indices.numel(), dtype=offsets.dtype)
+            bags = torch.searchsorted(offsets, places, right=True).to(offsets.dtype) - 1
+        return [y, bags, *rest]
+
+    return run
+
+
+def _bag_rule(op: Op) -> list[Fact]:
+    """Bookkeeping results have dims that depend on torch's ways: it is asked, once sizes are
+    known."""
+    facts = [op.get(p) for p in ("weight", "indices", "offsets", "per_sample_weights")]
+    if not all(f is None or is_static(f.shape) for f in facts):
+        raise MissingHostValue("dims of bags are not known")
+    with FakeTensorMode():
+        results = _torch_bag(op)(*(None if f is None else _empty(f) for f in facts))
+    return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
+
+
+def _empty(fact: Fact) -> torch.Tensor:
+    dims: Any = fact.shape
+    return torch.empty(dims, dtype=ge_to_torch(fact.dtype))
+
+
+# torch leaves bookkeeping out for some layouts: results have other dims
+add_row("EmbeddingBag", _bag_rule, _bag, layouts=all_contiguous)
+
+
+# ---- reads and writes of elements by index ----
+
+
+_POSITIONS = ("i64", "i32")
+
+
+# ---- positions ----
+
+
+def _wide(e: Expr) -> Expr:
+    return cast(e, "i64")
+
+
+def wrapped(positions: Tensor, n: Int) -> Tensor:
+    """Positions of which negative ones count from the end of a dim of size `n`."""
+
+    def element(e: Expr) -> Expr:
+        e = _wide(e)
+        from_end = op("add", e, size(n))
+        return op("where", op("lt", e, const(0, "i64")), from_end, e)
+
+    return elementwise(element, positions, dtype="i64")
+
+
+def verified(o: LowerOp, e: Expr, n: Int) -> Expr:
+    """A position in a dim of size `n`; one that is not counts as the first and is noted down."""
+    return op("where", o.verify(inside(e, n)), e, const(0, "i64"))
+
+
+def all_verified(o: LowerOp, positions: Tensor, n: Int) -> Tensor:
+    """Positions in a dim of size `n`."""
+    return elementwise(lambda e: verified(o, _wide(e), n), positions, dtype="i64")
+
+
+def inside(e: Expr, n: Int) -> Expr:
+    """Whether a position lies in a dim of size `n`."""
+    return op("and", op("ge", e, const(0, "i64")), op("lt", e, size(n)))
+
+
+def _not_positions(facts: Sequence[Fact]) -> str | None:
+    types = {TYPES.get(f.dtype, "") for f in facts}
+    return None if types <= set(_POSITIONS) else f"indices of the types {sorted(types)}"
+
+
+# ---- reads ----
+
+
+def _gather_declines(o: Op) -> str | None:
+    if o.attr("batch_dims"):
+        return "batch_dims"
+    return _not_positions([o["indices"]])
+
+
+def _known_position(o: LowerOp, n: Int) -> Index | None:
+    """The position of a plain selection, when it is known."""
+    known = o["indices"].content
+    if not o.attr("negative_index_support") or known is None or isinstance(known, tuple):
+        return None
+    return Index(offset=known + n if known < 0 else known)
+
+
+def _rows(o: LowerOp, axis: int) -> Tensor:
+    """Rows of `x` along an axis, for each index."""
+    x, indices = o.tensor("x"), o.tensor("indices")
+    n, last = x.shape[axis], axis + indices.rank
+    known = _known_position(o, n)
+    rows = wrapped(indices, n) if o.attr("negative_index_support") else indices
+    rows = all_verified(o, rows, n)
+
+    def element(place: Place) -> Expr:
+        row = known if known is not None else at_value(rows.at(place[axis:last]))
+        return x.at([*place[:axis], row, *place[last:]])
+
+    return Tensor((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, element)
+
+
+@lowering("GatherV2", kind="move", declines=_gather_declines)
+def gather(o: LowerOp) -> Tensor:
+    """Rows along any axis: embeddings, selections."""
+    return _rows(o, o.int("axis") % len(o.shape("x")))
+
+
+@lowering("Gather", kind="move", declines=_gather_declines)
+def gather_first(o: LowerOp) -> Tensor:
+    """Rows along the first axis."""
+    return _rows(o, 0)
+
+
+@lowering("GatherElements", kind="move", declines=lambda o: _not_positions([o["index"]]))
+def gather_elements(o: LowerOp) -> Tensor:
+    """Elements whose position along one dim is given for each."""
+    x, index = o.tensor("x"), o.tensor("index")
+    if not x.rank:
+        return Tensor(index.shape, x.dtype, lambda _: x.at(()))
+    dim = o.attr("dim") % x.rank
+    positions = all_verified(o, index, x.shape[dim])
+
+    def element(place: Place) -> Expr:
+        found = at_value(positions.at(place))
+        return x.at([found if d == dim else place[d] for d in range(x.rank)])
+
+    return Tensor(index.shape, x.dtype, element)
+
+
+class Points:
+    """An advanced index: which dims of `x` have an index tensor, and where the dims of the indices
+    stand in the result."""
+
+    def __init__(self, x: Tensor, indices: Sequence[Tensor], mask: Sequence[int]) -> None:
+        self.x = x
+        self.covered = [d for d, m in enumerate(mask) if m]
+        adjacent = self.covered == list(range(self.covered[0], self.covered[-1] + 1))
+        self.front = self.covered[0] if adjacent else 0
+        self.dims = broadcast_shape(*indices)
+        self.positions = {
+            d: wrapped(i, x.shape[d]) for d, i in zip(self.covered, indices, strict=True)
+        }
+
+    @property
+    def shape(self) -> tuple[Int, ...]:
+        """Dims of the result."""
+        rest = [n for d, n in enumerate(self.x.shape) if d not in self.covered]
+        return (*rest[: self.front], *self.dims, *rest[self.front :])
+
+    def position(self, dim: int, place: Place) -> Expr:
+        """What the index tensor of a dim says at an index of the result."""
+        found = self.positions[dim]
+        point = place[self.front : self.front + len(self.dims)]
+        return found.at(broadcast_index(point, found.shape))
+
+    def source(self, place: Place, adjust: Callable[[Expr, Int], Expr]) -> Place:
+        """The place in `x` that an index of the result means."""
+        rest = iter((*place[: self.front], *place[self.front + len(self.dims) :]))
+        return tuple(
+            at_value(adjust(self.position(d, place), n)) if d in self.covered else next(rest)
+            for d, n in enumerate(self.x.shape)
+        )
+
+    def valid(self, place: Place) -> Expr:
+        """Whether all positions lie in `x`."""
+        tests = [inside(self.position(d, place), self.x.shape[d]) for d in self.covered]
+        valid = tests[0]
+        for test in tests[1:]:
+            valid = op("and", valid, test)
+        return valid
+
+
+@lowering("IndexByTensor", kind="move", declines=lambda o: _not_positions(o.list("indices")))
+def index_by_tensor(o: LowerOp) -> Tensor:
+    """Elements at the points that index tensors name."""
+    x, indices = o.tensor("x"), o.tensors("indices")
+    points = Points(x, indices, o.attr("indices_mask") or [1] * len(indices))
+
+    def near(e: Expr, n: Int) -> Expr:
+        return verified(o, e, n)
+
+    return Tensor(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
+
+
+# ---- writes: the nest runs over what is written ----
+
+
+def _index_put_declines(o: Op) -> str | None:
+    if o.attr("accumulate"):
+        return "sums at one place"
+    shapes: list[Shape] = [f.shape for f in o.list("indices") if f.shape is not None]
+    if o["x"].shape is None or len(shapes) != len(o.list("indices")):
+        return "dims that are not known"
+    if o["value"].shape != indexed_shape(o.shape("x"), shapes, o.ints("indexed_sizes")):
+        return "values that are broadcast"
+    return _not_positions(o.list("indices"))
+
+
+@lowering("IndexPutV2", kind="update", domain="value", declines=_index_put_declines)
+def index_put(o: LowerOp) -> Update:
+    """Values written at the points that index tensors name. Where points meet, one of them stays:
+    as in torch, which one is not said."""
+    points = Points(o.tensor("x"), o.tensors("indices"), o.ints("indexed_sizes"))
+    return Update(
+        o.tensor("value"),
+        lambda place: points.source(place, lambda e, _: e),
+        lambda place: o.verify(points.valid(place)),
+    )
+
+
+def _scatter_declines(o: Op) -> str | None:
+    if o.attr("reduction") != "none":
+        return "sums at one place"
+    ranks = {len(o.shape(p)) for p in ("data", "indices", "updates")}
+    if len(ranks) != 1 or 0 in ranks:
+        return "a tensor without dims"
+    return _not_positions([o["indices"]])
+
+
+@lowering("ScatterElements", kind="update", domain="indices", declines=_scatter_declines)
+def scatter_elements(o: LowerOp) -> Update:
+    """Elements written where an index says along one dim."""
+    data, indices, updates = o.tensor("data"), o.tensor("indices"), o.tensor("updates")
+    dim = o.attr("axis") % data.rank
+    positions = elementwise(_wide, indices, dtype="i64")
+
+    def place(index: Place) -> Place:
+        return tuple(at_value(positions.at(index)) if d == dim else p for d, p in enumerate(index))
+
+    value = Tensor(indices.shape, updates.dtype, updates.at)
+    return Update(
+        value, place, lambda index: o.verify(inside(positions.at(index), data.shape[dim]))
+    )
+
+
+def _view_copy_declines(o: Op) -> str | None:
+    same = o.ints("dst_size") == o.ints("src_size")
+    return None if same else "a source that is broadcast"
+
+
+@lowering("ViewCopy", kind="update", domain="src", declines=_view_copy_declines)
+def view_copy(o: LowerOp) -> Update:
+    """Elements written where sizes and strides over the contiguous order of `dst` say."""
+    dst, src = o.tensor("dst"), o.tensor("src")
+    dims, strides = o.ints("dst_size"), o.ints("dst_stride")
+
+    def place(index: Place) -> Place:
+        point = unflattened(flattened(index, src.shape), dims, o.extents) if dims else []
+        flat = Index(offset=o.int("dst_storage_offset"))
+        for position, stride in zip(point, strides, strict=True):
+            flat = flat + position * stride
+        return tuple(unflattened(flat, dst.shape, o.extents)) if dst.rank else ()
+
+    return Update(src, place)

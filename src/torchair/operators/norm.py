@@ -1,0 +1,518 @@
+"""Normalisation over features, groups and batches, and the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, op
+from torchair.codegen.types import FLOATS
+from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import numel
+from torchair.operators.core import Kernel, Op, add_row, same_as
+from torchair.operators.formulas import (
+    axes_in,
+    count,
+    divided,
+    dropped,
+    mean,
+    mul,
+    not_floats,
+    square,
+    sub,
+    typed,
+)
+from torchair.operators.loops import (
+    TYPES,
+    LowerOp,
+    Place,
+    Tensor,
+    apply,
+    elementwise,
+    lowering,
+    number,
+)
+from torchair.ops.npu import norm
+
+aten = torch.ops.aten
+_native_group_norm: Any = torch.native_group_norm
+_FULL = (DataType.DT_FLOAT, DataType.DT_DOUBLE)
+
+
+def _statistic(op: Op, index: int, port: str = "x") -> int:
+    """Type of a mean or deviation. For half inputs it depends on the device: tracing knows it."""
+    dtype = op.dtype(port)
+    return dtype if dtype in _FULL else op.node.outputs[index].dtype
+
+
+def _as_told(op: Op, results: Any, first: int = 1) -> tuple[torch.Tensor, ...]:
+    """Results with those from `first` on (the statistics) in the types that the node promises."""
+    told = [o.dtype for o in op.node.outputs]
+    return tuple(
+        r if i < first or told[i] == DataType.DT_UNDEFINED else r.to(ge_to_torch(told[i]))
+        for i, r in enumerate(results)
+    )
+
+
+def _for_parameters(x: Any, weight: Any, *statistics: Any) -> list[Any]:
+    """Statistics as torch wants them: with half inputs on the CPU, of the parameters' type."""
+    cpu = x.device.type == "cpu" and x.dtype != weight.dtype
+    return [s.to(weight.dtype) if cpu else s for s in statistics]
+
+
+def _like(*ports: str) -> Any:
+    return lambda op: [Fact(op.dtype(p), op.shape(p)) for p in ports]
+
+
+# ---- layer norm ----
+
+
+def _layer_norm_rule(op: Op) -> list[Fact]:
+    shape, count = op.shape("x"), len(op.ints("normalized_shape"))
+    dims = (*shape[: len(shape) - count], *[1] * count)
+    statistics = [Fact(_statistic(op, i), dims) for i in (1, 2)]
+    return [Fact(op.dtype("x"), shape), *statistics]
+
+
+def _layer_norm(op: Op) -> Kernel:
+    dims, eps = op.ints("normalized_shape"), op.attr("epsilon")
+    if op.dtype("x") in _FULL:
+        return lambda x, gamma, beta: torch.native_layer_norm(x, dims, gamma, beta, eps)
+    return lambda x, gamma, beta: _as_told(
+        op, torch.native_layer_norm(x, dims, gamma, beta, eps)
+    )
+
+
+def _layer_norm_grad(dy: Any, x: Any, rstd: Any, mean: Any, gamma: Any) -> Any:
+    mean, rstd = _for_parameters(x, gamma, mean, rstd)
+    return aten.native_layer_norm_backward(
+        dy, x, gamma.shape, mean, rstd, gamma, gamma, [True, True, True]
+    )
+
+
+add_row("LayerNormV4", _layer_norm_rule, _layer_norm, host=("normalized_shape",))
+add_row("LayerNormGradV3", _like("x", "gamma", "gamma"), lambda op: _layer_norm_grad)
+
+
+# ---- root mean square norm ----
+
+
+def _rms_norm_rule(op: Op) -> list[Fact]:
+    shape, count = op.shape("x"), len(op.shape("gamma"))
+    dims = (*shape[: len(shape) - count], *[1] * count)
+    wide = DataType.DT_DOUBLE if op.dtype("x") == DataType.DT_DOUBLE else DataType.DT_FLOAT
+    return [Fact(op.dtype("x"), shape), Fact(wide, dims)]
+
+
+def _rms_norm(op: Op) -> Kernel:
+    eps = op.attr("epsilon")
+    return lambda x, gamma: aten._fused_rms_norm(x, gamma.shape, gamma, eps)
+
+
+add_row("RmsNorm", _rms_norm_rule, _rms_norm)
+
+
+# ---- group norm, channels first ----
+
+
+def _group_norm_rule(op: Op) -> list[Fact]:
+    shape = op.shape("x")
+    dims = (shape[0], op.attr("num_groups"))
+    return [Fact(op.dtype("x"), shape), *(Fact(_statistic(op, i), dims) for i in (1, 2))]
+
+
+def _sizes(op: Op) -> tuple[Any, ...]:
+    if op.attr("data_format") != "NCHW":
+        raise ValueError(f"{op.node} has layout {op.attr('data_format')}, only NCHW is known")
+    shape = op.shape("x")
+    return shape[0], shape[1], numel(shape[2:]), op.attr("num_groups")
+
+
+def _group_norm(op: Op) -> Kernel:
+    sizes, eps = _sizes(op), op.attr("eps")
+    return lambda x, gamma, beta: _as_told(
+        op, _native_group_norm(x.contiguous(), gamma, beta, *sizes, eps)
+    )
+
+
+def _group_norm_grad_rule(op: Op) -> list[Fact]:
+    """With parameters of another type tracing has its own idea of the type of the first."""
+    mixed = op["x"].dtype != op["gamma"].dtype
+    dx = Fact(op.node.outputs[0].dtype if mixed else op.dtype("x"), op.shape("x"))
+    return [dx, *_like("gamma", "gamma")(op)]
+
+
+def _group_norm_grad(op: Op) -> Kernel:
+    sizes = _sizes(op)
+
+    def run(dy: Any, mean: Any, rstd: Any, x: Any, gamma: Any) -> Any:
+        dy, x = dy.contiguous(), x.contiguous()
+        statistics = _for_parameters(x, gamma, mean, rstd)
+        grads = aten.native_group_norm_backward(dy, x, *statistics, gamma, *sizes, [True] * 3)
+        return _as_told(op, grads, first=0)
+
+    return run
+
+
+add_row("GroupNormV2", _group_norm_rule, _group_norm)
+add_row("GroupNormGrad", _group_norm_grad_rule, _group_norm_grad)
+
+
+# ---- batch norm; the channel is dim 1 ----
+
+
+def _bn_infer(op: Op) -> Kernel:
+    eps = op.attr("epsilon")
+    return lambda x, scale, offset, mean, variance: torch.native_batch_norm(
+        x, scale, offset, mean, variance, False, 0.0, eps
+    )[0]
+
+
+def _batch_norm_rule(op: Op) -> list[Fact]:
+    shape = op.shape("x")
+    saved = (shape[1],) if op.attr("is_training") else (0,)
+    running = [Fact(_statistic(op, i, p), op.shape(p)) for i, p in _RUNNING]
+    return [Fact(op.dtype("x"), shape), *running, *(Fact(_statistic(op, i), saved) for i in (3, 4))]
+
+
+_RUNNING = ((1, "running_mean"), (2, "running_var"))
+
+
+def _batch_norm(op: Op) -> Kernel:
+    train, momentum, eps = op.attr("is_training"), op.attr("momentum"), op.attr("epsilon")
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, mean, rstd, running_mean, running_var = aten._native_batch_norm_legit_functional(
+            *tensors, train, momentum, eps
+        )
+        return _as_told(op, (y, running_mean, running_var, mean, rstd))
+
+    return run
+
+
+def _batch_norm_grad(op: Op) -> Kernel:
+    train, eps = op.attr("is_training"), op.attr("epsilon")
+
+    def run(dy: Any, x: Any, weight: Any, *statistics: Any) -> Any:
+        *running, mean, rstd = _for_parameters(x, weight, *statistics)
+        if train and mean is not statistics[2]:  # narrowed on the way here: find them again
+            _, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, weight, True, 0, eps)
+        arguments = (dy, x, weight, *running, mean, rstd, train, eps, [True, True, True])
+        return aten.native_batch_norm_backward(*arguments)
+
+    return run
+
+
+add_row("BNInfer", same_as("x"), _bn_infer)
+add_row("BatchNormV3", _batch_norm_rule, _batch_norm)
+add_row("BatchNormGradV3", _like("x", "weight", "weight"), _batch_norm_grad)
+
+
+# ---- softmax and normalisation over features, and their gradients ----
+
+
+_add, _sub, _mul = apply("add"), apply("sub"), apply("mul")
+
+
+def inverse(x: Expr) -> Expr:
+    """One divided by a value."""
+    return op("div", number(1.0, x), x)
+
+
+# ---- softmax ----
+
+
+def _axis(port: str, attr: str = "axes") -> Callable[[Op], tuple[int, ...]]:
+    return lambda o: axes_in(o.attr(attr), len(o.shape(port)))
+
+
+def _one_axis(port: str, attr: str = "axes") -> Callable[[Op], str | None]:
+    def declines(o: Op) -> str | None:
+        if TYPES.get(o.dtype(port)) not in FLOATS:
+            return "softmax of integers"
+        return None if len(o.attr(attr)) == 1 else f"softmax over {o.attr(attr)}"
+
+    return declines
+
+
+def _powers(o: LowerOp, port: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Elements less their maximum, the exponentials, and the sum of those."""
+    x, axes = o.tensor(port), _axis(port)(o)
+    moved = elementwise(_sub, x, o.reduce("max", x, axes, keep=True))
+    powers = elementwise(apply("exp"), moved)
+    return moved, powers, o.reduce("sum", powers, axes, keep=True)
+
+
+@lowering(
+    "SoftmaxV2", kind="reduce", domain="x", reduces=_axis("x"), declines=_one_axis("x")
+)  # fmt: skip
+def softmax(o: LowerOp) -> Tensor:
+    """Exponentials divided by their sum: one division for each sum. A row of -inf gives NaN."""
+    _, powers, total = _powers(o, "x")
+    return typed(elementwise(_mul, powers, elementwise(inverse, total)), o.out_dtype())
+
+
+@lowering(
+    "LogSoftmaxV2",
+    kind="reduce", domain="logits", reduces=_axis("logits"), declines=_one_axis("logits"),
+)  # fmt: skip
+def log_softmax(o: LowerOp) -> Tensor:
+    """The logarithm of softmax, without computing softmax itself."""
+    moved, _, total = _powers(o, "logits")
+    return elementwise(_sub, moved, elementwise(apply("log"), total))
+
+
+@lowering(
+    "SoftmaxGrad",
+    kind="reduce", domain="softmax", reduces=_axis("softmax"), declines=_one_axis("softmax"),
+)  # fmt: skip
+def softmax_grad(o: LowerOp) -> Tensor:
+    """y * (grad - sum(y * grad))."""
+    y, grad, axes = o.tensor("softmax"), o.tensor("grad_softmax"), _axis("softmax")(o)
+    weighted = elementwise(_mul, y, grad)
+    total = o.reduce("sum", weighted, axes, keep=True)
+    return elementwise(lambda a, g, s: op("mul", a, op("sub", g, s)), y, grad, total)
+
+
+@lowering(
+    "LogSoftmaxGrad",
+    kind="reduce", domain="grad", reduces=_axis("grad", "axis"), declines=_one_axis("grad", "axis"),
+)  # fmt: skip
+def log_softmax_grad(o: LowerOp) -> Tensor:
+    """grad - exp(y) * sum(grad)."""
+    grad, y, axes = o.tensor("grad"), o.tensor("x"), _axis("grad", "axis")(o)
+    total = o.reduce("sum", grad, axes, keep=True)
+    return elementwise(lambda g, a, s: op("sub", g, op("mul", op("exp", a), s)), grad, y, total)
+
+
+# ---- layer norm ----
+
+
+def _trailing(rank: int, number_of: int) -> tuple[int, ...]:
+    return tuple(range(rank - number_of, rank))
+
+
+def _normalised(o: Op) -> tuple[int, ...]:
+    return _trailing(len(o.shape("x")), len(o.ints("normalized_shape")))
+
+
+def _like_gamma(o: Op) -> tuple[int, ...]:
+    return _trailing(len(o.shape("x")), len(o.shape("gamma")))
+
+
+def inverse_root(eps: float) -> Callable[[Expr], Expr]:
+    """1 / sqrt(x + eps)."""
+    return lambda v: inverse(op("sqrt", op("add", v, number(float(eps), v))))
+
+
+@lowering("LayerNormV4", kind="reduce", domain="x", reduces=_normalised)
+def layer_norm(o: LowerOp) -> list[Tensor]:
+    """Elements less their mean over their deviation, in two passes."""
+    x, axes = o.tensor("x"), _normalised(o)
+    middle = mean(o, x, axes)
+    centred = elementwise(_sub, x, middle)
+    variance = mean(o, elementwise(square, centred), axes)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), variance)
+    y = elementwise(_mul, centred, rstd)
+    for port, combine in (("gamma", _mul), ("beta", _add)):
+        parameter = o.maybe(port)
+        y = y if parameter is None else elementwise(combine, y, parameter)
+    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
+
+
+@lowering("RmsNorm", kind="reduce", domain="x", reduces=_like_gamma)
+def rms_norm(o: LowerOp) -> list[Tensor]:
+    """Elements over the root of the mean of their squares."""
+    x, axes = o.tensor("x"), _like_gamma(o)
+    squares = mean(o, elementwise(square, x), axes)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
+    y = elementwise(_mul, elementwise(_mul, x, rstd), o.tensor("gamma"))
+    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd))]
+
+
+def _parameters_wanted(o: Op) -> str | None:
+    read = any(v.uses for v in o.node.outputs[1:])
+    return "gradients of parameters are sums over other dims" if read else None
+
+
+@lowering(
+    "LayerNormGradV3",
+    kind="reduce", domain="x", reduces=_like_gamma, declines=_parameters_wanted,
+)  # fmt: skip
+def layer_norm_grad(o: LowerOp) -> list[Tensor | None]:
+    """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
+    and hat is the normalised input."""
+    axes, rstd = _like_gamma(o), o.tensor("rstd")
+    grad = elementwise(_mul, o.tensor("dy"), o.tensor("gamma"))
+    hat = elementwise(_mul, elementwise(_sub, o.tensor("x"), o.tensor("mean")), rstd)
+    middle = mean(o, grad, axes)
+    along = mean(o, elementwise(_mul, grad, hat), axes)
+
+    def last(g: Expr, m: Expr, h: Expr, a: Expr, r: Expr) -> Expr:
+        return op("mul", r, op("sub", op("sub", g, m), op("mul", h, a)))
+
+    return [elementwise(last, grad, middle, hat, along, rstd), None, None]
+
+
+# ---- batch norm; the channel is dim 1 ----
+
+
+def by_channel(x: Tensor, rank: int) -> Tensor:
+    """A vector over channels as a tensor that is broadcast against data of this rank."""
+    shape = [1, x.shape[0], *[1] * (rank - 2)]
+
+    def element(place: Place) -> Expr:
+        return x.at((place[1],))
+
+    return Tensor(shape, x.dtype, element)
+
+
+@lowering("BNInfer")
+def batch_norm_inference(o: LowerOp) -> Tensor:
+    """Scale and shift each channel; both are computed from the statistics first."""
+    x = o.tensor("x")
+    ports = ("scale", "offset", "mean", "variance")
+    scale, offset, middle, variance = (by_channel(o.tensor(p), x.rank) for p in ports)
+    factor = elementwise(_mul, scale, elementwise(inverse_root(o.attr("epsilon")), variance))
+    shift = elementwise(_sub, offset, elementwise(_mul, middle, factor))
+    return typed(elementwise(_add, elementwise(_mul, x, factor), shift), o.out_dtype())
+
+
+def _but_channels(o: Op) -> tuple[int, ...]:
+    return tuple(d for d in range(len(o.shape("x"))) if d != 1)
+
+
+def _not_plain(o: Op) -> str | None:
+    types = {TYPES.get(o.dtype(p)) for p in ("x", "weight", "running_mean", "running_var")}
+    return None if types in ({"f32"}, {"f64"}) else f"a batch norm of {types}"
+
+
+def _not_training(o: Op) -> str | None:
+    return _not_plain(o) if o.attr("is_training") else "statistics that are given"
+
+
+def _blended(momentum: float) -> Callable[[Expr, Expr], Expr]:
+    """A running statistic with a part of it replaced."""
+    return lambda old, new: op(
+        "add",
+        op("mul", number(1 - momentum, old), old),
+        op("mul", number(float(momentum), new), new),
+    )
+
+
+@lowering(
+    "BatchNormV3", kind="reduce", domain="x", reduces=_but_channels, declines=_not_training
+)  # fmt: skip
+def batch_norm(o: LowerOp) -> list[Tensor]:
+    """Each channel less its mean over its deviation, and the running statistics."""
+    x, axes = o.tensor("x"), _but_channels(o)
+    middle = mean(o, x, axes)
+    centred = elementwise(_sub, x, middle)
+    squares = o.reduce("sum", elementwise(square, centred), axes, keep=True)
+    n = count(x, axes)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), divided(squares, n))
+    weight, bias = (by_channel(o.tensor(p), x.rank) for p in ("weight", "bias"))
+    y = elementwise(_add, elementwise(_mul, elementwise(_mul, centred, rstd), weight), bias)
+    middle, rstd, variance = (dropped(t, axes) for t in (middle, rstd, divided(squares, n - 1)))
+    blended = _blended(o.attr("momentum"))
+    return [
+        y,
+        elementwise(blended, o.tensor("running_mean"), middle),
+        elementwise(blended, o.tensor("running_var"), variance),
+        middle,
+        rstd,
+    ]
+
+
+@lowering(
+    "BatchNormGradV3", kind="reduce", domain="x", reduces=_but_channels, declines=_not_plain
+)  # fmt: skip
+def batch_norm_grad(o: LowerOp) -> list[Tensor]:
+    """Gradients of input, weight and bias: all of them sum over the same dims."""
+    x, dy, axes = o.tensor("x"), o.tensor("dy"), _but_channels(o)
+    train = o.attr("is_training")
+    ports = ("weight", *(("save_mean", "save_rstd") if train else ("running_mean", "running_var")))
+    weight, middle, rstd = (by_channel(o.tensor(p), x.rank) for p in ports)
+    if not train:
+        rstd = elementwise(inverse_root(o.attr("epsilon")), rstd)
+    hat = elementwise(_mul, elementwise(_sub, x, middle), rstd)
+    bias_grad = o.reduce("sum", dy, axes, keep=True)
+    weight_grad = o.reduce("sum", elementwise(_mul, dy, hat), axes, keep=True)
+    dx = dy
+    if train:
+        n = count(x, axes)
+        along = elementwise(_mul, hat, divided(weight_grad, n))
+        dx = elementwise(_sub, elementwise(_sub, dy, divided(bias_grad, n)), along)
+    dx = elementwise(_mul, dx, elementwise(_mul, weight, rstd))
+    return [dx, dropped(weight_grad, axes), dropped(bias_grad, axes)]
+
+
+def _gamma_wanted(o: Op) -> str | None:
+    wanted = bool(o.node.outputs[1].uses)
+    return "the gradient of gamma is a sum over other dims" if wanted else None
+
+
+@lowering("RmsNormGrad", kind="reduce", domain="x", reduces=_like_gamma, declines=_gamma_wanted)
+def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
+    """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
+    the normalised input."""
+    rstd = o.tensor("rstd")
+    grad = elementwise(mul, o.tensor("dy"), o.tensor("gamma"))
+    hat = elementwise(mul, o.tensor("x"), rstd)
+    middle = mean(o, elementwise(mul, grad, hat), _like_gamma(o))
+
+    def element(g: Expr, h: Expr, m: Expr, r: Expr) -> Expr:
+        return mul(r, sub(g, mul(h, m)))
+
+    return [typed(elementwise(element, grad, hat, middle, rstd), o.out_dtype()), None]
+
+
+def _add_rms_norm_rule(op: Op) -> list[Fact]:
+    """Norm, inverse root, and the sum."""
+    shape, count = op.shape("x1"), len(op.shape("gamma"))
+    dims = (*shape[: len(shape) - count], *[1] * count)
+    wide = DataType.DT_DOUBLE if op.dtype("x1") == DataType.DT_DOUBLE else DataType.DT_FLOAT
+    total = Fact(op.dtype("x1"), shape)
+    return [total, Fact(wide, dims), total]
+
+
+def _add_rms_norm(op: Op) -> Kernel:
+    eps = op.attr("epsilon")
+
+    def run(x1: Any, x2: Any, gamma: Any) -> tuple[torch.Tensor, ...]:
+        x = x1 + x2
+        return (*aten._fused_rms_norm(x, gamma.shape, gamma, eps), x)
+
+    return run
+
+
+add_row("AddRmsNorm", _add_rms_norm_rule, _add_rms_norm)
+
+
+def _rms_norm_grad_rule(op: Op) -> list[Fact]:
+    return [Fact(op.dtype("x"), op.shape("x")), Fact(op.dtype("rstd"), op.shape("gamma"))]
+
+
+def _rms_norm_grad_kernel(dy: Any, x: Any, rstd: Any, gamma: Any) -> Any:
+    return norm.rms_norm_backward(dy, x, gamma, rstd)
+
+
+add_row("RmsNormGrad", _rms_norm_grad_rule, lambda op: _rms_norm_grad_kernel)
+
+
+def _like_gamma_of_sum(o: Op) -> tuple[int, ...]:
+    rank = len(o.shape("x1"))
+    return tuple(range(rank - len(o.shape("gamma")), rank))
+
+
+@lowering("AddRmsNorm", kind="reduce", domain="x1", reduces=_like_gamma_of_sum, declines=not_floats)
+def add_rms_norm(o: LowerOp) -> list[Tensor]:
+    """The sum over the root of the mean of its squares, and the sum itself."""
+    x = elementwise(apply("add"), o.tensor("x1"), o.tensor("x2"))
+    squares = mean(o, elementwise(square, x), _like_gamma_of_sum(o))
+    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
+    y = elementwise(mul, elementwise(mul, x, rstd), o.tensor("gamma"))
+    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd, x))]

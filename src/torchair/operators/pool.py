@@ -1,0 +1,392 @@
+"""Padding, pooling, resizing and sampling of the last dims, channels first, and the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, Index, at_value, cast, const, op, size
+from torchair.codegen.numbers import Int, Number
+from torchair.errors import MissingHostValue
+from torchair.ge.dtypes import ge_to_torch
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Dim, Shape, Sym
+from torchair.operators.core import Kernel, Op, add_row, same_as
+from torchair.operators.formulas import all_of, at_least, below
+from torchair.operators.loops import LowerOp, Place, Tensor, lowering, masked, number, split
+
+aten = torch.ops.aten
+_nn: Any = torch._C._nn  # the calls that take `out`
+
+
+def pooled(n: Dim, size: int, stride: int, pads: int, dilation: int, ceil: bool) -> Dim:
+    """How often a window fits; with `ceil` a last window may stick out if it starts inside."""
+    margin = 2 * pads - dilation * (size - 1) - 1
+    if not ceil:
+        return (n + margin) // stride + 1
+    if isinstance(n, Sym):
+        raise MissingHostValue("the number of windows depends on the size")
+    count = -(-(n + margin) // stride) + 1
+    return count - 1 if (count - 1) * stride >= n + pads else count
+
+
+def _over_windows(shape: Shape, options: tuple[Any, ...], ceil: bool) -> Shape:
+    """Dims of a pooled tensor; `options` are sizes, strides, pads and dilations per dim."""
+    lead = len(shape) - len(options[0])
+    each = zip(shape[lead:], *options, strict=True)
+    return (*shape[:lead], *(pooled(n, k, s, p, d, ceil) for n, k, s, p, d in each))
+
+
+# ---- maximum, with the positions it was found at ----
+
+
+def _max_options(op: Op, spatial: slice) -> tuple[Any, ...]:
+    return tuple(op.attr(a)[spatial] for a in ("ksize", "strides", "pads", "dilation"))
+
+
+def _max_pool(op_type: str, fn: Any, spatial: slice) -> None:
+    def rule(op: Op) -> list[Fact]:
+        dims = _over_windows(op.shape("x"), _max_options(op, spatial), op.attr("ceil_mode"))
+        return [Fact(op.dtype("x"), dims), Fact(op.attr("dtype"), dims)]
+
+    def kernel(op: Op) -> Kernel:
+        options = (*_max_options(op, spatial), op.attr("ceil_mode"))
+        target = ge_to_torch(op.attr("dtype"))
+
+        def run(x: torch.Tensor, out: Any = None) -> Any:
+            if out is not None and target is torch.int64:
+                return fn.out(x, *options, out=out[0], indices=out[1])
+            values, positions = fn(x, *options)
+            if out is None:
+                return values, positions.to(target)
+            return out[0].copy_(values), out[1].copy_(positions)
+
+        return run
+
+    add_row(op_type, rule, kernel, out=True)
+
+
+_max_pool("MaxPoolWithArgmaxV1", aten.max_pool2d_with_indices, slice(1, 3))
+_max_pool("MaxPool3DWithArgmaxV2", aten.max_pool3d_with_indices, slice(-3, None))
+
+
+def _max_pool_grad(op: Op) -> Kernel:
+    options = (*_max_options(op, slice(1, 3)), op.attr("ceil_mode"))
+    return lambda x, grad, positions: aten.max_pool2d_with_indices_backward(
+        grad, x, *options, positions.long()
+    )
+
+
+add_row("MaxPoolGradWithArgmaxV1", same_as("x"), _max_pool_grad)
+
+
+# ---- average ----
+
+
+def _average_options(op: Op) -> tuple[Any, ...]:
+    if op.attr("data_format") != "NCHW" or op.attr("padding_mode") != "CALCULATED":
+        raise ValueError(f"{op.node}: only layout NCHW with given pads is known")
+    pads = op.attr("pads")
+    if pads[::2] != pads[1::2]:
+        raise ValueError(f"{op.node}: pads {pads} differ from side to side")
+    return op.attr("ksize")[2:], op.attr("strides")[2:], pads[::2]
+
+
+def _average_rest(op: Op) -> tuple[Any, ...]:
+    return op.attr("ceil_mode"), not op.attr("exclusive"), op.attr("divisor_override") or None
+
+
+def _average_rule(op: Op) -> Fact:
+    options = (*_average_options(op), [1, 1])
+    return Fact(op.dtype("x"), _over_windows(op.shape("x"), options, op.attr("ceil_mode")))
+
+
+def _average(op: Op) -> Kernel:
+    options = (*_average_options(op), *_average_rest(op))
+    return lambda x, out=None: _nn.avg_pool2d(x, *options, out=out)
+
+
+def _average_grad(op: Op) -> Kernel:
+    options = (*_average_options(op), *_average_rest(op))
+    size = op.ints("orig_input_shape")
+
+    def run(grad: torch.Tensor) -> torch.Tensor:
+        x = grad.new_empty(1).expand(size)  # only its dims are read
+        return aten.avg_pool2d_backward(grad, x, *options)
+
+    return run
+
+
+def _average_grad_rule(op: Op) -> Fact:
+    return Fact(op.dtype("input_grad"), op.ints("orig_input_shape"))
+
+
+add_row("AvgPoolV2", _average_rule, _average, out=True)
+add_row("AvgPoolV2Grad", _average_grad_rule, _average_grad, host=("orig_input_shape",))
+
+
+def _adaptive_rule(op: Op) -> Fact:
+    return Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.attr("output_size")))
+
+
+def _adaptive(op: Op) -> Kernel:
+    size = op.attr("output_size")
+    return lambda x: aten._adaptive_avg_pool2d(x, size)
+
+
+def _adaptive_grad(op: Op) -> Kernel:
+    size = op.attr("orig_input_shape")
+    return lambda grad: aten._adaptive_avg_pool2d_backward(grad, grad.new_empty(1).expand(size))
+
+
+def _adaptive_grad_rule(op: Op) -> Fact:
+    return Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape")))
+
+
+add_row("AdaptiveAvgPool2d", _adaptive_rule, _adaptive)
+add_row("AdaptiveAvgPool2dGrad", _adaptive_grad_rule, _adaptive_grad)
+
+
+# ---- resizing ----
+
+
+def _resize_rule(op: Op) -> Fact:
+    return Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.ints("size")))
+
+
+def _nearest_kernel(op: Op) -> Kernel:
+    size = op.ints("size")
+    if op.attr("align_corners"):
+        raise ValueError(f"{op.node}: torch has no nearest neighbour with aligned corners")
+    if op.attr("half_pixel_centers"):
+        return lambda x, out=None: _nn._upsample_nearest_exact2d(x, size, out=out)
+    return lambda x, out=None: _nn.upsample_nearest2d(x, size, out=out)
+
+
+def _nearest_grad_rule(op: Op) -> Fact:
+    return Fact(op.dtype("grads"), (*op.shape("grads")[:-2], *op.ints("size")))
+
+
+def _nearest_grad(op: Op) -> Kernel:
+    shape = op.shape("grads")
+    size = (*shape[:-2], *op.ints("size"))
+    if op.attr("align_corners") or op.attr("half_pixel_centers"):
+        raise ValueError(f"{op.node}: only plain nearest neighbours have a gradient here")
+    return lambda grad: aten.upsample_nearest2d_backward(grad, shape[-2:], size)
+
+
+def _bilinear(op: Op) -> Kernel:
+    size, align = op.ints("size"), op.attr("align_corners")
+    if not align and not op.attr("half_pixel_centers"):
+        raise ValueError(f"{op.node}: torch has pixel centres or aligned corners, not neither")
+    return lambda x, out=None: _nn.upsample_bilinear2d(x, size, align, out=out)
+
+
+add_row("ResizeNearestNeighborV2", _resize_rule, _nearest_kernel, host=("size",), out=True)
+add_row("ResizeNearestNeighborV2Grad", _nearest_grad_rule, _nearest_grad, host=("size",))
+add_row("ResizeBilinearV2", _resize_rule, _bilinear, host=("size",), out=True)
+
+
+# ---- sampling at given points ----
+
+SAMPLE_MODES = ("bilinear", "nearest", "bicubic")
+SAMPLE_PADDING = ("zeros", "border", "reflection")
+
+
+def _sampling(op: Op) -> tuple[int, int, bool]:
+    mode = SAMPLE_MODES.index(op.attr("interpolation_mode"))
+    return mode, SAMPLE_PADDING.index(op.attr("padding_mode")), op.attr("align_corners")
+
+
+def _sampled(op: Op) -> Fact:
+    return Fact(op.dtype("x"), (*op.shape("x")[:2], *op.shape("grid")[1:-1]))
+
+
+def _sample(overload: Any) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        how = _sampling(op)
+        return lambda x, grid: overload(x, grid, *how)
+
+    return make
+
+
+def _sample_grad_rule(op: Op) -> list[Fact]:
+    return [Fact(op.dtype(p), op.shape(p)) for p in ("x", "grid")]
+
+
+def _sample_grad(overload: Any) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        how = _sampling(op)
+        return lambda grad, x, grid: overload(grad, x, grid, *how, [True, True])
+
+    return make
+
+
+add_row("GridSampler2D", _sampled, _sample(aten.grid_sampler_2d))
+add_row("GridSampler3D", _sampled, _sample(aten.grid_sampler_3d))
+add_row("GridSampler2DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_2d_backward))
+add_row("GridSampler3DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_3d_backward))
+
+
+# ---- resizing to the nearest neighbour: a read at another position ----
+
+
+def _other_centres(o: Op) -> str | None:
+    known = not o.attr("align_corners") and not o.attr("half_pixel_centers")
+    return None if known else "corners or centres of pixels"
+
+
+@lowering("ResizeNearestNeighborV2", kind="move", declines=_other_centres)
+def resize_nearest(o: LowerOp) -> Tensor:
+    """Each element again as often as the sizes ask for."""
+    x, shape = o.tensor("x"), o.out_shape()
+
+    def element(place: Place) -> Expr:
+        near = [_nearest(o, place[d], x.shape[d], shape[d]) for d in (-2, -1)]
+        return x.at([*place[:-2], *near])
+
+    return Tensor(shape, x.dtype, element)
+
+
+def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
+    """The source of a position, rounded as torch does it: in single precision, twice aside."""
+    if before == after:
+        return position
+    if after == before * 2:
+        return split(position, 2, o.extents)[0]
+    scale = op("div", cast(size(before), "f32"), cast(size(after), "f32"))
+    near = cast(op("floor", op("mul", cast(position.value(), "f32"), scale)), "i64")
+    last = op("sub", size(before), const(1, "i64"))
+    return at_value(op("min", near, last))
+
+
+def _pads_of(op: Op) -> list[tuple[Any, Any]]:
+    """Before and after for every dim, leading dim first."""
+    flat = op.ints("paddings")
+    half = len(flat) // 2
+    if op.attr("paddings_contiguous", True):
+        return [(flat[2 * i], flat[2 * i + 1]) for i in range(half)]
+    return list(zip(flat[:half], flat[half:], strict=True))
+
+
+def _pad_rule(op: Op) -> Fact:
+    pads = _pads_of(op)
+    dims = [d + before + after for d, (before, after) in zip(op.shape("x"), pads, strict=True)]
+    return Fact(op.dtype("x"), tuple(dims))
+
+
+def _pad(op: Op) -> Kernel:
+    pads = _pads_of(op)
+    mode = op.attr("mode", "constant")
+    if mode == "constant":
+        return _constant_pad(pads)
+    fn, flat = _spatial_pad(mode, pads)
+
+    def run(x: torch.Tensor, _value: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        made = fn(x, flat)
+        return made if out is None else out.copy_(made)
+
+    return run
+
+
+def _constant_pad(pads: list[tuple[int, int]]) -> Kernel:
+    """Fill, then copy what is left of `x`; a negative padding takes elements away."""
+
+    def run(x: torch.Tensor, value: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None:
+            dims = [d + before + after for d, (before, after) in zip(x.shape, pads, strict=True)]
+            out = x.new_empty(dims)
+        out.fill_(0 if value is None else value.reshape(()))
+        inner = out
+        for dim, (before, after) in enumerate(pads):
+            size = x.shape[dim] + min(before, 0) + min(after, 0)
+            x = x.narrow(dim, max(-before, 0), size)
+            inner = inner.narrow(dim, max(before, 0), size)
+        inner.copy_(x)
+        return out
+
+    return run
+
+
+_PADS = {
+    ("reflect", 1): (aten.reflection_pad1d, aten.reflection_pad1d_backward),
+    ("reflect", 2): (aten.reflection_pad2d, aten.reflection_pad2d_backward),
+    ("reflect", 3): (aten.reflection_pad3d, aten.reflection_pad3d_backward),
+    ("edge", 1): (aten.replication_pad1d, aten.replication_pad1d_backward),
+    ("edge", 2): (aten.replication_pad2d, aten.replication_pad2d_backward),
+    ("edge", 3): (aten.replication_pad3d, aten.replication_pad3d_backward),
+}
+
+
+def _spatial_dims(pads: list[tuple[int, int]]) -> int:
+    """How many trailing dims the padding covers; torch allows one or two dims before them."""
+    rank = len(pads)
+    for count in range(max(rank - 2, 1), min(rank - 1, 3) + 1):
+        if not any(p for pair in pads[: rank - count] for p in pair):
+            return count
+    raise ValueError(f"a mirrored padding of leading dims: {pads}")
+
+
+def _spatial_pad(mode: str, pads: list[tuple[int, int]], backward: bool = False) -> Any:
+    count = _spatial_dims(pads)
+    flat = [p for pair in reversed(pads[len(pads) - count :]) for p in pair]
+    return _PADS[mode, count][backward], flat
+
+
+def _pad_grad_rule(op: Op) -> Fact:
+    pads = _pads_of(op)
+    dims = [d - before - after for d, (before, after) in zip(op.shape("x"), pads, strict=True)]
+    return Fact(op.dtype("x"), tuple(dims))
+
+
+def _pad_grad(op: Op) -> Kernel:
+    fn, flat = _spatial_pad(op.attr("mode"), _pads_of(op), backward=True)
+    dims = _pad_grad_rule(op).shape
+    return lambda grad: fn(grad, grad.new_empty(dims), flat)
+
+
+add_row("PadV3", _pad_rule, _pad, host=("paddings",), out=True)
+
+
+add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))
+
+
+def _paddings(o: Op) -> list[tuple[Int, Int]]:
+    """Before and after for every dim, leading dim first."""
+    flat = o.ints("paddings")
+    half = len(flat) // 2
+    if o.attr("paddings_contiguous", True):
+        return [(flat[2 * i], flat[2 * i + 1]) for i in range(half)]
+    return list(zip(flat[:half], flat[half:], strict=True))
+
+
+def _not_constant(o: Op) -> str | None:
+    mode = o.attr("mode", "constant")
+    return None if mode == "constant" else f"padding of mode {mode}"
+
+
+@lowering("PadV3", kind="move", declines=_not_constant)
+def pad(o: LowerOp) -> Tensor:
+    """A number around the operand; a negative padding takes elements away."""
+    x, pads, value = o.tensor("x"), _paddings(o), o.maybe("constant_values")
+
+    def tests(d: int, position: Index) -> list[Expr]:
+        before, after = pads[d]
+        found = []
+        if isinstance(before, Number) or before > 0:
+            found.append(at_least(position, before))
+        if isinstance(after, Number) or after > 0:
+            found.append(below(position, before + x.shape[d]))
+        return found
+
+    def element(place: Place) -> Expr:
+        inside = all_of([t for d, p in enumerate(place) for t in tests(d, p)])
+        part = x.at([p + (0 - pads[d][0]) for d, p in enumerate(place)])
+        if inside is None:
+            return part
+        filling = number(0, part) if value is None else value.at([Index()] * value.rank)
+        return op("where", inside, masked(part, inside), cast(filling, part.dtype))
+
+    return Tensor(o.out_shape(), x.dtype, element)

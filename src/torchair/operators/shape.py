@@ -1,0 +1,415 @@
+"""Views, copies and sizes: operators that move or describe elements without computing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, Index, cast, const
+from torchair.codegen.numbers import Int, value_of
+from torchair.errors import MissingHostValue
+from torchair.ge.dtypes import ge_to_torch
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Dim, Shape, is_static, numel
+from torchair.operators.core import (
+    Kernel,
+    Op,
+    Rule,
+    Trait,
+    add_row,
+    axes_of,
+    copy_of,
+    fixed,
+    same_as,
+    writes_first,
+)
+from torchair.operators.loops import (
+    LowerOp,
+    Place,
+    Tensor,
+    flattened,
+    is_one,
+    lowering,
+    unflattened,
+)
+
+VIEW = Trait.VIEW
+
+
+# ---- Data, Const and copies ----
+
+
+def _const(op: Op) -> Kernel:
+    value = op.attr("value")
+    return lambda: value
+
+
+add_row("Const", lambda op: op.output, _const, Trait.CONSTANT)
+add_row("Data", lambda op: op.output, fixed(lambda x: x))
+add_row("RefData", lambda op: op.output, fixed(lambda x: x))
+add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW)
+
+
+def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
+
+
+add_row("TensorMove", copy_of("x"), fixed(_copy), out=True)
+
+
+def _assign(ref: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return ref.copy_(value)
+
+
+add_row("Assign", same_as("ref"), fixed(_assign), Trait.SIDE_EFFECT)
+
+
+# ---- sizes ----
+
+
+def _shape_rule(op: Op) -> Fact:
+    dims = op.shape("x")
+    return Fact(op.attr("dtype"), (len(dims),), dims)
+
+
+def _shape(op: Op) -> Kernel:
+    target = ge_to_torch(op.attr("dtype"))
+    return lambda x: torch.tensor(x.shape, dtype=target)
+
+
+add_row("Shape", _shape_rule, _shape)
+
+
+def _gather_rule(op: Op) -> Fact:
+    x, index = op["x"], op["indices"]
+    if x.shape is None or index.shape is None:
+        raise MissingHostValue("gather dims")
+    fact = Fact(x.dtype, (*index.shape, *x.shape[1:]))
+    if isinstance(x.content, tuple) and isinstance(index.content, int):
+        fact.content = x.content[index.content]
+    return fact
+
+
+def _gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return torch.index_select(x, 0, indices.reshape(-1)).reshape((*indices.shape, *x.shape[1:]))
+
+
+add_row("Gather", _gather_rule, fixed(_gather))
+
+
+def _product_rule(op: Op) -> Fact:
+    """Only the number of elements is counted with this: the product of a vector of sizes."""
+    if len(op.shape("x")) != 1 or op.attr("keep_dims"):
+        raise ValueError(f"{op.node} takes one vector of sizes")
+    known = op["x"].content
+    return Fact(op.dtype("x"), (), None if known is None else numel(known))
+
+
+def _product(x: torch.Tensor) -> torch.Tensor:
+    return torch.prod(x, dtype=x.dtype)
+
+
+add_row("ReduceProdD", _product_rule, fixed(_product))
+
+
+# ---- reshape family ----
+
+
+def reshape_dims(dims: tuple[Any, ...], shape: Shape) -> Shape:
+    """Target dims with -1 worked out and 0 copied, as GE's Reshape reads them."""
+    if -1 not in dims:
+        return tuple(dims)
+    known = numel(d for d in dims if d != -1)
+    missing: Dim = numel(shape) // known if known != 0 else 0
+    return tuple(missing if isinstance(d, int) and d == -1 else d for d in dims)
+
+
+def _reshape_rule(op: Op) -> Fact:
+    dims = reshape_dims(op.ints("shape"), op.shape("x"))
+    if is_static(dims) and is_static(op.shape("x")) and numel(dims) != numel(op.shape("x")):
+        raise ValueError(f"cannot reshape {op.shape('x')} to {op.ints('shape')}")
+    content = op["x"].content if len(dims) <= 1 else None
+    if isinstance(content, tuple) and len(dims) == 0:
+        content = content[0]
+    elif content is not None and not isinstance(content, tuple) and len(dims) == 1:
+        content = (content,)
+    return Fact(op.dtype("x"), dims, content)
+
+
+def _reshape(op: Op) -> Kernel:
+    dims = op.ints("shape")
+    return lambda x: x.reshape(dims)
+
+
+add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",))
+
+
+def _transpose_rule(op: Op) -> Fact:
+    shape = op.shape("x")
+    return Fact(op.dtype("x"), tuple(shape[p] for p in op.ints("perm")))
+
+
+def _transpose(op: Op) -> Kernel:
+    perm = op.ints("perm")
+    return lambda x: x.permute(perm)
+
+
+add_row("Transpose", _transpose_rule, _transpose, VIEW, host=("perm",))
+
+
+def _unsqueeze_rule(op: Op) -> Fact:
+    dims = list(op.shape("x"))
+    axes = op.attr("axes")
+    rank = len(dims) + len(axes)
+    for a in sorted(a % rank for a in axes):
+        dims.insert(a, 1)
+    content = op["x"].content
+    known = len(dims) == 1 and content is not None
+    return Fact(op.dtype("x"), tuple(dims), (content,) if known else None)
+
+
+def _unsqueeze(op: Op) -> Kernel:
+    rank = len(op.shape("x")) + len(op.attr("axes"))
+    axes = sorted(a % rank for a in op.attr("axes"))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for a in axes:
+            x = x.unsqueeze(a)
+        return x
+
+    return run
+
+
+add_row("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW)
+
+
+def _squeezed(op: Op) -> tuple[int, ...]:
+    shape = op.shape("x")
+    axes = op.attr("axis")
+    return axes_of(axes, len(shape)) if axes else tuple(i for i, d in enumerate(shape) if d == 1)
+
+
+def _squeeze_rule(op: Op) -> Fact:
+    gone = _squeezed(op)
+    dims = tuple(d for i, d in enumerate(op.shape("x")) if i not in gone)
+    content = op["x"].content
+    if isinstance(content, tuple):
+        content = content if dims == op.shape("x") else content[0]
+    return Fact(op.dtype("x"), dims, content)
+
+
+def _squeeze(op: Op) -> Kernel:
+    gone = _squeezed(op)
+    return lambda x: x.squeeze(gone)
+
+
+add_row("Squeeze", _squeeze_rule, _squeeze, VIEW)
+
+
+def _broadcast_to_rule(op: Op) -> Fact:
+    shape, target = op.shape("x"), op.ints("shape")
+    lead = len(target) - len(shape)
+    dims = [
+        shape[i - lead] if isinstance(d, int) and d == -1 else d for i, d in enumerate(target)
+    ]
+    return Fact(op.dtype("x"), tuple(dims))
+
+
+def _broadcast_to(op: Op) -> Kernel:
+    dims = op.ints("shape")
+    return lambda x: x.expand(dims)
+
+
+add_row("BroadcastTo", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",))
+add_row("Expand", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",))
+
+
+# ---- memory laid out anew ----
+
+
+def _as_strided_rule(op: Op) -> Fact:
+    return Fact(op.dtype("x"), op.ints("size"))
+
+
+def _as_strided(op: Op) -> Kernel:
+    """Strides count in the contiguous layout of `x`, whatever strides its tensor has."""
+    size, stride, offset = op.ints("size"), op.ints("stride"), op.int("storage_offset")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        return x.as_strided(size, stride, x.storage_offset() + offset)
+
+    return run
+
+
+_LAYOUT = ("size", "stride", "storage_offset")
+add_row("AsStrided", _as_strided_rule, _as_strided, VIEW, host=_LAYOUT)
+
+
+def _view_copy(op: Op) -> Kernel:
+    size, stride = op.ints("dst_size"), op.ints("dst_stride")
+    offset, src_size = op.int("dst_storage_offset"), op.ints("src_size")
+
+    def update(dst: torch.Tensor, src: torch.Tensor) -> None:
+        whole = dst.contiguous()
+        part = whole.as_strided(size, stride, whole.storage_offset() + offset)
+        part.copy_(src.reshape(src_size))
+        if whole is not dst:
+            dst.copy_(whole)
+
+    return writes_first(update)
+
+
+add_row(
+    "ViewCopy",
+    same_as("dst"),
+    _view_copy,
+    Trait.WRITES_FIRST,
+    host=[f"{side}_{part}" for side in ("dst", "src") for part in _LAYOUT],
+    out=True,
+)
+
+
+def _bitcast(op: Op) -> Kernel:
+    target = ge_to_torch(op.attr("type"))
+    return lambda x: x.view(target)
+
+
+def _bitcast_rule(op: Op) -> Fact:
+    source, target = op.torch_dtype("x"), ge_to_torch(op.attr("type"))
+    if source.itemsize != target.itemsize:
+        raise MissingHostValue(f"dims of a bitcast from {source} to {target}")
+    return Fact(op.attr("type"), op.shape("x"))
+
+
+add_row("Bitcast", _bitcast_rule, _bitcast, VIEW)
+
+
+# ---- complex numbers as pairs ----
+
+
+def _typed_like(port: str, attr: str) -> Rule:
+    return lambda op: Fact(op.attr(attr), op.shape(port))
+
+
+add_row("Real", _typed_like("input", "Tout"), fixed(torch.real), VIEW)
+add_row("Imag", _typed_like("input", "Tout"), fixed(torch.imag), VIEW)
+add_row("Complex", _typed_like("real", "Tout"), fixed(torch.complex), Trait.ELEMENTWISE, out=True)
+
+
+# ---- views: the same elements under other dims ----
+
+
+@lowering("Identity")
+def identity(o: LowerOp) -> Tensor:
+    """The operand itself."""
+    return o.tensor("x")
+
+
+@lowering("BroadcastTo", "Expand")
+def broadcast_to(o: LowerOp) -> Tensor:
+    """Dims of size 1 repeated, and new dims in front."""
+    x, shape = o.tensor("x"), o.out_shape()
+    lead = len(shape) - x.rank
+    repeated = [
+        is_one(n) or (n != m and n == 1) for n, m in zip(x.shape, shape[lead:], strict=True)
+    ]
+
+    def element(place: Place) -> Expr:
+        tail = place[lead:]
+        return x.at([Index() if r else p for r, p in zip(repeated, tail, strict=True)])
+
+    return Tensor(shape, x.dtype, element)
+
+
+@lowering("Transpose", kind="move")
+def transpose(o: LowerOp) -> Tensor:
+    """Dims in another order."""
+    x, perm = o.tensor("x"), o.ints("perm")
+    shape = [x.shape[p] for p in perm]
+    order = [p % x.rank for p in perm]
+    return Tensor(
+        shape, x.dtype, lambda place: x.at([place[order.index(d)] for d in range(x.rank)])
+    )
+
+
+@lowering("Unsqueeze", kind="move")
+def unsqueeze(o: LowerOp) -> Tensor:
+    """New dims of size 1."""
+    x, axes = o.tensor("x"), o.attr("axes")
+    rank = x.rank + len(axes)
+    new = {a % rank for a in axes}
+    dims = iter(x.shape)
+    shape = [1 if d in new else next(dims) for d in range(rank)]
+    return Tensor(
+        shape, x.dtype, lambda place: x.at([place[d] for d in range(rank) if d not in new])
+    )
+
+
+@lowering("Squeeze", kind="move")
+def squeeze(o: LowerOp) -> Tensor:
+    """Dims of size 1 left out."""
+    x, axes = o.tensor("x"), o.attr("axis")
+    named = axes_of(axes, x.rank) if axes else range(x.rank)
+    gone = {d for d in named if x.rank and is_one(x.shape[d])}
+    shape = [n for d, n in enumerate(x.shape) if d not in gone]
+
+    def element(place: Place) -> Expr:
+        kept = iter(place)
+        return x.at([Index() if d in gone else next(kept) for d in range(x.rank)])
+
+    return Tensor(shape, x.dtype, element)
+
+
+# ---- reshape ----
+
+
+def matched(old: Sequence[Int], new: Sequence[Int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Runs of dims of two shapes that hold the same elements, as short as can be. Dims of size 1
+    belong to no run."""
+    left = [d for d, n in enumerate(old) if not is_one(n)]
+    right = [d for d, n in enumerate(new) if not is_one(n)]
+    while left and right:
+        run = [left.pop(0)], [right.pop(0)]
+        while (ahead := _count(old, run[0]) - _count(new, run[1])) != 0:
+            side = 0 if ahead < 0 else 1
+            run[side].append((left, right)[side].pop(0))
+        yield run
+    if left or right:
+        yield left, right  # sizes that happen to be 1
+
+
+def _count(shape: Sequence[Int], dims: Sequence[int]) -> int:
+    return math.prod(value_of(shape[d]) for d in dims)
+
+
+def _must_hold(condition: bool) -> None:
+    """Sizes were compared, so that the condition is written down for other plans."""
+    if not condition:
+        raise ValueError("a reshape to another number of elements")
+
+
+@lowering("Reshape", kind="move")
+def reshape(o: LowerOp) -> Tensor:
+    """Other dims over the same order of elements. Dims that stay are left alone, dims that are cut
+    cost nothing, dims that are joined are divided again unless the axes of the nest tell."""
+    x, shape = o.tensor("x"), o.out_shape()
+    if any(value_of(n) == 0 and n == 0 for n in (*x.shape, *shape)):
+        return Tensor(shape, x.dtype, lambda _: cast(const(0, "i64"), x.dtype))
+    runs = list(matched(x.shape, shape))
+    for old, new in runs:
+        _must_hold(math.prod(x.shape[d] for d in old) == math.prod(shape[d] for d in new))
+
+    def element(place: Place) -> Expr:
+        source = [Index()] * x.rank
+        for old, new in runs:
+            flat = flattened([place[d] for d in new], [shape[d] for d in new])
+            parts = unflattened(flat, [x.shape[d] for d in old], o.extents) if old else []
+            for d, part in zip(old, parts, strict=True):
+                source[d] = part
+        return x.at(source)
+
+    return Tensor(shape, x.dtype, element)

@@ -1,0 +1,430 @@
+"""Joins, splits, slices, repetitions and other orders.
+
+Where a result is put together from several operands, each is read under a mask, so that nothing
+outside of it is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, Index, cast
+from torchair.codegen.numbers import Int, Number
+from torchair.codegen.types import register_type
+from torchair.errors import MissingHostValue
+from torchair.ge.graph import Fact
+from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
+from torchair.operators.core import Kernel, Op, Trait, add_row, same_as, writes_first
+from torchair.operators.formulas import Joined, replaced
+from torchair.operators.loops import LowerOp, Place, Tensor, Update, is_one, lowering, split
+
+aten = torch.ops.aten
+VIEW = Trait.VIEW
+END = 2**31 - 1  # a slice bound that means "to the end"
+
+
+# ---- joins ----
+
+
+def _pack_rule(op: Op) -> Fact:
+    facts = op.list("x")
+    first = facts[0].shape
+    if first is None:
+        raise MissingHostValue("dims of a packed tensor")
+    axis = op.attr("axis") % (len(first) + 1)
+    dims = (*first[:axis], len(facts), *first[axis:])
+    known = not first and all(f.content is not None for f in facts)
+    return Fact(facts[0].dtype, dims, tuple(f.content for f in facts) if known else None)
+
+
+def _pack(op: Op) -> Kernel:
+    axis = op.attr("axis")
+    return lambda xs, out=None: torch.stack(xs, axis, out=out)
+
+
+add_row("Pack", _pack_rule, _pack, out=True)
+
+
+def _concat_rule(op: Op) -> Fact:
+    facts = op.list("x")
+    shapes = [f.shape or (1,) for f in facts if f.shape is not None]  # a scalar counts as one
+    if len(shapes) != len(facts):
+        raise MissingHostValue("dims of a concatenated tensor")
+    axis = op.int("concat_dim") % len(shapes[0])
+    total: Dim = sum(s[axis] for s in shapes)
+    dims = (*shapes[0][:axis], total, *shapes[0][axis + 1 :])
+    content = None
+    if len(dims) == 1 and all(isinstance(f.content, tuple) for f in facts):
+        content = tuple(c for f in facts for c in f.content)
+    return Fact(facts[0].dtype, dims, content)
+
+
+def _concat(op: Op) -> Kernel:
+    axis = op.int("concat_dim")
+    if any(f.shape == () for f in op.list("x")):
+        return lambda xs, out=None: torch.cat([torch.atleast_1d(x) for x in xs], axis, out=out)
+    return lambda xs, out=None: torch.cat(xs, axis, out=out)
+
+
+add_row("ConcatV2", _concat_rule, _concat, host=("concat_dim",), out=True)
+
+
+# ---- splits ----
+
+
+def _split_sizes(op: Op) -> tuple[int, tuple[Dim, ...]]:
+    shape = op.shape("x")
+    axis = op.int("split_dim") % len(shape)
+    sizes = list(op.ints("size_splits"))
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = shape[axis] - sum(s for s in sizes if s != -1)
+    return axis, tuple(sizes)
+
+
+def _split_rule(op: Op) -> list[Fact]:
+    shape = op.shape("x")
+    axis, sizes = _split_sizes(op)
+    return [Fact(op.dtype("x"), (*shape[:axis], s, *shape[axis + 1 :])) for s in sizes]
+
+
+def _split(op: Op) -> Kernel:
+    axis, sizes = _split_sizes(op)
+    return lambda x: x.split(sizes, axis)
+
+
+add_row("SplitV", _split_rule, _split, VIEW, host=("size_splits", "split_dim"))
+
+
+def _unpack_rule(op: Op) -> list[Fact]:
+    shape = op.shape("x")
+    axis = op.attr("axis") % len(shape)
+    dims = (*shape[:axis], *shape[axis + 1 :])
+    known = op["x"].content if not dims else None
+    return [
+        Fact(op.dtype("x"), dims, known[i] if isinstance(known, tuple) else None)
+        for i in range(len(op.node.outputs))
+    ]
+
+
+def _unpack(op: Op) -> Kernel:
+    axis = op.attr("axis")
+    return lambda x: x.unbind(axis)
+
+
+add_row("Unpack", _unpack_rule, _unpack, VIEW)
+
+
+# ---- slices ----
+
+
+def slice_length(begin: Dim, end: Dim, step: int, size: Dim) -> Dim:
+    """Elements that `begin:end:step` takes out of `size`, bounds clamped as torch does."""
+    if isinstance(begin, int) and isinstance(end, int) and isinstance(size, int):
+        return len(range(*slice(begin, end, step).indices(size)))
+    taken = dim_max(_bound(end, size) - _bound(begin, size), 0)
+    return (taken + step - 1) // step
+
+
+def _bound(bound: Dim, size: Dim) -> Dim:
+    if not isinstance(bound, Sym):
+        if bound >= END:
+            return size
+        return dim_max(bound + size, 0) if bound < 0 else dim_min(bound, size)
+    if bound.expr.is_nonnegative:
+        return dim_min(bound, size)
+    if bound.expr.is_negative:
+        return dim_max(bound + size, 0)
+    raise MissingHostValue(f"the sign of the slice bound {bound} is not known")
+
+
+def _no_masks(op: Op) -> None:
+    for mask in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
+        if op.attr(mask):
+            raise ValueError(f"{op.node}: {mask} is not supported")
+
+
+def _slice_ranges(op: Op) -> list[tuple[int, Any, Any, Any]]:
+    """Axis, begin, end and step of every axis a strided slice names."""
+    _no_masks(op)
+    begins, ends = op.ints("begin"), op.ints("end")
+    axes = op.ints("axes") if op.fed("axes") else tuple(range(len(begins)))
+    steps = op.ints("strides") if op.fed("strides") else (1,) * len(begins)
+    return list(zip(axes, begins, ends, steps, strict=True))
+
+
+def _slice_rule(op: Op) -> Fact:
+    dims = list(op.shape("x"))
+    content = op["x"].content
+    for axis, begin, end, step in _slice_ranges(op):
+        dims[axis] = slice_length(begin, end, step, dims[axis])
+        plain = isinstance(begin, int) and isinstance(end, int)
+        content = content[begin:end:step] if isinstance(content, tuple) and plain else None
+    return Fact(op.dtype("x"), tuple(dims), content)
+
+
+def _slice(op: Op) -> Kernel:
+    ranges = _slice_ranges(op)
+    return lambda x: sliced(x, ranges)
+
+
+def sliced(x: torch.Tensor, ranges: list[tuple[int, Any, Any, Any]]) -> torch.Tensor:
+    """The part of `x` that the ranges select, as a view."""
+    for axis, begin, end, step in ranges:
+        x = aten.slice.Tensor(x, axis, begin, end, step)
+    return x
+
+
+_BOUNDS = ("begin", "end", "axes", "strides")
+add_row("StridedSliceV2", _slice_rule, _slice, VIEW, host=_BOUNDS)
+add_row("StridedSlice", _slice_rule, _slice, VIEW, host=_BOUNDS)
+
+
+def _slice_assign(op: Op) -> Kernel:
+    ranges = _slice_ranges(op)
+    return writes_first(lambda var, value: sliced(var, ranges).copy_(value))
+
+
+add_row(
+    "StridedSliceAssign", same_as("var"), _slice_assign, Trait.WRITES_FIRST, host=_BOUNDS, out=True
+)
+
+
+# ---- repetitions and other orders ----
+
+
+def _tile_dims(op: Op) -> tuple[Shape, tuple[Any, ...]]:
+    shape, times = op.shape("x"), op.ints("multiples")
+    return (1,) * (len(times) - len(shape)) + tuple(shape), times
+
+
+def _tile_rule(op: Op) -> Fact:
+    shape, times = _tile_dims(op)
+    return Fact(op.dtype("x"), tuple(d * t for d, t in zip(shape, times, strict=True)))
+
+
+def _tile(op: Op) -> Kernel:
+    shape, times = _tile_dims(op)
+    single: list[Any] = [n for d in shape for n in (1, d)]
+    repeated: list[Any] = [n for d, t in zip(shape, times, strict=True) for n in (t, d)]
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None or not out.is_contiguous():
+            made = x.repeat(times)
+            return made if out is None else out.copy_(made)
+        out.view(repeated).copy_(x.reshape(single))
+        return out
+
+    return run
+
+
+add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True)
+
+
+def _reverse(op: Op) -> Kernel:
+    axes = op.ints("axis")
+    return lambda x: torch.flip(x, axes)
+
+
+add_row("ReverseV2", same_as("x"), _reverse, host=("axis",))
+
+
+def _roll(op: Op) -> Kernel:
+    shifts, dims = op.attr("shifts"), op.attr("dims")
+    return lambda x: torch.roll(x, shifts, dims)
+
+
+add_row("Roll", same_as("x"), _roll)
+
+
+# ---- joins, splits, slices, repetitions and paddings ----
+
+
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+
+# ---- joins ----
+
+
+def _ranks_differ(o: Op) -> str | None:
+    ranks = {len(f.shape) if f.shape else 1 for f in o.list("x") if f.shape is not None}
+    return None if len(ranks) == 1 else "operands of different ranks"
+
+
+@lowering("ConcatV2", kind="move", declines=_ranks_differ)
+def concat(o: LowerOp) -> Tensor:
+    """Operands one after the other; a scalar counts as one element."""
+    parts, shape = o.tensors("x"), o.out_shape()
+    axis, wide = o.int("concat_dim") % len(shape), register_type(o.out_dtype())
+
+    def read(k: int, place: Place) -> Expr:
+        return cast(parts[k].at(place if parts[k].rank else ()), wide)
+
+    sizes = [p.shape[axis] if p.rank else 1 for p in parts]
+    return Tensor(shape, o.out_dtype(), Joined(axis, sizes, read).element)
+
+
+@lowering("Pack", kind="move")
+def pack(o: LowerOp) -> Tensor:
+    """Operands side by side along a new dim."""
+    parts, shape = o.tensors("x"), o.out_shape()
+    axis, wide = o.attr("axis") % len(shape), register_type(o.out_dtype())
+
+    def read(k: int, place: Place) -> Expr:
+        return cast(parts[k].at((*place[:axis], *place[axis + 1 :])), wide)
+
+    return Tensor(shape, o.out_dtype(), Joined(axis, [1] * len(parts), read).element)
+
+
+# ---- splits and slices ----
+
+
+def _shifted(x: Tensor, shape: Sequence[Int], axis: int, start: Int) -> Tensor:
+    """A part of `x` that begins at `start` along one dim."""
+    return Tensor(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
+
+
+@lowering("SplitV", kind="move")
+def split_parts(o: LowerOp) -> list[Tensor]:
+    """Parts of given sizes; one of them may be -1, which means the rest."""
+    x, sizes = o.tensor("x"), list(o.ints("size_splits"))
+    axis = o.int("split_dim") % x.rank
+    rest = [k for k, n in enumerate(sizes) if not isinstance(n, Number) and n == -1]
+    for k in rest:
+        sizes[k] = x.shape[axis] - (sum(sizes) + 1)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return [_shifted(x, o.out_shape(k), axis, start) for k, start in enumerate(starts)]
+
+
+@lowering("Unpack", kind="move")
+def unpack(o: LowerOp) -> list[Tensor]:
+    """One tensor for each position along a dim."""
+    x = o.tensor("x")
+    axis = o.attr("axis") % x.rank
+
+    def taken(k: int) -> Tensor:
+        here = Index(offset=k)
+        return Tensor(
+            o.out_shape(k), x.dtype, lambda place: x.at((*place[:axis], here, *place[axis:]))
+        )
+
+    return [taken(k) for k in range(len(o.node.outputs))]
+
+
+def _has_masks(o: Op) -> str | None:
+    return next((m for m in _MASKS if o.attr(m)), None)
+
+
+def _ranges(o: Op) -> list[tuple[int, Int, Int, int]]:
+    """Axis, begin, end and step of every axis a slice names."""
+    begins = o.ints("begin")
+    axes = o.ints("axes") if o.fed("axes") else tuple(range(len(begins)))
+    steps = o.ints("strides") if o.fed("strides") else (1,) * len(begins)
+    return list(zip(axes, begins, o.ints("end"), steps, strict=True))
+
+
+def _start(begin: Int, n: Int) -> Int:
+    """Where a slice begins. One that begins past the end has no elements."""
+    if begin >= 0:
+        return begin
+    from_end = begin + n
+    return from_end if from_end >= 0 else 0
+
+
+def _source(o: Op, x: Tensor) -> Callable[[Place], Place]:
+    """The place in the sliced tensor that a place in the slice means."""
+    starts: dict[int, tuple[Int, int]] = {}
+    for axis, begin, _, step in _ranges(o):
+        starts[axis % x.rank] = _start(begin, x.shape[axis]), step
+
+    def place(index: Place) -> Place:
+        found = list(index)
+        for axis, (start, step) in starts.items():
+            found[axis] = index[axis] * step + start if step != 1 else index[axis] + start
+        return tuple(found)
+
+    return place
+
+
+@lowering("StridedSliceV2", "StridedSlice", kind="move", declines=_has_masks)
+def strided_slice(o: LowerOp) -> Tensor:
+    """Every so many elements between two bounds."""
+    x = o.tensor("x")
+    source = _source(o, x)
+    return Tensor(o.out_shape(), x.dtype, lambda place: x.at(source(place)))
+
+
+def _assign_declines(o: Op) -> str | None:
+    if _has_masks(o):
+        return _has_masks(o)
+    dims = list(o.shape("var"))
+    for axis, begin, end, step in _ranges(o):
+        dims[axis] = slice_length(begin, end, step, dims[axis])  # type: ignore[arg-type]
+    return None if tuple(dims) == o.shape("input_value") else "a value that is broadcast"
+
+
+@lowering("StridedSliceAssign", kind="update", domain="input_value", declines=_assign_declines)
+def strided_slice_assign(o: LowerOp) -> Update:
+    """A value written over a slice."""
+    return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
+
+
+# ---- repetitions and other orders ----
+
+
+@lowering("Tile", kind="move")
+def tile(o: LowerOp) -> Tensor:
+    """The operand again and again."""
+    x, times = o.tensor("x"), o.ints("multiples")
+    lead = len(times) - x.rank
+
+    def once(d: int, position: Index) -> Index:
+        if not isinstance(times[lead + d], Number) and times[lead + d] == 1:
+            return position
+        return Index() if is_one(x.shape[d]) else split(position, x.shape[d], o.extents)[1]
+
+    def element(place: Place) -> Expr:
+        return x.at([once(d, p) for d, p in enumerate(place[lead:])])
+
+    return Tensor(o.out_shape(), x.dtype, element)
+
+
+@lowering("ReverseV2", kind="move")
+def reverse(o: LowerOp) -> Tensor:
+    """Dims from the last element to the first."""
+    x = o.tensor("x")
+    axes = {a % x.rank for a in o.ints("axis")} if x.rank else set()
+
+    def element(place: Place) -> Expr:
+        return x.at([p * -1 + (x.shape[d] - 1) if d in axes else p for d, p in enumerate(place)])
+
+    return Tensor(x.shape, x.dtype, element)
+
+
+def _flat_roll(o: Op) -> str | None:
+    return None if o.attr("dims") or len(o.shape("x")) == 1 else "a roll across dims"
+
+
+@lowering("Roll", kind="move", declines=_flat_roll)
+def roll(o: LowerOp) -> Tensor:
+    """Elements moved along dims, those that leave come in again at the other end."""
+    x = o.tensor("x")
+    for axis, shift in zip(o.attr("dims") or [0], o.attr("shifts"), strict=True):
+        x = _rolled(x, axis % x.rank, shift)
+    return x
+
+
+def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
+    n = x.shape[axis]
+    if shift == 0 or n == 0:
+        return x
+    first: Int = (n * abs(shift) + shift) % n
+
+    def read(k: int, place: Place) -> Expr:
+        return x.at(replaced(place, axis, place[axis] + (n - first)) if k == 0 else place)
+
+    return Tensor(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
+
+
