@@ -34,7 +34,7 @@ import torchair
 from like_eager import sharing, twin
 from native_check import differences, largest
 from random_functions import Program, gradients, overlapping, wanting_gradients
-from torchair.deploy.traced import TraceError
+from torchair.deploy.guards import TraceError
 
 MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)

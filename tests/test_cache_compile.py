@@ -24,8 +24,7 @@ from torch import nn
 
 import torchair
 from torchair.deploy import cached
-from torchair.deploy.artifact import Artifact
-from torchair.deploy.ready import ReadyCall
+from torchair.deploy.stored import Artifact, ReadyCall
 from torchair.devices.call import GraphCall
 from torchair.inference import cache_compile, readable_cache
 

@@ -11,8 +11,7 @@ import torch
 
 from torchair.codegen.cpu.gate import ANY, Entry, Same, TensorLike, gate
 from torchair.codegen.cpu.target import cpu
-from torchair.deploy.conditions import Condition
-from torchair.deploy.guards import Expected, Guards, ValueSpec
+from torchair.deploy.guards import Condition, Expected, Guards, ValueSpec
 
 X = torch.zeros(2, 3)
 OTHERS = {

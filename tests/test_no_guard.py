@@ -14,9 +14,8 @@ from npugraph_ex.inference._cache_compiler import CompiledModel as ExCompiledMod
 from torch import nn
 
 import torchair
-from torchair.deploy.artifact import Artifact
 from torchair.deploy.compiled import CompiledModel as Compiled
-from torchair.deploy.fingerprint import _version_of, fingerprint
+from torchair.deploy.stored import Artifact, _version_of, fingerprint
 from torchair.inference import cache_compile
 from torchair.inference._cache_compiler import (
     CompiledModel,

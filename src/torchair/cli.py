@@ -22,7 +22,7 @@ import torch
 from torchair.codegen.kept import store
 from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
 from torchair.convert.table import lines
-from torchair.deploy import run_air
+from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher, report
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
     compare.add_argument("--rtol", type=float, default=compare_dumps.RTOL, help="what diverges")
     launcher.add_options(commands.add_parser("run", help="run a script, with an emulated npu"))
-    run_air.add_options(commands.add_parser("run-air", help="run a model file on arrays"))
+    add_run_air_options(commands.add_parser("run-air", help="run a model file on arrays"))
     cache = commands.add_parser("cache", help="kernels that are kept on disk")
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
     tune = commands.add_parser("tune", help="results of tuning: show files, or merge them")
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "run":
         return launcher.run(launcher.options_of(options))
     if options.command == "run-air":
-        return run_air.run(options)
+        return run_air(options)
     if options.command == "env":
         print(report.environment())
         return 0

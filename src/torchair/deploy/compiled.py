@@ -1,29 +1,405 @@
-"""`torchair.compile`: a model traced once; its calls are our guards and the plan, no Dynamo."""
+"""`torchair.compile`: a model traced once; its calls are our guards and the plan, no Dynamo.
+
+A version is the model compiled for one kind of call: what such a call must be, and the quick way
+through it. A compiled model is called as the model is, and finds the version.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.autograd import profiler
 
 from torchair.backend import mode_of
 from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import given
-from torchair.deploy.homes import Home, homes_of, roots_of
-from torchair.deploy.sharing import SharedMemory
-from torchair.deploy.traced import Traced
-from torchair.deploy.trees import CallShape
-from torchair.deploy.version import Dynamic, Version, check_names, dynamic_dims, shape_of
+from torchair.deploy.guards import Expected, Guards, Traced, TraceError
+from torchair.deploy.homes import (
+    Home,
+    HomeWalk,
+    Roots,
+    SharedMemory,
+    Sharing,
+    extent,
+    homes_of,
+    look,
+    roots_of,
+)
+from torchair.deploy.trees import CallShape, result_of
+from torchair.engine.run.direct import DirectProgram
+from torchair.engine.run.gates import Entry, native_gate
+from torchair.engine.run.native import picker
+from torchair.errors import GraphError, InputError
 from torchair.log import warn_once
 from torchair.trace import start_debug_log
 
 if TYPE_CHECKING:
     from torchair.engine.session import GraphSummary, TorchNpuGraph
+
+
+# ---- one kind of call ----
+
+
+Dynamic = bool | Mapping[str, Sequence[int]]
+
+_ADDRESS = torch.Tensor.data_ptr
+_PATIENCE = 2  # calls of a kind before they get a gate, twice as many after each try in vain
+_LONGEST = 1024
+
+
+class ModelState:
+    """The model that a call reads: parameters, buffers, submodules and switches."""
+
+    def __init__(self, roots: Roots, homes: Sequence[Sequence[Home]]) -> None:
+        self.homes = homes
+        self._specs = [Expected.of(places[0].name, _plain(places[0].read())) for places in homes]
+        self._parts = _parts(roots, homes)
+        self._same: Callable[..., Any] | None = None  # natively: nothing in a dict has changed
+        self._listed: list[tuple[Entry, int]] = []  # in lists, with addresses of tensors
+        self.tensors: list[torch.Tensor] = []
+        self.settle()
+
+    def settle(self) -> None:
+        """Take what is there now for what is expected."""
+        self.tensors = [places[0].read() for places in self.homes]
+        entries = self.entries()
+        self._same = native_gate(0, [], [e for e in entries if isinstance(e.home, dict)])
+        self._listed = [(e, _address(e.value)) for e in entries if not isinstance(e.home, dict)]
+
+    @property
+    def native(self) -> bool:
+        """Whether native code can look at all that the model is."""
+        return not self._listed
+
+    def entries(self) -> list[Entry]:
+        """What must be where."""
+        held = [Entry(h.place, h.key, h.read()) for places in self.homes for h in places]
+        return [*held, *self._parts.values()]
+
+    def problem(self) -> InputError | None:
+        """What has changed about the model, so that the graph does not serve it any more."""
+        if self._same is not None and self._same() and all(map(_is_there, self._listed)):
+            return None
+        error = self._compared()
+        if error is None:
+            self.settle()
+        return error
+
+    def _compared(self) -> InputError | None:
+        for spec, places in zip(self._specs, self.homes, strict=True):
+            now = [look(h.place, h.key) for h in places]
+            found = spec.problem(None if now[0] is None else _plain(now[0]), {})
+            if found is None and any(t is not now[0] for t in now):
+                found = "one tensor under several names", "several"
+            if found is not None:
+                return InputError(
+                    f"{spec.name} of the model is not what it was when it was compiled",
+                    name=spec.name, expected=found[0], got=found[1],
+                )  # fmt: skip
+        for name, part in self._parts.items():
+            there = look(part.home, part.key)
+            if there is not part.value:
+                return InputError(
+                    f"{name} of the model is not what it was when it was compiled",
+                    name=name, expected=_shown(part.value), got=_shown(there),
+                )  # fmt: skip
+        return None
+
+
+class Version:
+    """The model compiled for one kind of call."""
+
+    def __init__(
+        self, roots: Roots, shape: CallShape, traced: Traced,
+        homes: Sequence[Sequence[Home]],
+    ) -> None:  # fmt: skip
+        """`roots` are the modules that calls read, `homes` where the first arguments of the graph
+        are."""
+        self._shape, self._traced = shape, traced
+        self.state = ModelState(roots, homes)
+        self._guards = Guards(self._traced.specs, self._traced.conditions)
+        self._finish = _finisher(self._traced)
+        self._calls, self._patience = 0, _PATIENCE
+        self._made: Callable[..., Any] | None = None
+        self._known: Sharing | None = None
+        shape.forget()
+
+    def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
+        """The flat arguments of a call that this was compiled for, else None."""
+        flat = self._shape.flat(args, kwargs)
+        if flat is None or not self._guards.check(flat):
+            return None
+        return flat if self.state.problem() is None else None
+
+    def mismatch(self, args: Sequence[Any], kwargs: dict[str, Any]) -> InputError:
+        """Why a call does not fit."""
+        flat = self._shape.flat(args, kwargs)
+        if flat is None:
+            return InputError(
+                "the arguments are not nested or named as those that the call was compiled for",
+                expected=", ".join(self._shape.labels) or "no arguments",
+                got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
+            )
+        error = self._guards.mismatch(flat) or self.state.problem()
+        assert error is not None
+        return error
+
+    def shared(self, flat: Sequence[Any]) -> SharedMemory | None:
+        """What arguments that fit share with what the call updates: the graph was traced as if it
+        were nothing."""
+        if not self._traced.written or not self._traced.tensors:
+            return None
+        return self._sharing().problem(
+            {self._traced.specs[k].name: flat[k] for k in self._traced.tensors}
+        )
+
+    def _sharing(self) -> Sharing:
+        if self._known is None or self._known.tensors is not self.state.tensors:
+            names = [places[0].name for places in self.state.homes]
+            self._known = Sharing(names, self.state.tensors, self._traced.written)
+        return self._known
+
+    def run(self, flat: Sequence[Any]) -> Any:
+        """The result for flat arguments that fit."""
+        args, runner = self._arguments(flat), self._traced.runner
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            results = self._traced.wrapped(*args) if runner is None else runner.run(args)
+            return self._finish(results)
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+    def _arguments(self, flat: Sequence[Any]) -> list[Any]:
+        return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
+
+    def session(self, exchanged: bool = False) -> TorchNpuGraph:
+        """The engine's handle of the graph, compiled. GraphError where the graph is not one of the
+        engine with fixed sizes, and where its memory is to be `exchanged` but a GPU replays it."""
+        from torchair.devices.call import engine_graph
+
+        runner: Any = None if self._traced.runner is None else self._traced.runner.runner
+        graph = engine_graph(runner)
+        if graph is None or not graph.plain or graph.graph.is_dynamic:
+            raise GraphError("the model is not one graph of the engine that has fixed sizes")
+        if exchanged and not getattr(runner, "plain", False):
+            raise GraphError("a GPU replays the model in memory that it was recorded with")
+        unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
+        graph.compile(graph.collect([*self.state.tensors, *unknown]))
+        return graph.session
+
+    def _plain_graph(self) -> Any:
+        """The graph, if inputs are arguments as they are and results new tensors."""
+        graph: Any = None if self._traced.runner is None else self._traced.runner.runner
+        return graph if getattr(graph, "plain", False) else None
+
+    def forget(self) -> None:
+        """The quick way is not to be gone any more: it has memory of its own."""
+        self._made = None
+
+    def quick(
+        self, flat: Sequence[Any], slowly: Callable[..., Any], tried: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """Calls like this one as one native call; None if that is not possible, or too early.
+        `tried` is the way that this call has not gone."""
+        if self._made is not None and tried is not self._made:
+            return self._made  # of another version
+        self._calls += 1
+        if self._calls < self._patience or not self._shape.simple or not self.state.native:
+            return None
+        self._calls, self._patience = 0, min(2 * self._patience, _LONGEST)
+        graph = self._plain_graph()
+        if graph is None:
+            return None
+        inputs = graph.collect(self._arguments(flat))
+        found = graph.direct(inputs)
+        if found is None:
+            return None
+        count, tensors = len(self.state.tensors), self._traced.tensors
+        positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
+        program, held = found
+        gate = program.gate(
+            inputs, positions, self._guards.records(flat), self.state.entries(), held
+        )
+        if gate is None or any(program.results[i] >= 0 for i in graph.order):
+            return None
+        fresh = [i for i, k in enumerate(program.results) if k < 0]
+        made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        self._patience = _PATIENCE
+        if self._traced.written and tensors:
+            made = _apart(made, slowly, {k: extent(flat[k]) for k in tensors}, self._sharing())
+        self._made = made
+        return self._made
+
+
+def _direct(
+    program: DirectProgram, gate: Callable[..., Any], order: Sequence[int],
+    finish: Callable[[Sequence[Any]], Any], slowly: Callable[..., Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """The whole call: results are allocated, the gate does the rest."""
+    makers = program.makers
+
+    def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
+        if done is None:
+            raise program.failure()
+        return slowly(*args, **kwargs)
+
+    if len(makers) == 1 and finish is _only:
+        make = makers[0]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or profiler._is_profiler_enabled:
+                return slowly(*args, **kwargs)
+            made = make()
+            done = gate(*args, made)
+            return made if done else otherwise(done, args, kwargs)
+
+        return call
+    in_order = list(order) == list(range(len(makers)))
+
+    def call_several(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or profiler._is_profiler_enabled:
+            return slowly(*args, **kwargs)
+        made = [make() for make in makers]
+        done = gate(*args, *made)
+        if not done:
+            return otherwise(done, args, kwargs)
+        return finish(made if in_order else [made[k] for k in order])
+
+    return call_several
+
+
+def _apart(
+    call: Callable[..., Any], slowly: Callable[..., Any], extents: Mapping[int, int],
+    sharing: Sharing,
+) -> Callable[..., Any]:  # fmt: skip
+    """A call that updates something, if its arguments lie apart from that; `extents` are bytes by
+    position. Where the model keeps its tensors, `call` compares."""
+    lengths, taken = list(extents.values()), picker(list(extents))
+    seen: list[int] = []  # addresses that lay apart: those of many calls are the same
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        try:
+            now = list(map(_ADDRESS, taken(args)))
+        except (TypeError, IndexError):  # no tensors, or too few of them
+            return slowly(*args, **kwargs)
+        if now != seen:
+            if not sharing.apart(now, lengths):
+                return slowly(*args, **kwargs)
+            seen = now
+        return call(*args, **kwargs)
+
+    return checked
+
+
+def _only(leaves: Sequence[Any]) -> Any:
+    return leaves[0]
+
+
+def _finisher(traced: Traced) -> Callable[[Sequence[Any]], Any]:
+    """A function from the tensors that a graph gives to the result of the call."""
+    constants, finish = traced.constants, result_of(traced.result)
+    if traced.result.is_leaf() and not constants:
+        return _only
+    if not constants:
+        return finish
+    count = traced.result.num_leaves
+
+    def with_constants(tensors: Sequence[Any]) -> Any:
+        rest = iter(tensors)
+        return finish([constants[k] if k in constants else next(rest) for k in range(count)])
+
+    return with_constants
+
+
+def shape_of(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallShape:
+    """How a call of a model is nested."""
+    return CallShape(args, kwargs, _names(model, len(args)))
+
+
+def _names(model: Callable[..., Any], count: int) -> list[str]:
+    """Names of the arguments of a model, at least so many."""
+    called = model.forward if isinstance(model, torch.nn.Module) else model
+    names: list[str] = []
+    rest = "args"
+    try:
+        for name, p in inspect.signature(called).parameters.items():
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+                names.append(name)
+            elif p.kind is p.VAR_POSITIONAL:
+                rest = name
+    except (TypeError, ValueError):
+        pass
+    return names + [f"{rest}[{k}]" for k in range(count - len(names))]
+
+
+def check_names(dynamic: Dynamic, labels: Sequence[str]) -> None:
+    """ValueError where `dynamic` names no argument."""
+    unknown = [] if isinstance(dynamic, bool) else [n for n in dynamic if n not in labels]
+    if unknown:
+        raise ValueError(
+            f"dynamic names {', '.join(unknown)}, but the arguments are {', '.join(labels)}"
+        )
+
+
+def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
+    """Dims of an argument that may vary: those asked for, and those marked as Dynamo's are."""
+    marked = set(getattr(t, "_dynamo_dynamic_indices", ()))
+    if isinstance(dynamic, Mapping):
+        marked |= {d % max(t.dim(), 1) for d in dynamic.get(label, ())}
+    if marked and Expected.of(label, t, dict.fromkeys(marked, "n")).order is None:
+        raise TraceError(
+            f"dims of {label} are to vary, but it has gaps or overlaps in memory",
+            hint="make it contiguous",
+        )
+    if dynamic is True:
+        dense = Expected.of(label, t, {0: "n"}).order is not None if t.dim() else False
+        static = set(getattr(t, "_dynamo_static_indices", ()))
+        marked |= {i for i, n in enumerate(t.shape) if dense and n > 1 and i not in static}
+    return sorted(marked)
+
+
+def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, Entry]:
+    """Submodules and switches that tracing has relied on, and lists and the like that lead to
+    tensors, by name."""
+    found: dict[str, Entry] = {}
+    for prefix, module, _ in HomeWalk(roots).modules:
+        at = f"{prefix}." if prefix else ""
+        found[f"{at}training"] = Entry(module.__dict__, "training", module.training)
+        for key, child in module._modules.items():
+            found[f"{at}{key}"] = Entry(module._modules, key, child)
+    for link in (link for places in homes for h in places for link in h.via):
+        found[link.name] = Entry(link.place, link.key, link.value)
+    return found
+
+
+def _is_there(known: tuple[Entry, int]) -> bool:
+    entry, address = known
+    there = look(entry.home, entry.key)
+    return there is entry.value and _address(there) == address
+
+
+def _address(value: Any) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    """A parameter as guards see it."""
+    return t.detach()
+
+
+def _shown(part: Any) -> str:
+    plain = part is None or isinstance(part, (bool, int, float, str))
+    return repr(part) if plain else type(part).__name__
+
 
 OnMismatch = Literal["error", "recompile"]
 

@@ -1,10 +1,12 @@
 """`torchair.dynamo_export`: a model as a `.air` file, for Ascend's offline compiler or for
-`torchair.load`."""
+`torchair.load`.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +21,10 @@ from torch.utils import _pytree as pytree
 from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE, given, read_path
-from torchair.deploy import atc
-from torchair.deploy.outline import NotNested, outline
-from torchair.deploy.package import Argument, Package
+from torchair.deploy.package import Argument, NotNested, Package, outline
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
+from torchair.ge.graph import Graph
 from torchair.log import logger, warn_once
 from torchair.serde import to_message
 from torchair.serde.air import write_air
@@ -262,7 +263,7 @@ class _Export:
         readable = pbtxt_of(to_message(graph, payloads=False))
         atomic_write(folder / "dynamo.pbtxt", readable.encode("utf-8", "backslashreplace"))
         if read_path(self._config, "export.experimental.auto_atc_config_generated"):
-            self._write_atc(atc.groups_of(graph))
+            self._write_atc(groups_of(graph))
         raise ExportSuccess(f"{self._file}, {len(graph.data)} inputs, {len(weights)} weights")
 
     def _weights(self, args: Sequence[Any]) -> dict[int, str]:
@@ -300,9 +301,9 @@ class _Export:
         if self._rank != 0 or not groups:
             return
         world = torch.distributed.get_world_size()
-        relation = atc.model_relation(self._name, groups, world)
-        atomic_write(self._file.parent / "model_relation_config.json", atc.text(relation))
-        atomic_write(self._file.parent / "numa_config.json", atc.text(atc.numa(range(world))))
+        relation = model_relation(self._name, groups, world)
+        atomic_write(self._file.parent / "model_relation_config.json", _json(relation))
+        atomic_write(self._file.parent / "numa_config.json", _json(numa(range(world))))
 
 
 def _call_of(runner: Any) -> GraphCall:
@@ -360,3 +361,63 @@ def _write_files(files: Mapping[Path, torch.Tensor]) -> None:
         print(f"\rsaving weights: {k}/{len(files)} {path.name}", end="", flush=True)
         atomic_write(path, [tensor_memory(tensor)])
     print()
+
+
+# ---- how the models of several ranks belong together ----
+
+
+_NAMED = re.compile(r"tag=(?P<tag>[^;]*);rank_list=(?P<ranks>[\d,]+)")
+
+
+def groups_of(graph: Graph) -> dict[str, list[int]]:
+    """Communication groups that a graph names, with their ranks where the name says them."""
+    found: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        name = node.attr("group", "")
+        if name and name not in found:
+            named = _NAMED.search(name)
+            found[name] = [int(r) for r in named["ranks"].split(",")] if named else []
+    return found
+
+
+def model_relation(name: str, groups: dict[str, list[int]], world: int) -> dict[str, Any]:
+    """`model_relation_config.json`: which model runs where, and who talks to whom."""
+    models = [f"{name}{rank}" for rank in range(world)]
+    everybody = list(range(world))
+    return {
+        "deploy_config": [
+            {"submodel_name": f"{model}.air", "deploy_device_id_list": f"0:0:{rank}"}
+            for rank, model in enumerate(models)
+        ],
+        "model_name_to_instance_id": [
+            {"model_name": f"{model}.air", "model_instance_id": rank}
+            for rank, model in enumerate(models)
+        ],
+        "comm_group": [
+            {"group_name": group, "group_rank_list": str(ranks or everybody)}
+            for group, ranks in groups.items()
+        ],
+        "rank_table": [{"rank_id": r, "model_instance_id": r} for r in everybody],
+    }
+
+
+def numa(ranks: Sequence[int]) -> dict[str, Any]:
+    """`numa_config.json`: one node with a device for each rank."""
+    node = {
+        "node_id": 0,
+        "node_type": "ATLAS800",
+        "ipaddr": "127.0.0.1",
+        "port": 29500,
+        "is_local": True,
+        "item_list": [{"item_id": rank} for rank in ranks],
+    }
+    return {
+        "cluster": [{"cluster_nodes": [node]}],
+        "item_def": [{"item_type": "Ascend910"}],
+        "node_def": [{"node_type": "ATLAS800", "item_type": "Ascend910"}],
+    }
+
+
+def _json(config: dict[str, Any]) -> bytes:
+    """The content of such a file."""
+    return (json.dumps(config, indent=2) + "\n").encode()

@@ -2,19 +2,114 @@
 
 A spec is data that may be stored. The native comparison is for sizes that came before, each set of
 them has a gate of its own; a new set is compared in Python, with the message if it does not fit.
+Conditions on sizes may come from a file: they are read into steps over known operators, and never
+executed as code.
 """
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from torchair.deploy.conditions import Condition
 from torchair.engine.run.gates import ANY, Entry, Same, TensorLike, native_gate
-from torchair.errors import InputError
+from torchair.errors import InputError, TorchairError
+from torchair.runner import GmRunner
+
+# ---- conditions: `s0 >= 2 and s0 % 8 == 0` ----
+
+
+_HIGHEST = 16  # power of an integer: a text may come from a file
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if type(base) is int and type(exponent) is int and 0 <= exponent <= _HIGHEST:
+        return base**exponent
+    return math.pow(base, exponent)
+
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: operator.truediv,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
+    ast.Pow: _power,
+}  # fmt: skip
+_UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
+_CALLS: dict[str, Callable[..., Any]] = {
+    "max": max, "min": min, "abs": abs, "round": round, "torch.sym_float": float,
+    "torch._sym_sqrt": math.sqrt, "math.floor": math.floor, "math.ceil": math.ceil,
+    "math.trunc": math.trunc,
+}  # fmt: skip
+"""Functions by the names that tracing writes."""
+_BOOL: dict[type, Callable[..., Any]] = {
+    ast.And: lambda *values: all(values),
+    ast.Or: lambda *values: any(values),
+}
+
+
+class Condition:
+    """An expression over named sizes. ValueError for a text that holds anything else."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            tree = ast.parse(text, mode="eval").body
+        except SyntaxError as e:
+            raise ValueError(f"not a condition on sizes: {text!r}") from e
+        self._steps = self._flat(tree)
+        self.names = {value for value, count in self._steps if count < 0}
+
+    def _flat(self, tree: ast.expr) -> list[tuple[Any, int]]:
+        """Constants (count 0), names (-1) and functions of `count` values, in postfix order."""
+        steps: list[tuple[Any, int]] = []
+        stack: list[ast.expr] = [tree]
+        while stack:  # a node before its operands, from the right; reversed, that is postfix
+            node = stack.pop()
+            step, operands = self._read(node)
+            steps.append(step)
+            stack += operands
+        return steps[::-1]
+
+    def _read(self, node: ast.expr) -> tuple[tuple[Any, int], list[ast.expr]]:
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+            return (node.value, 0), []
+        if isinstance(node, ast.Name):
+            return (node.id, -1), []
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return (_BINARY[type(node.op)], 2), [node.left, node.right]
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _BINARY:
+            return (_BINARY[type(node.ops[0])], 2), [node.left, node.comparators[0]]
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+            return (_UNARY[type(node.op)], 1), [node.operand]
+        if isinstance(node, ast.BoolOp):
+            return (_BOOL[type(node.op)], len(node.values)), list(node.values)
+        if isinstance(node, ast.Call):
+            called = _CALLS.get(ast.unparse(node.func))
+            if called is not None and node.args and not node.keywords:
+                return (called, len(node.args)), list(node.args)
+        raise ValueError(f"not a condition on sizes: {self.text!r}")
+
+    def value(self, sizes: Mapping[str, int]) -> Any:
+        """What the expression comes to."""
+        stack: list[Any] = []
+        for what, count in self._steps:
+            if count < 0:
+                stack.append(sizes[what])
+            elif count == 0:
+                stack.append(what)
+            else:
+                operands = stack[-count:]
+                del stack[-count:]
+                stack.append(what(*operands))
+        return stack[0]
+
 
 _GATES = 16  # sets of sizes that are compared natively
 
@@ -241,3 +336,31 @@ def _dense_order(t: torch.Tensor) -> tuple[int, ...] | None:
 
 def _with_any(strides: Sequence[int | None]) -> tuple[int, ...]:
     return tuple(ANY if s is None else s for s in strides)
+
+
+# ---- what tracing a model gives ----
+
+
+class TraceError(TorchairError, RuntimeError):
+    """A model cannot be traced without its data."""
+
+
+@dataclass
+class Traced:
+    """A compiled graph with what its calls must be."""
+
+    runner: GmRunner | None
+    """The graph itself, where nothing is left to do around it."""
+    wrapped: Callable[..., Any]
+    """The graph with AOTAutograd's wrapper around it."""
+    specs: list[Spec]
+    conditions: list[str]
+    tensors: list[int]
+    """The arguments that are tensors; the others are constants."""
+    result: pytree.TreeSpec = None  # type: ignore[assignment]
+    constants: dict[int, Any] = field(default_factory=dict)
+    """Leaves of the result that are no tensors."""
+    written: frozenset[int] = frozenset()
+    """Arguments of the graph that a call updates: tensors of the model come first."""
+    unread: frozenset[int] = frozenset()
+    """Tensors of the model that the graph does not read, by their number."""

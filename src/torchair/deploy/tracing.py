@@ -21,9 +21,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from torchair.backend import boxed
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
-from torchair.deploy.guards import Expected, Spec, ValueSpec
+from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
 from torchair.deploy.homes import Home, look
-from torchair.deploy.traced import Traced, TraceError
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.tracing import kept_whole

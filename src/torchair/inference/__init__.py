@@ -6,14 +6,14 @@ from torchair.process import no_garbage_collection
 
 if TYPE_CHECKING:
     from torchair.deploy.cached import cache_compile
-    from torchair.deploy.readable import readable_cache
+    from torchair.deploy.storing import readable_cache
     from torchair.fx.gears import set_dim_gears
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
 _HOMES = {
     "cache_compile": "torchair.deploy.cached",
-    "readable_cache": "torchair.deploy.readable",
+    "readable_cache": "torchair.deploy.storing",
     "set_dim_gears": "torchair.fx.gears",
 }
 

@@ -35,12 +35,12 @@ _CONVERTER_UTILS: dict[str, str] = {
 
 _CACHE_COMPILER = {
     "CacheBackend": "torchair.deploy.tracing.CacheBackend",
-    "CompiledModel": "torchair.deploy.no_guard.CacheFile",
-    "ModelCacheSaver": "torchair.deploy.no_guard.CacheSaver",
-    "_NoGuardCompiledFunction": "torchair.deploy.no_guard.NoGuardFunction",
-    "_NoGuardCompiledMethod": "torchair.deploy.no_guard.NoGuardMethod",
+    "CompiledModel": "torchair.deploy.cached.CacheFile",
+    "ModelCacheSaver": "torchair.deploy.cached.CacheSaver",
+    "_NoGuardCompiledFunction": "torchair.deploy.cached.NoGuardFunction",
+    "_NoGuardCompiledMethod": "torchair.deploy.cached.NoGuardMethod",
     "cache_compile": "torchair.deploy.cached.cache_compile",
-    "readable_cache": "torchair.deploy.readable.readable_cache",
+    "readable_cache": "torchair.deploy.storing.readable_cache",
 }
 
 # module: {name: "module.name"}; "*" forwards every other name to one module.
@@ -220,7 +220,7 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.inference._cache_compiler": _CACHE_COMPILER,
     "torchair.inference.cache_compiler": _CACHE_COMPILER,
     "npugraph_ex.inference._cache_compiler": _CACHE_COMPILER
-    | {"CompiledModel": "torchair.deploy.no_guard.NpugraphExCacheFile"},
+    | {"CompiledModel": "torchair.deploy.cached.NpugraphExCacheFile"},
     "torchair.experimental.inference": {
         "npu_format_cast_via_cpu": "torchair.deploy.formats.npu_format_cast_via_cpu",
         "use_internal_format_weight": "torchair.deploy.formats.use_internal_format_weight",

@@ -32,6 +32,6 @@ def cache_compile(
 
 def readable_cache(cache_bin: Any, print_output: bool = True, file: Any = None) -> str:
     """The file of a compiled method as text; see `torchair.inference.readable_cache`."""
-    from torchair.deploy.readable import readable_cache
+    from torchair.deploy.storing import readable_cache
 
     return readable_cache(cache_bin, print_output, file)
