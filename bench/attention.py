@@ -15,8 +15,8 @@ from common import console, interleaved, ratio, table
 from torchair.codegen.cpu.attention.kernel import attention
 from torchair.codegen.cpu.driver import HEADER, STEP, entry_point
 from torchair.codegen.cpu.jit import Library
-from torchair.codegen.kernel import Kernel
 from torchair.codegen.requests import Attention
+from torchair.codegen.target import Kernel
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from common import console, interleaved, ratio, table
 from torchair.codegen.cpu.conv.kernel import WEIGHTS, convolution
 from torchair.codegen.cpu.conv.plan import output_size
-from torchair.codegen.cpu.jit import Library
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.cpu.jit import Library, host
 from torchair.codegen.requests import Conv, Convolution, stored
+from torchair.codegen.target import Kernel
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 

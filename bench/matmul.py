@@ -13,8 +13,8 @@ from common import console, interleaved, ratio, table
 from torchair.codegen.cpu import driver
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.matmul.kernel import B, product
-from torchair.codegen.kernel import Kernel
 from torchair.codegen.requests import MatMul, Product, stored
+from torchair.codegen.target import Kernel
 
 ROWS = (1, 4, 16, 128, 512)
 SHAPES = ((768, 768), (768, 3072), (3072, 768), (768, 32000))

@@ -21,11 +21,11 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 import torchair
 from torchair import ge
-from torchair.codegen.cpu.nest.kernel import print_nest
+from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Expr, Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
 from torchair.codegen.numbers import Book
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.writer import Machine
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph

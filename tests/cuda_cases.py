@@ -12,10 +12,10 @@ from nest_plain import from_memory, into_memory
 from torchair.codegen.cuda.attention import AttentionForm, attention
 from torchair.codegen.cuda.gemv import GemvForm, Partner, gemv
 from torchair.codegen.cuda.machine import Gpu
-from torchair.codegen.kernel import Kernel, Launch
 from torchair.codegen.loops import Access, Expr, Nest, Store, cast, const, load, op, reduce
+from torchair.codegen.numbers import Word
 from torchair.codegen.requests import Attention, MatMul, Product
-from torchair.codegen.types import Word
+from torchair.codegen.target import Kernel, Launch
 
 EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
 """What a result may differ from the true one, over the largest one."""

@@ -13,8 +13,8 @@ from torchair.codegen.cuda.driver import Call, library
 from torchair.codegen.cuda.jit import Entry, foreign
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.kernel import Kernel, Launch
 from torchair.codegen.loops import Nest
+from torchair.codegen.target import Kernel, Launch
 
 HOPPER = describe((9, 0), 132)
 OLDER = describe((7, 5), 40)

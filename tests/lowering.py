@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from cuda_tools import run_nest_on_gpu
-from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.nest.kernel import print_nest
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.cpu.jit import Library, host, run_kernel
+from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Nest, simplify, with_words
 from torchair.codegen.numbers import Book
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.target import Kernel
+from torchair.codegen.text.writer import Machine
 from torchair.engine.lower import Operand, build_nest, single
 from torchair.ge.build import Const, Data, builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch, torch_to_ge

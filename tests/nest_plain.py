@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.nest.kernel import print_nest
+from torchair.codegen.cpu.jit import Library, host, run_kernel
+from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions, with_words
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.types import Size, Word
+from torchair.codegen.numbers import Size, Word
+from torchair.codegen.text.writer import Machine
 
 NUMPY: dict[str, Any] = {
     "f32": np.float32, "f64": np.float64, "bf16": np.uint16, "f16": np.float16, "bool": np.bool_,

@@ -17,7 +17,7 @@ import numpy as np
 
 from torchair.codegen.cuda.jit import Entry, ptx
 from torchair.codegen.cuda.machine import Gpu
-from torchair.codegen.kernel import Kernel, Launch
+from torchair.codegen.target import Kernel, Launch
 
 WARP = 32
 GLOBAL = 1 << 32  # where global memory begins

@@ -27,10 +27,10 @@ from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Nest
+from torchair.codegen.numbers import Word
 from torchair.codegen.requests import Attention, MatMul, Product
-from torchair.codegen.types import Word
+from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.convert import GraphConverter
 from torchair.engine.run.dry_run import dry_run
 from torchair.engine.run.launches import entry_of as bundle_entry

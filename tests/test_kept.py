@@ -23,7 +23,7 @@ from torchair.codegen.cuda import driver
 from torchair.codegen.cuda.jit import Entry
 from torchair.codegen.cuda.machine import describe
 from torchair.codegen.kept import KernelStore, key_of
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.target import Kernel
 
 KEY = key_of("a test")
 DATA = bytes(range(256)) * 3

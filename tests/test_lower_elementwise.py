@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowering import Host, OneNode, check, check_dynamic, check_node, constant, layouts
-from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.jit import host
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.operators import Trait, rows
 from torchair.operators.loops import LOWERINGS

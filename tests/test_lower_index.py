@@ -9,9 +9,8 @@ import torch
 
 from lowering import OneNode, check, check_dynamic, check_node, layouts
 from torchair import ge
-from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.nest.kernel import print_nest
+from torchair.codegen.cpu.jit import Library, host, run_kernel
+from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import expressions, simplify, with_words
 from torchair.engine.lower import Group, Operand, build_nest, whole
 from torchair.ge.build import Data, NetOutput

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowering import OneNode, check, check_dynamic, check_node, layouts
-from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.jit import host
 from torchair.ge.dtypes import DataType
 
 INF, NAN = float("inf"), float("nan")

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from torchair.codegen.cpu.attention.kernel import attention
-from torchair.codegen.cpu.jit import Library, module_text, run_kernel
-from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
+from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import Attention
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.types import Size, Word
+from torchair.codegen.text.writer import Machine
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool"}
 CLOSE = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}

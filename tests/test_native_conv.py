@@ -14,14 +14,12 @@ import torch.nn.functional as F
 from torchair.codegen.cpu.conv.kernel import WEIGHTS, conv, convolution
 from torchair.codegen.cpu.conv.plan import output_size
 from torchair.codegen.cpu.conv.winograd import patches
-from torchair.codegen.cpu.jit import Library, module_text, run_kernel
-from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
 from torchair.codegen.cpu.pool import pool
-from torchair.codegen.kernel import Generated
+from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import Conv, Convolution, Pool, stored
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Size, Word
+from torchair.codegen.target import Generated
+from torchair.codegen.text.writer import KernelWriter, Machine
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 TOLERANCE = {"f32": 2e-5, "bf16": 3e-2, "f16": 4e-3}

@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import host
+from torchair.codegen.cpu.jit import Library, host, run_kernel
 from torchair.codegen.cpu.matmul.kernel import B, choose, matmul, product
 from torchair.codegen.cpu.matmul.pack import pack
-from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import MatMul, Product, stored
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Size, Word
+from torchair.codegen.target import Generated, Kernel
+from torchair.codegen.text.writer import KernelWriter, Machine
 
 TYPES = {
     "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64,

@@ -28,9 +28,8 @@ from nest_plain import (
     to_bf16,
 )
 from nest_random import Maker
-from torchair.codegen.cpu.jit import module_text, run_kernel
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.nest.kernel import print_nest
+from torchair.codegen.cpu.jit import host, module_text, run_kernel
+from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import (
     Access,
     Expr,
@@ -45,12 +44,10 @@ from torchair.codegen.loops import (
     simplify,
     size,
 )
-from torchair.codegen.numbers import Book
+from torchair.codegen.numbers import Book, Word
 from torchair.codegen.pieces import pieces
-from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.point import emit_point
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Word
+from torchair.codegen.text.writer import KernelWriter, Machine
 
 each_target = pytest.mark.parametrize("machine", MACHINES, ids=lambda t: str(t.bits))
 each_way = pytest.mark.parametrize("dynamic", [False, True], ids=["ints", "words"])

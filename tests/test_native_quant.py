@@ -15,9 +15,8 @@ import torchair
 from lowering import check as check_lowering
 from test_native_matmul import LIBRARIES, MACHINES, ROUNDING, TYPES
 from torchair import ge
-from torchair.codegen.cpu.jit import Library, run_kernel
+from torchair.codegen.cpu.jit import Library, empty, run_kernel
 from torchair.codegen.cpu.matmul.kernel import choose, product
-from torchair.codegen.cpu.pages import empty
 from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType

@@ -15,9 +15,8 @@ import torch
 from lowering import LIBRARIES, widened
 from nest_plain import PLAIN
 from test_vector_maths import BINARY, UNARY
-from torchair.codegen.cpu.jit import Library, run_kernel
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.cpu.nest.kernel import print_nest
+from torchair.codegen.cpu.jit import Library, host, run_kernel
+from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import OPERATORS, Access, Nest, Store, load, op, simplify
 from torchair.codegen.text.maths import FUNCTIONS
 from torchair.engine.lower import Group, Operand, build_nest, reduced_space

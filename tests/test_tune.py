@@ -18,11 +18,9 @@ from torchair import ge, process
 from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
-from torchair.codegen.kernel import Generated
 from torchair.codegen.requests import Attention, Conv, Convolution, MatMul, Product, stored
-from torchair.codegen.target import Order
+from torchair.codegen.target import AS_EVER, Generated, Order, Way
 from torchair.codegen.tuned import NAME, DamagedFile, Found, read, tuned_file, write
-from torchair.codegen.ways import AS_EVER, Way
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph

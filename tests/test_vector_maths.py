@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from torchair.codegen.cpu.jit import Library, module_text, run_kernel
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
+from torchair.codegen.numbers import Word
+from torchair.codegen.target import Kernel
 from torchair.codegen.text import maths
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import KernelWriter, f32
-from torchair.codegen.types import Word
+from torchair.codegen.text.writer import KernelWriter, Machine, f32
 
 Array = np.ndarray
 ELEMENTS = {"f32": ("float", np.float32), "f64": ("double", np.float64)}

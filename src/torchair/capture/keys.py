@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torchair.capture.base import ArgumentKinds
-from torchair.codegen.cpu.identity import Known, test_of
+from torchair.codegen.cpu.driver import Known, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.guards import same_as
 from torchair.engine.run.held import Held

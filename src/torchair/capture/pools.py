@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torchair.codegen.cpu.pages import ALIGNMENT
+from torchair.codegen.cpu.jit import ALIGNMENT
 
 _handles = itertools.count(1)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchair.codegen.loops import Access, Expr, Nest, Store
-from torchair.codegen.types import Size, Word
+from torchair.codegen.numbers import Size, Word
 
 Strides3 = tuple[Size, Size, Size]
 Strides4 = tuple[Size, Size, Size, Size]

@@ -1,21 +1,155 @@
-"""What a target is asked for: a device with kernels of its own, as the engine sees it.
+"""What a target is asked for and answers with: a device with kernels of its own, as the engine sees
+it.
 
 The engine says what is to be computed (`requests`), the target answers with code. It knows nothing
-of graphs: what it must know of a node to decline it is in a `Head`.
+of graphs: what it must know of a node to decline it is in a `Head`. On a CPU a kernel is a native
+function `void kernel(i64 tid, i64 nt, ptr words)`. Each of `nt` threads calls it, and it does the
+share of thread `tid`. `words` is an array of 64-bit words: first the addresses of its operands,
+then the sizes and strides that are not known when the code is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from torchair.codegen.kernel import Generated, Kernel
-from torchair.codegen.ways import AS_EVER, Choices, Way
+import torch
+
+from torchair.codegen.numbers import Size
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
+
+
+# ---- ways: choices that a generator would else make itself ----
+
+
+Choices = Mapping[str, Sequence[str]]
+"""What may be chosen: values by name. What is not chosen is left to the generator."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What was chosen, by name, in the order of names."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Way:
+        """From the text of a way, like `form=panel tile=6x4`. ValueError if it is none."""
+        pairs = [word.partition("=") for word in text.split()]
+        if not all(name and sign and value for name, sign, value in pairs):
+            raise ValueError(f"{text!r} is no way to serve a request: name=value is expected")
+        return cls(tuple(sorted((name, value) for name, _, value in pairs)))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.settings)
+
+    def __bool__(self) -> bool:
+        return bool(self.settings)
+
+    def having(self, name: str, value: str) -> Way:
+        """The same but for one choice."""
+        return Way(tuple(sorted({**dict(self.settings), name: value}.items())))
+
+    def word(self, name: str) -> str:
+        """A choice, empty where it is left to the generator."""
+        return dict(self.settings).get(name, "")
+
+    def number(self, name: str, default: int) -> int:
+        """A choice that is a number."""
+        return int(self.word(name) or default)
+
+    def within(self, choices: Choices) -> bool:
+        """Whether all that was chosen may be."""
+        return all(value in choices.get(name, ()) for name, value in self.settings)
+
+
+AS_EVER = Way()
+"""Everything is left to the generator."""
+
+
+# ---- generated code ----
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The code of one kernel: function definitions, of which `entry` follows the convention.
+
+    Two kernels with the same text are the same kernel; `entry` is derived from the text.
+    """
+
+    entry: str
+    text: str
+    declarations: frozenset[str]
+    words: tuple[int, ...] = ()  # those that are parameters, where words are passed one by one
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        body: Callable[[str], str] | str,
+        declared: Iterable[str],
+        words: tuple[int, ...] = (),
+    ) -> Kernel:
+        """A kernel from text in which `@ENTRY` stands for the name, which becomes unique."""
+        text = body if isinstance(body, str) else body("ENTRY")
+        mark = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        entry = f"{label}_{mark}"
+        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared), words)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How many threads run a kernel where the caller decides that: `per_block` units of work are
+    taken by a block in one turn, and the product of `units` is their number."""
+
+    block: int  # threads of a block
+    per_block: int
+    units: tuple[Size, ...]
+    shared: int = 0  # bytes of shared memory asked for at the launch
+    most: int = 0  # the largest number of blocks, 0: as many as there are units
+    cluster: int = 1  # blocks that start together and read each other's shared memory
+    early: bool = False  # it waits itself for the launch before, and so may begin before that ends
+
+    def blocks(self, word: Callable[[int], int]) -> int:
+        """The number of blocks, given the numbers in words."""
+        units = math.prod(n if isinstance(n, int) else word(n.index) for n in self.units)
+        count = max(1, -(-units // self.per_block))
+        # All blocks take as many turns, or one less.
+        turns = -(-count // self.most) if self.most else 1
+        return -(-count // turns)
+
+
+Pack = Callable[[torch.Tensor], torch.Tensor]
+"""A way to lay a constant out anew: a frozen record, so that equal ways are equal."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came of a request: the kernel, and what the choice made for it asks of the caller."""
+
+    kernel: Kernel
+    scratch: int = 0  # bytes that each thread needs, aligned to 64
+    pack: Mapping[int, Pack] = field(default_factory=dict)  # by word: its constant is laid out so
+    launch: Launch | None = None  # None where threads are counted by who runs it
+
+
+class Declined(Exception):
+    """A request that a target has no kernel for."""
+
+
+class BrokenKernels(Exception):
+    """Kernels that could not be compiled, by name."""
+
+    def __init__(self, errors: dict[str, Exception]) -> None:
+        super().__init__(", ".join(errors))
+        self.errors = errors
+
 
 HeadKind = Literal["matmul", "conv", "attention", "pool"]
 

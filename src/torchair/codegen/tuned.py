@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
-from torchair.codegen.ways import Way
+from torchair.codegen.target import Way
 from torchair.log import logger
 
 NAME = "torchair_tuned.sqlite"

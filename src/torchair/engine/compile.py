@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from torchair.codegen.kept import kept
-from torchair.codegen.kernel import BrokenKernels
+from torchair.codegen.target import BrokenKernels
 from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind

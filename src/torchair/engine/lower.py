@@ -18,8 +18,7 @@ from torchair.codegen.loops import (
     op,
     store,
 )
-from torchair.codegen.numbers import Int
-from torchair.codegen.types import register_type
+from torchair.codegen.numbers import Int, register_type
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
 from torchair.operators.core import Op

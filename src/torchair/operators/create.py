@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, const, op, size
-from torchair.codegen.types import FLOATS
+from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, op
-from torchair.codegen.types import FLOATS
+from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import INT_TYPES, DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, broadcast, dim_max, dim_min

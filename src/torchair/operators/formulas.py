@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from torchair.codegen.kernel import Declined
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
-from torchair.codegen.numbers import Int, Number
-from torchair.codegen.types import FLOATS
+from torchair.codegen.numbers import FLOATS, Int, Number
+from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
 from torchair.operators.core import Op, axes_of
 from torchair.operators.loops import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, op
-from torchair.codegen.types import FLOATS
+from torchair.codegen.numbers import FLOATS
 from torchair.ge.graph import Fact
 from torchair.operators.core import Kernel, Op, add_row, broadcast_rule, same_as
 from torchair.operators.formulas import Joined, add, mul, neg, not_floats, replaced, sigmoid, sub

@@ -24,8 +24,7 @@ from torchair.codegen.loops import (
     reduce,
     size,
 )
-from torchair.codegen.numbers import Int, Number, same, value_of
-from torchair.codegen.types import FLOATS, register_type
+from torchair.codegen.numbers import FLOATS, Int, Number, register_type, same, value_of
 from torchair.ge.dtypes import DataType as DT
 from torchair.ge.graph import Fact, Node, Value
 from torchair.operators.core import Op, axes_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, at_value, cast, const, op, size
-from torchair.codegen.types import FLOATS, register_type
+from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast

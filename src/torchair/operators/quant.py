@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, cast, op
-from torchair.codegen.types import FLOATS
+from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
-from torchair.codegen.numbers import Int, Number
-from torchair.codegen.types import FLOATS
+from torchair.codegen.numbers import FLOATS, Int, Number
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, cast
-from torchair.codegen.numbers import Int, Number
-from torchair.codegen.types import register_type
+from torchair.codegen.numbers import Int, Number, register_type
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min

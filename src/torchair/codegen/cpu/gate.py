@@ -1,22 +1,317 @@
 """A native function that Python calls with the arguments of a call: are they what was expected?
-Then, if a program is bound to it, it takes their addresses and runs that program, all in one."""
+Then, if a program is bound to it, it takes their addresses and runs that program, all in one.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.gate_text import ENTRY, HEAD, RECORD, Kind, gate_text
-from torchair.codegen.cpu.identity import inside_of_tensors
+from torchair.codegen.cpu.driver import inside_of_tensors
 from torchair.codegen.cpu.jit import Library
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.target import Kernel
+
+# ---- the text, and the words that it reads: a head, then entries, records and dims ----
+
+
+HEAD = (
+    "hits", "busy", "length", "entries", "records", "entries.at", "records.at", "inside", "keys.at",
+    "mask", "tensor", "parameter", "program", "threads", "faults", "fault.count", "long",
+    "held.list", "held.table", "true", "false", "none", "held", "driver",
+    "keep", "dict.get", "equal", "save", "restore",
+    "address.of", "type.of", "index.of", "rank.of", "sizes.of", "strides.of",
+    "needs.grad", "grad.mode", "count.threads",
+)  # fmt: skip
+"""Words of the whole gate."""
+_NUMBERS = frozenset(HEAD[:5]) | {"inside", "keys.at", "mask", "threads", "fault.count", "long"}
+
+RECORD = (
+    "position", "kind", "object", "class", "keys", "type", "index", "rank", "dims", "target"
+)  # fmt: skip
+"""Words for each argument that is looked at."""
+
+ENTRY = ("home", "key", "object", "implementation", "address")
+"""Words for each dict that is looked at."""
+
+
+class Kind(IntEnum):
+    """What is asked of an argument."""
+
+    LIKE = 0  # a tensor of this kind
+    EQUAL = 1  # an object of this class that is equal to that
+    BITS = 2  # the same for a float, whose bits are compared
+    TAKEN = 3  # a tensor of ours, whose address is taken
+
+
+_FACTS = (("type", "i32", "%number"), ("index", "i32", "%number"), ("rank", "i64", "%found"))
+"""What a tensor tells by a function: its name, its type, where the function puts it."""
+
+_FACT = """tensor.NAME:
+  %NAME.ignored = call i32 %NAME.of(ptr %handle, ptr PLACE)
+  %NAME.now = load TYPE, ptr PLACE
+  %NAME.then = field TYPE record.NAME
+  equal TYPE %NAME.now, %NAME.then then tensor.NEXT
+"""
+
+_SIDES = (("size", "%sizes", "%d"), ("stride", "%strides", "%d.behind"))
+"""Dims and strides: where a tensor has them, and where in the list of what is expected they are."""
+
+_SIDE = """  %NAME = word i64 LIST, %d
+  %NAME.then = word i64 %dims, INDEX
+  %NAME.any = icmp eq i64 %NAME.then, -1
+  %NAME.same = icmp eq i64 %NAME, %NAME.then
+  %NAME.right = or i1 %NAME.any, %NAME.same
+"""
+
+_TEXT = """
+define ptr @ENTRY(ptr %self, ptr %args, i64 %count) #0 {
+entry:
+  %found = alloca i64
+  %number = alloca i32
+  %table = byte ptr %self, 16
+HEAD
+  %complete = icmp eq i64 %count, %length
+  %free = icmp eq i64 %busy, 0
+  %begin = and i1 %complete, %free
+  br i1 %begin, label %entries.head, label %other
+
+entries.head:
+  %e = phi i64 [ 0, %entry ], [ %e.next, %entry.alike ]
+  %e.more = icmp slt i64 %e, %entries
+  br i1 %e.more, label %entry.look, label %records.head
+entry.look:
+  %e.word = mul i64 %e, ENTRY
+  %entry.at = getelementptr i64, ptr %entries.at, i64 %e.word
+  %home = field ptr entry.home
+  %key = field ptr entry.key
+  %there = call ptr %dict.get(ptr %home, ptr %key)
+  %e.object = field ptr entry.object
+  equal ptr %there, %e.object then entry.kind
+entry.kind:
+  %e.impl = field i64 entry.implementation
+  %e.plain = icmp eq i64 %e.impl, 0
+  br i1 %e.plain, label %entry.alike, label %entry.tensor
+entry.tensor:
+  %e.handle = getelementptr i8, ptr %there, i64 %inside
+  %e.now = load i64, ptr %e.handle
+  equal i64 %e.now, %e.impl then entry.place
+entry.place:
+  %e.ignored = call i32 %address.of(ptr %e.handle, ptr %found)
+  %e.address = load i64, ptr %found
+  %e.address.then = field i64 entry.address
+  equal i64 %e.address, %e.address.then then entry.alike
+entry.alike:
+  %e.next = add i64 %e, 1
+  br label %entries.head
+
+records.head:
+  %i = phi i64 [ 0, %entries.head ], [ %i.next, %alike ]
+  %more = icmp slt i64 %i, %records
+  br i1 %more, label %look, label %held.ask
+look:
+  %i.word = mul i64 %i, RECORD
+  %record.at = getelementptr i64, ptr %records.at, i64 %i.word
+  %position = field i64 record.position
+  %mine = word ptr %args, %position
+  %class = byte ptr %mine, 8
+  %handle = getelementptr i8, ptr %mine, i64 %inside
+  %kind = field i64 record.kind
+  switch i64 %kind, label %tensor.class [
+    i64 KIND.EQUAL, label %value
+    i64 KIND.BITS, label %value
+    i64 KIND.TAKEN, label %take
+  ]
+
+value:
+  %class.then = field ptr record.class
+  equal ptr %class, %class.then then value.kind
+value.kind:
+  %object = field ptr record.object
+  %bits = icmp eq i64 %kind, KIND.BITS
+  br i1 %bits, label %value.bits, label %value.equal
+value.bits:
+  %payload = byte i64 %mine, 16
+  %wanted = field i64 record.object
+  equal i64 %payload, %wanted then alike
+value.equal:
+  %equal.now = call i32 %equal(ptr %mine, ptr %object, i32 2)
+  equal i32 %equal.now, 1 then alike
+
+tensor.class:
+  %is.tensor = icmp eq ptr %class, %tensor
+  %is.parameter = icmp eq ptr %class, %parameter
+  %plain = or i1 %is.tensor, %is.parameter
+  br i1 %plain, label %tensor.keys, label %other
+tensor.keys:
+  %impl = load ptr, ptr %handle
+  %keys.now = byte i64 %impl, %keys.at
+  %keys.seen = and i64 %keys.now, %mask
+  %keys.then = field i64 record.keys
+  equal i64 %keys.seen, %keys.then then tensor.type
+FACTS
+tensor.dims:
+  %s0 = call i32 %sizes.of(ptr %handle, ptr %found)
+  %sizes = load ptr, ptr %found
+  %s1 = call i32 %strides.of(ptr %handle, ptr %found)
+  %strides = load ptr, ptr %found
+  %dims = field ptr record.dims
+  br label %dims.head
+dims.head:
+  %d = phi i64 [ 0, %tensor.dims ], [ %d.next, %dim.next ]
+  %wrong = phi i1 [ 0, %tensor.dims ], [ %wrong.next, %dim.next ]
+  %d.more = icmp slt i64 %d, %rank.then
+  br i1 %d.more, label %dim.next, label %dims.done
+dim.next:
+  %d.behind = add i64 %d, %rank.then
+SIDES
+  %right = and i1 %size.right, %stride.right
+  %not.right = xor i1 %right, true
+  %wrong.next = or i1 %wrong, %not.right
+  %d.next = add i64 %d, 1
+  br label %dims.head
+dims.done:
+  br i1 %wrong, label %other, label %grad.ask
+grad.ask:
+  %needs = call zeroext i1 %needs.grad(ptr %impl)
+  br i1 %needs, label %grad.on, label %take
+grad.on:
+  %recording = call zeroext i1 %grad.mode()
+  br i1 %recording, label %other, label %take
+take:
+  %target = field ptr record.target
+  %wants = icmp ne ptr %target, null
+  br i1 %wants, label %take.address, label %alike
+take.address:
+  %a0 = call i32 %address.of(ptr %handle, ptr %target)
+  br label %alike
+alike:
+  %i.next = add i64 %i, 1
+  br label %records.head
+
+held.ask:
+  %holds = icmp ne ptr %held, null
+  br i1 %holds, label %held.call, label %passed
+held.call:
+  %still = call i64 %held(ptr %held.list, ptr %held.table)
+  equal i64 %still, 1 then passed
+passed:
+  %hits.next = add i64 %hits, 1
+  store i64 %hits.next, ptr %table
+  %runs = icmp ne ptr %program, null
+  br i1 %runs, label %run, label %yes
+run:
+  %busy.at = getelementptr i64, ptr %table, i64 1
+  store i64 1, ptr %busy.at
+  %several = icmp sgt i64 %threads, 1
+  br i1 %several, label %crew, label %go
+crew:
+  %now.threads = call i32 %count.threads()
+  %now.wide = sext i32 %now.threads to i64
+  %fewer = icmp slt i64 %now.wide, %threads
+  %used = select i1 %fewer, i64 %now.wide, i64 %threads
+  %used.at = getelementptr i64, ptr %program, i64 2
+  store i64 %used, ptr %used.at
+  br label %go
+go:
+  %lets = icmp ne i64 %long, 0
+  br i1 %lets, label %go.free, label %go.short
+go.free:
+  %state = call ptr %save()
+  call void %driver(ptr %program)
+  call void %restore(ptr %state)
+  br label %ran
+go.short:
+  call void %driver(ptr %program)
+  br label %ran
+ran:
+  store i64 0, ptr %busy.at
+  br label %faults.head
+faults.head:
+  %f = phi i64 [ 0, %ran ], [ %f.next, %fault ]
+  %f.any = phi i64 [ 0, %ran ], [ %f.or, %fault ]
+  %f.more = icmp slt i64 %f, %fault.count
+  br i1 %f.more, label %fault, label %faults.done
+fault:
+  %fault.now = word i64 %faults, %f
+  %f.or = or i64 %f.any, %fault.now
+  %f.next = add i64 %f, 1
+  br label %faults.head
+faults.done:
+  %clean = icmp eq i64 %f.any, 0
+  br i1 %clean, label %yes, label %failed
+yes:
+  call void %keep(ptr %true)
+  ret ptr %true
+failed:
+  call void %keep(ptr %none)
+  ret ptr %none
+other:
+  call void %keep(ptr %false)
+  ret ptr %false
+}
+"""
+
+_FIELD = re.compile(r"  %(\S+) = field (\w+) (record|entry)\.(\w+)$", re.M)
+_ELEMENT = re.compile(r"  %(\S+) = (word|byte) (\w+) (%\S+), (\S+)$", re.M)
+_EQUAL = re.compile(r"  equal (\w+) (\S+), (\S+) then (\S+)$", re.M)
+
+
+def gate_text() -> str:
+    """The function in LLVM's language; its name is ENTRY."""
+    names = [*(name for name, *_ in _FACTS[1:]), "dims"]
+    facts = "".join(
+        _filled(_FACT, NAME=name, TYPE=kind, PLACE=place, NEXT=following)
+        for (name, kind, place), following in zip(_FACTS, names, strict=True)
+    )
+    sides = "".join(_filled(_SIDE, NAME=n, LIST=held, INDEX=at) for n, held, at in _SIDES)
+    head = "".join(
+        f"  %{name} = word {'i64' if name in _NUMBERS else 'ptr'} %table, {k}\n"
+        for k, name in enumerate(HEAD)
+    )
+    text = _filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
+    text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
+    text = text.replace("mul i64 %i, RECORD", f"mul i64 %i, {len(RECORD)}")
+    text = _filled(text, **{f"KIND.{kind.name}": str(kind.value) for kind in Kind})
+    return _EQUAL.sub(_equal, _ELEMENT.sub(_element, _FIELD.sub(_field, text)))
+
+
+def _filled(text: str, **words: str) -> str:
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
+
+
+def _field(found: re.Match[str]) -> str:
+    name, kind, base, field = found.groups()
+    index = (RECORD if base == "record" else ENTRY).index(field)
+    return f"  %{name} = word {kind} %{base}.at, {index}"
+
+
+def _element(found: re.Match[str]) -> str:
+    name, unit, kind, base, index = found.groups()
+    step = "i64" if unit == "word" else "i8"
+    place = f"  %{name}.place = getelementptr {step}, ptr {base}, i64 {index}\n"
+    return f"{place}  %{name} = load {kind}, ptr %{name}.place"
+
+
+def _equal(found: re.Match[str]) -> str:
+    kind, a, b, following = found.groups()
+    test = f"%to.{following}"
+    start = found.start()
+    return (
+        f"  {test}.{start} = icmp eq {kind} {a}, {b}\n"
+        f"  br i1 {test}.{start}, label %{following}, label %other"
+    )
+
 
 ANY = -1
 """A dim or a stride that is not compared."""

@@ -1,16 +1,49 @@
-"""Compile kernels with LLVM, or take them from the disk. One `Library` holds what a process has."""
+"""Native code of this processor: kernels compiled with LLVM, or taken from the disk, and memory for
+the constants that they read. One `Library` holds what a process has.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import torch
+
 from torchair.codegen import kept
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.kernel import BrokenKernels, Kernel
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.target import BrokenKernels, Kernel
+from torchair.codegen.text.writer import Machine
+
+# ---- the processor we run on ----
+
+
+@cache
+def host() -> Machine:
+    """The machine we run on."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    found = llvm.get_host_cpu_features()
+    arch = llvm.get_process_triple().partition("-")[0]
+    return describe(llvm.get_host_cpu_name(), dict(found), found.flatten(), arch)
+
+
+def describe(name: str, has: dict[str, bool], features: str, arch: str) -> Machine:
+    """A Machine from LLVM's feature flags."""
+    if arch in ("aarch64", "arm64"):
+        return Machine(name, features, 128, 32, fma=True, arch="aarch64")
+    if all(has.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl")):
+        pairs, bytes_ = (bool(has.get(f"avx512{kind}")) for kind in ("bf16", "vnni"))
+        return Machine(name, features, 512, 32, pairs, bytes_, True)
+    if has.get("avx2") and has.get("fma"):
+        return Machine(name, features, 256, 16, fma=True)
+    return Machine(name, features, 128, 16)
+
 
 _PART = 8  # kernels compiled in one go
 _LEVEL = 2  # of LLVM's code generator
@@ -190,3 +223,59 @@ def run_kernel(library: Library, kernel: Kernel, words: Iterable[int], threads: 
     function = entry(library.address(kernel))
     for tid in range(threads):
         function(tid, threads, ctypes.addressof(block))
+
+
+# ---- memory for packed constants ----
+
+
+ALIGNMENT = 64  # bytes of a cache line
+_LARGE = 2 << 20  # bytes of a large page
+_SMALL = 32 << 10  # bytes that no large page is used for
+_SHARE = 4 * _LARGE  # bytes that tensors share
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor, not filled. Systems that do not know large pages ignore the request."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _SMALL or not hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        memory = _from(memory, -memory.data_ptr() % ALIGNMENT, size)
+    else:
+        memory = _SHARED.take(size)
+    return memory.view(dtype).view(tuple(shape))
+
+
+class _Slab:
+    """Large pages that tensors share, one after the other: most weights are smaller than a page, or
+    end in the middle of one."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Some bytes, at the beginning of a cache line."""
+        with self._lock:
+            start = -(-self._used // ALIGNMENT) * ALIGNMENT
+            if start + size > self._memory.numel():
+                self._memory, start = _large(max(size, _SHARE)), 0
+            self._used = start + size
+            return _from(self._memory, start, size)
+
+
+def _large(size: int) -> torch.Tensor:
+    """Large pages for at least so many bytes."""
+    whole = -(-size // _LARGE) * _LARGE
+    # A mapping of its own: memory that somebody has had before is in small pages already.
+    mapping = mmap.mmap(-1, whole + _LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    return _from(memory, -memory.data_ptr() % _LARGE, whole)
+
+
+def _from(memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
+    return memory[start : start + size]
+
+
+_SHARED = _Slab()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torchair.codegen.cpu.conv.results import rounded
-from torchair.codegen.kernel import Generated
+from torchair.codegen.cpu.conv.plan import rounded
+from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Pool
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import REASSOCIATE, KernelWriter
-from torchair.codegen.types import BYTES, STORAGE, Size
+from torchair.codegen.target import Generated
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine
 
 MOST_VECTORS = 4
 """Vectors of channels that are pooled together, so that the walk over a window is shared."""

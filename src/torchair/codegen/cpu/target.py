@@ -8,11 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torchair.codegen.cpu.driver import entry_point, filler
-from torchair.codegen.cpu.jit import Library, assembly, compile_all
-from torchair.codegen.cpu.machine import host
-from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.cpu.jit import Library, assembly, compile_all, host
 from torchair.codegen.numbers import largest
-from torchair.codegen.ways import AS_EVER, Choices, Way
+from torchair.codegen.target import AS_EVER, Choices, Generated, Kernel, Way
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request

@@ -31,9 +31,9 @@ from torchair.codegen.cuda.packs import (
 )
 from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, prologue_refusal
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product, Strides3
+from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
 
 MOST_ROWS = 4

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from torchair.codegen.cuda.machine import Gpu
-from torchair.codegen.kernel import Kernel
+from torchair.codegen.target import Kernel
 
 _TRIPLE = "nvptx64-nvidia-cuda"
 _LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.text.writer import Machine
 
 WARP = 32
 """Threads that run together and can shuffle values among each other."""

@@ -20,14 +20,14 @@ from torchair.codegen.cuda.approximate import rounded_at_once
 from torchair.codegen.cuda.machine import WARP, Gpu
 from torchair.codegen.cuda.point import Spot, ThreadPoint
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.kernel import Kernel, Launch
 from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
+from torchair.codegen.numbers import BYTES, Size
+from torchair.codegen.target import Kernel, Launch
+from torchair.codegen.text.operators import across, combine, identity
 from torchair.codegen.text.plan import Phase, Plan, make_plan
 from torchair.codegen.text.point import varying
-from torchair.codegen.text.reduce import across, combine, identity
 from torchair.codegen.text.unit import Sums, UnitWriter
-from torchair.codegen.text.values import BITS, REGISTER, register, select
-from torchair.codegen.types import BYTES, Size
+from torchair.codegen.text.writer import BITS, REGISTER, register, select
 
 BLOCK = 128
 """Threads of a block, unless a team is larger."""

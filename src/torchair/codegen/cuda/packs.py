@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torchair.codegen.cuda.machine import WARP
 from torchair.codegen.cuda.writer import GpuWriter
+from torchair.codegen.numbers import BYTES
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.writer import f32
-from torchair.codegen.types import BYTES
 
 PACK = 16
 """Bytes of a pack."""

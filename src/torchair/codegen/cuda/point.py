@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torchair.codegen.cuda import approximate
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Store
+from torchair.codegen.numbers import BYTES, Word
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.point import Point, Slot
-from torchair.codegen.text.values import lane_numbers
-from torchair.codegen.types import BYTES, Word
+from torchair.codegen.text.writer import lane_numbers
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torchair.codegen.cuda.nest import Crew, Form, form_of
 from torchair.codegen.cuda.packs import PACK
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest, Store
+from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import MatMul
 from torchair.codegen.text.memory import memory_element
-from torchair.codegen.types import BYTES
 
 MOST_SHARED = 40 * 1024
 """Bytes of A that a block may have in shared memory."""

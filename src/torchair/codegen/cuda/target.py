@@ -12,10 +12,8 @@ from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu
 from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.kernel import Declined, Generated, Kernel, Launch
 from torchair.codegen.requests import Attention, Loops, Product, Request
-from torchair.codegen.target import Head
-from torchair.codegen.ways import AS_EVER, Choices, Way
+from torchair.codegen.target import AS_EVER, Choices, Declined, Generated, Head, Kernel, Launch, Way
 
 TYPES = ("f32", "bf16", "f16")
 WIDEST_HEAD = 256  # features of a head of attention

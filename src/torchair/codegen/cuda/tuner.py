@@ -13,7 +13,7 @@ import torch
 
 from torchair.codegen.cuda.driver import Call, Library
 from torchair.codegen.cuda.jit import Entry
-from torchair.codegen.kernel import Declined, Kernel, Launch
+from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.log import logger
 
 Made = tuple[Kernel, Launch]

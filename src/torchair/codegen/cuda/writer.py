@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from torchair.codegen.cuda.jit import RESIDENT
 from torchair.codegen.cuda.machine import WARP, Gpu
-from torchair.codegen.kernel import Kernel
-from torchair.codegen.text.values import BITS, is_float
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import Size, Word
+from torchair.codegen.numbers import Size, Word
+from torchair.codegen.target import Kernel
+from torchair.codegen.text.writer import BITS, KernelWriter, is_float
 
 _REGISTERS = "llvm.nvvm.read.ptx.sreg"
 

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.values import literal, prefix_mask, select, shaped
-from torchair.codegen.text.writer import KernelWriter, Writer, f32
-from torchair.codegen.types import BYTES, STORAGE, register_type
+from torchair.codegen.numbers import BYTES, STORAGE, register_type
+from torchair.codegen.text.writer import (
+    KernelWriter,
+    Machine,
+    Writer,
+    f32,
+    literal,
+    prefix_mask,
+    select,
+    shaped,
+)
 
 
 def memory_element(dtype: str) -> str:

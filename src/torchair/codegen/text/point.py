@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
+from torchair.codegen.numbers import BYTES, Size, Word, register_type
 from torchair.codegen.text.memory import (
     gather,
     load_apart,
@@ -23,15 +24,14 @@ from torchair.codegen.text.memory import (
     store_vector,
 )
 from torchair.codegen.text.operators import function, operate
-from torchair.codegen.text.values import (
+from torchair.codegen.text.writer import (
     REGISTER,
+    KernelWriter,
     convert,
     lane_numbers,
     literal,
     number,
 )
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES, Size, Word, register_type
 
 Key = tuple[object, ...]
 """Under what a written value is found again."""

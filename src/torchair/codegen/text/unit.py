@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from torchair.codegen.loops import Access, Expr
+from torchair.codegen.numbers import BYTES
 from torchair.codegen.text.memory import load_vector, memory_element, store_vector
-from torchair.codegen.text.plan import Phase, Plan, row_elements
+from torchair.codegen.text.operators import across, combine, identity, together
+from torchair.codegen.text.plan import Phase, Plan, Sums, Totals, row_elements
 from torchair.codegen.text.point import Point, Slot
-from torchair.codegen.text.reduce import across, combine, identity, together
-from torchair.codegen.text.totals import Sums, Totals
-from torchair.codegen.text.values import lane_numbers, prefix_mask, register, select, suffix
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES
+from torchair.codegen.text.writer import (
+    KernelWriter,
+    lane_numbers,
+    prefix_mask,
+    register,
+    select,
+    suffix,
+)
 
 Body = Callable[[str, Sums], Sums]
 """A round of a loop: from its index and the accumulators to what they are after it."""

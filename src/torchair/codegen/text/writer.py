@@ -1,4 +1,6 @@
-"""Writing LLVM IR as text: instructions, loops, conditions, and the frame of a kernel."""
+"""Writing LLVM IR as text: instructions, loops, conditions, the frame of a kernel, and values in
+registers.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,35 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from torchair.codegen.kernel import Kernel
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.types import Size, Word
+from torchair.codegen.numbers import Size, Word
+from torchair.codegen.target import Kernel
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A processor. `bits` is the width of a vector register that generators should use."""
+
+    name: str  # as LLVM knows it
+    features: str
+    bits: int = 128
+    registers: int = 16  # vector registers
+    dot_bf16: bool = False  # pairs of bf16 multiplied and added in float32 (AVX-512 BF16)
+    dot_i8: bool = False  # four bytes multiplied and added in int32 (AVX-512 VNNI)
+    fma: bool = False
+    arch: str = "x86_64"
+
+    @property
+    def lanes(self) -> int:
+        """Float32 elements in a vector."""
+        return self.bits // 32
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether conversions to bfloat16 are instructions that our text may ask for."""
+        return False
+
 
 REASSOCIATE = "reassoc nsz contract"
 """Flags for sums whose order is free: products and reductions. Never nnan or ninf."""
@@ -277,3 +304,109 @@ class KernelWriter(Writer):
 
 def _literal(x: str) -> bool:
     return not x.startswith("%")
+
+
+# ---- values in registers ----
+
+
+REGISTER = {
+    "f32": "float", "f64": "double", "i64": "i64", "i32": "i32", "i16": "i16",
+    "i8": "i8", "u8": "i8", "bool": "i1",
+}  # fmt: skip
+"""LLVM type of an element in a register; bf16 and f16 exist in memory only."""
+
+BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8, "bool": 1}
+UNSIGNED = frozenset({"u8", "bool"})
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of a type are floating point."""
+    return dtype in ("f32", "f64")
+
+
+def shaped(element: str, lanes: int) -> str:
+    """A vector type, or the element's own for a scalar."""
+    return f"<{lanes} x {element}>" if lanes else element
+
+
+def register(dtype: str, lanes: int) -> str:
+    """The LLVM type of a value."""
+    return shaped(REGISTER[dtype], lanes)
+
+
+def suffix(dtype: str, lanes: int) -> str:
+    """How intrinsics name the type: v16f32, or f32 for a scalar."""
+    element = dtype if is_float(dtype) else f"i{BITS[dtype]}"
+    return f"v{lanes}{element}" if lanes else element
+
+
+def number(value: Any, dtype: str) -> str:
+    """A scalar literal; integers wrap around as a conversion does."""
+    if dtype == "f32":
+        return f32(float(value))
+    if dtype == "f64":
+        return f64(float(value))
+    if dtype == "bool":
+        return "true" if value else "false"
+    bits = BITS[dtype]
+    wrapped = int(value) & ((1 << bits) - 1)
+    return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+
+
+def literal(value: Any, dtype: str, lanes: int) -> str:
+    """A literal of either shape."""
+    text = number(value, dtype)
+    return f"splat ({REGISTER[dtype]} {text})" if lanes else text
+
+
+def lane_numbers(lanes: int, bits: int, step: int = 1, first: int = 0) -> str:
+    """The vector first, first + step, ... as a literal."""
+    items = ", ".join(f"i{bits} {first + k * step}" for k in range(lanes))
+    return f"<{items}>"
+
+
+def prefix_mask(lanes: int, count: int) -> str:
+    """A literal mask of the first `count` lanes."""
+    items = ", ".join(f"i1 {'true' if k < count else 'false'}" for k in range(lanes))
+    return f"<{items}>"
+
+
+def select(w: Writer, mask: str, a: str, b: str, dtype: str, lanes: int) -> str:
+    """`a` where the mask is true, else `b`."""
+    kind = register(dtype, lanes)
+    return w(f"select {shaped('i1', lanes)} {mask}, {kind} {a}, {kind} {b}")
+
+
+def convert(w: Writer, x: str, source: str, target: str, lanes: int) -> str:
+    """A value in another type, as torch converts. Out of range floats give some integer."""
+    if source == target:
+        return x
+    if target == "bool":
+        return _to_bool(w, x, source, lanes)
+    if is_float(source):
+        return _from_float(w, x, source, target, lanes)
+    if is_float(target):
+        return _cast(w, "uitofp" if source in UNSIGNED else "sitofp", x, source, target, lanes)
+    if BITS[source] == BITS[target]:
+        return x
+    if BITS[source] > BITS[target]:
+        return _cast(w, "trunc", x, source, target, lanes)
+    return _cast(w, "zext" if source in UNSIGNED else "sext", x, source, target, lanes)
+
+
+def _cast(w: Writer, how: str, x: str, source: str, target: str, lanes: int) -> str:
+    return w(f"{how} {register(source, lanes)} {x} to {register(target, lanes)}")
+
+
+def _to_bool(w: Writer, x: str, source: str, lanes: int) -> str:
+    compare = "fcmp une" if is_float(source) else "icmp ne"
+    return w(f"{compare} {register(source, lanes)} {x}, {literal(0, source, lanes)}")
+
+
+def _from_float(w: Writer, x: str, source: str, target: str, lanes: int) -> str:
+    if is_float(target):
+        return _cast(w, "fpext" if target == "f64" else "fptrunc", x, source, target, lanes)
+    wide = "i64" if target == "i64" else "i32"
+    whole = _cast(w, "fptosi", x, source, wide, lanes)
+    whole = w(f"freeze {register(wide, lanes)} {whole}")
+    return convert(w, whole, wide, target, lanes)

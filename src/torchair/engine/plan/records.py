@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.target import Generated, Kernel
 from torchair.engine.plan.memory import Arena, Laid
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ import torch
 from torchair.codegen.cuda.gemv import Partner, forms, gemv
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.cuda.tuner import fastest
-from torchair.codegen.kernel import Declined, Kernel, Launch
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
 from torchair.codegen.requests import Loops, MatMul, Product
+from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.engine.plan.records import Native, Plan, Step
 from torchair.engine.run.outline import Outline, Range, meet
 from torchair.flags import Flags

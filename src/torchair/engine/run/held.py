@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.identity import HITS, Known, Sample, entry_address, test_of
+from torchair.codegen.cpu.driver import HITS, Known, Sample, test_address, test_of
 from torchair.codegen.cpu.target import cpu
 
 _SAMPLES = 16  # places of a copied tensor that are compared at each call
@@ -74,7 +74,7 @@ class Held:
         where it looks for them; None where there is no native test."""
         if self._table is None or not self.same(given):
             return None
-        return entry_address(cpu().library), self._table, list(given)
+        return test_address(cpu().library), self._table, list(given)
 
     @property
     def hits(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.jit import Entry
 from torchair.codegen.cuda.target import CudaTarget, cuda
-from torchair.codegen.kernel import BrokenKernels
+from torchair.codegen.target import BrokenKernels
 from torchair.engine.plan.records import SIZES_AT, Plan, Step
 from torchair.engine.run.bundle import FAR, Bundle, bundles
 from torchair.engine.run.outline import Outline

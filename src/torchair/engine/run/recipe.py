@@ -18,7 +18,7 @@ from torchair.codegen import kept
 from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, driver
 from torchair.codegen.cpu.jit import key_of, made_with
 from torchair.codegen.cpu.target import cpu
-from torchair.codegen.kernel import Generated, Kernel
+from torchair.codegen.target import Generated, Kernel
 from torchair.engine.plan.records import SIZES_AT, Native, OutputSpec, Plan, Root, Step
 from torchair.engine.run.native import NativeProgram
 

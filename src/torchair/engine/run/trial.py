@@ -17,7 +17,7 @@ import torch
 
 from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
 from torchair.codegen.cpu.target import cpu
-from torchair.codegen.kernel import Generated, Pack
+from torchair.codegen.target import Generated, Pack
 from torchair.engine.plan.records import Plan, Root, Step
 from torchair.engine.run.outline import LINE
 from torchair.engine.run.segment import ALONE, aligned_bytes

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.kernel import BrokenKernels, Generated
-from torchair.codegen.target import Order, Target
-from torchair.codegen.ways import AS_EVER, Way
+from torchair.codegen.target import AS_EVER, BrokenKernels, Generated, Order, Target, Way
 from torchair.engine.run.trial import Stage, Trial
 from torchair.log import logger
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchair.codegen.target import Order, Target
+from torchair.codegen.target import AS_EVER, Choices, Order, Target, Way
 from torchair.codegen.tuned import NAME, Found, hash_of, tuned_file, version
-from torchair.codegen.ways import AS_EVER, Choices, Way
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.trial import Content, Stage, far_bytes, threads_of
 from torchair.engine.tune.race import Entrant, Race, times

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
-from torchair.codegen.numbers import Int
+from torchair.codegen.numbers import Int, Size
 from torchair.codegen.pieces import pieces
 from torchair.codegen.requests import (
     FOUR_BITS_STEP,
@@ -21,7 +21,6 @@ from torchair.codegen.requests import (
     Weight,
 )
 from torchair.codegen.target import Order
-from torchair.codegen.types import Size
 from torchair.engine.fuse.units import Unit, operands_of
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.plan.records import SIZES_AT

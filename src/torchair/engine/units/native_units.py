@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.kernel import BrokenKernels, Declined, Pack
-from torchair.codegen.target import Target
+from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Unit, fuse
 from torchair.engine.plan.records import Native
 from torchair.engine.units import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchair.codegen.numbers import Book, Int, Number
-from torchair.codegen.types import Size
+from torchair.codegen.numbers import Book, Int, Number, Size
 from torchair.engine.fuse.units import Unit
 from torchair.engine.plan.strides import Meta
 from torchair.ge.graph import Fact, Value

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from torchair.codegen.cpu.attention.form import Form
+from torchair.codegen.cpu.attention.form import (
+    FEW_ROWS,
+    Areas,
+    Form,
+    dots_bf16,
+    round_up,
+)
 from torchair.codegen.cpu.attention.parts import (
     MINUS_INFINITY,
     any_lane,
@@ -24,10 +30,9 @@ from torchair.codegen.cpu.attention.parts import (
     store,
     widen,
 )
-from torchair.codegen.cpu.attention.spec import FEW_ROWS, Areas, Attention, dots_bf16, round_up
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, f32
-from torchair.codegen.types import BYTES
+from torchair.codegen.numbers import BYTES
+from torchair.codegen.requests import Attention
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 
 _KEYS = 256  # a multiple of all vector widths; their scores are kept until all are known
 

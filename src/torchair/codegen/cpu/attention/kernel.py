@@ -2,15 +2,415 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
 from torchair.codegen.cpu.attention.decode import Decode, decode_areas
-from torchair.codegen.cpu.attention.prefill import Prefill
-from torchair.codegen.cpu.attention.spec import FEW_ROWS, Sizes, dots_bf16
-from torchair.codegen.cpu.attention.tile import prefill_areas
-from torchair.codegen.kernel import Generated
+from torchair.codegen.cpu.attention.form import (
+    FEW_ROWS,
+    Form,
+    Sizes,
+    dots_bf16,
+    multiplier,
+    plan,
+    prefill_areas,
+    round_up,
+)
+from torchair.codegen.cpu.attention.parts import (
+    MINUS_INFINITY,
+    any_lane,
+    difference,
+    exp2,
+    finite,
+    fma,
+    larger,
+    load,
+    over,
+    read,
+    read_up_to,
+    store,
+    transposer,
+    widen,
+)
+from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Attention
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.ways import AS_EVER, Choices, Way
+from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
+
+# ---- many queries: blocks of queries times blocks of keys, queries in lanes ----
+
+
+_NONE = "zeroinitializer"
+
+
+class Prefill(Form):
+    """Writes the prefill form of a spec into a kernel.
+
+    A work item is a block of query rows of one key head. Row r is query `r // group` of the
+    query head `r % group` of that key head, so rows with nearby queries are in a block together.
+    """
+
+    def __init__(
+        self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter,
+        way: Way = AS_EVER,
+    ) -> None:  # fmt: skip
+        super().__init__(w, spec, prefill_areas(spec, w.machine, way), per_thread, home)
+        self.plan = plan(spec, w.machine, way)
+        steps = spec.width // 2 if self.plan.pairs else spec.width
+        self.steps, self.deep = steps, round_up(steps, w.lanes)
+        self.wide = round_up(spec.value_width, w.lanes)
+        self.stage_row = max(self.deep, self.wide, self.plan.keys)
+
+    def write(self) -> None:
+        """The whole body."""
+        w, s, block = self.w, self.sizes, self.plan.block
+        self.multiply, self.transpose = multiplier(self.home, self.plan), transposer(self.home)
+        blocks = w.div(w.add(s.rows, str(block - 1)), str(block))
+        with self._items(blocks, w.mul(s.batch, s.kv_heads)) as (number, pair):
+            self.first = w.mul(number, str(block))
+            self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
+            self._item()
+
+    @contextmanager
+    def _items(self, blocks: str, heads: str) -> Iterator[tuple[str, str]]:
+        """The blocks and heads of a thread: a head after the other, so that keys stay in the cache;
+        with a causal mask in turns among the threads, the blocks that see most keys first."""
+        w, total = self.w, self.w.mul(blocks, heads)
+        if self.spec.causal:
+            with w.loop("%tid", total, "%nt") as loop:
+                number = w.sub(w.sub(blocks, "1"), w.div(loop.index, heads))
+                yield number, w.rem(loop.index, heads)
+        else:
+            with w.loop(*w.share(total)) as loop:
+                yield w.rem(loop.index, blocks), w.div(loop.index, blocks)
+
+    def _item(self) -> None:
+        w, s, block = self.w, self.sizes, self.plan.block
+        self._remember_rows()
+        self._pack_queries()
+        self._clear("total", str(self.areas.end("outputs") - self.areas.start("total")))
+        for first in range(0, block, w.lanes):
+            at = w.offset(self._area("top"), "float", str(first))
+            store(w, f"splat (float {MINUS_INFINITY})", at)
+        self.limit = s.span
+        if self.spec.causal:
+            last = w.sub(w.least(w.add(self.first, str(block)), s.rows), "1")
+            self.limit = w.least(s.span, w.add(w.div(last, s.group), "1"))
+        with w.loop("0", self.limit, self.plan.keys) as loop:
+            self._key_block(loop.index)
+        self._finish()
+
+    # ---- places ----
+
+    def _vector(self, name: str, row: str) -> str:
+        """The address of a row of the current group of queries, one vector, in an area."""
+        way = self.w.add(self.w.mul(row, str(self.plan.block)), self.group)
+        return self.w.offset(self._area(name), "float", way)
+
+    def _block(self, name: str, row: str) -> str:
+        """The address of a row of all queries of the block in an area."""
+        way = self.w.mul(row, str(self.plan.block))
+        return self.w.offset(self._area(name), "float", way)
+
+    def _load(self, name: str, row: str) -> str:
+        return load(self.w, self._vector(name, row))
+
+    def _store(self, value: str, name: str, row: str) -> None:
+        store(self.w, value, self._vector(name, row))
+
+    def _existing(self, row: str) -> str:
+        """The number of a row of the block among all rows, the last one for those behind it."""
+        w = self.w
+        return w.least(w.add(self.first, row), w.sub(self.sizes.rows, "1"))
+
+    def _remember_rows(self) -> None:
+        """Note of every row of the block where its mask begins and which query it is."""
+        w, spec = self.w, self.spec
+        masks = spec.mask and not spec.one_mask_row
+        if spec.mask and spec.one_mask_row:
+            self.mask_row = self._row(self.sizes.mask, "0")
+        if not (masks or spec.causal):
+            return
+        with w.loop("0", str(self.plan.block)) as loop:
+            row = self._existing(loop.index)
+            if masks:
+                at = w.offset(self._area("mask rows"), "i64", loop.index)
+                w.do(f"store i64 {self._row(self.sizes.mask, row)}, ptr {at}")
+            if spec.causal:
+                query = w.div(row, self.sizes.group)
+                short = w(f"trunc i64 {query} to i32")
+                at = w.offset(self._area("positions"), "i32", loop.index)
+                w.do(f"store i32 {short}, ptr {at}")
+
+    # ---- queries ----
+
+    def _pack_queries(self) -> None:
+        """Transpose the queries of the block: a row for each feature, or pair of features."""
+        w = self.w
+        with w.loop("0", str(self.plan.block), w.lanes) as group:
+            self.group = group.index
+            with w.loop("0", str(w.lanes)) as loop:
+                row = self._existing(w.add(group.index, loop.index))
+                at = self._row_at(0, self.sizes.q, row)
+                self._stage_query(at, w.mul(loop.index, str(self.stage_row)))
+            self._transpose_stage("queries", str(self.deep))
+
+    def _transpose_stage(self, name: str, columns: str) -> None:
+        """Transpose the staged rows of a group of queries into their lanes of an area."""
+        places = f"ptr {self._area('stage')}, i64 {self.stage_row}"
+        places += f", ptr {self._vector(name, '0')}, i64 {self.plan.block}"
+        sizes = f"i64 {self.w.lanes}, i64 {columns}"
+        self.w.do(f"call void {self.transpose}({places}, {sizes})")
+
+    def _stage_query(self, at: str, place: str) -> None:
+        w, dtype, stride = self.w, self.spec.dtype, self.sizes.q[3]
+        each = 2 if self.plan.pairs else 1
+        to = w.offset(self._area("stage"), "float", place)
+
+        def stage(c: str, valid: int) -> None:
+            part = w.offset(at, "i8", w.mul(w.mul(c, stride), str(BYTES[dtype] * each)))
+            value = read(w, dtype, part, stride, valid * each, w.lanes * each)
+            if self.plan.pairs:
+                value = w(f"bitcast <{w.lanes * 2} x i16> {value} to {self.vt}")
+            else:
+                value = widen(w, dtype, value)
+            store(w, value, w.offset(to, "float", c))
+
+        over(w, self.steps, stage)
+
+    # ---- a block of keys ----
+
+    def _key_block(self, start: str) -> None:
+        w = self.w
+        count = w.least(str(self.plan.keys), w.sub(self.limit, start))
+        with ExitStack() as stack:
+            if self.spec.mask:
+                seen = self._mask(start, count)
+                stack.enter_context(w.when(seen))
+            self._scores(start, count)
+            self._softmax(start, count)
+            self._values(start, count)
+
+    def _mask(self, start: str, count: str) -> str:
+        """Copy the mask of the block, keys by queries; whether any query sees any key."""
+        w, lanes = self.w, self.w.lanes
+        if self.spec.one_mask_row:
+            seen = self._mask_row(self.mask_row, start, count, self._area("mask"), None)
+            return any_lane(w, seen)
+        with w.loop("0", str(self.plan.block), lanes, [(w.vector("i1"), _NONE)]) as group:
+            self.group = group.index
+            with w.loop("0", str(lanes), 1, [(w.vector("i1"), group.carried[0])]) as loop:
+                number = w.add(group.index, loop.index)
+                row = w(f"load i64, ptr {w.offset(self._area('mask rows'), 'i64', number)}")
+                to = w.mul(loop.index, str(self.stage_row))
+                to = w.offset(self._area("stage"), "float", to)
+                loop.next = [self._mask_row(row, start, count, to, loop.carried[0])]
+            group.next = loop.results
+            self._transpose_stage("mask", count)
+        return any_lane(w, group.results[0])
+
+    def _mask_row(self, row: str, start: str, count: str, to: str, seen: str | None) -> str:
+        """Widen the block's part of a mask row; which lanes had a key that is seen."""
+        w, spec = self.w, self.spec
+        assert spec.mask is not None
+        size, stride = str(BYTES[spec.mask]), self.sizes.mask[3]
+        row = w.add(row, w.mul(start, stride))
+        at = w.offset(w.pointer(3), "i8", w.mul(row, size))
+        with w.loop("0", count, w.lanes, [(w.vector("i1"), seen or _NONE)]) as loop:
+            part = w.offset(at, "i8", w.mul(w.mul(loop.index, stride), size))
+            value = read_up_to(w, spec.mask, part, stride, w.sub(count, loop.index))
+            store(w, value, w.offset(to, "float", loop.index))
+            shown = w(f"fcmp une {self.vt} {value}, splat (float {MINUS_INFINITY})")
+            loop.next = [w(f"or {w.vector('i1')} {loop.carried[0]}, {shown}")]
+        return loop.results[0]
+
+    def _scores(self, start: str, count: str) -> None:
+        """Keys times queries."""
+        w, strides = self.w, self.sizes.k
+        row, step = self._bytes(strides[2]), self._bytes(strides[3])
+        at = self._head_at(1, strides, start)
+        if self.plan.pairs:
+            step = "4"
+        if self.plan.copies:
+            area = self._area("keys")
+            self._copy(at, row, strides[3], (count, self.spec.width), area)
+            at, row, step = area, str(self.deep * 4), "4"
+        self._clear("scores", w.mul(w.add(count, str(self.plan.rows)), str(self.plan.block * 4)))
+        with w.loop("0", count, self.plan.rows) as loop:
+            a = w.offset(at, "i8", w.mul(loop.index, row))
+            to, rows = self._block("scores", loop.index), w.sub(count, loop.index)
+            self._add_product(a, row, step, "queries", (str(self.steps), rows), to)
+
+    def _add_product(
+        self, a: str, row: str, step: str, b: str, counts: tuple[str, str], to: str
+    ) -> None:
+        left = f"ptr {a}, i64 {row}, i64 {step}, ptr {self._area(b)}"
+        counted = f"i64 {counts[0]}, i64 {counts[1]}"
+        self.w.do(f"call void {self.multiply}({left}, {counted}, ptr {to})")
+
+    # ---- softmax ----
+
+    def _softmax(self, start: str, count: str) -> None:
+        """Turn scores into weights; rescale what was summed up if a larger score came."""
+        w = self.w
+        with w.loop("0", str(self.plan.block), w.lanes) as group:
+            self.group = group.index
+            old = self._load("top", "0")
+            top = self._finish_scores(start, count, old)
+            base = finite(w, top)
+            total = self._weights(count, base)
+            self._store(top, "top", "0")
+            less = exp2(w, difference(w, old, base, self.spec.adds))
+            self._store(fma(w, self._load("total", "0"), less, total), "total", "0")
+            with w.loop("0", str(self.spec.value_width)) as loop:
+                value = self._load("outputs", loop.index)
+                value = w(f"fmul {self.vt} {value}, {less}")
+                self._store(value, "outputs", loop.index)
+
+    def _finish_scores(self, start: str, count: str, top: str) -> str:
+        """Scale and mask the scores; the largest of each query."""
+        w, spec, it = self.w, self.spec, self.w.vector("i32")
+        if spec.causal:
+            queries = load(w, self._vector("positions", "0"), "i32")
+        with w.loop("0", count, 1, [(self.vt, top)]) as loop:
+            key = loop.index
+            value = self._load("scores", key)
+            if spec.mask:
+                value = fma(w, value, self.factor, self._mask_at(key))
+            else:
+                value = w(f"fmul {self.vt} {value}, {self.factor}")
+            if spec.causal:
+                number = w.splat("i32", w(f"trunc i64 {w.add(start, key)} to i32"))
+                seen = w(f"icmp sle {it} {number}, {queries}")
+                low = f"splat (float {MINUS_INFINITY})"
+                value = w(f"select {w.vector('i1')} {seen}, {self.vt} {value}, {self.vt} {low}")
+            self._store(value, "scores", key)
+            loop.next = [larger(w, value, loop.carried[0])]
+        return loop.results[0]
+
+    def _mask_at(self, key: str) -> str:
+        if not self.spec.one_mask_row:
+            return self._load("mask", key)
+        at = self.w.offset(self._area("mask"), "float", key)
+        return self.w.splat("float", self.w(f"load float, ptr {at}"))
+
+    def _weights(self, count: str, base: str) -> str:
+        """Exponentiate the scores; the sums of the weights of each query."""
+        w, pairs = self.w, self.plan.pairs
+        with w.loop("0", count, 2 if pairs else 1, [(self.vt, "zeroinitializer")]) as loop:
+            weight = self._weight(loop.index, base)
+            total = w(f"fadd {REASSOCIATE} {self.vt} {loop.carried[0]}, {weight}")
+            if pairs:
+                total, weight = self._pair(loop.index, count, base, (total, weight))
+                self._store(weight, "weights", w.div(loop.index, "2"))
+            else:
+                self._store(weight, "scores", loop.index)
+            loop.next = [total]
+        return loop.results[0]
+
+    def _weight(self, key: str, base: str) -> str:
+        score = self._load("scores", key)
+        return exp2(self.w, difference(self.w, score, base, self.spec.adds))
+
+    def _pair(self, key: str, count: str, base: str, first: tuple[str, str]) -> tuple[str, str]:
+        """The sum and the bf16 pair with the weight of the next key, 0 if there is none."""
+        w, it = self.w, self.w.vector("i32")
+        total, weight = first
+        behind = w.add(key, "1")
+        other = self._weight(behind, base)
+        exists = w(f"icmp slt i64 {behind}, {count}")
+        other = w(f"select i1 {exists}, {self.vt} {other}, {self.vt} zeroinitializer")
+        total = w(f"fadd {REASSOCIATE} {self.vt} {total}, {other}")
+        low, high = (w(f"bitcast {self.vt} {x} to {it}") for x in (weight, other))
+        low, high = (w(f"add {it} {x}, splat (i32 32768)") for x in (low, high))
+        low = w(f"lshr {it} {low}, splat (i32 16)")
+        high = w(f"and {it} {high}, splat (i32 -65536)")
+        both = w(f"or {it} {low}, {high}")
+        return total, w(f"bitcast {it} {both} to {self.vt}")
+
+    # ---- values ----
+
+    def _values(self, start: str, count: str) -> None:
+        """Add the weighted values of the block to the outputs, a row for each feature."""
+        w, strides, width = self.w, self.sizes.v, self.spec.value_width
+        step, row = self._bytes(strides[2]), self._bytes(strides[3])
+        at, steps, weights = self._head_at(2, strides, start), count, "scores"
+        if self.plan.pairs:
+            self._pair_values(at, step, count)
+            steps, weights = w.div(w.add(count, "1"), "2"), "weights"
+        elif self.plan.copies:
+            self._copy(at, step, strides[3], (count, width), self._area("values"))
+        if self.plan.pairs or self.plan.copies:
+            at, step, row = self._area("values"), str(self.wide * 4), "4"
+        with w.loop("0", str(width), self.plan.rows) as loop:
+            a = w.offset(at, "i8", w.mul(loop.index, row))
+            to, rows = self._block("outputs", loop.index), w.sub(str(width), loop.index)
+            self._add_product(a, row, step, weights, (steps, rows), to)
+
+    def _pair_values(self, at: str, step: str, count: str) -> None:
+        """Put the values of two keys beside each other; zeros where there is no second one."""
+        w = self.w
+        with w.loop("0", count, 2) as loop:
+            one = w.offset(at, "i8", w.mul(loop.index, step))
+            behind = w.add(loop.index, "1")
+            exists = w(f"icmp slt i64 {behind}, {count}")
+            two = w(f"select i1 {exists}, ptr {w.offset(one, 'i8', step)}, ptr {one}")
+            place = w.mul(w.div(loop.index, "2"), str(self.wide))
+            to = w.offset(self._area("values"), "float", place)
+            over(w, self.spec.value_width, self._pair_up(one, two, exists, to))
+
+    def _pair_up(self, one: str, two: str, exists: str, to: str) -> Callable[[str, int], None]:
+        w, it, stride = self.w, self.w.vector("i32"), self.sizes.v[3]
+
+        def pair(c: str, valid: int) -> None:
+            way = w.mul(w.mul(c, stride), "2")
+            halves = (read(w, "bf16", w.offset(x, "i8", way), stride, valid) for x in (one, two))
+            low, high = (w(f"zext {w.vector('i16')} {x} to {it}") for x in halves)
+            high = w(f"shl {it} {high}, splat (i32 16)")
+            high = w(f"select i1 {exists}, {it} {high}, {it} zeroinitializer")
+            both = w(f"or {it} {low}, {high}")
+            both = w(f"bitcast {it} {both} to {self.vt}")
+            store(w, both, w.offset(to, "float", c))
+
+        return pair
+
+    # ---- results ----
+
+    def _finish(self) -> None:
+        """Divide by the sums, transpose, narrow and store."""
+        w, lanes = self.w, self.w.lanes
+        with w.loop("0", str(self.plan.block), lanes) as group:
+            self.group = group.index
+            self._invert()
+            places = f"ptr {self._vector('outputs', '0')}, i64 {self.plan.block}"
+            places += f", ptr {self._area('stage')}, i64 {self.stage_row}"
+            w.do(f"call void {self.transpose}({places}, i64 {self.wide}, i64 {lanes})")
+            rest = w.sub(w.sub(self.sizes.rows, self.first), group.index)
+            with w.loop("0", w.least(str(lanes), rest)) as loop:
+                self._write_row(loop.index, w.add(group.index, loop.index))
+
+    def _invert(self) -> None:
+        """1 / the sums of the weights, and 0 for queries that see no key."""
+        w, total = self.w, self._load("total", "0")
+        none = w(f"fcmp oeq {self.vt} {total}, zeroinitializer")
+        inverse = w(f"fdiv {self.vt} splat (float {f32(1.0)}), {total}")
+        zero = f"{self.vt} zeroinitializer"
+        inverse = w(f"select {w.vector('i1')} {none}, {zero}, {self.vt} {inverse}")
+        self._store(inverse, "inverse", "0")
+
+    def _write_row(self, staged: str, number: str) -> None:
+        """Scale, narrow and store the output of one query."""
+        w, row = self.w, self.w.add(self.first, number)
+        at = w.offset(self._area("stage"), "float", w.mul(staged, str(self.stage_row)))
+        inverse = w(f"load float, ptr {w.offset(self._area('inverse'), 'float', number)}")
+        self._write_output(row, at, w.splat("float", inverse))
+        if self.spec.lse:
+            top, total = (
+                w(f"load float, ptr {w.offset(self._area(name), 'float', number)}")
+                for name in ("top", "total")
+            )
+            self._write_lse(row, top, total)
+
 
 KEYS = ("64", "32", "128", "256")
 """Keys of a block of prefill."""
@@ -36,7 +436,7 @@ def attention(
     return Generated(w.kernel(label), per_thread)
 
 
-def choices(spec: Attention, machine: Machine) -> Choices:
+def attention_choices(spec: Attention, machine: Machine) -> Choices:
     """The form, where few query rows leave a choice, and the blocks of prefill. Nothing for sizes
     that vary."""
     if not spec.rows or not isinstance(spec.span, int) or not isinstance(spec.batch, int):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from torchair.codegen.numbers import BYTES
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
-from torchair.codegen.types import BYTES
 
 MINUS_INFINITY = f32(-math.inf)
 LOG2_E = 1 / math.log(2)

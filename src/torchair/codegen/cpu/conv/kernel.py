@@ -1,24 +1,366 @@
-"""Convolution in two dimensions with weights that are packed beforehand."""
+"""Convolution in two dimensions with weights that are packed beforehand: direct sums here,
+Winograd's method beside.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.conv import direct as conv_direct
-from torchair.codegen.cpu.conv import winograd as conv_winograd
-from torchair.codegen.cpu.conv.plan import Plan, plan
-from torchair.codegen.cpu.conv.results import Store
-from torchair.codegen.cpu.conv.winograd import Patches, patches
-from torchair.codegen.cpu.pages import empty
-from torchair.codegen.kernel import Generated
+from torchair.codegen.cpu.conv.plan import Plan, Store, Tile, plan, tile
+from torchair.codegen.cpu.conv.winograd import (
+    METHODS,
+    Patches,
+    fits,
+    pack_patches,
+    patch_bytes,
+    patches,
+    write_patches,
+)
+from torchair.codegen.cpu.jit import empty
 from torchair.codegen.loops import Nest
+from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Conv, Convolution
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.target import AS_EVER, Choices, Generated, Way
 from torchair.codegen.text.point import emit_point
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.ways import AS_EVER, Way
+from torchair.codegen.text.writer import KernelWriter, Machine
+
+# ---- windows: the input of a block of results, its padding filled in ----
+
+
+SIGNATURE = "internal void @ENTRY.window(ptr %words, ptr noalias %to, i64 %n, i64 %top, i64 %left)"
+WINDOW = "ENTRY.window"
+
+MOST_SCALARS = 5
+"""Elements from which on a run is a loop."""
+
+
+def window(outer: KernelWriter, plan: Plan, machine: Machine) -> None:
+    """Adds the function `@ENTRY.window` to a kernel: it fills the scratch at `%to` with the part
+    of image `%n` that begins at row `%top` and column `%left`, which may be negative."""
+    w = KernelWriter(machine)
+    copy = _Copy(w, plan)
+    if plan.planar:
+        with w.loop("0", str(plan.spec.channels)) as channel:
+            copy.rows(channel.index)
+    else:
+        copy.rows("0")
+    outer.helper(WINDOW, w.text(SIGNATURE))
+    outer.declared.update(w.declared)
+
+
+class _Copy:
+    """The text of the copy. All sizes are in elements of the window."""
+
+    def __init__(self, w: KernelWriter, plan: Plan) -> None:
+        self.w, self.plan, self.spec = w, plan, plan.spec
+        self.source = STORAGE[plan.spec.dtype]
+        self.element = STORAGE[plan.element]
+        self.bytes = BYTES[plan.element]
+        self.image = w.mul("%n", w.size(plan.spec.x[0]))
+        width, columns = w.size(plan.spec.width), str(plan.window_columns)
+        self.first = _clamp(w, w.sub("0", "%left"), columns)  # columns inside the image
+        self.last = _clamp(w, w.sub(width, "%left"), columns)
+
+    def rows(self, channel: str) -> None:
+        """All rows of one channel, or of all channels if these lie together."""
+        w, plan = self.w, self.plan
+        row_size = plan.strides[1]
+        step = self.spec.dilation[0] if plan.sparse else 1
+        base = w.mul(channel, str(plan.strides[0])) if plan.planar else "0"
+        with w.loop("0", str(plan.window_rows)) as row:
+            high = w.add("%top", w.mul(row.index, str(step)))
+            to = w.offset("%to", self.element, w.add(base, w.mul(row.index, str(row_size))))
+            above = w(f"icmp sge i64 {high}, 0")
+            below = w(f"icmp slt i64 {high}, {w.size(self.spec.height)}")
+            inside = w(f"and i1 {above}, {below}")
+            with w.when(inside):
+                self.row(channel, high, to)
+            with w.when(w(f"xor i1 {inside}, true")):
+                self.zero(to, str(row_size))
+
+    def row(self, channel: str, high: str, to: str) -> None:
+        """One row that is inside the image."""
+        w, plan, x = self.w, self.plan, self.spec.x
+        row_size, column_size = plan.strides[1], plan.strides[2]
+        start = w.add(self.image, w.mul(high, w.size(x[2])))
+        start = w.add(start, w.mul(w.add("%left", self.first), w.size(x[3])))
+        if plan.planar:
+            start = w.add(start, w.mul(channel, w.size(x[1])))
+        source = w.offset(w.pointer(0), self.source, start)
+        before, after = (w.mul(n, str(column_size)) for n in (self.first, self.last))
+        self.zero(to, before)
+        self.pixels(source, w.offset(to, self.element, before))
+        self.zero(w.offset(to, self.element, after), w.sub(str(row_size), after))
+
+    def pixels(self, source: str, to: str) -> None:
+        """The columns of a row that are inside the image."""
+        w, plan, x = self.w, self.plan, self.spec.x
+        count, channels = w.sub(self.last, self.first), self.spec.channels
+        if plan.planar:
+            self.run(source, 1, to, "1", count)
+        elif x[1] == 1 and x[3] == channels == plan.pitch:
+            self.run(source, 1, to, "1", w.mul(count, str(channels)))
+        elif x[1] == 1:
+            with w.loop("0", count) as column:
+                target = w.offset(to, self.element, w.mul(column.index, str(plan.pitch)))
+                offset = w.mul(column.index, w.size(x[3]))
+                self.run(w.offset(source, self.source, offset), 1, target, "1", str(channels))
+                if plan.kind == "dot":
+                    self.zero(w.offset(target, self.element, str(channels)), str(channels % 2))
+        else:
+            self.zero(to, w.mul(count, str(plan.pitch)) if channels % 2 else "0")
+            with w.loop("0", str(channels)) as channel:
+                target = w.offset(to, self.element, channel.index)
+                offset = w.mul(channel.index, w.size(x[1]))
+                source_of = w.offset(source, self.source, offset)
+                self.run(source_of, x[3], target, str(plan.pitch), count)
+
+    def run(self, source: str, step: Size, to: str, to_step: str, count: str) -> None:
+        """`count` elements, converted; together where both sides are dense."""
+        w, lanes = self.w, self.w.lanes
+        full = "0"
+        if count.isdigit() and int(count) < MOST_SCALARS:
+            for k in range(int(count)):
+                self.move(source, w.mul(str(k), w.size(step)), to, w.mul(str(k), to_step), 1)
+            return
+        if step == 1 and to_step == "1" and self.source == self.element:
+            size = w.mul(count, str(self.bytes))
+            args = (("ptr", to), ("ptr", source), ("i64", size), ("i1", "false"))
+            w.call("void", "llvm.memcpy.p0.p0.i64", *args)
+            return
+        if step == 1 and to_step == "1":
+            full = w.mul(w.div(count, str(lanes)), str(lanes))
+            with w.loop("0", full, lanes) as at:
+                self.move(source, at.index, to, at.index, lanes)
+        if full != count:
+            with w.loop(full, count) as at:
+                index = w.mul(at.index, w.size(step))
+                self.move(source, index, to, w.mul(at.index, to_step), 1)
+
+    def move(self, source: str, at: str, to: str, to_at: str, lanes: int) -> None:
+        """One vector or element."""
+        w = self.w
+        kinds = (self.source, self.element)
+        old, new = (f"<{lanes} x {k}>" if lanes > 1 else k for k in kinds)
+        align = BYTES[self.spec.dtype]
+        value = w(f"load {old}, ptr {w.offset(source, self.source, at)}, align {align}")
+        if old != new:
+            value = w(f"fpext {old} {value} to {new}")
+        w.do(f"store {new} {value}, ptr {w.offset(to, self.element, to_at)}, align {self.bytes}")
+
+    def zero(self, to: str, count: str) -> None:
+        """Zeros."""
+        if count == "0":
+            return
+        size = self.w.mul(count, str(self.bytes))
+        args = (("ptr", to), ("i8", "0"), ("i64", size), ("i1", "false"))
+        self.w.call("void", "llvm.memset.p0.i64", *args)
+
+
+def _clamp(w: KernelWriter, value: str, most: str) -> str:
+    return w.least(positive(w, value), most)
+
+
+def positive(w: KernelWriter, value: str) -> str:
+    """A number, or 0 if it is negative."""
+    return w.call("i64", "llvm.smax.i64", ("i64", value), ("i64", "0"))
+
+
+# ---- direct sums over blocks of the input ----
+
+
+def write_blocks(w: KernelWriter, cut: Plan, machine: Machine, store: Store) -> None:
+    """Writes the entry function of a convolution by direct sums."""
+    if not cut.direct:
+        window(w, cut, machine)
+    _Blocks(w, cut, machine, store).write()
+
+
+def window_bytes(cut: Plan) -> int:
+    """Bytes of scratch that each thread needs: its window."""
+    return 0 if cut.direct else -(-cut.window_elements * BYTES[cut.element] // 64) * 64
+
+
+def pack_panels(weight: torch.Tensor, cut: Plan) -> torch.Tensor:
+    """The weights panel after panel, with zeros for the channels that the last one lacks."""
+    panels = cut.panels
+    dtype = torch.bfloat16 if cut.kind == "dot" else torch.float32
+    _, channels, high, wide = weight.shape
+    sizes = (panels.groups, panels.of_group * panels.size, cut.depth, high, wide)
+    full = torch.zeros(sizes, dtype=dtype)
+    given = weight.reshape(panels.groups, -1, channels, high, wide)
+    full[:, : panels.channels, :channels] = given
+    split = full.unflatten(1, (panels.of_group, panels.size))
+    if cut.kind == "dot":
+        return split.unflatten(3, (-1, 2)).permute(0, 1, 5, 6, 3, 2, 4)
+    return split.permute(0, 1, 3, 4, 5, 2) if cut.planar else split.permute(0, 1, 4, 5, 3, 2)
+
+
+class _Blocks:
+    """The entry function: this thread's share of (block, panel, row of tiles), in this order, so
+    that a window is copied once and the weights of a panel stay in cache for a block."""
+
+    def __init__(self, w: KernelWriter, cut: Plan, machine: Machine, store: Store) -> None:
+        self.w, self.cut, self.spec, self.machine, self.store = w, cut, cut.spec, machine, store
+        top, bottom, left, right = self.spec.padding
+        self.high = self.results(0, self.spec.height, top + bottom)
+        self.wide = self.results(1, self.spec.width, left + right)
+        self.sums = w.scratch(4 * cut.tile_rows * cut.columns * cut.panel)
+        self.element = STORAGE[cut.element]
+
+    def results(self, axis: int, size: Size, pad: int) -> str:
+        """Rows (axis 0) or columns of the result."""
+        w, spec = self.w, self.spec
+        room = w.add(w.size(size), str(pad - spec.extent(axis)))
+        return w.add(w.div(room, str(spec.stride[axis])), "1")
+
+    def write(self) -> None:
+        """The whole function."""
+        w, cut = self.w, self.cut
+        bands = _ceil(w, self.high, cut.rows)
+        across = _ceil(w, self.wide, cut.columns_of_block)
+        tile_rows = str(cut.rows // cut.tile_rows)
+        total = w.mul(w.mul(w.size(self.spec.batch), bands), across)
+        low, high = w.share(w.mul(w.mul(total, str(cut.panels.count)), tile_rows))
+        with w.loop(low, high, carried=[("i64", "-1")]) as unit:
+            row, rest = w.rem(unit.index, tile_rows), w.div(unit.index, tile_rows)
+            panel, block = w.rem(rest, str(cut.panels.count)), w.div(rest, str(cut.panels.count))
+            column, band = w.rem(block, across), w.div(block, across)
+            n, band = w.div(band, bands), w.rem(band, bands)
+            first = w.mul(band, str(cut.rows)), w.mul(column, str(cut.columns_of_block))
+            if not cut.direct:
+                with w.when(w(f"icmp ne i64 {block}, {unit.carried[0]}")):
+                    self.fill(n, *first)
+            unit.next = [block]
+            self.row_of_tiles(n, panel, first, w.mul(row, str(cut.tile_rows)))
+
+    def fill(self, n: str, row: str, column: str) -> None:
+        """Copy the window of the block that begins at this output row and column."""
+        w, spec = self.w, self.spec
+        top = w.sub(w.mul(row, str(spec.stride[0])), str(spec.padding[0]))
+        left = w.sub(w.mul(column, str(spec.stride[1])), str(spec.padding[2]))
+        words = [("ptr", "%words"), ("ptr", self.window())]
+        text = ", ".join(f"{k} {v}" for k, v in [*words, *(("i64", v) for v in (n, top, left))])
+        w.do(f"call void @{WINDOW}({text})")
+
+    def window(self) -> str:
+        """The scratch of this thread."""
+        size = window_bytes(self.cut)
+        return self.w.entry(f"getelementptr [{size} x i8], ptr {self.w.pointer(2)}, i64 %tid")
+
+    def row_of_tiles(self, n: str, panel: str, first: tuple[str, str], row: str) -> None:
+        """All tiles of one panel in a row of tiles of a block."""
+        w, cut = self.w, self.cut
+        at = w.add(first[0], row)
+        source = self.source(n, panel, first, row)
+        weights = w.offset(w.pointer(1), self.element, w.mul(panel, str(cut.panel_elements)))
+        with self.whenever(at, self.high, cut.rows):
+            tiles = _Tiles(self, n, panel, at, first[1])
+            tiles.write(source, weights)
+
+    @contextmanager
+    def whenever(self, at: str, end: str, size: int) -> Iterator[None]:
+        """When at < end, which needs no test if blocks of `size` fit evenly."""
+        if not end.startswith("%") and int(end) % size == 0:
+            yield
+        else:
+            with self.w.when(self.w(f"icmp slt i64 {at}, {end}")):
+                yield
+
+    def source(self, n: str, panel: str, first: tuple[str, str], row: str) -> str:
+        """Address of the first input element of a row of tiles."""
+        w, cut, spec = self.w, self.cut, self.spec
+        channel_size, row_size, _ = cut.strides
+        if cut.kind == "depthwise":
+            channel = w.mul(panel, str(cut.panel))
+        else:
+            channel = w.mul(w.div(panel, str(cut.panels.of_group)), str(spec.group_in))
+        if spec.groups == 1:
+            channel = "0"
+        at = w.mul(channel, str(channel_size))
+        if not cut.direct:
+            at = w.add(at, w.mul(row, str(spec.stride[0] * row_size)))
+            return w.offset(self.window(), self.element, at)
+        at = w.add(at, w.mul(n, w.size(spec.x[0])))
+        at = w.add(at, w.mul(w.add(first[0], row), str(spec.stride[0] * row_size)))
+        return w.offset(w.pointer(0), self.element, at)
+
+
+class _Tiles:
+    """The tiles of one panel in one row of tiles, and what is done with their results."""
+
+    def __init__(self, blocks: _Blocks, n: str, panel: str, row: str, column: str) -> None:
+        self.blocks, self.w, self.cut = blocks, blocks.w, blocks.cut
+        self.n, self.panel, self.row, self.column = n, panel, row, column
+
+    def write(self, source: str, weights: str) -> None:
+        """All tiles from left to right: some of the full width, then some one narrower."""
+        w, cut = self.w, self.cut
+        wide, count = cut.columns, -(-cut.columns_of_block // cut.columns)
+        short = wide * count - cut.columns_of_block
+        rows = w.least(str(cut.tile_rows), w.sub(self.blocks.high, self.row))
+        if cut.tile_rows == 1:
+            rows = "1"
+        for width, first, last in ((wide, 0, count - short), (wide - 1, count - short, count)):
+            if first == last:
+                continue
+            start = first * wide
+            with w.loop("0", str(last - first)) as index:
+                column = w.add(w.mul(index.index, str(width)), str(start))
+                at = w.mul(column, str(cut.offset(0, 1)))
+                self.compute(w.offset(source, self.blocks.element, at), weights, rows, width)
+                self.finish(column, rows, width)
+
+    def compute(self, source: str, weights: str, rows: str, width: int) -> None:
+        """The sums of a tile, which may have fewer rows at the end of the image."""
+        w, cut = self.w, self.cut
+        args = f"(ptr {source}, ptr {weights}, ptr {self.blocks.sums}{self.kernel_rows()})"
+        if cut.tile_rows == 1:
+            w.do(f"call void @{self.tile(1, width)}{args}")
+            return
+        for count in {cut.tile_rows, int(self.blocks.high) % cut.tile_rows} - {0}:
+            with w.when(w(f"icmp eq i64 {rows}, {count}")):
+                w.do(f"call void @{self.tile(count, width)}{args}")
+
+    def kernel_rows(self) -> str:
+        """The kernel rows that meet the image, as arguments of the tile."""
+        w, spec = self.w, self.cut.spec
+        if not self.cut.turns:
+            return ""
+        count, step = str(spec.kernel[0]), spec.dilation[0]
+        top = w.sub(w.mul(self.row, str(spec.stride[0])), str(spec.padding[0]))
+        above, below = w.sub("0", top), w.sub(w.size(spec.height), top)
+        first, last = (_ceil(w, positive(w, n), step) for n in (above, below))
+        return f", i64 {w.least(first, count)}, i64 {w.least(last, count)}"
+
+    def tile(self, rows: int, columns: int) -> str:
+        """The function of a tile of this size."""
+        cut = self.cut
+        pixels = tuple(cut.offset(r, c) for r in range(rows) for c in range(columns))
+        shape = Tile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
+        return tile(self.w, shape, self.blocks.machine)
+
+    def finish(self, column: str, rows: str, width: int) -> None:
+        """Hand the sums of a tile to the epilogue, vector by vector."""
+        w, cut = self.w, self.cut
+        left = w.add(self.column, column)
+        inside = str(width)
+        if self.blocks.wide.startswith("%"):
+            inside = w.least(inside, w.sub(self.blocks.wide, left))
+        with w.loop("0", rows) as row, w.loop("0", inside) as at:
+            pixel = w.add(w.mul(row.index, str(width)), at.index)
+            sums = w.offset(self.blocks.sums, "float", w.mul(pixel, str(cut.panel)))
+            where = (self.n, w.add(self.row, row.index), w.add(left, at.index))
+            cut.panels.hand_out(w, self.blocks.store, self.panel, sums, *where)
+
+
+def _ceil(w: KernelWriter, size: str, unit: int) -> str:
+    return w.div(w.add(size, str(unit - 1)), str(unit))
+
 
 WEIGHTS = 1  # word of their address
 
@@ -32,9 +374,9 @@ class PackFilter:
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         if isinstance(self.cut, Patches):
-            packed = conv_winograd.pack(weight, self.cut)
+            packed = pack_patches(weight, self.cut)
         else:
-            packed = conv_direct.pack(weight, self.cut)
+            packed = pack_panels(weight, self.cut)
         return empty(packed.shape, packed.dtype).copy_(packed)
 
 
@@ -52,11 +394,11 @@ def conv(
     w = KernelWriter(machine)
     cut = patches(spec, machine, way) or plan(spec, machine, way)
     if isinstance(cut, Patches):
-        conv_winograd.write(w, cut, machine, store)
-        scratch = conv_winograd.scratch_bytes(cut)
+        write_patches(w, cut, machine, store)
+        scratch = patch_bytes(cut)
     else:
-        conv_direct.write(w, cut, machine, store)
-        scratch = conv_direct.scratch_bytes(cut)
+        write_blocks(w, cut, machine, store)
+        scratch = window_bytes(cut)
     return Generated(w.kernel(label), scratch, {WEIGHTS: PackFilter(cut)})
 
 
@@ -67,3 +409,32 @@ def _epilogue(nest: Nest) -> Store:
         emit_point(w, nest.stores, at, 1, [vector], mask)
 
     return store
+
+
+# ---- choices ----
+
+
+TILES = ("2x14", "1x28", "1x14", "3x9", "4x6", "2x10", "2x7")
+"""Vectors of output channels by pixels, or by patches of Winograd's method, in registers."""
+WINDOWS = tuple(str(k << 10) for k in (160, 320, 80, 640))
+AHEAD = ("4096", "0", "16384")
+
+
+def conv_choices(request: Convolution, machine: Machine) -> Choices:
+    """The method, where there is more than one, and how its work is cut. Nothing for sizes that
+    vary, and for channels that are convolved one by one."""
+    spec = request.conv
+    if spec.results is None or not isinstance(spec.batch, int) or min(*spec.results) < 1:
+        return {}
+    if plan(spec, machine).kind == "depthwise":
+        return {}
+    widest = -(-spec.group_out // machine.lanes)
+    found = {"tile": tuple(t for t in TILES if _held(t, widest, machine)), "window": WINDOWS}
+    if fits(spec, machine):
+        return {"method": tuple(METHODS), **found, "ahead": AHEAD}
+    return found
+
+
+def _held(tile: str, widest: int, machine: Machine) -> bool:
+    vectors, pixels = map(int, tile.split("x"))
+    return vectors <= widest and vectors * (pixels + 1) < machine.registers

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.conv.plan import Conv, plan
-from torchair.codegen.cpu.conv.results import Panels, Store
-from torchair.codegen.cpu.conv.tile import Tile, tile
-from torchair.codegen.text.machine import Machine
-from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
-from torchair.codegen.types import BYTES, STORAGE, Size
-from torchair.codegen.ways import AS_EVER, Way
+from torchair.codegen.cpu.conv.plan import Conv, Panels, Store, Tile, plan, tile
+from torchair.codegen.numbers import BYTES, STORAGE, Size
+from torchair.codegen.target import AS_EVER, Way
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, f32
 
 POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 """The positive points, by m. Those for 4 are not whole numbers because they keep errors small."""
@@ -157,12 +154,12 @@ def _ceil(size: int, unit: int) -> int:
     return -(-size // unit)
 
 
-def scratch_bytes(cut: Patches) -> int:
+def patch_bytes(cut: Patches) -> int:
     """Bytes of scratch that each thread needs."""
     return -(-4 * (cut.inputs + cut.sums) // 64) * 64
 
 
-def pack(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
+def pack_patches(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
     """The transformed weights: for each panel and pair of points, [channel][output channel]."""
     points = _signed(cut.m)
     rows = []
@@ -183,7 +180,7 @@ def _signed(m: int) -> list[float]:
     return [0.0, *(sign * p for p in POINTS[m] for sign in (1, -1))]
 
 
-def write(w: KernelWriter, cut: Patches, machine: Machine, store: Store) -> None:
+def write_patches(w: KernelWriter, cut: Patches, machine: Machine, store: Store) -> None:
     """Writes the entry function: this thread's share of (block of patches, panel)."""
     _Blocks(w, cut, machine, store).write()
 
@@ -203,7 +200,7 @@ class _Blocks:
         _collect(w, cut, machine)
         self.results = w.scratch(4 * cut.m**2 * cut.panels.size)
         self.zeros = w.scratch(BYTES[cut.spec.dtype] * cut.spec.channels)
-        size = scratch_bytes(cut)
+        size = patch_bytes(cut)
         self.inputs = w.entry(f"getelementptr [{size} x i8], ptr {w.pointer(2)}, i64 %tid")
         self.sums = w.entry(f"getelementptr float, ptr {self.inputs}, i64 {cut.inputs}")
 

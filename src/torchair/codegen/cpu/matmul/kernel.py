@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from torchair.codegen.cpu.matmul.blocked import Loops
-from torchair.codegen.cpu.matmul.decode import PackScales, PackWeight, load_column
-from torchair.codegen.cpu.matmul.digits import DigitForm, digit_bytes, in_digits
+from torchair.codegen.cpu.matmul.digits import (
+    SUMS,
+    DigitForm,
+    IntegerForm,
+    PackBytes,
+    PackSums,
+    digit_bytes,
+    in_digits,
+    integer_scratch,
+    whole,
+)
 from torchair.codegen.cpu.matmul.forms import (
     CopyForm,
     DirectForm,
     DotForm,
     Form,
+    Loops,
     PanelForm,
     contiguous,
     copied_bytes,
+    fits_cache,
 )
-from torchair.codegen.cpu.matmul.integers import (
-    SUMS,
-    IntegerForm,
-    PackBytes,
-    PackSums,
-    integer_scratch,
-    whole,
-)
-from torchair.codegen.cpu.matmul.pack import PackPanels
+from torchair.codegen.cpu.matmul.pack import PackPanels, PackScales, PackWeight, load_column
 from torchair.codegen.cpu.matmul.quantised import (
     OFFSETS,
     SCALES,
@@ -44,14 +46,12 @@ from torchair.codegen.cpu.matmul.spec import (
     Values,
     widest_tile,
 )
-from torchair.codegen.kernel import Generated, Pack
 from torchair.codegen.loops import Nest
+from torchair.codegen.numbers import BYTES, STORAGE, Size, Word
 from torchair.codegen.requests import MatMul, Product
-from torchair.codegen.text.machine import Machine
+from torchair.codegen.target import AS_EVER, Choices, Generated, Pack, Way
 from torchair.codegen.text.point import emit_point, positions
-from torchair.codegen.text.writer import KernelWriter
-from torchair.codegen.types import BYTES, STORAGE, Size, Word
-from torchair.codegen.ways import AS_EVER, Way
+from torchair.codegen.text.writer import KernelWriter, Machine
 
 B = 1  # word of its address
 
@@ -278,3 +278,59 @@ def _balanced(m: Size, tallest: int) -> int:
     if isinstance(m, Word) or m == 0:
         return tallest
     return -(-m // -(-m // tallest))
+
+
+# ---- choices ----
+
+
+TILES = ("14x2", "12x2", "9x3", "8x3", "6x4", "5x4", "4x4", "3x8", "2x8", "1x8", "1x4", "1x2")
+"""Shapes of tiles, as far as registers hold them."""
+PANELS = tuple(str(k << 10) for k in (192, 96, 32, 16))
+STRIPS = ("48", "24", "96", "192")
+AHEAD = tuple(str(k << 10) for k in (16, 8, 4, 32, 0))
+
+
+def matmul_choices(request: Product, machine: Machine) -> Choices:
+    """Nothing for integers and for sizes that vary: their forms are not alternatives."""
+    spec = request.matmul
+    sizes = (spec.batch, spec.m, spec.n, spec.k)
+    if spec.weight is not None or spec.dtype in ("i8", "f64") or not all(_known(s) for s in sizes):
+        return {}
+    usual = choose(spec, machine)
+    found: dict[str, tuple[str, ...]] = {
+        "form": _ways_of(spec), "tile": _tiles(spec, machine, usual.tile), "panel": PANELS,
+    }  # fmt: skip
+    assert isinstance(spec.m, int)
+    if spec.m > 24:
+        found["strip"] = STRIPS
+    elif spec.m <= usual.tile.rows and not fits_cache(spec):
+        found["ahead"] = AHEAD
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def _known(size: object) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+def _ways_of(spec: MatMul) -> tuple[str, ...]:
+    """Ways to read B that are right for its layout."""
+    found = ["panel"] if spec.constant else []
+    if contiguous(spec) == "n":
+        found.append("direct")
+    elif contiguous(spec) == "k" and spec.a[2] == 1:
+        found.append("dot")
+    return (*found, "copy")
+
+
+def _tiles(spec: MatMul, machine: Machine, usual: Tile) -> tuple[str, ...]:
+    """Tiles that registers hold, and no taller than A."""
+    assert isinstance(spec.m, int)
+    room = machine.registers - 1
+    fitting = []
+    for text in (str(usual), *TILES):
+        tile = Tile.read(text)
+        held = (tile.rows + 1) * tile.vectors <= room
+        tall = tile.rows <= spec.m and (tile.rows >= 4 or spec.m < 2 * tile.rows)
+        if text not in fitting and (text == str(usual) or (held and tall)):
+            fitting.append(text)
+    return tuple(fitting)

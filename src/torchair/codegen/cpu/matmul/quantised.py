@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.matmul.decode import Decoder, load_column
 from torchair.codegen.cpu.matmul.digits import in_digits
 from torchair.codegen.cpu.matmul.forms import (
     STRIP,
@@ -18,12 +17,12 @@ from torchair.codegen.cpu.matmul.forms import (
     fits_cache,
     most_of_k,
 )
+from torchair.codegen.cpu.matmul.pack import Decoder, load_column
 from torchair.codegen.cpu.matmul.spec import USUAL, Numbers, Tile, Values, widest_tile
+from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul, Weight
-from torchair.codegen.text.machine import Machine
 from torchair.codegen.text.memory import leaving
-from torchair.codegen.text.writer import REASSOCIATE, Writer
-from torchair.codegen.types import STORAGE
+from torchair.codegen.text.writer import REASSOCIATE, Machine, Writer
 
 SCALES, OFFSETS = 3, 4  # words of their addresses
 

@@ -1,1 +1,0 @@
-"""Loop nests as kernels for the CPU."""
