@@ -9,8 +9,7 @@ from torchair import ge
 from torchair.codegen.cuda.jit import module_text
 from torchair.codegen.cuda.machine import describe
 from torchair.codegen.requests import Loops
-from torchair.engine.run.dry_run import DryRun, dry_run
-from torchair.engine.run.launches import entry_of
+from torchair.engine.run.launches import DryRun, dry_run, entry_of
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer

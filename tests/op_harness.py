@@ -14,7 +14,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchair.convert import Conversion, GraphConverter
-from torchair.engine.run.calls import no_offsets
+from torchair.engine.inputs import no_offsets
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.shapes import evaluate, free_symbols
 from torchair.ge.signature import (

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_structure
 import torchair
 from like_eager import assert_same, leaves
 from torchair.deploy.tracing import TraceError
-from torchair.engine.run.direct import DirectProgram
+from torchair.engine.run.native import DirectProgram
 from torchair.errors import InputError
 
 

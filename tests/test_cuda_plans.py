@@ -19,8 +19,8 @@ from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.branches import Stretch, forks
-from torchair.engine.run.dry_run import DryRun, dry_run
+from torchair.engine.run.executor import Stretch, forks
+from torchair.engine.run.launches import DryRun, dry_run
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer

@@ -32,7 +32,7 @@ from torchair.codegen.numbers import Word
 from torchair.codegen.requests import Attention, MatMul, Product
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.convert import GraphConverter
-from torchair.engine.run.dry_run import dry_run
+from torchair.engine.run.launches import dry_run
 from torchair.engine.run.launches import entry_of as bundle_entry
 from torchair.operators import infer
 

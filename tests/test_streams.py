@@ -25,9 +25,9 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import finalize_graph_engine
 from torchair.engine.plan.streams import COMMUNICATION, LaneOrder, order_of
 from torchair.engine.run.executor import Program
+from torchair.engine.run.lanes import Workers
 from torchair.engine.run.native import NativeProgram
-from torchair.engine.run.outline import range_of
-from torchair.engine.run.workers import Workers
+from torchair.engine.run.segment import range_of
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError
 from torchair.ge import attrs as attr
@@ -649,7 +649,7 @@ def test_workers_are_kept_and_not_taken_over_by_a_child(monkeypatch):
     run()
     run()
     assert ran[0] == ran[1]
-    monkeypatch.setattr("torchair.engine.run.workers.os.getpid", lambda: -1)
+    monkeypatch.setattr("torchair.engine.run.lanes.os.getpid", lambda: -1)
     run()
     assert ran[2] != ran[0]
 

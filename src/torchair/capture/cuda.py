@@ -43,7 +43,7 @@ from torchair.capture.engine_walk import EngineWalk, Recorded
 from torchair.capture.outputs import PooledRecording
 from torchair.capture.rehearsal import GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.engine.run.guards import same_as
+from torchair.engine.run.held import same_as
 from torchair.engine.run.native import picker
 from torchair.errors import CaptureError, InputError
 from torchair.process import no_garbage_collection

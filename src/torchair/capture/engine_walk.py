@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from torchair.engine.run.executor import Program
-from torchair.engine.run.failures import StepError, explain
 from torchair.engine.run.launches import Launches
+from torchair.engine.run.native import StepError, explain
 from torchair.engine.run.segment import BadIndex
 from torchair.errors import CaptureError
 

@@ -21,12 +21,11 @@ from torchair.capture.base import (
 )
 from torchair.capture.outputs import PooledRecording
 from torchair.capture.pools import AlignedMemory, CapturePool
+from torchair.engine.inputs import result_maker, viewer
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.run.calls import result_maker, viewer
 from torchair.engine.run.executor import Program
 from torchair.engine.run.fixed import Placed
-from torchair.engine.run.guards import same_as
-from torchair.engine.run.held import Held
+from torchair.engine.run.held import Held, same_as
 from torchair.engine.run.native import picker
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import InputError

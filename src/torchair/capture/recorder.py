@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.rehearsal import written
-from torchair.engine.plan.capturable import SIZE_HINT
+from torchair.engine.run.fixed import SIZE_HINT
 from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
 

@@ -24,7 +24,7 @@ from torchair.capture.outputs import PooledRecording
 from torchair.capture.pools import graph_pool_handle
 from torchair.capture.recorder import HostList, Recorder, below_autograd, unexpanded
 from torchair.capture.updates import Updates
-from torchair.engine.run.guards import same_as
+from torchair.engine.run.held import same_as
 from torchair.errors import InputError
 
 

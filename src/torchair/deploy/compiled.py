@@ -33,9 +33,8 @@ from torchair.deploy.homes import (
     roots_of,
 )
 from torchair.deploy.trees import CallShape, result_of
-from torchair.engine.run.direct import DirectProgram
-from torchair.engine.run.gates import Entry, native_gate
-from torchair.engine.run.native import picker
+from torchair.engine.run.held import Entry, native_gate
+from torchair.engine.run.native import DirectProgram, picker
 from torchair.errors import GraphError, InputError
 from torchair.log import warn_once
 from torchair.trace import start_debug_log

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchair.engine.run.gates import ANY, Entry, Same, TensorLike, native_gate
+from torchair.engine.run.held import ANY, Entry, Same, TensorLike, native_gate
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
 

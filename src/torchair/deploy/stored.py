@@ -32,9 +32,8 @@ from torchair.deploy.compiled import Version
 from torchair.deploy.guards import Expected, Guards, Traced
 from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of, roots_of
 from torchair.deploy.trees import CallShape, spec_of
-from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.held import Held
-from torchair.engine.run.native import IdlePrograms, picker
+from torchair.engine.run.native import DirectProgram, IdlePrograms, picker
 from torchair.engine.run.recipe import Stored, plan_of
 from torchair.flags import Flags, poisoning
 from torchair.log import EVENT_LEVEL, logger

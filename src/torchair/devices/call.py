@@ -10,14 +10,14 @@ from typing import Any, Self
 import torch
 
 from torchair.devices.base import Device
+from torchair.engine.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.inspect.dump import take_dump_options
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import initialize_graph_engine
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.calls import input_reader, layouts_of, result_builder
-from torchair.engine.run.direct import DirectProgram
 from torchair.engine.run.executor import Program, Run
 from torchair.engine.run.held import Held
+from torchair.engine.run.native import DirectProgram
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import Computed, Result, Signature, computed

@@ -20,7 +20,7 @@ from torch import fx
 
 from torchair.engine.optimize.passes.ordering import draws
 from torchair.engine.run.fixed import FixedProgram
-from torchair.engine.run.guards import same_as
+from torchair.engine.run.held import same_as
 from torchair.engine.run.native import picker
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr

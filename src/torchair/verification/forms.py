@@ -20,8 +20,8 @@ from torch import Tensor, fx
 
 from torchair.devices.call import GraphCall, StepWatcher
 from torchair.devices.hosted import host_memory
+from torchair.engine.inputs import input_reader, result_builder
 from torchair.engine.plan.records import Step
-from torchair.engine.run.calls import input_reader, result_builder
 from torchair.engine.run.executor import Run
 from torchair.ge.graph import Value, topological
 from torchair.operators.reference import interpret, placed, run_node

@@ -19,7 +19,7 @@ from torchair.engine.optimize.passes.simplify import live_nodes
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import flat_slots
-from torchair.engine.run.outline import range_of
+from torchair.engine.run.segment import range_of
 from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
 from torchair.operators import Trait, row_of
 from torchair.operators.generic import find_target

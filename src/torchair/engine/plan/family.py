@@ -23,7 +23,7 @@ from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.plan.strided import Strided
 from torchair.engine.plan.strides import as_tuple
 from torchair.engine.run.native import picker
-from torchair.engine.run.outline import Outline
+from torchair.engine.run.segment import Outline
 from torchair.flags import Flags
 from torchair.ge.graph import Fact, Value
 

@@ -11,7 +11,7 @@ import torch
 from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
 from torchair.engine.plan.strides import flat_slots
-from torchair.engine.run.outline import Range, range_of
+from torchair.engine.run.segment import Range, range_of
 from torchair.ge.graph import Graph, Node
 from torchair.operators.generic import find_target
 from torchair.ops.streams import STREAM_LABEL

@@ -7,7 +7,10 @@ its own. What a plan's schedule says is all there is to know: nothing is decided
 from __future__ import annotations
 
 import abc
+import os
+import threading
 from _thread import LockType, allocate_lock
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -18,11 +21,10 @@ import torch
 from torchair.codegen.cpu.driver import limit_threads
 from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.engine.run.executor import Program, Run, prepared, told
-from torchair.engine.run.failures import StepFailure
 from torchair.engine.run.launches import native_part
-from torchair.engine.run.native import Place
-from torchair.engine.run.segment import BadIndex, Memory
-from torchair.engine.run.workers import workers
+from torchair.engine.run.memory import Memory, Place
+from torchair.engine.run.native import StepFailure
+from torchair.engine.run.segment import BadIndex
 from torchair.flags import Flags
 
 
@@ -303,3 +305,70 @@ class StreamLanes(LaneProgram):
 def stream_of(device: str, label: str) -> Any:
     """The stream of a label, the same for all graphs of a process."""
     return torch.get_device_module(torch.device(device)).Stream(device=device)
+
+
+# ---- threads: started when they are needed, kept for the next call ----
+
+Work = Callable[[], None]
+
+_SPARE = 16  # threads that wait for work; a burst of calls does not hold more for ever
+
+
+class Workers:
+    """Threads without work."""
+
+    def __init__(self) -> None:
+        self._free: deque[_Worker] = deque()
+        self._process = os.getpid()
+
+    def give(self, work: Work, done: LockType) -> None:
+        """Let a thread do this and then release `done`; `work` must not raise."""
+        if self._process != os.getpid():  # a child of fork has none of our threads
+            self._free, self._process = deque(), os.getpid()
+        try:
+            worker = self._free.pop()
+        except IndexError:
+            worker = _Worker(self)
+            worker.start()
+        worker.take(work, done)
+
+    def back(self, worker: _Worker) -> bool:
+        """A thread is ready for more; False if there are enough."""
+        if len(self._free) >= _SPARE:
+            return False
+        self._free.append(worker)
+        return True
+
+
+class _Worker(threading.Thread):
+    def __init__(self, crew: Workers) -> None:
+        super().__init__(name="torchair lane", daemon=True)
+        self._crew = crew
+        self._wake = allocate_lock()
+        self._wake.acquire()
+        self._task: tuple[Work, LockType] | None = None
+
+    def take(self, work: Work, done: LockType) -> None:
+        """Do this next."""
+        self._task = (work, done)
+        self._wake.release()
+
+    def run(self) -> None:
+        """Work until there are enough threads without this one."""
+        torch._C._set_grad_enabled(False)
+        torch.get_num_threads()  # torch sets the number of this thread now, and not later
+        stays = True
+        while stays:
+            self._wake.acquire()
+            assert self._task is not None
+            (work, done), self._task = self._task, None
+            work()
+            del work
+            stays = self._crew.back(self)
+            done.release()
+
+
+@cache
+def workers() -> Workers:
+    """The threads of this process."""
+    return Workers()

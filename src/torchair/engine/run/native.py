@@ -4,22 +4,48 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import torch
 
-from torchair.engine.plan.records import OutputSpec, Plan, Root
-from torchair.engine.run.failures import explain
-from torchair.engine.run.poison import areas_of, made_poisoned, poisoned
-from torchair.engine.run.segment import BadIndex, Memory, Segment
+from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.engine.run.held import Entry, Held, Same, TensorLike, TensorTaken, native_gate
+from torchair.engine.run.memory import ARENA, Memory, Place, allocator, areas_of, poisoned
+from torchair.engine.run.segment import BadIndex, Segment
+from torchair.errors import GraphError
 from torchair.flags import Flags, poisoning
 
-Place = Callable[[int, int], torch.Tensor | None]
-"""Memory, as bytes, for a slot of a plan or for its `ARENA`."""
 
-ARENA = -1
+class StepFailure(Exception):
+    """What a step raised, with the step."""
+
+    def __init__(self, step: Step, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.step, self.error = step, error
+
+
+class StepError(GraphError):
+    """What failed, with the node and the line of the model it comes from."""
+
+    def __init__(self, step: Step, error: Exception) -> None:
+        self.step = step
+        node = step.node
+        source = node.origin.line if node.origin else "unknown source line"
+        super().__init__(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
+
+
+_KINDS = (IndexError, ValueError, TypeError, NotImplementedError, AssertionError, ZeroDivisionError)
+_ERRORS = {kind: type(f"Step{kind.__name__}", (StepError, kind), {}) for kind in _KINDS}
+"""Step errors that are what eager raises as well."""
+
+
+def explain(step: Step, error: Exception) -> StepError:
+    """The error to raise for what a step raised, of the same builtin class."""
+    made = next((e for kind, e in _ERRORS.items() if isinstance(error, kind)), StepError)
+    return made(step, error)
+
 
 _SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
 
@@ -118,21 +144,71 @@ class IdlePrograms:
         return outputs
 
 
-Allocate = Callable[[Any, Any], Callable[[], torch.Tensor]]
-
-
-def allocator(root: Root) -> Allocate:
-    """From dims and strides to a function that makes the tensor of a root anew for every call,
-    because it leaves the graph."""
-    dtype, device = root.meta.dtype, torch.device(root.device)
-    make = partial(torch.empty_strided, dtype=dtype, device=device)
-    if poisoning():
-        return lambda shape, strides: made_poisoned(partial(make, shape, strides))
-    if device.type == "cpu" and _quick_empty is not None:
-        return lambda shape, strides: partial(_quick_empty, shape, strides, dtype)
-    return lambda shape, strides: partial(make, shape, strides)
-
-
 _address = torch.Tensor.data_ptr
-_quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-"""Torch's own short cut to `empty_strided`, without the parsing of arguments."""
+
+
+# ---- one call from Python: arguments compared, addresses taken, program run ----
+
+
+class DirectProgram(NativeProgram):
+    """A native plan over memory of its own, entered through a gate."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        super().__init__(plan)
+
+    def _take(self, segment: Segment, results: Sequence[int]) -> None:
+        super()._take(segment, results)
+        self._segment = segment
+        self._inputs = segment.sources[: len(segment.sources) - len(results)]
+
+    @property
+    def results(self) -> list[int]:
+        """For each output the input that it is, -1 where it is a new tensor."""
+        return self._updated
+
+    @property
+    def makers(self) -> list[Callable[[], torch.Tensor]]:
+        """Functions that allocate the new tensors, in order."""
+        return self._make
+
+    def gate(
+        self,
+        inputs: Sequence[torch.Tensor],
+        positions: Sequence[int],
+        records: Sequence[TensorLike | Same],
+        entries: Sequence[Entry],
+        held: Held | None,
+    ) -> Callable[..., bool | None] | None:
+        """A function of the arguments and the new tensors. `positions` tells for each input of the
+        graph which argument it is; -1 for one that stays where it is, as `entries` make sure."""
+        targets: dict[int, int] = {}
+        given, words = self._segment.given, self._segment.given_at
+        for k, slot in enumerate(self._inputs):
+            if positions[slot] < 0:
+                given[k] = inputs[slot].data_ptr()
+            elif positions[slot] in targets:
+                return None  # one argument for two inputs
+            else:
+                targets[positions[slot]] = words + 8 * k
+        known = [
+            replace(r, target=targets.get(r.position, 0)) if isinstance(r, TensorLike) else r
+            for r in records
+        ]
+        first = len(self._inputs)
+        made = [
+            TensorTaken(len(records) + k, words + 8 * (first + k)) for k in range(len(self._make))
+        ]
+        task = self._segment.task()
+        if held is not None:
+            test = held.native(inputs)
+            if test is None:
+                return None
+            task = replace(task, held=test)
+        return native_gate(len(records) + len(made), [*known, *made], entries, task)
+
+    def failure(self) -> Exception:
+        """The error of a run that met a bad index."""
+        step = self._segment.faulty()
+        assert step is not None
+        return explain(step, BadIndex(step))

@@ -19,8 +19,8 @@ from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.target import Generated, Pack
 from torchair.engine.plan.records import Plan, Root, Step
-from torchair.engine.run.outline import LINE
-from torchair.engine.run.segment import ALONE, aligned_bytes
+from torchair.engine.run.memory import aligned_bytes
+from torchair.engine.run.segment import ALONE, LINE
 
 FAR = 64 << 20
 """Bytes that no cache holds."""

@@ -1,27 +1,171 @@
-"""Memory that the calls of a dynamic graph share, whatever their sizes are.
+"""Programs of dynamic graphs, and the memory that their calls share, whatever their sizes are.
 
 A call takes a workspace, or makes one if all are in use, and gives it back at the end. Programs are
 bound to a workspace: one for each family of native plans, which is made ready for the size of the
-call, and for other plans one for each of the last sizes.
-"""
+call in microseconds, since native code writes what follows from sizes into the argument blocks, and
+for other plans one for each of the last sizes."""
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from torchair.codegen.cpu.driver import FILL, PATCH, bind_threads
+from torchair.codegen.cpu.target import cpu
+from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
+from torchair.engine.plan.memory import Laid
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.run.executor import Program, ProgramPool
 from torchair.engine.run.lanes import Watch, bind_lanes
-from torchair.engine.run.native import ARENA, NativeProgram
-from torchair.engine.run.segment import aligned_bytes
-from torchair.engine.run.sized import SizedProgram
+from torchair.engine.run.memory import ARENA, Memory, aligned_bytes, allocator, areas_of, poisoned
+from torchair.engine.run.native import NativeProgram, picker
+from torchair.engine.run.segment import ALONE, THREADS, Segment
+from torchair.flags import poisoning
+
+_ARENA = 1  # among the values: nothing, then the arena, buffers in it, Numbers, constants
+_BUFFERS = 2
+
+
+class SizedSegment(Segment):
+    """The native steps of a family. `fit` makes it ready for one of its plans."""
+
+    def __init__(
+        self,
+        family: Family,
+        threads: int,
+        last: Sequence[int],
+        scratch: Callable[[int], torch.Tensor] | None,
+    ) -> None:
+        plan = family.plan
+        self._family = family
+        self._numbers_at = _BUFFERS + len(plan.arena.buffers)
+        self._constants_at = self._numbers_at + family.words
+        self._constant_of = {s: self._constants_at + k for k, s in enumerate(family.sized)}
+        self._fixed_at = self._constants_at + len(family.sized)
+        self._fixed: dict[int, int] = {}  # integers that are added: their place among the values
+        self._records: list[int] = []
+        self._placement: Laid | None = None
+        self.most = 1  # threads for the sizes it was made ready for
+        steps = [s for s in plan.steps if s.kind == "native"]
+        super().__init__(steps, Memory(plan, 0, plan.constants, scratch), threads, last)
+        count = self._fixed_at + len(self._fixed)
+        self._values = (ctypes.c_int64 * count)(*[0] * self._fixed_at, *self._fixed)
+        self._table = (ctypes.c_int64 * len(self._records))(*self._records)
+        self._fill = cpu().filler()
+
+    def _threads_of(self, threads: int) -> int:
+        return threads if bind_threads() else 1
+
+    # ---- once: which word follows from what ----
+
+    def _write_sized(self, memory: Memory) -> None:
+        outline, places = self._outline, memory.plan.places
+        for word, slot in outline.placed:
+            root, offset = places[slot]
+            self._follow(word, offset, _ARENA, _BUFFERS + root.buffer)
+        for word, slot in outline.constants:
+            root, offset = places[slot]
+            if root.slot in self._constant_of:
+                self._follow(word, offset, self._constant_of[root.slot])
+            else:
+                self._follow(word, offset + memory.constants[root.slot].data_ptr())
+        for k, (_, _, slot) in enumerate(outline.patches):
+            self._follow(outline.patches_at + PATCH * k + 2, places[slot][1])
+        for step, (first, _) in zip(self.steps, outline.numbers, strict=True):
+            for word, number in enumerate(step.code.numbers, first):
+                self._follow(word, number)
+
+    def _follow(self, word: int, size: Any, *others: int) -> None:
+        """A word is the sum of a size and other values."""
+        if not others and not isinstance(size, Number):
+            self._block[word] = size
+            return
+        if isinstance(size, Number):
+            others = (*others, self._numbers_at + self._family.at(size))
+        elif size:
+            number = self._fixed.setdefault(size, self._fixed_at + len(self._fixed))
+            others = (*others, number)
+        self._records += (word, *others, *[0] * (FILL - 1 - len(others)))
+
+    # ---- for each size ----
+
+    def fit(
+        self, member: Member, placement: Laid, arena: int, constants: Sequence[torch.Tensor]
+    ) -> None:
+        """Write all that follows from sizes and from where memory is."""
+        values: Any = self._values
+        family = self._family
+        values[_ARENA] = arena
+        values[self._numbers_at : self._constants_at] = member.values[: family.words]
+        if placement is not self._placement:
+            values[_BUFFERS : self._numbers_at] = placement.offsets
+            self._write_flags(family.barriers(placement, self._outline, self.steps))
+            self._placement = placement
+        if constants:
+            values[self._constants_at : self._fixed_at] = [t.data_ptr() for t in constants]
+        (work,) = family.work(member.values)
+        self.most = self._threads if work > ALONE else 1
+        self._block[THREADS] = self.most
+        self._fill(self._base, self._table, len(self._table) // FILL, values)
+
+    def fire(self) -> Callable[[], None]:
+        block, base, driver = self._block, self._base, cpu().driver()
+        threads = torch.get_num_threads
+
+        def run(owner: Any = self) -> None:
+            if owner.most > 1:
+                block[THREADS] = min(owner.most, threads())
+            driver(base)
+
+        fire = poisoned(run, self._scratch)
+        return self._raising(fire) if self._outline.faults else fire
+
+
+class SizedProgram(NativeProgram):
+    """A program for a family whose plans are native from arguments to results."""
+
+    def __init__(
+        self, family: Family, scratch: Callable[[int], torch.Tensor] | None = None
+    ) -> None:
+        self._family = family
+        self.fitted: Member | None = None  # the plan that it is ready for,
+        self.arena: torch.Tensor | None = None  # with buffers in this memory
+        made = self._describe(family.plan)
+        slots = [r.slot for _, r in made]
+        results = zip(family.plan.outputs, family.results, strict=True)
+        layouts = {id(o): layout for o, layout in results}
+        kinds = [(*layouts[id(o)], r.meta.dtype, r.device) for o, r in made]
+        roots = dict(zip(kinds, [r for _, r in made], strict=True))
+        self._kinds = [(*kind[:2], allocator(root)) for kind, root in roots.items()]
+        self._each = picker([list(roots).index(kind) for kind in kinds])
+        self._segment = SizedSegment(family, torch.get_num_threads(), slots, scratch)
+        self._take(self._segment, slots)
+
+    def fit(self, member: Member, placement: Laid, arena: torch.Tensor) -> None:
+        """Make ready for a plan of the family."""
+        values = member.values
+        self._constants = member.constants()  # kept as long as their addresses are in use
+        self._segment.fit(member, placement, arena.data_ptr(), self._constants)
+        made = [make(shape(values), strides(values)) for shape, strides, make in self._kinds]
+        self._make = list(self._each(made))
+        self.fitted, self.arena = member, arena
+        if poisoning():
+            sizes, offsets = placement.sizes, placement.offsets
+            where = lambda r: (offsets[r.buffer], sizes[r.buffer])  # noqa: E731
+            areas = areas_of(self._family.plan, where)
+            self._run = poisoned(self._segment.call(), arena, areas)
+
+    def leave(self) -> None:
+        """Be ready for nothing, and hold no memory."""
+        self.fitted = self.arena = None
+
 
 WEIGHT = 1 << 20  # of a plan of a family, which is little more than a row of integers
 
