@@ -23,7 +23,7 @@ from torchair import CompilerConfig, ops
 from torchair.configs.settings import Settings
 from torchair.fx.passes import CAPTURE_PASSES, allocation, streams
 from torchair.fx.passes.values import cautious
-from torchair.ops.events import DEFAULT_STREAM
+from torchair.ops.streams import DEFAULT_STREAM
 from torchair.scope import limit_core_num, npu_stream_switch
 
 aten, air = torch.ops.aten, torch.ops.air

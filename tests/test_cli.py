@@ -9,7 +9,7 @@ import torch
 import torchair
 from torchair.cli import main, operators_page
 from torchair.codegen.kept import key_of, store
-from torchair.convert.table import lines
+from torchair.convert.registry import lines
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

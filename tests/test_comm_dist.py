@@ -19,9 +19,9 @@ from torch import multiprocessing
 import torchair
 from op_harness import convert, run
 from test_emulate import run as run_python
-from torchair import hcom
 from torchair.convert import Decline
 from torchair.convert.comm import _reduction
+from torchair.ops import hcom
 from torchair.ops.collectives import REDUCTIONS, group_text, named_group
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,8 +10,7 @@ import torch
 
 import torchair
 from torchair import ge
-from torchair.convert.automatic import ge_type, generate
-from torchair.convert.inference_rule import rule_text
+from torchair.convert.automatic import ge_type, generate, rule_text
 from torchair.convert.registry import unregister
 from torchair.errors import ConversionError, GraphError
 from torchair.ge.graph import Graph

@@ -24,7 +24,7 @@ from torchair.ge.graph import Graph
 from torchair.operators import infer
 from torchair.operators.reference import interpret
 from torchair.ops import npu
-from torchair.ops.npu.checks import pack_int4
+from torchair.ops.npu.library import pack_int4
 
 GUARD = 64  # bytes around scratch memory that must stay as they are
 NAMES = {v: k for k, v in TYPES.items()} | {torch.int8: "i8"}

@@ -34,7 +34,7 @@ from torchair.configs.options import OptionValue, leaves, read_path
 from torchair.configs.settings import Settings
 from torchair.fx.passes.user import register_replacement
 from torchair.npugraph_ex.backend import npugraph_ex_backend, tree_of
-from torchair.ops.library import mark_side_effects
+from torchair.ops.streams import mark_side_effects
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "npugraph_ex.md"

@@ -10,7 +10,7 @@ from op_harness import convert
 from torchair.engine.optimize.passes.ordering import explicit_order_for_side_effect_nodes
 from torchair.operators.core import row_of
 from torchair.ops import npu_print
-from torchair.ops.print import tensor_text
+from torchair.ops.output import tensor_text
 
 WAYS = ["eager", "aot_eager", "torchair", "torchair dynamic", "torchair eagerly", "npugraph_ex"]
 

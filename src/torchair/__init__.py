@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchair.deploy.load import load
     from torchair.explanation.api import explain
     from torchair.fx.passes.user import register_replacement
-    from torchair.hcom import patch_for_hcom
+    from torchair.ops.hcom import patch_for_hcom
     from torchair.verification.api import verify
 
 __all__ = [
@@ -46,14 +46,13 @@ _LAZY = {
     "explain": "torchair.explanation.api",
     "load": "torchair.deploy.load",
     "npu_format_cast_via_cpu": "torchair.deploy.formats",
-    "patch_for_hcom": "torchair.hcom",
+    "patch_for_hcom": "torchair.ops.hcom",
     "use_internal_format_weight": "torchair.deploy.formats",
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.user",
     "ge": "torchair.ge",
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",
-    "scope": "torchair.scope",
     "verify": "torchair.verification.api",
 }
 
@@ -61,7 +60,7 @@ _LAZY = {
 
 def _teach_dynamo(_module: Any) -> None:
     """Tell Dynamo about collectives when it comes, before it traces anything."""
-    from torchair.hcom import teach_dynamo
+    from torchair.ops.hcom import teach_dynamo
 
     teach_dynamo()
 

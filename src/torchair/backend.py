@@ -16,7 +16,7 @@ from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
 from torchair.errors import UnsupportedModeError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by
-from torchair.ops.library import mark_side_effects
+from torchair.ops.streams import mark_side_effects
 from torchair.process import no_garbage_collection
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
@@ -35,7 +35,7 @@ def get_npu_backend(
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A backend for `torch.compile(model, backend=...)`."""
-    from torchair.hcom import teach_dynamo
+    from torchair.ops.hcom import teach_dynamo
 
     teach_dynamo()  # again: torch_npu may have come since Dynamo did
     start_debug_log()

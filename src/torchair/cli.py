@@ -21,7 +21,7 @@ import torch
 
 from torchair.codegen.kept import store
 from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
-from torchair.convert.table import lines
+from torchair.convert.registry import lines
 from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher, report
 from torchair.engine.inspect.check import check_graph

@@ -34,9 +34,8 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
-from torchair.convert.aliases import join_views
-from torchair.convert.registry import find
-from torchair.convert.summary import summary_csv
+from torchair.convert.registry import find, summary_csv
+from torchair.convert.results import join_views
 from torchair.devices import device_of
 from torchair.errors import ConversionError, pretty_error_msg
 from torchair.flags import Flags
@@ -45,7 +44,7 @@ from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
 from torchair.log import logger
 from torchair.operators import infer
-from torchair.ops.library import mark_side_effects
+from torchair.ops.streams import mark_side_effects
 from torchair.passes import PassRunner
 from torchair.process import no_garbage_collection
 from torchair.runner import Compilation, GmRunner, onlookers

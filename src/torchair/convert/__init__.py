@@ -19,9 +19,8 @@ __all__ = [
 ]
 
 FAMILIES = (
-    "activation", "attention", "comm", "control", "conv", "create", "elementwise", "foreach",
-    "index", "loss", "matmul", "norm", "npu_activation", "npu_attention", "npu_moe", "npu_quant",
-    "npu_scatter", "pool", "print", "quantised", "random", "reduce", "shape", "slicing", "strided",
+    "activation", "air", "attention", "comm", "control", "create", "elementwise", "foreach",
+    "index", "matmul", "norm", "npu", "pool", "quantised", "reduce", "shape",
 )  # fmt: skip
 
 for _family in FAMILIES:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines the older operators
 
 from torchair import ge
+from torchair.convert.operands import members
 from torchair.convert.registry import Decline, builtin
-from torchair.convert.shape import members
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import is_static, numel

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.promote import promote
+from torchair.convert.operands import members, promote, size_of
 from torchair.convert.registry import Decline, builtin
-from torchair.convert.shape import members
-from torchair.convert.sizes import size_of
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType

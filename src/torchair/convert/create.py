@@ -1,4 +1,9 @@
-"""Converters of operators that make tensors: from sizes and numbers, or by a cast."""
+"""Converters of operators that make tensors: from sizes and numbers, by a cast, or at random.
+
+Random operators take the graph's seed, a constant of the graph, and an offset of their own.
+Offsets are one more input of the graph, which an Unpack hands out. A call says there that there
+are none: operators then draw from torch's generators, in order.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,14 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.promote import cast_result, promote
+from torchair.convert.elementwise import factor
+from torchair.convert.operands import cast_result, plain, promote
 from torchair.convert.registry import Decline, builtin
-from torchair.ge.build import builder, const_tensor
-from torchair.ge.dtypes import INT_TYPES, DataType, ge_to_torch
-from torchair.ge.graph import TensorSpec, Value, get_default_ge_graph
+from torchair.ge import attrs as attr
+from torchair.ge.build import add_output, builder, const_tensor
+from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
+from torchair.ge.graph import BuilderCall, Fact, TensorSpec, Value, get_default_ge_graph
+from torchair.ge.shapes import free_symbols
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -205,3 +213,261 @@ def _changes_device(device: torch.device) -> bool:
 @builtin(prims.convert_element_type.default)
 def convert_element_type(a: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
     return ge.Cast(a, dst_type=meta_outputs.dtype)
+
+
+INT64, UINT64, DOUBLE = DataType.DT_INT64, DataType.DT_UINT64, DataType.DT_DOUBLE
+_SEED, _OFFSETS, _UNPACK = "initial_seed", "offset_list", "unpack_generator_offsets"
+
+
+# ---- random numbers: seed and offset ----
+
+
+def _seed() -> Value:
+    """The seed that torch's generator had when the graph was converted, as a signed number."""
+    graph = get_default_ge_graph()
+    if _SEED in graph:
+        return graph.node(_SEED).outputs[0]
+    seed = torch.initial_seed()
+    return ge.Const(seed - 2**64 if seed >= 2**63 else seed, dtype=INT64, node_name=_SEED)
+
+
+def _offset() -> Value:
+    """The next offset. Input and Unpack are made with the first one and grow with each other."""
+    graph = get_default_ge_graph()
+    if _UNPACK not in graph:
+        return _first_offset()
+    unpack = graph.node(_UNPACK)
+    data = unpack.values()[0]
+    made = add_output(unpack, f"y{len(unpack.outputs)}")
+    made.learn(Fact(INT64, ()))
+    count = len(unpack.outputs)
+    unpack.attrs["num"] = attr.Int(count)
+    data.shape = (count,)
+    call = next(c for c in graph.journal if isinstance(c, BuilderCall) and c.result is data)
+    call.kwargs["shape"] = [count]
+    return made
+
+
+def _first_offset() -> Value:
+    graph = get_default_ge_graph()
+    data = ge.Data(
+        index=len(graph.data), dtype=INT64, shape=[1], placement="CPU", node_name=_OFFSETS
+    )
+    graph.depth += 1  # dumps do not show the Unpack
+    try:
+        return ge.Unpack(data, num=1, node_name=_UNPACK)[0]
+    finally:
+        graph.depth -= 1
+
+
+def _counter() -> Value:
+    zero = ge.Const(0, dtype=INT64)
+    zero.device_type = "CPU"  # as the offset it is joined with
+    return ge.ConcatV2([zero, _offset()], 0, N=2)
+
+
+def _default(generator: Any, spec: TensorSpec | None = None) -> None:
+    if generator is not None:
+        raise Decline("a generator of its own")
+    if spec is not None and not spec.in_order:
+        raise Decline("numbers that torch draws in the order of another layout")
+
+
+def _placed(made: Value, spec: TensorSpec) -> Value:
+    """A result where tracing saw it: its inputs, numbers of the host, do not tell."""
+    if spec.device == "cpu":
+        return made
+    if any(name.startswith("u") for name in free_symbols(spec.shape or ())):
+        raise Decline("a size that the data tell, on a device")
+    made.device_type = "NPU"
+    return made
+
+
+# ---- random tensors of given sizes ----
+
+
+def _draw(op_type: str, size: Any, spec: TensorSpec, *bounds: Value) -> Value:
+    key = ge.Unsqueeze(ge.Cast(_seed(), dst_type=UINT64), axes=[0])
+    counter = ge.Cast(_counter(), dst_type=UINT64)
+    algorithm = typed(1, DataType.DT_INT32)
+    chosen = {} if bounds else {"dtype": spec.dtype}
+    return _placed(builder(op_type)(size, key, counter, algorithm, *bounds, **chosen), spec)
+
+
+def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
+    _default(generator, spec)
+    if spec.dtype not in FLOAT_TYPES:
+        raise Decline("not a real floating point result")
+    return _draw(op_type, size, spec)
+
+
+def _of_size(op_type: str) -> Callable[..., Value]:
+    def convert(
+        size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+    ) -> Value:
+        """rand(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
+        return _real(op_type, size, generator, meta_outputs)
+
+    return convert
+
+
+def _drawn_like(op_type: str) -> Callable[..., Value]:
+    def convert(
+        self: Value, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+    ) -> Value:
+        """rand_like(Tensor self, *, ScalarType? dtype=None, ...) -> Tensor"""
+        return _real(op_type, ge.Shape(self), generator, meta_outputs)
+
+    return convert
+
+
+UNIFORM, NORMAL = "StatelessRandomUniformV2", "StatelessRandomNormalV2"
+builtin(aten.rand.default, aten.rand.generator)(_of_size(UNIFORM))
+builtin(aten.randn.default, aten.randn.generator)(_of_size(NORMAL))
+builtin(aten.rand_like.default, getattr(aten.rand_like, "generator", None))(_drawn_like(UNIFORM))
+builtin(aten.randn_like.default, getattr(aten.randn_like, "generator", None))(_drawn_like(NORMAL))
+
+
+@builtin(aten.uniform.default)
+def uniform(
+    self: Value,
+    low: Any = 0.0,
+    to: Any = 1.0,
+    *,
+    generator: Any = None,
+    meta_outputs: TensorSpec,
+    **named: Any,
+) -> Value:
+    low = named.get("from", low)
+    plain(low, to)
+    made = _real(UNIFORM, ge.Shape(self), generator, meta_outputs)
+    return _moved(made, to - low, low, meta_outputs.dtype)
+
+
+@builtin(aten.normal_functional.default)
+def normal(
+    self: Value,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    *,
+    generator: Any = None,
+    meta_outputs: TensorSpec,
+) -> Value:
+    """normal_functional(Tensor self, float mean=0., float std=1., *, Generator? generator=None)"""
+    plain(mean, std)
+    made = _real(NORMAL, ge.Shape(self), generator, meta_outputs)
+    return _moved(made, std, mean, meta_outputs.dtype)
+
+
+def _moved(x: Value, scale: float, start: float, dtype: int) -> Value:
+    """x * scale + start as torch computes it: it stays within the bounds of a narrow range."""
+    if (scale, start) == (1, 0):
+        return x
+    return ge.Add(ge.Mul(x, factor(dtype, scale)), factor(dtype, start))
+
+
+# ---- integers: drawn as such, a scaled float would miss some beyond 2**24 and favour others ----
+
+
+def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) -> Value:
+    _default(generator, spec)
+    bounds = promote(INT64, low, high)
+    return cast_result(_draw("StatelessRandomUniformIntV2", size, spec, *bounds), spec.dtype)
+
+
+@builtin(aten.randint.default, aten.randint.generator)
+def randint(
+    high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+) -> Value:
+    return _integers(size, 0, high, generator, meta_outputs)
+
+
+@builtin(aten.randint.low, aten.randint.low_generator)
+def randint_low(
+    low: Any, high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec,
+    **options: Any,
+) -> Value:  # fmt: skip
+    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, ...)"""
+    return _integers(size, low, high, generator, meta_outputs)
+
+
+@builtin(aten.randint_like.default)
+def randint_like(self: Value, high: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+    return _integers(ge.Shape(self), 0, high, None, meta_outputs)
+
+
+@builtin(aten.randint_like.low_dtype)
+def randint_like_low(
+    self: Value, low: Any, high: Any, *, meta_outputs: TensorSpec, **options: Any
+) -> Value:
+    return _integers(ge.Shape(self), low, high, None, meta_outputs)
+
+
+@builtin(aten.randperm.default, aten.randperm.generator)
+def randperm(
+    n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+) -> Value:
+    _default(generator)
+    made = ge.StatelessRandperm(
+        promote(INT64, n), _seed(), _offset(), layout=1, dtype=meta_outputs.dtype
+    )
+    return _placed(made, meta_outputs)
+
+
+# ---- draws by probability ----
+
+
+@builtin(aten.bernoulli.default)
+def bernoulli(self: Value, *, generator: Any = None, meta_outputs: TensorSpec) -> Value:
+    return bernoulli_p(self, self, generator=generator, meta_outputs=meta_outputs)
+
+
+@builtin(aten.bernoulli.p, aten.bernoulli.Tensor)
+def bernoulli_p(
+    self: Value, p: Any = 0.5, *, generator: Any = None, meta_outputs: TensorSpec
+) -> Value:
+    _default(generator, meta_outputs)
+    prob = p if isinstance(p, Value) else ge.Const(p, dtype=DOUBLE)
+    made = ge.StatelessBernoulli(
+        ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype
+    )
+    return _placed(made, meta_outputs)
+
+
+@builtin(aten.multinomial.default)
+def multinomial(
+    self: Value, num_samples: Any, replacement: bool = False, *, generator: Any = None
+) -> Value:
+    _default(generator)
+    plain(num_samples)
+    return ge.MultinomialWithReplacement(
+        self, _seed(), _offset(), numsamples=num_samples, replacement=replacement
+    )
+
+
+# ---- dropout: numbers in double, so that the scale is torch's to the last bit ----
+
+
+@builtin(aten.native_dropout.default)
+def native_dropout(
+    input: Value, p: Any, train: bool | None, *, meta_outputs: Any
+) -> tuple[Value, Value]:
+    plain(p)
+    if train is not None and not train:
+        return input, ge.Fill(ge.Shape(input), ge.Const(True, dtype=DataType.DT_BOOL))
+    _default(None, meta_outputs[1])
+    keep = ge.Const(1.0 - p, dtype=DOUBLE)
+    drawn = ge.StatelessDropOutGenMask(
+        ge.Shape(input), keep, _seed(), ge.Const(0, dtype=INT64), _counter()
+    )
+    mask = _placed(drawn, meta_outputs[1])
+    return ge.DropOutDoMask(input, mask, keep), mask
+
+
+@builtin(aten.native_dropout_backward.default)
+def native_dropout_backward(grad_output: Value, mask: Value, scale: Any) -> Value:
+    plain(scale)
+    if grad_output.dtype not in FLOAT_TYPES:
+        raise Decline("a gradient that is not floating point")
+    keep = 1.0 / scale if scale else 0.0
+    return ge.DropOutDoMask(grad_output, mask, ge.Const(keep, dtype=DOUBLE))

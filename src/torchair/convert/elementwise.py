@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.promote import cast_result, promote
+from torchair.convert.operands import cast_result, plain, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
@@ -42,12 +42,6 @@ def factor(dtype: int, x: Any) -> Value:
         return promote(DataType.DT_FLOAT if keep else dtype, x)
     exact = torch.tensor(x, dtype=ge_to_torch(dtype)).item() == x
     return ge.Const(x, dtype=dtype if exact else DataType.DT_FLOAT)
-
-
-def plain(*numbers: Any) -> None:
-    """Decline unless all arguments are Python numbers."""
-    if any(isinstance(n, Value) for n in numbers):
-        raise Decline("a scalar argument is symbolic")
 
 
 # ---- arithmetic ----

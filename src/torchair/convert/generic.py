@@ -1,23 +1,39 @@
-"""The generic node: any torch operator without a converter, called as torch would call it.
+"""The generic node: any torch operator without a converter, called as torch would call it, and
+operators that change their arguments, as torch makes them functional (`auto_functionalized_v2`).
 
 `TorchCall` keeps the operator's name and its plain arguments as JSON, so it can be written to a
 file and read back; targets that have no name (higher-order operators) live in `graph.objects`.
+
+What is changed arrives as a list of bases, and an argument may be a view of one. A base is copied,
+the view is taken from the copy, and the operator's update of it is put back into the copy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._higher_order_ops.auto_functionalize import (
+    AsStridedViewInfo,
+    SliceViewInfo,
+    auto_functionalized_v2,
+    get_mutable_args,
+    read_view_information_from_args,
+)
 
-from torchair.convert.aliases import hint, order_of
-from torchair.convert.registry import Decline
+from torchair import ge
+from torchair.convert.automatic import automatic_entry
+from torchair.convert.control import value_of
+from torchair.convert.operands import sizes
+from torchair.convert.registry import Decline, Registration, builtin, find
+from torchair.convert.results import hint, order_of
 from torchair.ge.build import builder
-from torchair.ge.graph import Node, Value, get_default_ge_graph
+from torchair.ge.graph import Fact, Node, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import contiguous_strides
+from torchair.log import logger
 
 
 @dataclass(frozen=True)
@@ -109,3 +125,194 @@ def _object(x: Any) -> Any:
     key = f"object:{len(graph.objects)}:{type(x).__name__}"
     graph.objects[key] = x
     return {"object": key}
+
+
+# ---- operators that change their arguments ----
+
+aten = torch.ops.aten
+FUNCTIONALIZED = auto_functionalized_v2
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A tensor that the operator changes: its argument, the place in a list, the view it is."""
+
+    name: str
+    position: int | None
+    info: Any
+    view: Value
+
+
+Inner = Callable[["UpdatingCall"], tuple[list[Any], list[Value]]]
+"""Adds the operator itself: its results, and the new value of each changed tensor."""
+
+
+@builtin(FUNCTIONALIZED)
+def functionalized(op: Any, *, meta_outputs: Any, meta_keywords: Any, **kwargs: Any) -> list[Any]:
+    """auto_functionalized_v2(op, **arguments, _all_bases) -> (*results, *bases)"""
+    entry = find(op) or automatic_entry(op)
+    if entry is None:
+        raise Decline(f"{op} has no converter")
+    update = UpdatingCall(op, kwargs, meta_keywords["_all_bases"])
+    specs = meta_outputs[: len(meta_outputs) - len(update.bases)]
+    return update.run(lambda u: _by_converter(u, entry, specs))
+
+
+def generic_update(
+    op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor], metas: Metas
+) -> list[Any]:
+    """The same for an operator without a converter: torch makes the copies itself."""
+    return UpdatingCall(op, dict(kwargs), meta_bases, copy=False).run(lambda u: _by_torch(u, metas))
+
+
+class UpdatingCall:
+    """One call of an operator that changes some of its arguments."""
+
+    def __init__(
+        self,
+        op: Any,
+        kwargs: dict[str, Any],
+        meta_bases: Sequence[torch.Tensor],
+        copy: bool = True,
+    ) -> None:
+        if not isinstance(op, torch._ops.OpOverload):
+            raise Decline(f"{op} is a higher-order operator")
+        names, types = get_mutable_args(op)
+        if any(f"_{name}_dtype" in kwargs for name in names):
+            raise Decline(f"{op} only writes to its arguments")
+        self.op = op
+        self.metas = meta_bases
+        self.bases: list[Value] = kwargs.pop("_all_bases")
+        infos = read_view_information_from_args(names, types, kwargs, self.bases)
+        self.arguments = {**kwargs, **dict.fromkeys(names)}
+        self.copies = [ge.Clone(b) for b in self.bases] if copy else list(self.bases)
+        self.changed: list[Changed] = []
+        for name, info in infos.items():
+            self._take_views(name, info)
+
+    def _take_views(self, name: str, info: Any) -> None:
+        """The arguments that are changed, out of the copies."""
+        if info is None:
+            return
+        several = isinstance(info, list)
+        members = [
+            None if i is None else Changed(name, k if several else None, i, self._view(i))
+            for k, i in enumerate(info if several else [info])
+        ]
+        self.changed += [m for m in members if m is not None]
+        values = [None if m is None else m.view for m in members]
+        self.arguments[name] = values if several else values[0]
+
+    def _view(self, info: Any) -> Value:
+        base, meta = self.copies[info.base_index], self.metas[info.base_index]
+        if isinstance(info, SliceViewInfo):
+            return _call(aten.slice.Tensor, base, info.dim, info.start, info.end)
+        if isinstance(info, AsStridedViewInfo):
+            layout = (info.size, info.stride, info.storage_offset)
+            return _call(aten.as_strided.default, base, *layout, metas=[meta])
+        return base
+
+    def run(self, inner: Inner) -> list[Any]:
+        """Results of the operator, or None for an operator without any, then the new bases."""
+        results, news = inner(self)
+        for changed, new in zip(self.changed, news, strict=True):
+            new.learn(Fact(changed.view.dtype, changed.view.shape))
+            index = changed.info.base_index
+            self.copies[index] = self._put_back(changed.info, new)
+        if any(r.alias_info is not None for r in self.op._schema.returns):
+            results = [news[0]]  # what an in-place operator returns is its argument
+        return [*(results or [None]), *self.copies]
+
+    def _put_back(self, info: Any, new: Value) -> Value:
+        base, meta = self.copies[info.base_index], self.metas[info.base_index]
+        if isinstance(info, SliceViewInfo):
+            bounds = (info.dim, info.start, info.end)
+            return _call(aten.slice_scatter.default, base, new, *bounds)
+        if not isinstance(info, AsStridedViewInfo):
+            return new
+        if not meta.is_contiguous():
+            raise Decline("a view of a tensor that is not contiguous is changed")
+        own = sizes([value_of(d) for d in contiguous_strides(new.shape or ())])
+        offset = sizes([info.storage_offset])
+        copied = ge.ViewCopy(base, info.size, info.stride, offset, new, info.size, own, [0])
+        assert isinstance(copied, Value)
+        return copied
+
+
+def _call(target: Any, *args: Any, metas: Any = None) -> Value:
+    """What the converter of a torch operator makes of these arguments."""
+    entry = find(target)
+    assert entry is not None
+    kwargs: dict[str, Any] = {"meta_inputs": metas} if entry.wants_inputs else {}
+    if entry.wants_meta:
+        kwargs["meta_outputs"] = TensorSpec(args[0].dtype, None)
+    value: Value = entry.fn(*args, **kwargs)
+    return value
+
+
+# ---- the operator itself ----
+
+
+def _by_converter(
+    update: UpdatingCall, entry: Registration, specs: list[TensorSpec]
+) -> tuple[list[Any], list[Value]]:
+    graph, args, kwargs = get_default_ge_graph(), [], {}
+    for a in update.op._schema.arguments:
+        if a.kwarg_only:
+            kwargs[a.name] = update.arguments[a.name]
+        else:
+            args.append(update.arguments[a.name])
+    if entry.wants_meta:
+        known = [s for s in specs if s is not None]
+        kwargs["meta_outputs"] = known[0] if len(known) == 1 else known
+    before = len(graph)
+    out = entry.fn(*args, **kwargs)
+    made = set(graph.newest(len(graph) - before))
+    news = [_updated(update, c, made) for c in update.changed]
+    results = list(out) if isinstance(out, (list, tuple)) else [] if out is None else [out]
+    return results, news
+
+
+def _updated(update: UpdatingCall, changed: Changed, made: set[Any]) -> Value:
+    """The output that is the new value of an input: it has the same name. A converter may let
+    several operators update it, one after the other."""
+    latest = changed.view
+    while (following := _following(latest, made)) is not None:
+        latest = following
+    if latest is not changed.view:
+        return latest
+    reason = f"{update.op}: its GE operator has no output named like the input for {changed.name!r}"
+    logger.warning("%s, so torch's kernel is used", reason)
+    raise Decline(reason)
+
+
+def _following(value: Value, made: set[Any]) -> Value | None:
+    for node, port, position in value.uses:
+        name = port if position is None else f"{port}{position}"
+        if node in made:
+            for output in node.outputs:
+                if output.port == name:
+                    return output
+    return None
+
+
+def _by_torch(update: UpdatingCall, metas: Metas) -> tuple[list[Any], list[Value]]:
+    names, _ = get_mutable_args(update.op)
+    kwargs = {k: v for k, v in update.arguments.items() if k not in names}
+    for name in names:
+        given = update.arguments[name]
+        if isinstance(given, list):
+            kwargs[f"_{name}_length"] = len(given)
+            for k, value in enumerate(given):
+                kwargs[f"_{name}_{k}_base_index"] = None if value is None else 0
+        else:
+            kwargs[f"_{name}_base_index"] = None if given is None else 0
+    for index, c in enumerate(update.changed):
+        place = c.name if c.position is None else f"{c.name}_{c.position}"
+        kwargs[f"_{place}_base_index"] = index
+    kwargs["_all_bases"] = [c.view for c in update.changed]
+    returns = len(update.op._schema.returns)
+    count = max(1, returns) + len(update.changed)
+    node = torch_call(FUNCTIONALIZED, (update.op,), kwargs, count, metas)
+    split = len(node.outputs) - len(update.changed)
+    return node.outputs[:split] if returns else [], node.outputs[split:]

@@ -17,15 +17,12 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
-from torchair.convert import functional
-from torchair.convert.aliases import bases
-from torchair.convert.automatic import automatic_entry
-from torchair.convert.generic import Scalar, torch_call
-from torchair.convert.inference_rule import attach_rule, is_users
+from torchair.convert.air import Scopes
+from torchair.convert.automatic import attach_rule, automatic_entry, is_users
+from torchair.convert.generic import FUNCTIONALIZED, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
-from torchair.convert.results import SYMBOLS, Results
-from torchair.convert.scopes import Scopes
-from torchair.convert.views import ViewFolder
+from torchair.convert.results import SYMBOLS, Results, bases
+from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
 from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
@@ -318,7 +315,7 @@ class GraphConverter:
         return self._scopes.wait([self.views.emit(m) for m in args[0]])
 
     def _generic(self, node: fx.Node, meta: Any) -> Any:
-        changes = node.target is functional.FUNCTIONALIZED
+        changes = node.target is FUNCTIONALIZED
         name = str(node.args[0] if changes else node.target)
         if self._strict:
             raise self._error(node, f"{name} ge_converter is not implemented!")
@@ -356,14 +353,14 @@ class GraphConverter:
         assert entry is not None
         views = {k: self._argument(v, entry) for k, v in node.kwargs.items() if k[:1] == "_"}
         try:
-            return functional.generic(node.args[0], {**kwargs, **views}, bases, metas)
+            return generic_update(node.args[0], {**kwargs, **views}, bases, metas)
         except Decline as e:
             self._undo(*mark)
             logger.debug("%s is kept as torch has it: %s", node.target, e)
             return None
 
     def _error(self, node: fx.Node, text: str, hint: str | None = None) -> ConversionError:
-        target = node.args[0] if node.target is functional.FUNCTIONALIZED else node.target
+        target = node.args[0] if node.target is FUNCTIONALIZED else node.target
         schema = str(target._schema) if isinstance(target, torch._ops.OpOverload) else ""
         origin = origin_of(node)
         source = origin.line if origin else ""
@@ -444,7 +441,7 @@ def _reads_raw_memory(node: fx.Node) -> bool:
     """as_strided counts in the storage that eager would have; only inputs have that one here."""
     sources: Any = node.args[:1]
     named = str(node.target).startswith("aten.as_strided")
-    if node.target is functional.FUNCTIONALIZED:
+    if node.target is FUNCTIONALIZED:
         sources = node.kwargs["_all_bases"]
         named = any(k.endswith("_storage_offset") for k in node.kwargs)
     return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)

@@ -1,16 +1,21 @@
-"""Converters of matrix products."""
+"""Converters of matrix products and convolutions. One spatial dim is convolved as two, the first of
+size 1."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchair import ge
-from torchair.convert.promote import promote
+from torchair.convert.operands import promote
 from torchair.convert.registry import Decline, builtin
+from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
+from torchair.ge.shapes import is_static
 
 aten = torch.ops.aten
 _HALF = (DataType.DT_FLOAT16, DataType.DT_BF16)
@@ -125,3 +130,164 @@ def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
         product = ge.BatchMatMul(*promote(meta_outputs.dtype, a, b))
     gone = [-2] if self.rank == 1 else [-1]
     return product if 1 not in (self.rank, other.rank) else ge.Squeeze(product, axis=gone)
+
+
+INT64 = DataType.DT_INT64
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The plain arguments of a convolution over two or three spatial dims."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+
+    @property
+    def kind(self) -> str:
+        return f"Conv{len(self.stride)}D"
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """GE attributes: batch and channel first, pads once for every side."""
+        return dict(
+            strides=[1, 1, *self.stride],
+            pads=[p for p in self.padding for _ in range(2)],
+            dilations=[1, 1, *self.dilation],
+            groups=self.groups,
+            data_format="NCHW" if len(self.stride) == 2 else "NCDHW",
+        )
+
+
+def _window(
+    rank: int, stride: Any, padding: Any, dilation: Any, extra: Any, groups: Any
+) -> _Window:
+    if any(isinstance(a, Value) for a in (stride, padding, dilation, extra, groups)):
+        raise Decline("symbolic strides or pads")
+    if rank not in (1, 2, 3):
+        raise Decline(f"{rank} spatial dims")
+    lead = [1] if rank == 1 else []
+    none = [0] if rank == 1 else []
+
+    def spread(values: Sequence[int], first: list[int]) -> list[int]:
+        return first + (list(values) * rank if len(values) == 1 else list(values))
+
+    return _Window(
+        spread(stride, lead), spread(padding, none), spread(dilation, lead), spread(extra, none),
+        groups,
+    )  # fmt: skip
+
+
+def _widen(x: Value) -> Value:
+    return ge.Unsqueeze(x, axes=[2]) if x.rank == 3 else x
+
+
+def _narrow(x: Value, rank: int) -> Value:
+    return ge.Squeeze(x, axis=[2]) if rank == 3 else x
+
+
+def _size(x: Value) -> Any:
+    """Dims of a tensor as GE takes them: constants where they are known."""
+    return list(x.shape or ()) if is_static(x.shape) else ge.Shape(x, dtype=INT64)
+
+
+# ---- convolutions ----
+
+
+@builtin(aten.convolution.default)
+def convolution(
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
+    rank = input.rank
+    w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
+    input, weight, bias = promote(meta_outputs.dtype, input, weight, bias)
+    x, kernel = _widen(input), _widen(weight)
+    if not transposed:
+        return _narrow(builder(w.kind)(x, kernel, bias, None, **w.attrs), rank)
+    y = builder(f"{w.kind}Transpose")(
+        _transposed_size(x, kernel, w), x, kernel, bias, None, **w.attrs,
+        output_padding=[0, 0, *w.output_padding],
+    )  # fmt: skip
+    return _narrow(y, rank)
+
+
+def _transposed_size(x: Value, kernel: Value, w: _Window) -> Any:
+    """Dims of the result: constants, or worked out from the dims of the operands."""
+    batch, _, *sizes = _dims(x)
+    _, channels, *kernels = _dims(kernel)
+    dims = [batch, _times(channels, w.groups)]
+    for i, (n, k) in enumerate(zip(sizes, kernels, strict=True)):
+        # (n - 1) * stride + (k - 1) * dilation + 1 + output_padding - 2 * padding
+        rest = 1 + w.output_padding[i] - 2 * w.padding[i] - w.stride[i] - w.dilation[i]
+        spread = _plus(_times(n, w.stride[i]), _times(k, w.dilation[i]))
+        dims.append(_plus(spread, rest))
+    symbolic = any(isinstance(d, Value) for d in dims)
+    return ge.Pack(dims, N=len(dims), axis=0) if symbolic else dims
+
+
+def _dims(x: Value) -> list[Any]:
+    """Dims of a tensor, those not known at compile time as values of the graph."""
+    assert x.shape is not None
+    if is_static(x.shape):
+        return list(x.shape)
+    shape = ge.Shape(x, dtype=INT64)
+    return [d if isinstance(d, int) else ge.Gather(shape, i) for i, d in enumerate(x.shape)]
+
+
+def _times(a: Any, b: int) -> Any:
+    return ge.Mul(a, b) if isinstance(a, Value) else a * b
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return ge.Add(a, b) if isinstance(a, Value) or isinstance(b, Value) else a + b
+
+
+# ---- gradients of convolutions ----
+
+
+@builtin(aten.convolution_backward.default)
+def convolution_backward(
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    output_mask: Sequence[bool],
+    *,
+    meta_outputs: Sequence[Any],
+) -> list[Value | None]:
+    rank = input.rank
+    w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
+    if transposed and any(o >= s for o, s in zip(w.output_padding, w.stride, strict=True)):
+        raise Decline("the convolution of the gradient would be larger than the input")
+    dy, x, kernel = _widen(grad_output), _widen(input), _widen(weight)
+    wanted = [m is not None for m in meta_outputs]
+    dx = dw = db = None
+    if wanted[0] and transposed:
+        dx = builder(w.kind)(dy, kernel, None, None, **w.attrs)
+    elif wanted[0]:
+        dx = builder(f"{w.kind}BackpropInput")(_size(x), kernel, dy, **w.attrs)
+    if wanted[1]:
+        big, small = (dy, x) if transposed else (x, dy)
+        dw = builder(f"{w.kind}BackpropFilter")(big, _size(kernel), small, **w.attrs)
+    if wanted[2]:
+        db = ge.ReduceSum(grad_output, [0, *range(2, rank)], keep_dims=False)
+    grads = (dx if dx is None else _narrow(dx, rank), dw if dw is None else _narrow(dw, rank), db)
+    return list(grads)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.promote import promote
+from torchair.convert.operands import promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value

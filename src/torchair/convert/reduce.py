@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.promote import cast_result, promote
+from torchair.convert.operands import cast_result, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType

@@ -1,14 +1,29 @@
-"""Which function turns which FX target into GE nodes.
+"""Which function turns which FX target into GE nodes: registration, the table of all converters as
+data, and what a graph finds in it.
 
-User registrations win over built-in ones, whichever was made first.
+User registrations win over built-in ones, whichever was made first. GE operators of a table line
+are read off the converter's code: the builders it names, directly or through helpers of the same
+package, and the types that a table row closes over.
 """
 
 from __future__ import annotations
 
+import csv
 import inspect
-from collections.abc import Callable
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
+
+import torch
+from torch import fx
+
+from torchair.ge.prototypes import known_types
 
 
 class Decline(Exception):
@@ -134,3 +149,153 @@ LEFT_OUT: dict[str, str] = {
     "higher_order.run_with_rng_state": "replays with a state of torch's generator, by torch itself",
 }
 """Operators of the documented table that go to the generic node on purpose, and why."""
+
+
+# ---- the table as data ----
+
+_IMPLIED: dict[str, tuple[str, ...]] = {"promote": ("Cast",), "cast_result": ("Cast",)}
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """One row of the table."""
+
+    target: str
+    operators: tuple[str, ...]
+    family: str
+    file: str
+    line: int
+    dtypes: tuple[str, ...]
+
+
+def lines() -> list[TableLine]:
+    """Every converter, by name of its target."""
+    return sorted((_line(t, e) for t, e in registered().items()), key=lambda x: x.target)
+
+
+def target_name(target: Any) -> str:
+    """How a target is called in graphs: `aten.add.Tensor`, `operator.add`."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(target)
+    module = getattr(target, "__module__", "").lstrip("_")
+    return f"{module}.{getattr(target, '__name__', target)}"
+
+
+def _line(target: Any, entry: Registration) -> TableLine:
+    code = entry.fn.__code__
+    path = Path(code.co_filename)
+    name = target_name(target)
+    types = tuple(dict.fromkeys(_types(entry.fn, set())))
+    place = f"{path.parent.name}/{path.name}" if not entry.by_user else str(path)
+    return TableLine(name, types, path.stem, place, code.co_firstlineno, proven().get(name, ()))
+
+
+def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
+    """GE types in the order in which the code mentions them."""
+    fn = inspect.unwrap(fn)
+    if fn in seen or not isinstance(fn, FunctionType):
+        return
+    seen.add(fn)
+    for text in _closed_over(fn):
+        yield from _known(text)
+    for name in _names(fn.__code__):
+        yield from _known(name)
+        yield from _IMPLIED.get(name, ())
+        value = fn.__globals__.get(name)
+        if isinstance(value, FunctionType) and value.__module__.startswith("torchair.convert"):
+            yield from _types(value, seen)
+    for cell in fn.__closure__ or ():
+        if isinstance(cell.cell_contents, FunctionType):
+            yield from _types(cell.cell_contents, seen)
+
+
+def _closed_over(fn: FunctionType) -> Iterator[Any]:
+    for cell in fn.__closure__ or ():
+        yield cell.cell_contents
+    yield from fn.__defaults__ or ()
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str) and constant[:1].isupper():
+            yield constant
+
+
+def _known(x: Any) -> Iterator[str]:
+    if isinstance(x, str) and x in _all_types() and x not in ("Data", "NetOutput"):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for member in x:
+            yield from _known(member)
+
+
+@cache
+def _all_types() -> frozenset[str]:
+    return frozenset(known_types())
+
+
+@cache
+def proven() -> dict[str, tuple[str, ...]]:
+    """Types in which the conformance run has shown a target right (see docs/operators.md)."""
+    home = resources.files(__package__).joinpath("proven.txt")
+    if not home.is_file():
+        return {}
+    found = {}
+    for line in home.read_text("utf-8").splitlines():
+        name, _, types = line.partition("\t")
+        found[name] = tuple(types.split())
+    return found
+
+
+# ---- what becomes of the operators of a graph, as rows of a CSV file ----
+
+HEAD = ("target", "kind", "status", "calls", "inputs", "outputs")
+
+
+def summary_csv(gm: fx.GraphModule) -> bytes:
+    """One row per distinct target, most frequent first."""
+    calls: dict[Any, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            calls.setdefault(node.target, []).append(node)
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(HEAD)
+    for target, nodes in sorted(calls.items(), key=lambda item: -len(item[1])):
+        inputs = _statistics([", ".join(_value(a) for a in n.args) for n in nodes])
+        outputs = _statistics([_value(n) for n in nodes])
+        row = (target_name(target), _kind(target), status(find(target)), len(nodes))
+        writer.writerow([*row, inputs, outputs])
+    return text.getvalue().encode("utf-8-sig")
+
+
+def status(entry: Registration | None) -> str:
+    """Whether a converter exists and takes every argument."""
+    if entry is None:
+        return "unregistered"
+    return "partially supported" if "Decline" in entry.fn.__code__.co_names else "supported"
+
+
+def _kind(target: Any) -> str:
+    return target.namespace if isinstance(target, torch._ops.OpOverload) else "builtin"
+
+
+def _statistics(texts: list[str]) -> str:
+    return "\n".join(f"{count}x: {text}" for text, count in Counter(texts).most_common())
+
+
+def _value(x: Any) -> str:
+    if isinstance(x, (list, tuple)):
+        return "[" + ", ".join(_value(v) for v in x) + "]"
+    meta = x.meta.get("val") if isinstance(x, fx.Node) else x
+    if isinstance(meta, (list, tuple)):
+        return "[" + ", ".join(_value(v) for v in meta) + "]"
+    if isinstance(meta, torch.Tensor):
+        dims = ", ".join(str(d) for d in meta.shape)
+        return f"{str(meta.dtype).removeprefix('torch.')}({dims})"
+    return str(meta)

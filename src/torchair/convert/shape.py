@@ -1,31 +1,141 @@
-"""Converters of views, copies and other operators that keep every element as it is."""
+"""Converters of views, copies and other operators that keep every element as it is.
+
+Reshapes and permutes wait until a consumer needs them: a chain of views is kept as reshape,
+permute, reshape over one source, and what is left of it when something other than a view reads it
+becomes at most three nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchair import ge
-from torchair.convert.promote import promote
+from torchair.convert.control import value_of
+from torchair.convert.operands import members, promote, size_of, sizes
 from torchair.convert.registry import Decline, builtin
-from torchair.convert.views import PendingView, ViewFolder
 from torchair.ge.dtypes import DataType, ge_to_torch
-from torchair.ge.graph import TensorSpec, Value
-from torchair.ge.shapes import is_static
+from torchair.ge.graph import Node, Tensor, TensorSpec, Value
+from torchair.ge.shapes import Shape, Sym, contiguous_strides, from_torch, is_static, numel
+
+# ---- pending views ----
+
+
+@dataclass(frozen=True)
+class PendingView(Tensor):
+    """A view of `source` to emit later: reshape to `pre`, permute by `perm`, reshape to `dims`."""
+
+    source: Value
+    dims: Shape
+    pre: Shape | None = None
+    perm: tuple[int, ...] | None = None
+
+    @property
+    def dtype(self) -> int:  # type: ignore[override]
+        return self.source.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Dims of the view."""
+        return self.dims
+
+    @property
+    def rank(self) -> int:
+        """Number of dims of the view."""
+        return len(self.dims)
+
+    @property
+    def permuted(self) -> Shape:
+        """Dims after the permute, before the last reshape."""
+        before = self.source.shape if self.pre is None else self.pre
+        assert before is not None
+        return before if self.perm is None else tuple(before[p] for p in self.perm)
+
+
+class ViewFolder:
+    """Builds pending views and emits them, each distinct one once per graph."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._emitted: dict[Any, Value] = {}
+
+    def reshape(self, x: Value | PendingView, dims: Shape) -> Value | PendingView:
+        """View of `x` with other dims (at most one of them symbolic)."""
+        view = PendingView(x.source, dims, x.pre, x.perm) if isinstance(x, PendingView) else (
+            PendingView(x, dims)
+        )  # fmt: skip
+        return view if self.enabled else self.emit(view)
+
+    def permute(self, x: Value | PendingView, perm: Sequence[int]) -> Value | PendingView:
+        """View of `x` with dims in another order."""
+        assert x.shape is not None
+        dims = tuple(x.shape[p] for p in perm)
+        if isinstance(x, PendingView) and x.perm is not None:
+            inner = x.perm
+            if x.dims != x.permuted:
+                x = self.emit(x)
+            else:
+                perm = [inner[p] for p in perm]
+                before = x.source.shape if x.pre is None else x.pre
+                assert before is not None
+                x = PendingView(x.source, before, x.pre)
+        if isinstance(x, PendingView):
+            pre = x.pre if x.pre is not None else x.dims
+            if x.pre is None and x.dims == x.source.shape:
+                pre = None  # type: ignore[assignment]
+            view = PendingView(x.source, dims, pre, tuple(perm))
+        else:
+            view = PendingView(x, dims, None, tuple(perm))
+        return view if self.enabled else self.emit(view)
+
+    def emit(self, x: Any) -> Any:
+        """Turn a pending view into nodes; anything else passes through."""
+        if not isinstance(x, PendingView):
+            return x
+        key = (x.source, x.pre, x.perm, x.dims)
+        if key not in self._emitted:
+            self._emitted[key] = _emit(x)
+        return self._emitted[key]
+
+    def forget(self, nodes: Collection[Node]) -> None:
+        """Drop what is remembered of nodes that leave the graph."""
+        self._emitted = {key: v for key, v in self._emitted.items() if v.node not in nodes}
+
+
+def _emit(x: PendingView) -> Value:
+    value = x.source
+    if x.perm is not None and not _keeps_order(x):
+        if x.pre is not None and x.pre != value.shape:
+            value = _reshape(value, x.pre)
+        value = ge.Transpose(value, list(x.perm))
+    return value if x.dims == value.shape else _reshape(value, x.dims, x.source)
+
+
+def _reshape(value: Value, dims: Shape, source: Value | None = None) -> Value:
+    """One dim may be left open; several that only the call tells are taken from the source."""
+    if sum(not isinstance(d, int) for d in dims) > 1 and source is not None:
+        known = list(source.shape or ())
+        open_dims = dict.fromkeys(d for d in dims if not isinstance(d, int))
+        made = {d: size_of(source, known.index(d)) for d in open_dims}
+        return ge.Reshape(value, sizes([d if isinstance(d, int) else made[d] for d in dims]))
+    return ge.Reshape(value, [d if isinstance(d, int) else -1 for d in dims])
+
+
+def _keeps_order(x: PendingView) -> bool:
+    before = x.pre if x.pre is not None else x.source.shape
+    assert before is not None and x.perm is not None
+    moved = [p for p in x.perm if before[p] != 1]
+    symbols = [d for d in x.dims if not isinstance(d, int)]
+    if len(symbols) == 1:
+        return moved == sorted(moved) and 0 not in x.dims  # a -1 beside a 0 is ambiguous
+    return moved == sorted(moved) and all(d in (x.source.shape or ()) for d in symbols)
+
 
 aten = torch.ops.aten
 View = Value | PendingView
-
-
-def members(x: Any) -> list[Any]:
-    """Elements of a list argument: Python integers, and values where the list was packed."""
-    if not isinstance(x, Value):
-        return list(x)
-    packed = x.node.inputs["x"]
-    assert x.node.type == "Pack" and isinstance(packed, list)
-    return [v.content if v.node.type == "Const" else v for v in packed]
 
 
 # ---- reshapes and permutes ----
@@ -87,7 +197,7 @@ def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
 
 
 @builtin(aten.expand.default)
-def expand(self: Value, size: Any, *, implicit: bool = False, meta_outputs: TensorSpec) -> Value:
+def expand_to(self: Value, size: Any, *, implicit: bool = False, meta_outputs: TensorSpec) -> Value:
     return self if meta_outputs.shape == self.shape else ge.BroadcastTo(self, size)
 
 
@@ -177,3 +287,68 @@ def roll(self: Value, shifts: Any, dims: Sequence[int] = ()) -> Value:
     if isinstance(shifts, Value):
         raise Decline("symbolic shifts")
     return ge.Roll(self, shifts=list(shifts), dims=list(dims))
+
+
+# ---- memory read and written another way ----
+
+
+def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
+    """The value whose contiguous layout is the memory of the traced tensor, and whether that is
+    the whole storage; Decline when there is no such value."""
+    dims = tuple(from_torch(d) for d in fake.shape)
+    strides = tuple(from_torch(d) for d in fake.stride())
+    if from_torch(fake.storage_offset()) != 0:
+        raise Decline("the traced tensor starts inside its storage")
+    nbytes = from_torch(fake.untyped_storage().nbytes())
+    spare = nbytes - numel(dims) * fake.element_size()
+    whole = (spare.expr.expand() if isinstance(spare, Sym) else spare) == 0
+    if strides == contiguous_strides(dims):
+        return self, whole
+    if not is_static(dims) or not is_static(strides):
+        raise Decline("symbolic strides")
+    order = sorted(range(len(dims)), key=lambda i: (-strides[i], dims[i] == 1))
+    if tuple(strides[i] for i in order) != contiguous_strides([dims[i] for i in order]):
+        raise Decline("the traced tensor does not fill its memory")
+    return ge.Transpose(self, order), whole
+
+
+def _reach(size: Sequence[Any], stride: Sequence[Any], offset: int) -> Any:
+    """One past the last element a strided view touches; None when it is symbolic."""
+    if any(isinstance(x, Value) for x in (*size, *stride)):
+        return None
+    steps = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    return 0 if 0 in size else offset + steps + 1
+
+
+def _strided(self: Value, size: Any, stride: Any, offset: Any, fake: torch.Tensor) -> Value:
+    base, whole = _in_memory_order(self, fake)
+    if not whole:
+        reach = _reach(members(size), members(stride), offset if isinstance(offset, int) else 0)
+        static = reach is not None and isinstance(offset, int) and is_static(base.shape)
+        if not static or reach > numel(base.shape or ()):
+            raise Decline("the view may leave the traced tensor")
+    return base
+
+
+@builtin(aten.as_strided.default)
+def as_strided(
+    self: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
+) -> Value:
+    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None)"""
+    offset = 0 if storage_offset is None else storage_offset
+    base = _strided(self, size, stride, offset, meta_inputs[0])
+    return ge.AsStrided(base, size, stride, sizes([offset]))
+
+
+@builtin(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
+) -> Value:
+    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? ...)"""
+    offset = 0 if storage_offset is None else storage_offset
+    base = _strided(self, size, stride, offset, meta_inputs[0])
+    if base is not self:
+        raise Decline("the updated tensor is not contiguous")
+    own = sizes([value_of(d) for d in contiguous_strides(src.shape or ())])
+    src = promote(self.dtype, src)
+    return ge.ViewCopy(base, size, stride, sizes([offset]), src, size, own, [0])

@@ -26,9 +26,9 @@ from torchair.deploy.homes import Home, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.tracing import kept_whole
-from torchair.hcom import traced_collectives
 from torchair.log import logger, spoken_by
-from torchair.ops.library import mark_side_effects
+from torchair.ops.hcom import traced_collectives
+from torchair.ops.streams import mark_side_effects
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace, model_directory
 

@@ -22,10 +22,8 @@ from torchair.configs.debug import rank_directory
 from torchair.configs.options import CAPTURE_MODES, NPUGRAPH_EX
 from torchair.configs.settings import Settings
 from torchair.log import logger
-from torchair.ops import save
 from torchair.store import DIRECTORY_MODE, atomic_write
 
-_ = save
 _SAVE = torch.ops.air.save_tensor.default
 _WITHOUT_NUMPY = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 

@@ -38,7 +38,10 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         names = TABLE[module.__name__]
         if list(names) == ["*"] and names["*"] not in TABLE:
-            sys.modules[module.__name__] = importlib.import_module(names["*"])  # the module itself
+            home = importlib.import_module(names["*"])
+            sys.modules[module.__name__] = home  # the module itself
+            if module.__name__ in _PACKAGES and not hasattr(home, "__path__"):
+                home.__path__ = []  # old names have modules in it
         if module.__name__ == "torchair.ge_concrete_graph":
             warnings.warn(
                 "torchair.ge_concrete_graph is an old name, import from torchair.ge",

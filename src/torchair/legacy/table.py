@@ -24,7 +24,7 @@ _CONVERTER_UTILS: dict[str, str] = {
         ("torchair.ge", "DataType Tensor TensorSpec"),
         ("torchair.convert.registry", "register_fx_node_ge_converter"),
         ("torchair.convert.samples", "declare_supported Support"),
-        ("torchair.convert.promote", "dtype_promote"),
+        ("torchair.convert.operands", "dtype_promote"),
     )
     for name in names.split()
 } | {
@@ -132,7 +132,7 @@ TABLE: dict[str, dict[str, str]] = {
         "*": "torchair.convert.samples",
     },
     "torchair._ge_concrete_graph.utils": {
-        "dtype_promote": "torchair.convert.promote.dtype_promote",
+        "dtype_promote": "torchair.convert.operands.dtype_promote",
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
     "torchair._acl_concrete_graph": PACKAGE,
@@ -164,6 +164,7 @@ TABLE: dict[str, dict[str, str]] = {
         "_mutated_input_reinplace": f"{_FX_PASSES}.inplace.reinplace_input_mutated_ops",
         "_GLOBAL_SCOPE_TAG_TO_EVENT": "torchair.ops.streams._here.events",
     },
+    "torchair.scope": {"*": "torchair.ops.scope"},  # a public name, with its operators
     "torchair.scope._scope_attr": {
         "_GLOBAL_TAG_TO_STREAM": "torchair.ops.streams.STREAMS._streams",
     },

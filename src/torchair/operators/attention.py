@@ -11,7 +11,8 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import dim_min
 from torchair.operators.core import Kernel, Op, add_row
-from torchair.ops.npu import moe
+from torchair.ops.npu import rows as routing
+from torchair.ops.npu.attend import request_dims
 from torchair.ops.npu.fusion_attention import (
     FusionCall,
     fusion_attention,
@@ -20,7 +21,6 @@ from torchair.ops.npu.fusion_attention import (
 )
 from torchair.ops.npu.infer_attention import InferCall
 from torchair.ops.npu.infer_operators import fused_request, prompt_request, step_request
-from torchair.ops.npu.layouts import request_dims
 
 aten = torch.ops.aten
 _LENGTHS = ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
@@ -233,7 +233,7 @@ def _gating_rule(op: Op) -> list[Fact]:
 
 def _gating(op: Op) -> Kernel:
     k = op.attr("k")
-    return lambda x, finished: moe.gating_top_k_softmax(x, finished, k)
+    return lambda x, finished: routing.gating_top_k_softmax(x, finished, k)
 
 
 def _init_rule(op: Op) -> list[Fact]:
@@ -245,7 +245,7 @@ def _init_rule(op: Op) -> list[Fact]:
 
 def _init(op: Op) -> Kernel:
     active = op.attr("active_num")
-    return lambda x, rows, experts: moe.init_routing(x, rows, experts, active)
+    return lambda x, rows, experts: routing.init_routing(x, rows, experts, active)
 
 
 def _finalize_rule(op: Op) -> Fact:
@@ -255,14 +255,14 @@ def _finalize_rule(op: Op) -> Fact:
 
 
 def _finalize(x: Any, x1: Any, x2: Any, bias: Any, scales: Any, rows: Any, experts: Any) -> Any:
-    return moe.finalize_routing(x, x1, x2, bias, scales, rows, experts)
+    return routing.finalize_routing(x, x1, x2, bias, scales, rows, experts)
 
 
 def _finalize_v2(op: Op) -> Kernel:
     mode = op.attr("drop_pad_mode")
 
     def run(x: Any, rows: Any, x1: Any, x2: Any, bias: Any, scales: Any, experts: Any) -> Any:
-        return moe.finalize_routing(x, x1, x2, bias, scales, rows, experts, mode)
+        return routing.finalize_routing(x, x1, x2, bias, scales, rows, experts, mode)
 
     return run
 

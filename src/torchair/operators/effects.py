@@ -24,7 +24,7 @@ from torchair.ops.collectives import (
     named_group,
     reduce_uneven,
 )
-from torchair.ops.print import message, tensor_text
+from torchair.ops.output import message, tensor_text
 
 COLLECTIVE = Trait.COMMUNICATION | Trait.SIDE_EFFECT
 _REDUCTION = {"prod": "product"}  # torch's word for it

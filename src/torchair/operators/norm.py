@@ -35,7 +35,7 @@ from torchair.operators.loops import (
     lowering,
     number,
 )
-from torchair.ops.npu import norm
+from torchair.ops.npu import activation
 
 aten = torch.ops.aten
 _native_group_norm: Any = torch.native_group_norm
@@ -497,7 +497,7 @@ def _rms_norm_grad_rule(op: Op) -> list[Fact]:
 
 
 def _rms_norm_grad_kernel(dy: Any, x: Any, rstd: Any, gamma: Any) -> Any:
-    return norm.rms_norm_backward(dy, x, gamma, rstd)
+    return activation.rms_norm_backward(dy, x, gamma, rstd)
 
 
 add_row("RmsNormGrad", _rms_norm_grad_rule, lambda op: _rms_norm_grad_kernel)

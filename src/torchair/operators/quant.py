@@ -16,7 +16,7 @@ from torchair.operators.core import Kernel, Op, Trait, add_row
 from torchair.operators.formulas import absolute, add, div, eq, least, most, mul, sub, where
 from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise, lowering
 from torchair.ops.npu import matmul, quant
-from torchair.ops.npu.grouped import ALONE, ENDS, FEATURES, JOINED, Grouped
+from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
 
 _TEXTS = {
     "torch.qint8": torch.int8, "torch.quint8": torch.uint8, "torch.qint32": torch.int32,

@@ -7,7 +7,7 @@ from torchair.operators.core import Kernel, Op, Trait, add_row, same_as, writes_
 from torchair.operators.formulas import replaced
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, LowerOp, Place, Update, lowering
-from torchair.ops.npu.scatter import scatter_nd_update_, scatter_update_
+from torchair.ops.npu.rows import scatter_nd_update_, scatter_update_
 
 
 def _scatter(op: Op) -> Kernel:

@@ -1,17 +1,18 @@
-"""Streams and events by tag, and the open scopes of a graph that runs as a function.
+"""Streams, marks, events by tag, and the open scopes of a graph that runs as a function: kernels,
+the operators of the `air` library over them, and the Python functions over those.
 
-The kernels behind the operators of `library.py` and `events.py`. Where no accelerator has been used
-they keep the books and switch nothing.
+Where no accelerator has been used the kernels keep the books and switch nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx.node import has_side_effect
 
 from torchair.errors import ScopeError
 
@@ -261,3 +262,150 @@ def set_limit(limit: Sequence[int]) -> None:
     npu: Any = getattr(torch, "npu", None)
     if hasattr(npu, "set_stream_limit"):
         npu.set_stream_limit(npu.current_stream(), *limit)
+
+
+# ---- operators: scopes and marks ----
+
+_lib = torch.library.Library("air", "FRAGMENT")
+
+
+def while_tracing(*args: object, **kwargs: object) -> None:
+    """A graph that is traced has no streams to order yet."""
+
+
+def define_effect(schema: str, kernel: Callable[..., Any]) -> None:
+    """Define an operator of the `air` library that is called for its effect alone, which dead code
+    elimination must not remove."""
+    _lib.define(schema)
+    name, _, arguments = schema.partition("(")
+    _lib.impl(name, kernel, "CompositeExplicitAutograd")
+    if "Tensor" in arguments:
+        _lib.impl(name, while_tracing, "Meta")
+    has_side_effect(getattr(torch.ops.air, name).default)
+
+
+define_effect("scope_enter(str[] keys, str[] values, bool need_execute=False) -> ()", enter_scope)
+define_effect("scope_exit(bool need_execute=False) -> ()", exit_scope)
+define_effect("wait(Tensor[] x) -> ()", wait_for_marks)
+
+_lib.define("record(*, Device? device=None) -> Tensor")
+_lib.impl("record", record_mark, "CompositeExplicitAutograd")
+
+
+# ---- order by data: `wait_tensor` gives its first argument back, after the second is there
+
+
+def _graphs_only(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError(
+        "npu_wait_tensor orders operators of a graph in the mode max-autotune; it has no meaning "
+        "in eager code or in a captured graph"
+    )
+
+
+def _same(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
+    """The very object, so that tracing sees later uses of `self` as uses of the result."""
+    return self
+
+
+_lib.define("wait_tensor(Tensor self, Tensor dependency) -> Tensor")
+_lib.impl("wait_tensor", _graphs_only, "CompositeExplicitAutograd")
+_lib.impl("wait_tensor", _same, "Meta")
+
+
+def mark_side_effects() -> None:
+    """Tell torch.fx that a mark must survive dead-code elimination, read or not."""
+    has_side_effect(torch.ops.air.record.default)
+
+
+def record() -> torch.Tensor:
+    """A mark after what was issued so far on the current stream, for `wait`."""
+    return torch.ops.air.record()
+
+
+def wait(tensors: Sequence[torch.Tensor]) -> None:
+    """Let what follows on the current stream start after the given marks or tensors."""
+    if not tensors:
+        raise ValueError("wait needs at least one tensor")
+    for t in tensors:
+        if not isinstance(t, torch.Tensor):
+            raise ValueError(f"wait takes tensors, got {type(t).__name__}")
+    torch.ops.air.wait(list(tensors))
+
+
+# ---- operators: events and streams by tag in captured graphs, limits of cores, kept values ----
+
+_STREAM = "str stream_id, str device_index, str device_type"
+_OTHER = "str other_id, str other_index, str other_type"
+_INSIDE = "bool created_inside=False"
+
+DEFAULT_STREAM = ("default_stream_id", "default_device_index", "default_device_type")
+"""Stand for the stream that a graph is started on, as stream arguments of the operators below."""
+
+_EFFECTS: dict[str, Callable[..., Any]] = {
+    f"tagged_event_record(str tag, {_INSIDE}) -> ()": record_event,
+    f"tagged_event_wait(str tag, {_INSIDE}) -> ()": wait_event,
+    f"tagged_event_record_on_stream(str tag, {_STREAM}, {_INSIDE}) -> ()": record_event_on,
+    f"tagged_event_wait_on_stream(str tag, {_STREAM}, {_INSIDE}) -> ()": wait_event_on,
+    f"tagged_stream_wait_stream({_STREAM}, {_OTHER}) -> ()": wait_stream,
+    "record_tagged_stream(Tensor input, str tagged_stream) -> ()": keep_for_stream,
+    "record_tagged_stream_(Tensor(a!) input, str tagged_stream) -> ()": keep_for_stream,
+    "set_stream_limit(int[] limit) -> ()": set_limit,
+}
+for _schema, _kernel in _EFFECTS.items():
+    define_effect(_schema, _kernel)
+for _name in ("tagged_event_record", "tagged_event_wait"):  # without tensors Meta is never asked
+    torch.library.register_fake(f"air::{_name}", while_tracing, lib=_lib)
+
+_lib.define("current_stream() -> str[]")
+_lib.impl("current_stream", current_stream, "CompositeExplicitAutograd")
+_lib.define("get_stream_limit() -> int[]")
+_lib.impl("get_stream_limit", get_limit, "CompositeExplicitAutograd")
+
+
+def _without_write(input: Any, tagged_stream: str) -> None:
+    """Nothing is written: the `_` only says that the memory of the argument itself is meant."""
+    plain = torch._from_functional_tensor(input) if torch._is_functional_tensor(input) else input
+    with torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    ):
+        torch.ops.air.record_tagged_stream(plain, tagged_stream)
+
+
+_lib.impl("record_tagged_stream_", _without_write, "Functionalize")
+
+
+def _keep(x: list[torch.Tensor]) -> None:
+    """Nothing to do: that a graph reads values here keeps their memory until here."""
+
+
+define_effect("keep(Tensor[] x) -> ()", _keep)
+
+
+def npu_create_tagged_event(tag: str) -> TaggedEvent:
+    """An event for `npu_tagged_event_record` and `npu_tagged_event_wait`, known to compiled graphs
+    by its tag. ValueError if the tag is used already."""
+    return EVENTS.create(tag)
+
+
+def npu_tagged_event_record(event: TaggedEvent) -> None:
+    """Record an event after what was issued so far on the current stream."""
+    torch.ops.air.tagged_event_record(_tag(event))
+
+
+def npu_tagged_event_wait(event: TaggedEvent) -> None:
+    """Let what follows on the current stream start after the event."""
+    torch.ops.air.tagged_event_wait(_tag(event))
+
+
+def npu_record_tagged_stream(input: torch.Tensor, tagged_stream: str) -> None:
+    """Keep the memory of `input` until the stream of a tag has passed this point; an unknown tag
+    makes a new stream."""
+    torch.ops.air.record_tagged_stream_(input, tagged_stream)
+
+
+def _tag(event: object) -> str:
+    if not isinstance(event, TaggedEvent):
+        raise ValueError(
+            f"expected an event of npu_create_tagged_event, got {type(event).__name__}"
+        )
+    return event.tag

@@ -25,8 +25,7 @@ from torchair.fx.passes.values import (
 )
 from torchair.fx.source import source_line
 from torchair.log import logger
-from torchair.ops.events import DEFAULT_STREAM
-from torchair.ops.streams import STREAM_LABEL
+from torchair.ops.streams import DEFAULT_STREAM, STREAM_LABEL
 
 air = torch.ops.air
 _HINT = (

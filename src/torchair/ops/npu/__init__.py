@@ -13,9 +13,8 @@ from torchair.ops.npu.library import Operator, define_missing
 __all__ = ["FAMILIES", "Operator", "define", "is_real_package_installed", "operators"]
 
 FAMILIES = (
-    "activation", "format", "fusion_attention", "grouped", "infer_operators", "matmul", "moe",
-    "norm", "quant", "scatter",
-)  # fmt: skip
+    "activation", "fusion_attention", "infer_operators", "matmul", "quant", "rows",
+)
 
 
 @cache

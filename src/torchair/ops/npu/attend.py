@@ -1,14 +1,193 @@
-"""softmax(scores) v over (batch, heads, positions, features), in blocks of queries."""
+"""softmax(scores) v over (batch, heads, positions, features), in blocks of queries: the masks and
+layouts that attention operators have, and the computation itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from torchair.ops.npu.checks import wide
-from torchair.ops.npu.masks import SeenKeys
+from torchair.ops.npu.library import INT4_IN_INT32, refuse, wide, wrong
+
+# ---- which keys a query sees: masks that are given, and those that `sparse_mode` describes ----
+
+NO_LIMIT = 2147483647
+DEFAULT, ALL, CAUSAL, CAUSAL_END, BAND, PREFIX, PREFIX_SMALL = range(7)
+"""Values of `sparse_mode`: what the mask and the token limits say; the mask alone; keys up to the
+query, counted from the first key; the same counted from the last one; the token limits, counted
+from the last key; the third, and a number of first keys besides (two forms of one)."""
+
+_PAIR, _BATCHES, _FULL = 2, 3, 4  # dims of a mask
+
+
+@dataclass(frozen=True)
+class SeenKeys:
+    """Keys from `query - before` to `query + after` are seen, where the last query stands at the
+    last key if `at_end`, and the first query at the first key if not. The first `prefix` keys are
+    always seen."""
+
+    before: int
+    after: int
+    at_end: bool = False
+    prefix: int = 0
+
+    def hidden(self, queries: range, total: int, keys: int, device: torch.device) -> Tensor | None:
+        """Where keys are hidden from queries, as (queries, keys); None if nowhere."""
+        shift = keys - total if self.at_end else 0
+        if self.before >= total + keys and self.after >= total + keys:
+            return None
+        row = torch.arange(queries.start, queries.stop, device=device)[:, None] + shift
+        column = torch.arange(keys, device=device)
+        hidden = (column > row + self.after) | (column < row - self.before)
+        return hidden & (column >= self.prefix) if self.prefix else hidden
+
+
+def window_of(
+    operator: str, mode: int, before: int, after: int, masked: bool, prefix: int = 0
+) -> SeenKeys | None:
+    """The window that a sparse mode describes, None if there is no limit."""
+    if mode == DEFAULT:
+        return SeenKeys(before, after) if masked else None
+    if mode == ALL:
+        return None
+    if mode in (CAUSAL, CAUSAL_END):
+        return SeenKeys(NO_LIMIT, 0, at_end=mode == CAUSAL_END)
+    if mode == BAND:
+        return SeenKeys(before, after, at_end=True)
+    if mode in (PREFIX, PREFIX_SMALL):
+        return SeenKeys(NO_LIMIT, 0, at_end=True, prefix=prefix)
+    raise refuse(operator, "sparse_mode", f"is {mode}, known are 0 to {PREFIX_SMALL}")
+
+
+def full_mask(operator: str, mask: Tensor | None, mode: int, by_batch: bool) -> Tensor | None:
+    """A mask as (batch, head, query, key), true where a key is hidden.
+
+    From the third sparse mode on the mask is a fixed pattern that a device needs; what is hidden
+    follows from the mode. `by_batch` tells for two dims that the first one is the batch.
+    """
+    if mask is None or mode not in (DEFAULT, ALL):
+        return None
+    mask = mask if mask.dtype == torch.bool else mask != 0
+    if mask.dim() == _PAIR:
+        return mask[:, None, None] if by_batch else mask[None, None]
+    if mask.dim() == _BATCHES:
+        return mask.unsqueeze(1)
+    if mask.dim() != _FULL:
+        raise wrong(operator, "atten_mask", f"has {mask.dim()} dims, 2 to 4 are known")
+    return mask
+
+
+def cut(x: Tensor | None, batches: range, queries: range, keys: range) -> Tensor | None:
+    """The part of a (batch, head, query, key) tensor for some sequences; dims of size 1 stay."""
+    if x is None:
+        return None
+    part = x[batches.start : batches.stop] if x.shape[0] > 1 else x
+    part = part[:, :, queries.start : queries.stop] if x.shape[2] > 1 else part
+    return part[..., keys.start : keys.stop] if x.shape[3] > 1 else part
+
+
+# ---- layouts: how each becomes (batch, heads, positions, features) and back ----
+
+_DIMS = {
+    "BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "NBSD": 4, "TND": 3, "NTD": 3, "NSD": 3, "SH": 2,
+}  # fmt: skip
+RAGGED = ("TND", "NTD")
+"""Layouts that hold all sequences one after the other, and lengths that say where each ends."""
+
+
+PAGES_OF_FEATURES, PAGES_OF_HEADS = 3, 4
+"""Dims of keys that come in pages: the features of all heads together, or by heads."""
+
+
+def split_layout(operator: str, layout: str) -> tuple[str, str]:
+    """Layouts of operands and of the result; a name like `BNSD_BSND` gives both."""
+    first, _, second = layout.partition("_")
+    for name in (first, second or first):
+        if name not in _DIMS:
+            raise refuse(operator, "input_layout", f"{layout!r} is not made of {', '.join(_DIMS)}")
+    return first, second or first
+
+
+def by_heads(x: Tensor, layout: str, heads: int) -> Tensor:
+    """An operand as (batch, heads, positions, features), sharing memory where it can. A ragged
+    one counts as one batch."""
+    if layout in ("BSH", "SBH"):
+        parts = x.unflatten(-1, (heads, -1))
+        return parts.transpose(1, 2) if layout == "BSH" else parts.permute(1, 2, 0, 3)
+    if layout == "SH":
+        return x.unflatten(-1, (heads, -1)).transpose(0, 1).unsqueeze(0)
+    if layout == "BSND":
+        return x.transpose(1, 2)
+    if layout == "NBSD":
+        return x.transpose(0, 1)
+    if layout == "TND":
+        return x.transpose(0, 1).unsqueeze(0)
+    return x.unsqueeze(0) if layout in ("NTD", "NSD") else x
+
+
+def from_heads(x: Tensor, layout: str) -> Tensor:
+    """(batch, heads, positions, features) in a layout, contiguous."""
+    if layout in ("BSH", "SBH"):
+        order = (0, 2, 1, 3) if layout == "BSH" else (2, 0, 1, 3)
+        return x.permute(order).flatten(2).contiguous()
+    if layout == "SH":
+        return x[0].transpose(0, 1).flatten(1).contiguous()
+    if layout in ("BSND", "NBSD"):
+        order = (0, 2, 1, 3) if layout == "BSND" else (1, 0, 2, 3)
+        return x.permute(order).contiguous()
+    if layout == "TND":
+        return x[0].transpose(0, 1).contiguous()
+    return (x[0] if layout in ("NTD", "NSD") else x).contiguous()
+
+
+def head_dims(dims: Sequence[Any], layout: str, heads: Any) -> tuple[Any, Any, Any, Any]:
+    """Dims of `by_heads` from those of an operand; works on integers and symbols."""
+    if layout in ("BSH", "SBH"):
+        batch, length = dims[:2] if layout == "BSH" else (dims[1], dims[0])
+        return batch, heads, length, dims[2] // heads
+    if layout == "SH":
+        return 1, heads, dims[0], dims[1] // heads
+    order = {
+        "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "NBSD": (1, 0, 2, 3), "TND": (None, 1, 0, 2),
+    }.get(layout, (None, 0, 1, 2))  # fmt: skip
+    batch, n, s, d = (1 if place is None else dims[place] for place in order)
+    return batch, n, s, d
+
+
+def layout_dims(dims: Sequence[Any], layout: str) -> tuple[Any, ...]:
+    """Dims of `from_heads` from (batch, heads, positions, features)."""
+    batch, heads, length, width = dims
+    return {
+        "BSH": (batch, length, heads * width),
+        "SBH": (length, batch, heads * width),
+        "SH": (length, heads * width),
+        "BSND": (batch, length, heads, width),
+        "BNSD": (batch, heads, length, width),
+        "NBSD": (heads, batch, length, width),
+        "TND": (length, heads, width),
+    }.get(layout, (heads, length, width))
+
+
+def is_of_layout(x: Tensor, layout: str) -> bool:
+    """Whether an operand has the number of dims of a layout."""
+    return x.dim() == _DIMS[layout]
+
+
+def request_dims(
+    layout: str, query: Sequence[Any], value: Sequence[Any], heads: Any, key_heads: Any,
+    paged: bool, packed: bool = False,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
+    """Dims of the result and of the sums, from those of the operands; numbers or symbols."""
+    first, last = split_layout("attention", layout)
+    batch, count, length, _ = head_dims(query, first, heads)
+    flat = len(value) == PAGES_OF_FEATURES if paged else first in ("BSH", "SBH", "SH")
+    width = value[-1] * (INT4_IN_INT32 if packed else 1)
+    width = width // (key_heads or heads) if flat else width
+    sums = (length, count, 1) if first in RAGGED else (batch, count, length, 1)
+    return layout_dims((batch, count, length, width), last), sums
+
 
 Tensor = torch.Tensor
 _SCORES = 1 << 24  # elements of the matrix of scores that exist at a time

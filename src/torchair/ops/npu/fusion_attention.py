@@ -9,11 +9,23 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.attend import Dropout, Scores, attend, attend_backward
-from torchair.ops.npu.checks import refuse, refuse_given, wide, wrong
-from torchair.ops.npu.layouts import by_heads, from_heads, head_dims, layout_dims
-from torchair.ops.npu.library import Gradient, Operator
-from torchair.ops.npu.masks import NO_LIMIT, PREFIX, PREFIX_SMALL, cut, full_mask, window_of
+from torchair.ops.npu.attend import (
+    NO_LIMIT,
+    PREFIX,
+    PREFIX_SMALL,
+    Dropout,
+    Scores,
+    attend,
+    attend_backward,
+    by_heads,
+    cut,
+    from_heads,
+    full_mask,
+    head_dims,
+    layout_dims,
+    window_of,
+)
+from torchair.ops.npu.library import Gradient, Operator, refuse, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
 NAME = "npu_fusion_attention"

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.ops.npu.attend import Scores, attend
-from torchair.ops.npu.checks import rounded, unpack_int4, wide, wrong
-from torchair.ops.npu.layouts import (
+from torchair.ops.npu.attend import (
+    NO_LIMIT,
     PAGES_OF_FEATURES,
     PAGES_OF_HEADS,
     RAGGED,
+    Scores,
+    attend,
     by_heads,
+    cut,
     from_heads,
+    full_mask,
     is_of_layout,
     split_layout,
+    window_of,
 )
-from torchair.ops.npu.masks import NO_LIMIT, cut, full_mask, window_of
+from torchair.ops.npu.library import rounded, unpack_int4, wide, wrong
 
 Tensor = torch.Tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.checks import refuse, refuse_given, wrong
+from torchair.ops.npu.attend import NO_LIMIT
 from torchair.ops.npu.infer_attention import InferCall, Quantised
 from torchair.ops.npu.infer_schemas import (
     FUSED,
@@ -25,8 +25,7 @@ from torchair.ops.npu.infer_schemas import (
     fused_v2_arguments,
     optional,
 )
-from torchair.ops.npu.library import Operator
-from torchair.ops.npu.masks import NO_LIMIT
+from torchair.ops.npu.library import Operator, refuse, refuse_given, wrong
 
 Tensor = torch.Tensor
 
@@ -186,7 +185,6 @@ def _workspace(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tenso
 
 
 # ---- schemas ----
-
 
 _TWO = "-> (Tensor, Tensor)"
 _OUT = "Tensor? workspace=None, Tensor(a!) attention_out, Tensor(b!) softmax_lse"

@@ -1,4 +1,5 @@
-"""Names, arguments and results without data of the attention operators for inference."""
+"""Attention operators for inference: names, arguments, results without data; and those of the
+`air` library, whose lengths are tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.checks import refuse_given, wide
-from torchair.ops.npu.layouts import request_dims
+from torchair.ops.npu.attend import request_dims
+from torchair.ops.npu.library import refuse_given, wide
 
 Tensor = torch.Tensor
 Named = Mapping[str, Any]
@@ -128,3 +129,43 @@ def fake_fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
 def fake_fused_v2(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
     """Results of the second version without data."""
     return fake_results(query, value, first_version(named))
+
+
+# ---- the `air` operators, whose lengths are tensors on the device: for max-autotune graphs ----
+
+_lib = torch.library.Library("air", "FRAGMENT")
+
+
+def _graphs_only(name: str) -> Any:
+    def run(*args: Any, **options: Any) -> Any:
+        raise NotImplementedError(
+            f"torchair.ops.{name} belongs into a graph of the mode max-autotune; eager code and "
+            f"captured graphs take lengths as lists: use torch_npu.{name}"
+        )
+
+    return run
+
+
+for _name, _arguments, _fake in (
+    (FUSED, fused_arguments("Tensor"), fake_fused),
+    (FUSED_V2, fused_v2_arguments("Tensor"), fake_fused_v2),
+):
+    _lib.define(f"{_name}({_arguments}) -> (Tensor, Tensor)")
+    _lib.impl(_name, _graphs_only(_name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"air::{_name}", _fake, lib=_lib)
+
+
+def npu_fused_infer_attention_score(
+    query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """The operator of torch_npu with tensors as `actual_seq_lengths`, `actual_seq_lengths_kv` and
+    `actual_shared_prefix_len`; NotImplementedError outside of a max-autotune graph."""
+    return torch.ops.air.npu_fused_infer_attention_score(query, key, value, **options)
+
+
+def npu_fused_infer_attention_score_v2(
+    query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """The second version with tensors as `actual_seq_qlen` and `actual_seq_kvlen`;
+    NotImplementedError outside of a max-autotune graph."""
+    return torch.ops.air.npu_fused_infer_attention_score_v2(query, key, value, **options)

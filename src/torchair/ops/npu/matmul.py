@@ -1,14 +1,17 @@
-"""Matrix products of quantised operands."""
+"""Matrix products of quantised operands, and of groups of rows, each with a weight of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from torchair.ops.npu.checks import (
+from torchair.ops.npu.library import (
     INT4_IN_INT32,
+    Operator,
     dtype_of,
     refuse,
     refuse_given,
@@ -17,7 +20,6 @@ from torchair.ops.npu.checks import (
     wide,
     wrong,
 )
-from torchair.ops.npu.library import Operator
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 Tensor = torch.Tensor
@@ -217,6 +219,230 @@ def _fake_weight_quant_matmul(
     dtype = x.dtype if quant_scale is None else torch.int8
     return x.new_empty([*x.shape[:-1], width], dtype=dtype)
 
+# ---- products of groups of rows, each with a weight of its own ----
+
+NAME = "npu_grouped_matmul"
+ALONE, ROWS, FEATURES = -1, 0, 2
+"""Values of `group_type`: nothing is cut, the rows of `x` are, its features are."""
+
+JOINED = (2, 3)
+"""Values of `split_item` that give one result."""
+
+ENDS, COUNTS, PAIRS = 0, 1, 2
+"""Values of `group_list_type`: where groups end, how long they are, which one is how long."""
+
+_SHARED = 3  # dims of one weight for all groups
+
+_ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
+    0: lambda x: x,
+    1: torch.relu,
+    2: lambda x: F.gelu(x, approximate="tanh"),
+    4: lambda x: x * torch.sigmoid(1.702 * x),
+    5: F.silu,
+}
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A grouped product: its operands, each list with one tensor for all groups or one for each;
+    an empty list is an operand that is not there."""
+
+    x: Sequence[Tensor]
+    weight: Sequence[Tensor]
+    bias: Sequence[Tensor] = ()
+    scale: Sequence[Tensor] = ()
+    antiquant_scale: Sequence[Tensor] = ()
+    antiquant_offset: Sequence[Tensor] = ()
+    per_token_scale: Sequence[Tensor] = ()
+    group_list: Sequence[Any] | None = None  # numbers, or pairs of them
+    split_item: int = 0
+    group_type: int = ALONE
+    group_list_type: int = ENDS
+    act_type: int = 0
+    dtype: torch.dtype | None = None
+
+    def run(self) -> list[Tensor]:
+        """The results."""
+        if self.act_type not in _ACTIVATIONS:
+            raise refuse(NAME, "act_type", f"is {self.act_type}, known are {[*_ACTIVATIONS]}")
+        if self.group_type == FEATURES:
+            return [self._over_features()]
+        parts = self._parts()
+        if self.split_item not in JOINED:
+            return parts
+        return [parts[0] if len(parts) == 1 else torch.cat(parts)]
+
+    def _parts(self) -> list[Tensor]:
+        """Results of `x` one by one, cut into groups where there is one `x` for all."""
+        if self.group_type == ALONE or len(self.x) > 1:
+            return [self._product(x, g, self._tokens(g)) for g, x in enumerate(self.x)]
+        if self.group_type != ROWS:
+            raise refuse(NAME, "group_type", f"is {self.group_type}, known are -1, 0 and 2")
+        x, pieces = self.x[0], self._pieces(self.x[0].shape[0])
+        made = [self._product(x[a:b], g, self._tokens(0, a, b)) for g, a, b in pieces]
+        if self.split_item not in JOINED:
+            return made
+        out = x.new_zeros((x.shape[0], made[0].shape[-1]), dtype=made[0].dtype)
+        for part, (_, a, b) in zip(made, pieces, strict=True):
+            out[a:b] = part
+        return [out]
+
+    def _over_features(self) -> Tensor:
+        x, weight = self.x[0], self.weight[0]
+        made = [exact_product(x[:, a:b], weight[a:b]) for _, a, b in self._pieces(x.shape[1])]
+        return finished(torch.stack(made), self.dtype or x.dtype)
+
+    def _pieces(self, length: int) -> list[tuple[int, int, int]]:
+        """Group, begin and end of each piece."""
+        if self.group_list is None:
+            raise wrong(NAME, "group_list", "is needed to cut one x into groups")
+        if self.group_list_type == PAIRS:
+            groups, counts = [int(g) for g, _ in self.group_list], [n for _, n in self.group_list]
+            ends = _running(counts)
+        else:
+            given = [int(n) for n in self.group_list]
+            ends = _running(given) if self.group_list_type == COUNTS else given
+            groups = list(range(len(ends)))
+        if ends and (ends[-1] > length or ends != sorted(ends) or ends[0] < 0):
+            raise wrong(NAME, "group_list", f"ends {ends} do not cut {length} rows")
+        begins = [0, *ends[:-1]] if ends else []
+        return list(zip(groups, begins, ends, strict=True))
+
+    def _tokens(self, place: int, begin: int = 0, end: int | None = None) -> Tensor | None:
+        """Scales of the rows of one `x`."""
+        if not self.per_token_scale:
+            return None
+        return self.per_token_scale[place][begin:end]
+
+    def _product(self, x: Tensor, group: int, tokens: Tensor | None) -> Tensor:
+        weight, scale = self._of(self.weight, group), self._of(self.scale, group)
+        assert weight is not None
+        weight = unpacked_weight(weight, x.shape[-1])
+        factors = self._of(self.antiquant_scale, group)
+        if factors is not None:
+            weight = dequantized_weight(weight, factors, self._of(self.antiquant_offset, group))
+        total, bias = exact_product(x, weight), self._of(self.bias, group)
+        whole = bias is not None and not bias.dtype.is_floating_point
+        if bias is not None and whole:
+            total = total + bias.to(total.dtype)
+        if scale is not None:
+            total = total * scale_values(scale).to(total.dtype)
+        if tokens is not None:
+            total = total * tokens.to(total.dtype).unsqueeze(-1)
+        if bias is not None and not whole:
+            total = total + bias.to(total.dtype)
+        return finished(_ACTIVATIONS[self.act_type](total), self.dtype or x.dtype)
+
+    def _of(self, tensors: Sequence[Tensor], group: int) -> Tensor | None:
+        """What belongs to a group: a tensor of the list, or a part of the only one where one
+        weight with a dim more holds those of all groups."""
+        if not tensors:
+            return None
+        if len(tensors) > 1:
+            return tensors[group]
+        shared = len(self.weight) == 1 and self.weight[0].dim() == _SHARED
+        return tensors[0][group] if shared else tensors[0]
+
+
+def _running(counts: Sequence[Any]) -> list[int]:
+    ends, total = [], 0
+    for n in counts:
+        total += int(n)
+        ends.append(total)
+    return ends
+
+
+# ---- the operator ----
+
+
+def _grouped_matmul(
+    x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Any = None, scale: Any = None,
+    offset: Any = None, antiquant_scale: Any = None, antiquant_offset: Any = None,
+    per_token_scale: Any = None, group_list: Any = None, activation_input: Any = None,
+    activation_quant_scale: Any = None, activation_quant_offset: Any = None,
+    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
+    act_type: int | None = 0, tuning_config: Any = None, output_dtype: int | None = None,
+    x_dtype: int | None = None, weight_dtype: int | None = None, scale_dtype: int | None = None,
+    per_token_scale_dtype: int | None = None,
+) -> list[Tensor]:  # fmt: skip
+    refuse_given(
+        NAME, offset=offset, activation_input=activation_input,
+        activation_quant_scale=activation_quant_scale,
+        activation_quant_offset=activation_quant_offset, x_dtype=x_dtype,
+        weight_dtype=weight_dtype, scale_dtype=scale_dtype,
+        per_token_scale_dtype=per_token_scale_dtype,
+    )  # fmt: skip
+    _check_split(x, group_list, split_item)
+    ends = group_list.tolist() if isinstance(group_list, Tensor) else group_list
+    return Grouped(
+        x, weight, bias or (), scale or (), antiquant_scale or (), antiquant_offset or (),
+        per_token_scale or (), ends, split_item or 0, kind_of(group_type, x, group_list),
+        group_list_type or 0, act_type or 0, result_type(x, output_dtype),
+    ).run()  # fmt: skip
+
+
+def kind_of(group_type: int | None, x: Sequence[Any], group_list: Any) -> int:
+    """The group type, which may be left out: then one `x` with a group list is cut by rows."""
+    if group_type is not None:
+        return group_type
+    return ROWS if len(x) == 1 and group_list is not None else ALONE
+
+
+def result_type(x: Sequence[Tensor], output_dtype: int | torch.dtype | None) -> torch.dtype:
+    """The type of the results."""
+    return x[0].dtype if output_dtype is None else dtype_of(NAME, "output_dtype", output_dtype)
+
+
+def _check_split(x: Sequence[Tensor], group_list: Any, split_item: int | None) -> None:
+    """How large each result of one cut `x` is must be known before anything is computed."""
+    if split_item not in JOINED and len(x) == 1 and isinstance(group_list, Tensor):
+        raise refuse(NAME, "split_item", "one x and a tensor as group_list give one result: use 2")
+
+
+def _fake(
+    x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Any = None,
+    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
+    output_dtype: int | None = None, **others: Any,
+) -> list[Tensor]:  # fmt: skip
+    _check_split(x, group_list, split_item)
+    dtype, kind = result_type(x, output_dtype), kind_of(group_type, x, group_list)
+    if kind == FEATURES:
+        count = group_list.shape[0] if isinstance(group_list, Tensor) else len(group_list)
+        dims = [[count, x[0].shape[0], weight[0].shape[-1]]]
+    else:
+        dims = _row_dims(x, weight, group_list, split_item in JOINED, group_list_type)
+    return [x[0].new_empty(d, dtype=dtype) for d in dims]
+
+
+def _row_dims(
+    x: Sequence[Tensor], weight: Sequence[Tensor], group_list: Any, joined: bool, list_type: Any
+) -> list[list[Any]]:
+    def width(g: int) -> Any:
+        w = weight[g] if len(weight) > 1 else weight[0]
+        return columns(w.shape, w.dtype == torch.int32, x[min(g, len(x) - 1)].shape[-1])
+
+    if joined:
+        rows = x[0].shape[0]
+        for other in x[1:]:
+            rows = rows + other.shape[0]
+        return [[rows, width(0)]] if x[0].dim() == 2 else [[*x[0].shape[:-1], width(0)]]
+    if len(x) > 1 or group_list is None:
+        return [[*t.shape[:-1], width(g)] for g, t in enumerate(x)]
+    counts = list(group_list)
+    if list_type != COUNTS:
+        counts = [b - a for a, b in zip([0, *counts], counts, strict=False)]
+    return [[n, width(g)] for g, n in enumerate(counts)]
+
+
+_OPTIONS = (
+    "Tensor[]? bias=None, Tensor[]? scale=None, Tensor[]? offset=None, "
+    "Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, "
+    "Tensor[]? per_token_scale=None, {groups} group_list=None, Tensor[]? activation_input=None, "
+    "Tensor[]? activation_quant_scale=None, Tensor[]? activation_quant_offset=None, "
+    "int? split_item=0, int? group_type=None, int? group_list_type=0, int? act_type=0, "
+    "int[]? tuning_config=None, int? output_dtype=None, int? x_dtype=None, "
+    "int? weight_dtype=None, int? scale_dtype=None, int? per_token_scale_dtype=None"
+)
 
 OPERATORS = (
     Operator(
@@ -234,5 +460,13 @@ OPERATORS = (
         "int? weight_dtype=None) -> Tensor",
         _weight_quant_matmul,
         _fake_weight_quant_matmul,
+    ),
+    *(
+        Operator(
+            f"{name}(Tensor[] x, Tensor[] weight, *, {_OPTIONS.format(groups=groups)}) -> Tensor[]",
+            _grouped_matmul,
+            _fake,
+        )
+        for name, groups in ((NAME, "Tensor?"), (f"{NAME}.List", "SymInt[]?"))
     ),
 )

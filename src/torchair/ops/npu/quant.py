@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.checks import (
+from torchair.ops.npu.library import (
     INT4_IN_INT32,
+    Operator,
     dtype_of,
     pack_int4,
     refuse,
@@ -16,7 +17,6 @@ from torchair.ops.npu.checks import (
     wide,
     wrong,
 )
-from torchair.ops.npu.library import Operator
 
 Tensor = torch.Tensor
 INT4 = torch.quint4x2

@@ -28,7 +28,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
-from torchair.ops.npu.masks import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
+from torchair.ops.npu.attend import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
 
 _WIDEST_HEAD = 256
 _FEW = 32  # queries that a tile of the native kernel is not filled with

@@ -1,15 +1,22 @@
-"""`npu_print`: print tensors where the model computes them, in eager code and inside a graph.
+"""What a model shows and keeps of its tensors: `npu_print` prints them where the model computes
+them, in eager code and inside a graph, and `torch.ops.air.save_tensor` writes them to files.
 
 The text of a tensor is made here, for eager execution and for the graph's StringFormat alike.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
+
+from torchair.store import atomic_write
 
 _lib = torch.library.Library("air", "FRAGMENT")
 _lib.define(
@@ -131,3 +138,28 @@ def _nothing(*args: Any) -> None:
 _lib.impl("print", _print, "CompositeExplicitAutograd")
 _lib.impl("print", _nothing, "Meta")
 has_side_effect(torch.ops.air.print.default)  # an operator of ours: tracing must not drop it
+
+
+# ---- files ----
+
+
+_lib.define("save_tensor(Tensor x, str save_path) -> ()")
+_numbers: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
+
+
+def _save(x: torch.Tensor, save_path: str) -> None:
+    """`<stem>_device_<index>_<n>.<suffix>`, where n counts the files of this path from 0."""
+    device = x.device.index or 0
+    path = Path(save_path)
+    name = f"{path.stem}_device_{device}_{next(_numbers[save_path, device])}{path.suffix}"
+    file = io.BytesIO()
+    torch.save(x.detach().cpu().clone(), file)  # a clone, else a view brings all of its storage
+    atomic_write(path.with_name(name), file.getvalue())
+
+
+def _no_data(x: torch.Tensor, save_path: str) -> None:
+    """A tensor without data has nothing to save."""
+
+
+_lib.impl("save_tensor", _save, "CompositeExplicitAutograd")
+_lib.impl("save_tensor", _no_data, "Meta")
