@@ -3,12 +3,40 @@ of the maths library reads like a formula. No fast-math flags are used here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torchair.codegen.text.writer import Writer, f32, f64
 
 _FLOATS = {"float": ("f32", f32, "i32"), "double": ("f64", f64, "i64")}
 _BITS = {"i32": "float", "i64": "double"}
+
+
+def _binary(name: str) -> Callable[[Vector, Operand], Vector]:
+    """An operator on numbers of one kind."""
+
+    def write(left: Vector, right: Operand) -> Vector:
+        code = f"f{name}" if left.is_float else name
+        other = left.like(right).name
+        return left.of(left.kind, left.w(f"{code} {left.type} {left.name}, {other}"))
+
+    return write
+
+
+def _flipped(name: str) -> Callable[[Vector, float], Vector]:
+    """An operator whose left operand is a number."""
+    plain = _binary(name)
+    return lambda right, left: plain(right.like(left), right)
+
+
+def _compared(ordered: str, integer: str) -> Callable[[Vector, Operand], Vector]:
+    """A comparison, of floats and of integers: a vector of i1."""
+
+    def write(left: Vector, right: Operand) -> Vector:
+        code = f"fcmp {ordered}" if left.is_float else f"icmp {integer}"
+        other = left.like(right).name
+        return left.of("i1", left.w(f"{code} {left.type} {left.name}, {other}"))
+
+    return write
 
 
 class Vector:
@@ -48,49 +76,12 @@ class Vector:
 
     # ---- arithmetic ----
 
-    def _binary(self, name: str, left: Operand, right: Operand) -> Vector:
-        code = f"f{name}" if self.is_float else name
-        a, b = self.like(left).name, self.like(right).name
-        return self.of(self.kind, self.w(f"{code} {self.type} {a}, {b}"))
-
-    def __add__(self, other: Operand) -> Vector:
-        return self._binary("add", self, other)
-
-    def __radd__(self, other: float) -> Vector:
-        return self._binary("add", other, self)
-
-    def __sub__(self, other: Operand) -> Vector:
-        return self._binary("sub", self, other)
-
-    def __rsub__(self, other: float) -> Vector:
-        return self._binary("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Vector:
-        return self._binary("mul", self, other)
-
-    def __rmul__(self, other: float) -> Vector:
-        return self._binary("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Vector:
-        return self._binary("div", self, other)
-
-    def __rtruediv__(self, other: float) -> Vector:
-        return self._binary("div", other, self)
-
-    def __lshift__(self, count: int) -> Vector:
-        return self._binary("shl", self, count)
-
-    def __rshift__(self, count: int) -> Vector:
-        return self._binary("ashr", self, count)
-
-    def __and__(self, other: Operand) -> Vector:
-        return self._binary("and", self, other)
-
-    def __or__(self, other: Operand) -> Vector:
-        return self._binary("or", self, other)
-
-    def __xor__(self, other: Operand) -> Vector:
-        return self._binary("xor", self, other)
+    __add__, __radd__ = _binary("add"), _flipped("add")
+    __sub__, __rsub__ = _binary("sub"), _flipped("sub")
+    __mul__, __rmul__ = _binary("mul"), _flipped("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _flipped("div")
+    __lshift__, __rshift__ = _binary("shl"), _binary("ashr")
+    __and__, __or__, __xor__ = _binary("and"), _binary("or"), _binary("xor")
 
     def __neg__(self) -> Vector:
         return self.of(self.kind, self.w(f"fneg {self.type} {self.name}"))
@@ -100,31 +91,9 @@ class Vector:
 
     # ---- comparisons: all are false for NaN, but `differs`, which is true ----
 
-    def compare(self, ordered: str, integer: str, other: Operand) -> Vector:
-        """A vector of i1."""
-        code = f"fcmp {ordered}" if self.is_float else f"icmp {integer}"
-        right = self.like(other).name
-        return self.of("i1", self.w(f"{code} {self.type} {self.name}, {right}"))
-
-    def __lt__(self, other: Operand) -> Vector:
-        return self.compare("olt", "slt", other)
-
-    def __le__(self, other: Operand) -> Vector:
-        return self.compare("ole", "sle", other)
-
-    def __gt__(self, other: Operand) -> Vector:
-        return self.compare("ogt", "sgt", other)
-
-    def __ge__(self, other: Operand) -> Vector:
-        return self.compare("oge", "sge", other)
-
-    def equals(self, other: Operand) -> Vector:
-        """Where the two are equal."""
-        return self.compare("oeq", "eq", other)
-
-    def differs(self, other: Operand) -> Vector:
-        """Where the two are not equal, or one is NaN."""
-        return self.compare("une", "ne", other)
+    __lt__, __le__ = _compared("olt", "slt"), _compared("ole", "sle")
+    __gt__, __ge__ = _compared("ogt", "sgt"), _compared("oge", "sge")
+    equals, differs = _compared("oeq", "eq"), _compared("une", "ne")
 
     def select(self, yes: Vector, no: Operand) -> Vector:
         """Of a vector of i1: `yes` where it is true, `no` elsewhere."""

@@ -72,18 +72,6 @@ def log10(x: Vector) -> Vector:
     return log(x) * 0.4342944819032518
 
 
-def logaddexp(x: Vector, y: Vector) -> Vector:
-    """log(e^x + e^y)."""
-    distance = x.equals(y).select(x.like(0.0), abs(x - y))
-    return (x > y).select(x, y) + log1p(exp(-distance))
-
-
-def softplus(x: Vector, beta: Vector, threshold: Vector) -> Vector:
-    """log(1 + e^(beta x)) / beta, and x itself where beta x is above the threshold."""
-    scaled = x * beta
-    return (scaled > threshold).select(x, logaddexp(scaled, x.like(0.0)) / beta)
-
-
 def power(x: Vector, y: Vector) -> Vector:
     """x^y with the special cases of C."""
     size = exp(log(abs(x)) * y)
