@@ -101,7 +101,7 @@ TABLE: dict[str, dict[str, str]] = {
         "Placement": "torchair.ge.dtypes.Placement",
         "_normalize_ge_graph": "torchair.ge.verify.verify",
         "_mapping_assign_op_to_graph_output": (
-            f"{_PASSES}.updates.mapping_assign_op_to_graph_output"
+            f"{_PASSES}.inputs.mapping_assign_op_to_graph_output"
         ),
         "replace_data_to_refdata": "torchair.deploy.package.replace_data_to_refdata",
         "_validate_support": "torchair.convert.automatic.validate_support",
@@ -112,10 +112,10 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair._ge_concrete_graph.graph_pass": {
         name: f"{_PASSES}.{module}.{name}"
         for module, names in (
-            ("data", "optimize_sym_pack remove_dead_data_and_reorder_data_index"),
-            ("updates", "optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output"),
+            ("inputs", "optimize_sym_pack remove_dead_data_and_reorder_data_index "
+                       "optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output"),
             ("ordering", "explicit_order_for_side_effect_nodes explicit_order_for_cmo"),
-            ("quant", "move_transpose_into_mm move_mm_weight_transpose_after_bitcast"),
+            ("forms", "move_transpose_into_mm move_mm_weight_transpose_after_bitcast"),
         )
         for name in names.split()
     }
