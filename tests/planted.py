@@ -38,7 +38,7 @@ from torchair.operators.elementwise import add as plus
 from torchair.operators.elementwise import mul
 from torchair.operators.loops import LOWERINGS
 from torchair.operators.loops import Tensor as Lowered
-from torchair.verification.report import Finding, Report, Stage
+from torchair.verification.report import Author, Finding, Report
 
 aten = torch.ops.aten
 
@@ -152,7 +152,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
 class Plant:
     """One error: where it is, the model that meets it, and what the report must name."""
 
-    stage: Stage
+    stage: Author
     name: str
     model: str
     apply: Callable[[pytest.MonkeyPatch], None]
@@ -168,7 +168,7 @@ def converter(model: str, target: Any, change: Callable[..., Any]) -> Plant:
         wrong = replace(entry, fn=lambda *args, **kwargs: change(entry.fn, *args, **kwargs))
         patch.setitem(registry._builtin, target, wrong)
 
-    return Plant(Stage.CONVERTER, str(target), model, apply, {})
+    return Plant(Author.CONVERTER, str(target), model, apply, {})
 
 
 def scaled(fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ def rule(model: str, name: str, change: Callable[[Any], Any] | None = None) -> P
         for found in rules or [p for p in PATTERNS if p.__name__ == name]:
             patch.setattr(found, "replace", _changing(found.replace, change))
 
-    return Plant(Stage.RULE, name, model, apply, {})
+    return Plant(Author.RULE, name, model, apply, {})
 
 
 def _changing(replace_: Any, change: Callable[[Any], Any]) -> Any:
@@ -216,7 +216,7 @@ def lowered(model: str, op_type: str, change: Callable[[Expr], Expr]) -> Plant:
 
         patch.setitem(LOWERINGS, op_type, replace(known, rule=wrong))
 
-    return Plant(Stage.KERNEL, op_type, model, apply, {})
+    return Plant(Author.KERNEL, op_type, model, apply, {})
 
 
 def generated(model: str, op_type: str, kind: type, change: Callable[[Any], Any]) -> Plant:
@@ -226,7 +226,7 @@ def generated(model: str, op_type: str, kind: type, change: Callable[[Any], Any]
         generate = GENERATORS[kind]
         patch.setitem(GENERATORS, kind, lambda r, *rest: generate(change(r), *rest))
 
-    return Plant(Stage.KERNEL, op_type, model, apply, {})
+    return Plant(Author.KERNEL, op_type, model, apply, {})
 
 
 def captured(
@@ -247,7 +247,7 @@ def captured(
 
     config = torchair.CompilerConfig()
     config.debug.aclgraph.share_results = shared
-    return Plant(Stage.REPLAY, name, model, apply, {"mode": "reduce-overhead", "config": config})
+    return Plant(Author.REPLAY, name, model, apply, {"mode": "reduce-overhead", "config": config})
 
 
 # ---- what is wrong in capture
@@ -378,9 +378,9 @@ def blamed_rightly(plant: Plant, finding: Finding) -> bool:
     """Whether a finding names the part that the error is in."""
     if finding.stage is not plant.stage:
         return False
-    if plant.stage is Stage.RULE:
+    if plant.stage is Author.RULE:
         return finding.culprit.startswith(f"{plant.name} at ")
-    return plant.stage is Stage.REPLAY or plant.name in finding.culprit
+    return plant.stage is Author.REPLAY or plant.name in finding.culprit
 
 
 def _all(only: str) -> int:

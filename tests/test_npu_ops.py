@@ -20,7 +20,7 @@ from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batc
 from npu_cases import CASES, HALF, Case, npu, randint, randn
 from op_harness import check, convert
 from torchair.convert import registered
-from torchair.emulate import ops as functions
+from torchair.emulate.facade import operators
 from torchair.operators import row_of
 from torchair.ops import npu as library
 
@@ -489,7 +489,7 @@ def test_a_real_package_is_left_alone(monkeypatch):
 
 
 def test_functions_of_the_facade():
-    found = functions.names()
+    found = operators()
     wanted = {
         "npu_rms_norm", "npu_add_rms_norm", "npu_rotary_mul", "npu_swiglu",
         "npu_fusion_attention", "npu_prompt_flash_attention", "npu_incre_flash_attention",

@@ -13,13 +13,10 @@ import pytest
 import torch
 
 from test_emulate import run
-from torchair.emulate.profiles import tables
-from torchair.emulate.profiles.events import NO_GRAPH, Profile, read
-from torchair.emulate.profiles.folder import analyse, save, write_output
-from torchair.emulate.profiles.marks import Marks
-from torchair.emulate.profiles.stacks import stacks
-from torchair.emulate.profiles.view import trace_view
-from torchair.emulate.profiles.work import Work, of_call
+from torchair.emulate.profiles import output
+from torchair.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
+from torchair.emulate.profiles.output import analyse, save, trace_view, write_output
+from torchair.emulate.profiles.recording import Marks, Work, of_call
 
 BASE = 1_700_000_000_123_456_000  # nanoseconds
 HOST, WORKER = 70, 71
@@ -79,8 +76,8 @@ def example() -> Profile:
     )  # fmt: skip
 
 
-def table(rows: list[tables.Row]) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(tables.as_csv(rows).decode(), newline="")))
+def table(rows: list[output.Row]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(output.as_csv(rows).decode(), newline="")))
 
 
 def test_operators_and_what_they_launched() -> None:
@@ -98,8 +95,8 @@ def test_operators_and_what_they_launched() -> None:
 
 
 def test_kernel_details() -> None:
-    rows = table(tables.kernel_details(example()))
-    assert list(rows[0]) == ["Step Id", *tables.KERNEL_COLUMNS]
+    rows = table(output.kernel_details(example()))
+    assert list(rows[0]) == ["Step Id", *output.KERNEL_COLUMNS]
     first, talk, second, eager = rows
     assert first == {
         "Step Id": "3", "Device_id": "0", "Model ID": "7", "Task ID": "0", "Stream ID": "0",
@@ -118,21 +115,21 @@ def test_kernel_details() -> None:
 
 
 def test_operator_details_and_statistics() -> None:
-    rows = {r["Name"]: r for r in table(tables.operator_details(example()))}
-    assert tuple(rows["call"]) == tables.OPERATOR_COLUMNS
+    rows = {r["Name"]: r for r in table(output.operator_details(example()))}
+    assert tuple(rows["call"]) == output.OPERATOR_COLUMNS
     assert rows["run"]["Device Self Duration With AICore(us)"] == "25.000"
     assert rows["aten::add"]["Input Shapes"] == "2,2;;"
     assert rows["call"]["Call Stack"] == "main.py(5): step;\r\nmain.py(1): <module>"
-    counted = {r["OP Type"]: r for r in table(tables.op_statistic(example()))}
-    assert tuple(counted["add"]) == tables.STATISTIC_COLUMNS
+    counted = {r["OP Type"]: r for r in table(output.op_statistic(example()))}
+    assert tuple(counted["add"]) == output.STATISTIC_COLUMNS
     assert counted["MatMulV2+Relu"]["Count"] == "2"
     assert counted["MatMulV2+Relu"]["Max Time(us)"] == "20.000"
     assert counted["add"]["Ratio(%)"] == f"{100 * 20 / 65:.3f}"
 
 
 def test_step_trace_time() -> None:
-    first, second = table(tables.step_trace_time(example()))
-    assert tuple(first) == tables.STEP_COLUMNS
+    first, second = table(output.step_trace_time(example()))
+    assert tuple(first) == output.STEP_COLUMNS
     assert [float(v) for v in first.values()] == [0, 3, 25, 10, 10, 20, 65, 100, 0, 10, 30]
     assert [float(v) for v in second.values()] == [0, 4, 20, 0, 0, 0, 80, 100, 0, 0, 60]
 

@@ -27,7 +27,7 @@ from torchair.engine.options import finalize_graph_engine
 from torchair.tools.compare_dumps import compare
 from torchair.verification import api
 from torchair.verification.judge import close, difference
-from torchair.verification.report import Stage
+from torchair.verification.report import Author
 
 SOME = ("aten.native_layer_norm.default", "LayerNormFusion", "SoftmaxV2", "run twice")
 MODES = ("max-autotune", "reduce-overhead")
@@ -119,7 +119,7 @@ def test_replays_that_write_into_earlier_results_are_found(monkeypatch):
     monkeypatch.setattr(acl, "capture_options", shared)
     report = torchair.verify(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
     (finding,) = report.findings
-    assert finding.stage is Stage.REPLAY and "earlier" in finding.culprit, str(report)
+    assert finding.stage is Author.REPLAY and "earlier" in finding.culprit, str(report)
 
 
 def test_an_error_in_a_backward_has_the_line_of_its_forward():
@@ -144,7 +144,7 @@ def test_a_user_pass_is_found_by_bisection():
     config.post_grad_custom_post_pass = wrong
     report = torchair.verify(lambda x: F.relu(x * 2) - 1, torch.randn(5), config=config)
     (finding,) = report.findings
-    assert (finding.stage, finding.culprit) == (Stage.FX_PASS, "post_grad_custom_post_pass")
+    assert (finding.stage, finding.culprit) == (Author.FX_PASS, "post_grad_custom_post_pass")
 
 
 def test_other_sizes_are_checked_too():

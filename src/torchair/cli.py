@@ -23,7 +23,7 @@ from torchair.codegen.kept import store
 from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
 from torchair.convert.registry import lines
 from torchair.deploy.load import add_run_air_options, run_air
-from torchair.emulate import launcher, report
+from torchair.emulate import launcher
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "run-air":
         return run_air(options)
     if options.command == "env":
-        print(report.environment())
+        print(launcher.environment())
         return 0
     if options.command == "cache":
         return _cache(options.action)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from torchair.emulate import finder
-from torchair.emulate.device import register
-from torchair.emulate.dynamo import install_hooks
-from torchair.emulate.facade import TorchNpu
+from torchair.emulate.device import install_hooks, register
+from torchair.emulate.facade import install_finder, real_package
 from torchair.emulate.hccl import install_backend
 from torchair.emulate.state import STATE
 from torchair.flags import Flags
@@ -33,7 +31,7 @@ def why_not() -> str | None:
     """Why the emulation cannot be installed here, None if it can or is."""
     if installed():
         return None
-    real = finder.real_package()
+    real = real_package()
     if real is not None:
         return f"{real} is installed and used as it is"
     name = torch._C._get_privateuse1_backend_name()
@@ -57,5 +55,5 @@ def install(devices: int | None = None) -> bool:
     register(devices if devices is not None else Flags.read().visible_npus or DEVICES)
     install_hooks()
     install_backend()
-    finder.install(TorchNpu)
+    install_finder()
     return True

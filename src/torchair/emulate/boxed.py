@@ -8,13 +8,12 @@ and new memory is wrapped.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from torchair.emulate.generators import GENERATORS
 from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
-from torchair.emulate.state import DEVICE_TYPE, STATE
+from torchair.emulate.state import DEVICE_TYPE, GENERATORS, STATE
 
 HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CPU = torch.device("cpu")
@@ -231,7 +230,10 @@ def boxed(operator: Any) -> Boxed:
     return BoxedOut(operator) if grows else Boxed(operator)
 
 
-def _kind(text: str) -> str:
+ArgumentKind = Literal["tensor", "generator", "other", "plain"]
+
+
+def _kind(text: str) -> ArgumentKind:
     """What an argument of a type has to be looked at for."""
     if text in ("Tensor", "Optional[Tensor]"):
         return "tensor"

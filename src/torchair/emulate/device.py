@@ -1,20 +1,22 @@
-"""Registration of the device with torch: name, hooks, kernels, modules. Once in a process."""
+"""Registration of the device, once in a process: name, hooks, kernels and modules for torch, what
+torch's own classes need, and what Dynamo must know."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import torch
 
-from torchair.emulate.attention import AttentionKernel
-from torchair.emulate.autocast import Autocast
-from torchair.emulate.generators import make_generators
-from torchair.emulate.memory import METERS, Meter
-from torchair.emulate.methods import install_methods
-from torchair.emulate.npu_module import npu_module
-from torchair.emulate.registry import Kernels
-from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE
+from torchair.emulate import streams
+from torchair.emulate.choices import AttentionKernel, Autocast
+from torchair.emulate.kernels import Kernels
+from torchair.emulate.memory import FUNCTIONS as STATISTICS
+from torchair.emulate.memory import METERS, Meter, as_npu
+from torchair.emulate.npu_module import npu_module, set_device
+from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, make_generators
+from torchair.process import when_imported
 
 _acc: Any = torch._C._acc
 
@@ -60,3 +62,152 @@ def register(count: int) -> None:
     install_methods()
     # Backward passes of small models wait for a thread of the device's own otherwise.
     torch._C._set_multithreading_enabled(False)
+
+
+# ---- torch's own classes ----
+
+
+def install_methods() -> None:
+    """Let torch's classes know the device."""
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
+    )
+    torch.Generator = Generator  # type: ignore[misc]
+    _install_storages()
+    _install_pinned_memory()
+    _install_accelerator()
+
+
+# ---- storages: torch has no allocator to ask for memory of this device ----
+
+
+def _install_storages() -> None:
+    make: Any = torch.UntypedStorage.__new__
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None:
+            return make(cls, *args, **kwargs)
+        if torch.device(device).type != DEVICE_TYPE:
+            return make(cls, *args, device=device, **kwargs)
+        return _empty_storage(args[0] if args else 0, device)
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
+    base: Any = torch.storage._StorageBase
+    base.npu = _storage_to_npu
+    base.is_npu = property(lambda self: self.device.type == DEVICE_TYPE)
+    typed: Any = torch.storage.TypedStorage
+    typed.npu = _typed_storage_to_npu
+    typed.is_npu = property(lambda self: self.device.type == DEVICE_TYPE)
+
+
+def _empty_storage(size: int, device: Any) -> torch.UntypedStorage:
+    made = as_npu(torch.empty(size, dtype=torch.uint8), STATE.index_of(device))
+    return made.untyped_storage()
+
+
+def _storage_to_npu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """A copy of a storage on the device, or the storage if it is there."""
+    index = STATE.index_of(device)
+    if self.device.type == DEVICE_TYPE and self.get_device() == index:
+        return self
+    return _empty_storage(self.nbytes(), index).copy_(self, non_blocking)
+
+
+def _typed_storage_to_npu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    untyped = _storage_to_npu(self._untyped_storage, device, non_blocking)
+    return self._new_wrapped_storage(untyped)
+
+
+# ---- pinned memory: host memory that remembers to be pinned ----
+
+
+def _install_pinned_memory() -> None:
+    pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if not self.is_cpu:
+            raise RuntimeError(f"cannot pin a tensor on {self.device}: only host memory is pinned")
+        if self.is_pinned():
+            return self
+        made = self.clone()
+        address = made.untyped_storage().data_ptr()
+        pinned[address] = weakref.ref(
+            made.untyped_storage(), lambda _: pinned.pop(address, None) and None
+        )
+        return made
+
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return self.is_cpu and self.untyped_storage().data_ptr() in pinned
+
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+    torch.Tensor.is_pinned = is_pinned  # type: ignore[method-assign, assignment]
+
+
+# ---- torch.accelerator, where torch asks a library that is not there ----
+
+
+def _install_accelerator() -> None:
+    accelerator: Any = torch.accelerator
+    if accelerator.current_accelerator() != torch.device(DEVICE_TYPE):
+        return  # a GPU is this process's accelerator, and stays it
+    accelerator.set_device_index = set_device
+    accelerator.current_device_index = lambda: STATE.here.device
+    accelerator.synchronize = lambda device=None: None
+    accelerator.set_stream = streams.set_stream
+    for name, function in STATISTICS.items():
+        if hasattr(accelerator, name):
+            setattr(accelerator, name, function)
+
+
+# ---- Dynamo is told when it is imported: that takes a second, which not all scripts pay for ----
+
+
+# Names of `torch.npu` that Dynamo knows too.
+_OF_WORKERS = ("set_device", "current_device", "get_device_properties")
+_OF_DYNAMO = (
+    "device", "Event", "Stream", "device_count", "is_available", "stream", "current_stream",
+    "set_stream", "synchronize", "is_bf16_supported", "memory_allocated",
+)  # fmt: skip
+
+
+def install_hooks() -> None:
+    """Tell Dynamo now if it is there, else when it comes."""
+    when_imported(
+        {
+            "torch._dynamo.device_interface": _add_interface,
+            "torch._dynamo.trace_rules": _add_rules,
+        }
+    )
+
+
+def _add_interface(device_interface: Any) -> None:
+    interface = _interface(device_interface.DeviceInterface)
+    names = [DEVICE_TYPE, *(f"{DEVICE_TYPE}:{i}" for i in range(STATE.count))]
+    for name in names:
+        device_interface.register_interface_for_device(name, interface)
+
+
+def _add_rules(trace_rules: Any) -> None:
+    """`with torch.npu.stream(...)` belongs into a graph, as it does for other accelerators."""
+    in_graph = trace_rules.TorchInGraphFunctionVariable
+    for name in ("stream", "set_stream"):
+        trace_rules.manual_torch_name_rule_map[f"torch.{DEVICE_TYPE}.{name}"] = in_graph
+    trace_rules.get_torch_obj_rule_map.cache_clear()
+
+
+def _interface(base: Any) -> Any:
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    named = {name: getattr(npu, name) for name in (*_OF_WORKERS, *_OF_DYNAMO)}
+    named |= {
+        "exchange_device": npu._exchange_device,
+        "maybe_exchange_device": npu._exchange_device,
+        "get_compute_capability": npu.get_device_capability,
+        "get_raw_stream": lambda device: streams.current_stream(device).stream_id,
+        "_set_stream_by_id": lambda *ids: streams.set_stream(streams.Stream.of(*ids)),
+        "is_triton_capable": lambda device=None: False,
+    }
+    members = {k: v if isinstance(v, type) else staticmethod(v) for k, v in named.items()}
+    # For processes that compile kernels, which nobody does for this device.
+    worker = type("Worker", (), {name: members[name] for name in _OF_WORKERS})
+    about = {"__doc__": "The device for Dynamo.", "Worker": worker}
+    return type("NpuInterface", (base,), members | about)

@@ -6,18 +6,19 @@ device as they are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.library import Library
 
-from torchair.emulate.boxed import HOST_KEYS
-from torchair.emulate.generators import GENERATORS
+from torchair.emulate.boxed import HOST_KEYS, Boxed, boxed
 from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
-from torchair.emulate.state import STATE
+from torchair.emulate.state import GENERATORS, STATE
 
-Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 aten = torch.ops.aten
 
@@ -55,8 +56,8 @@ def _new(tensor: Tensor, device: Any) -> Tensor:
 
 
 def empty(
-    size: Sequence[int], *, dtype: Any = None, layout: Any = None, device: Any = None,
-    pin_memory: Any = None, memory_format: Any = None,
+    size: Sequence[int], *, dtype: Any = None, device: Any = None, memory_format: Any = None,
+    **_: Any,
 ) -> Tensor:  # fmt: skip
     """Memory that holds anything."""
     kind = {} if memory_format is None else {"memory_format": memory_format}
@@ -64,17 +65,13 @@ def empty(
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, layout: Any = None,
-    device: Any = None, pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+    size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
+) -> Tensor:
     """Memory that holds anything, in a given layout."""
     return _new(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
 
 
-def zero_tensor(
-    size: Sequence[int], *, dtype: Any = None, layout: Any = None, device: Any = None,
-    pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+def zero_tensor(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """`_efficientzerotensor`, with memory: one without would have none to alias."""
     return _new(torch.zeros(size, dtype=dtype, device="cpu"), device)
 
@@ -176,3 +173,145 @@ OWN: dict[str, Kernel] = {
     "record_stream": record_stream,
     "native_dropout": native_dropout,
 }
+
+
+# ---- fused cells of LSTM and GRU, written with tensors of the device ----
+
+
+Optional = Tensor | None
+
+
+def lstm_cell(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Optional = None,
+    hidden_bias: Optional = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """New hidden state, new cell state, and the four gates for the backward."""
+    gates = _sum(_sum(input_gates + hidden_gates, input_bias), hidden_bias)
+    i, f, c, o = gates.chunk(4, 1)
+    i, f, c, o = i.sigmoid(), f.sigmoid(), c.tanh(), o.sigmoid()
+    cy = f * cx + i * c
+    return o * cy.tanh(), cy, torch.cat([i, f, c, o], 1)
+
+
+def lstm_cell_backward(
+    grad_hy: Optional, grad_cy: Optional, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Optional, Optional, Optional]:
+    """Gradients of the gates, of the old cell state, and of a bias."""
+    if grad_hy is None and grad_cy is None:
+        return None, None, None
+    i, f, c, o = workspace.chunk(4, 1)
+    bent = cy.tanh()
+    hidden = grad_hy if grad_hy is not None else torch.zeros_like(bent)
+    cell = _sum(hidden * o * (1 - bent * bent), grad_cy)
+    parts = [
+        cell * c * i * (1 - i),
+        cell * cx * f * (1 - f),
+        cell * i * (1 - c * c),
+        hidden * bent * o * (1 - o),
+    ]
+    gates = torch.cat(parts, 1)
+    return gates, cell * f, gates.sum(0) if has_bias else None
+
+
+def gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Optional = None,
+    hidden_bias: Optional = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """New hidden state, and what the backward needs."""
+    a = _sum(input_gates, input_bias).chunk(3, 1)
+    b = _sum(hidden_gates, hidden_bias).chunk(3, 1)
+    reset, update = (a[0] + b[0]).sigmoid(), (a[1] + b[1]).sigmoid()
+    new = (a[2] + reset * b[2]).tanh()
+    return (hx - new) * update + new, torch.cat([reset, update, new, hx, b[2]], 1)
+
+
+def gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Optional, Optional]:
+    """Gradients of both gates, of the old hidden state, and of both biases."""
+    reset, update, new, hx, hidden = workspace.chunk(5, 1)
+    grad_update = grad_hy * (hx - new) * update * (1 - update)
+    grad_new = grad_hy * (1 - update) * (1 - new * new)
+    grad_reset = grad_new * hidden * reset * (1 - reset)
+    of_input = torch.cat([grad_reset, grad_update, grad_new], 1)
+    of_hidden = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
+    biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return of_input, of_hidden, grad_hy * update, *biases
+
+
+def _sum(x: Tensor, y: Optional) -> Tensor:
+    return x if y is None else x + y
+
+
+CELLS: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
+    "_thnn_fused_gru_cell": gru_cell,
+    "_thnn_fused_gru_cell_backward": gru_cell_backward,
+}
+
+
+# ---- which operator gets which kernel ----
+
+
+KEY = "PrivateUse1"
+
+# Torch would look for a kernel of the device's own behind these.
+_COMPOSITE_TOO = ("convolution", "_convolution", "convolution_backward")
+
+
+class Kernels:
+    """The kernels of the device. They are registered for as long as this object lives."""
+
+    def __init__(self) -> None:
+        self._aten = Library("aten", "IMPL", KEY)
+        self._all = Library("_", "IMPL")
+        self._boxed: dict[Any, Boxed] = {}
+        own: dict[str, Kernel] = {**OWN, **CELLS, **{n: metadata_kernel(n) for n in METADATA}}
+        for name, kernel in own.items():
+            self._aten.impl(name, kernel)
+        self._all.fallback(self._any_operator, KEY)
+        for name in self._with_cpu_kernel():
+            if name not in own:
+                self._aten.impl(name, self._lazy("aten", name))
+        self._collectives = Library("c10d", "IMPL", KEY)
+        with warnings.catch_warnings(action="ignore"):  # torch's own kernels want a real device
+            for name in _named("c10d::"):
+                if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "CPU"):
+                    self._collectives.impl(name, self._lazy("c10d", name), allow_override=True)
+
+    def _any_operator(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """For operators that have no kernel here, such as those of a user's library."""
+        kernel = self._boxed.get(operator)
+        if kernel is None:
+            kernel = self._boxed[operator] = boxed(operator)
+        return kernel(*args, **kwargs)
+
+    def _lazy(self, library: str, name: str) -> Kernel:
+        """The boxed kernel of an operator, made when it is first called."""
+        made: list[Boxed] = []
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if not made:
+                made.append(boxed(overload(name, library)))
+            return made[0](*args, **kwargs)
+
+        return kernel
+
+    def _with_cpu_kernel(self) -> list[str]:
+        """Names of aten operators whose CPU kernel serves, short of those with `out=`, which
+        nobody calls often: the fallback is good enough for them."""
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        return [
+            name
+            for name in _named("aten::")
+            if not name.endswith("out")
+            and (name in _COMPOSITE_TOO or has(f"aten::{name}", "CPU"))
+            and not has(f"aten::{name}", KEY)
+        ]
+
+
+def _named(prefix: str) -> list[str]:
+    """Names of all operators of a library, without its name."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

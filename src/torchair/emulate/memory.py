@@ -8,10 +8,16 @@ it as any other tensor does.
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from threading import RLock
+from typing import Any
 
 import torch
+
+from torchair.emulate.state import STATE, by_name
 
 _HOST = 1  # kDLCPU
 _DEVICE = 12  # kDLExtDev, which torch reads as PrivateUse1
@@ -117,3 +123,78 @@ class Meter:
 
 METERS: list[Meter] = []
 """One for each device, filled when the device is installed."""
+
+
+# ---- figures, under the names that scripts know from accelerators ----
+
+
+def _meter(device: Any) -> Meter:
+    return METERS[STATE.index_of(device)]
+
+
+_FIGURES = (
+    ("memory_allocated", "allocated", "Bytes of living tensors."),
+    ("max_memory_allocated", "most_allocated", "The most bytes that were in use at a time."),
+    ("memory_reserved", "reserved", "Bytes in use, or freed since and not given back."),
+    ("max_memory_reserved", "most_reserved", "The most bytes that were reserved at a time."),
+)
+
+
+def _figure(name: str, field: str, about: str) -> Callable[..., int]:
+    def figure(device: Any = None) -> int:
+        return int(getattr(_meter(device), field))
+
+    figure.__name__, figure.__doc__ = name, about
+    return figure
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Measure peaks from now on."""
+    _meter(device).reset_peaks()
+
+
+def empty_cache() -> None:
+    """Give reserved memory back that is not in use."""
+    for meter in METERS:
+        meter.release()
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Bytes free and bytes in all: those of the host."""
+    STATE.index_of(device)
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def memory_stats(device: Any = None) -> OrderedDict[str, int]:
+    """The figures by name, as far as they exist here."""
+    meter = _meter(device)
+    return OrderedDict(
+        {
+            "active_bytes.all.current": meter.allocated,
+            "active_bytes.all.peak": meter.most_allocated,
+            "allocated_bytes.all.current": meter.allocated,
+            "allocated_bytes.all.peak": meter.most_allocated,
+            "allocation.all.allocated": meter.allocations,
+            "allocation.all.current": meter.pieces,
+            "allocation.all.freed": meter.frees,
+            "num_alloc_retries": 0,
+            "num_ooms": 0,
+            "reserved_bytes.all.current": meter.reserved,
+            "reserved_bytes.all.peak": meter.most_reserved,
+        }
+    )
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """The figures as a table."""
+    stats = memory_stats(device)
+    width = max(map(len, stats))
+    return "\n".join(f"{name:{width}} {value:>16,}" for name, value in stats.items())
+
+
+FUNCTIONS = by_name(
+    *(_figure(*row) for row in _FIGURES), reset_peak_memory_stats, empty_cache, mem_get_info,
+    memory_stats, memory_summary,
+)  # fmt: skip
+"""Those of `torch.npu` for memory."""

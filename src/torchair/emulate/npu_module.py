@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from torchair.emulate import generators, graphs, streams
-from torchair.emulate.autocast import DTYPES
-from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
-from torchair.emulate.profiles.marks import mstx
-from torchair.emulate.state import DEVICE_TYPE, STATE
-from torchair.emulate.statistics import FUNCTIONS as STATISTICS
-from torchair.emulate.statistics import mem_get_info
+from torchair.emulate import memory, state, streams
+from torchair.emulate.choices import DTYPES
+from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu, mem_get_info
+from torchair.emulate.profiles.recording import mstx
+from torchair.emulate.state import DEVICE_TYPE, STATE, by_name
 
 NAME = "torchair emulation of an Ascend NPU"
 
@@ -101,18 +99,6 @@ def set_option(option: dict[str, Any]) -> None:
     """Of the real devices: options of their run time. No effect."""
 
 
-def _is_in_bad_fork() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
-
-
-def _always() -> bool:
-    return True
-
-
 def _exchange_device(index: int) -> int:
     """Choose a device; the one chosen before is returned. A negative number changes nothing."""
     before = STATE.here.device
@@ -130,7 +116,7 @@ class NpuMemory:
 
     def generator(self, index: int) -> torch.Generator:
         """The default generator of a device."""
-        return generators.GENERATORS[index]
+        return state.GENERATORS[index]
 
     @property
     def tape(self) -> Any:
@@ -147,18 +133,17 @@ def npu_module() -> ModuleType:
     """The module, ready to be registered as `torch.npu`."""
     module = ModuleType("torch.npu", __doc__)
     module.__path__ = []  # `import torch.npu.amp` is possible
-    own = (
+    names = by_name(
         is_available, device_count, current_device, set_device, synchronize, get_device_name,
         get_device_properties, get_device_capability, can_device_access_peer,
         get_amp_supported_dtype, is_bf16_supported, set_compile_mode, is_jit_compile_false,
-        set_option, _is_in_bad_fork, _exchange_device,
+        set_option, _exchange_device, mstx,
     )  # fmt: skip
-    names: dict[str, Any] = {f.__name__: f for f in own}
-    names |= {"init": _nothing, "_lazy_init": _nothing, "is_initialized": _always}
-    names |= {"_maybe_exchange_device": _exchange_device, "ipc_collect": _nothing}
-    names |= STATISTICS | _public(streams) | _public(graphs) | _public(generators)
-    names |= {"default_generators": tuple(generators.GENERATORS), "host": NpuMemory()}
-    names |= {"mstx": mstx}
+    names |= memory.FUNCTIONS | streams.FUNCTIONS | state.FUNCTIONS
+    names |= {name: lambda: None for name in ("init", "_lazy_init", "ipc_collect")}
+    names |= {"is_initialized": lambda: True, "_is_in_bad_fork": lambda: False}
+    names |= {"_maybe_exchange_device": _exchange_device, "host": NpuMemory()}
+    names |= {"default_generators": tuple(state.GENERATORS)}
     names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}
     names |= {name: SimpleNamespace(allow_hf32=True) for name in ("conv", "matmul")}
     for name, value in names.items():
@@ -172,18 +157,6 @@ def _later(name: str) -> Any:
     if name == "npugraph_ex":
         return importlib.import_module("torchair.npugraph_ex")
     raise AttributeError(f"torch.npu.{name} is not part of the emulation")
-
-
-def _public(module: ModuleType) -> dict[str, Any]:
-    """Functions and classes that a module defines for everyone."""
-    hidden = {"Generator", "make_generators"}
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", "") == module.__name__
-        and not name.startswith("_")
-        and name not in hidden
-    }
 
 
 class autocast(torch.autocast):

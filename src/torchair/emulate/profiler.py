@@ -16,17 +16,15 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch._C._profiler import _ExperimentalConfig as KinetoConfig
 from torch.profiler import ProfilerAction
 
-from torchair.emulate.profiles.events import read
-from torchair.emulate.profiles.folder import analyse, save, write_output
-from torchair.emulate.profiles.marks import Marks
-from torchair.emulate.profiles.stacks import STACK_METRICS, stacks
-from torchair.emulate.rows import Rows
+from torchair.emulate.profiles.events import StackMetric, read, stacks
+from torchair.emulate.profiles.output import analyse, save, write_output
+from torchair.emulate.profiles.recording import Marks, Rows
 from torchair.emulate.state import STATE
 from torchair.store import atomic_write
 
@@ -281,8 +279,9 @@ class profile(torch.profiler.profile):
 
     def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
         """Write stacks of Python functions with the time spent in each, for FlameGraph."""
-        if metric not in STACK_METRICS:
-            raise ValueError(f"metric is one of {', '.join(STACK_METRICS)}, not {metric!r}")
+        if metric not in get_args(StackMetric):
+            known = ", ".join(get_args(StackMetric))
+            raise ValueError(f"metric is one of {known}, not {metric!r}")
         if not (self._chosen["with_stack"] or self._chosen["with_modules"]):
             raise RuntimeError("there are no stacks: profile with with_stack=True")
         atomic_write(path, stacks(read(self._recorded()), metric).encode())

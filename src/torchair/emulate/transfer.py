@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _device
 
-from torchair.emulate.generators import Generator
-from torchair.emulate.state import DEVICE_TYPE
+from torchair.emulate.state import DEVICE_TYPE, Generator
 
 _CUDA = "cuda"
 # Functions that take a device beside torch's own list of constructors.

@@ -29,7 +29,7 @@ from torchair.runner import Compilation, GmRunner, observed
 from torchair.verification.blame import Blame, Suspects, WatchedCall, copied, line_of, lines_of
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
 from torchair.verification.judge import close, difference, no_number
-from torchair.verification.report import Finding, GraphReport, Report, Stage, write_script
+from torchair.verification.report import Author, Finding, GraphReport, Report, write_script
 
 FOLDER = "torchair_verify"
 _VERSIONS = 256  # of one function that Dynamo may keep: each verification makes its own
@@ -244,7 +244,7 @@ class _Check:
                 source = output.args[0][held.number]
                 what = f"result {held.number} of the call before"
                 wrong = Wrong(source, error, what, (), ())
-                blame = Blame(wrong, Stage.REPLAY, "writes where an earlier one left its results")
+                blame = Blame(wrong, Author.REPLAY, "writes where an earlier one left its results")
                 self._entry.finding = self._finding(blame, number)
         given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}
         self._before = [

@@ -36,7 +36,7 @@ from torchair.verification.forms import (
     run_steps,
     worst_step,
 )
-from torchair.verification.report import Stage
+from torchair.verification.report import Author
 
 _EVERYTHING = 1 << 30
 Found = TypeVar("Found")
@@ -47,7 +47,7 @@ class Blame:
     """An error, and who made it."""
 
     wrong: Wrong
-    stage: Stage
+    stage: Author
     culprit: str
 
 
@@ -176,16 +176,16 @@ class Suspects:
     def _of_fx_passes(self) -> Blame | None:
         if self._check_fx(self._gm, self._optimized_fx) is None:
             return None
-        return self._bisected_fx(Stage.FX_PASS, FX_PASSES, self._gm, self._after_passes)
+        return self._bisected_fx(Author.FX_PASS, FX_PASSES, self._gm, self._after_passes)
 
     def _of_capture_passes(self) -> Blame | None:
         base, after = self._optimized_fx, self._after_capture_passes
         if self._check_fx(base, after(_EVERYTHING)) is None:
             return None
-        return self._bisected_fx(Stage.CAPTURE_PASS, CAPTURE_PASSES, base, after)
+        return self._bisected_fx(Author.CAPTURE_PASS, CAPTURE_PASSES, base, after)
 
     def _bisected_fx(
-        self, stage: Stage, passes: Sequence[Pass], base: fx.GraphModule,
+        self, stage: Author, passes: Sequence[Pass], base: fx.GraphModule,
         after: Callable[[int], fx.GraphModule],
     ) -> Blame:  # fmt: skip
         def wrong(count: int) -> Wrong | None:
@@ -204,7 +204,7 @@ class Suspects:
         entry = find(wrong.node.target)
         code = getattr(entry.fn, "__code__", None) if entry is not None else None
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-        return Blame(wrong, Stage.CONVERTER, f"of {wrong.node.target}{place}")
+        return Blame(wrong, Author.CONVERTER, f"of {wrong.node.target}{place}")
 
     def _of_ge_passes(self) -> Blame | None:
         permits = Permits()
@@ -219,7 +219,7 @@ class Suspects:
         permits = Permits()
         found = wrong(count, permits)
         assert found is not None
-        blame = Blame(found, Stage.GE_PASS, names[count - 1])
+        blame = Blame(found, Author.GE_PASS, names[count - 1])
         rules = first_true(
             len(permits.made), lambda k: wrong(count, Permits(k)) is not None, self._steps
         )
@@ -228,7 +228,7 @@ class Suspects:
             return blame
         rule, node = permits.made[rules - 1]
         last = wrong(count, Permits(rules))
-        return Blame(last or found, Stage.RULE, f"{rule} at {node}, in {names[count - 1]}")
+        return Blame(last or found, Author.RULE, f"{rule} at {node}, in {names[count - 1]}")
 
     def _of_kernels(self) -> Blame | None:
         graph, base = self._in_engine(_EVERYTHING, Permits()), self._optimized_fx
@@ -239,9 +239,9 @@ class Suspects:
             place = self._device.info.name
             step = self._observe(lambda args: worst_step(graph, seen, args, place, around))
             names = " ".join(n.name for n in step.also or [step.node])
-            return Blame(wrong, Stage.KERNEL, f"of {names}")
+            return Blame(wrong, Author.KERNEL, f"of {names}")
         wrong = self._check(base, self._observe(lambda args: run_program(graph, args)))
-        return None if wrong is None else Blame(wrong, Stage.PROGRAM, "whose steps run together")
+        return None if wrong is None else Blame(wrong, Author.PROGRAM, "whose steps run together")
 
     def _of_call(self) -> Blame | None:
         """What the caller got, if no form of the graph gives that."""
@@ -252,8 +252,8 @@ class Suspects:
             return None
         replays = isinstance(self._compilation.made, AclConcreteGraph | ReplayedGraph)
         if replays:
-            return Blame(wrong, Stage.REPLAY, "gives what no run of the graph gives")
-        return Blame(wrong, Stage.CALL, "gives what the first run of the graph does not give")
+            return Blame(wrong, Author.REPLAY, "gives what no run of the graph gives")
+        return Blame(wrong, Author.CALL, "gives what the first run of the graph does not give")
 
 
 def first_true(most: int, test: Callable[[int], bool], steps: Steps) -> int:

@@ -16,7 +16,7 @@ from torchair.store import atomic_write
 from torchair.verification.forms import Wrong
 
 
-class Stage(Enum):
+class Author(Enum):
     """Who can make an error, in the order of the pipeline."""
 
     FX_PASS = "FX pass"
@@ -34,7 +34,7 @@ class Stage(Enum):
 class Finding:
     """An error that rounding does not explain, and who made it."""
 
-    stage: Stage
+    stage: Author
     culprit: str  # name of the pass, the rule, the torch operator, or the nodes of the kernel
     node: str  # FX node whose value is wrong first
     target: str  # its operator

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
-from torchair.emulate.profiles.work import Work
+from torchair.emulate.profiles.recording import Work
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _OPERATORS = ("cpu_op", "user_annotation")
@@ -25,7 +25,7 @@ NO_GRAPH = 4294967295
 
 
 @dataclass
-class Kernel:
+class KernelSlice:
     """A slice of work on a stream of the device."""
 
     device: int
@@ -68,7 +68,7 @@ class Kernel:
 
 
 @dataclass
-class Operator:
+class HostCall:
     """A call on the host."""
 
     name: str
@@ -77,8 +77,8 @@ class Operator:
     end: float
     args: Mapping[str, Any]
     stack: list[str] = field(default_factory=list)  # innermost first
-    parent: Operator | None = None
-    kernels: list[Kernel] = field(default_factory=list)
+    parent: HostCall | None = None
+    kernels: list[KernelSlice] = field(default_factory=list)
     inner: float = 0.0  # time of operators that it called
     device_total: float = 0.0
     products_total: float = 0.0  # on the cores for products
@@ -105,7 +105,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfileStep:
     """The time between two calls of `step`; without a schedule the whole profile."""
 
     number: int | None
@@ -118,7 +118,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Mark:
+class MarkedRange:
     """A moment or a range that the script named; `device` and `stream` if it was on one."""
 
     message: str
@@ -136,10 +136,10 @@ class Profile:
 
     base: int  # nanoseconds of the wall clock when the trace begins
     process: int
-    kernels: list[Kernel]
-    operators: list[Operator]
-    steps: list[Step]
-    marks: list[Mark]
+    kernels: list[KernelSlice]
+    operators: list[HostCall]
+    steps: list[ProfileStep]
+    marks: list[MarkedRange]
     lanes: dict[tuple[int, int], str]  # names of streams, by device and number
 
     def moment(self, time: float) -> str:
@@ -152,14 +152,14 @@ class Profile:
         return next((s.number for s in self.steps if s.holds(begin, end)), None)
 
     @property
-    def spans(self) -> list[Step]:
+    def spans(self) -> list[ProfileStep]:
         """The steps, or all of the time if there are none."""
         if self.steps:
             return self.steps
-        both: list[Kernel | Operator] = [*self.kernels, *self.operators]
+        both: list[KernelSlice | HostCall] = [*self.kernels, *self.operators]
         if not both:
             return []
-        return [Step(None, min(x.begin for x in both), max(x.end for x in both))]
+        return [ProfileStep(None, min(x.begin for x in both), max(x.end for x in both))]
 
 
 def read(trace: Mapping[str, Any]) -> Profile:
@@ -171,7 +171,7 @@ def read(trace: Mapping[str, Any]) -> Profile:
     kernels = _numbered(_kernel(e) for e in by_kind["kernel"])
     named = [e for kind in _OPERATORS for e in by_kind[kind] if e["name"] != _HOW_TORCH_CALLS_US]
     host = [_operator(e) for e in named]
-    steps = [Step(int(m[1]), o.begin, o.end) for o in host if (m := _STEP.match(o.name))]
+    steps = [ProfileStep(int(m[1]), o.begin, o.end) for o in host if (m := _STEP.match(o.name))]
     inside = _InKernels(kernels)
     operators = [o for o in host if not _STEP.match(o.name) and not inside.has(o)]
     frames = [_operator(e) for e in by_kind[_FRAME] if not e["name"].startswith("<built-in")]
@@ -189,33 +189,33 @@ def read(trace: Mapping[str, Any]) -> Profile:
     )  # fmt: skip
 
 
-def _kernel(event: Mapping[str, Any]) -> Kernel:
+def _kernel(event: Mapping[str, Any]) -> KernelSlice:
     args, begin = event["args"], float(event["ts"])
     known = {name: args[name] for name in _WORK}
-    return Kernel(
+    return KernelSlice(
         args["device"], args["stream"], begin, begin + event["dur"], args["caller"],
         args["thread"], args["threads"], Work(**known), event["name"],
     )  # fmt: skip
 
 
-def _operator(event: Mapping[str, Any]) -> Operator:
+def _operator(event: Mapping[str, Any]) -> HostCall:
     begin = float(event["ts"])
     end = begin + float(event.get("dur", 0))
-    return Operator(event["name"], event["tid"], begin, end, event.get("args", {}))
+    return HostCall(event["name"], event["tid"], begin, end, event.get("args", {}))
 
 
-def _mark(event: Mapping[str, Any]) -> Mark:
+def _mark(event: Mapping[str, Any]) -> MarkedRange:
     args, begin = event["args"], float(event["ts"])
-    return Mark(
+    return MarkedRange(
         event["name"], args["domain"], args["thread"], begin, begin + event["dur"],
         args["device"], args["stream"],
     )  # fmt: skip
 
 
-def _numbered(kernels: Iterable[Kernel]) -> list[Kernel]:
+def _numbered(kernels: Iterable[KernelSlice]) -> list[KernelSlice]:
     """In the order of time, each with its number on its stream and the gap before it."""
     found = sorted(kernels, key=lambda k: k.begin)
-    last: dict[tuple[int, int], Kernel] = {}
+    last: dict[tuple[int, int], KernelSlice] = {}
     for kernel in found:
         before = last.get((kernel.device, kernel.stream))
         if before is not None:
@@ -228,13 +228,13 @@ def _numbered(kernels: Iterable[Kernel]) -> list[Kernel]:
 class _InKernels:
     """Tells which calls of the host are how the emulation computes a kernel."""
 
-    def __init__(self, kernels: Sequence[Kernel]) -> None:
-        self._of: dict[int, list[Kernel]] = defaultdict(list)
+    def __init__(self, kernels: Sequence[KernelSlice]) -> None:
+        self._of: dict[int, list[KernelSlice]] = defaultdict(list)
         for kernel in kernels:
             self._of[kernel.thread].append(kernel)
         self._begins = {thread: [k.begin for k in found] for thread, found in self._of.items()}
 
-    def has(self, call: Operator) -> bool:
+    def has(self, call: HostCall) -> bool:
         """Whether the middle of a call is inside of a kernel that takes longer: the clocks of both
         may differ by a microsecond. Kernels of one thread follow each other."""
         middle = (call.begin + call.end) / 2
@@ -246,24 +246,24 @@ class _InKernels:
 
 
 def _nest(
-    operators: Sequence[Operator], frames: Sequence[Operator], kernels: Sequence[Kernel]
+    operators: Sequence[HostCall], frames: Sequence[HostCall], kernels: Sequence[KernelSlice]
 ) -> None:
     """Find out who called whom: parents and stacks of operators, and who launched each kernel."""
     kept = {id(frame) for frame in frames}
-    moments: dict[int, list[tuple[float, float, Operator | Kernel]]] = defaultdict(list)
+    moments: dict[int, list[tuple[float, float, HostCall | KernelSlice]]] = defaultdict(list)
     for call in (*operators, *frames):
         moments[call.thread].append((call.begin, -call.end, call))
     for kernel in kernels:
         middle = (kernel.begin + kernel.end) / 2
         moments[kernel.caller].append((middle, -middle, kernel))
     for items in moments.values():
-        open_calls: list[Operator] = []
+        open_calls: list[HostCall] = []
         for time, _, item in sorted(items, key=lambda m: m[:2]):
-            last = item.end if isinstance(item, Operator) else time
+            last = item.end if isinstance(item, HostCall) else time
             while open_calls and open_calls[-1].end < last - _ROUNDING:
                 open_calls.pop()  # over, or over before what would be inside of it
             around = next((c for c in reversed(open_calls) if id(c) not in kept), None)
-            if isinstance(item, Kernel):
+            if isinstance(item, KernelSlice):
                 if around is not None:
                     around.kernels.append(item)
                 continue
@@ -278,3 +278,20 @@ def _nest(
             call.parent.inner += call.total
             call.parent.device_total += call.device_total
             call.parent.products_total += call.products_total
+
+
+# ---- stacks of Python functions, as FlameGraph reads them ----
+
+
+StackMetric = Literal["self_cpu_time_total", "self_npu_time_total"]
+
+
+def stacks(profile: Profile, metric: str) -> str:
+    """A line for each stack, outermost function first: names, then whole microseconds."""
+    times: Counter[str] = Counter()
+    for operator in profile.operators:
+        time = operator.device_own if metric == "self_npu_time_total" else operator.own
+        if operator.stack and time >= 1:
+            names = [name.replace(";", ":") for name in reversed(operator.stack)]
+            times[";".join([*names, operator.name])] += int(time)
+    return "".join(f"{stack} {time}\n" for stack, time in times.items())
