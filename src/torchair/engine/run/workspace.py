@@ -75,7 +75,7 @@ class SizedSegment(Segment):
             if root.slot in self._constant_of:
                 self._follow(word, offset, self._constant_of[root.slot])
             else:
-                self._follow(word, offset + memory.constants[root.slot].data_ptr())
+                self._follow(word, memory.constants[root.slot].data_ptr(), *self._integer(offset))
         for k, (_, _, slot) in enumerate(outline.patches):
             self._follow(outline.patches_at + PATCH * k + 2, places[slot][1])
         for step, (first, _) in zip(self.steps, outline.numbers, strict=True):
@@ -87,12 +87,14 @@ class SizedSegment(Segment):
         if not others and not isinstance(size, Number):
             self._block[word] = size
             return
-        if isinstance(size, Number):
-            others = (*others, self._numbers_at + self._family.at(size))
-        elif size:
-            number = self._fixed.setdefault(size, self._fixed_at + len(self._fixed))
-            others = (*others, number)
+        others = (*others, *self._integer(size))
         self._records += (word, *others, *[0] * (FILL - 1 - len(others)))
+
+    def _integer(self, size: Any) -> tuple[int, ...]:
+        """Where an integer is among the values, which need not have a 0."""
+        if isinstance(size, Number):
+            return (self._numbers_at + self._family.at(size),)
+        return (self._fixed.setdefault(size, self._fixed_at + len(self._fixed)),) if size else ()
 
     # ---- for each size ----
 
