@@ -115,3 +115,20 @@ def test_aliased_inputs(fn: Any, dynamic: bool, mode: str) -> None:
             for g, w in zip(got, wanted, strict=True):
                 torch.testing.assert_close(g, w, msg=lambda m, n=name: f"{n}: {m}")
             assert shares == shared, name
+
+
+@pytest.mark.parametrize("backend", ("torchair", "npugraph_ex"))
+def test_a_view_of_an_updated_part_begins_where_the_argument_does(backend: str) -> None:
+    def fn(x: torch.Tensor, n: int) -> Tensors:
+        x[1:].add_(1)
+        return x.expand(n, *x.shape), x[1:, 2:]
+
+    call = torch.compile(fn, backend=backend, dynamic=True)
+    for offset in (1, 3, 0, 2):  # torch guards no offsets
+        x = torch.randn(40).as_strided((2, 4), (9, 2), offset)
+        other = x.clone()
+        results, wanted = call(x, 3), fn(other, 3)
+        assert torch.equal(x, other)
+        assert all(map(torch.equal, results, wanted))
+        memory = {t.untyped_storage().data_ptr() for t in (x, *results)}
+        assert len(memory) == 1

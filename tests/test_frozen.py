@@ -231,3 +231,23 @@ def test_samples_are_inside_of_a_tensor() -> None:
             view.data.mul_(1.5)
             expected = view.numel() * view.element_size() < 4
             assert bool(held.same([view])) is expected
+
+
+class Positions(nn.Module):
+    """A table of which a call takes what is beyond its own length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[len(x) - 1 :].sum(0) + x.sum(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_of_a_weight_that_begins_where_a_size_says(mode: str) -> None:
+    model = Positions()
+    call = torch.compile(model, backend=backend(mode), dynamic=True)
+    for n in (2, 3, 4, 2):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(call(x), model(x))

@@ -105,7 +105,12 @@ def compile_with_aot(
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.fx.passes import fx_text
-        from torchair.fx.tracing import kept_whole, partition, quicken_guards
+        from torchair.fx.tracing import (
+            begun_like_arguments,
+            kept_whole,
+            partition,
+            quicken_guards,
+        )
         from torchair.pipeline import NpuFxCompiler
 
     gears = _gears(gm, example_inputs, config)
@@ -118,9 +123,14 @@ def compile_with_aot(
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
-        if finish is not None:
-            return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
-        return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
+
+        def compiled(graph: Any, inputs: Any) -> Callable[..., Any]:
+            made = compiler(graph, inputs)
+            if finish is not None:
+                return begun_like_arguments(graph, boxed(finish(graph, made)))
+            return spoken_by(speaker, begun_like_arguments(graph, boxed(made)))
+
+        return compiled
 
     keep = config.experimental_config.keep_inference_input_mutations
     with kept_whole():

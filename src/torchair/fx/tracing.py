@@ -1,5 +1,5 @@
 """How torch traces for us: the split of training graphs, guards of tensors that are made of others,
-and operators that are kept whole.
+operators that are kept whole, and where results begin in memory.
 """
 
 from __future__ import annotations
@@ -185,3 +185,62 @@ def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
         op.py_kernels.pop(key, None)
     op.py_kernels.update(kernels)
     op._dispatch_cache.clear()
+
+
+def begun_like_arguments(gm: fx.GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call whose results begin in memory where eager's would. A view of an updated argument is
+    made anew by AOTAutograd, from strides and offset of what the graph returns. Kernels that update
+    a part of a tensor keep its offset; tracing does not know, and it differs from call to call."""
+    taken = _taken_over(gm)
+    if not taken:
+        return call
+
+    def placed(args: list[Any]) -> Any:
+        starts = {k: args[a].storage_offset() for k, a in taken.items()}
+        own = [args[a].untyped_storage().data_ptr() for a in taken.values()]
+        results = call(args)
+        if not any(starts.values()):
+            return results
+        results, moved = list(results), dict[int, torch.Tensor]()
+        for k, start in starts.items():
+            if start and results[k].untyped_storage().data_ptr() not in own:
+                results[k] = _moved(results[k], start, moved)
+        return tuple(results)
+
+    placed._boxed_call = True  # type: ignore[attr-defined]
+    return placed
+
+
+def _taken_over(gm: fx.GraphModule) -> dict[int, int]:
+    """Results that lie in memory which an argument takes over, and that argument. Where all sizes
+    are known, AOTAutograd repeats views instead of looking at results."""
+    metas = {n: n.meta.get("val") for n in gm.graph.nodes}
+    arguments = [n for n in metas if n.op == "placeholder"]
+    symbols = any(isinstance(metas[n], torch.SymInt) for n in arguments)
+    target = torch.ops.aten.copy_.default
+    updates = gm.graph.find_nodes(op="call_function", target=target, sort=False) if symbols else ()
+    owners: dict[int, int] = {}
+    for update in updates:
+        to, value = update.args[:2]
+        made = metas.get(value)
+        if to in arguments and isinstance(made, torch.Tensor) and made.storage_offset() == 0:
+            owners[_memory(made)] = arguments.index(to)
+    returned: Any = gm.graph.output_node().args[0]
+    found = {k: metas.get(r) for k, r in enumerate(returned) if isinstance(r, fx.Node)}
+    keys = {k: _memory(m) for k, m in found.items() if isinstance(m, torch.Tensor)}
+    return {k: owners[key] for k, key in keys.items() if key in owners}
+
+
+def _memory(meta: torch.Tensor) -> int:
+    return meta.untyped_storage()._cdata
+
+
+def _moved(result: torch.Tensor, start: int, moved: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A result so much further on in its memory. Results of one memory stay in one."""
+    held = result.untyped_storage()
+    whole = moved.get(held.data_ptr())
+    if whole is None:
+        old = torch.empty(0, dtype=result.dtype, device=result.device).set_(held)
+        whole = torch.cat([old.new_empty(start), old])
+        moved[held.data_ptr()] = whole
+    return whole.as_strided(result.shape, result.stride(), result.storage_offset() + start)
