@@ -14,8 +14,7 @@ from torchair.convert.automatic import ge_type, generate, rule_text
 from torchair.convert.registry import unregister
 from torchair.errors import ConversionError, GraphError
 from torchair.ge.graph import Graph
-from torchair.ge.operators import unregister_kernel
-from torchair.ge.prototypes import _declared
+from torchair.ge.prototypes import _declared, unregister_kernel
 from torchair.serde import read_graph, render
 
 F = ge.DataType.DT_FLOAT

@@ -11,9 +11,8 @@ from torchair.ge.build import Data, NetOutput, builder
 from torchair.ge.dtypes import DTYPE_NAMES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, get_default_ge_graph
 from torchair.ge.prototypes import known_types, prototype
-from torchair.ge.rewrite import Rule, no, rewrite
+from torchair.ge.rewrite import Rule, no, rewrite, verify
 from torchair.ge.shapes import Sym, broadcast, evaluate, on_wire, symbol
-from torchair.ge.verify import verify
 from torchair.operators import infer
 
 

@@ -30,7 +30,7 @@ from torchair.fx.passes.streams import check_scopes
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
-from torchair.ge.verify import verify
+from torchair.ge.rewrite import verify
 from torchair.operators import infer
 from torchair.operators.slicing import END
 from torchair.ops import npu

@@ -25,7 +25,7 @@ from torchair.ge.build import Data
 from torchair.ge.dtypes import _TORCH_TO_GE, DataType
 from torchair.ge.graph import Fact, Graph, Node, get_default_ge_graph
 from torchair.ge.shapes import Sym, dim_max, dim_min, symbol
-from torchair.serde.symbols import dims_text, parse_dims
+from torchair.serde.codec import dims_text, parse_dims
 
 PLAIN_DTYPES = [d for d in _TORCH_TO_GE if "qu" not in str(d) and "qint" not in str(d)]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proto_text import parse
 from serde_graphs import (
     HEADER,
     NetOutput,
@@ -23,7 +24,7 @@ from torchair.errors import SerializationError
 from torchair.ge.build import Data
 from torchair.ge.graph import Graph, Origin
 from torchair.ge.shapes import symbol
-from torchair.serde import schema
+from torchair.serde import ge_ir
 from torchair.serde.codec import shortest_float
 from torchair.store import atomic_write, private_dir
 
@@ -141,9 +142,9 @@ def _tensorflow_graph(text: str) -> Any:
         }
         message A { string key = 1; V value = 2; } message V { string s = 2; }"""
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(schema.parse(source, "g.proto").SerializeToString())
+    pool.AddSerializedFile(parse(source, "g.proto").SerializeToString())
     message = message_factory.GetMessageClass(pool.FindMessageTypeByName("G"))()
-    schema.text_format().Parse(text, message)
+    ge_ir.text_format().Parse(text, message)
     return message
 
 

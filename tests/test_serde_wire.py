@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from proto_text import FOLDER, descriptor_set
 from serde_graphs import (
     HEADER,
     check_all_forms,
@@ -22,7 +23,7 @@ from torchair.errors import SerializationError
 from torchair.ge.build import Data
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, get_default_ge_graph
-from torchair.serde import schema
+from torchair.serde import ge_ir
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -109,8 +110,12 @@ def test_constant_on_the_wire() -> None:
     assert table(payload[1][0]) == {2: [27], 3: [b"\x0a\x01\x02"], 4: [b"ND"]}
 
 
+def test_the_descriptor_is_that_of_the_proto_file() -> None:
+    assert (FOLDER / "ge_ir.desc").read_bytes() == descriptor_set(FOLDER / "ge_ir.proto")
+
+
 def test_every_data_type_has_its_own_number() -> None:
-    wire = schema.dtype_numbers()
+    wire = ge_ir.dtype_numbers()
     some = ("DT_UNDEFINED", "DT_FLOAT", "DT_INT64", "DT_BF16", "DT_INT4", "DT_FLOAT4_E1M2")
     assert [wire[name] for name in some] == [0, 1, 8, 27, 28, 40]
     with Graph("g") as graph:

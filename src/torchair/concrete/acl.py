@@ -1,4 +1,6 @@
-"""AclConcreteGraph, the reduce-overhead mode: an FX graph that is captured once and replayed."""
+"""Graphs that are captured once and replayed: `AclConcreteGraph`, the reduce-overhead mode, an FX
+graph; `ReplayedGraph`, the max-autotune mode on a GPU, the engine's plan.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ from torchair.capture import (
     substrate_for,
 )
 from torchair.capture.stored import capture_options
-from torchair.concrete.base import ConcreteGraph
+from torchair.capture.updates import Updates
+from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.devices import Device, device_of
+from torchair.devices.call import GraphCall
 from torchair.flags import Flags
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
 from torchair.log import logger
 from torchair.passes import PassRunner, Whole
-from torchair.serde import dump_name
+from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
 
@@ -214,3 +218,43 @@ def _stays(node: fx.Node) -> bool:
     marked = hasattr(value, "_dynamo_static_input_type")
     marked = marked or getattr(value, "_torchair_is_parameter", False)
     return marked or isinstance(value, torch.nn.Parameter)
+
+
+# ---- the engine's plan, recorded and replayed ----
+
+
+class ReplayedGraph(ConcreteGraph):
+    """A GE graph whose plan a device replays."""
+
+    OPTIONS = CaptureOptions(evict=True, error_mode="relaxed")
+
+    def __init__(self, graph: GraphCall, info: AclGraphCacheInfo) -> None:
+        """`info` says what is known of the arguments."""
+        self.graph = graph
+        self._replay = AclGraph(fx_forward=lambda *args: graph.run(args), config=self.OPTIONS)
+        self._replay.load(info, lambda args: substrate_for(args, graph, None, Updates()))
+
+    @staticmethod
+    def suits(graph: GraphCall) -> bool:
+        """Whether replays do what runs do: random numbers are drawn anew, and prints print."""
+        return not graph.draws and Flags.read().debug < 5
+
+    def optimize_graph_without_runtime(
+        self,
+        *sample_args: Any,
+        observer: Trace | None = None,
+        aot_gm: fx.GraphModule | None = None,
+    ) -> None:
+        """Done before."""
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        if inputs is not None:
+            self._replay.compile(*inputs)
+
+    def dump(self, path: str) -> None:
+        write_graph(self.graph.graph, path, path.rpartition(".")[2])
+
+    def run(self, args: Sequence[Any]) -> Any:
+        if torch.cuda.is_current_stream_capturing():  # its kernels become part of that graph
+            return self.graph.run(args)
+        return self._replay.call(list(args))

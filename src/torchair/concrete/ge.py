@@ -1,28 +1,71 @@
-"""GeConcreteGraph, the max-autotune mode: a GE graph that runs on the graph engine."""
+"""`ConcreteGraph`, the interface of both execution modes, and `GeConcreteGraph`, max-autotune: a GE
+graph that runs on the graph engine.
+"""
 
 from __future__ import annotations
 
+import abc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from torchair.concrete.ahead import gear_options, plan_ahead
-from torchair.concrete.base import ConcreteGraph
 from torchair.configs.settings import Settings
 from torchair.devices import Device
 from torchair.devices.call import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
 from torchair.engine.optimize.passes.inputs import note_interface
 from torchair.flags import Flags
-from torchair.ge.dtypes import ExecutorType
+from torchair.fx.gears import options_of
+from torchair.ge.dtypes import ExecutorType, ge_to_torch
+from torchair.ge.graph import Graph
+from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
 from torchair.ge.signature import Conversion
 from torchair.log import logger
 from torchair.passes import PassRunner
 from torchair.serde import dump_name, render, write_graph
 from torchair.trace import Trace
+
+
+class ConcreteGraph(abc.ABC):
+    """A compiled graph of either mode."""
+
+    @abc.abstractmethod
+    def optimize_graph_without_runtime(
+        self,
+        *sample_args: Any,
+        observer: Trace | None = None,
+        aot_gm: fx.GraphModule | None = None,
+    ) -> None:
+        """Everything that can be done before the first call, which will have arguments like these.
+        `observer` keeps records of passes; `aot_gm` is the graph as it was before all of them."""
+
+    @abc.abstractmethod
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Make it ready to run; the inputs of the first call tell what may be frozen."""
+
+    @abc.abstractmethod
+    def dump(self, path: str) -> None:
+        """Write the graph to a file; its ending chooses the form."""
+
+    @abc.abstractmethod
+    def run(self, args: Sequence[Any]) -> Any:
+        """Run it on the arguments of one call."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(args)
+
+    @property
+    def entry(self) -> Callable[[Sequence[Any]], Any]:
+        """What a call enters: `run`, unless somebody has put a `__call__` of his own in place."""
+        if type(self).__call__ is _CALL:
+            return self.run
+        return lambda args: self(*args)
+
+
+_CALL = ConcreteGraph.__call__
 
 
 class GeConcreteGraph(GraphCall, ConcreteGraph):
@@ -103,3 +146,70 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
 
     def dump(self, path: str) -> None:
         write_graph(self.graph, path, path.rpartition(".")[2])
+
+
+# ---- gears: plans that are made before they are needed ----
+
+
+Sizes = Mapping[str, int]
+
+
+def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[Sizes]) -> None:
+    """Plan for all gears, like the inputs of the first call but for their sizes."""
+    made = 0
+    for sizes in _told(gears):
+        wanted = _inputs(call, inputs, sizes)
+        if wanted is not None:
+            call.session.plan_ahead(wanted)
+            made += 1
+    logger.info("graph %s: %s gears planned ahead", call.graph.name, made)
+
+
+def gear_options(graph: Graph, gears: Sequence[Sizes]) -> dict[str, str]:
+    """The options that tell the engine about gears."""
+    data = sorted(graph.data, key=lambda n: n.name)
+    shapes = {n.name: n.outputs[0].shape or () for n in data}
+    dims = [d for shape in shapes.values() for d in shape if not isinstance(d, int)]
+    wire = {name: on_wire(shape) for name, shape in shapes.items()}
+    return options_of(wire, [evaluate(dims, sizes) for sizes in gears])
+
+
+def _inputs(
+    call: GraphCall, first: Sequence[torch.Tensor], sizes: Sizes
+) -> list[torch.Tensor] | None:
+    """Inputs of these sizes, None where more than gears decides about them."""
+    known = {arg: name for name, (arg, dim) in call.signature.symbols.items() if dim is None}
+    found = []
+    for node, source, t in zip(call.graph.data, call.state.inputs, first, strict=True):
+        shape: Shape = node.outputs[0].shape or ()
+        if not free_symbols(shape) <= set(sizes):
+            return None
+        if source.kind == "tensor":
+            found.append(_like(t, evaluate(shape, sizes)) if free_symbols(shape) else t)
+        elif source.kind in ("scalar", "packed"):
+            names = [known.get(a) for a in source.args]
+            if any(n not in sizes for n in names):
+                return None
+            numbers = [sizes[n] for n in names if n is not None]
+            value: Any = numbers[0] if source.kind == "scalar" else numbers
+            found.append(torch.tensor(value, dtype=ge_to_torch(source.dtype)))
+        else:
+            found.append(t)
+    return found
+
+
+def _like(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Memory for a tensor of other dims, laid out in the same order."""
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda i: (-strides[i], i))
+    return torch.empty_permuted(tuple(dims), order, dtype=t.dtype, device=t.device)
+
+
+def _told(gears: Sequence[Sizes]) -> Iterable[Sizes]:
+    """The gears, with a progress bar on a terminal."""
+    if len(gears) < 2 or not sys.stderr.isatty():
+        return gears
+    from rich.console import Console  # takes a tenth of a second to import
+    from rich.progress import track
+
+    return track(gears, "planning gears", console=Console(stderr=True))

@@ -25,11 +25,9 @@ from torchair import ge
 from torchair.convert.registry import Registration, entry_of
 from torchair.errors import ConversionError
 from torchair.ge import attrs as attr
-from torchair.ge.dtypes import ge_to_torch, torch_to_ge
+from torchair.ge.dtypes import ConverterErrorMsg, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Node
-from torchair.ge.operators import user_kernel
-from torchair.ge.prototypes import Prototype, is_declared, prototype
-from torchair.ge.refusals import ConverterErrorMsg
+from torchair.ge.prototypes import Prototype, is_declared, prototype, user_kernel
 from torchair.log import logger
 
 _BUILTIN = ("aten", "prim", "prims")

@@ -29,7 +29,7 @@ from torchair.log import logger, warn_once
 from torchair.serde import to_message
 from torchair.serde.air import write_air
 from torchair.serde.codec import tensor_memory
-from torchair.serde.pbtxt import pbtxt_of
+from torchair.serde.proto import pbtxt_of
 from torchair.store import atomic_write, private_dir
 
 MOST_INSIDE = (2048 - 200) << 20

@@ -156,7 +156,7 @@ def _weights_last(signature: Signature, bound: Mapping[int, torch.Tensor]) -> Si
 def _replayed(call: _Call) -> Any:
     """The call as a GPU replays it."""
     from torchair.capture import AclGraphCacheInfo
-    from torchair.concrete.replayed import ReplayedGraph
+    from torchair.concrete.acl import ReplayedGraph
 
     names = {i: n.name for i, n in enumerate(call.graph.data)}
     tensors = {s.args[0]: i for i, s in enumerate(call.state.inputs) if s.kind == "tensor"}

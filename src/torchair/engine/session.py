@@ -43,9 +43,9 @@ from torchair.engine.units.prepared import quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import poisoning
 from torchair.ge.graph import NO_WORK, Graph, Value
+from torchair.ge.rewrite import verify
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
-from torchair.ge.verify import verify
 from torchair.log import logger, native_logger
 from torchair.trace import Trace, label
 

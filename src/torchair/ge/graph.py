@@ -316,7 +316,7 @@ class Operators(list[Node]):
 
     def add(self) -> Any:
         """A new operator, to be written field by field."""
-        from torchair.ge.draft import Draft
+        from torchair.ge.compat import Draft
 
         return Draft(self._graph)
 

@@ -1,4 +1,4 @@
-"""Rewrite rules in builder syntax.
+"""Rewrite rules in builder syntax, and what passes are checked and shown by: `verify`, `line_of`.
 
 A rule has a `pattern`, a function that builds what to look for from wildcards (its parameters), and
 a `replace` that builds the new nodes from what the wildcards matched, or declines with `no(...)`.
@@ -18,7 +18,9 @@ from typing import Any
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output
-from torchair.ge.graph import Graph, Node, Value, topological
+from torchair.ge.dtypes import dtype_name
+from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
+from torchair.ge.shapes import on_wire
 from torchair.ops.streams import STREAM_LABEL
 
 _WILDCARD = "?"
@@ -236,3 +238,101 @@ def _substitute(graph: Graph, node: Node, result: Any, made: list[Node]) -> None
     graph.remove(node)
     if work and last.type == node.type:
         graph.rename(last, name)
+
+
+# ---- is this a graph at all: knows prototypes, not meanings ----
+
+
+def verify(graph: Graph) -> None:
+    """Raise GraphError at the first thing that is wrong."""
+    nodes = set(graph.nodes)
+    for name, node in graph._nodes.items():
+        if node.name != name:
+            raise GraphError(f"is stored under the name {name!r}", node=node.name, graph=graph.name)
+        _edges(graph, node, nodes)
+        _ports(graph, node)
+    topological(graph.nodes, graph.name)
+    _inputs(graph)
+    outputs = [n for n in graph.nodes if n.type == "NetOutput"]
+    if len(outputs) > 1:
+        raise GraphError("a second NetOutput", node=outputs[1].name, graph=graph.name)
+
+
+def _edges(graph: Graph, node: Node, nodes: set[Node]) -> None:
+    for port, position, value in node.slots():
+        if value is None:
+            continue
+        if not isinstance(value, Value):
+            raise GraphError(f"input {port} is a {type(value).__name__}", node=node.name)
+        if value.node not in nodes:
+            raise GraphError(
+                f"input {port} reads {value.edge}, which is not in the graph",
+                node=node.name, graph=graph.name,
+            )  # fmt: skip
+        if (node, port, position) not in value.uses:
+            raise GraphError(f"{value.edge} does not know its reader", node=node.name)
+    for value in node.outputs:
+        for user, port, position in value.uses:
+            slot = user.inputs.get(port)
+            held = slot[position] if isinstance(slot, list) and position is not None else slot
+            if user not in nodes or held is not value:
+                raise GraphError(f"{value.edge} names a reader that is gone", node=node.name)
+    for before in node.control:
+        if before not in nodes or node not in before.control_users:
+            raise GraphError(f"runs after {before.name}, which is not there", node=node.name)
+
+
+def _ports(graph: Graph, node: Node) -> None:
+    proto = node.prototype
+    if proto is None:
+        return
+    for port in proto.inputs:
+        if node.type in INPUTS:
+            break
+        if port.kind == "required" and node.inputs.get(port.name) is None:
+            raise GraphError(f"input {port.name!r} is not fed", node=node.name, graph=graph.name)
+    for spec in proto.attrs:
+        if spec.required and spec.name not in node.attrs and not proto.has_dynamic_output:
+            raise GraphError(f"attribute {spec.name!r} is missing", node=node.name)
+    for key, value in node.attrs.items():
+        if not isinstance(value, Attr):
+            raise GraphError(f"attribute {key!r} is not a ge.attr", node=node.name)
+
+
+def _inputs(graph: Graph) -> None:
+    indices = [n.attr("index", 0) for n in graph.data]
+    if len(set(indices)) != len(indices):
+        raise GraphError(f"two inputs have one index: {indices}", graph=graph.name)
+
+
+# ---- a node for people: `y: float32[2, 3] = Add(x1=a, x2=b, axis=1)` ----
+
+
+_LONGEST = 60  # characters of an attribute that are shown
+
+
+def line_of(node: Node) -> str:
+    """Results, operator, operands and attributes. What is for machines only begins with `_`."""
+    made = ", ".join(f"{dtype_name(v.dtype)}{on_wire(v.shape)}" for v in node.outputs)
+    given = [f"{port}={_slot(slot)}" for port, slot in node.inputs.items() if slot is not None]
+    given += [f"{k}={_short(a.value)}" for k, a in node.attrs.items() if not k.startswith("_")]
+    after = ", ".join(n.name for n in node.control)
+    text = f"{node.name}: {made or 'nothing'} = {node.type}({', '.join(given)})"
+    return f"{text} after {after}" if after else text
+
+
+def _slot(slot: Value | list[Value]) -> str:
+    if isinstance(slot, list):
+        return f"[{', '.join(map(_name, slot))}]"
+    return _name(slot)
+
+
+def _name(value: Value) -> str:
+    return value.node.name if len(value.node.outputs) == 1 else value.edge
+
+
+def _short(value: Any) -> str:
+    if hasattr(value, "shape"):
+        return f"tensor{list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

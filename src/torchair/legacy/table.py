@@ -62,7 +62,7 @@ TABLE: dict[str, dict[str, str]] = {
         "check_cann_compat": "torchair.ge.compat.is_cann_compat",
     },
     "torchair.core._concrete_graph": {
-        "ConcreteGraphBase": "torchair.concrete.base.ConcreteGraph",
+        "ConcreteGraphBase": "torchair.concrete.ge.ConcreteGraph",
         "ValuePack": "torchair.convert.interpreter.ValuePack",
     },
     "torchair.core._backend": {
@@ -73,10 +73,10 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "torchair.ge._ge_graph": {
         "get_default_ge_graph": "torchair.ge.graph.get_default_ge_graph",
-        "GeGraph": "torchair.serde.ge_graph.GeGraph",
-        "Tensor": "torchair.ge.draft.Tensor",
-        "next_unique_name": "torchair.ge.draft.next_unique_name",
-        "compat_as_bytes_list": "torchair.ge.draft.compat_as_bytes_list",
+        "GeGraph": "torchair.serde.proto.GeGraph",
+        "Tensor": "torchair.ge.compat.Tensor",
+        "next_unique_name": "torchair.ge.compat.next_unique_name",
+        "compat_as_bytes_list": "torchair.ge.compat.compat_as_bytes_list",
         "TensorSpec": "torchair.ge.graph.TensorSpec",
         "DataType": "torchair.ge.dtypes.DataType",
         "Format": "torchair.ge.dtypes.Format",
@@ -99,7 +99,7 @@ TABLE: dict[str, dict[str, str]] = {
         "declare_supported": "torchair.convert.samples.declare_supported",
         "ExecutorType": "torchair.ge.dtypes.ExecutorType",
         "Placement": "torchair.ge.dtypes.Placement",
-        "_normalize_ge_graph": "torchair.ge.verify.verify",
+        "_normalize_ge_graph": "torchair.ge.rewrite.verify",
         "_mapping_assign_op_to_graph_output": (
             f"{_PASSES}.inputs.mapping_assign_op_to_graph_output"
         ),
@@ -175,7 +175,7 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair._utils": PACKAGE,
     "torchair._utils.error_code": {"pretty_error_msg": "torchair.errors.pretty_error_msg"},
     "torchair._utils.error_messages": {
-        "ConverterErrorMsg": "torchair.ge.refusals.ConverterErrorMsg",
+        "ConverterErrorMsg": "torchair.ge.dtypes.ConverterErrorMsg",
     },
     "torchair._utils.graph_transform_observer": {"DebugContext": "torchair.trace.torchair_folders"},
     "torchair.configs._option_base": {"*": "torchair.configs.options"},

@@ -13,8 +13,7 @@ import torch
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
-from torchair.ge.operators import UserKernel, user_kernel
-from torchair.ge.prototypes import prototype
+from torchair.ge.prototypes import UserKernel, prototype, user_kernel
 from torchair.ge.shapes import is_static
 from torchair.operators.core import (
     Kernel,

@@ -23,7 +23,7 @@ from torchair.engine.plan.strides import flat_slots
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.fx.source import module_path
 from torchair.ge.graph import Node, topological
-from torchair.ge.lines import line_of
+from torchair.ge.rewrite import line_of
 from torchair.runner import Compilation
 from torchair.trace import Change
 

@@ -15,11 +15,17 @@ import torch
 
 from torchair.errors import SerializationError
 from torchair.ge.graph import Fact, Graph, Node
-from torchair.serde.equal import same_graph
-from torchair.serde.pbtxt import to_pbtxt
-from torchair.serde.proto import from_bytes, to_bytes, to_message, to_model
+from torchair.serde.literals import same_graph
+from torchair.serde.proto import (
+    from_bytes,
+    parse_txt,
+    to_bytes,
+    to_message,
+    to_model,
+    to_pbtxt,
+    to_txt,
+)
 from torchair.serde.pycode import canonical_text, load, original_text
-from torchair.serde.txt import parse_txt, to_txt
 from torchair.store import atomic_write
 
 __all__ = [

@@ -19,10 +19,9 @@ import torch
 
 from torchair.errors import SerializationError
 from torchair.ge.graph import Graph
-from torchair.serde import schema
+from torchair.serde import ge_ir
 from torchair.serde.codec import MAX_BYTES, read_tensor, tensor_memory
-from torchair.serde.proto import Infer, to_message, too_big
-from torchair.serde.reader import PADDING, read_graph_def
+from torchair.serde.proto import PADDING, Infer, read_graph_def, to_message, too_big
 from torchair.store import atomic_write
 
 ALIGNED = 64
@@ -71,7 +70,7 @@ def _checksum(pieces: Iterable[bytes | memoryview]) -> bytes:
 
 def _head(message: Any, graph: Graph) -> Any:
     """What a graph says beside its operators; lists of inputs and results as GE fills them in."""
-    head = schema.message("GraphDef")()
+    head = ge_ir.message("GraphDef")()
     head.name = message.name
     head.input.extend(f"{n.name}:0" for n in graph.data)
     head.output.extend(v.edge for v in (graph.output.values() if graph.output else ()))
@@ -144,7 +143,7 @@ def read_air(path: str | os.PathLike[str], infer: Infer | None = None) -> Graph:
         raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
     try:
         slim, payloads = _slim(memory)
-        model = schema.message("ModelDef")()
+        model = ge_ir.message("ModelDef")()
         model.ParseFromString(slim)
     except SerializationError as error:
         raise _not_a_model(path, len(memory), error) from error
@@ -190,7 +189,7 @@ def _mapped(file: BinaryIO) -> memoryview:
 
 
 def _tensor(memory: memoryview, payload: _Payload, path: Any) -> torch.Tensor:
-    source = schema.message("TensorDef")()
+    source = ge_ir.message("TensorDef")()
     try:
         source.desc.ParseFromString(bytes(memory[payload.desc.start : payload.desc.end]))
     except Exception as error:  # as above

@@ -23,7 +23,7 @@ from torchair.ge.signature import (
     SymbolResult,
     computed,
 )
-from torchair.serde.symbols import dims_text, parse_dims
+from torchair.serde.codec import dims_text, parse_dims
 
 _RESULTS: dict[str, Callable[..., Result]] = {
     "fixed": Fixed,

@@ -1,22 +1,26 @@
-"""Python literals of dumps: values as exact text, and text back as values without eval.
-
-Shared by the printer and the loader of the `py` form; knows no nodes and no variables.
+"""What dumps are made of: values as exact text and text as values without eval, nodes as builder
+calls, and whether two graphs are the same.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import SerializationError
 from torchair.ge.attrs import Attr
 from torchair.ge.build import const_tensor, number_text, tensor_text
-from torchair.ge.dtypes import ge_to_torch, torch_to_ge
-from torchair.ge.graph import Value
+from torchair.ge.dtypes import dtype_name, ge_to_torch, torch_to_ge
+from torchair.ge.graph import INPUTS, Graph, Node, Value
+from torchair.ge.prototypes import Prototype, is_declared
+from torchair.ge.shapes import on_wire
 from torchair.serde.codec import tensor_bytes
 
 _CHECKED = 10_000  # elements; longer constants print from the tensor, without trying it out
@@ -198,3 +202,267 @@ def refusal(tree: ast.AST) -> SerializationError:
         f"a graph dump does not hold {type(tree).__name__} such as {text.splitlines()[0][:80]!r}",
         position=f"line {getattr(tree, 'lineno', '?')}",
     )
+
+
+# ---- nodes as builder calls ----
+
+
+_RESERVED = ("self", "node")  # words that Graph.set_attr takes itself
+_OPTIONAL_COUNTS = ("num_split", "num", "N", "num_partitions", "output_num", "top_paths")
+
+
+@dataclass
+class CallForm:
+    """A call: what it is given, what it returns, and which attributes and edges it shows."""
+
+    builder: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: Any
+    attrs: dict[str, Attr] = field(default_factory=dict)
+    dependencies: list[Value] = field(default_factory=list)
+    described: list[Value] = field(default_factory=list)
+
+
+def form_of(node: Node) -> CallForm:
+    """The call that makes this node; by its builder if that gives the very same ports and is there
+    wherever the text is read, which that of a user's operator is not."""
+    if node.type == "Data" and _is_plain_data(node):
+        return _data(node)
+    if node.type == "NetOutput" and _is_plain_output(node):
+        return _net_output(node)
+    proto = None if is_declared(node.type) else node.prototype
+    special = node.type in ("Data", "NetOutput", "Const")
+    if proto is not None and not special and _makes(node, proto):
+        return _builder(node, proto)
+    return _custom(node)
+
+
+def _data(node: Node) -> CallForm:
+    value = node.outputs[0]
+    index = node.attrs["index"]
+    kwargs: dict[str, Any] = {"index": index.value, "dtype": value.dtype}
+    if value.shape is not None:
+        kwargs["shape"] = on_wire(value.shape)
+    kwargs |= {"placement": value.device_type or "NPU", "node_name": node.name}
+    return CallForm("Data", [], kwargs, value, {"index": index})
+
+
+def _is_plain_data(node: Node) -> bool:
+    index = node.attrs.get("index")
+    one = not node.inputs and [v.port for v in node.outputs] == ["y"]
+    placed = one and node.outputs[0].device_type in ("", "CPU", "NPU")
+    return placed and index is not None and index.kind == "Int"
+
+
+def _net_output(node: Node) -> CallForm:
+    inputs = node.inputs["input"]
+    shown = [b.outputs[0] for b in node.control if b.outputs and b.type != "Const"]
+    kwargs: dict[str, Any] = {"dependencies": shown}
+    if node.name != "NetOutput":
+        kwargs["node_name"] = node.name
+    return CallForm("NetOutput", [inputs], kwargs, None, {}, shown)
+
+
+def _is_plain_output(node: Node) -> bool:
+    inputs = node.inputs.get("input")
+    if list(node.inputs) != ["input"] or not isinstance(inputs, list) or node.outputs:
+        return False
+    return len(set(inputs)) == len(inputs)  # the builder drops repeated results
+
+
+def _makes(node: Node, proto: Prototype) -> bool:
+    """Whether the builder, given this node's inputs and attributes, makes exactly this node."""
+    if list(node.inputs) != [p.name for p in proto.inputs]:
+        return False
+    for port in proto.inputs:
+        slot = node.inputs[port.name]
+        if isinstance(slot, list) != (port.kind == "dynamic"):
+            return False
+        if slot is None and port.kind == "required":
+            return False
+    if any(name in node.inputs or name in _RESERVED for name in node.attrs):
+        return False
+    missing = [a.name for a in proto.attrs if a.required and a.name not in node.attrs]
+    if any(m not in _OPTIONAL_COUNTS or not proto.has_dynamic_output for m in missing):
+        return False
+    return _groups(node, proto) is not None
+
+
+def _groups(node: Node, proto: Prototype) -> list[Value | list[Value]] | None:
+    """Outputs as the builder returns them; None if their ports are not those of the prototype."""
+    rest = list(node.outputs)
+    groups: list[Value | list[Value]] = []
+    for port in proto.outputs:
+        members: list[Value] = []
+        if port.kind == "dynamic":
+            while rest and rest[0].port == f"{port.name}{len(members)}":
+                members.append(rest.pop(0))
+            groups.append(members)
+        elif rest and rest[0].port == port.name:
+            groups.append(rest.pop(0))
+        else:
+            return None
+    return None if rest else groups
+
+
+def _builder(node: Node, proto: Prototype) -> CallForm:
+    groups = _groups(node, proto) or []
+    ordered = sorted(proto.attrs, key=lambda a: not a.required)
+    attrs = {a.name: node.attrs[a.name] for a in ordered if a.name in node.attrs}
+    kwargs = {name: _plain(proto, name, attr) for name, attr in attrs.items()}
+    for port, group in zip(proto.outputs, groups, strict=True):
+        if isinstance(group, list):
+            kwargs[f"size_of_{port.name}"] = len(group)
+    kwargs["node_name"] = node.name
+    result = groups[0] if len(groups) == 1 else tuple(groups) or None
+    return CallForm(node.type, list(node.inputs.values()), kwargs, result, attrs)
+
+
+def _plain(proto: Prototype, name: str, attr: Attr) -> Any:
+    """The bare value where the builder gives it the right kind, else the attribute itself."""
+    bare = proto.by_name[name].kind == attr.kind and attr.kind not in ("Tensor", "Bytes")
+    return attr.value if bare else attr
+
+
+def _custom(node: Node) -> CallForm:
+    """The form for any node; what passes and the engine note down follows in lines of its own."""
+    noted = [k for k in node.attrs if k.startswith("_") and k.isidentifier()]
+    attrs = {k: a for k, a in sorted(node.attrs.items()) if k not in noted}
+    outputs = list(node.outputs)
+    kwargs = {
+        "inputs": dict(node.inputs),
+        "outputs": [v.port for v in outputs],
+        "attrs": attrs,
+        "node_name": node.name,
+    }
+    result = None if not outputs else outputs[0] if len(outputs) == 1 else tuple(outputs)
+    described = outputs if node.type in INPUTS else []
+    return CallForm("custom_op", [node.type], kwargs, result, attrs, [], described)
+
+
+# ---- whether two graphs are the same, and where they differ ----
+
+
+INTERFACE = ("_input_placements", "_output_dtypes", "_executor_type")  # follows from the nodes
+NOT_COMPARED = ("_readable_value", "_force_unknown_shape", *INTERFACE)
+"""Attributes that say nothing about what a graph computes; programs do not show them."""
+
+
+@unset_fake_temporarily()
+def same_graph(a: Graph, b: Graph, *, strict: bool = False) -> list[str]:
+    """Differences, one line each; none means equal.
+
+    Nodes are matched by name, their order is free. Constants are compared by value at each use,
+    whatever their names; symbolic dims count as -1. `strict` also compares graph attributes and
+    name, node order, names of constants, symbols, layouts and attributes of descriptions.
+    """
+    nodes = [{n.name: n for n in g.nodes if strict or n.type != "Const"} for g in (a, b)]
+    found = [f"{name}: only in the first" for name in nodes[0].keys() - nodes[1].keys()]
+    found += [f"{name}: only in the second" for name in nodes[1].keys() - nodes[0].keys()]
+    found.sort()
+    for name, node in nodes[0].items():
+        if name in nodes[1]:
+            found += [f"{name}: {text}" for text in _differences(node, nodes[1][name], strict)]
+    if strict:
+        found += _graph_differences(a, b)
+    return found
+
+
+def same_attr(a: Attr, b: Attr) -> bool:
+    """Equal kind and value. Floats count as single precision, which is what files hold."""
+    if a.kind != b.kind:
+        return False
+    if a.kind == "Tensor":
+        return same_tensor(a.value, b.value)
+    if a.kind.endswith("Float"):
+        return repr(_single(a.value)) == repr(_single(b.value))
+    return bool(a.value == b.value)
+
+
+def _single(value: Any) -> Any:
+    return [_single(v) for v in value] if isinstance(value, list) else ctypes.c_float(value).value
+
+
+def _graph_differences(a: Graph, b: Graph) -> Iterator[str]:
+    if a.name != b.name:
+        yield f"graph: name {a.name!r} and {b.name!r}"
+    if [n.name for n in a.nodes] != [n.name for n in b.nodes]:
+        yield "graph: the nodes are in another order"
+    yield from (f"graph: {text}" for text in _attr_differences(a.attrs, b.attrs, strict=True))
+
+
+def _differences(a: Node, b: Node, strict: bool) -> Iterator[str]:
+    if a.type != b.type:
+        yield f"type {a.type} and {b.type}"
+    yield from _input_differences(a, b)
+    before = [sorted(n.name for n in x.control if strict or n.type != "Const") for x in (a, b)]
+    if before[0] != before[1]:
+        yield f"runs after {before[0]} and {before[1]}"
+    yield from _attr_differences(a.attrs, b.attrs, strict)
+    if len(a.outputs) != len(b.outputs):
+        yield f"{len(a.outputs)} and {len(b.outputs)} outputs"
+    for mine, other in zip(a.outputs, b.outputs, strict=False):
+        yield from (f"output {mine.index}: {t}" for t in _value_differences(mine, other, strict))
+
+
+def _attr_differences(a: Mapping[str, Attr], b: Mapping[str, Attr], strict: bool) -> Iterator[str]:
+    for name in sorted(a.keys() | b.keys()):
+        if name in NOT_COMPARED and not strict:
+            continue
+        mine, other = a.get(name), b.get(name)
+        if mine is None or other is None or not same_attr(mine, other):
+            yield f"attribute {name} is {mine} and {other}"
+
+
+def _input_differences(a: Node, b: Node) -> Iterator[str]:
+    mine, other = ({_port(*slot): slot[2] for slot in n.slots()} for n in (a, b))
+    if list(mine) != list(other):
+        yield f"inputs {list(mine)} and {list(other)}"
+        return
+    for port, value in mine.items():
+        if not _same_source(value, other[port]):
+            yield f"input {port} reads {_source(value)} and {_source(other[port])}"
+
+
+def _port(port: str, position: int | None, value: Value | None) -> str:
+    return port if position is None else f"{port}{position}"
+
+
+def _same_source(a: Value | None, b: Value | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.node.type == b.node.type == "Const":
+        return a.dtype == b.dtype and _same_payload(a.node, b.node)
+    return a.edge == b.edge
+
+
+def _same_payload(a: Node, b: Node) -> bool:
+    mine, other = a.attrs.get("value"), b.attrs.get("value")
+    return mine is not None and other is not None and same_attr(mine, other)
+
+
+def _source(value: Value | None) -> str:
+    if value is None:
+        return "nothing"
+    payload = value.node.attrs.get("value") if value.node.type == "Const" else None
+    return value.edge if payload is None else f"{value.edge} = {payload.value}"
+
+
+def _value_differences(a: Value, b: Value, strict: bool) -> Iterator[str]:
+    compared: dict[str, Callable[[Value], Any]] = {
+        "port": lambda v: v.port,
+        "type": lambda v: dtype_name(v.dtype),
+        "dims": lambda v: on_wire(v.shape),
+    }
+    if strict:
+        compared |= {
+            "symbolic dims": lambda v: str(v.shape),
+            "layout": lambda v: v.layout,
+            "device type": lambda v: v.device_type,
+        }
+    for what, read in compared.items():
+        if read(a) != read(b):
+            yield f"{what} {read(a)} and {read(b)}"
+    if strict:
+        yield from _attr_differences(a.attrs, b.attrs, strict)

@@ -34,8 +34,7 @@ from torchair.engine.optimize.passes.simplify import (
 from torchair.engine.optimize.passes.state import GraphState
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.ge.graph import Graph
-from torchair.ge.lines import line_of
-from torchair.ge.verify import verify
+from torchair.ge.rewrite import line_of, verify
 from torchair.passes import Handler, Pass
 
 GE_PASSES = (

@@ -1,57 +1,21 @@
-"""Message classes of the wire format, made from `ge_ir.proto` when first needed.
-
-The only module that imports protobuf, and only inside functions. The classes live in a private
-descriptor pool, so another package may register messages of the same names.
-"""
+"""The text of a `.proto` file as the descriptor that `protoc` makes of it: messages, enums, oneofs
+and maps of proto3, no options. As a program it writes the descriptor that the package ships."""
 
 from __future__ import annotations
 
 import re
-from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-PACKAGE = "ge.proto"
+from google.protobuf import descriptor_pb2
+
+FOLDER = Path(__file__).parent.parent / "src/torchair/serde"
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"]*"|[A-Za-z_][\w.]*|\d+|[^\s\w]', re.DOTALL)
 _SCALARS = ("double", "float", "int64", "uint64", "int32", "uint32", "bool", "string", "bytes")
 
 
-@cache
-def message(name: str) -> Any:
-    """The message class of that name, e.g. `message("OpDef")`."""
-    from google.protobuf import message_factory
-
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
-
-
-@cache
-def dtype_numbers() -> dict[str, int]:
-    """Numbers of the wire enum DataType by name."""
-    enum = _pool().FindEnumTypeByName(f"{PACKAGE}.DataType")
-    return {value.name: value.number for value in enum.values}
-
-
-def text_format() -> Any:
-    """protobuf's text format module."""
-    from google.protobuf import text_format as module
-
-    return module
-
-
-@cache
-def _pool() -> Any:
-    from google.protobuf import descriptor_pool
-
-    text = resources.files(__package__).joinpath("ge_ir.proto").read_text("utf-8")
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(parse(text, "torchair/serde/ge_ir.proto").SerializeToString())
-    return pool
-
-
 def parse(text: str, name: str) -> Any:
-    """The FileDescriptorProto of a proto3 text: messages, enums, oneofs and maps, no options."""
-    from google.protobuf import descriptor_pb2
-
+    """The FileDescriptorProto of a proto3 text."""
     return _Parser(text).file(descriptor_pb2.FileDescriptorProto(name=name, syntax="proto3"))
 
 
@@ -150,3 +114,13 @@ def _set_type(field: Any, kind: str) -> None:
         field.type = field.Type.Value(f"TYPE_{kind.upper()}")
     else:
         field.type_name = kind  # the pool finds out whether it is a message or an enum
+
+
+def descriptor_set(file: Path) -> bytes:
+    """The bytes of a descriptor set with one file."""
+    made = parse(file.read_text("utf-8"), f"torchair/serde/{file.name}")
+    return descriptor_pb2.FileDescriptorSet(file=[made]).SerializeToString(deterministic=True)
+
+
+if __name__ == "__main__":
+    (FOLDER / "ge_ir.desc").write_bytes(descriptor_set(FOLDER / "ge_ir.proto"))
