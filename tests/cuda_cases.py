@@ -5,21 +5,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
+import torch
 
 from nest_plain import from_memory, into_memory
 from torchair.codegen.cuda.attention import AttentionForm, attention
 from torchair.codegen.cuda.gemv import GemvForm, Partner, gemv
 from torchair.codegen.cuda.machine import Gpu
-from torchair.codegen.loops import Access, Expr, Nest, Store, cast, const, load, op, reduce
+from torchair.codegen.cuda.quantised import TileForm, packs_of
+from torchair.codegen.loops import (
+    Access,
+    Expr,
+    Nest,
+    Store,
+    cast,
+    const,
+    load,
+    op,
+    reduce,
+    renumbered,
+)
 from torchair.codegen.numbers import Word
-from torchair.codegen.requests import Attention, MatMul, Product
+from torchair.codegen.requests import Attention, MatMul, Product, Weight
 from torchair.codegen.target import Kernel, Launch
 
 EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
 """What a result may differ from the true one, over the largest one."""
 A, B, SCRATCH, OUT, MORE, SOURCE, GAIN, SECOND, COUNT = range(9)  # words of a product
+Q_OUT, Q_MORE, Q_SOURCE, Q_GAIN, Q_SECOND = range(5, 10)  # ... with integers
 
 
 @dataclass
@@ -139,6 +154,126 @@ class ProductCase:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class QuantisedCase:
+    """A product of m rows and a matrix of n rows of k integers."""
+
+    m: int
+    n: int
+    k: int
+    bits: Literal[4, 8] = 8
+    group: int = 0  # 0: one scale for a row
+    offsets: str = ""
+    dtype: str = "bf16"
+    scales: str = "bf16"
+    epilogue: str = "plain"
+    norm: str = ""
+    form: TileForm | None = None
+    shift: int = 0  # bytes that A is moved by
+    turned: bool = True  # the matrix is stored along the sum
+    early: bool = False
+
+    def __str__(self) -> str:
+        names = [f"{self.m}x{self.n}x{self.k}-{self.bits}bits", self.dtype, self.scales]
+        names += [f"groups{self.group}"] if self.group else []
+        names += [f"offsets{self.offsets}"] if self.offsets else []
+        names += [self.epilogue, *([self.norm] if self.norm else [])]
+        names += [f"+{self.shift}"] if self.shift else []
+        names += [x for x in ("early",) if getattr(self, x)] + ["kn"] * (not self.turned)
+        if self.form:
+            names.append(f"{self.form.depth}x{self.form.split}x{self.form.warps}")
+            names += ["shared"] * self.form.shared
+        return "-".join(names)
+
+    @property
+    def matmul(self) -> MatMul:
+        """What is asked for."""
+        m, n, k = self.m, self.n, self.k
+        weight = Weight(self.bits, self.group or k, self.scales, self.offsets)
+        b = (0, 1, k) if self.turned else (0, n, 1)
+        layout: Literal["nk", "kn"] = "nk" if self.turned else "kn"
+        return MatMul(self.dtype, 1, m, n, k, (m * k, k, 1), b, layout, weight)
+
+    def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
+        """The kernel and its launch."""
+        m, n, k, dtype = self.m, self.n, self.k, self.dtype
+        more = load(Access(Q_MORE, dtype, (n, 1)))
+        value = EPILOGUES[self.epilogue][0](more)
+        nest = Nest((m, n), (Store(Access(Q_OUT, dtype, (n, 1)), value),))
+        prologue = PROLOGUES[self.norm](m, k, dtype)
+        if prologue is not None:
+            words = {SOURCE: Q_SOURCE, GAIN: Q_GAIN}
+            prologue = renumbered(prologue, lambda word: words.get(word, word))
+        partner = Partner(Q_SECOND, (0, 1, k)) if self.epilogue == "gate" else None
+        return gemv(
+            Product(self.matmul, nest), gpu, form=self.form, partner=partner, prologue=prologue,
+            early=self.early,
+        )  # fmt: skip
+
+    def _tables(self, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Integers, scales and offsets as kernels read them, and the matrix that they stand for."""
+        pick, groups = np.random.default_rng(seed), self.k // (self.group or self.k)
+        low, high = (-8, 8) if self.bits == 4 else (-128, 128)
+        integers = pick.integers(low, high, (self.n, self.k)).astype(np.int8)
+        integers[0, :2] = low, high - 1
+        scales = into_memory(
+            pick.uniform(0.5, 1.5, (self.n, groups)).astype(np.float32), self.scales
+        )
+        shifts = pick.uniform(-8, 8, (self.n, groups)).astype(np.float32)
+        if self.offsets == "i8":
+            offsets = shifts.astype(np.int8)
+        else:
+            offsets = into_memory(shifts, self.offsets or "f32")
+        whole = integers.astype(np.float64)
+        size = self.group or self.k
+        if self.offsets:
+            kind = "f32" if self.offsets == "i8" else self.offsets
+            added = from_memory(offsets.astype(np.float32) if kind == "f32" else offsets, kind)
+            whole = whole + np.repeat(added.astype(np.float64), size, 1)
+        whole = whole * np.repeat(wide(scales, self.scales), size, 1)
+        packs = packs_of(self.matmul)
+        given = [x if self.turned else x.T for x in (integers, scales, offsets)]
+        types = ("i8", self.scales, self.offsets or "f32")
+        tensors = [_tensor(x, t) for x, t in zip(given, types, strict=True)]
+        made = [packs[w](t) if w in packs else t for w, t in zip((1, 3, 4), tensors, strict=True)]
+        return [_bytes(t) for t in made], whole
+
+    def work(self, gpu: Gpu) -> Work:
+        """The kernel and its data."""
+        m, n, k, dtype = self.m, self.n, self.k, self.dtype
+        (b, scales, offsets), matrix = self._tables(1)
+        (b2, scales2, offsets2), matrix2 = self._tables(2)
+        unused = np.zeros(1, np.float32)
+        memory = [
+            random((m, k), dtype, 3), b, unused, scales, offsets, random((m, n), dtype, 4),
+            random((m, n), dtype, 5), random((m, k), dtype, 6), random((k,), dtype, 7),
+            b2, unused, scales2, offsets2,
+        ]  # fmt: skip
+        kernel, launch = self.generate(gpu)
+        made = Work(kernel, launch, memory, [], {A: self.shift})
+        a = wide(memory[A], dtype)
+        if self.norm:
+            a = wide(memory[Q_SOURCE], dtype) * wide(memory[Q_GAIN], dtype)
+            squares = (wide(memory[Q_SOURCE], dtype) ** 2).mean(1, keepdims=True)
+            a = rounded(a / np.sqrt(squares + 1e-5), dtype)
+        made.expected[Q_OUT] = EPILOGUES[self.epilogue][1](
+            a @ matrix.T, a @ matrix2.T, wide(memory[Q_MORE], dtype)
+        )
+        made.dtypes = {Q_OUT: dtype}
+        return made
+
+
+def _tensor(x: np.ndarray, dtype: str) -> torch.Tensor:
+    """An array as it is in memory as a tensor of that type."""
+    found = torch.from_numpy(np.ascontiguousarray(x).copy() if dtype != "bf16" else
+                             np.ascontiguousarray(x).view(np.int16).copy())  # fmt: skip
+    return found.view(torch.bfloat16) if dtype == "bf16" else found
+
+
+def _bytes(x: torch.Tensor) -> np.ndarray:
+    return x.contiguous().view(-1).view(torch.uint8).numpy()
+
+
 def rms_norm(m: int, k: int, dtype: str) -> Nest:
     """A as the norm of the rows of SOURCE times GAIN; one row is a nest of one axis."""
     row = 1 if m == 1 else 2
@@ -199,6 +334,40 @@ SMALL_PRODUCTS = [
     ProductCase(4, 5, 128, "f32", "residual", shift=4),
 ]
 """Cases that a machine of numpy does in a moment."""
+
+SMALL_QUANTISED = [
+    QuantisedCase(1, 20, 64),
+    QuantisedCase(1, 33, 128, 4),
+    QuantisedCase(2, 16, 96, 8, dtype="f16", scales="f32"),
+    QuantisedCase(1, 35, 256, 4, 32, scales="f16", dtype="f16"),
+    QuantisedCase(3, 18, 256, 4, 64, "bf16", epilogue="residual"),
+    QuantisedCase(4, 20, 512, 8, 128, "i8", scales="f32"),
+    QuantisedCase(1, 17, 1088, 4, offsets="f32", norm="rms"),
+    QuantisedCase(1, 24, 512, 4, 128, "f16", epilogue="gate", norm="rms"),
+    QuantisedCase(2, 24, 512, 8, epilogue="gate"),
+    QuantisedCase(4, 24, 256, 4, 32, "i8", dtype="f32", scales="f32"),
+    QuantisedCase(1, 17, 192, 8, dtype="f32", scales="bf16", norm="rms"),
+    QuantisedCase(1, 40, 288, 4, 96, form=TileForm(2, 2, 4), shift=2),
+    QuantisedCase(3, 40, 640, 4, 64, "bf16", form=TileForm(1, 2, 2, True)),
+    QuantisedCase(4, 50, 320, 8, form=TileForm(3, 1, 2), early=True),
+    QuantisedCase(2, 50, 256, 4, 32, "f32", "f32", "f32", form=TileForm(8, 4, 4), shift=4),
+    QuantisedCase(1, 50, 256, 4, 64, "f32", turned=False),
+    QuantisedCase(2, 50, 256, 8, turned=False),
+]
+"""Quantised ones."""
+
+LARGE_QUANTISED = [
+    QuantisedCase(*sizes, bits, group, offsets, dtype, "f32" if dtype == "f32" else dtype, how, norm)
+    for sizes, how, norm in [
+        ((1, 4096, 4096), "residual", ""), ((1, 6144, 4096), "plain", "rms"),
+        ((1, 14336, 4096), "gate", "rms"), ((1, 4096, 14336), "residual", ""),
+        ((4, 2048, 2048), "gate", "rms"), ((3, 777, 8192), "plain", ""),
+    ]
+    for bits, group, offsets, dtype in [
+        (8, 0, "", "bf16"), (4, 128, "bf16", "bf16"), (4, 32, "", "bf16"), (4, 64, "f16", "f16"),
+        (8, 32, "", "f16"), (4, 128, "", "f32"), (8, 0, "i8", "bf16"), (4, 0, "", "bf16"),
+    ]
+]  # fmt: skip
 
 LARGE_PRODUCTS = [
     ProductCase(m, n, k, dtype, epilogue, norm)

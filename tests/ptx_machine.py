@@ -45,7 +45,7 @@ class Instruction:
     @property
     def waits(self) -> str | None:
         """Who must be here before this can be done: a warp, a block or a cluster."""
-        if self.parts[0] in ("shfl", "vote"):
+        if self.parts[0] in ("shfl", "vote", "mma"):
             return "warp"
         if self.parts[0] in ("bar", "barrier"):
             if "arrive" in self.parts:
@@ -353,6 +353,8 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
         _shuffle(b, i, active)
     elif name == "vote":
         _vote(b, i, active)
+    elif name == "mma":
+        _tensor_cores(b, i, active)
     elif name == "setp":
         _compare(b, i, active)
     elif name == "mov" and (isinstance(i.args[0], list) or isinstance(i.args[1], list)):
@@ -368,6 +370,8 @@ def _computed(b: Blocks, i: Instruction, kind: str) -> Values:
     if kind == "bf16":
         wide = (b.value(a, "b16").astype(np.uint32) << 16 for a in i.args[1:])
         return _as_bf16(OPERATIONS[name](*(x.view(np.float32) for x in wide)).astype(np.float32))
+    if kind in ("bf16x2", "f16x2"):
+        return _in_pairs(OPERATIONS[name], kind, [b.value(a, "b32") for a in i.args[1:]])
     if name == "selp":
         x, y = (b.value(a, kind) for a in i.args[1:3])
         return np.where(b.value(i.args[3], "pred"), x, y)
@@ -391,6 +395,44 @@ def _computed(b: Blocks, i: Instruction, kind: str) -> Values:
         high = (args[0].astype(object) * args[1].astype(object)) >> bits
         return high.astype(args[0].dtype)
     return OPERATIONS[name](*args)
+
+
+def _halves(x: Values, kind: str) -> list[Values]:
+    """The two short floats in each register, the lower first."""
+    parts = [(x & np.uint32(0xFFFF)).astype(np.uint16), (x >> np.uint32(16)).astype(np.uint16)]
+    if kind.startswith("f16"):
+        return [p.view(np.float16).astype(np.float32) for p in parts]
+    return [(p.astype(np.uint32) << np.uint32(16)).view(np.float32) for p in parts]
+
+
+def _in_pairs(operation: Callable[..., Values], kind: str, args: list[Values]) -> Values:
+    sides = zip(*(_halves(x, kind) for x in args), strict=True)
+    short = _as_f16 if kind == "f16x2" else _as_bf16
+    low, high = (short(operation(*side).astype(np.float32)).astype(np.uint32) for side in sides)
+    return low | (high << np.uint32(16))
+
+
+def _tensor_cores(b: Blocks, i: Instruction, active: Values) -> None:
+    """mma.sync.aligned.m16n8k16.row.col.f32.X.X.f32 d, a, b, c; all threads of a warp are here."""
+    assert i.parts[3] == "m16n8k16" and i.parts[4:6] == ["row", "col"], i.parts
+    kind, warps = i.parts[7], b.count // WARP
+    targets, first, second, sums = i.args
+    lane = np.arange(WARP)
+    row, pair = lane // 4, 2 * (lane % 4)
+    rows, columns = np.zeros((warps, 16, 16)), np.zeros((warps, 16, 8))
+    total = np.zeros((warps, 16, 8))
+    for k, name in enumerate(first):
+        for side, x in enumerate(_halves(b.value(name, "b32"), kind)):
+            rows[:, row + 8 * (k % 2), pair + side + 8 * (k // 2)] = x.reshape(warps, WARP)
+    for k, name in enumerate(second):
+        for side, x in enumerate(_halves(b.value(name, "b32"), kind)):
+            columns[:, pair + side + 8 * k, row] = x.reshape(warps, WARP)
+    places = [(row + 8 * (k // 2), pair + k % 2) for k in range(4)]
+    for name, (at, column) in zip(sums, places, strict=True):
+        total[:, at, column] = b.value(name, "f32").reshape(warps, WARP)
+    total = (total + rows @ columns).astype(np.float32)
+    for name, (at, column) in zip(targets, places, strict=True):
+        b.keep(name, total[:, at, column].reshape(-1), active)
 
 
 def _shifted(name: str, x: Values, by: Values) -> Values:

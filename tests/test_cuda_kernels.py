@@ -10,10 +10,13 @@ import torch
 from cuda_cases import (
     LARGE_ATTENTION,
     LARGE_PRODUCTS,
+    LARGE_QUANTISED,
     SMALL_ATTENTION,
     SMALL_PRODUCTS,
+    SMALL_QUANTISED,
     AttentionCase,
     ProductCase,
+    QuantisedCase,
     Work,
 )
 from cuda_tools import HOPPER, entry_of, run
@@ -42,6 +45,11 @@ def test_products_on_numpy(case: ProductCase) -> None:
 @pytest.mark.parametrize("form", forms(FORMED.matmul, HOPPER), ids=str)
 def test_all_forms_on_numpy(form: GemvForm) -> None:
     on_numpy(dataclasses.replace(FORMED, form=form).work(HOPPER), blocks=2)
+
+
+@pytest.mark.parametrize("case", SMALL_QUANTISED, ids=str)
+def test_quantised_products_on_numpy(case: QuantisedCase) -> None:
+    on_numpy(case.work(HOPPER), blocks=2)
 
 
 @pytest.mark.parametrize("case", SMALL_ATTENTION, ids=str)

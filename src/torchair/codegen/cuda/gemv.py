@@ -30,6 +30,13 @@ from torchair.codegen.cuda.packs import (
     unpacked,
 )
 from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, prologue_refusal
+from torchair.codegen.cuda.quantised import (
+    TileForm,
+    Tiles,
+    default_tiles,
+    quantised_refusal,
+    tile_forms,
+)
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product, Strides3
@@ -54,10 +61,13 @@ class GemvForm:
     held: bool = True  # A stays in registers, and not in shared memory
 
 
+AnyForm = GemvForm | TileForm
+
+
 @dataclass(frozen=True)
 class Partner:
     """A second matrix as large as B: the same group takes the same rows of it, and the epilogue
-    gets its results as `given` 1."""
+    gets its results as `given` 1. Scales and offsets are as far behind it as those of B."""
 
     word: int  # its address
     b: Strides3
@@ -68,7 +78,7 @@ def gemv(
     gpu: Gpu,
     label: str = "gemv",
     *,
-    form: GemvForm | None = None,
+    form: AnyForm | None = None,
     partner: Partner | None = None,
     prologue: Nest | None = None,
     keep: bool = False,
@@ -81,18 +91,29 @@ def gemv(
     before the launch before it ends: the first rows of a constant matrix are loaded meanwhile.
     Raises Declined for products that are not served.
     """
-    refusal = _refusal(product.matmul, partner, prologue)
+    refusal = _refusal(product.matmul, gpu, partner, prologue)
     if refusal:
         raise Declined(refusal)
-    form = form or default_form(product.matmul, gpu, partner is not None)
     early = early and gpu.has_clusters
+    if product.matmul.weight is not None:
+        tiled = form or default_tiles(product.matmul, gpu, partner is not None)
+        words = [1, *([partner.word] if partner else [])]
+        assert isinstance(tiled, TileForm)
+        return Tiles(product, gpu, tiled, words, prologue, keep, early).kernel(label)
+    form = form or default_form(product.matmul, gpu, partner is not None)
+    assert isinstance(form, GemvForm)
     writer = _Gemv(product, gpu, form, partner, prologue, keep, early)
     writer.write()
     return writer.w.kernel(label, writer.resident), writer.launch()
 
 
-def _refusal(matmul: MatMul, partner: Partner | None, prologue: Nest | None) -> str | None:
+def _refusal(
+    matmul: MatMul, gpu: Gpu, partner: Partner | None, prologue: Nest | None
+) -> str | None:
     """Why a product is not served."""
+    if matmul.weight is not None:
+        refusal = quantised_refusal(matmul, gpu, MOST_ROWS)
+        return refusal or (None if prologue is None else prologue_refusal(matmul, prologue))
     if matmul.dtype not in DTYPES or matmul.batch != 1:
         return f"a batch of {matmul.batch} products of {matmul.dtype}"
     if not isinstance(matmul.m, int) or not 1 <= matmul.m <= MOST_ROWS:
@@ -127,8 +148,10 @@ def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     return GemvForm(rows, split, warps)
 
 
-def forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> list[GemvForm]:
+def forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> Sequence[AnyForm]:
     """Forms that are worth measuring, the default first."""
+    if matmul.weight is not None:
+        return tile_forms(matmul, gpu, pair)
     first = default_form(matmul, gpu, pair)
     found = {first: None}
     for rows, split in ((1, 1), (2, 1), (1, 2)):

@@ -47,6 +47,22 @@ def shared_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
     return _assembled(w, "ld.volatile.shared", near, offset)
 
 
+def repeated_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
+    """The same from global memory, to be read again in every round of a loop and not kept."""
+    return _assembled(w, "ld.global", pointer, offset)
+
+
+def stream_words(w: GpuWriter, pointer: str, count: int) -> list[str]:
+    """One or two words of 32 bits from global memory that nobody writes. The load stays where it is
+    put."""
+    if count == 1:
+        return [w.assembly("ld.global.nc.b32 $0, [$1];", "i32", "=r,l", ("ptr", pointer))]
+    results = "{ i32, i32 }"
+    code = "ld.global.nc.v2.b32 {$0, $1}, [$2];"
+    got = w.assembly(code, results, "=r,=r,l", ("ptr", pointer))
+    return [w(f"extractvalue {results} {got}, {k}") for k in range(2)]
+
+
 def _assembled(w: GpuWriter, load: str, pointer: str, offset: int) -> list[str]:
     space = " addrspace(3)" if ".shared" in load else ""
     results = f"{{ {', '.join(['i32'] * REGISTERS)} }}"

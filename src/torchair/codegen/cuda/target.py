@@ -12,6 +12,7 @@ from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu
 from torchair.codegen.cuda.nest import print_nest
+from torchair.codegen.cuda.quantised import packs_of
 from torchair.codegen.requests import Attention, Loops, Product, Request
 from torchair.codegen.target import AS_EVER, Choices, Declined, Generated, Head, Kernel, Launch, Way
 
@@ -28,7 +29,7 @@ class CudaTarget:
     channels_last = False
     piecewise = False
     resizes = False
-    quantised = False
+    quantised = True
     library_channels_last = True
     overlaps = True
 
@@ -64,7 +65,7 @@ class CudaTarget:
         if head.rows is None or not 1 <= head.rows <= FEW:
             return "torch's libraries serve many rows"
         if head.quantised:
-            return "its weights are quantised"
+            return None if head.constant else "its quantised weights may change"
         if head.kind == "matmul":
             return None if head.along else "its matrix is not stored along the sum"
         wide = head.width is None or head.width > WIDEST_HEAD or head.width % 8
@@ -83,7 +84,8 @@ class CudaTarget:
         unknown = foreign([kernel])
         if unknown:
             raise Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
-        return Generated(kernel, launch=launch)
+        pack = packs_of(request.matmul) if isinstance(request, Product) else {}
+        return Generated(kernel, 0, pack, launch)
 
     def joined(
         self, key: Any, make: Callable[[], tuple[Kernel, Launch]]
