@@ -18,11 +18,12 @@ GROUP = 32
 
 class Linear(nn.Module):
     """A layer with integers for weights, as a quantiser leaves it: one scale for each piece of
-    `GROUP` integers."""
+    `group` integers of a row, 0 for the whole row."""
 
-    def __init__(self, layer: nn.Linear, bits: int) -> None:
+    def __init__(self, layer: nn.Linear, bits: int, group: int = GROUP) -> None:
         super().__init__()
-        pieces = layer.weight.detach().unflatten(1, (-1, GROUP))
+        self.group = group or layer.in_features
+        pieces = layer.weight.detach().unflatten(1, (-1, self.group))
         top = 2 ** (bits - 1) - 1
         scales = pieces.abs().amax(-1) / top
         integers = (pieces / scales[..., None]).round().flatten(1).to(torch.int8)
@@ -32,7 +33,7 @@ class Linear(nn.Module):
 
     def weight(self) -> Tensor:
         """The numbers that the integers stand for."""
-        pieces = self.integers.unflatten(1, (-1, GROUP)).to(self.scales.dtype)
+        pieces = self.integers.unflatten(1, (-1, self.group)).to(self.scales.dtype)
         return (pieces * self.scales[..., None]).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -357,7 +357,7 @@ SMALL_QUANTISED = [
 """Quantised ones."""
 
 LARGE_QUANTISED = [
-    QuantisedCase(*sizes, bits, group, offsets, dtype, "f32" if dtype == "f32" else dtype, how, norm)
+    QuantisedCase(*sizes, bits, group, offsets, dtype, dtype, how, norm)
     for sizes, how, norm in [
         ((1, 4096, 4096), "residual", ""), ((1, 6144, 4096), "plain", "rms"),
         ((1, 14336, 4096), "gate", "rms"), ((1, 4096, 14336), "residual", ""),

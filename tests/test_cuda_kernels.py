@@ -90,8 +90,10 @@ def on_gpu(work: Work) -> None:
 
 @pytest.mark.cuda
 def test_values_on_a_gpu() -> None:
-    products: list[ProductCase | AttentionCase] = [*SMALL_PRODUCTS, *LARGE_PRODUCTS]
-    cases = [*products, *SMALL_ATTENTION, *LARGE_ATTENTION]
+    cases: list[ProductCase | QuantisedCase | AttentionCase] = [
+        *SMALL_PRODUCTS, *LARGE_PRODUCTS, *SMALL_QUANTISED, *LARGE_QUANTISED, *SMALL_ATTENTION,
+        *LARGE_ATTENTION,
+    ]  # fmt: skip
     works = [case.work(library(0).machine) for case in cases]
     assert not library(0).add([entry_of(work.kernel, work.launch) for work in works])
     wrong = []

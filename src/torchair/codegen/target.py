@@ -151,6 +151,8 @@ class BrokenKernels(Exception):
         self.errors = errors
 
 
+ANY_ROWS = 1 << 62
+"""As many rows of a product as there may be."""
 HeadKind = Literal["matmul", "conv", "attention", "pool"]
 
 
@@ -191,8 +193,8 @@ class Target(Protocol):
         """Whether a program changes its sizes: one plan serves all those of a dynamic graph."""
 
     @property
-    def quantised(self) -> bool:
-        """Whether there are kernels for products with quantised weights."""
+    def quantised(self) -> int:
+        """How many rows products with quantised weights may have that there are kernels for."""
 
     @property
     def library_channels_last(self) -> bool:

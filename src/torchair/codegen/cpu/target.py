@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchair.codegen.cpu.driver import entry_point, filler
 from torchair.codegen.cpu.jit import Library, assembly, compile_all, host
 from torchair.codegen.numbers import largest
-from torchair.codegen.target import AS_EVER, Choices, Generated, Kernel, Way
+from torchair.codegen.target import ANY_ROWS, AS_EVER, Choices, Generated, Kernel, Way
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -28,7 +28,7 @@ class CpuTarget:
     channels_last = True  # vectors lie along the channels then
     piecewise = True
     resizes = True
-    quantised = True
+    quantised = ANY_ROWS
     library_channels_last = False
     overlaps = False
 

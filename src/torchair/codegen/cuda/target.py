@@ -29,7 +29,7 @@ class CudaTarget:
     channels_last = False
     piecewise = False
     resizes = False
-    quantised = True
+    quantised = FEW
     library_channels_last = True
     overlaps = True
 

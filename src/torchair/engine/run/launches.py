@@ -13,7 +13,7 @@ Whatever the steps would have left in memory is there afterwards, so nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -36,7 +36,7 @@ from torchair.engine.run.memory import Memory
 from torchair.engine.run.segment import BadIndex, Outline, Range, Segment, meet
 from torchair.engine.units.native_units import NativeUnits
 from torchair.flags import Flags
-from torchair.ge.graph import Graph
+from torchair.ge.graph import Graph, Value
 
 Place = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
@@ -500,11 +500,12 @@ class DryRun:
 
 def dry_run(
     graph: Graph, gpu: Gpu, assigned: dict[int, int] | None = None,
-    layouts: Sequence[Layout | None] = (),
+    layouts: Sequence[Layout | None] = (), frozen: Mapping[Value, torch.Tensor] | None = None,
 ) -> DryRun:  # fmt: skip
-    """Plan a graph of fixed sizes for a GPU; `assigned` maps an output to the input it updates."""
+    """Plan a graph of fixed sizes for a GPU; `assigned` maps an output to the input it updates,
+    `frozen` are values that are the same in every call."""
     target = CudaTarget(0, gpu)
-    planner = Planner(graph, "meta", assigned, layouts, NativeUnits(graph, target))
+    planner = Planner(graph, "meta", assigned, layouts, NativeUnits(graph, target, frozen))
     plan = planner.plan([n.outputs[0].fact for n in graph.data])
     found: list[Bundle] = []
     for native, part in groupby(plan.steps, key=lambda step: step.native is not None):

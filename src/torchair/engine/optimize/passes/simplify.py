@@ -37,7 +37,7 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
 def fuse_patterns(graph: Graph, state: GraphState) -> None:
     """Norms, activations, rotary embeddings and attention in simple operators -> fused ones."""
     patterns = [
-        kind(last, state.native)
+        kind(last, state.native, state.quantised)
         for kind in PATTERNS
         for last in kind.last
         if state.fuses(kind.__name__) and (state.quantised or not kind.quantised)

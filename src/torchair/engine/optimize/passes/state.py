@@ -23,7 +23,7 @@ class GraphState:
     switches: dict[str, bool] = field(default_factory=dict)
     dead_code: bool = True  # whether what nobody reads is removed
     native: bool = False  # whether generated code will run the graph
-    quantised: bool = False  # whether there are kernels for products with quantised weights
+    quantised: int = 0  # rows of products with quantised weights that there are kernels for
     channels_last: bool = False  # whether a library convolves short floats best with channels last
     overlap: bool = False  # whether communication and computing shall overlap
     permits: Callable[[Rule, Match], bool] | None = None  # asked before each replacement
@@ -36,7 +36,7 @@ class GraphState:
         self.dead_code = options.dead_code
         self.overlap = options.overlap and not options.single_stream
         self.native = target is not None
-        self.quantised = target is not None and target.quantised
+        self.quantised = 0 if target is None else target.quantised
         self.channels_last = target is not None and target.library_channels_last
 
     def note(self, name: str, done: bool) -> None:

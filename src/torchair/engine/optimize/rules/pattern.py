@@ -48,8 +48,9 @@ class Pattern(Rule):
     last: tuple[str, ...]
     quantised = False  # whether it is for targets that have kernels for quantised products only
 
-    def __init__(self, last: str, native: bool = False) -> None:
+    def __init__(self, last: str, native: bool = False, rows: int = 0) -> None:
         self.native = native  # whether generated code will run the graph
+        self.rows = rows  # of products with quantised weights that there are kernels for
         self.root = Graph("pattern").add(last)
 
     def find(self, node: Node, inner: Inner) -> Build | None:

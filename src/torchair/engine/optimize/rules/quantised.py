@@ -3,10 +3,12 @@ them: the operator that reads the integers themselves."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from torchair import ge
+from torchair.codegen.target import ANY_ROWS
 from torchair.engine.optimize.rules.leftovers import swaps_last_two
 from torchair.engine.optimize.rules.pattern import (
     KERNEL_FLOATS,
@@ -44,9 +46,18 @@ class _Weight:
 class _Quantised(Pattern):
     quantised = True
 
+    def serves(self, x: Value) -> bool:
+        """Whether there are kernels for so many rows."""
+        dims = shape_of(x)[:-1]
+        known = [d for d in dims if isinstance(d, int)]
+        few = len(known) == len(dims) and math.prod(known) <= self.rows
+        return few or self.rows == ANY_ROWS
+
     def product(self, node: Node, weight: _Weight, scales: Value) -> Build:
         """Builds the operator instead of a product with a weight that is read transposed."""
         x, bias = node.inputs["x1"], node.inputs.get("bias")
+        if isinstance(x, Value) and not self.serves(x):
+            raise Mismatch(f"there are no kernels for its rows, but for up to {self.rows}", x)
 
         def build() -> Any:
             zeros = weight.zeros
