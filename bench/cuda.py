@@ -10,6 +10,7 @@ has compiled something else.
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 import warnings
@@ -43,6 +44,7 @@ from models import (
     llama_inputs,
     resnet_inputs,
 )
+from quantised import Linear
 from workloads import WORKLOADS, Workload
 
 COMPILE_GOAL = 2.0  # seconds beyond aot_eager
@@ -84,6 +86,22 @@ MODELS = {
     ),
     "Llama 8B decode b1 bf16": (Workload(Llama, _LONG["8B"], _decode, _HALF), Goal(1.25, 4200)),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A model of those above with weights of few bits, and how many times as fast it is to be."""
+
+    like: str
+    bits: int
+    group: int  # integers with a scale of their own, 0: a row
+    reach: float
+
+
+NARROW = {
+    "Llama 8B decode b1 int8": Narrow("Llama 8B decode b1 bf16", 8, 0, 1.6),
+    "Llama 8B decode b1 int4": Narrow("Llama 8B decode b1 bf16", 4, 128, 2.5),
+}
 
 
 def captured_config(frozen: bool = False) -> torchair.CompilerConfig:
@@ -210,17 +228,57 @@ def check(name: str, figures: Figures, expected: torch.Tensor) -> None:
     assert error < 0.03, f"{name}: relative error {error:.3f}"
 
 
-def contest(
-    name: str, workload: Workload, goal: Goal, contestants: list[Contestant], quick: bool
-) -> None:
-    """Measure all contestants on one model and print."""
-    torch._dynamo.reset()
+def on_device(workload: Workload) -> tuple[torch.nn.Module, Inputs]:
+    """A model and its inputs."""
     with torch.device("cuda"):  # initialised there: a billion numbers take long on the host
         model = build(workload.kind, workload.config).to(workload.dtype)
     inputs = tuple(
         x.to("cuda", workload.dtype if x.is_floating_point() else None)
         for x in workload.inputs(workload.config)
     )
+    return model, inputs
+
+
+def quantise(model: torch.nn.Module, bits: int, group: int) -> None:
+    """Give all its layers integers for weights."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(parent, name, Linear(child, bits, group))
+
+
+def narrow_contest(name: str, narrow: Narrow, quick: bool) -> None:
+    """Measure our modes on a model with weights of few bits, against the same one in bfloat16."""
+    workload = MODELS[narrow.like][0]
+    devices: dict[str, dict[str, float]] = {}
+    for kind, bits in (("bf16", 0), (name, narrow.bits)):
+        torch._dynamo.reset()
+        model, inputs = on_device(workload)
+        if bits:
+            quantise(model, bits, narrow.group)
+        figures = {one.name: prepared(one, model, inputs) for one in OURS}
+        expected = model(*inputs).float()
+        for key, one_of_them in figures.items():
+            check(key, one_of_them, expected)
+            for _ in range(3 if quick else 10):
+                one_of_them.measure(5 if quick else 15)
+        weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+        weights = weights * bits // 8 if bits else weights
+        show(kind, figures, 0.0, set(), weights)
+        devices[kind] = {key: f.device for key, f in figures.items()}
+        del model, figures, one_of_them
+        gc.collect()
+        torch.cuda.empty_cache()
+    for key, device in devices[name].items():
+        verdict(f"{key}: times our bfloat16", devices["bf16"][key] / device, narrow.reach, False)
+
+
+def contest(
+    name: str, workload: Workload, goal: Goal, contestants: list[Contestant], quick: bool
+) -> None:
+    """Measure all contestants on one model and print."""
+    torch._dynamo.reset()
+    model, inputs = on_device(workload)
     figures = {}
     for one in [FLOOR, *contestants]:
         with console.status(f"{name}: preparing {one.name}"):
@@ -299,6 +357,9 @@ def main() -> None:
         if options.only.lower() in name.lower():
             contest(name, workload, goal, contestants, options.quick)
             torch.cuda.empty_cache()
+    for name, narrow in NARROW.items():
+        if options.only.lower() in name.lower():
+            narrow_contest(name, narrow, options.quick)
 
 
 if __name__ == "__main__":

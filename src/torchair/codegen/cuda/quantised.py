@@ -57,6 +57,7 @@ B, SCALES, OFFSETS = 1, 3, 4
 """Words of addresses."""
 _PARTS = {"bf16": 1, "f16": 1, "f32": 3}
 """Rows of tensor cores that make up a row of A."""
+_EXACT = 4 * UNIT
 _THREADS, _REGISTERS, _SHARED = 2048, 65536, 48 * 1024  # of a multiprocessor, and of a block
 
 
@@ -114,9 +115,12 @@ def quantised_refusal(matmul: MatMul, gpu: Gpu, most_rows: int) -> str | None:
 
 
 def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False) -> TileForm:
-    """A form that is good without being measured."""
+    """A form that is good without being measured: as many packs are on their way as registers for
+    two blocks of eight warps allow."""
     split = next(s for s in (8, 4, 2, 1) if s <= _packs(matmul))
-    return TileForm(4 if pair else 8, split, 8)
+    found = [TileForm(depth, split, 8) for depth in (4 if pair else 8, 4, 2, 1)]
+    fitting = (f for f in found if Cut(matmul, f, 1 + pair).resident >= 2)
+    return next(fitting, found[-1])
 
 
 def tile_forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> list[TileForm]:
@@ -137,6 +141,56 @@ def _packs(matmul: MatMul) -> int:
     return matmul.k // (UNIT * units_of_pack(bits_of(matmul)))
 
 
+class Cut:
+    """How a form cuts a product of some matrices: numbers that its kernel is made of."""
+
+    def __init__(self, matmul: MatMul, form: TileForm, matrices: int) -> None:
+        self.weight, self.matrices, self.warps = weight_of(matmul), matrices, form.warps
+        assert isinstance(matmul.m, int) and isinstance(matmul.n, int) and isinstance(matmul.k, int)
+        self.parts = _PARTS[matmul.dtype]
+        self.columns = matmul.m * self.parts
+        self.blocks = -(-self.columns // COLUMNS)
+        self.bits = bits_of(matmul)
+        self.packs, self.units = _packs(matmul), units_of_pack(self.bits)
+        steps = -(-self.packs // form.split)
+        self.chunks = -(-steps // form.depth)
+        self.depth = -(-steps // self.chunks)
+        self.tiles, self.groups = -(-matmul.n // TILE), matmul.k // self.weight.group
+        self.once = self.groups == 1 and not self.weight.offsets  # sums are scaled at the end
+        self.whole = self.depth * self.units * UNIT  # numbers of a row in a chunk
+        self.segments = self.whole // self.segment
+
+    @property
+    def segment(self) -> int:
+        """Numbers of a row whose products are summed up by tensor cores alone: those of a scale.
+        For float32 they are few, since tensor cores cut sums off and do not round them."""
+        if not self.once:
+            return math.gcd(self.whole, self.weight.group)
+        return self.whole if self.parts == 1 else math.gcd(self.whole, _EXACT)
+
+    @property
+    def area(self) -> int:
+        """Floats of shared memory where the sums of a matrix meet in a turn."""
+        return self.warps * self.columns * TILE
+
+    @property
+    def registers(self) -> int:
+        """About how many a thread needs."""
+        tables = [self.weight.scales, *([self.weight.offsets] if self.weight.offsets else [])]
+        words = sum(2 if BYTES[dtype] == 4 else 1 for dtype in tables)
+        scales = 0 if self.once else self.segments * words
+        sums = 4 * self.blocks * (1 if self.once else 2)
+        found = 36 + self.matrices * (2 * self.depth * REGISTERS + 2 * scales + sums)
+        return -(-(found + 12 * (self.parts > 1)) // 8) * 8
+
+    @property
+    def resident(self) -> int:
+        """About how many blocks a multiprocessor has room for."""
+        threads = self.warps * WARP
+        fitting = _REGISTERS // (min(self.registers, 255) * threads)
+        return max(1, min(fitting, _THREADS // threads))
+
+
 class Tiles:
     """Writes the kernel. `matrices` are words of integers; those of scales and offsets are as far
     after them as in the first product."""
@@ -153,20 +207,8 @@ class Tiles:
             raise ValueError(f"{form} is no form")
         self.m, self.n, self.dtype = m, n, self.matmul.dtype
         self.short = "f16" if self.dtype == "f16" else "bf16"  # of tensor cores
-        self.parts = _PARTS[self.dtype]
-        self.columns = m * self.parts
-        self.blocks = -(-self.columns // COLUMNS)
-        self.bits = bits_of(self.matmul)
-        self.packs, self.units = _packs(self.matmul), units_of_pack(self.bits)
-        steps = -(-self.packs // form.split)
-        self.chunks = -(-steps // form.depth)
-        self.depth = -(-steps // self.chunks)
-        self.tiles, self.groups = -(-n // TILE), k // self.weight.group
-        self.once = self.groups == 1 and not self.weight.offsets  # sums are scaled at the end
-        self.whole = self.depth * self.units * UNIT  # numbers of a row in a chunk
-        self.segment = self.whole if self.once else math.gcd(self.whole, self.weight.group)
+        self.cut = Cut(self.matmul, form, len(matrices))
         self.threads = form.warps * WARP
-        self.resident = self._resident()
         self._check_shared(prologue)
         self.w = w = GpuWriter(gpu)
         self.epilogue = Epilogue(w, product.epilogue, m)
@@ -182,27 +224,10 @@ class Tiles:
         self.meeting = _Meeting(self)
 
     def _check_shared(self, prologue: Nest | None) -> None:
-        area = 2 * self.form.warps * self.columns * TILE * 4 * len(self.matrices)
-        own = bytes_of_a(self.matmul) if prologue is not None or self.form.shared else 0
-        if area + own > _SHARED:
-            raise Declined(f"{area + own} bytes of shared memory")
-
-    @property
-    def _segments(self) -> int:
-        return self.whole // self.segment
-
-    def _registers(self) -> int:
-        """About how many registers a thread needs."""
-        count, pairs = len(self.matrices), 1 if BYTES[self.weight.scales] == 2 else 2
-        scales = 0 if self.once else self._segments * pairs * (2 if self.weight.offsets else 1)
-        sums = 4 * self.blocks * (1 if self.once else 2)
-        found = 36 + count * (2 * self.depth * REGISTERS + 2 * scales + sums)
-        return -(-(found + 12 * (self.parts > 1)) // 8) * 8
-
-    def _resident(self) -> int:
-        """About how many blocks a multiprocessor has room for."""
-        fitting = _REGISTERS // (min(self._registers(), 255) * self.threads)
-        return max(1, min(fitting, _THREADS // self.threads))
+        size = 2 * 4 * self.cut.area * len(self.matrices)
+        size += bytes_of_a(self.matmul) if prologue is not None or self.form.shared else 0
+        if size > _SHARED:
+            raise Declined(f"{size} bytes of shared memory")
 
     # ---- the kernel ----
 
@@ -216,10 +241,10 @@ class Tiles:
             self._body(packs=True)
         with w.when(w(f"xor i1 {fits}, true")):
             self._body(packs=False)
-        most = self.resident * w.gpu.multiprocessors
+        most = self.cut.resident * w.gpu.multiprocessors
         per_block = self.form.warps // self.form.split
-        launch = Launch(self.threads, per_block, (self.tiles,), most=most, early=self.early)
-        return w.kernel(label, self.resident), launch
+        launch = Launch(self.threads, per_block, (self.cut.tiles,), most=most, early=self.early)
+        return w.kernel(label, self.cut.resident), launch
 
     def _body(self, packs: bool) -> None:
         w = self.w
@@ -231,7 +256,7 @@ class Tiles:
         self.a.prepare(packs)
         column = _Columns(self, packs)
         carried = [*(("i32", x) for x in given), ("i64", "0")]
-        with w.loop(first, str(self.tiles), step, carried) as loop:
+        with w.loop(first, str(self.cut.tiles), step, carried) as loop:
             tile = w.add(loop.index, self.group)
             points = self.meeting.points(tile)
             *here, turn = loop.carried
@@ -244,14 +269,14 @@ class Tiles:
     ) -> tuple[list[str], list[str]]:
         """What was loaded for the next tile, and the sums of this one: four for each block of
         columns of each matrix."""
-        w, zeros = self.w, [ZERO] * (4 * self.blocks * len(self.matrices))
-        if self.chunks == 1:
+        w, zeros = self.w, [ZERO] * (4 * self.cut.blocks * len(self.matrices))
+        if self.cut.chunks == 1:
             following = self._load(w.add(tile, step), "0")
             return following, self._sums(column, "0", given, zeros)
         carried = [*(("i32", x) for x in given), *(("float", x) for x in zeros)]
-        with w.loop("0", str(self.chunks), 1, carried) as loop:
+        with w.loop("0", str(self.cut.chunks), 1, carried) as loop:
             after = w.add(loop.index, "1")
-            more = w(f"icmp slt i64 {after}, {self.chunks}")
+            more = w(f"icmp slt i64 {after}, {self.cut.chunks}")
             following = self._load(
                 w(f"select i1 {more}, i64 {tile}, i64 {w.add(tile, step)}"),
                 w(f"select i1 {more}, i64 {after}, i64 0"),
@@ -264,32 +289,32 @@ class Tiles:
 
     def _chunk(self, chunk: str) -> str:
         """The number of a chunk of this warp among those of all parts."""
-        return self.w.add(self.w.mul(self.part, str(self.chunks)), chunk)
+        return self.w.add(self.w.mul(self.part, str(self.cut.chunks)), chunk)
 
     def _inside(self, chunk: str, step: int) -> str | None:
         """Whether there is such a pack, an i1; None if there is one for all warps."""
-        if self.form.split * self.chunks * self.depth == self.packs:
+        if self.form.split * self.cut.chunks * self.cut.depth == self.cut.packs:
             return None
         w = self.w
-        number = w.add(w.mul(self._chunk(chunk), str(self.depth)), str(step))
-        return w(f"icmp slt i64 {number}, {self.packs}")
+        number = w.add(w.mul(self._chunk(chunk), str(self.cut.depth)), str(step))
+        return w(f"icmp slt i64 {number}, {self.cut.packs}")
 
     def _load(self, tile: str, chunk: str) -> list[str]:
         """Packs, scales and offsets of a chunk of a tile, on their way."""
         w = self.w
-        there = w(f"icmp slt i64 {tile}, {self.tiles}")
+        there = w(f"icmp slt i64 {tile}, {self.cut.tiles}")
         return w.chosen(there, "i32", lambda: self._loaded(tile, chunk), "poison")
 
     def _loaded(self, tile: str, chunk: str) -> list[str]:
         w, found = self.w, []
-        first = w.mul(self._chunk(chunk), str(bytes_of_packs(self.depth)))
-        far = w.add(w.mul(tile, str(bytes_of_packs(self.packs))), first)
+        first = w.mul(self._chunk(chunk), str(bytes_of_packs(self.cut.depth)))
+        far = w.add(w.mul(tile, str(bytes_of_packs(self.cut.packs))), first)
         far = w.add(far, w.mul(self.lane, str(PACK)))
         starts = [w.offset(w.pointer(word), "i8", far) for word in self.matrices]
-        for s in range(self.depth):
+        for s in range(self.cut.depth):
             loaded = partial(self._packs_at, starts, s)
             found += w.chosen(self._inside(chunk, s), "i32", loaded)
-        return found if self.once else [*found, *self._scales(tile, chunk)]
+        return found if self.cut.once else [*found, *self._scales(tile, chunk)]
 
     def _packs_at(self, starts: Sequence[str], step: int) -> list[str]:
         packs = [stream_pack(self.w, start, bytes_of_packs(step)) for start in starts]
@@ -298,10 +323,11 @@ class Tiles:
     def _scales(self, tile: str, chunk: str) -> list[str]:
         """Registers with the scales of this lane's two rows, and the offsets, by segment."""
         w, found = self.w, []
-        for j in range(self._segments):
-            number = w.add(w.mul(self._chunk(chunk), str(self.whole)), str(j * self.segment))
-            group = w.least(w.div(number, str(self.weight.group)), str(self.groups - 1))
-            at = w.add(w.mul(w.add(w.mul(tile, str(self.groups)), group), str(TILE)),
+        for j in range(self.cut.segments):
+            first = w.mul(self._chunk(chunk), str(self.cut.whole))
+            number = w.add(first, str(j * self.cut.segment))
+            group = w.least(w.div(number, str(self.weight.group)), str(self.cut.groups - 1))
+            at = w.add(w.mul(w.add(w.mul(tile, str(self.cut.groups)), group), str(TILE)),
                        w.mul(self.row, "2"))  # fmt: skip
             for matrix in self.matrices:
                 for word, dtype in self._tables(matrix):
@@ -322,16 +348,16 @@ class Tiles:
     ) -> list[str]:
         """Sums with those of a chunk added."""
         count = len(self.matrices)
-        values = iter(given[self.depth * count * REGISTERS :])
+        values = iter(given[self.cut.depth * count * REGISTERS :])
         starts = column.starts(self._chunk(chunk))
         weights: dict[int, list[list[list[list[str]]]]] = {}
-        made, each = sums, self.segment // UNIT
-        shifted = bool(self.weight.offsets)
-        for j in range(self._segments):
-            own = made if self.once else [ZERO] * len(sums)
-            plain = [ZERO] * (4 * self.blocks if shifted else 0)
+        made, each = sums, self.cut.segment // UNIT
+        shifted, chained = bool(self.weight.offsets), self.cut.once and self.cut.parts == 1
+        for j in range(self.cut.segments):
+            own = made if chained else [ZERO] * len(sums)
+            plain = [ZERO] * (4 * self.cut.blocks if shifted else 0)
             for unit in range(j * each, (j + 1) * each):
-                step, half = divmod(unit, self.units)
+                step, half = divmod(unit, self.cut.units)
                 if step not in weights:
                     weights[step] = self._factors(given, step)
                 others = column.unit(starts, unit, self._inside(chunk, step))
@@ -340,7 +366,7 @@ class Tiles:
                 if shifted:
                     constant = [[ones(self.short)] * REGISTERS] * 2
                     plain = self._multiplied([constant], others, plain)
-            made = own if self.once else self._scaled(own, plain, made, values)
+            made = own if chained else self._added(own, plain, made, values)
         return made
 
     def _factors(self, given: Sequence[str], step: int) -> list[list[list[list[str]]]]:
@@ -349,7 +375,7 @@ class Tiles:
         found = []
         for k in range(step * count, (step + 1) * count):
             pack = given[k * REGISTERS : (k + 1) * REGISTERS]
-            found.append(factors(self.w, self.short, self.bits, pack))
+            found.append(factors(self.w, self.short, self.cut.bits, pack))
         return found
 
     def _multiplied(
@@ -357,29 +383,31 @@ class Tiles:
         sums: Sequence[str],
     ) -> list[str]:  # fmt: skip
         found = []
-        for k in range(len(rows) * self.blocks):
-            matrix, block = divmod(k, self.blocks)
+        for k in range(len(rows) * self.cut.blocks):
+            matrix, block = divmod(k, self.cut.blocks)
             own = sums[4 * k : 4 * k + 4]
             found += multiplied(self.w, self.short, rows[matrix], others[block], own)
         return found
 
-    def _scaled(
+    def _added(
         self, own: list[str], plain: list[str], sums: list[str], values: Iterator[str]
     ) -> list[str]:
         """Sums plus those of a segment, shifted and scaled. Of four sums the first two belong to
         the first row of this lane."""
         w, found = self.w, []
+        if self.cut.once:
+            return [w(f"fadd float {a}, {b}") for a, b in zip(sums, own, strict=True)]
         for k in range(len(self.matrices)):
             tables = [
                 [x for _ in range(2 * BYTES[dtype] // 4) for x in unpacked(w, dtype, next(values))]
                 for _, dtype in self._tables(self.matrices[k])
             ]
-            for b in range(self.blocks):
+            for b in range(self.cut.blocks):
                 for i in range(4):
-                    total = own[4 * (k * self.blocks + b) + i]
+                    total = own[4 * (k * self.cut.blocks + b) + i]
                     if plain:
                         total = fma(w, tables[1][i // 2], plain[4 * b + i], total)
-                    before = sums[4 * (k * self.blocks + b) + i]
+                    before = sums[4 * (k * self.cut.blocks + b) + i]
                     found.append(fma(w, total, tables[0][i // 2], before))
         return found
 
@@ -394,16 +422,16 @@ class _Columns:
         self.parts: list[str] = []
         self.rows: list[str] = []
         w = tiles.w
-        for block in range(tiles.blocks):
+        for block in range(tiles.cut.blocks):
             number = w.add(tiles.row, str(block * COLUMNS))
-            number = w.least(number, str(tiles.columns - 1)) if tiles.columns > 1 else "0"
+            number = w.least(number, str(tiles.cut.columns - 1)) if tiles.cut.columns > 1 else "0"
             self.rows.append(w.rem(number, str(tiles.m)))
-            self.parts.append(w.div(number, str(tiles.m)) if tiles.parts > 1 else "0")
+            self.parts.append(w.div(number, str(tiles.m)) if tiles.cut.parts > 1 else "0")
 
     def starts(self, chunk: str) -> list[str]:
         """Where the eight neighbours of this lane begin in a chunk, by block of columns."""
         tiles, w = self.tiles, self.w
-        first = w.add(w.mul(chunk, str(tiles.whole)), w.mul(tiles.quarter, str(EACH)))
+        first = w.add(w.mul(chunk, str(tiles.cut.whole)), w.mul(tiles.quarter, str(EACH)))
         far = [w.add(first, w.mul(row, str(tiles.a.row))) for row in self.rows]
         return [tiles.a.at(0, x) for x in far]
 
@@ -457,7 +485,7 @@ class _Meeting:
 
     def __init__(self, tiles: Tiles) -> None:
         self.tiles, self.w = tiles, tiles.w
-        w, self.columns = tiles.w, tiles.columns
+        w, self.columns = tiles.w, tiles.cut.columns
         self.area = tiles.form.warps * self.columns * TILE
         self.places = [w.shared("float", 2 * self.area) for _ in tiles.matrices]
         together = tiles.form.split * WARP
@@ -477,7 +505,7 @@ class _Meeting:
         """Add up sums, and store what becomes of them."""
         w, t = self.w, self.tiles
         base = w.mul(turn, str(self.area))
-        count = 4 * t.blocks
+        count = 4 * t.cut.blocks
         for k, place in enumerate(self.places):
             self._give(place, base, sums[k * count : (k + 1) * count])
         w.barrier()
@@ -486,7 +514,7 @@ class _Meeting:
             for value, point in zip(self.values, points, strict=True):
                 own = w.least(value, str(t.m * TILE - 1))
                 totals = [self._total(place, base, own) for place in self.places]
-                if t.once:
+                if t.cut.once:
                     totals = [
                         w(f"fmul float {x}, {self._scale(word, own, tile)}")
                         for x, word in zip(totals, t.matrices, strict=True)
@@ -496,7 +524,7 @@ class _Meeting:
     def _give(self, place: str, base: str, sums: Sequence[str]) -> None:
         w, t = self.w, self.tiles
         own = w.add(base, w.mul(t.warp, str(self.columns * TILE)))
-        for block in range(t.blocks):
+        for block in range(t.cut.blocks):
             for side in (0, 1):
                 least = block * COLUMNS + side
                 if least >= self.columns:
@@ -516,7 +544,7 @@ class _Meeting:
         first = w.add(first, value)  # row of A by row of the tile, as it is in memory
         found = []
         for warp in range(t.form.split):
-            for part in range(t.parts):
+            for part in range(t.cut.parts):
                 far = (warp * self.columns + part * t.m) * TILE
                 at = w.offset(place, "float", w.add(first, str(far)))
                 found.append(w(f"load float, ptr {at}"))
@@ -526,7 +554,7 @@ class _Meeting:
         w, dtype = self.w, self.tiles.weight.scales
         row = w.rem(value, str(TILE))
         inside = w.add(w.mul(w.rem(row, str(TILE // 2)), "2"), w.div(row, str(TILE // 2)))
-        last = w.least(tile, str(self.tiles.tiles - 1))
+        last = w.least(tile, str(self.tiles.cut.tiles - 1))
         at = w.add(w.mul(last, str(TILE)), inside)
         pointer = w.offset(w.pointer(matrix + SCALES - B), memory_element(dtype), at)
         return load_scalar(w, dtype, pointer, None)

@@ -23,7 +23,7 @@ from torchair.engine.optimize.rules.pattern import (
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Fact, Node, Value
 
-_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2")
+_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", "WeightQuantBatchMatmulV2")
 
 
 def _inverse_root(value: Value, inner: Inner) -> tuple[Value, float] | None:
