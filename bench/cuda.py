@@ -44,7 +44,7 @@ from models import (
     llama_inputs,
     resnet_inputs,
 )
-from quantised import Linear
+from quantised import quantise
 from workloads import WORKLOADS, Workload
 
 COMPILE_GOAL = 2.0  # seconds beyond aot_eager
@@ -239,14 +239,6 @@ def on_device(workload: Workload) -> tuple[torch.nn.Module, Inputs]:
     return model, inputs
 
 
-def quantise(model: torch.nn.Module, bits: int, group: int) -> None:
-    """Give all its layers integers for weights."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear:
-                setattr(parent, name, Linear(child, bits, group))
-
-
 def narrow_contest(name: str, narrow: Narrow, quick: bool) -> None:
     """Measure our modes on a model with weights of few bits, against the same one in bfloat16."""
     workload = MODELS[narrow.like][0]
@@ -262,8 +254,10 @@ def narrow_contest(name: str, narrow: Narrow, quick: bool) -> None:
             check(key, one_of_them, expected)
             for _ in range(3 if quick else 10):
                 one_of_them.measure(5 if quick else 15)
-        weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-        weights = weights * bits // 8 if bits else weights
+        weights = sum(
+            t.numel() * (bits if t.dtype == torch.int8 else 8 * t.element_size()) // 8
+            for t in model.state_dict().values()
+        )
         show(kind, figures, 0.0, set(), weights)
         devices[kind] = {key: f.device for key, f in figures.items()}
         del model, figures, one_of_them

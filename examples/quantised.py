@@ -40,6 +40,14 @@ class Linear(nn.Module):
         return nn.functional.linear(x, self.weight(), self.bias)
 
 
+def quantise(model: nn.Module, bits: int, group: int = GROUP) -> None:
+    """Give all layers of a model integers for weights."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, Linear(child, bits, group))
+
+
 def units(model: nn.Module, x: Tensor) -> tuple[Tensor, list[str]]:
     """A result of the compiled model, and the units that compute it."""
     torch._dynamo.reset()

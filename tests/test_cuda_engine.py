@@ -15,8 +15,10 @@ import torch
 import torchair
 from like_eager import twin
 from models import LLAMA, Llama, build, llama_inputs
+from quantised import quantise
 from random_functions import Program
 from tolerance import assert_close, assert_close_to_reference, double_copy, to_double
+from torchair.ops import npu
 
 pytestmark = pytest.mark.cuda
 MODES = ("max-autotune", "reduce-overhead")
@@ -98,6 +100,46 @@ def test_decoding_in_bfloat16(batch: int, mode: str) -> None:
     for step in range(4):
         inputs = on_gpu(llama_inputs(config, 1, start=step))
         assert_close(fast(*inputs), model(*inputs), wide(*to_double(inputs)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 32), (4, 0), (4, 32), (4, 128)])
+def test_decoding_with_quantised_weights(bits: int, group: int, mode: str) -> None:
+    """Each of three steps with 1, 3 and 16 rows: the last one by the library."""
+    for batch in (1, 3, 16):
+        config = replace(LLAMA["1B"], layers=2, vocab=1000, batch=batch, context=64)
+        model = build(Llama, config).cuda().to(torch.bfloat16)
+        quantise(model, bits, group)
+        fast, wide = compiled(copy.deepcopy(model), mode), double_copy(model)
+        for step in range(3):
+            inputs = on_gpu(llama_inputs(config, 1, start=step))
+            assert_close(fast(*inputs), model(*inputs), wide(*to_double(inputs)))
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("group", [0, 64])
+def test_weights_of_torch_npu(group: int, dtype: torch.dtype) -> None:
+    npu.define()
+    k, n = 512, 200
+    weight = torch.randint(-128, 128, (k, n), dtype=torch.int8, device="cuda")
+    rows = k // group if group else 1
+    scale = (torch.rand(rows, n, device="cuda") * 0.01).to(dtype)
+    offset = torch.randint(-9, 9, (rows, n), device="cuda").to(dtype)
+    model = torch.nn.ParameterList(
+        [torch.nn.Parameter(x, requires_grad=False) for x in (weight, scale, offset)]
+    )
+    fast = compiled(
+        lambda x: torch.ops.npu.npu_weight_quant_batchmatmul(x, *model, antiquant_group_size=group),
+        dynamic=False,
+    )
+    shifts, factors = (x.double().repeat_interleave(k // rows, 0) for x in (offset, scale))
+    whole = (weight.double() + shifts) * factors
+    for length in (1, 4, 7):
+        x = torch.randn(length, k, device="cuda", dtype=dtype)
+        truth = x.double() @ whole
+        eager = torch.ops.npu.npu_weight_quant_batchmatmul(x, *model, antiquant_group_size=group)
+        assert_close(fast(x), eager, truth)
 
 
 def test_sizes_that_vary() -> None:

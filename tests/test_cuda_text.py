@@ -22,6 +22,7 @@ from cuda_cases import (
 from cuda_tools import HOPPER, entry_of
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
+from quantised import quantise
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
@@ -29,7 +30,7 @@ from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import Word
-from torchair.codegen.requests import Attention, MatMul, Product
+from torchair.codegen.requests import Attention, MatMul, Product, Weight, stored
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.convert import GraphConverter
 from torchair.engine.run.launches import dry_run
@@ -141,10 +142,43 @@ def test_what_is_not_served_is_declined(change: dict[str, object], reason: str) 
         gemv(Product(matmul, Nest((1, 64), ())), HOPPER)
 
 
+QUANTISED = dataclasses.replace(MATMUL, constant="nk", weight=Weight(4, 64, "bf16", ""))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"m": 5}, "5 rows"), ({"k": 80, "weight": Weight(8, 80, "bf16", "")}, "rows of 80"),
+        ({"weight": Weight(8, 16, "bf16", "")}, "groups of 16"), ({"constant": ""}, "not known"),
+        ({"a": (64, 64, 2)}, "strides"), ({"dtype": "f64"}, "f64"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_integers_that_are_not_served_are_declined(
+    change: dict[str, object], reason: str
+) -> None:
+    matmul = dataclasses.replace(QUANTISED, **change)
+    with pytest.raises(Declined, match=reason):
+        gemv(Product(matmul, Nest((1, 64), ())), HOPPER)
+
+
+@pytest.mark.parametrize("gpu", CHIPS, ids=lambda gpu: gpu.name)
+def test_integers_need_tensor_cores_for_bf16(gpu: Gpu) -> None:
+    product = Product(QUANTISED, stored((1, 64), (64, 1), "bf16", 5))
+    if gpu.capability < (8, 0):
+        with pytest.raises(Declined, match="tensor cores"):
+            gemv(product, gpu)
+        return
+    kernel, launch = gemv(product, gpu)
+    assert "mma.sync.aligned.m16n8k16" in ptx([Entry((kernel,), launch.block)], gpu)
+
+
 def test_forms_to_be_measured_differ() -> None:
     pair = [forms(MATMUL, HOPPER, pair) for pair in (False, True)]
     for found in pair:
         assert len(set(found)) == len(found) > 4
+    integers = dataclasses.replace(QUANTISED, k=4096, b=(0, 1, 4096))
+    assert len({*forms(integers, HOPPER)}) == len(forms(integers, HOPPER)) > 4
     wide = dataclasses.replace(MATMUL, k=8192, n=2048, b=(0, 1, 8192))
     assert forms(wide, HOPPER)[0] == GemvForm(1, 4, 4)
     assert {form.split for form in forms(wide, HOPPER)} == {4, 8}
@@ -215,12 +249,14 @@ def test_attention_that_is_not_served_is_declined(change: dict[str, object], rea
 # ---- whole graphs
 
 
-@pytest.mark.parametrize("name", ("mlp", "llama"))
+@pytest.mark.parametrize("name", ("mlp", "llama", "quantised llama"))
 def test_launches_of_a_model(name: str) -> None:
     """Norms are prologues, gated products pairs, and what is independent shares a launch."""
     config = dataclasses.replace(LLAMA["tiny grouped"], head_dim=64, dim=256, ffn=512)
     kinds = {"mlp": (Mlp, MLP["16 layers"]), "llama": (Llama, config)}
-    model = build(*kinds[name]).to(torch.bfloat16)
+    model = build(*kinds[name.split()[-1]]).to(torch.bfloat16)
+    if name.startswith("quantised"):
+        quantise(model, bits=4, group=128)
     inputs = mlp_inputs(MLP["16 layers"], 1) if name == "mlp" else llama_inputs(config, 1, start=3)
     given = [x.to(torch.bfloat16) if x.is_floating_point() else x for x in inputs]
     torch._dynamo.reset()
@@ -230,10 +266,14 @@ def test_launches_of_a_model(name: str) -> None:
     for node in session.graph.nodes:  # as if the model were on a GPU
         for value in node.outputs:
             value.device_type = "NPU"
-    made = dry_run(session.graph, HOPPER, session._state.assigned)
+    made = dry_run(session.graph, HOPPER, session._state.assigned, frozen=session.units.frozen)
     assert not [s for s in made.plan.steps if s.native is None and s.kind != "view"]
     for launch in {e.name: b for b in made.launches for e in [bundle_entry(b)]}.values():
         assert ".local" not in made.ptx(launch)
+    jobs = [job for launch in made.launches for job in launch.jobs]
+    threes = [j.kernel.entry for j in jobs if len(j.steps) == 3]  # norm, gate and up
+    assert len(threes) == (0 if name == "mlp" else config.layers)
+    assert {e.startswith("weightquant") for e in threes} <= {"quantised" in name}
     if name == "mlp":  # a layer is a launch; the last normalisation is one more
         assert len(made.launches) == 17
     else:  # norm with products, rope with a cache, the other cache, attention, output, gated, down

@@ -47,11 +47,11 @@ from torchair.codegen.cuda.packs import (
 )
 from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, row_of_a
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.kernel import Declined, Kernel, Launch, Pack
 from torchair.codegen.loops import Nest
+from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import MatMul, Product, Weight
+from torchair.codegen.target import Declined, Kernel, Launch, Pack
 from torchair.codegen.text.memory import load_scalar, memory_element
-from torchair.codegen.types import BYTES
 
 B, SCALES, OFFSETS = 1, 3, 4
 """Words of addresses."""
