@@ -26,7 +26,7 @@ from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, contiguous_strides, evaluate, symbol
 from torchair.operators import Op, infer, row_of
-from torchair.operators.loops import LOWERINGS, TYPES
+from torchair.operators.core import TYPES, loops_of
 from torchair.operators.reference import tensor_args
 
 TIMES_EAGER = 4  # another order of rounding may cost up to this many errors of eager
@@ -108,8 +108,9 @@ class OneNode:
     @property
     def declined(self) -> str | None:
         """Why the rule does not take this node."""
-        declines = LOWERINGS[self.op_type].declines
-        return declines(Op(self.node)) if declines is not None else None
+        row = row_of(self.op_type)
+        assert row is not None
+        return row.unfit(Op(self.node))
 
     # ---- what is right ----
 
@@ -220,7 +221,7 @@ class OneNode:
         inner = whole[GUARD : GUARD + count]
         view = inner.view(dims[::-1]).permute(*reversed(range(len(dims)))) if permuted else None
         view = inner.view(dims) if view is None else view
-        if LOWERINGS[self.op_type].kind == "update":
+        if loops_of(self.op_type).kind == "update":
             view.copy_(tensors[0])
         return view, whole
 

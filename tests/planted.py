@@ -34,9 +34,9 @@ from torchair.concrete import acl
 from torchair.convert import registry
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.ge.rewrite import No
-from torchair.operators.elementwise import add as plus
-from torchair.operators.elementwise import mul
-from torchair.operators.loops import LOWERINGS
+from torchair.operators import core, row_of
+from torchair.operators.formulas import add as plus
+from torchair.operators.formulas import mul
 from torchair.operators.loops import Tensor as Lowered
 from torchair.verification.report import Author, Finding, Report
 
@@ -206,7 +206,9 @@ def lowered(model: str, op_type: str, change: Callable[[Expr], Expr]) -> Plant:
     """`change` stands between the rule of the loop IR and the elements of its first result."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
-        known = LOWERINGS[op_type]
+        row = row_of(op_type)
+        assert row is not None and row.loops is not None
+        known = row.loops
 
         def wrong(node: Any) -> Any:
             made = known.rule(node)
@@ -214,7 +216,7 @@ def lowered(model: str, op_type: str, change: Callable[[Expr], Expr]) -> Plant:
             twisted = Lowered(first.shape, first.dtype, lambda place: change(first.at(place)))
             return [twisted, *made[1:]] if isinstance(made, list | tuple) else twisted
 
-        patch.setitem(LOWERINGS, op_type, replace(known, rule=wrong))
+        patch.setitem(core._rows, op_type, replace(row, loops=replace(known, rule=wrong)))
 
     return Plant(Author.KERNEL, op_type, model, apply, {})
 

@@ -17,7 +17,7 @@ from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Graph
 from torchair.operators import infer, interpret
-from torchair.operators.loops import LOWERINGS, TYPES
+from torchair.operators.core import TYPES, has_loops
 
 TYPED = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 END = 2**31 - 1
@@ -394,7 +394,7 @@ def fused(build, *tensors, reduced=(), threads=2):
         ]
         last = build(*inputs)
         NetOutput([last])
-    nodes = [n for n in graph.nodes if n.type in LOWERINGS]
+    nodes = [n for n in graph.nodes if has_loops(n.type)]
     (expected,) = interpret(graph, [t.clone() for t in tensors])
     result = torch.empty_like(expected, memory_format=torch.contiguous_format)
     operands = {

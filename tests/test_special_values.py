@@ -25,7 +25,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.shapes import contiguous_strides
 from torchair.operators import Op, infer, row_of
-from torchair.operators.loops import LOWERINGS, TYPES
+from torchair.operators.core import TYPES
 from torchair.operators.reference import tensor_args
 
 INF, NAN = math.inf, math.nan
@@ -179,8 +179,8 @@ class Nodes:
         with self.graph:
             made = builder(type_)(*self.data, *more, **attrs)
         node: Node = (made[0] if isinstance(made, (tuple, list)) else made).node
-        declines = LOWERINGS[type_].declines
-        assert declines is None or declines(Op(node)) is None, type_
+        row = row_of(type_)
+        assert row is not None and row.unfit(Op(node)) is None, type_
         for value in node.outputs:  # a type that tracing tells
             value.dtype = DataType.DT_FLOAT if value.dtype == DataType.DT_UNDEFINED else value.dtype
         self.nodes.append(node)

@@ -21,10 +21,8 @@ from torchair.codegen.loops import (
 from torchair.codegen.numbers import Int, register_type
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
-from torchair.operators.core import Op
+from torchair.operators.core import TYPES, Op, loops_of
 from torchair.operators.loops import (
-    LOWERINGS,
-    TYPES,
     LowerOp,
     Tensor,
     Update,
@@ -71,17 +69,17 @@ class Group:
 
 def single(node: Node) -> Group:
     """A group of one node."""
-    row = LOWERINGS[node.type]
+    loops = loops_of(node.type)
     first = node.outputs[0]
-    if row.kind in ("map", "move"):
+    if loops.kind in ("map", "move"):
         return Group([node], first, spaces={v: whole(v) for v in node.outputs})
-    domain = node.inputs[row.domain]
+    domain = node.inputs[loops.domain]
     assert isinstance(domain, Value) and domain.shape is not None
-    if row.kind == "update":
+    if loops.kind == "update":
         return Group([node], domain)
-    assert row.reduces is not None
+    assert loops.reduces is not None
     rank = len(domain.shape)
-    reduced = frozenset(d % rank for d in row.reduces(Op(node))) if rank else frozenset()
+    reduced = frozenset(d % rank for d in loops.reduces(Op(node))) if rank else frozenset()
     group = Group([node], domain, reduced)
     group.spaces = {v: reduced_space(v, domain, reduced) for v in node.outputs}
     return group
@@ -136,8 +134,8 @@ class _Build:
 
     def node(self, node: Node) -> None:
         """Put the results of a node into the table."""
-        row = LOWERINGS[node.type]
-        result = row.rule(LowerOp(node, self.fact, self.tensor, self.domain, self.axes, self.fault))
+        view = LowerOp(node, self.fact, self.tensor, self.domain, self.axes, self.fault)
+        result = loops_of(node.type).rule(view)
         results = [result] if isinstance(result, (Tensor, Update)) else list(result)
         for value, tensor in zip(node.outputs, results, strict=False):
             if tensor is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torchair.codegen.loops import Expr, cast, op
+from torchair.codegen.numbers import FLOATS
 from torchair.ge.graph import Fact
-from torchair.operators.core import Kernel, Op, Trait, add_row, fixed, like_first, scalar
+from torchair.operators.core import NUMBERS, Kernel, Loops, Op, add_row, fixed, like_first, scalar
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import (
     Formula,
@@ -29,12 +30,10 @@ from torchair.operators.formulas import (
     least,
     log,
     lt,
+    mixed,
     most,
     mul,
     neg,
-    not_floats,
-    not_numbers,
-    of_elements,
     operator,
     sigmoid,
     single_element,
@@ -43,184 +42,38 @@ from torchair.operators.formulas import (
     where,
     with_attributes,
 )
-from torchair.operators.loops import LowerOp, Place, Tensor, elementwise, lowering
+from torchair.operators.loops import LowerOp, Place, Tensor, elementwise
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn
 
 
-def _relu(x: torch.Tensor, out: Any = None) -> torch.Tensor:
-    return torch.clamp_min(x, 0, out=out)  # what torch.relu calls, with a place for the result
+def _attributes(formula: Formula, names: Sequence[str], last: bool) -> Callable[..., Formula]:
+    """The formula of a node: of the first two operands at most, what follows is not read."""
 
+    def make(node: LowerOp) -> Formula:
+        values = [node.attr(a) for a in names]
 
-# ---- forward: a torch function, then the attributes it takes after the tensor ----
+        def of_two(*elements: Expr) -> Expr:
+            used = elements[:2]
+            return formula(*(reversed(used) if last else used), *values)
 
-_FORWARD_KERNELS: dict[str, tuple[Any, ...]] = {
-    "Elu": (_nn.elu, "alpha", "scale", "input_scale"),
-    "Gelu": (_nn.gelu,),
-    "HardShrink": (torch.hardshrink, "lambd"),
-    "HardSwish": (_nn.hardswish,),
-    "LeakyRelu": (_nn.leaky_relu, "negative_slope"),
-    "LogSigmoid": (_nn.log_sigmoid,),
-    "Mish": (_nn.mish,),
-    "Relu": (_relu,),
-    "SoftShrink": (_nn.softshrink, "lambd"),
-    "SoftplusV2": (_nn.softplus, "beta", "threshold"),
-}
-
-
-def _forward(fn: Kernel, *attrs: str) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        values = [op.attr(a) for a in attrs]
-        return lambda x, out=None: fn(x, *values, out=out)
-
-    return make if attrs else fixed(fn)
-
-
-for _op_type, _call in _FORWARD_KERNELS.items():
-    add_row(_op_type, like_first, _forward(*_call), EW, out=True)
-
-
-def _gelu_kernel(op: Op) -> Kernel:
-    approximate = op.attr("approximate")
-    return lambda x, out=None: _nn.gelu(x, approximate=approximate, out=out)
-
-
-add_row("GeluV2", like_first, _gelu_kernel, EW, out=True)
-
-
-def _swish_kernel(op: Op) -> Kernel:
-    scale = op.attr("scale")
-    if scale == 1:
-        return _nn.silu
-    return lambda x, out=None: torch.mul(x, torch.sigmoid(x * scale), out=out)
-
-
-add_row("Swish", like_first, _swish_kernel, EW, out=True)
-
-
-def _hard_sigmoid_kernel(op: Op) -> Kernel:
-    alpha, beta = op.attr("alpha"), op.attr("beta")
-    if (alpha, beta) == (0.16666666, 0.5):
-        return _nn.hardsigmoid
-    return lambda x, out=None: torch.clamp(x * alpha + beta, 0, 1, out=out)
-
-
-add_row("HardSigmoid", like_first, _hard_sigmoid_kernel, EW, out=True)
-
-
-def _threshold_kernel(op: Op) -> Kernel:
-    limit, value = scalar(op, "threshold"), scalar(op, "value")
-
-    def run(x: Any, threshold: Any, other: Any, out: Any = None) -> Any:
-        replacement = 0 if other is None else value(other)
-        return torch.threshold(x, limit(threshold), replacement, out=out)
-
-    return run
-
-
-add_row("ThresholdV2", like_first, _threshold_kernel, EW, out=True)
-add_row("CeluV2", like_first, lambda op: lambda x: torch.celu(x, op.attr("alpha")), EW)
-
-
-def _prelu_kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if weight.dim() <= 1:
-        return torch.prelu(x, weight)
-    return aten._prelu_kernel.default(x, weight)
-
-
-def _prelu_grad_rule(op: Op) -> list[Fact]:
-    fact = Fact(op.dtype("features"), op.shape("features"))
-    return [fact, fact]
-
-
-add_row("PRelu", like_first, fixed(_prelu_kernel))
-add_row("PReluGrad", _prelu_grad_rule, fixed(aten._prelu_kernel_backward.default))
-
-
-# ---- gradients: a torch operator and what it takes after two tensors; a str is an attribute ----
-
-_GRADIENT_KERNELS: dict[str, tuple[Any, ...]] = {
-    "GeluGrad": (aten.gelu_backward,),  # its third input is not read
-    "HardShrinkGrad": (aten.hardshrink_backward, "lambd"),
-    "HardSigmoidGrad": (aten.hardsigmoid_backward,),
-    "LeakyReluGrad": (aten.leaky_relu_backward, "negative_slope", False),
-    "ReluGrad": (aten.threshold_backward, 0),
-    "SoftShrinkGrad": (aten.softshrink_backward, "lambd"),
-    "SoftplusV2Grad": (aten.softplus_backward, "beta", "threshold"),
-    "ThresholdGradV2D": (aten.threshold_backward, "threshold"),
-}
-# The same for operators whose first input is the tensor and whose second is the gradient.
-_GRADIENT_LAST_KERNELS: dict[str, tuple[Any, ...]] = {
-    "HardtanhGrad": (aten.hardtanh_backward, "min_val", "max_val"),
-    "SigmoidGrad": (aten.sigmoid_backward,),
-    "TanhGrad": (aten.tanh_backward,),
-}
-
-
-def _gradient(packet: Any, *arguments: Any, last: bool = False) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        values = [op.attr(a) if isinstance(a, str) else a for a in arguments]
-
-        def run(first: Any, second: Any, _unread: Any = None, out: Any = None) -> Any:
-            grad, x = (second, first) if last else (first, second)
-            if out is None:
-                return packet.default(grad, x, *values)
-            return packet.grad_input(grad, x, *values, grad_input=out)
-
-        return run
+        return of_two
 
     return make
 
 
-for _op_type, _call in _GRADIENT_KERNELS.items():
-    add_row(_op_type, like_first, _gradient(*_call), EW, out=True)
-for _op_type, _call in _GRADIENT_LAST_KERNELS.items():
-    add_row(_op_type, like_first, _gradient(*_call, last=True), EW, out=True)
+def _row(
+    op_type: str, kernel: Callable[[Op], Kernel], formula: Formula, *attrs: str,
+    last: bool = False, out: bool = True, types: frozenset[str] = FLOATS,
+) -> None:  # fmt: skip
+    """A row whose formula takes elements, the gradient being the `last` or the first of them, and
+    then attributes."""
+    loops = Loops(with_attributes(_attributes(formula, attrs, last)), declines=mixed)
+    add_row(op_type, like_first, kernel, EW, out=out, loops=loops, types=types)
 
 
-def _gelu_grad_kernel(op: Op) -> Kernel:
-    approximate = op.attr("approximate")
-    return lambda grad, x: aten.gelu_backward.default(grad, x, approximate=approximate)
-
-
-def _swish_grad_kernel(op: Op) -> Kernel:
-    scale = op.attr("scale")
-
-    def run(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
-        if scale == 1:
-            return aten.silu_backward.default(grad, x)
-        gate = torch.sigmoid(x * scale)
-        return grad * gate * (1 + x * scale * (1 - gate))
-
-    return run
-
-
-def _elu_grad_kernel(op: Op) -> Kernel:
-    values = [op.attr(a) for a in ("alpha", "scale", "input_scale", "is_result")]
-    return lambda grad, x: aten.elu_backward.default(grad, *values, x)
-
-
-def _log_sigmoid_grad_kernel(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))
-
-
-def _mish_grad_kernel(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
-    return aten.mish_backward.default(grad, x)
-
-
-for _op_type, _kernel in (
-    ("GeluGradV2", _gelu_grad_kernel),
-    ("SwishGrad", _swish_grad_kernel),
-    ("EluGradV2", _elu_grad_kernel),
-    ("LogSigmoidGrad", fixed(_log_sigmoid_grad_kernel)),
-    ("HardSwishGrad", fixed(aten.hardswish_backward.default)),
-    ("MishGrad", fixed(_mish_grad_kernel)),
-):
-    add_row(_op_type, like_first, _kernel, Trait.ELEMENTWISE)
-
-
-# ---- formulas of an element and the attributes, as they are called in the graph ----
+# ---- forward: formulas of an element and the attributes, as they are called in the graph ----
 
 
 def _elu(x: Expr, alpha: float, scale: float, input_scale: float) -> Expr:
@@ -307,24 +160,139 @@ def _near_normal(x: Expr) -> Expr:
     return sigmoid(mul(x, add(mul(square(x), _CUBIC), _LINEAR)))
 
 
-_FORWARD: dict[str, tuple[Formula, tuple[str, ...]]] = {
-    "CeluV2": (_celu, ("alpha",)),
-    "Elu": (_elu, ("alpha", "scale", "input_scale")),
-    "Gelu": (operator("gelu"), ()),
-    "GeluV2": (_gelu, ("approximate",)),
-    "HardShrink": (_hard_shrink, ("lambd",)),
-    "HardSigmoid": (_hard_sigmoid, ("alpha", "beta")),
-    "HardSwish": (_hard_swish, ()),
-    "LeakyRelu": (_leaky_relu, ("negative_slope",)),
-    "LogSigmoid": (_log_sigmoid, ()),
-    "Mish": (_mish, ()),
-    "SoftShrink": (_soft_shrink, ("lambd",)),
-    "SoftplusV2": (_softplus, ("beta", "threshold")),
-    "Swish": (_swish, ("scale",)),
+def _relu(x: torch.Tensor, out: Any = None) -> torch.Tensor:
+    return torch.clamp_min(x, 0, out=out)  # what torch.relu calls, with a place for the result
+
+
+def _forward(fn: Kernel, *attrs: str) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        values = [op.attr(a) for a in attrs]
+        return lambda x, out=None: fn(x, *values, out=out)
+
+    return make if attrs else fixed(fn)
+
+
+_FORWARD: dict[str, tuple[Any, ...]] = {
+    "Elu": (_nn.elu, _elu, "alpha", "scale", "input_scale"),
+    "Gelu": (_nn.gelu, operator("gelu")),
+    "HardShrink": (torch.hardshrink, _hard_shrink, "lambd"),
+    "HardSwish": (_nn.hardswish, _hard_swish),
+    "LeakyRelu": (_nn.leaky_relu, _leaky_relu, "negative_slope"),
+    "LogSigmoid": (_nn.log_sigmoid, _log_sigmoid),
+    "Mish": (_nn.mish, _mish),
+    "SoftShrink": (_nn.softshrink, _soft_shrink, "lambd"),
+    "SoftplusV2": (_nn.softplus, _softplus, "beta", "threshold"),
 }
+"""A torch function, the formula, then the attributes that both take after the tensor."""
+
+for _type, (_function, _formula, *_names) in _FORWARD.items():
+    _row(_type, _forward(_function, *_names), _formula, *_names)
+_row("Relu", fixed(_relu), lambda x: most(x, 0), types=NUMBERS)
 
 
-# ---- gradients: the gradient, the tensor, then the attributes ----
+def _gelu_kernel(op: Op) -> Kernel:
+    approximate = op.attr("approximate")
+    return lambda x, out=None: _nn.gelu(x, approximate=approximate, out=out)
+
+
+def _swish_kernel(op: Op) -> Kernel:
+    scale = op.attr("scale")
+    if scale == 1:
+        return _nn.silu
+    return lambda x, out=None: torch.mul(x, torch.sigmoid(x * scale), out=out)
+
+
+def _hard_sigmoid_kernel(op: Op) -> Kernel:
+    alpha, beta = op.attr("alpha"), op.attr("beta")
+    if (alpha, beta) == (0.16666666, 0.5):
+        return _nn.hardsigmoid
+    return lambda x, out=None: torch.clamp(x * alpha + beta, 0, 1, out=out)
+
+
+_row("GeluV2", _gelu_kernel, _gelu, "approximate")
+_row("Swish", _swish_kernel, _swish, "scale")
+_row("HardSigmoid", _hard_sigmoid_kernel, _hard_sigmoid, "alpha", "beta")
+_row("CeluV2", lambda op: lambda x: torch.celu(x, op.attr("alpha")), _celu, "alpha", out=False)
+
+
+# ---- operands beside the tensor ----
+
+
+def _threshold_kernel(op: Op) -> Kernel:
+    limit, value = scalar(op, "threshold"), scalar(op, "value")
+
+    def run(x: Any, threshold: Any, other: Any, out: Any = None) -> Any:
+        replacement = 0 if other is None else value(other)
+        return torch.threshold(x, limit(threshold), replacement, out=out)
+
+    return run
+
+
+def _threshold(node: LowerOp) -> Tensor:
+    limit, other = node.tensor("threshold"), node.maybe("value")
+
+    def formula(x: Expr) -> Expr:
+        bound = cast(single_element(limit), x.dtype)
+        value = 0 if other is None else cast(single_element(other), x.dtype)
+        return where(le(x, bound), value, x)
+
+    return elementwise(formula, node.tensor("x"))
+
+
+add_row(
+    "ThresholdV2", like_first, _threshold_kernel, EW, out=True,
+    loops=Loops(_threshold, declines=mixed), types=NUMBERS,
+)  # fmt: skip
+
+
+def _prelu_kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if weight.dim() <= 1:
+        return torch.prelu(x, weight)
+    return aten._prelu_kernel.default(x, weight)
+
+
+def _slope_of_channel(weight: Tensor, rank: int) -> Tensor:
+    """The weight of a PRelu in a form that broadcasts: a vector runs along dim 1."""
+    if weight.rank != 1 or rank < 2:
+        return weight
+    after = rank - 2
+
+    def element(place: Place) -> Expr:
+        return weight.at(place[:1])
+
+    return Tensor((weight.shape[0], *(1,) * after), weight.dtype, element)
+
+
+def _prelu(node: LowerOp) -> Tensor:
+    x = node.tensor("x")
+    return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
+
+
+def _prelu_grad_rule(op: Op) -> list[Fact]:
+    fact = Fact(op.dtype("features"), op.shape("features"))
+    return [fact, fact]
+
+
+def _prelu_grad(node: LowerOp) -> list[Tensor]:
+    given = [node.tensor(p) for p in ("grads", "features", "weights")]
+
+    def of_weight(grad: Expr, x: Expr, _weight: Expr) -> Expr:
+        return where(gt(x, 0), 0, mul(x, grad))
+
+    return [elementwise(_leaky_relu_grad, *given), elementwise(of_weight, *given)]
+
+
+add_row(
+    "PRelu", like_first, fixed(_prelu_kernel),
+    loops=Loops(_prelu, declines=mixed), types=FLOATS,
+)  # fmt: skip
+add_row(
+    "PReluGrad", _prelu_grad_rule, fixed(aten._prelu_kernel_backward.default),
+    loops=Loops(_prelu_grad, declines=mixed), types=FLOATS,
+)  # fmt: skip
+
+
+# ---- gradients: formulas of the gradient, the tensor, then the attributes ----
 
 
 def _gelu_grad(grad: Expr, x: Expr, approximate: str = "none") -> Expr:
@@ -411,96 +379,84 @@ def _mish_grad(grad: Expr, x: Expr) -> Expr:
     return mul(grad, add(curve, mul(mul(x, sigmoid(x)), sub(1, square(curve)))))
 
 
-_GRADIENT: dict[str, tuple[Formula, tuple[str, ...]]] = {
-    "EluGradV2": (_elu_grad, ("alpha", "scale", "input_scale", "is_result")),
-    "GeluGrad": (_gelu_grad, ()),
-    "GeluGradV2": (_gelu_grad, ("approximate",)),
-    "HardShrinkGrad": (_outside, ("lambd",)),
-    "HardSigmoidGrad": (_hard_sigmoid_grad, ()),
-    "HardSwishGrad": (_hard_swish_grad, ()),
-    "LeakyReluGrad": (_leaky_relu_grad, ("negative_slope",)),
-    "LogSigmoidGrad": (_log_sigmoid_grad, ()),
-    "MishGrad": (_mish_grad, ()),
-    "SoftShrinkGrad": (_outside, ("lambd",)),
-    "SoftplusV2Grad": (_softplus_grad, ("beta", "threshold")),
-    "SwishGrad": (_swish_grad, ("scale",)),
-}
-# The same for operators whose first input is the tensor and whose second is the gradient.
-_GRADIENT_LAST: dict[str, tuple[Formula, tuple[str, ...]]] = {
-    "HardtanhGrad": (_hardtanh_grad, ("min_val", "max_val")),
-    "SigmoidGrad": (_sigmoid_grad, ()),
-    "TanhGrad": (_tanh_grad, ()),
-}
-# Those that compare and select only, so that they hold for integers too.
-_GRADIENT_OF_ANY: dict[str, tuple[Formula, tuple[str, ...]]] = {
-    "ReluGrad": (_threshold_grad, ()),
-    "ThresholdGradV2D": (_threshold_grad, ("threshold",)),
-}
+def _gradient(packet: Any, *arguments: Any, last: bool = False) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        values = [op.attr(a) if isinstance(a, str) else a for a in arguments]
 
+        def run(first: Any, second: Any, _unread: Any = None, out: Any = None) -> Any:
+            grad, x = (second, first) if last else (first, second)
+            if out is None:
+                return packet.default(grad, x, *values)
+            return packet.grad_input(grad, x, *values, grad_input=out)
 
-def _attributes(formula: Formula, names: tuple[str, ...], last: bool) -> Callable[..., Formula]:
-    """The formula of a node: of the first two operands at most, what follows is not read."""
-
-    def make(node: LowerOp) -> Formula:
-        values = [node.attr(a) for a in names]
-
-        def of_two(*elements: Expr) -> Expr:
-            used = elements[:2]
-            return formula(*(reversed(used) if last else used), *values)
-
-        return of_two
+        return run
 
     return make
 
 
-for _type, (_formula, _names) in (_FORWARD | _GRADIENT).items():
-    lowering(_type, declines=not_floats)(with_attributes(_attributes(_formula, _names, False)))
-for _type, (_formula, _names) in _GRADIENT_LAST.items():
-    lowering(_type, declines=not_floats)(with_attributes(_attributes(_formula, _names, True)))
-for _type, (_formula, _names) in _GRADIENT_OF_ANY.items():
-    lowering(_type, declines=not_numbers)(with_attributes(_attributes(_formula, _names, False)))
+_GRADIENT: dict[str, tuple[Any, ...]] = {
+    "GeluGrad": (_gelu_grad, aten.gelu_backward),  # its third input is not read
+    "HardShrinkGrad": (_outside, aten.hardshrink_backward, "lambd"),
+    "HardSigmoidGrad": (_hard_sigmoid_grad, aten.hardsigmoid_backward),
+    "LeakyReluGrad": (_leaky_relu_grad, aten.leaky_relu_backward, "negative_slope", False),
+    "ReluGrad": (_threshold_grad, aten.threshold_backward, 0),
+    "SoftShrinkGrad": (_outside, aten.softshrink_backward, "lambd"),
+    "SoftplusV2Grad": (_softplus_grad, aten.softplus_backward, "beta", "threshold"),
+    "ThresholdGradV2D": (_threshold_grad, aten.threshold_backward, "threshold"),
+}
+"""The formula, a torch operator, and what it takes after two tensors; a str is an attribute."""
+_GRADIENT_LAST: dict[str, tuple[Any, ...]] = {
+    "HardtanhGrad": (_hardtanh_grad, aten.hardtanh_backward, "min_val", "max_val"),
+    "SigmoidGrad": (_sigmoid_grad, aten.sigmoid_backward),
+    "TanhGrad": (_tanh_grad, aten.tanh_backward),
+}
+"""The same for operators whose first input is the tensor and whose second is the gradient."""
+_OF_ANY = ("ReluGrad", "ThresholdGradV2D")  # compare and select only
 
-lowering("Relu", declines=not_numbers)(of_elements(lambda x: most(x, 0)))
-
-
-# ---- operands beside the tensor ----
-
-
-@lowering("ThresholdV2", declines=not_numbers)
-def _threshold(node: LowerOp) -> Tensor:
-    limit, other = node.tensor("threshold"), node.maybe("value")
-
-    def formula(x: Expr) -> Expr:
-        bound = cast(single_element(limit), x.dtype)
-        value = 0 if other is None else cast(single_element(other), x.dtype)
-        return where(le(x, bound), value, x)
-
-    return elementwise(formula, node.tensor("x"))
-
-
-def _slope_of_channel(weight: Tensor, rank: int) -> Tensor:
-    """The weight of a PRelu in a form that broadcasts: a vector runs along dim 1."""
-    if weight.rank != 1 or rank < 2:
-        return weight
-    after = rank - 2
-
-    def element(place: Place) -> Expr:
-        return weight.at(place[:1])
-
-    return Tensor((weight.shape[0], *(1,) * after), weight.dtype, element)
+for _type, (_formula, *_call) in (_GRADIENT | _GRADIENT_LAST).items():
+    _last = _type in _GRADIENT_LAST
+    _row(
+        _type, _gradient(*_call, last=_last), _formula, *(a for a in _call if isinstance(a, str)),
+        last=_last, types=NUMBERS if _type in _OF_ANY else FLOATS,
+    )  # fmt: skip
 
 
-@lowering("PRelu", declines=not_floats)
-def _prelu(node: LowerOp) -> Tensor:
-    x = node.tensor("x")
-    return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
+def _gelu_grad_kernel(op: Op) -> Kernel:
+    approximate = op.attr("approximate")
+    return lambda grad, x: aten.gelu_backward.default(grad, x, approximate=approximate)
 
 
-@lowering("PReluGrad", declines=not_floats)
-def _prelu_grad(node: LowerOp) -> list[Tensor]:
-    given = [node.tensor(p) for p in ("grads", "features", "weights")]
+def _swish_grad_kernel(op: Op) -> Kernel:
+    scale = op.attr("scale")
 
-    def of_weight(grad: Expr, x: Expr, _weight: Expr) -> Expr:
-        return where(gt(x, 0), 0, mul(x, grad))
+    def run(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
+        if scale == 1:
+            return aten.silu_backward.default(grad, x)
+        gate = torch.sigmoid(x * scale)
+        return grad * gate * (1 + x * scale * (1 - gate))
 
-    return [elementwise(_leaky_relu_grad, *given), elementwise(of_weight, *given)]
+    return run
+
+
+def _elu_grad_kernel(op: Op) -> Kernel:
+    values = [op.attr(a) for a in ("alpha", "scale", "input_scale", "is_result")]
+    return lambda grad, x: aten.elu_backward.default(grad, *values, x)
+
+
+def _log_sigmoid_grad_kernel(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))
+
+
+def _mish_grad_kernel(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
+    return aten.mish_backward.default(grad, x)
+
+
+_row("GeluGradV2", _gelu_grad_kernel, _gelu_grad, "approximate", out=False)
+_row("SwishGrad", _swish_grad_kernel, _swish_grad, "scale", out=False)
+_row(
+    "EluGradV2", _elu_grad_kernel, _elu_grad, "alpha", "scale", "input_scale", "is_result",
+    out=False,
+)  # fmt: skip
+_row("LogSigmoidGrad", fixed(_log_sigmoid_grad_kernel), _log_sigmoid_grad, out=False)
+_row("HardSwishGrad", fixed(aten.hardswish_backward.default), _hard_swish_grad, out=False)
+_row("MishGrad", fixed(_mish_grad_kernel), _mish_grad, out=False)

@@ -13,7 +13,9 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import broadcast
 from torchair.operators.core import (
+    NUMBERS,
     Kernel,
+    Loops,
     Op,
     add_row,
     broadcast_rule,
@@ -26,14 +28,13 @@ from torchair.operators.formulas import (
     Formula,
     clamp,
     eq,
-    not_floats,
-    not_numbers,
+    mixed,
     of_elements,
     truth,
     where,
     with_attributes,
 )
-from torchair.operators.loops import TYPES, LowerOp, Tensor, as_stored, elementwise, lowering
+from torchair.operators.loops import TYPES, LowerOp, Tensor, as_stored, elementwise
 
 
 def _cast_rule(op: Op) -> Fact:
@@ -51,56 +52,12 @@ def _cast_kernel(op: Op) -> Kernel:
     return run
 
 
-add_row("Cast", _cast_rule, _cast_kernel, EW, out=True)
-
-
-def _select_rule(op: Op) -> Fact:
-    shapes = [op.shape(p) for p in ("condition", "then", "else")]
-    return Fact(op.dtype("then"), broadcast(*shapes))
-
-
-add_row("SelectV2", _select_rule, fixed(torch.where), EW, out=True)
-
-
-def _clip(op: Op) -> Kernel:
-    low, high = known_number(op, "clip_value_min"), known_number(op, "clip_value_max")
-    if low is None or high is None:
-        return torch.clamp
-    return lambda x, _low, _high, out=None: torch.clamp(x, low, high, out=out)
-
-
-add_row("ClipByValueV2", broadcast_rule, _clip, EW, out=True)
-
-
-add_row("ClipByValue", broadcast_rule, _clip, EW, out=True)
-
-
-def _nan_to_num_kernel(op: Op) -> Kernel:
-    values = [op.attr(a) for a in ("nan", "posinf", "neginf")]
-    return lambda x, out=None: torch.nan_to_num(x, *values, out=out)
-
-
-add_row("NanToNum", same_as("x"), _nan_to_num_kernel, EW, out=True)
-
-
-def _masked_fill_rule(op: Op) -> Fact:
-    return Fact(op.dtype("x"), broadcast(op.shape("x"), op.shape("mask")))
-
-
-def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch.Tensor:
-    return torch.where(mask, value.to(x.dtype), x, out=out)
-
-
-add_row("MaskedFill", _masked_fill_rule, fixed(_masked_fill_kernel), EW, out=True)
-
-
 def _known_conversion(x: Expr, source: int, target: int) -> Expr:
     """A constant as torch converts it, also where an integer cannot hold it."""
     value = torch.tensor(x.data, dtype=ge_to_torch(source)).to(ge_to_torch(target)).item()
     return const(value, register_type(TYPES[target]))
 
 
-@lowering("Cast")
 def _cast(node: LowerOp) -> Tensor:
     source, target = node.dtype("x"), node.attr("dst_type")
 
@@ -113,6 +70,14 @@ def _cast(node: LowerOp) -> Tensor:
     return elementwise(formula, x if TYPES[target] in FLOATS else as_stored(x), dtype=TYPES[target])
 
 
+add_row("Cast", _cast_rule, _cast_kernel, EW, out=True, loops=Loops(_cast))
+
+
+def _select_rule(op: Op) -> Fact:
+    shapes = [op.shape(p) for p in ("condition", "then", "else")]
+    return Fact(op.dtype("then"), broadcast(*shapes))
+
+
 def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
     return where(truth(condition), then, cast(other, then.dtype))
 
@@ -122,22 +87,46 @@ def _unlike_branches(node: Op) -> str | None:
     return None if then == other else f"branches of the types {then} and {other}"
 
 
-lowering("SelectV2", declines=_unlike_branches)(of_elements(_select))
+add_row(
+    "SelectV2",
+    _select_rule,
+    fixed(torch.where),
+    EW,
+    out=True,
+    loops=Loops(of_elements(_select), declines=_unlike_branches),
+)
 
 
-@lowering("MaskedFill")
-def _masked_fill(node: LowerOp) -> Tensor:
-    value = node.tensor("value")
-
-    def formula(x: Expr, mask: Expr, filling: Expr) -> Expr:
-        if filling.kind == "const":
-            filling = _known_conversion(filling, node.dtype("value"), node.dtype("x"))
-        return where(truth(mask), cast(filling, x.dtype), x)
-
-    return elementwise(formula, node.tensor("x"), node.tensor("mask"), value)
+def _clip(op: Op) -> Kernel:
+    low, high = known_number(op, "clip_value_min"), known_number(op, "clip_value_max")
+    if low is None or high is None:
+        return torch.clamp
+    return lambda x, _low, _high, out=None: torch.clamp(x, low, high, out=out)
 
 
-lowering("ClipByValue", "ClipByValueV2", declines=not_numbers)(of_elements(clamp))
+add_row(
+    "ClipByValueV2",
+    broadcast_rule,
+    _clip,
+    EW,
+    out=True,
+    loops=Loops(of_elements(clamp), declines=mixed),
+    types=NUMBERS,
+)
+add_row(
+    "ClipByValue",
+    broadcast_rule,
+    _clip,
+    EW,
+    out=True,
+    loops=Loops(of_elements(clamp), declines=mixed),
+    types=NUMBERS,
+)
+
+
+def _nan_to_num_kernel(op: Op) -> Kernel:
+    values = [op.attr(a) for a in ("nan", "posinf", "neginf")]
+    return lambda x, out=None: torch.nan_to_num(x, *values, out=out)
 
 
 def _nan_to_num(node: LowerOp) -> Formula:
@@ -151,4 +140,41 @@ def _nan_to_num(node: LowerOp) -> Formula:
     return formula
 
 
-lowering("NanToNum", declines=not_floats)(with_attributes(_nan_to_num))
+add_row(
+    "NanToNum",
+    same_as("x"),
+    _nan_to_num_kernel,
+    EW,
+    out=True,
+    loops=Loops(with_attributes(_nan_to_num), declines=mixed),
+    types=FLOATS,
+)
+
+
+def _masked_fill_rule(op: Op) -> Fact:
+    return Fact(op.dtype("x"), broadcast(op.shape("x"), op.shape("mask")))
+
+
+def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch.Tensor:
+    return torch.where(mask, value.to(x.dtype), x, out=out)
+
+
+def _masked_fill(node: LowerOp) -> Tensor:
+    value = node.tensor("value")
+
+    def formula(x: Expr, mask: Expr, filling: Expr) -> Expr:
+        if filling.kind == "const":
+            filling = _known_conversion(filling, node.dtype("value"), node.dtype("x"))
+        return where(truth(mask), cast(filling, x.dtype), x)
+
+    return elementwise(formula, node.tensor("x"), node.tensor("mask"), value)
+
+
+add_row(
+    "MaskedFill",
+    _masked_fill_rule,
+    fixed(_masked_fill_kernel),
+    EW,
+    out=True,
+    loops=Loops(_masked_fill),
+)

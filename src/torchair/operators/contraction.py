@@ -159,9 +159,8 @@ def _unread(size: Sequence[Dim], grad: torch.Tensor) -> torch.Tensor:
     """A tensor of which torch reads the dims, and the format in which it is to compute."""
     last = is_channels_last(grad)
     form = torch.channels_last if last else torch.contiguous_format
-    return torch.empty(
-        tuple(size), dtype=grad.dtype, device=grad.device, memory_format=form  # type: ignore[arg-type]
-    )
+    dims: Any = tuple(size)
+    return torch.empty(dims, dtype=grad.dtype, device=grad.device, memory_format=form)
 
 
 def is_channels_last(t: torch.Tensor) -> bool:

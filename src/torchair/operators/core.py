@@ -1,7 +1,8 @@
 """What an operator means: one `Row` per operator type, and how rules and kernels read a node.
 
-A row holds the shape rule (works on integers and symbols alike), the torch kernel and the traits
-that passes ask for. Families fill the table; `row_of` looks a type up.
+A row holds the shape rule (works on integers and symbols alike), the torch kernel, the traits that
+passes ask for, and how generated code computes the operator. Families fill the table; `row_of`
+looks a type up.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import builtins
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from torchair.codegen.numbers import FLOATS
+from torchair.codegen.target import HeadKind
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
@@ -21,6 +24,18 @@ from torchair.ge.shapes import Shape, broadcast
 
 SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 """Operators that a pass puts in program order, and ties to the end of the graph."""
+TYPES: dict[int, str] = {
+    DataType.DT_FLOAT: "f32", DataType.DT_DOUBLE: "f64", DataType.DT_BF16: "bf16",
+    DataType.DT_FLOAT16: "f16", DataType.DT_BOOL: "bool", DataType.DT_UINT8: "u8",
+    DataType.DT_INT8: "i8", DataType.DT_INT16: "i16", DataType.DT_INT32: "i32",
+    DataType.DT_INT64: "i64",
+}  # fmt: skip
+"""Names of element types in generated code; what is not here has no native code."""
+
+ANY = frozenset(TYPES.values())
+NUMBERS = ANY - {"bool"}
+INTEGERS = NUMBERS - FLOATS
+SHORT = FLOATS - {"f64"}
 
 
 class Trait(enum.Flag):
@@ -164,6 +179,24 @@ Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Loops:
+    """How generated code computes an operator: a rule over a `LowerOp`, and what fusion must know.
+
+    Kinds: `map` - every operand is read at the result's own (broadcast) index; `move` - operands
+    are read at other places (slices, concatenation, gathers); `reduce` - over the dims
+    `reduces(op)` of the operand `domain`; what is computed besides is a map over its dims;
+    `update` - writes parts of its first input, the nest runs over the dims of operand `domain`.
+    `declines(op)` gives the reason why a node of this type cannot be lowered, or None.
+    """
+
+    rule: Callable[[Any], Any]
+    kind: Literal["map", "move", "reduce", "update"] = "map"
+    domain: str = ""
+    reduces: Callable[[Op], tuple[int, ...]] | None = None
+    declines: Callable[[Op], str | None] | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """The meaning of one operator type.
 
@@ -171,6 +204,8 @@ class Row:
     (None for an unfed one, a list for a variable port). Contents of `host` ports are read when the
     function is made. With `out`, that function takes `out=` (one tensor, or a tuple). It takes any
     strides, unless `layouts` says which each of its inputs should have: it then copies the others.
+    Native code are `loops`, or the kernels of a generator of its own (`head`), for nodes whose
+    first operand is of one of `types`.
     """
 
     type: str
@@ -181,9 +216,25 @@ class Row:
     out: bool = False
     also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
     layouts: Callable[[Node], Sequence[Order | None]] | None = None  # in the order of its values
+    loops: Loops | None = None
+    head: HeadKind | None = None
+    types: frozenset[str] = ANY
 
     def has(self, trait: Trait) -> bool:
         return bool(self.traits.value & trait.value)  # plain integers: this is asked very often
+
+    @property
+    def is_native(self) -> bool:
+        """Whether there is native code for some nodes of this type."""
+        return self.loops is not None or self.head is not None
+
+    def unfit(self, op: Op) -> str | None:
+        """Why the loops cannot compute a node of this type, None if they can."""
+        assert self.loops is not None, f"{self.type} has no loops"
+        first = next((TYPES.get(v.dtype, "other") for v in op.node.values()), None)
+        if first is not None and first not in self.types:
+            return f"operands of the type {first}"
+        return self.loops.declines(op) if self.loops.declines is not None else None
 
 
 _rows: dict[str, Row] = {}
@@ -191,18 +242,11 @@ _sources: list[Callable[[str], Row | None]] = []
 
 
 def add_row(
-    op_type: str,
-    rule: Rule,
-    kernel: Callable[[Op], Kernel],
-    traits: Trait = Trait.NONE,
-    *,
-    host: Iterable[str] = (),
-    out: bool = False,
-    also_host: Callable[[Node], list[Value]] | None = None,
-    layouts: Callable[[Node], Sequence[Order | None]] | None = None,
-) -> None:
-    """Enter one operator into the table."""
-    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), out, also_host, layouts)
+    op_type: str, rule: Rule, kernel: Callable[[Op], Kernel], traits: Trait = Trait.NONE, *,
+    host: Iterable[str] = (), **more: Any,
+) -> None:  # fmt: skip
+    """Enter one operator into the table; `more` are fields of its `Row`."""
+    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), **more)
 
 
 def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
@@ -229,6 +273,19 @@ def row_of(op_type: str) -> Row | None:
     """The row of a type, None when neither the catalogue nor a user gives it a meaning."""
     row = _rows.get(op_type)
     return row if row is not None else _more_rows(op_type)
+
+
+def has_loops(op_type: str) -> bool:
+    """Whether generated loops can compute an operator."""
+    row = row_of(op_type)
+    return row is not None and row.loops is not None
+
+
+def loops_of(op_type: str) -> Loops:
+    """How generated code computes an operator that has loops."""
+    row = row_of(op_type)
+    assert row is not None and row.loops is not None, f"{op_type} has no loops"
+    return row.loops
 
 
 def add_source(source: Callable[[str], Row | None]) -> None:

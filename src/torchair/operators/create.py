@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.loops import Expr, cast, const, op, size
+from torchair.codegen.loops import Expr, cast, const, size
 from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
@@ -21,6 +21,7 @@ from torchair.ge.shapes import Dim
 from torchair.ge.signature import NO_OFFSET
 from torchair.operators.core import (
     Kernel,
+    Loops,
     Op,
     Trait,
     add_row,
@@ -38,12 +39,11 @@ from torchair.operators.formulas import (
     lt,
     most,
     mul,
-    of_elements,
     single_element,
     sub,
     where,
 )
-from torchair.operators.loops import LoopRule, LowerOp, Place, Tensor, elementwise, lowering, number
+from torchair.operators.loops import LoopRule, LowerOp, Place, Tensor, elementwise, number
 
 
 def _fill_rule(op: Op) -> Fact:
@@ -60,7 +60,12 @@ def _fill_kernel(op: Op) -> Kernel:
     return run
 
 
-add_row("Fill", _fill_rule, _fill_kernel, host=("dims",), out=True)
+def _fill(node: LowerOp) -> Tensor:
+    value = node.tensor("value")
+    return Tensor(node.out_shape(), value.dtype, lambda _: single_element(value))
+
+
+add_row("Fill", _fill_rule, _fill_kernel, host=("dims",), out=True, loops=Loops(_fill))
 
 
 def _like(value: int) -> Callable[[Op], Kernel]:
@@ -70,8 +75,15 @@ def _like(value: int) -> Callable[[Op], Kernel]:
     return lambda _op: run
 
 
-add_row("ZerosLike", like_first, _like(0), Trait.ELEMENTWISE, out=True)
-add_row("OnesLike", like_first, _like(1), Trait.ELEMENTWISE, out=True)
+def _filled(value: int) -> LoopRule:
+    def rule(node: LowerOp) -> Tensor:
+        return Tensor(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
+
+    return rule
+
+
+add_row("ZerosLike", like_first, _like(0), Trait.ELEMENTWISE, out=True, loops=Loops(_filled(0)))
+add_row("OnesLike", like_first, _like(1), Trait.ELEMENTWISE, out=True, loops=Loops(_filled(1)))
 
 
 def _empty_rule(op: Op) -> Fact:
@@ -103,7 +115,14 @@ def _eye_kernel(op: Op) -> Kernel:
     return lambda: torch.eye(*dims[-2:], dtype=dtype).repeat(*dims[:-2], 1, 1).reshape(dims)
 
 
-add_row("Eye", _eye_rule, _eye_kernel)
+def _eye(node: LowerOp) -> Tensor:
+    def element(place: Place) -> Expr:
+        return eq(place[-2].value(), place[-1].value())
+
+    return Tensor(node.out_shape(), node.out_dtype(), element)
+
+
+add_row("Eye", _eye_rule, _eye_kernel, loops=Loops(_eye))
 
 
 # ---- ranges ----
@@ -138,7 +157,31 @@ def _range_kernel(op: Op) -> Kernel:
     return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
 
 
-add_row("Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True)
+def _bound(node: LowerOp, port: str, dtype: str) -> Expr:
+    value: Any = known_number(node, port)
+    value = node.int(port) if value is None else value
+    return cast(const(value, "f64") if isinstance(value, float) else size(value), dtype)
+
+
+def _range(node: LowerOp) -> Tensor:
+    dtype = node.out_dtype()
+    exact = "f64" if dtype in FLOATS else "i64"
+    start, step = (_bound(node, p, exact) for p in ("start", "delta"))
+
+    def element(place: Place) -> Expr:
+        return add(mul(cast(place[0].value(), exact), step), start)
+
+    return Tensor(node.out_shape(), dtype, element)
+
+
+add_row(
+    "Range",
+    _range_rule,
+    _range_kernel,
+    host=("start", "limit", "delta"),
+    out=True,
+    loops=Loops(_range),
+)
 
 
 def _linspace_rule(op: Op) -> Fact:
@@ -154,7 +197,25 @@ def _linspace_kernel(op: Op) -> Kernel:
     return run
 
 
-add_row("LinSpace", _linspace_rule, _linspace_kernel, host=("num",), out=True)
+def _linspace(node: LowerOp) -> Tensor:
+    """Each half is counted from its own end, so that both ends are met exactly."""
+    (count,) = node.out_shape()
+    start, stop = (node.tensor(p) for p in ("start", "stop"))
+
+    def element(place: Place) -> Expr:
+        first, last = (cast(single_element(t), "f64") for t in (start, stop))
+        gaps = cast(most(sub(size(count), 1), 1), "f64")
+        step, index = div(sub(last, first), gaps), place[0].value()
+        rising = add(first, mul(step, cast(index, "f64")))
+        falling = sub(last, mul(step, sub(gaps, cast(index, "f64"))))
+        return where(lt(index, most(size(count // 2), 1)), rising, falling)
+
+    return Tensor((count,), node.out_dtype(), element)
+
+
+add_row(
+    "LinSpace", _linspace_rule, _linspace_kernel, host=("num",), out=True, loops=Loops(_linspace)
+)
 
 
 # ---- triangles: what stays depends on the place, so these are not elementwise ----
@@ -168,8 +229,25 @@ def _triangle_kernel(fn: Callable[..., torch.Tensor]) -> Callable[[Op], Kernel]:
     return make
 
 
-add_row("Tril", like_first, _triangle_kernel(torch.tril), out=True)
-add_row("Triu", like_first, _triangle_kernel(torch.triu), out=True)
+def _triangle(kind: str) -> LoopRule:
+    keeps = {"lower": le, "upper": ge}[kind]
+
+    def rule(node: LowerOp) -> Tensor:
+        x, diagonal = node.tensor("x"), node.attr("diagonal")
+
+        def element(place: Place) -> Expr:
+            row, column = place[-2].value(), place[-1].value()
+            inside = keeps(sub(column, row), number(diagonal, row))
+            found = x.at(place)
+            return where(inside, found, 0)
+
+        return Tensor(x.shape, x.dtype, element)
+
+    return rule
+
+
+add_row("Tril", like_first, _triangle_kernel(torch.tril), out=True, loops=Loops(_triangle("lower")))
+add_row("Triu", like_first, _triangle_kernel(torch.triu), out=True, loops=Loops(_triangle("upper")))
 
 
 # ---- random numbers from a seed and an offset ----
@@ -199,6 +277,7 @@ def generator(device: torch.device, seed: int, offset: torch.Tensor) -> torch.Ge
 
 
 # ---- results of given dims, filled by one function ----
+
 
 _Tensor = torch.Tensor
 
@@ -234,6 +313,8 @@ def _by_key(fill: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 _KEY = ("shape", "key", "alg")
 RANDOM = Trait.RANDOM | Trait.DRAWS
+
+
 add_row(
     "StatelessRandomUniformV2", _dims_rule, _by_key(_Tensor.uniform_), RANDOM, host=_KEY, out=True
 )
@@ -331,102 +412,11 @@ def _do_mask(op: Op) -> Kernel:
 
 
 _MASK_HOST = ("shape", "seed", "seed1")
+
+
 add_row("StatelessDropOutGenMask", _mask_rule, _mask, RANDOM, host=_MASK_HOST, out=True)
-add_row("DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True)
 
 
-# ---- tensors made from sizes and numbers: what an element is depends on its place ----
-
-
-def _filled(value: int) -> LoopRule:
-    def rule(node: LowerOp) -> Tensor:
-        return Tensor(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
-
-    return rule
-
-
-lowering("ZerosLike")(_filled(0))
-lowering("OnesLike")(_filled(1))
-lowering("TensorMove")(of_elements(lambda x: x))
-
-
-@lowering("Fill")
-def _fill(node: LowerOp) -> Tensor:
-    value = node.tensor("value")
-    return Tensor(node.out_shape(), value.dtype, lambda _: single_element(value))
-
-
-@lowering("Eye")
-def _eye(node: LowerOp) -> Tensor:
-    def element(place: Place) -> Expr:
-        return eq(place[-2].value(), place[-1].value())
-
-    return Tensor(node.out_shape(), node.out_dtype(), element)
-
-
-# ---- ranges: computed in double precision and rounded once, integers exactly ----
-
-
-def _bound(node: LowerOp, port: str, dtype: str) -> Expr:
-    value: Any = known_number(node, port)
-    value = node.int(port) if value is None else value
-    return cast(const(value, "f64") if isinstance(value, float) else size(value), dtype)
-
-
-@lowering("Range")
-def _range(node: LowerOp) -> Tensor:
-    dtype = node.out_dtype()
-    exact = "f64" if dtype in FLOATS else "i64"
-    start, step = (_bound(node, p, exact) for p in ("start", "delta"))
-
-    def element(place: Place) -> Expr:
-        return add(mul(cast(place[0].value(), exact), step), start)
-
-    return Tensor(node.out_shape(), dtype, element)
-
-
-@lowering("LinSpace")
-def _linspace(node: LowerOp) -> Tensor:
-    """Each half is counted from its own end, so that both ends are met exactly."""
-    (count,) = node.out_shape()
-    start, stop = (node.tensor(p) for p in ("start", "stop"))
-
-    def element(place: Place) -> Expr:
-        first, last = (cast(single_element(t), "f64") for t in (start, stop))
-        gaps = cast(most(sub(size(count), 1), 1), "f64")
-        step, index = div(sub(last, first), gaps), place[0].value()
-        rising = add(first, mul(step, cast(index, "f64")))
-        falling = sub(last, mul(step, sub(gaps, cast(index, "f64"))))
-        return where(lt(index, most(size(count // 2), 1)), rising, falling)
-
-    return Tensor((count,), node.out_dtype(), element)
-
-
-# ---- triangles ----
-
-
-def _triangle(kind: str) -> LoopRule:
-    keeps = {"lower": le, "upper": ge}[kind]
-
-    def rule(node: LowerOp) -> Tensor:
-        x, diagonal = node.tensor("x"), node.attr("diagonal")
-
-        def element(place: Place) -> Expr:
-            row, column = place[-2].value(), place[-1].value()
-            inside = keeps(sub(column, row), number(diagonal, row))
-            found = x.at(place)
-            return op("where", inside, found, number(0, found))
-
-        return Tensor(x.shape, x.dtype, element)
-
-    return rule
-
-
-lowering("Tril")(_triangle("lower"))
-lowering("Triu")(_triangle("upper"))
-
-
-@lowering("DropOutDoMask")
 def _dropout(node: LowerOp) -> Tensor:
     keep = node.tensor("keep_prob")
 
@@ -436,3 +426,6 @@ def _dropout(node: LowerOp) -> Tensor:
         return mul(mul(x, cast(mask, x.dtype)), factor)
 
     return elementwise(formula, node.tensor("x"), node.tensor("mask"))
+
+
+add_row("DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True, loops=Loops(_dropout))

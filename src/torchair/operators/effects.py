@@ -18,12 +18,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators.core import Kernel, Op, Trait, add_row, like_first
-from torchair.ops.collectives import (
-    exchange,
-    gather_uneven,
-    named_group,
-    reduce_uneven,
-)
+from torchair.ops.collectives import exchange, gather_uneven, named_group, reduce_uneven
 from torchair.ops.output import message, tensor_text
 
 COLLECTIVE = Trait.COMMUNICATION | Trait.SIDE_EFFECT

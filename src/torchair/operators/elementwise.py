@@ -14,7 +14,11 @@ from torchair.ge.dtypes import INT_TYPES, DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, broadcast, dim_max, dim_min
 from torchair.operators.core import (
+    ANY,
+    INTEGERS,
+    NUMBERS,
     Kernel,
+    Loops,
     Op,
     Trait,
     add_row,
@@ -22,7 +26,6 @@ from torchair.operators.core import (
     compare_rule,
     fixed,
     known_number,
-    like_first,
     same_as,
     scalar,
 )
@@ -47,11 +50,8 @@ from torchair.operators.formulas import (
     mul,
     ne,
     neg,
-    not_floats,
-    not_numbers,
-    of_elements,
-    of_stored,
     operator,
+    pointwise,
     single_element,
     sqrt,
     square,
@@ -60,72 +60,59 @@ from torchair.operators.formulas import (
     where,
     with_attributes,
 )
-from torchair.operators.loops import TYPES, LoopRule, LowerOp, Tensor, elementwise, lowering, number
+from torchair.operators.loops import TYPES, LoopRule, LowerOp, Tensor, elementwise, number
 
 EW = Trait.ELEMENTWISE
+_Table = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[str]]]
+"""By type: torch's function, the formula of an element, native types."""
 
 
-_UNARY: dict[str, Callable[..., torch.Tensor]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
-    "Ceil": torch.ceil,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Erf": torch.erf,
-    "Erfc": torch.erfc,
-    "Erfinv": torch.erfinv,
-    "Exp": torch.exp,
-    "Expm1": torch.expm1,
-    "Floor": torch.floor,
-    "Invert": torch.bitwise_not,
-    "Log1p": torch.log1p,
-    "LogicalNot": torch.logical_not,
-    "Neg": torch.neg,
-    "Reciprocal": torch.reciprocal,
-    "Round": torch.round,
-    "Rsqrt": torch.rsqrt,
-    "Sigmoid": torch.sigmoid,
-    "Sign": torch.sgn,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
-    "Sqrt": torch.sqrt,
-    "Square": torch.square,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
-    "Trunc": torch.trunc,
+def _whole(kind: str) -> Formula:
+    return lambda x: op(kind, x) if x.dtype in FLOATS else x
+
+
+# ---- one name in GE, in torch and in the loop IR ----
+
+_REAL = (
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "Cos", "Cosh", "Erf", "Erfc",
+    "Erfinv", "Exp", "Expm1", "Log1p", "Rsqrt", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh",
+)  # fmt: skip
+"""Functions of real numbers."""
+
+for _type in _REAL:
+    _fn = fixed(getattr(torch, _type.lower()))
+    _loops = pointwise(operator(_type.lower()))
+    add_row(_type, broadcast_rule, _fn, EW, out=True, loops=_loops, types=FLOATS)
+
+
+# ---- one or two operands; sums and products of truth values are those of logic ----
+
+_SMOOTH: _Table = {
+    "Abs": (torch.abs, absolute, NUMBERS),
+    "Add": (torch.add, add, ANY),
+    "BitwiseAnd": (torch.bitwise_and, both, ANY),
+    "BitwiseOr": (torch.bitwise_or, either, ANY),
+    "BitwiseXor": (torch.bitwise_xor, differ, ANY),
+    "Invert": (torch.bitwise_not, flipped, ANY),
+    "LeftShift": (torch.bitwise_left_shift, operator("shl"), INTEGERS),
+    "Maximum": (torch.maximum, most, ANY),
+    "Minimum": (torch.minimum, least, ANY),
+    "Mul": (torch.mul, mul, ANY),
+    "Neg": (torch.neg, neg, NUMBERS),
+    "Reciprocal": (torch.reciprocal, lambda x: div(1, x), FLOATS),
+    "RightShift": (torch.bitwise_right_shift, operator("shr"), INTEGERS),
+    "Square": (torch.square, square, NUMBERS),
+    "Sub": (torch.sub, sub, NUMBERS),
 }
-
-_BINARY: dict[str, Callable[..., torch.Tensor]] = {
-    "Atan2": torch.atan2,
-    "BitwiseAnd": torch.bitwise_and,
-    "BitwiseOr": torch.bitwise_or,
-    "BitwiseXor": torch.bitwise_xor,
-    "FloorDiv": torch.floor_divide,
-    "FloorMod": torch.remainder,
-    "LeftShift": torch.bitwise_left_shift,
-    "Maximum": torch.maximum,
-    "Minimum": torch.minimum,
-    "Mod": torch.fmod,
-    "RightShift": torch.bitwise_right_shift,
-    "Sub": torch.sub,
-    "Xlogy": torch.xlogy,
+_STEPS: _Table = {
+    "Ceil": (torch.ceil, _whole("ceil"), NUMBERS),
+    "Floor": (torch.floor, _whole("floor"), NUMBERS),
+    "LogicalNot": (torch.logical_not, lambda x: flipped(truth(x)), ANY),
+    "Round": (torch.round, _whole("round"), NUMBERS),
+    "Sign": (torch.sgn, operator("sign"), ANY),
+    "Trunc": (torch.trunc, _whole("trunc"), NUMBERS),
 }
-
-_COMPARE: dict[str, Callable[..., torch.Tensor]] = {
-    "Equal": torch.eq,
-    "Greater": torch.gt,
-    "GreaterEqual": torch.ge,
-    "Less": torch.lt,
-    "LessEqual": torch.le,
-    "NotEqual": torch.ne,
-    "LogicalAnd": torch.logical_and,
-    "LogicalOr": torch.logical_or,
-}
+"""Operators in which the last digit of an operand may decide on a whole step of the result."""
 
 # Host integers (sizes) flow through these, so their content is followed symbolically too.
 _ARITHMETIC: dict[str, Callable[[Dim, Dim], Dim]] = {
@@ -152,15 +139,48 @@ def _arithmetic_rule(name: str) -> Callable[[Op], Fact]:
     return rule
 
 
-for _name, _fn in _UNARY.items():
-    add_row(_name, like_first, fixed(_fn), EW, out=True)
-for _name, _fn in _BINARY.items():
-    _rule = _arithmetic_rule(_name) if _name in _ARITHMETIC else broadcast_rule
-    add_row(_name, _rule, fixed(_fn), EW, out=True)
-for _name, _fn in _COMPARE.items():
-    add_row(_name, compare_rule, fixed(_fn), EW, out=True)
-add_row("Add", _arithmetic_rule("Add"), fixed(torch.add), EW | Trait.COMMUTATIVE, out=True)
-add_row("Mul", _arithmetic_rule("Mul"), fixed(torch.mul), EW | Trait.COMMUTATIVE, out=True)
+_COMMUTATIVE = ("Add", "Mul")
+
+for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
+    add_row(
+        _type,
+        _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule,
+        fixed(_function),
+        EW | Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW,
+        out=True,
+        loops=pointwise(_formula, jumps=_type in _STEPS),
+        types=_types,
+    )
+
+
+# ---- truth values as a result ----
+
+
+def _is_nan(x: torch.Tensor, out: Any = None) -> torch.Tensor:
+    return torch.ne(x, x, out=out)
+
+
+_COMPARE: dict[str, tuple[Callable[..., Any], Formula]] = {
+    "Equal": (torch.eq, eq),
+    "Greater": (torch.gt, gt),
+    "GreaterEqual": (torch.ge, ge),
+    "IsFinite": (torch.isfinite, operator("isfinite")),
+    "IsInf": (torch.isinf, operator("isinf")),
+    "IsNan": (_is_nan, operator("isnan")),
+    "Less": (torch.lt, lt),
+    "LessEqual": (torch.le, le),
+    "LogicalAnd": (torch.logical_and, lambda a, b: both(truth(a), truth(b))),
+    "LogicalOr": (torch.logical_or, lambda a, b: either(truth(a), truth(b))),
+    "NotEqual": (torch.ne, ne),
+}
+_WITHOUT_OUT = ("IsFinite", "IsInf")
+
+for _type, (_function, _formula) in _COMPARE.items():
+    _loops, _out = pointwise(_formula, jumps=True), _type not in _WITHOUT_OUT
+    add_row(_type, compare_rule, fixed(_function), EW, out=_out, loops=_loops)
+
+
+# ---- division ----
 
 
 def _trunc_div(x1: torch.Tensor, x2: torch.Tensor, out: Any = None) -> torch.Tensor:
@@ -171,24 +191,29 @@ def _real_div(op: Op) -> Kernel:
     return _trunc_div if op["x1"].dtype in INT_TYPES else torch.div
 
 
-add_row("TruncateDiv", broadcast_rule, fixed(_trunc_div), EW, out=True)
-add_row("RealDiv", broadcast_rule, _real_div, EW, out=True)
-add_row("Div", broadcast_rule, _real_div, EW, out=True)
+def may_divide_by_zero(node: Op) -> str | None:
+    """Why not, where integers are divided by what may be zero: torch raises an error then."""
+    if mixed(node) or TYPES[node.dtype("x1")] in FLOATS:
+        return mixed(node)
+    return None if known_number(node, "x2") else "integers divided by what may be zero"
 
 
-_LOGS = {-1.0: torch.log, 2.0: torch.log2, 10.0: torch.log10}
+_DIVISION: dict[str, tuple[Callable[[Op], Kernel], Formula]] = {
+    "Div": (_real_div, div),
+    "RealDiv": (_real_div, div),
+    "TruncateDiv": (fixed(_trunc_div), lambda a, b: _whole("trunc")(div(a, b))),
+    "FloorDiv": (fixed(torch.floor_divide), operator("floordiv")),
+    "FloorMod": (fixed(torch.remainder), operator("remainder")),
+    "Mod": (fixed(torch.fmod), operator("fmod")),
+}
+
+for _type, (_kernel, _formula) in _DIVISION.items():
+    _rule = _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule
+    _loops = pointwise(_formula, jumps=_type not in ("Div", "RealDiv"), declines=may_divide_by_zero)
+    add_row(_type, _rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
-def _log(op: Op) -> Kernel:
-    base, scale, shift = (op.attr(a) for a in ("base", "scale", "shift"))
-    log = _LOGS.get(base, torch.log)
-    if base in _LOGS and scale == 1 and shift == 0:
-        return log
-    factor = 1.0 if base in _LOGS else 1 / math.log(base)
-    return lambda x, out=None: torch.mul(log(x * scale + shift), factor, out=out)
-
-
-add_row("Log", same_as("x"), _log, EW, out=True)
+# ---- powers and logarithms ----
 
 
 def _pow(op: Op) -> Kernel:
@@ -197,187 +222,6 @@ def _pow(op: Op) -> Kernel:
         return torch.pow
     return lambda x, _, out=None: torch.pow(x, exponent, out=out)
 
-
-add_row("Pow", broadcast_rule, _pow, EW, out=True)
-
-
-def _axpy(op: Op) -> Kernel:
-    factor = scalar(op, "alpha")
-    return lambda x1, x2, alpha, out=None: torch.add(x1, x2, alpha=factor(alpha), out=out)
-
-
-def _sxpy(op: Op) -> Kernel:
-    if not op.fed("alpha"):
-        return lambda x1, x2, _, out=None: torch.sub(x1, x2, out=out)
-    factor = scalar(op, "alpha")
-    return lambda x1, x2, alpha, out=None: torch.sub(x1, x2, alpha=factor(alpha), out=out)
-
-
-def _operands_rule(op: Op) -> Fact:
-    """Dims broadcast over both operands; the factor is a scalar."""
-    return Fact(op.dtype("x1"), broadcast(op.shape("x1"), op.shape("x2")))
-
-
-add_row("AxpyV2", _operands_rule, _axpy, EW, out=True)
-add_row("Sxpy", _operands_rule, _sxpy, EW, out=True)
-
-
-def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        factor = scalar(op, "value")
-        return lambda x, x1, x2, value, out=None: fn(x, x1, x2, value=factor(value), out=out)
-
-    return make
-
-
-add_row("Addcmul", broadcast_rule, _fused(torch.addcmul), EW, out=True)
-add_row("Addcdiv", broadcast_rule, _fused(torch.addcdiv), EW, out=True)
-
-
-def _lerp_kernel(op: Op) -> Kernel:
-    weight = known_number(op, "weight")
-    if weight is None:
-        return torch.lerp
-    return lambda start, end, _, out=None: torch.lerp(start, end, weight, out=out)
-
-
-add_row("Lerp", broadcast_rule, _lerp_kernel, EW, out=True)
-
-
-def _scaled_kernel(op: Op) -> Kernel:
-    value = op.attr("value")
-    return lambda x, out=None: torch.mul(x, value, out=out)
-
-
-add_row("Muls", same_as("x"), _scaled_kernel, EW, out=True)
-
-
-def _is_nan(x: torch.Tensor, out: Any = None) -> torch.Tensor:
-    return torch.ne(x, x, out=out)
-
-
-add_row("IsNan", compare_rule, fixed(_is_nan), EW, out=True)
-add_row("IsInf", compare_rule, fixed(torch.isinf), EW)
-add_row("IsFinite", compare_rule, fixed(torch.isfinite), EW)
-
-
-# ---- one operand ----
-
-
-def _whole(kind: str) -> Formula:
-    return lambda x: op(kind, x) if x.dtype in FLOATS else x
-
-
-_REAL = {
-    "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh", "Atan": "atan",
-    "Atanh": "atanh", "Cos": "cos", "Cosh": "cosh", "Erf": "erf", "Erfc": "erfc",
-    "Erfinv": "erfinv", "Exp": "exp", "Expm1": "expm1", "Log1p": "log1p", "Rsqrt": "rsqrt",
-    "Sigmoid": "sigmoid", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt", "Tan": "tan",
-    "Tanh": "tanh", "Atan2": "atan2",
-}  # fmt: skip
-"""Functions of real numbers, by their name in the maths library."""
-
-_ANY: dict[str, Formula] = {
-    "Invert": flipped,
-    "LogicalNot": lambda x: flipped(truth(x)),
-    "Sign": operator("sign"),
-    "IsNan": operator("isnan"),
-    "IsInf": operator("isinf"),
-    "IsFinite": operator("isfinite"),
-}
-
-_NUMBERS: dict[str, Formula] = {
-    "Abs": absolute,
-    "Ceil": _whole("ceil"),
-    "Floor": _whole("floor"),
-    "Neg": neg,
-    "Round": _whole("round"),
-    "Square": square,
-    "Trunc": _whole("trunc"),
-    "Sub": sub,
-}
-
-for _type, _kind in _REAL.items():
-    lowering(_type, declines=not_floats)(of_elements(operator(_kind)))
-lowering("Reciprocal", declines=not_floats)(of_elements(lambda x: div(1, x)))
-
-
-# ---- two operands; sums and products of truth values are those of logic ----
-
-_ANY |= {
-    "Add": add,
-    "Mul": mul,
-    "Maximum": most,
-    "Minimum": least,
-    "BitwiseAnd": both,
-    "BitwiseOr": either,
-    "BitwiseXor": differ,
-    "LogicalAnd": lambda a, b: both(truth(a), truth(b)),
-    "LogicalOr": lambda a, b: either(truth(a), truth(b)),
-    "Equal": eq,
-    "NotEqual": ne,
-    "Greater": gt,
-    "GreaterEqual": ge,
-    "Less": lt,
-    "LessEqual": le,
-}
-
-_JUMPS = frozenset(
-    {
-        "LogicalNot", "Sign", "IsNan", "IsInf", "IsFinite", "Ceil", "Floor", "Round", "Trunc",
-        "LogicalAnd", "LogicalOr", "Equal", "NotEqual", "Greater", "GreaterEqual", "Less",
-        "LessEqual", "TruncateDiv", "FloorDiv", "FloorMod", "Mod",
-    }
-)  # fmt: skip
-"""Operators in which the last digit of an operand may decide on a whole step of the result."""
-
-
-def _by_formula(type_: str, formula: Formula, declines: Callable[[Op], str | None]) -> None:
-    rule = of_stored if type_ in _JUMPS else of_elements
-    lowering(type_, declines=declines)(rule(formula))
-
-
-for _type, _formula in _ANY.items():
-    _by_formula(_type, _formula, mixed)
-for _type, _formula in _NUMBERS.items():
-    _by_formula(_type, _formula, not_numbers)
-
-
-# ---- division ----
-
-
-def may_divide_by_zero(node: Op) -> str | None:
-    """Why not, where integers are divided by what may be zero: torch raises an error then."""
-    if not_numbers(node) or TYPES[node.dtype("x1")] in FLOATS:
-        return not_numbers(node)
-    return None if known_number(node, "x2") else "integers divided by what may be zero"
-
-
-def _truncated(a: Expr, b: Expr) -> Expr:
-    return _whole("trunc")(div(a, b))
-
-
-for _type, _formula in {
-    "Div": div,
-    "RealDiv": div,
-    "TruncateDiv": _truncated,
-    "FloorDiv": operator("floordiv"),
-    "FloorMod": operator("remainder"),
-    "Mod": operator("fmod"),
-}.items():
-    _by_formula(_type, _formula, may_divide_by_zero)
-
-
-def _no_shift(node: Op) -> str | None:
-    kind = TYPES[node.dtype("x")]
-    return mixed(node) if kind not in (*FLOATS, "bool") else f"operands of the type {kind}"
-
-
-lowering("LeftShift", declines=_no_shift)(of_elements(operator("shl")))
-lowering("RightShift", declines=_no_shift)(of_elements(operator("shr")))
-
-
-# ---- powers and logarithms ----
 
 _POWERS: dict[float, Formula] = {
     0: lambda x: number(1, x),
@@ -415,14 +259,26 @@ def _power(node: LowerOp) -> Formula:
 def _no_power(node: Op) -> str | None:
     exponent = known_number(node, "x2")
     if TYPES[node.dtype("x1")] in FLOATS:
-        return None if exponent is not None else not_floats(node)
+        return None if exponent is not None else mixed(node)
     small = isinstance(exponent, int) and 0 <= exponent <= _LARGEST_EXPONENT
-    return not_numbers(node) if small else "integers raised to what is not a small known integer"
+    return mixed(node) if small else "integers raised to what is not a small known integer"
 
 
-lowering("Pow", declines=_no_power)(with_attributes(_power))
+add_row(
+    "Pow", broadcast_rule, _pow, EW, out=True,
+    loops=Loops(with_attributes(_power), declines=_no_power), types=NUMBERS,
+)  # fmt: skip
 
 _LOGARITHMS = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
+
+
+def _log(op: Op) -> Kernel:
+    base, scale, shift = (op.attr(a) for a in ("base", "scale", "shift"))
+    log: Kernel = getattr(torch, _LOGARITHMS.get(base, "log"))
+    if base in _LOGARITHMS and scale == 1 and shift == 0:
+        return log
+    factor = 1.0 if base in _LOGARITHMS else 1 / math.log(base)
+    return lambda x, out=None: torch.mul(log(x * scale + shift), factor, out=out)
 
 
 def _logarithm(node: LowerOp) -> Formula:
@@ -437,7 +293,10 @@ def _logarithm(node: LowerOp) -> Formula:
     return formula
 
 
-lowering("Log", declines=not_floats)(with_attributes(_logarithm))
+add_row(
+    "Log", same_as("x"), _log, EW, out=True,
+    loops=Loops(with_attributes(_logarithm), declines=mixed), types=FLOATS,
+)  # fmt: skip
 
 
 def _xlogy(x: Expr, y: Expr) -> Expr:
@@ -445,10 +304,30 @@ def _xlogy(x: Expr, y: Expr) -> Expr:
     return where(op("isnan", y), y, product)
 
 
-lowering("Xlogy", declines=not_floats)(of_elements(_xlogy))
+add_row(
+    "Xlogy", broadcast_rule, fixed(torch.xlogy), EW, out=True,
+    loops=pointwise(_xlogy), types=FLOATS,
+)  # fmt: skip
 
 
 # ---- several steps in one ----
+
+
+def _axpy(op: Op) -> Kernel:
+    factor = scalar(op, "alpha")
+    return lambda x1, x2, alpha, out=None: torch.add(x1, x2, alpha=factor(alpha), out=out)
+
+
+def _sxpy(op: Op) -> Kernel:
+    if not op.fed("alpha"):
+        return lambda x1, x2, _, out=None: torch.sub(x1, x2, out=out)
+    factor = scalar(op, "alpha")
+    return lambda x1, x2, alpha, out=None: torch.sub(x1, x2, alpha=factor(alpha), out=out)
+
+
+def _operands_rule(op: Op) -> Fact:
+    """Dims broadcast over both operands; the factor is a scalar."""
+    return Fact(op.dtype("x1"), broadcast(op.shape("x1"), op.shape("x2")))
 
 
 def _scaled_sum(combine: Formula) -> LoopRule:
@@ -473,8 +352,17 @@ def _no_scaled_sum(node: Op) -> str | None:
     return None if kinds <= FLOATS or whole_factor else "integers with a real factor"
 
 
-lowering("AxpyV2", declines=_no_scaled_sum)(_scaled_sum(add))
-lowering("Sxpy", declines=_no_scaled_sum)(_scaled_sum(sub))
+for _type, _kernel, _formula in (("AxpyV2", _axpy, add), ("Sxpy", _sxpy, sub)):
+    _loops = Loops(_scaled_sum(_formula), declines=_no_scaled_sum)
+    add_row(_type, _operands_rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
+
+
+def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        factor = scalar(op, "value")
+        return lambda x, x1, x2, value, out=None: fn(x, x1, x2, value=factor(value), out=out)
+
+    return make
 
 
 def _accumulate(combine: Formula) -> Formula:
@@ -493,8 +381,18 @@ def _no_accumulation(node: Op) -> str | None:
     return None if reals or whole_factor else "integers with a real factor"
 
 
-lowering("Addcmul", declines=_no_accumulation)(of_elements(_accumulate(mul)))
-lowering("Addcdiv", declines=_no_accumulation)(of_elements(_accumulate(div)))
+for _type, _function, _formula in (
+    ("Addcmul", torch.addcmul, mul), ("Addcdiv", torch.addcdiv, div),
+):  # fmt: skip
+    _loops = pointwise(_accumulate(_formula), declines=_no_accumulation)
+    add_row(_type, broadcast_rule, _fused(_function), EW, out=True, loops=_loops, types=NUMBERS)
+
+
+def _lerp_kernel(op: Op) -> Kernel:
+    weight = known_number(op, "weight")
+    if weight is None:
+        return torch.lerp
+    return lambda start, end, _, out=None: torch.lerp(start, end, weight, out=out)
 
 
 def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
@@ -507,7 +405,14 @@ def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
     return where(lt(absolute(weight), 0.5), from_start, from_end)
 
 
-lowering("Lerp", declines=not_floats)(of_elements(_lerp))
+add_row(
+    "Lerp", broadcast_rule, _lerp_kernel, EW, out=True, loops=pointwise(_lerp), types=FLOATS
+)  # fmt: skip
+
+
+def _scaled_kernel(op: Op) -> Kernel:
+    value = op.attr("value")
+    return lambda x, out=None: torch.mul(x, value, out=out)
 
 
 def _scaled(node: LowerOp) -> Formula:
@@ -515,6 +420,7 @@ def _scaled(node: LowerOp) -> Formula:
     return lambda x: mul(x, value)
 
 
-lowering("Muls", declines=not_floats)(with_attributes(_scaled))
-
-
+add_row(
+    "Muls", same_as("x"), _scaled_kernel, EW, out=True,
+    loops=Loops(with_attributes(_scaled), declines=mixed), types=FLOATS,
+)  # fmt: skip

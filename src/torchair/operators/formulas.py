@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from torchair.codegen.loops import Expr, Index, cast, const, op, size
-from torchair.codegen.numbers import FLOATS, Int, Number
+from torchair.codegen.numbers import Int, Number
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
-from torchair.operators.core import Op, axes_of
+from torchair.operators.core import Loops, Op, axes_of
 from torchair.operators.loops import (
     TYPES,
     LoopRule,
@@ -86,8 +86,6 @@ def truth(x: Expr) -> Expr:
 
 _SCALING = frozenset({"Mul", "Div", "RealDiv"})
 """Operators in which torch takes the full value of a number beside short floats."""
-
-
 _SHORT = frozenset({"f32", "bf16", "f16"})
 """Floats that are computed with in float32."""
 
@@ -141,16 +139,12 @@ def _beside_number(node: Op, types: set[str]) -> bool:
     return kinds == {node.output.dtype}
 
 
-def not_floats(node: Op) -> str | None:
-    """Why not, where a formula of real numbers meets integers."""
-    kind = TYPES.get(node.node.values()[0].dtype, "other")
-    return mixed(node) if kind in FLOATS else f"operands of the type {kind}"
-
-
-def not_numbers(node: Op) -> str | None:
-    """Why not, where arithmetic meets truth values."""
-    kind = TYPES.get(node.node.values()[0].dtype, "other")
-    return mixed(node) if kind != "bool" else "operands of the type bool"
+def pointwise(
+    formula: Formula, *, jumps: bool = False, declines: Callable[[Op], str | None] = mixed
+) -> Loops:
+    """The loops of an operator whose result is a formula of all its operands. Of one that jumps
+    the last digit of an operand may decide on a whole step of the result."""
+    return Loops((of_stored if jumps else of_elements)(formula), declines=declines)
 
 
 def axes_in(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:

@@ -13,35 +13,22 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchair.codegen.loops import Expr, Index, at_value, cast, const, op, size
+from torchair.codegen.loops import Expr, Index, at_value, cast, const, size
 from torchair.codegen.numbers import Int
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast, is_static
-from torchair.operators.core import (
-    Kernel,
-    Op,
-    Trait,
-    add_row,
-    all_contiguous,
-    broadcast_rule,
-    fixed,
-    same_as,
-    writes_first,
-)
+from torchair.operators.core import Kernel, Loops, Op, add_row, all_contiguous, fixed
+from torchair.operators.formulas import add, both, ge, lt, where
 from torchair.operators.loops import (
     TYPES,
     LowerOp,
     Place,
     Tensor,
-    Update,
     broadcast_index,
     broadcast_shape,
     elementwise,
-    flattened,
-    lowering,
-    unflattened,
 )
 
 aten = torch.ops.aten
@@ -99,7 +86,89 @@ def _selected(node: Node) -> list[Value]:
     return [indices] if node.attr("negative_index_support") and indices.shape == () else []
 
 
-add_row("GatherV2", _gather_rule, _gather, host=("axis",), out=True, also_host=_selected)
+_POSITIONS = ("i64", "i32")
+
+
+def wide(e: Expr) -> Expr:
+    """A position as the type that positions are computed in."""
+    return cast(e, "i64")
+
+
+def wrapped(positions: Tensor, n: Int) -> Tensor:
+    """Positions of which negative ones count from the end of a dim of size `n`."""
+
+    def element(e: Expr) -> Expr:
+        e = wide(e)
+        from_end = add(e, size(n))
+        return where(lt(e, const(0, "i64")), from_end, e)
+
+    return elementwise(element, positions, dtype="i64")
+
+
+def verified(o: LowerOp, e: Expr, n: Int) -> Expr:
+    """A position in a dim of size `n`; one that is not counts as the first and is noted down."""
+    return where(o.verify(inside(e, n)), e, const(0, "i64"))
+
+
+def all_verified(o: LowerOp, positions: Tensor, n: Int) -> Tensor:
+    """Positions in a dim of size `n`."""
+    return elementwise(lambda e: verified(o, wide(e), n), positions, dtype="i64")
+
+
+def inside(e: Expr, n: Int) -> Expr:
+    """Whether a position lies in a dim of size `n`."""
+    return both(ge(e, const(0, "i64")), lt(e, size(n)))
+
+
+def not_positions(facts: Sequence[Fact]) -> str | None:
+    """Why not, where indices are of types that are not positions."""
+    types = {TYPES.get(f.dtype, "") for f in facts}
+    return None if types <= set(_POSITIONS) else f"indices of the types {sorted(types)}"
+
+
+def _gather_declines(o: Op) -> str | None:
+    if o.attr("batch_dims"):
+        return "batch_dims"
+    return not_positions([o["indices"]])
+
+
+def _known_position(o: LowerOp, n: Int) -> Index | None:
+    """The position of a plain selection, when it is known."""
+    known = o["indices"].content
+    if not o.attr("negative_index_support") or known is None or isinstance(known, tuple):
+        return None
+    return Index(offset=known + n if known < 0 else known)
+
+
+def _rows(o: LowerOp, axis: int) -> Tensor:
+    """Rows of `x` along an axis, for each index."""
+    x, indices = o.tensor("x"), o.tensor("indices")
+    n, last = x.shape[axis], axis + indices.rank
+    known = _known_position(o, n)
+    rows = wrapped(indices, n) if o.attr("negative_index_support") else indices
+    rows = all_verified(o, rows, n)
+
+    def element(place: Place) -> Expr:
+        row = known if known is not None else at_value(rows.at(place[axis:last]))
+        return x.at([*place[:axis], row, *place[last:]])
+
+    return Tensor((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, element)
+
+
+def gather(o: LowerOp) -> Tensor:
+    """Rows along any axis: embeddings, selections."""
+    return _rows(o, o.int("axis") % len(o.shape("x")))
+
+
+add_row(
+    "GatherV2",
+    _gather_rule,
+    _gather,
+    host=("axis",),
+    out=True,
+    also_host=_selected,
+    loops=Loops(gather, "move", declines=_gather_declines),
+)
 
 
 def _gather_elements_rule(op: Op) -> Fact:
@@ -111,7 +180,28 @@ def _gather_elements(op: Op) -> Kernel:
     return lambda x, index, out=None: torch.gather(x, dim, index, out=out)
 
 
-add_row("GatherElements", _gather_elements_rule, _gather_elements, out=True)
+def gather_elements(o: LowerOp) -> Tensor:
+    """Elements whose position along one dim is given for each."""
+    x, index = o.tensor("x"), o.tensor("index")
+    if not x.rank:
+        return Tensor(index.shape, x.dtype, lambda _: x.at(()))
+    dim = o.attr("dim") % x.rank
+    positions = all_verified(o, index, x.shape[dim])
+
+    def element(place: Place) -> Expr:
+        found = at_value(positions.at(place))
+        return x.at([found if d == dim else place[d] for d in range(x.rank)])
+
+    return Tensor(index.shape, x.dtype, element)
+
+
+add_row(
+    "GatherElements",
+    _gather_elements_rule,
+    _gather_elements,
+    out=True,
+    loops=Loops(gather_elements, "move", declines=lambda o: not_positions([o["index"]])),
+)
 
 
 def indexed_shape(shape: Shape, indices: Sequence[Shape], mask: Sequence[int]) -> Shape:
@@ -124,7 +214,8 @@ def indexed_shape(shape: Shape, indices: Sequence[Shape], mask: Sequence[int]) -
     return (*rest[:front], *points, *rest[front:])
 
 
-def _spread(mask: Sequence[int], indices: list[torch.Tensor]) -> list[torch.Tensor | None]:
+def spread(mask: Sequence[int], indices: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Index tensors at the dims that they cover, None at the others."""
     given = iter(indices)
     return [next(given) if m else None for m in mask]
 
@@ -143,13 +234,73 @@ def _index(op: Op) -> Kernel:
 
     def run(x: torch.Tensor, indices: list[torch.Tensor], out: torch.Tensor | None = None) -> Any:
         if out is None:
-            return aten.index.Tensor(x, _spread(mask, indices))
-        return aten.index.Tensor_out(x, _spread(mask, indices), out=out)
+            return aten.index.Tensor(x, spread(mask, indices))
+        return aten.index.Tensor_out(x, spread(mask, indices), out=out)
 
     return run
 
 
-add_row("IndexByTensor", _index_rule, _index, out=True)
+class Points:
+    """An advanced index: which dims of `x` have an index tensor, and where the dims of the indices
+    stand in the result."""
+
+    def __init__(self, x: Tensor, indices: Sequence[Tensor], mask: Sequence[int]) -> None:
+        self.x = x
+        self.covered = [d for d, m in enumerate(mask) if m]
+        adjacent = self.covered == list(range(self.covered[0], self.covered[-1] + 1))
+        self.front = self.covered[0] if adjacent else 0
+        self.dims = broadcast_shape(*indices)
+        self.positions = {
+            d: wrapped(i, x.shape[d]) for d, i in zip(self.covered, indices, strict=True)
+        }
+
+    @property
+    def shape(self) -> tuple[Int, ...]:
+        """Dims of the result."""
+        rest = [n for d, n in enumerate(self.x.shape) if d not in self.covered]
+        return (*rest[: self.front], *self.dims, *rest[self.front :])
+
+    def position(self, dim: int, place: Place) -> Expr:
+        """What the index tensor of a dim says at an index of the result."""
+        found = self.positions[dim]
+        point = place[self.front : self.front + len(self.dims)]
+        return found.at(broadcast_index(point, found.shape))
+
+    def source(self, place: Place, adjust: Callable[[Expr, Int], Expr]) -> Place:
+        """The place in `x` that an index of the result means."""
+        rest = iter((*place[: self.front], *place[self.front + len(self.dims) :]))
+        return tuple(
+            at_value(adjust(self.position(d, place), n)) if d in self.covered else next(rest)
+            for d, n in enumerate(self.x.shape)
+        )
+
+    def valid(self, place: Place) -> Expr:
+        """Whether all positions lie in `x`."""
+        tests = [inside(self.position(d, place), self.x.shape[d]) for d in self.covered]
+        valid = tests[0]
+        for test in tests[1:]:
+            valid = both(valid, test)
+        return valid
+
+
+def index_by_tensor(o: LowerOp) -> Tensor:
+    """Elements at the points that index tensors name."""
+    x, indices = o.tensor("x"), o.tensors("indices")
+    points = Points(x, indices, o.attr("indices_mask") or [1] * len(indices))
+
+    def near(e: Expr, n: Int) -> Expr:
+        return verified(o, e, n)
+
+    return Tensor(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
+
+
+add_row(
+    "IndexByTensor",
+    _index_rule,
+    _index,
+    out=True,
+    loops=Loops(index_by_tensor, "move", declines=lambda o: not_positions(o.list("indices"))),
+)
 
 
 def _search_rule(op: Op) -> Fact:
@@ -169,60 +320,6 @@ add_row("SearchSorted", _search_rule, _search, out=True)
 
 # ---- writes: output 0 is input 0 updated ----
 
-WRITES = Trait.WRITES_FIRST
-
-
-def _index_put(op: Op) -> Kernel:
-    """`indexed_sizes` is the mask of leading dims that have an index."""
-    mask, accumulate = op.ints("indexed_sizes"), bool(op.attr("accumulate"))
-
-    def update(x: torch.Tensor, value: torch.Tensor, indices: list[torch.Tensor]) -> None:
-        aten.index_put_(x, _spread(mask, indices), value, accumulate)
-
-    return writes_first(update)
-
-
-add_row(
-    "IndexPutV2",
-    same_as("x"),
-    _index_put,
-    WRITES,
-    host=("indexed_sizes", "indexed_strides"),
-    out=True,
-)
-
-
-def _index_add(op: Op) -> Kernel:
-    axis = op.attr("axis")
-
-    def update(var: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, alpha: Any) -> None:
-        var.index_add_(axis, indices, updates, alpha=1 if alpha is None else alpha.item())
-
-    return writes_first(update)
-
-
-add_row("InplaceIndexAdd", same_as("var"), _index_add, WRITES, out=True)
-
-_REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
-
-
-def _scatter(op: Op) -> Kernel:
-    axis, reduction = op.attr("axis"), op.attr("reduction")
-
-    def update(data: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> None:
-        if reduction == "none":
-            data.scatter_(axis, indices, updates)
-        elif reduction == "add":
-            data.scatter_add_(axis, indices, updates)
-        else:
-            data.scatter_reduce_(axis, indices, updates, _REDUCE[reduction])
-
-    return writes_first(update)
-
-
-add_row("ScatterElements", same_as("data"), _scatter, WRITES, out=True)
-add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))
-
 
 # ---- gradients of reads ----
 
@@ -240,6 +337,7 @@ add_row("EmbeddingDenseGrad", _embedding_grad_rule, _embedding_grad)
 
 
 # ---- bags of rows ----
+
 
 BAG_MODES = ("sum", "mean", "max")
 
@@ -293,232 +391,31 @@ def _empty(fact: Fact) -> torch.Tensor:
 add_row("EmbeddingBag", _bag_rule, _bag, layouts=all_contiguous)
 
 
-# ---- reads and writes of elements by index ----
-
-
-_POSITIONS = ("i64", "i32")
-
-
-# ---- positions ----
-
-
-def _wide(e: Expr) -> Expr:
-    return cast(e, "i64")
-
-
-def wrapped(positions: Tensor, n: Int) -> Tensor:
-    """Positions of which negative ones count from the end of a dim of size `n`."""
-
-    def element(e: Expr) -> Expr:
-        e = _wide(e)
-        from_end = op("add", e, size(n))
-        return op("where", op("lt", e, const(0, "i64")), from_end, e)
-
-    return elementwise(element, positions, dtype="i64")
-
-
-def verified(o: LowerOp, e: Expr, n: Int) -> Expr:
-    """A position in a dim of size `n`; one that is not counts as the first and is noted down."""
-    return op("where", o.verify(inside(e, n)), e, const(0, "i64"))
-
-
-def all_verified(o: LowerOp, positions: Tensor, n: Int) -> Tensor:
-    """Positions in a dim of size `n`."""
-    return elementwise(lambda e: verified(o, _wide(e), n), positions, dtype="i64")
-
-
-def inside(e: Expr, n: Int) -> Expr:
-    """Whether a position lies in a dim of size `n`."""
-    return op("and", op("ge", e, const(0, "i64")), op("lt", e, size(n)))
-
-
-def _not_positions(facts: Sequence[Fact]) -> str | None:
-    types = {TYPES.get(f.dtype, "") for f in facts}
-    return None if types <= set(_POSITIONS) else f"indices of the types {sorted(types)}"
-
-
-# ---- reads ----
-
-
-def _gather_declines(o: Op) -> str | None:
-    if o.attr("batch_dims"):
-        return "batch_dims"
-    return _not_positions([o["indices"]])
-
-
-def _known_position(o: LowerOp, n: Int) -> Index | None:
-    """The position of a plain selection, when it is known."""
-    known = o["indices"].content
-    if not o.attr("negative_index_support") or known is None or isinstance(known, tuple):
-        return None
-    return Index(offset=known + n if known < 0 else known)
-
-
-def _rows(o: LowerOp, axis: int) -> Tensor:
-    """Rows of `x` along an axis, for each index."""
-    x, indices = o.tensor("x"), o.tensor("indices")
-    n, last = x.shape[axis], axis + indices.rank
-    known = _known_position(o, n)
-    rows = wrapped(indices, n) if o.attr("negative_index_support") else indices
-    rows = all_verified(o, rows, n)
-
-    def element(place: Place) -> Expr:
-        row = known if known is not None else at_value(rows.at(place[axis:last]))
-        return x.at([*place[:axis], row, *place[last:]])
-
-    return Tensor((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, element)
-
-
-@lowering("GatherV2", kind="move", declines=_gather_declines)
-def gather(o: LowerOp) -> Tensor:
-    """Rows along any axis: embeddings, selections."""
-    return _rows(o, o.int("axis") % len(o.shape("x")))
-
-
-@lowering("Gather", kind="move", declines=_gather_declines)
 def gather_first(o: LowerOp) -> Tensor:
     """Rows along the first axis."""
     return _rows(o, 0)
 
 
-@lowering("GatherElements", kind="move", declines=lambda o: _not_positions([o["index"]]))
-def gather_elements(o: LowerOp) -> Tensor:
-    """Elements whose position along one dim is given for each."""
-    x, index = o.tensor("x"), o.tensor("index")
-    if not x.rank:
-        return Tensor(index.shape, x.dtype, lambda _: x.at(()))
-    dim = o.attr("dim") % x.rank
-    positions = all_verified(o, index, x.shape[dim])
-
-    def element(place: Place) -> Expr:
-        found = at_value(positions.at(place))
-        return x.at([found if d == dim else place[d] for d in range(x.rank)])
-
-    return Tensor(index.shape, x.dtype, element)
-
-
-class Points:
-    """An advanced index: which dims of `x` have an index tensor, and where the dims of the indices
-    stand in the result."""
-
-    def __init__(self, x: Tensor, indices: Sequence[Tensor], mask: Sequence[int]) -> None:
-        self.x = x
-        self.covered = [d for d, m in enumerate(mask) if m]
-        adjacent = self.covered == list(range(self.covered[0], self.covered[-1] + 1))
-        self.front = self.covered[0] if adjacent else 0
-        self.dims = broadcast_shape(*indices)
-        self.positions = {
-            d: wrapped(i, x.shape[d]) for d, i in zip(self.covered, indices, strict=True)
-        }
-
-    @property
-    def shape(self) -> tuple[Int, ...]:
-        """Dims of the result."""
-        rest = [n for d, n in enumerate(self.x.shape) if d not in self.covered]
-        return (*rest[: self.front], *self.dims, *rest[self.front :])
-
-    def position(self, dim: int, place: Place) -> Expr:
-        """What the index tensor of a dim says at an index of the result."""
-        found = self.positions[dim]
-        point = place[self.front : self.front + len(self.dims)]
-        return found.at(broadcast_index(point, found.shape))
-
-    def source(self, place: Place, adjust: Callable[[Expr, Int], Expr]) -> Place:
-        """The place in `x` that an index of the result means."""
-        rest = iter((*place[: self.front], *place[self.front + len(self.dims) :]))
-        return tuple(
-            at_value(adjust(self.position(d, place), n)) if d in self.covered else next(rest)
-            for d, n in enumerate(self.x.shape)
-        )
-
-    def valid(self, place: Place) -> Expr:
-        """Whether all positions lie in `x`."""
-        tests = [inside(self.position(d, place), self.x.shape[d]) for d in self.covered]
-        valid = tests[0]
-        for test in tests[1:]:
-            valid = op("and", valid, test)
-        return valid
-
-
-@lowering("IndexByTensor", kind="move", declines=lambda o: _not_positions(o.list("indices")))
-def index_by_tensor(o: LowerOp) -> Tensor:
-    """Elements at the points that index tensors name."""
-    x, indices = o.tensor("x"), o.tensors("indices")
-    points = Points(x, indices, o.attr("indices_mask") or [1] * len(indices))
-
-    def near(e: Expr, n: Int) -> Expr:
-        return verified(o, e, n)
-
-    return Tensor(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
-
-
 # ---- writes: the nest runs over what is written ----
 
 
-def _index_put_declines(o: Op) -> str | None:
-    if o.attr("accumulate"):
-        return "sums at one place"
-    shapes: list[Shape] = [f.shape for f in o.list("indices") if f.shape is not None]
-    if o["x"].shape is None or len(shapes) != len(o.list("indices")):
-        return "dims that are not known"
-    if o["value"].shape != indexed_shape(o.shape("x"), shapes, o.ints("indexed_sizes")):
-        return "values that are broadcast"
-    return _not_positions(o.list("indices"))
+def _gather_first_rule(op: Op) -> Fact:
+    x, index = op["x"], op["indices"]
+    if x.shape is None or index.shape is None:
+        raise MissingHostValue("gather dims")
+    fact = Fact(x.dtype, (*index.shape, *x.shape[1:]))
+    if isinstance(x.content, tuple) and isinstance(index.content, int):
+        fact.content = x.content[index.content]
+    return fact
 
 
-@lowering("IndexPutV2", kind="update", domain="value", declines=_index_put_declines)
-def index_put(o: LowerOp) -> Update:
-    """Values written at the points that index tensors name. Where points meet, one of them stays:
-    as in torch, which one is not said."""
-    points = Points(o.tensor("x"), o.tensors("indices"), o.ints("indexed_sizes"))
-    return Update(
-        o.tensor("value"),
-        lambda place: points.source(place, lambda e, _: e),
-        lambda place: o.verify(points.valid(place)),
-    )
+def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return torch.index_select(x, 0, indices.reshape(-1)).reshape((*indices.shape, *x.shape[1:]))
 
 
-def _scatter_declines(o: Op) -> str | None:
-    if o.attr("reduction") != "none":
-        return "sums at one place"
-    ranks = {len(o.shape(p)) for p in ("data", "indices", "updates")}
-    if len(ranks) != 1 or 0 in ranks:
-        return "a tensor without dims"
-    return _not_positions([o["indices"]])
-
-
-@lowering("ScatterElements", kind="update", domain="indices", declines=_scatter_declines)
-def scatter_elements(o: LowerOp) -> Update:
-    """Elements written where an index says along one dim."""
-    data, indices, updates = o.tensor("data"), o.tensor("indices"), o.tensor("updates")
-    dim = o.attr("axis") % data.rank
-    positions = elementwise(_wide, indices, dtype="i64")
-
-    def place(index: Place) -> Place:
-        return tuple(at_value(positions.at(index)) if d == dim else p for d, p in enumerate(index))
-
-    value = Tensor(indices.shape, updates.dtype, updates.at)
-    return Update(
-        value, place, lambda index: o.verify(inside(positions.at(index), data.shape[dim]))
-    )
-
-
-def _view_copy_declines(o: Op) -> str | None:
-    same = o.ints("dst_size") == o.ints("src_size")
-    return None if same else "a source that is broadcast"
-
-
-@lowering("ViewCopy", kind="update", domain="src", declines=_view_copy_declines)
-def view_copy(o: LowerOp) -> Update:
-    """Elements written where sizes and strides over the contiguous order of `dst` say."""
-    dst, src = o.tensor("dst"), o.tensor("src")
-    dims, strides = o.ints("dst_size"), o.ints("dst_stride")
-
-    def place(index: Place) -> Place:
-        point = unflattened(flattened(index, src.shape), dims, o.extents) if dims else []
-        flat = Index(offset=o.int("dst_storage_offset"))
-        for position, stride in zip(point, strides, strict=True):
-            flat = flat + position * stride
-        return tuple(unflattened(flat, dst.shape, o.extents)) if dst.rank else ()
-
-    return Update(src, place)
+add_row(
+    "Gather",
+    _gather_first_rule,
+    fixed(_gather_first),
+    loops=Loops(gather_first, "move", declines=_gather_declines),
+)

@@ -1,4 +1,4 @@
-"""How a GE operator becomes expressions of the loop IR: one `Lowering` per operator type.
+"""How a GE operator becomes expressions of the loop IR: what the rules of `Loops` are written with.
 
 A rule sees its operands as functions from an index to an expression and returns its results in the
 same form. Views are changes of the index, so they cost nothing. Sizes are integers or Numbers.
@@ -25,16 +25,8 @@ from torchair.codegen.loops import (
     size,
 )
 from torchair.codegen.numbers import FLOATS, Int, Number, register_type, same, value_of
-from torchair.ge.dtypes import DataType as DT
 from torchair.ge.graph import Fact, Node, Value
-from torchair.operators.core import Op, axes_of
-
-TYPES: dict[int, str] = {
-    DT.DT_FLOAT: "f32", DT.DT_DOUBLE: "f64", DT.DT_BF16: "bf16", DT.DT_FLOAT16: "f16",
-    DT.DT_BOOL: "bool", DT.DT_UINT8: "u8", DT.DT_INT8: "i8", DT.DT_INT16: "i16",
-    DT.DT_INT32: "i32", DT.DT_INT64: "i64",
-}  # fmt: skip
-"""Names of element types in generated code; what is not here cannot be lowered."""
+from torchair.operators.core import TYPES, Op, axes_of
 
 Place = tuple[Index, ...]
 
@@ -143,45 +135,6 @@ class LowerOp(Op):
 
 Result = Tensor | Update | Sequence[Tensor | None]
 LoopRule = Callable[[LowerOp], Result]
-
-
-@dataclass(frozen=True)
-class Lowering:
-    """The rule of one operator type, and what fusion must know of it.
-
-    Kinds: `map` - every operand is read at the result's own (broadcast) index; `move` - operands
-    are read at other places (slices, concatenation, gathers); `reduce` - over the dims
-    `reduces(op)` of the operand `domain`; what is computed besides is a map over its dims;
-    `update` - writes parts of its first input, the nest runs over the dims of operand `domain`.
-    `declines(op)` gives the reason why a node of this type cannot be lowered, or None.
-    """
-
-    type: str
-    rule: LoopRule
-    kind: str = "map"
-    domain: str = ""
-    reduces: Callable[[Op], tuple[int, ...]] | None = None
-    declines: Callable[[Op], str | None] | None = None
-
-
-LOWERINGS: dict[str, Lowering] = {}
-
-
-def lowering(
-    *types: str,
-    kind: str = "map",
-    domain: str = "",
-    reduces: Callable[[Op], tuple[int, ...]] | None = None,
-    declines: Callable[[Op], str | None] | None = None,
-) -> Callable[[LoopRule], LoopRule]:
-    """Enter a rule into the table."""
-
-    def enter(rule: LoopRule) -> LoopRule:
-        for t in types:
-            LOWERINGS[t] = Lowering(t, rule, kind, domain, reduces, declines)
-        return rule
-
-    return enter
 
 
 # ---- what many rules are made of ----

@@ -12,24 +12,40 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.loops import Expr, at_value, cast, const, op, size
+from torchair.codegen.loops import Expr, at_value, cast, const, op
 from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
-from torchair.operators.core import Kernel, Op, add_row, like_first
-from torchair.operators.formulas import count, divided, dropped, square
-from torchair.operators.index import inside
-from torchair.operators.loops import (
-    TYPES,
-    LowerOp,
-    Place,
-    Tensor,
-    apply,
-    elementwise,
-    lowering,
-    number,
+from torchair.operators.core import INTEGERS, Kernel, Loops, Op, add_row, like_first
+from torchair.operators.formulas import (
+    Formula,
+    absolute,
+    axes_in,
+    both,
+    count,
+    div,
+    divided,
+    dropped,
+    either,
+    eq,
+    exp,
+    flipped,
+    ge,
+    le,
+    log,
+    lt,
+    most,
+    mul,
+    ne,
+    neg,
+    square,
+    sub,
+    typed,
+    where,
 )
+from torchair.operators.index import inside
+from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn
@@ -43,7 +59,7 @@ def _reduction(op: Op) -> int:
 # ---- softmax ----
 
 
-def _axis(op: Op, attr: str) -> int:
+def _softmax_axis(op: Op, attr: str) -> int:
     axes = op.attr(attr)
     if len(axes) != 1:
         raise ValueError(f"{op.node}: softmax over {axes}; only one axis is supported")
@@ -54,24 +70,70 @@ def _softmax_rule(op: Op) -> Fact:
     return Fact(DataType.DT_FLOAT if op.attr("half_to_float") else op.dtype("x"), op.shape("x"))
 
 
-def _softmax(op: Op) -> Kernel:
-    axis = _axis(op, "axes")
+def _softmax_kernel(op: Op) -> Kernel:
+    axis = _softmax_axis(op, "axes")
     if not op.attr("half_to_float"):
         return lambda x, out=None: torch._softmax(x, axis, False, out=out)
     return lambda x, out=None: torch._softmax(x.float(), axis, False, out=out)
 
 
 def _log_softmax(op: Op) -> Kernel:
-    axis = _axis(op, "axes")
+    axis = _softmax_axis(op, "axes")
     return lambda x, out=None: torch._log_softmax(x, axis, False, out=out)
 
 
-add_row("SoftmaxV2", _softmax_rule, _softmax, out=True)
-add_row("LogSoftmaxV2", like_first, _log_softmax, out=True)
+def _softmax_axes(port: str, attr: str = "axes") -> Callable[[Op], tuple[int, ...]]:
+    return lambda o: axes_in(o.attr(attr), len(o.shape(port)))
+
+
+def _one_axis(attr: str) -> Callable[[Op], str | None]:
+    return lambda o: None if len(o.attr(attr)) == 1 else f"softmax over {o.attr(attr)}"
+
+
+def _powers(o: LowerOp, port: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Elements less their maximum, the exponentials, and the sum of those."""
+    x, axes = o.tensor(port), _softmax_axes(port)(o)
+    moved = elementwise(sub, x, o.reduce("max", x, axes, keep=True))
+    powers = elementwise(exp, moved)
+    return moved, powers, o.reduce("sum", powers, axes, keep=True)
+
+
+def softmax(o: LowerOp) -> Tensor:
+    """Exponentials divided by their sum: one division for each sum. A row of -inf gives NaN."""
+    _, powers, total = _powers(o, "x")
+    return typed(elementwise(mul, powers, elementwise(lambda t: div(1.0, t), total)), o.out_dtype())
+
+
+add_row(
+    "SoftmaxV2",
+    _softmax_rule,
+    _softmax_kernel,
+    out=True,
+    loops=Loops(softmax, "reduce", "x", _softmax_axes("x"), declines=_one_axis("axes")),
+    types=FLOATS,
+)
+
+
+def log_softmax(o: LowerOp) -> Tensor:
+    """The logarithm of softmax, without computing softmax itself."""
+    moved, _, total = _powers(o, "logits")
+    return elementwise(sub, moved, elementwise(log, total))
+
+
+add_row(
+    "LogSoftmaxV2",
+    like_first,
+    _log_softmax,
+    out=True,
+    loops=Loops(
+        log_softmax, "reduce", "logits", _softmax_axes("logits"), declines=_one_axis("axes")
+    ),
+    types=FLOATS,
+)
 
 
 def _softmax_grad(op: Op) -> Kernel:
-    axis = _axis(op, "axes")
+    axis = _softmax_axis(op, "axes")
 
     def run(y: torch.Tensor, grad: torch.Tensor, out: Any = None) -> torch.Tensor:
         if out is None:
@@ -82,7 +144,7 @@ def _softmax_grad(op: Op) -> Kernel:
 
 
 def _log_softmax_grad(op: Op) -> Kernel:
-    axis = _axis(op, "axis")
+    axis = _softmax_axis(op, "axis")
 
     def run(grad: torch.Tensor, y: torch.Tensor, out: Any = None) -> torch.Tensor:
         if out is None:
@@ -92,23 +154,121 @@ def _log_softmax_grad(op: Op) -> Kernel:
     return run
 
 
-add_row("SoftmaxGrad", like_first, _softmax_grad, out=True)
-add_row("LogSoftmaxGrad", like_first, _log_softmax_grad, out=True)
+def softmax_grad(o: LowerOp) -> Tensor:
+    """y * (grad - sum(y * grad))."""
+    y, grad, axes = o.tensor("softmax"), o.tensor("grad_softmax"), _softmax_axes("softmax")(o)
+    weighted = elementwise(mul, y, grad)
+    total = o.reduce("sum", weighted, axes, keep=True)
+    return elementwise(lambda a, g, s: mul(a, sub(g, s)), y, grad, total)
 
 
-# ---- losses of a prediction and a target of the same kind ----
+add_row(
+    "SoftmaxGrad",
+    like_first,
+    _softmax_grad,
+    out=True,
+    loops=Loops(
+        softmax_grad, "reduce", "softmax", _softmax_axes("softmax"), declines=_one_axis("axes")
+    ),
+    types=FLOATS,
+)
+
+
+def log_softmax_grad(o: LowerOp) -> Tensor:
+    """grad - exp(y) * sum(grad)."""
+    grad, y, axes = o.tensor("grad"), o.tensor("x"), _softmax_axes("grad", "axis")(o)
+    total = o.reduce("sum", grad, axes, keep=True)
+    return elementwise(lambda g, a, s: sub(g, mul(exp(a), s)), grad, y, total)
+
+
+add_row(
+    "LogSoftmaxGrad",
+    like_first,
+    _log_softmax_grad,
+    out=True,
+    loops=Loops(
+        log_softmax_grad,
+        "reduce",
+        "grad",
+        _softmax_axes("grad", "axis"),
+        declines=_one_axis("axis"),
+    ),
+    types=FLOATS,
+)
+
+
+# ---- a prediction and a target of the same kind ----
+
+_SMALL = 9.999999960041972e-13  # torch's 1e-12 is a float32
 
 
 def _pair_shape(op: Op, first: str, second: str) -> Shape:
     return broadcast(op.shape(first), op.shape(second))
 
 
-def _loss_rule(first: str, second: str) -> Callable[[Op], Fact]:
-    def rule(op: Op) -> Fact:
-        each = op.attr("reduction") == "none"
-        return Fact(op.dtype(first), _pair_shape(op, first, second) if each else ())
+def _all_dims(port: str) -> Callable[[Op], tuple[int, ...]]:
+    def reduces(o: Op) -> tuple[int, ...]:
+        return () if o.attr("reduction") == "none" else tuple(range(len(o.shape(port))))
 
-    return rule
+    return reduces
+
+
+def _unequal(first: str, second: str) -> Callable[[Op], str | None]:
+    return lambda o: None if o.shape(first) == o.shape(second) else "operands of different dims"
+
+
+def _weighted(o: LowerOp, loss: Tensor) -> Tensor:
+    weight = o.maybe("weight")
+    return loss if weight is None else elementwise(mul, loss, weight)
+
+
+def _summed(o: LowerOp, loss: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The loss of all elements as `reduction` says."""
+    if o.attr("reduction") == "none":
+        return loss
+    total = o.reduce("sum", loss, axes, keep=True)
+    if o.attr("reduction") == "mean":
+        total = divided(total, count(loss, axes))
+    return dropped(total, axes)
+
+
+Each = Callable[[LowerOp], Formula]
+
+
+def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Each) -> None:
+    """A loss of the first two of `ports`; `each` gives the formula of an element."""
+    first, second = ports.split()
+    reduces = _all_dims(first)
+
+    def shape(op: Op) -> Fact:
+        dims = _pair_shape(op, first, second) if op.attr("reduction") == "none" else ()
+        return Fact(op.dtype(first), dims)
+
+    def rule(o: LowerOp) -> Tensor:
+        loss = elementwise(each(o), o.tensor(first), o.tensor(second))
+        return _summed(o, _weighted(o, loss), reduces(o))
+
+    loops = Loops(rule, "reduce", first, reduces, _unequal(first, second))
+    add_row(op_type, shape, kernel, loops=loops, types=FLOATS)
+
+
+def _loss_grad_row(
+    op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Each, **more: Any
+) -> None:
+    """The gradient of a loss, which comes on the third of `ports`."""
+    first, second, grad = ports.split()
+
+    def shape(op: Op) -> Fact:
+        return Fact(op.dtype(first), _pair_shape(op, first, second))
+
+    def rule(o: LowerOp) -> Tensor:
+        x = o.tensor(first)
+        slope = _weighted(o, elementwise(each(o), x, o.tensor(second)))
+        result = elementwise(mul, slope, o.tensor(grad))
+        return divided(result, math.prod(x.shape)) if o.attr("reduction") == "mean" else result
+
+    loops = Loops(rule, declines=_unequal(first, second))
+    add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
 
 
 def _mse_kernel(op: Op) -> Kernel:
@@ -127,12 +287,11 @@ def _mse_grad(op: Op) -> Kernel:
     return run
 
 
-def _pair_grad_rule(op: Op) -> Fact:
-    return Fact(op.dtype("predict"), _pair_shape(op, "predict", "label"))
-
-
-add_row("MseLoss", _loss_rule("predict", "label"), _mse_kernel)
-add_row("MseLossGrad", _pair_grad_rule, _mse_grad, out=True)
+_loss_row("MseLoss", _mse_kernel, "predict label", lambda _: lambda a, b: square(sub(a, b)))
+_loss_grad_row(
+    "MseLossGrad", _mse_grad, "predict label dout", lambda _: lambda a, b: mul(2.0, sub(a, b)),
+    out=True,
+)  # fmt: skip
 
 
 def _smooth_l1(op: Op) -> Kernel:
@@ -145,8 +304,31 @@ def _smooth_l1_grad(op: Op) -> Kernel:
     return lambda x, y, g: aten.smooth_l1_loss_backward.default(g, x, y, reduction, beta)
 
 
-add_row("SmoothL1LossV2", _loss_rule("predict", "label"), _smooth_l1)
-add_row("SmoothL1LossGradV2", _pair_grad_rule, _smooth_l1_grad)
+def _smooth(o: LowerOp) -> Formula:
+    """Half a square near zero, a line further away."""
+    beta = float(o.attr("sigma"))
+
+    def each(a: Expr, b: Expr) -> Expr:
+        z = absolute(sub(a, b))
+        line = sub(z, 0.5 * beta)
+        return line if beta == 0 else where(lt(z, beta), div(mul(0.5, square(z)), beta), line)
+
+    return each
+
+
+def _smooth_slope(o: LowerOp) -> Formula:
+    beta = float(o.attr("sigma"))
+
+    def each(a: Expr, b: Expr) -> Expr:
+        z = sub(a, b)
+        inner = z if beta == 0 else div(z, beta)
+        return where(le(z, -beta), -1.0, where(ge(z, beta), 1.0, inner))
+
+    return each
+
+
+_loss_row("SmoothL1LossV2", _smooth_l1, "predict label", _smooth)
+_loss_grad_row("SmoothL1LossGradV2", _smooth_l1_grad, "predict label dout", _smooth_slope)
 
 
 def _bce_kernel(op: Op) -> Kernel:
@@ -159,8 +341,18 @@ def _bce_grad(op: Op) -> Kernel:
     return lambda x, y, g, w: aten.binary_cross_entropy_backward.default(g, x, y, w, reduction)
 
 
-add_row("BinaryCrossEntropy", _loss_rule("x", "y"), _bce_kernel)
-add_row("BinaryCrossEntropyGrad", like_first, _bce_grad)
+def _bce(a: Expr, t: Expr) -> Expr:
+    """Logarithms are cut at -100, as torch does."""
+    other = mul(sub(t, 1.0), most(op("log1p", neg(a)), -100.0))
+    return sub(other, mul(t, most(log(a), -100.0)))
+
+
+def _bce_slope(a: Expr, t: Expr) -> Expr:
+    return div(sub(a, t), most(mul(sub(1.0, a), a), _SMALL))
+
+
+_loss_row("BinaryCrossEntropy", _bce_kernel, "x y", lambda _: _bce)
+_loss_grad_row("BinaryCrossEntropyGrad", _bce_grad, "x y grad_output", lambda _: _bce_slope)
 
 
 # ---- negative log likelihood ----
@@ -191,143 +383,8 @@ def _nll_grad(op: Op) -> Kernel:
     return run
 
 
-add_row("NLLLoss", _nll_rule, _nll)
-add_row("NLLLossGrad", like_first, _nll_grad)
-
-
-# ---- losses and their gradients ----
-
-
-Each = Callable[[LowerOp, Tensor, Tensor], Tensor]
-_mul = apply("mul")
-_SMALL = 9.999999960041972e-13  # torch's 1e-12 is a float32
-
-
-# ---- a prediction and a target of the same kind ----
-
-
-def _all_dims(port: str) -> Callable[[Op], tuple[int, ...]]:
-    def reduces(o: Op) -> tuple[int, ...]:
-        return () if o.attr("reduction") == "none" else tuple(range(len(o.shape(port))))
-
-    return reduces
-
-
-def _unequal(first: str, second: str) -> Callable[[Op], str | None]:
-    def declines(o: Op) -> str | None:
-        if TYPES.get(o.dtype(first)) not in FLOATS:
-            return "a loss of integers"
-        return None if o.shape(first) == o.shape(second) else "operands of different dims"
-
-    return declines
-
-
-def _summed(o: LowerOp, loss: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The loss of all elements as `reduction` says."""
-    if o.attr("reduction") == "none":
-        return loss
-    total = o.reduce("sum", loss, axes, keep=True)
-    if o.attr("reduction") == "mean":
-        total = divided(total, count(loss, axes))
-    return dropped(total, axes)
-
-
-def _lower_loss(type_: str, first: str, second: str, each: Each) -> None:
-    reduces = _all_dims(first)
-
-    @lowering(
-        type_, kind="reduce", domain=first, reduces=reduces, declines=_unequal(first, second)
-    )  # fmt: skip
-    def rule(o: LowerOp) -> Tensor:
-        return _summed(o, each(o, o.tensor(first), o.tensor(second)), reduces(o))
-
-
-def _lower_gradient(type_: str, first: str, second: str, grad: str, each: Each) -> None:
-    @lowering(type_, declines=_unequal(first, second))
-    def rule(o: LowerOp) -> Tensor:
-        x = o.tensor(first)
-        result = elementwise(_mul, each(o, x, o.tensor(second)), o.tensor(grad))
-        if o.attr("reduction") != "mean":
-            return result
-        elements = math.prod(x.shape)
-        return elementwise(lambda e: op("div", e, cast(size(elements), e.dtype)), result)
-
-
-def _mse(_: LowerOp, x: Tensor, y: Tensor) -> Tensor:
-    return elementwise(lambda a, b: square(op("sub", a, b)), x, y)
-
-
-def _mse_slope(_: LowerOp, x: Tensor, y: Tensor) -> Tensor:
-    return elementwise(lambda a, b: op("mul", number(2.0, a), op("sub", a, b)), x, y)
-
-
-def _smooth(o: LowerOp, x: Tensor, y: Tensor) -> Tensor:
-    """Half a square near zero, a line further away."""
-    beta = float(o.attr("sigma"))
-
-    def each(a: Expr, b: Expr) -> Expr:
-        z = op("abs", op("sub", a, b))
-        half = op("mul", number(0.5, z), square(z))
-        line = op("sub", z, number(0.5 * beta, z))
-        if beta == 0:
-            return line
-        return op("where", op("lt", z, number(beta, z)), op("div", half, number(beta, z)), line)
-
-    return elementwise(each, x, y)
-
-
-def _smooth_slope(o: LowerOp, x: Tensor, y: Tensor) -> Tensor:
-    beta = float(o.attr("sigma"))
-
-    def each(a: Expr, b: Expr) -> Expr:
-        z = op("sub", a, b)
-        inner = z if beta == 0 else op("div", z, number(beta, z))
-        upper = op("where", op("ge", z, number(beta, z)), number(1.0, z), inner)
-        return op("where", op("le", z, number(-beta, z)), number(-1.0, z), upper)
-
-    return elementwise(each, x, y)
-
-
-def _weighted(o: LowerOp, loss: Tensor) -> Tensor:
-    weight = o.maybe("weight")
-    return loss if weight is None else elementwise(_mul, loss, weight)
-
-
-def _log_not_below(x: Expr, kind: str) -> Expr:
-    return op("max", op(kind, x), number(-100.0, x))
-
-
-def _bce(o: LowerOp, x: Tensor, y: Tensor) -> Tensor:
-    """Logarithms are cut at -100, as torch does."""
-
-    def each(a: Expr, t: Expr) -> Expr:
-        other = op("mul", op("sub", t, number(1.0, t)), _log_not_below(op("neg", a), "log1p"))
-        return op("sub", other, op("mul", t, _log_not_below(a, "log")))
-
-    return _weighted(o, elementwise(each, x, y))
-
-
-def _bce_slope(o: LowerOp, x: Tensor, y: Tensor) -> Tensor:
-    def each(a: Expr, t: Expr) -> Expr:
-        spread = op("mul", op("sub", number(1.0, a), a), a)
-        return op("div", op("sub", a, t), op("max", spread, number(_SMALL, a)))
-
-    return _weighted(o, elementwise(each, x, y))
-
-
-_lower_loss("MseLoss", "predict", "label", _mse)
-_lower_loss("SmoothL1LossV2", "predict", "label", _smooth)
-_lower_loss("BinaryCrossEntropy", "x", "y", _bce)
-_lower_gradient("MseLossGrad", "predict", "label", "dout", _mse_slope)
-_lower_gradient("SmoothL1LossGradV2", "predict", "label", "dout", _smooth_slope)
-_lower_gradient("BinaryCrossEntropyGrad", "x", "y", "grad_output", _bce_slope)
-
-
-# ---- negative log likelihood: a class for each row ----
-
-
 def _not_rows(o: Op) -> str | None:
-    if TYPES.get(o.dtype("x")) not in FLOATS or TYPES.get(o.dtype("target")) in (*FLOATS, "bool"):
+    if TYPES.get(o.dtype("target")) not in INTEGERS:
         return "classes that are not integers"
     fits = len(o.shape("x")) == len(o.shape("target")) + 1
     return None if fits else "targets that are not one class for each row"
@@ -335,13 +392,9 @@ def _not_rows(o: Op) -> str | None:
 
 def _counts(o: LowerOp, target: Expr) -> Expr:
     """Whether a class is not the one to ignore."""
-    return op("ne", target, const(o.attr("ignore_index"), "i64"))
+    return ne(target, const(o.attr("ignore_index"), "i64"))
 
 
-@lowering(
-    "NLLLoss",
-    kind="reduce", domain="target", reduces=_all_dims("target"), declines=_not_rows,
-)  # fmt: skip
 def nll_loss(o: LowerOp) -> list[Tensor]:
     """The negated prediction of the right class, and the sum of the weights."""
     x, target, weight = o.tensor("x"), o.tensor("target"), o.maybe("weight")
@@ -351,20 +404,20 @@ def nll_loss(o: LowerOp) -> list[Tensor]:
     def chosen(place: Place) -> tuple[Expr, Expr]:
         t = cast(target.at(place), "i64")
         exists = inside(t, x.shape[-1])
-        ignored = op("not", _counts(o, t))
-        known = op("and", o.verify(op("or", exists, ignored)), exists)
-        return t, op("where", known, t, const(0, "i64"))
+        ignored = flipped(_counts(o, t))
+        known = both(o.verify(either(exists, ignored)), exists)
+        return t, where(known, t, const(0, "i64"))
 
     def share(place: Place) -> Expr:
         t, known = chosen(place)
         one = cast(const(1, "i64"), wide) if weight is None else weight.at([at_value(known)])
-        return op("where", _counts(o, t), one, zero)
+        return where(_counts(o, t), one, zero)
 
     shares = Tensor(target.shape, x.dtype, share)
 
     def each(place: Place) -> Expr:
         _, known = chosen(place)
-        return op("neg", op("mul", shares.at(place), x.at([*place, at_value(known)])))
+        return neg(mul(shares.at(place), x.at([*place, at_value(known)])))
 
     losses = Tensor(target.shape, x.dtype, each)
     if o.attr("reduction") == "none" and target.rank:
@@ -372,11 +425,19 @@ def nll_loss(o: LowerOp) -> list[Tensor]:
     total = dropped(o.reduce("sum", shares, axes, keep=True), axes)
     result = dropped(o.reduce("sum", losses, axes, keep=True), axes)
     if o.attr("reduction") == "mean":
-        result = elementwise(apply("div"), result, total)
+        result = elementwise(div, result, total)
     return [result, total]
 
 
-@lowering("NLLLossGrad", kind="move", declines=_not_rows)
+add_row(
+    "NLLLoss",
+    _nll_rule,
+    _nll,
+    loops=Loops(nll_loss, "reduce", "target", _all_dims("target"), declines=_not_rows),
+    types=FLOATS,
+)
+
+
 def nll_loss_grad(o: LowerOp) -> Tensor:
     """The negated gradient at the right class of each row, zero elsewhere."""
     x, target, grad = o.tensor("x"), o.tensor("target"), o.tensor("y_grad")
@@ -384,12 +445,21 @@ def nll_loss_grad(o: LowerOp) -> Tensor:
 
     def element(place: Place) -> Expr:
         t = cast(target.at(place[:-1]), "i64")
-        here = op("and", op("eq", t, place[-1].value()), _counts(o, t))
-        share = op("neg", grad.at(place[: grad.rank]))
+        here = both(eq(t, place[-1].value()), _counts(o, t))
+        share = neg(grad.at(place[: grad.rank]))
         if weight is not None:
-            share = op("mul", share, weight.at(place[-1:]))
+            share = mul(share, weight.at(place[-1:]))
         if o.attr("reduction") == "mean":
-            share = op("div", share, total.at(()))
-        return op("where", here, share, number(0.0, share))
+            share = div(share, total.at(()))
+        return where(here, share, 0.0)
 
     return Tensor(x.shape, x.dtype, element)
+
+
+add_row(
+    "NLLLossGrad",
+    like_first,
+    _nll_grad,
+    loops=Loops(nll_loss_grad, "move", declines=_not_rows),
+    types=FLOATS,
+)

@@ -12,29 +12,22 @@ from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
-from torchair.operators.core import Kernel, Op, add_row, same_as
+from torchair.operators.core import Kernel, Loops, Op, add_row, same_as
 from torchair.operators.formulas import (
-    axes_in,
+    add,
     count,
+    div,
     divided,
     dropped,
     mean,
+    mixed,
     mul,
-    not_floats,
+    sqrt,
     square,
     sub,
     typed,
 )
-from torchair.operators.loops import (
-    TYPES,
-    LowerOp,
-    Place,
-    Tensor,
-    apply,
-    elementwise,
-    lowering,
-    number,
-)
+from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
 from torchair.ops.npu import activation
 
 aten = torch.ops.aten
@@ -81,9 +74,7 @@ def _layer_norm(op: Op) -> Kernel:
     dims, eps = op.ints("normalized_shape"), op.attr("epsilon")
     if op.dtype("x") in _FULL:
         return lambda x, gamma, beta: torch.native_layer_norm(x, dims, gamma, beta, eps)
-    return lambda x, gamma, beta: _as_told(
-        op, torch.native_layer_norm(x, dims, gamma, beta, eps)
-    )
+    return lambda x, gamma, beta: _as_told(op, torch.native_layer_norm(x, dims, gamma, beta, eps))
 
 
 def _layer_norm_grad(dy: Any, x: Any, rstd: Any, mean: Any, gamma: Any) -> Any:
@@ -93,8 +84,77 @@ def _layer_norm_grad(dy: Any, x: Any, rstd: Any, mean: Any, gamma: Any) -> Any:
     )
 
 
-add_row("LayerNormV4", _layer_norm_rule, _layer_norm, host=("normalized_shape",))
-add_row("LayerNormGradV3", _like("x", "gamma", "gamma"), lambda op: _layer_norm_grad)
+def inverse(x: Expr) -> Expr:
+    """One divided by a value."""
+    return div(1.0, x)
+
+
+def _trailing(rank: int, number_of: int) -> tuple[int, ...]:
+    return tuple(range(rank - number_of, rank))
+
+
+def _normalised(o: Op) -> tuple[int, ...]:
+    return _trailing(len(o.shape("x")), len(o.ints("normalized_shape")))
+
+
+def inverse_root(eps: float) -> Callable[[Expr], Expr]:
+    """1 / sqrt(x + eps)."""
+    return lambda v: inverse(sqrt(add(v, float(eps))))
+
+
+def layer_norm(o: LowerOp) -> list[Tensor]:
+    """Elements less their mean over their deviation, in two passes."""
+    x, axes = o.tensor("x"), _normalised(o)
+    middle = mean(o, x, axes)
+    centred = elementwise(sub, x, middle)
+    variance = mean(o, elementwise(square, centred), axes)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), variance)
+    y = elementwise(mul, centred, rstd)
+    for port, combine in (("gamma", mul), ("beta", add)):
+        parameter = o.maybe(port)
+        y = y if parameter is None else elementwise(combine, y, parameter)
+    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
+
+
+add_row(
+    "LayerNormV4",
+    _layer_norm_rule,
+    _layer_norm,
+    host=("normalized_shape",),
+    loops=Loops(layer_norm, "reduce", "x", _normalised),
+)
+
+
+def _like_gamma(o: Op) -> tuple[int, ...]:
+    return _trailing(len(o.shape("x")), len(o.shape("gamma")))
+
+
+def _parameters_wanted(o: Op) -> str | None:
+    read = any(v.uses for v in o.node.outputs[1:])
+    return "gradients of parameters are sums over other dims" if read else None
+
+
+def layer_norm_grad(o: LowerOp) -> list[Tensor | None]:
+    """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
+    and hat is the normalised input."""
+    axes, rstd = _like_gamma(o), o.tensor("rstd")
+    grad = elementwise(mul, o.tensor("dy"), o.tensor("gamma"))
+    hat = elementwise(mul, elementwise(sub, o.tensor("x"), o.tensor("mean")), rstd)
+    middle = mean(o, grad, axes)
+    along = mean(o, elementwise(mul, grad, hat), axes)
+
+    def last(g: Expr, m: Expr, h: Expr, a: Expr, r: Expr) -> Expr:
+        return mul(r, sub(sub(g, m), mul(h, a)))
+
+    return [elementwise(last, grad, middle, hat, along, rstd), None, None]
+
+
+add_row(
+    "LayerNormGradV3",
+    _like("x", "gamma", "gamma"),
+    lambda op: _layer_norm_grad,
+    loops=Loops(layer_norm_grad, "reduce", "x", _like_gamma, declines=_parameters_wanted),
+)
 
 
 # ---- root mean square norm ----
@@ -112,7 +172,16 @@ def _rms_norm(op: Op) -> Kernel:
     return lambda x, gamma: aten._fused_rms_norm(x, gamma.shape, gamma, eps)
 
 
-add_row("RmsNorm", _rms_norm_rule, _rms_norm)
+def rms_norm(o: LowerOp) -> list[Tensor]:
+    """Elements over the root of the mean of their squares."""
+    x, axes = o.tensor("x"), _like_gamma(o)
+    squares = mean(o, elementwise(square, x), axes)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
+    y = elementwise(mul, elementwise(mul, x, rstd), o.tensor("gamma"))
+    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd))]
+
+
+add_row("RmsNorm", _rms_norm_rule, _rms_norm, loops=Loops(rms_norm, "reduce", "x", _like_gamma))
 
 
 # ---- group norm, channels first ----
@@ -206,160 +275,6 @@ def _batch_norm_grad(op: Op) -> Kernel:
     return run
 
 
-add_row("BNInfer", same_as("x"), _bn_infer)
-add_row("BatchNormV3", _batch_norm_rule, _batch_norm)
-add_row("BatchNormGradV3", _like("x", "weight", "weight"), _batch_norm_grad)
-
-
-# ---- softmax and normalisation over features, and their gradients ----
-
-
-_add, _sub, _mul = apply("add"), apply("sub"), apply("mul")
-
-
-def inverse(x: Expr) -> Expr:
-    """One divided by a value."""
-    return op("div", number(1.0, x), x)
-
-
-# ---- softmax ----
-
-
-def _axis(port: str, attr: str = "axes") -> Callable[[Op], tuple[int, ...]]:
-    return lambda o: axes_in(o.attr(attr), len(o.shape(port)))
-
-
-def _one_axis(port: str, attr: str = "axes") -> Callable[[Op], str | None]:
-    def declines(o: Op) -> str | None:
-        if TYPES.get(o.dtype(port)) not in FLOATS:
-            return "softmax of integers"
-        return None if len(o.attr(attr)) == 1 else f"softmax over {o.attr(attr)}"
-
-    return declines
-
-
-def _powers(o: LowerOp, port: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Elements less their maximum, the exponentials, and the sum of those."""
-    x, axes = o.tensor(port), _axis(port)(o)
-    moved = elementwise(_sub, x, o.reduce("max", x, axes, keep=True))
-    powers = elementwise(apply("exp"), moved)
-    return moved, powers, o.reduce("sum", powers, axes, keep=True)
-
-
-@lowering(
-    "SoftmaxV2", kind="reduce", domain="x", reduces=_axis("x"), declines=_one_axis("x")
-)  # fmt: skip
-def softmax(o: LowerOp) -> Tensor:
-    """Exponentials divided by their sum: one division for each sum. A row of -inf gives NaN."""
-    _, powers, total = _powers(o, "x")
-    return typed(elementwise(_mul, powers, elementwise(inverse, total)), o.out_dtype())
-
-
-@lowering(
-    "LogSoftmaxV2",
-    kind="reduce", domain="logits", reduces=_axis("logits"), declines=_one_axis("logits"),
-)  # fmt: skip
-def log_softmax(o: LowerOp) -> Tensor:
-    """The logarithm of softmax, without computing softmax itself."""
-    moved, _, total = _powers(o, "logits")
-    return elementwise(_sub, moved, elementwise(apply("log"), total))
-
-
-@lowering(
-    "SoftmaxGrad",
-    kind="reduce", domain="softmax", reduces=_axis("softmax"), declines=_one_axis("softmax"),
-)  # fmt: skip
-def softmax_grad(o: LowerOp) -> Tensor:
-    """y * (grad - sum(y * grad))."""
-    y, grad, axes = o.tensor("softmax"), o.tensor("grad_softmax"), _axis("softmax")(o)
-    weighted = elementwise(_mul, y, grad)
-    total = o.reduce("sum", weighted, axes, keep=True)
-    return elementwise(lambda a, g, s: op("mul", a, op("sub", g, s)), y, grad, total)
-
-
-@lowering(
-    "LogSoftmaxGrad",
-    kind="reduce", domain="grad", reduces=_axis("grad", "axis"), declines=_one_axis("grad", "axis"),
-)  # fmt: skip
-def log_softmax_grad(o: LowerOp) -> Tensor:
-    """grad - exp(y) * sum(grad)."""
-    grad, y, axes = o.tensor("grad"), o.tensor("x"), _axis("grad", "axis")(o)
-    total = o.reduce("sum", grad, axes, keep=True)
-    return elementwise(lambda g, a, s: op("sub", g, op("mul", op("exp", a), s)), grad, y, total)
-
-
-# ---- layer norm ----
-
-
-def _trailing(rank: int, number_of: int) -> tuple[int, ...]:
-    return tuple(range(rank - number_of, rank))
-
-
-def _normalised(o: Op) -> tuple[int, ...]:
-    return _trailing(len(o.shape("x")), len(o.ints("normalized_shape")))
-
-
-def _like_gamma(o: Op) -> tuple[int, ...]:
-    return _trailing(len(o.shape("x")), len(o.shape("gamma")))
-
-
-def inverse_root(eps: float) -> Callable[[Expr], Expr]:
-    """1 / sqrt(x + eps)."""
-    return lambda v: inverse(op("sqrt", op("add", v, number(float(eps), v))))
-
-
-@lowering("LayerNormV4", kind="reduce", domain="x", reduces=_normalised)
-def layer_norm(o: LowerOp) -> list[Tensor]:
-    """Elements less their mean over their deviation, in two passes."""
-    x, axes = o.tensor("x"), _normalised(o)
-    middle = mean(o, x, axes)
-    centred = elementwise(_sub, x, middle)
-    variance = mean(o, elementwise(square, centred), axes)
-    rstd = elementwise(inverse_root(o.attr("epsilon")), variance)
-    y = elementwise(_mul, centred, rstd)
-    for port, combine in (("gamma", _mul), ("beta", _add)):
-        parameter = o.maybe(port)
-        y = y if parameter is None else elementwise(combine, y, parameter)
-    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
-
-
-@lowering("RmsNorm", kind="reduce", domain="x", reduces=_like_gamma)
-def rms_norm(o: LowerOp) -> list[Tensor]:
-    """Elements over the root of the mean of their squares."""
-    x, axes = o.tensor("x"), _like_gamma(o)
-    squares = mean(o, elementwise(square, x), axes)
-    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
-    y = elementwise(_mul, elementwise(_mul, x, rstd), o.tensor("gamma"))
-    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd))]
-
-
-def _parameters_wanted(o: Op) -> str | None:
-    read = any(v.uses for v in o.node.outputs[1:])
-    return "gradients of parameters are sums over other dims" if read else None
-
-
-@lowering(
-    "LayerNormGradV3",
-    kind="reduce", domain="x", reduces=_like_gamma, declines=_parameters_wanted,
-)  # fmt: skip
-def layer_norm_grad(o: LowerOp) -> list[Tensor | None]:
-    """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
-    and hat is the normalised input."""
-    axes, rstd = _like_gamma(o), o.tensor("rstd")
-    grad = elementwise(_mul, o.tensor("dy"), o.tensor("gamma"))
-    hat = elementwise(_mul, elementwise(_sub, o.tensor("x"), o.tensor("mean")), rstd)
-    middle = mean(o, grad, axes)
-    along = mean(o, elementwise(_mul, grad, hat), axes)
-
-    def last(g: Expr, m: Expr, h: Expr, a: Expr, r: Expr) -> Expr:
-        return op("mul", r, op("sub", op("sub", g, m), op("mul", h, a)))
-
-    return [elementwise(last, grad, middle, hat, along, rstd), None, None]
-
-
-# ---- batch norm; the channel is dim 1 ----
-
-
 def by_channel(x: Tensor, rank: int) -> Tensor:
     """A vector over channels as a tensor that is broadcast against data of this rank."""
     shape = [1, x.shape[0], *[1] * (rank - 2)]
@@ -370,15 +285,17 @@ def by_channel(x: Tensor, rank: int) -> Tensor:
     return Tensor(shape, x.dtype, element)
 
 
-@lowering("BNInfer")
 def batch_norm_inference(o: LowerOp) -> Tensor:
     """Scale and shift each channel; both are computed from the statistics first."""
     x = o.tensor("x")
     ports = ("scale", "offset", "mean", "variance")
     scale, offset, middle, variance = (by_channel(o.tensor(p), x.rank) for p in ports)
-    factor = elementwise(_mul, scale, elementwise(inverse_root(o.attr("epsilon")), variance))
-    shift = elementwise(_sub, offset, elementwise(_mul, middle, factor))
-    return typed(elementwise(_add, elementwise(_mul, x, factor), shift), o.out_dtype())
+    factor = elementwise(mul, scale, elementwise(inverse_root(o.attr("epsilon")), variance))
+    shift = elementwise(sub, offset, elementwise(mul, middle, factor))
+    return typed(elementwise(add, elementwise(mul, x, factor), shift), o.out_dtype())
+
+
+add_row("BNInfer", same_as("x"), _bn_infer, loops=Loops(batch_norm_inference))
 
 
 def _but_channels(o: Op) -> tuple[int, ...]:
@@ -398,24 +315,21 @@ def _blended(momentum: float) -> Callable[[Expr, Expr], Expr]:
     """A running statistic with a part of it replaced."""
     return lambda old, new: op(
         "add",
-        op("mul", number(1 - momentum, old), old),
-        op("mul", number(float(momentum), new), new),
+        mul(1 - momentum, old),
+        mul(float(momentum), new),
     )
 
 
-@lowering(
-    "BatchNormV3", kind="reduce", domain="x", reduces=_but_channels, declines=_not_training
-)  # fmt: skip
 def batch_norm(o: LowerOp) -> list[Tensor]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), _but_channels(o)
     middle = mean(o, x, axes)
-    centred = elementwise(_sub, x, middle)
+    centred = elementwise(sub, x, middle)
     squares = o.reduce("sum", elementwise(square, centred), axes, keep=True)
     n = count(x, axes)
     rstd = elementwise(inverse_root(o.attr("epsilon")), divided(squares, n))
     weight, bias = (by_channel(o.tensor(p), x.rank) for p in ("weight", "bias"))
-    y = elementwise(_add, elementwise(_mul, elementwise(_mul, centred, rstd), weight), bias)
+    y = elementwise(add, elementwise(mul, elementwise(mul, centred, rstd), weight), bias)
     middle, rstd, variance = (dropped(t, axes) for t in (middle, rstd, divided(squares, n - 1)))
     blended = _blended(o.attr("momentum"))
     return [
@@ -427,9 +341,14 @@ def batch_norm(o: LowerOp) -> list[Tensor]:
     ]
 
 
-@lowering(
-    "BatchNormGradV3", kind="reduce", domain="x", reduces=_but_channels, declines=_not_plain
-)  # fmt: skip
+add_row(
+    "BatchNormV3",
+    _batch_norm_rule,
+    _batch_norm,
+    loops=Loops(batch_norm, "reduce", "x", _but_channels, declines=_not_training),
+)
+
+
 def batch_norm_grad(o: LowerOp) -> list[Tensor]:
     """Gradients of input, weight and bias: all of them sum over the same dims."""
     x, dy, axes = o.tensor("x"), o.tensor("dy"), _but_channels(o)
@@ -438,16 +357,24 @@ def batch_norm_grad(o: LowerOp) -> list[Tensor]:
     weight, middle, rstd = (by_channel(o.tensor(p), x.rank) for p in ports)
     if not train:
         rstd = elementwise(inverse_root(o.attr("epsilon")), rstd)
-    hat = elementwise(_mul, elementwise(_sub, x, middle), rstd)
+    hat = elementwise(mul, elementwise(sub, x, middle), rstd)
     bias_grad = o.reduce("sum", dy, axes, keep=True)
-    weight_grad = o.reduce("sum", elementwise(_mul, dy, hat), axes, keep=True)
+    weight_grad = o.reduce("sum", elementwise(mul, dy, hat), axes, keep=True)
     dx = dy
     if train:
         n = count(x, axes)
-        along = elementwise(_mul, hat, divided(weight_grad, n))
-        dx = elementwise(_sub, elementwise(_sub, dy, divided(bias_grad, n)), along)
-    dx = elementwise(_mul, dx, elementwise(_mul, weight, rstd))
+        along = elementwise(mul, hat, divided(weight_grad, n))
+        dx = elementwise(sub, elementwise(sub, dy, divided(bias_grad, n)), along)
+    dx = elementwise(mul, dx, elementwise(mul, weight, rstd))
     return [dx, dropped(weight_grad, axes), dropped(bias_grad, axes)]
+
+
+add_row(
+    "BatchNormGradV3",
+    _like("x", "weight", "weight"),
+    _batch_norm_grad,
+    loops=Loops(batch_norm_grad, "reduce", "x", _but_channels, declines=_not_plain),
+)
 
 
 def _gamma_wanted(o: Op) -> str | None:
@@ -455,7 +382,6 @@ def _gamma_wanted(o: Op) -> str | None:
     return "the gradient of gamma is a sum over other dims" if wanted else None
 
 
-@lowering("RmsNormGrad", kind="reduce", domain="x", reduces=_like_gamma, declines=_gamma_wanted)
 def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
     """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
     the normalised input."""
@@ -489,7 +415,27 @@ def _add_rms_norm(op: Op) -> Kernel:
     return run
 
 
-add_row("AddRmsNorm", _add_rms_norm_rule, _add_rms_norm)
+def _like_gamma_of_sum(o: Op) -> tuple[int, ...]:
+    rank = len(o.shape("x1"))
+    return tuple(range(rank - len(o.shape("gamma")), rank))
+
+
+def add_rms_norm(o: LowerOp) -> list[Tensor]:
+    """The sum over the root of the mean of its squares, and the sum itself."""
+    x = elementwise(add, o.tensor("x1"), o.tensor("x2"))
+    squares = mean(o, elementwise(square, x), _like_gamma_of_sum(o))
+    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
+    y = elementwise(mul, elementwise(mul, x, rstd), o.tensor("gamma"))
+    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd, x))]
+
+
+add_row(
+    "AddRmsNorm",
+    _add_rms_norm_rule,
+    _add_rms_norm,
+    loops=Loops(add_rms_norm, "reduce", "x1", _like_gamma_of_sum, declines=mixed),
+    types=FLOATS,
+)
 
 
 def _rms_norm_grad_rule(op: Op) -> list[Fact]:
@@ -500,19 +446,9 @@ def _rms_norm_grad_kernel(dy: Any, x: Any, rstd: Any, gamma: Any) -> Any:
     return activation.rms_norm_backward(dy, x, gamma, rstd)
 
 
-add_row("RmsNormGrad", _rms_norm_grad_rule, lambda op: _rms_norm_grad_kernel)
-
-
-def _like_gamma_of_sum(o: Op) -> tuple[int, ...]:
-    rank = len(o.shape("x1"))
-    return tuple(range(rank - len(o.shape("gamma")), rank))
-
-
-@lowering("AddRmsNorm", kind="reduce", domain="x1", reduces=_like_gamma_of_sum, declines=not_floats)
-def add_rms_norm(o: LowerOp) -> list[Tensor]:
-    """The sum over the root of the mean of its squares, and the sum itself."""
-    x = elementwise(apply("add"), o.tensor("x1"), o.tensor("x2"))
-    squares = mean(o, elementwise(square, x), _like_gamma_of_sum(o))
-    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
-    y = elementwise(mul, elementwise(mul, x, rstd), o.tensor("gamma"))
-    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd, x))]
+add_row(
+    "RmsNormGrad",
+    _rms_norm_grad_rule,
+    lambda op: _rms_norm_grad_kernel,
+    loops=Loops(rms_norm_grad, "reduce", "x", _like_gamma, declines=_gamma_wanted),
+)

@@ -13,9 +13,9 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import Kernel, Op, add_row, same_as
-from torchair.operators.formulas import all_of, at_least, below
-from torchair.operators.loops import LowerOp, Place, Tensor, lowering, masked, number, split
+from torchair.operators.core import Kernel, Loops, Op, add_row, same_as
+from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
+from torchair.operators.loops import LowerOp, Place, Tensor, masked, number, split
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn  # the calls that take `out`
@@ -69,6 +69,8 @@ def _max_pool(op_type: str, fn: Any, spatial: slice) -> None:
 
 
 _max_pool("MaxPoolWithArgmaxV1", aten.max_pool2d_with_indices, slice(1, 3))
+
+
 _max_pool("MaxPool3DWithArgmaxV2", aten.max_pool3d_with_indices, slice(-3, None))
 
 
@@ -184,12 +186,48 @@ def _bilinear(op: Op) -> Kernel:
     return lambda x, out=None: _nn.upsample_bilinear2d(x, size, align, out=out)
 
 
-add_row("ResizeNearestNeighborV2", _resize_rule, _nearest_kernel, host=("size",), out=True)
+def _other_centres(o: Op) -> str | None:
+    known = not o.attr("align_corners") and not o.attr("half_pixel_centers")
+    return None if known else "corners or centres of pixels"
+
+
+def resize_nearest(o: LowerOp) -> Tensor:
+    """Each element again as often as the sizes ask for."""
+    x, shape = o.tensor("x"), o.out_shape()
+
+    def element(place: Place) -> Expr:
+        near = [_nearest(o, place[d], x.shape[d], shape[d]) for d in (-2, -1)]
+        return x.at([*place[:-2], *near])
+
+    return Tensor(shape, x.dtype, element)
+
+
+def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
+    """The source of a position, rounded as torch does it: in single precision, twice aside."""
+    if before == after:
+        return position
+    if after == before * 2:
+        return split(position, 2, o.extents)[0]
+    scale = div(cast(size(before), "f32"), cast(size(after), "f32"))
+    near = cast(op("floor", mul(cast(position.value(), "f32"), scale)), "i64")
+    last = sub(size(before), const(1, "i64"))
+    return at_value(least(near, last))
+
+
+add_row(
+    "ResizeNearestNeighborV2",
+    _resize_rule,
+    _nearest_kernel,
+    host=("size",),
+    out=True,
+    loops=Loops(resize_nearest, "move", declines=_other_centres),
+)
 add_row("ResizeNearestNeighborV2Grad", _nearest_grad_rule, _nearest_grad, host=("size",))
 add_row("ResizeBilinearV2", _resize_rule, _bilinear, host=("size",), out=True)
 
 
 # ---- sampling at given points ----
+
 
 SAMPLE_MODES = ("bilinear", "nearest", "bicubic")
 SAMPLE_PADDING = ("zeros", "border", "reflection")
@@ -228,38 +266,6 @@ add_row("GridSampler2D", _sampled, _sample(aten.grid_sampler_2d))
 add_row("GridSampler3D", _sampled, _sample(aten.grid_sampler_3d))
 add_row("GridSampler2DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_2d_backward))
 add_row("GridSampler3DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_3d_backward))
-
-
-# ---- resizing to the nearest neighbour: a read at another position ----
-
-
-def _other_centres(o: Op) -> str | None:
-    known = not o.attr("align_corners") and not o.attr("half_pixel_centers")
-    return None if known else "corners or centres of pixels"
-
-
-@lowering("ResizeNearestNeighborV2", kind="move", declines=_other_centres)
-def resize_nearest(o: LowerOp) -> Tensor:
-    """Each element again as often as the sizes ask for."""
-    x, shape = o.tensor("x"), o.out_shape()
-
-    def element(place: Place) -> Expr:
-        near = [_nearest(o, place[d], x.shape[d], shape[d]) for d in (-2, -1)]
-        return x.at([*place[:-2], *near])
-
-    return Tensor(shape, x.dtype, element)
-
-
-def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
-    """The source of a position, rounded as torch does it: in single precision, twice aside."""
-    if before == after:
-        return position
-    if after == before * 2:
-        return split(position, 2, o.extents)[0]
-    scale = op("div", cast(size(before), "f32"), cast(size(after), "f32"))
-    near = cast(op("floor", op("mul", cast(position.value(), "f32"), scale)), "i64")
-    last = op("sub", size(before), const(1, "i64"))
-    return at_value(op("min", near, last))
 
 
 def _pads_of(op: Op) -> list[tuple[Any, Any]]:
@@ -347,12 +353,6 @@ def _pad_grad(op: Op) -> Kernel:
     return lambda grad: fn(grad, grad.new_empty(dims), flat)
 
 
-add_row("PadV3", _pad_rule, _pad, host=("paddings",), out=True)
-
-
-add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))
-
-
 def _paddings(o: Op) -> list[tuple[Int, Int]]:
     """Before and after for every dim, leading dim first."""
     flat = o.ints("paddings")
@@ -367,7 +367,6 @@ def _not_constant(o: Op) -> str | None:
     return None if mode == "constant" else f"padding of mode {mode}"
 
 
-@lowering("PadV3", kind="move", declines=_not_constant)
 def pad(o: LowerOp) -> Tensor:
     """A number around the operand; a negative padding takes elements away."""
     x, pads, value = o.tensor("x"), _paddings(o), o.maybe("constant_values")
@@ -387,6 +386,17 @@ def pad(o: LowerOp) -> Tensor:
         if inside is None:
             return part
         filling = number(0, part) if value is None else value.at([Index()] * value.rank)
-        return op("where", inside, masked(part, inside), cast(filling, part.dtype))
+        return where(inside, masked(part, inside), cast(filling, part.dtype))
 
     return Tensor(o.out_shape(), x.dtype, element)
+
+
+add_row(
+    "PadV3",
+    _pad_rule,
+    _pad,
+    host=("paddings",),
+    out=True,
+    loops=Loops(pad, "move", declines=_not_constant),
+)
+add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))

@@ -12,9 +12,9 @@ from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
-from torchair.operators.core import Kernel, Op, Trait, add_row
+from torchair.operators.core import Kernel, Loops, Op, Trait, add_row
 from torchair.operators.formulas import absolute, add, div, eq, least, most, mul, sub, where
-from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise, lowering
+from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise
 from torchair.ops.npu import matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
 
@@ -50,8 +50,64 @@ def _of_type(op: Op) -> Fact:
     return Fact(op.attr("dst_type"), op.shape("x"))
 
 
-add_row("Quantize", _quantize_rule, _quantize)
-add_row("AscendQuantV2", _of_type, _ascend_quant)
+def _narrowed(x: Expr, dtype: str) -> Expr:
+    """The nearest integer that a type holds."""
+    low, high = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}[dtype]
+    return cast(most(least(op("round", x), high), low), dtype)
+
+
+def _along_last(port: str) -> Callable[[Op], str | None]:
+    """Scales that are broadcast as they are: one, or a row of them."""
+
+    def declines(o: Op) -> str | None:
+        axis, rank = o.attr("axis"), len(o.shape("x"))
+        if TYPES.get(o.dtype("x")) not in FLOATS or TYPES.get(o.node.outputs[0].dtype) not in (
+            "i8",
+            "u8",
+        ):
+            return "only floats become bytes"
+        whole = all(s == (1,) or axis in (-1, rank - 1) for s in _vectors(o, port))
+        return None if whole else "scales lie along another dim"
+
+    return declines
+
+
+def _vectors(o: Op, port: str) -> list[tuple[object, ...]]:
+    facts = [o.get(p) for p in (port, "offset" if port == "scale" else "zero_points")]
+    return [tuple(f.shape or ()) for f in facts if f is not None]
+
+
+def _moved(o: LowerOp, values: Tensor, port: str) -> Tensor:
+    """Values plus zero points, as the nearest ones of the result's type."""
+    zero, dtype = o.maybe(port), o.out_dtype()
+    if zero is None:
+        return elementwise(lambda v: _narrowed(v, dtype), values, dtype=dtype)
+    return elementwise(
+        lambda v, z: _narrowed(add(v, cast(z, v.dtype)), dtype), values, zero, dtype=dtype
+    )
+
+
+def quantize(o: LowerOp) -> Tensor:
+    """Values over a scale, plus a zero point."""
+    return _moved(o, elementwise(div, o.tensor("x"), o.tensor("scales")), "zero_points")
+
+
+add_row(
+    "Quantize", _quantize_rule, _quantize, loops=Loops(quantize, declines=_along_last("scales"))
+)
+
+
+def ascend_quant(o: LowerOp) -> Tensor:
+    """Values times a scale, plus an offset."""
+    return _moved(o, elementwise(mul, o.tensor("x"), o.tensor("scale")), "offset")
+
+
+add_row(
+    "AscendQuantV2",
+    _of_type,
+    _ascend_quant,
+    loops=Loops(ascend_quant, declines=_along_last("scale")),
+)
 
 
 def _quant_of_one_scale(op: Op) -> Kernel:
@@ -81,8 +137,50 @@ def _dequant(op: Op) -> Kernel:
     return run
 
 
-add_row("AscendQuant", _of_type, _quant_of_one_scale)
-add_row("AscendDequant", _dequant_rule, _dequant)
+def _quant_declines(o: Op) -> str | None:
+    to_bytes = o.attr("dst_type") == DataType.DT_INT8 and TYPES.get(o.dtype("x")) in FLOATS
+    rounds = str(o.attr("round_mode")).lower() == "round"
+    return None if to_bytes and rounds else "only floats become int8"
+
+
+def quant_of_one_scale(o: LowerOp) -> Tensor:
+    """Values times a number, plus a number."""
+    scale = o.attr("scale") ** (2 if o.attr("sqrt_mode") else 1)
+    return elementwise(
+        lambda v: _narrowed(add(mul(v, scale), o.attr("offset")), "i8"), o.tensor("x"), dtype="i8"
+    )
+
+
+add_row(
+    "AscendQuant",
+    _of_type,
+    _quant_of_one_scale,
+    loops=Loops(quant_of_one_scale, declines=_quant_declines),
+)
+
+
+def dequant(o: LowerOp) -> Tensor:
+    """Whole sums times scales."""
+
+    def element(x: Expr, s: Expr) -> Expr:
+        scale = cast(s, "f32")
+        value = mul(cast(x, "f32"), mul(scale, scale) if o.attr("sqrt_mode") else scale)
+        return most(value, 0.0) if o.attr("relu_flag") else value
+
+    return elementwise(element, o.tensor("x"), o.tensor("deq_scale"), dtype=o.out_dtype())
+
+
+add_row(
+    "AscendDequant",
+    _dequant_rule,
+    _dequant,
+    loops=Loops(
+        dequant,
+        declines=lambda o: (
+            None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns"
+        ),
+    ),
+)
 
 
 # ---- scales from the values ----
@@ -108,8 +206,73 @@ def _dynamic(op: Op) -> Kernel:
     return run
 
 
-add_row("DynamicQuant", _dynamic_rule, _dynamic)
-add_row("DynamicQuantV2", _dynamic_rule, _dynamic)
+def _dynamic_declines(o: Op) -> str | None:
+    if o.attr("dst_type") != DataType.DT_INT8 or TYPES.get(o.dtype("x")) not in FLOATS:
+        return "only floats become int8"
+    return "rows have groups" if o.fed("group_index") else None
+
+
+def _last(o: Op) -> tuple[int, ...]:
+    return (len(o.shape("x")) - 1,)
+
+
+def _smoothed(o: LowerOp) -> tuple[Tensor, Tensor]:
+    """The operand, and what is quantised of it."""
+    x, smooth = o.tensor("x"), o.maybe("smooth_scales")
+    return x, x if smooth is None else elementwise(mul, x, smooth)
+
+
+def dynamic_quant(o: LowerOp) -> list[Tensor]:
+    """Values over the scale that lets the largest of a row just fit."""
+    x, values = _smoothed(o)
+    top = o.reduce("max", elementwise(absolute, values), _last(o), keep=True)
+    scale = elementwise(lambda t: div(t, 127.0), top)
+
+    def element(v: Expr, s: Expr) -> Expr:
+        return _narrowed(div(v, where(eq(s, 0.0), 1.0, s)), "i8")
+
+    return [elementwise(element, values, scale, dtype="i8"), _of_rows(x, scale)]
+
+
+def _of_rows(x: Tensor, kept: Tensor) -> Tensor:
+    """What a row has one of, without the dim that was reduced."""
+    return Tensor(x.shape[:-1], "f32", lambda place: kept.at((*place, Index())))
+
+
+add_row(
+    "DynamicQuant",
+    _dynamic_rule,
+    _dynamic,
+    loops=Loops(dynamic_quant, "reduce", "x", _last, declines=_dynamic_declines),
+)
+
+
+def _asymmetric_declines(o: Op) -> str | None:
+    rows = o.attr("quant_mode") == "pertoken" and not o.attr("dst_type_max")
+    if not rows or o.attr("is_symmetrical"):
+        return "only rows without symmetry are known, up to the largest number of int8"
+    return _dynamic_declines(o)
+
+
+def asymmetric_quant(o: LowerOp) -> list[Tensor]:
+    """Values over the scale, plus the offset, that let both ends of a row just fit."""
+    x, values = _smoothed(o)
+    top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))
+    scale = elementwise(lambda t, b: div(sub(t, b), 255.0), top, bottom)
+    safe = elementwise(lambda s: where(eq(s, 0.0), 1.0, s), scale)
+    offset = elementwise(lambda t, s: sub(127.0, div(t, s)), top, safe)
+    y = elementwise(
+        lambda v, s, z: _narrowed(add(div(v, s), z), "i8"), values, safe, offset, dtype="i8"
+    )
+    return [y, _of_rows(x, scale), _of_rows(x, offset)]
+
+
+add_row(
+    "DynamicQuantV2",
+    _dynamic_rule,
+    _dynamic,
+    loops=Loops(asymmetric_quant, "reduce", "x", _last, declines=_asymmetric_declines),
+)
 
 
 # ---- scales as a device wants them ----
@@ -194,6 +357,7 @@ add_row("WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait
 
 # ---- products of groups ----
 
+
 _DTYPES = {0: torch.float16, 1: torch.bfloat16, 2: torch.int32}
 
 
@@ -263,144 +427,3 @@ def _given(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 add_row("GroupedMatmul", _grouped_rule, _grouped, Trait.CONTRACTION, also_host=_cuts)
-
-
-# ---- quantisation ----
-
-
-def _narrowed(x: Expr, dtype: str) -> Expr:
-    """The nearest integer that a type holds."""
-    low, high = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}[dtype]
-    return cast(most(least(op("round", x), high), low), dtype)
-
-
-def _dynamic_declines(o: Op) -> str | None:
-    if o.attr("dst_type") != DataType.DT_INT8 or TYPES.get(o.dtype("x")) not in FLOATS:
-        return "only floats become int8"
-    return "rows have groups" if o.fed("group_index") else None
-
-
-def _last(o: Op) -> tuple[int, ...]:
-    return (len(o.shape("x")) - 1,)
-
-
-def _smoothed(o: LowerOp) -> tuple[Tensor, Tensor]:
-    """The operand, and what is quantised of it."""
-    x, smooth = o.tensor("x"), o.maybe("smooth_scales")
-    return x, x if smooth is None else elementwise(mul, x, smooth)
-
-
-@lowering(
-    "DynamicQuant", kind="reduce", domain="x", reduces=_last, declines=_dynamic_declines
-)  # fmt: skip
-def dynamic_quant(o: LowerOp) -> list[Tensor]:
-    """Values over the scale that lets the largest of a row just fit."""
-    x, values = _smoothed(o)
-    top = o.reduce("max", elementwise(absolute, values), _last(o), keep=True)
-    scale = elementwise(lambda t: div(t, 127.0), top)
-
-    def element(v: Expr, s: Expr) -> Expr:
-        return _narrowed(div(v, where(eq(s, 0.0), 1.0, s)), "i8")
-
-    return [elementwise(element, values, scale, dtype="i8"), _of_rows(x, scale)]
-
-
-def _of_rows(x: Tensor, kept: Tensor) -> Tensor:
-    """What a row has one of, without the dim that was reduced."""
-    return Tensor(x.shape[:-1], "f32", lambda place: kept.at((*place, Index())))
-
-
-def _asymmetric_declines(o: Op) -> str | None:
-    rows = o.attr("quant_mode") == "pertoken" and not o.attr("dst_type_max")
-    if not rows or o.attr("is_symmetrical"):
-        return "only rows without symmetry are known, up to the largest number of int8"
-    return _dynamic_declines(o)
-
-
-@lowering(
-    "DynamicQuantV2", kind="reduce", domain="x", reduces=_last, declines=_asymmetric_declines
-)  # fmt: skip
-def asymmetric_quant(o: LowerOp) -> list[Tensor]:
-    """Values over the scale, plus the offset, that let both ends of a row just fit."""
-    x, values = _smoothed(o)
-    top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))
-    scale = elementwise(lambda t, b: div(sub(t, b), 255.0), top, bottom)
-    safe = elementwise(lambda s: where(eq(s, 0.0), 1.0, s), scale)
-    offset = elementwise(lambda t, s: sub(127.0, div(t, s)), top, safe)
-    y = elementwise(
-        lambda v, s, z: _narrowed(add(div(v, s), z), "i8"), values, safe, offset, dtype="i8"
-    )
-    return [y, _of_rows(x, scale), _of_rows(x, offset)]
-
-
-def _along_last(port: str) -> Callable[[Op], str | None]:
-    """Scales that are broadcast as they are: one, or a row of them."""
-
-    def declines(o: Op) -> str | None:
-        axis, rank = o.attr("axis"), len(o.shape("x"))
-        if TYPES.get(o.dtype("x")) not in FLOATS or TYPES.get(o.node.outputs[0].dtype) not in (
-            "i8",
-            "u8",
-        ):
-            return "only floats become bytes"
-        whole = all(s == (1,) or axis in (-1, rank - 1) for s in _vectors(o, port))
-        return None if whole else "scales lie along another dim"
-
-    return declines
-
-
-def _vectors(o: Op, port: str) -> list[tuple[object, ...]]:
-    facts = [o.get(p) for p in (port, "offset" if port == "scale" else "zero_points")]
-    return [tuple(f.shape or ()) for f in facts if f is not None]
-
-
-def _moved(o: LowerOp, values: Tensor, port: str) -> Tensor:
-    """Values plus zero points, as the nearest ones of the result's type."""
-    zero, dtype = o.maybe(port), o.out_dtype()
-    if zero is None:
-        return elementwise(lambda v: _narrowed(v, dtype), values, dtype=dtype)
-    return elementwise(
-        lambda v, z: _narrowed(add(v, cast(z, v.dtype)), dtype), values, zero, dtype=dtype
-    )
-
-
-@lowering("AscendQuantV2", declines=_along_last("scale"))
-def ascend_quant(o: LowerOp) -> Tensor:
-    """Values times a scale, plus an offset."""
-    return _moved(o, elementwise(mul, o.tensor("x"), o.tensor("scale")), "offset")
-
-
-def _quant_declines(o: Op) -> str | None:
-    to_bytes = o.attr("dst_type") == DataType.DT_INT8 and TYPES.get(o.dtype("x")) in FLOATS
-    rounds = str(o.attr("round_mode")).lower() == "round"
-    return None if to_bytes and rounds else "only floats become int8"
-
-
-@lowering("AscendQuant", declines=_quant_declines)
-def quant_of_one_scale(o: LowerOp) -> Tensor:
-    """Values times a number, plus a number."""
-    scale = o.attr("scale") ** (2 if o.attr("sqrt_mode") else 1)
-    return elementwise(
-        lambda v: _narrowed(add(mul(v, scale), o.attr("offset")), "i8"), o.tensor("x"), dtype="i8"
-    )
-
-
-@lowering(
-    "AscendDequant",
-    declines=lambda o: None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns",
-)
-def dequant(o: LowerOp) -> Tensor:
-    """Whole sums times scales."""
-
-    def element(x: Expr, s: Expr) -> Expr:
-        scale = cast(s, "f32")
-        value = mul(cast(x, "f32"), mul(scale, scale) if o.attr("sqrt_mode") else scale)
-        return most(value, 0.0) if o.attr("relu_flag") else value
-
-    return elementwise(element, o.tensor("x"), o.tensor("deq_scale"), dtype=o.out_dtype())
-
-
-@lowering("Quantize", declines=_along_last("scales"))
-def quantize(o: LowerOp) -> Tensor:
-    """Values over a scale, plus a zero point."""
-    return _moved(o, elementwise(div, o.tensor("x"), o.tensor("scales")), "zero_points")

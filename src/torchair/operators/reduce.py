@@ -17,7 +17,10 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape
 from torchair.operators.core import (
+    ANY,
+    NUMBERS,
     Kernel,
+    Loops,
     Op,
     Rule,
     Trait,
@@ -26,22 +29,42 @@ from torchair.operators.core import (
     reduced_shape,
     same_as,
 )
-from torchair.operators.formulas import axes_in, count, dropped, mean, refuse_nothing, square, typed
+from torchair.operators.formulas import (
+    absolute,
+    add,
+    axes_in,
+    count,
+    div,
+    dropped,
+    either,
+    eq,
+    exp,
+    log,
+    mean,
+    most,
+    ne,
+    refuse_nothing,
+    sqrt,
+    square,
+    sub,
+    typed,
+    where,
+)
 from torchair.operators.loops import (
     TYPES,
+    LoopRule,
     LowerOp,
     Place,
     Tensor,
-    apply,
     as_stored,
     elementwise,
-    lowering,
     number,
 )
 
 REDUCTION = Trait.REDUCTION
 INT64 = DataType.DT_INT64
 _INFINITE = 2**31 - 1  # how an infinite order of a norm is written
+_LARGE = 2**63 - 1
 
 
 def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -54,6 +77,10 @@ def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 def _input_axes(op: Op) -> tuple[int, ...]:
     axes, rank = op.ints("axes"), len(op.shape("x"))
     return axes_of(axes if axes or op.attr("noop_with_empty_axes", True) else None, rank)
+
+
+def _axes(o: Op) -> tuple[int, ...]:
+    return _input_axes(o) if o.shape("x") else ()
 
 
 def _reduced_dims(op: Op) -> Shape:
@@ -78,21 +105,86 @@ def _sum(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) ->
     return torch.sum(x, axes, keep, dtype=x.dtype, out=out)  # torch would widen integers
 
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "EuclideanNorm": lambda x, axes, keep, out: torch.linalg.vector_norm(x, 2, axes, keep, out=out),
-    "ReduceAll": torch.all,
-    "ReduceAny": torch.any,
-    "ReduceLogSumExp": torch.logsumexp,
-    "ReduceMax": torch.amax,
-    "ReduceMean": torch.mean,
-    "ReduceMin": torch.amin,
-    "ReduceProd": _prod,
-    "ReduceSum": _sum,
-}
-for _name, _fn in _REDUCTIONS.items():
+def _reduced(o: LowerOp, kind: str, x: Tensor) -> Tensor:
+    axes = _axes(o)
+    return dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
+
+
+def _total(kind: str, inside: Mapping[str, str] | None = None) -> LoopRule:
+    def rule(o: LowerOp) -> Tensor:
+        x, dtype = o.tensor("x"), o.out_dtype()
+        return typed(_reduced(o, kind, typed(x, (inside or {}).get(dtype, dtype))), dtype)
+
+    return rule
+
+
+def _most(kind: str, of_truth: str) -> LoopRule:
+    def rule(o: LowerOp) -> Tensor:
+        x = o.tensor("x")
+        refuse_nothing(x, _axes(o))
+        return _reduced(o, of_truth if x.dtype == "bool" else kind, x)
+
+    return rule
+
+
+def _truth(kind: str) -> LoopRule:
+    def rule(o: LowerOp) -> Tensor:
+        return typed(_reduced(o, kind, typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
+
+    return rule
+
+
+def reduce_mean(o: LowerOp) -> Tensor:
+    """The mean, computed in the type of the result."""
+    axes = _axes(o)
+    x = typed(o.tensor("x"), o.out_dtype())
+    return dropped(mean(o, x, axes) if axes else x, axes, o.attr("keep_dims"))
+
+
+def euclidean_norm(o: LowerOp) -> Tensor:
+    """The root of the sum of squares; without axes nothing happens."""
+    x = o.tensor("x")
+    if not _axes(o):
+        return x
+    return elementwise(sqrt, _reduced(o, "sum", elementwise(square, x)))
+
+
+def _finite_or_zero(x: Expr) -> Expr:
+    return where(op("isinf", x), 0.0, x)
+
+
+def log_sum_exp(o: LowerOp) -> Tensor:
+    """The logarithm of the sum of exponentials, moved by the maximum as torch does."""
+    x, axes = o.tensor("x"), _axes(o)
+    if not axes:
+        return x
+    top = elementwise(_finite_or_zero, o.reduce("max", x, axes, keep=True))
+    powers = elementwise(lambda e, m: exp(sub(e, m)), x, top)
+    total = o.reduce("sum", powers, axes, keep=True)
+    result = elementwise(lambda s, m: add(log(s), m), total, top)
+    return dropped(result, axes, o.attr("keep_dims"))
+
+
+_Reduction = tuple[Callable[..., Any], LoopRule, frozenset[str]]
+_REDUCTIONS: dict[str, _Reduction] = {
+    "EuclideanNorm": (
+        lambda x, axes, keep, out: torch.linalg.vector_norm(x, 2, axes, keep, out=out),
+        euclidean_norm, FLOATS,
+    ),
+    "ReduceAll": (torch.all, _truth("all"), ANY),
+    "ReduceAny": (torch.any, _truth("any"), ANY),
+    "ReduceLogSumExp": (torch.logsumexp, log_sum_exp, FLOATS),
+    "ReduceMax": (torch.amax, _most("max", of_truth="any"), ANY),
+    "ReduceMean": (torch.mean, reduce_mean, FLOATS),
+    "ReduceMin": (torch.amin, _most("min", of_truth="all"), ANY),
+    # Some of the factors may leave the range of their type where all of them together do not.
+    "ReduceProd": (_prod, _total("prod", inside={t: "f64" for t in FLOATS}), NUMBERS),
+    "ReduceSum": (_sum, _total("sum"), NUMBERS),
+}  # fmt: skip
+for _name, (_fn, _rule, _types) in _REDUCTIONS.items():
     add_row(
         _name, lambda op: Fact(op.dtype("x"), _reduced_dims(op)), _reduction(_fn), REDUCTION,
-        host=("axes",), out=True,
+        host=("axes",), out=True, loops=Loops(_rule, "reduce", "x", _axes), types=_types,
     )  # fmt: skip
 
 
@@ -109,10 +201,19 @@ def _mean_with_cast(op: Op) -> Kernel:
     return lambda x, out=None: torch.mean(x, axes, keep, dtype=dtype, out=out)
 
 
+def _no_mean(o: Op) -> str | None:
+    return None if TYPES.get(o.output.dtype) in FLOATS else "integers are not averaged"
+
+
 add_row(
-    "ReduceMeanWithCast", _mean_with_cast_rule, _mean_with_cast, REDUCTION,
-    host=("axes",), out=True,
-)  # fmt: skip
+    "ReduceMeanWithCast",
+    _mean_with_cast_rule,
+    _mean_with_cast,
+    REDUCTION,
+    host=("axes",),
+    out=True,
+    loops=Loops(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
+)
 
 
 # ---- axes as an attribute; no axes: all are reduced ----
@@ -156,9 +257,103 @@ def _mean_variance(op: Op) -> Kernel:
     return lambda x: torch.var_mean(x, **options)[::-1]
 
 
-add_row("LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, out=True)
-add_row("ReduceStdV2", _std_rule, _std, REDUCTION)
-add_row("ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION)
+def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
+    return lambda o: axes_in(o.attr(name) or None, len(o.shape("x")))
+
+
+def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], str, Callable[[Expr], Expr]]:
+    """What a norm of order `p` does to each element, how it sums up, what it does at the end."""
+    if abs(p) >= _INFINITE:
+        return absolute, "max" if p > 0 else "min", lambda e: e
+    if p == 0:
+        return lambda e: cast(ne(e, 0.0), e.dtype), "sum", lambda e: e
+    if p == 1:
+        return absolute, "sum", lambda e: e
+    if p == 2:
+        return square, "sum", sqrt
+    return (
+        lambda e: op("pow", absolute(e), number(p, e)),
+        "sum",
+        lambda e: op("pow", e, number(1 / p, e)),
+    )
+
+
+def lp_norm(o: LowerOp) -> Tensor:
+    """A vector norm of any order."""
+    axes = _attr_axes("axes")(o)
+    each, kind, last = _power_sum(float(o.attr("p")))
+    total = o.reduce(kind, elementwise(each, o.tensor("x")), axes, keep=True)
+    return dropped(elementwise(last, total), axes, o.attr("keepdim"))
+
+
+add_row(
+    "LpNormV2",
+    _attr_rule("axes", "keepdim", 1),
+    _lp_norm,
+    REDUCTION,
+    out=True,
+    loops=Loops(lp_norm, "reduce", "x", _attr_axes("axes")),
+    types=FLOATS,
+)
+
+
+def _freedom(n: Int, correction: int) -> Expr:
+    """Elements less the correction, never below zero."""
+    left = n - correction
+    if isinstance(left, Number):
+        return most(size(left), const(0, "i64"))
+    return const(max(left, 0), "i64")
+
+
+def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance in two passes, over axes that stay; in float64 as torch has it, so that no
+    square overflows."""
+    x = typed(o.tensor("x"), "f64")
+    middle = mean(o, x, axes)
+    squares = elementwise(lambda e, m: square(sub(e, m)), x, middle)
+    degrees = _freedom(count(x, axes), correction)
+    total = o.reduce("sum", squares, axes, keep=True)
+    return middle, elementwise(lambda s: div(s, cast(degrees, s.dtype)), total)
+
+
+def reduce_std(o: LowerOp) -> list[Tensor | None]:
+    """The deviation, and the mean where it is wanted."""
+    axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
+    middle, variance = _moments(o, axes, o.attr("correction"))
+    deviation = dropped(elementwise(sqrt, variance), axes, keep)
+    middle = dropped(middle, axes, keep)
+    return [
+        typed(deviation, o.out_dtype()),
+        typed(middle, o.out_dtype(1)) if o.attr("is_mean_out") else None,
+    ]
+
+
+add_row(
+    "ReduceStdV2",
+    _std_rule,
+    _std,
+    REDUCTION,
+    loops=Loops(reduce_std, "reduce", "x", _attr_axes("dim")),
+    types=FLOATS,
+)
+
+
+def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
+    """Mean and variance of all elements, without correction."""
+    axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
+    return [
+        typed(dropped(t, axes, keep), o.out_dtype(k)) for k, t in enumerate(_moments(o, axes, 0))
+    ]
+
+
+add_row(
+    "ReduceMeanVariance",
+    _attr_rule("axes", "keep_dims", 2),
+    _mean_variance,
+    REDUCTION,
+    loops=Loops(reduce_mean_variance, "reduce", "x", _attr_axes("axes")),
+    types=FLOATS,
+)
 
 
 # ---- extremes and their positions ----
@@ -183,8 +378,47 @@ def _extreme(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     return make
 
 
-add_row("ArgMaxWithValue", _extreme_rule, _extreme(torch.max), REDUCTION, out=True)
-add_row("ArgMinWithValue", _extreme_rule, _extreme(torch.min), REDUCTION, out=True)
+def extreme(o: LowerOp, kind: str, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Position and value of the first extreme along an axis, which stays. NaN is more extreme than
+    any number, so that the first one wins."""
+    x = as_stored(o.tensor("x"))
+    if not axes:
+        return Tensor((), "i64", lambda _: const(0, "i64")), x
+    refuse_nothing(x, axes)
+    (axis,) = axes
+    best = o.reduce(kind, x, axes, keep=True)
+
+    def candidate(place: Place) -> Expr:
+        here = x.at(place)
+        kept = [Index() if d == axis else p for d, p in enumerate(place)]
+        match = eq(here, best.at(kept))
+        if here.dtype in FLOATS:
+            match = either(match, op("isnan", here))
+        return where(match, place[axis].value(), const(_LARGE, "i64"))
+
+    return o.reduce("min", Tensor(x.shape, "i64", candidate), axes, keep=True), best
+
+
+def _attr_axis(o: Op) -> tuple[int, ...]:
+    return axes_in(o.attr("dimension"), len(o.shape("x")))
+
+
+def _extreme_loops(kind: str) -> Loops:
+    def rule(o: LowerOp) -> list[Tensor]:
+        axes, keep = _attr_axis(o), o.attr("keep_dims")
+        position, value = extreme(o, kind, axes)
+        return [typed(dropped(position, axes, keep), o.out_dtype()), dropped(value, axes, keep)]
+
+    return Loops(rule, "reduce", "x", _attr_axis)
+
+
+for _name, _fn, _kind in (
+    ("ArgMaxWithValue", torch.max, "max"), ("ArgMinWithValue", torch.min, "min"),
+):  # fmt: skip
+    add_row(
+        _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True,
+        loops=_extreme_loops(_kind), types=NUMBERS,
+    )  # fmt: skip
 
 
 def _position_rule(op: Op) -> Fact:
@@ -202,8 +436,23 @@ def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     return make
 
 
-for _name, _fn in (("ArgMaxV2", torch.argmax), ("ArgMin", torch.argmin)):
-    add_row(_name, _position_rule, _position(_fn), REDUCTION, host=("dimension",), out=True)
+def _port_axis(o: Op) -> tuple[int, ...]:
+    return axes_in(o.int("dimension"), len(o.shape("x")))
+
+
+def _position_loops(kind: str) -> Loops:
+    def rule(o: LowerOp) -> Tensor:
+        axes = _port_axis(o)
+        return typed(dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
+
+    return Loops(rule, "reduce", "x", _port_axis)
+
+
+for _name, _fn, _kind in (("ArgMaxV2", torch.argmax, "max"), ("ArgMin", torch.argmin, "min")):
+    add_row(
+        _name, _position_rule, _position(_fn), REDUCTION, host=("dimension",), out=True,
+        loops=_position_loops(_kind), types=NUMBERS,
+    )  # fmt: skip
 
 
 # ---- order ----
@@ -258,244 +507,3 @@ def _scan(fn: Callable[..., Any], start: int) -> Callable[[Op], Kernel]:
 
 add_row("Cumsum", same_as("x"), _scan(torch.cumsum, 0), host=("axis",), out=True)
 add_row("Cumprod", same_as("x"), _scan(torch.cumprod, 1), host=("axis",), out=True)
-
-
-# ---- sums, means, extremes and norms over dims, and the positions of extremes ----
-
-
-_ENDLESS = 2**31 - 1  # how an infinite order of a norm is written
-_LARGE = 2**63 - 1
-
-
-# ---- what reductions are made of ----
-
-
-def _only_floats(o: Op) -> str | None:
-    return None if TYPES.get(o.dtype("x")) in FLOATS else "integers are not averaged"
-
-
-def _no_truth(o: Op) -> str | None:
-    return "a sum of truth values" if TYPES.get(o.dtype("x")) == "bool" else None
-
-
-# ---- axes as an input; no axes: nothing is reduced ----
-
-
-def _axes(o: Op) -> tuple[int, ...]:
-    axes = o.ints("axes")
-    wanted = axes if axes or o.attr("noop_with_empty_axes", True) else None
-    return axes_in(wanted, len(o.shape("x")))
-
-
-def _reduced(o: LowerOp, kind: str, x: Tensor) -> Tensor:
-    axes = _axes(o)
-    return dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
-
-
-def _lower_plain(type_: str, kind: str, inside: Mapping[str, str] | None = None) -> None:
-    @lowering(type_, kind="reduce", domain="x", reduces=_axes, declines=_no_truth)
-    def rule(o: LowerOp) -> Tensor:
-        x, dtype = o.tensor("x"), o.out_dtype()
-        return typed(_reduced(o, kind, typed(x, (inside or {}).get(dtype, dtype))), dtype)
-
-
-def _lower_extreme(type_: str, kind: str, of_truth: str) -> None:
-    @lowering(type_, kind="reduce", domain="x", reduces=_axes)
-    def rule(o: LowerOp) -> Tensor:
-        x = o.tensor("x")
-        refuse_nothing(x, _axes(o))
-        return _reduced(o, of_truth if x.dtype == "bool" else kind, x)
-
-
-def _lower_truth(type_: str, kind: str) -> None:
-    @lowering(type_, kind="reduce", domain="x", reduces=_axes)
-    def rule(o: LowerOp) -> Tensor:
-        return typed(_reduced(o, kind, typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
-
-
-_lower_plain("ReduceSum", "sum")
-# Some of the factors may leave the range of their type where all of them together do not.
-_lower_plain("ReduceProd", "prod", inside={t: "f64" for t in FLOATS})
-_lower_extreme("ReduceMax", "max", "any")
-_lower_extreme("ReduceMin", "min", "all")
-_lower_truth("ReduceAny", "any")
-_lower_truth("ReduceAll", "all")
-
-
-def _only_float_means(o: Op) -> str | None:
-    return None if TYPES.get(o.output.dtype) in FLOATS else "integers are not averaged"
-
-
-@lowering(
-    "ReduceMean", "ReduceMeanWithCast",
-    kind="reduce", domain="x", reduces=_axes, declines=_only_float_means,
-)  # fmt: skip
-def reduce_mean(o: LowerOp) -> Tensor:
-    """The mean, computed in the type of the result."""
-    axes = _axes(o)
-    x = typed(o.tensor("x"), o.out_dtype())
-    return dropped(mean(o, x, axes) if axes else x, axes, o.attr("keep_dims"))
-
-
-@lowering("EuclideanNorm", kind="reduce", domain="x", reduces=_axes, declines=_only_floats)
-def euclidean_norm(o: LowerOp) -> Tensor:
-    """The root of the sum of squares; without axes nothing happens."""
-    x = o.tensor("x")
-    if not _axes(o):
-        return x
-    return elementwise(apply("sqrt"), _reduced(o, "sum", elementwise(square, x)))
-
-
-def _finite_or_zero(x: Expr) -> Expr:
-    return op("where", op("isinf", x), number(0.0, x), x)
-
-
-@lowering("ReduceLogSumExp", kind="reduce", domain="x", reduces=_axes, declines=_only_floats)
-def log_sum_exp(o: LowerOp) -> Tensor:
-    """The logarithm of the sum of exponentials, moved by the maximum as torch does."""
-    x, axes = o.tensor("x"), _axes(o)
-    if not axes:
-        return x
-    most = elementwise(_finite_or_zero, o.reduce("max", x, axes, keep=True))
-    powers = elementwise(lambda e, m: op("exp", op("sub", e, m)), x, most)
-    total = o.reduce("sum", powers, axes, keep=True)
-    result = elementwise(lambda s, m: op("add", op("log", s), m), total, most)
-    return dropped(result, axes, o.attr("keep_dims"))
-
-
-# ---- axes as an attribute; no axes: all are reduced ----
-
-
-def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
-    return lambda o: axes_in(o.attr(name) or None, len(o.shape("x")))
-
-
-def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], str, Callable[[Expr], Expr]]:
-    """What a norm of order `p` does to each element, how it sums up, what it does at the end."""
-    if abs(p) >= _ENDLESS:
-        return apply("abs"), "max" if p > 0 else "min", lambda e: e
-    if p == 0:
-        return lambda e: cast(op("ne", e, number(0.0, e)), e.dtype), "sum", lambda e: e
-    if p == 1:
-        return apply("abs"), "sum", lambda e: e
-    if p == 2:
-        return square, "sum", apply("sqrt")
-    return (
-        lambda e: op("pow", op("abs", e), number(p, e)),
-        "sum",
-        lambda e: op("pow", e, number(1 / p, e)),
-    )
-
-
-@lowering(
-    "LpNormV2", kind="reduce", domain="x", reduces=_attr_axes("axes"), declines=_only_floats
-)  # fmt: skip
-def lp_norm(o: LowerOp) -> Tensor:
-    """A vector norm of any order."""
-    axes = _attr_axes("axes")(o)
-    each, kind, last = _power_sum(float(o.attr("p")))
-    total = o.reduce(kind, elementwise(each, o.tensor("x")), axes, keep=True)
-    return dropped(elementwise(last, total), axes, o.attr("keepdim"))
-
-
-def _freedom(n: Int, correction: int) -> Expr:
-    """Elements less the correction, never below zero."""
-    left = n - correction
-    if isinstance(left, Number):
-        return op("max", size(left), const(0, "i64"))
-    return const(max(left, 0), "i64")
-
-
-def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance in two passes, over axes that stay; in float64 as torch has it, so that no
-    square overflows."""
-    x = typed(o.tensor("x"), "f64")
-    middle = mean(o, x, axes)
-    squares = elementwise(lambda e, m: square(op("sub", e, m)), x, middle)
-    degrees = _freedom(count(x, axes), correction)
-    total = o.reduce("sum", squares, axes, keep=True)
-    return middle, elementwise(lambda s: op("div", s, cast(degrees, s.dtype)), total)
-
-
-@lowering(
-    "ReduceStdV2", kind="reduce", domain="x", reduces=_attr_axes("dim"), declines=_only_floats
-)  # fmt: skip
-def reduce_std(o: LowerOp) -> list[Tensor | None]:
-    """The deviation, and the mean where it is wanted."""
-    axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
-    middle, variance = _moments(o, axes, o.attr("correction"))
-    deviation = dropped(elementwise(apply("sqrt"), variance), axes, keep)
-    middle = dropped(middle, axes, keep)
-    return [
-        typed(deviation, o.out_dtype()),
-        typed(middle, o.out_dtype(1)) if o.attr("is_mean_out") else None,
-    ]
-
-
-@lowering(
-    "ReduceMeanVariance",
-    kind="reduce", domain="x", reduces=_attr_axes("axes"), declines=_only_floats,
-)  # fmt: skip
-def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
-    """Mean and variance of all elements, without correction."""
-    axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
-    return [
-        typed(dropped(t, axes, keep), o.out_dtype(k)) for k, t in enumerate(_moments(o, axes, 0))
-    ]
-
-
-# ---- extremes and their positions ----
-
-
-def extreme(o: LowerOp, kind: str, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Position and value of the first extreme along an axis, which stays. NaN is more extreme than
-    any number, so that the first one wins."""
-    x = as_stored(o.tensor("x"))
-    if not axes:
-        return Tensor((), "i64", lambda _: const(0, "i64")), x
-    refuse_nothing(x, axes)
-    (axis,) = axes
-    best = o.reduce(kind, x, axes, keep=True)
-
-    def candidate(place: Place) -> Expr:
-        here = x.at(place)
-        kept = [Index() if d == axis else p for d, p in enumerate(place)]
-        match = op("eq", here, best.at(kept))
-        if here.dtype in FLOATS:
-            match = op("or", match, op("isnan", here))
-        return op("where", match, place[axis].value(), const(_LARGE, "i64"))
-
-    return o.reduce("min", Tensor(x.shape, "i64", candidate), axes, keep=True), best
-
-
-def _attr_axis(o: Op) -> tuple[int, ...]:
-    return axes_in(o.attr("dimension"), len(o.shape("x")))
-
-
-def _port_axis(o: Op) -> tuple[int, ...]:
-    return axes_in(o.int("dimension"), len(o.shape("x")))
-
-
-def _no_truths(o: Op) -> str | None:
-    return "an extreme of truth values" if TYPES.get(o.dtype("x")) == "bool" else None
-
-
-def _lower_position(type_: str, kind: str) -> None:
-    @lowering(type_, kind="reduce", domain="x", reduces=_port_axis, declines=_no_truths)
-    def rule(o: LowerOp) -> Tensor:
-        axes = _port_axis(o)
-        return typed(dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
-
-
-def _lower_position_and_value(type_: str, kind: str) -> None:
-    @lowering(type_, kind="reduce", domain="x", reduces=_attr_axis, declines=_no_truths)
-    def rule(o: LowerOp) -> list[Tensor]:
-        axes, keep = _attr_axis(o), o.attr("keep_dims")
-        position, value = extreme(o, kind, axes)
-        return [typed(dropped(position, axes, keep), o.out_dtype()), dropped(value, axes, keep)]
-
-
-_lower_position("ArgMaxV2", "max")
-_lower_position("ArgMin", "min")
-_lower_position_and_value("ArgMaxWithValue", "max")
-_lower_position_and_value("ArgMinWithValue", "min")

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-from torchair.codegen.loops import Expr, Index, at_value, cast, op
-from torchair.operators.core import Kernel, Op, Trait, add_row, same_as, writes_first
-from torchair.operators.formulas import replaced
-from torchair.operators.index import inside
-from torchair.operators.loops import TYPES, LowerOp, Place, Update, lowering
+from typing import Any
+
+import torch
+
+from torchair.codegen.loops import Expr, Index, at_value
+from torchair.ge.shapes import Shape
+from torchair.operators.core import (
+    Kernel,
+    Loops,
+    Op,
+    Trait,
+    add_row,
+    broadcast_rule,
+    fixed,
+    same_as,
+    writes_first,
+)
+from torchair.operators.formulas import add, both, replaced
+from torchair.operators.index import (
+    Points,
+    aten,
+    indexed_shape,
+    inside,
+    not_positions,
+    spread,
+    wide,
+)
+from torchair.operators.loops import (
+    LowerOp,
+    Place,
+    Tensor,
+    Update,
+    elementwise,
+    flattened,
+    unflattened,
+)
+from torchair.operators.shape import _LAYOUT
 from torchair.ops.npu.rows import scatter_nd_update_, scatter_update_
 
 
-def _scatter(op: Op) -> Kernel:
+def _cache_kernel(op: Op) -> Kernel:
     axis, reduce = op.attr("axis"), op.attr("reduce")
     if reduce != "update":
         raise ValueError(f"{op.node}: reduce {reduce!r} is not supported, only 'update'")
     return writes_first(lambda var, indices, updates: scatter_update_(var, indices, updates, axis))
 
 
-add_row("Scatter", same_as("var"), _scatter, Trait.WRITES_FIRST, out=True)
-add_row(
-    "ScatterNdUpdate",
-    same_as("var"),
-    lambda op: writes_first(scatter_nd_update_),
-    Trait.WRITES_FIRST,
-    out=True,
-)
-
-
-_POSITIONS = ("i64", "i32")
-
-
-def _wide(e: Expr) -> Expr:
-    return cast(e, "i64")
-
-
-def _not_positions(o: Op) -> str | None:
-    known = TYPES.get(o.dtype("indices")) in _POSITIONS
-    return None if known else "indices are no positions"
-
-
-def _scatter_declines(o: Op) -> str | None:
+def _no_cache(o: Op) -> str | None:
     var, updates, indices = (o.shape(p) for p in ("var", "updates", "indices"))
     axis = o.attr("axis") % len(var)
     if o.attr("reduce") != "update" or axis == 0 or len(var) != len(updates):
@@ -47,21 +57,20 @@ def _scatter_declines(o: Op) -> str | None:
     same = [d for d in range(1, len(var)) if d != axis and var[d] != updates[d]]
     if same or indices[0] != updates[0] or (len(indices) == 2 and indices[1] != 2):
         return "its operands do not fit"
-    return _not_positions(o)
+    return not_positions([o["indices"]])
 
 
-@lowering("Scatter", kind="update", domain="updates", declines=_scatter_declines)
-def scatter(o: LowerOp) -> Update:
+def cache_update(o: LowerOp) -> Update:
     """Rows of each batch written from a position on, that an index gives."""
     var, updates, indices = o.tensor("var"), o.tensor("updates"), o.tensor("indices")
     axis, pairs = o.attr("axis") % var.rank, indices.rank == 2
 
     def batch(index: Place) -> Expr:
-        return _wide(indices.at((index[0], Index()))) if pairs else index[0].value()
+        return wide(indices.at((index[0], Index()))) if pairs else index[0].value()
 
     def position(index: Place) -> Expr:
         start = indices.at((index[0], Index(offset=1)) if pairs else (index[0],))
-        return op("add", _wide(start), index[axis].value())
+        return add(wide(start), index[axis].value())
 
     def place(index: Place) -> Place:
         first = at_value(batch(index)) if pairs else index[0]
@@ -69,9 +78,19 @@ def scatter(o: LowerOp) -> Update:
 
     def valid(index: Place) -> Expr:
         fits = inside(position(index), var.shape[axis])
-        return o.verify(op("and", fits, inside(batch(index), var.shape[0])))
+        return o.verify(both(fits, inside(batch(index), var.shape[0])))
 
     return Update(updates, place, valid)
+
+
+add_row(
+    "Scatter",
+    same_as("var"),
+    _cache_kernel,
+    Trait.WRITES_FIRST,
+    out=True,
+    loops=Loops(cache_update, "update", "updates", declines=_no_cache),
+)
 
 
 def _points_decline(o: Op) -> str | None:
@@ -81,17 +100,16 @@ def _points_decline(o: Op) -> str | None:
         return "how many dims a point has is not known"
     if updates != (*indices[:-1], *var[depth:]):
         return "its operands do not fit"
-    return _not_positions(o)
+    return not_positions([o["indices"]])
 
 
-@lowering("ScatterNdUpdate", kind="update", domain="updates", declines=_points_decline)
 def scatter_nd_update(o: LowerOp) -> Update:
     """Rows written at the points that indices name."""
     var, updates, indices = o.tensor("var"), o.tensor("updates"), o.tensor("indices")
     depth, lead = int(o.shape("indices")[-1]), indices.rank - 1
 
     def position(index: Place, d: int) -> Expr:
-        return _wide(indices.at((*index[:lead], Index(offset=d))))
+        return wide(indices.at((*index[:lead], Index(offset=d))))
 
     def place(index: Place) -> Place:
         return (*(at_value(position(index, d)) for d in range(depth)), *index[lead:])
@@ -100,7 +118,172 @@ def scatter_nd_update(o: LowerOp) -> Update:
         tests = [inside(position(index, d), var.shape[d]) for d in range(depth)]
         fits = tests[0]
         for test in tests[1:]:
-            fits = op("and", fits, test)
+            fits = both(fits, test)
         return o.verify(fits)
 
     return Update(updates, place, valid)
+
+
+add_row(
+    "ScatterNdUpdate",
+    same_as("var"),
+    lambda op: writes_first(scatter_nd_update_),
+    Trait.WRITES_FIRST,
+    out=True,
+    loops=Loops(scatter_nd_update, "update", "updates", declines=_points_decline),
+)
+
+
+def _view_copy(op: Op) -> Kernel:
+    size, stride = op.ints("dst_size"), op.ints("dst_stride")
+    offset, src_size = op.int("dst_storage_offset"), op.ints("src_size")
+
+    def update(dst: torch.Tensor, src: torch.Tensor) -> None:
+        whole = dst.contiguous()
+        part = whole.as_strided(size, stride, whole.storage_offset() + offset)
+        part.copy_(src.reshape(src_size))
+        if whole is not dst:
+            dst.copy_(whole)
+
+    return writes_first(update)
+
+
+def _view_copy_declines(o: Op) -> str | None:
+    same = o.ints("dst_size") == o.ints("src_size")
+    return None if same else "a source that is broadcast"
+
+
+def view_copy(o: LowerOp) -> Update:
+    """Elements written where sizes and strides over the contiguous order of `dst` say."""
+    dst, src = o.tensor("dst"), o.tensor("src")
+    dims, strides = o.ints("dst_size"), o.ints("dst_stride")
+
+    def place(index: Place) -> Place:
+        point = unflattened(flattened(index, src.shape), dims, o.extents) if dims else []
+        flat = Index(offset=o.int("dst_storage_offset"))
+        for position, stride in zip(point, strides, strict=True):
+            flat = flat + position * stride
+        return tuple(unflattened(flat, dst.shape, o.extents)) if dst.rank else ()
+
+    return Update(src, place)
+
+
+add_row(
+    "ViewCopy",
+    same_as("dst"),
+    _view_copy,
+    Trait.WRITES_FIRST,
+    host=[f"{side}_{part}" for side in ("dst", "src") for part in _LAYOUT],
+    out=True,
+    loops=Loops(view_copy, "update", "src", declines=_view_copy_declines),
+)
+
+
+WRITES = Trait.WRITES_FIRST
+
+
+def _index_put(op: Op) -> Kernel:
+    """`indexed_sizes` is the mask of leading dims that have an index."""
+    mask, accumulate = op.ints("indexed_sizes"), bool(op.attr("accumulate"))
+
+    def update(x: torch.Tensor, value: torch.Tensor, indices: list[torch.Tensor]) -> None:
+        aten.index_put_(x, spread(mask, indices), value, accumulate)
+
+    return writes_first(update)
+
+
+def _index_put_declines(o: Op) -> str | None:
+    if o.attr("accumulate"):
+        return "sums at one place"
+    shapes: list[Shape] = [f.shape for f in o.list("indices") if f.shape is not None]
+    if o["x"].shape is None or len(shapes) != len(o.list("indices")):
+        return "dims that are not known"
+    if o["value"].shape != indexed_shape(o.shape("x"), shapes, o.ints("indexed_sizes")):
+        return "values that are broadcast"
+    return not_positions(o.list("indices"))
+
+
+def index_put(o: LowerOp) -> Update:
+    """Values written at the points that index tensors name. Where points meet, one of them stays:
+    as in torch, which one is not said."""
+    points = Points(o.tensor("x"), o.tensors("indices"), o.ints("indexed_sizes"))
+    return Update(
+        o.tensor("value"),
+        lambda place: points.source(place, lambda e, _: e),
+        lambda place: o.verify(points.valid(place)),
+    )
+
+
+add_row(
+    "IndexPutV2",
+    same_as("x"),
+    _index_put,
+    WRITES,
+    host=("indexed_sizes", "indexed_strides"),
+    out=True,
+    loops=Loops(index_put, "update", "value", declines=_index_put_declines),
+)
+
+
+def _index_add(op: Op) -> Kernel:
+    axis = op.attr("axis")
+
+    def update(var: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, alpha: Any) -> None:
+        var.index_add_(axis, indices, updates, alpha=1 if alpha is None else alpha.item())
+
+    return writes_first(update)
+
+
+add_row("InplaceIndexAdd", same_as("var"), _index_add, WRITES, out=True)
+
+
+_REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
+
+
+def _scatter(op: Op) -> Kernel:
+    axis, reduction = op.attr("axis"), op.attr("reduction")
+
+    def update(data: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> None:
+        if reduction == "none":
+            data.scatter_(axis, indices, updates)
+        elif reduction == "add":
+            data.scatter_add_(axis, indices, updates)
+        else:
+            data.scatter_reduce_(axis, indices, updates, _REDUCE[reduction])
+
+    return writes_first(update)
+
+
+def _scatter_declines(o: Op) -> str | None:
+    if o.attr("reduction") != "none":
+        return "sums at one place"
+    ranks = {len(o.shape(p)) for p in ("data", "indices", "updates")}
+    if len(ranks) != 1 or 0 in ranks:
+        return "a tensor without dims"
+    return not_positions([o["indices"]])
+
+
+def scatter_elements(o: LowerOp) -> Update:
+    """Elements written where an index says along one dim."""
+    data, indices, updates = o.tensor("data"), o.tensor("indices"), o.tensor("updates")
+    dim = o.attr("axis") % data.rank
+    positions = elementwise(wide, indices, dtype="i64")
+
+    def place(index: Place) -> Place:
+        return tuple(at_value(positions.at(index)) if d == dim else p for d, p in enumerate(index))
+
+    value = Tensor(indices.shape, updates.dtype, updates.at)
+    return Update(
+        value, place, lambda index: o.verify(inside(positions.at(index), data.shape[dim]))
+    )
+
+
+add_row(
+    "ScatterElements",
+    same_as("data"),
+    _scatter,
+    WRITES,
+    out=True,
+    loops=Loops(scatter_elements, "update", "indices", declines=_scatter_declines),
+)
+add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))

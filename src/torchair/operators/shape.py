@@ -16,6 +16,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, is_static, numel
 from torchair.operators.core import (
     Kernel,
+    Loops,
     Op,
     Rule,
     Trait,
@@ -24,17 +25,9 @@ from torchair.operators.core import (
     copy_of,
     fixed,
     same_as,
-    writes_first,
 )
-from torchair.operators.loops import (
-    LowerOp,
-    Place,
-    Tensor,
-    flattened,
-    is_one,
-    lowering,
-    unflattened,
-)
+from torchair.operators.formulas import of_elements
+from torchair.operators.loops import LowerOp, Place, Tensor, flattened, is_one, unflattened
 
 VIEW = Trait.VIEW
 
@@ -50,14 +43,21 @@ def _const(op: Op) -> Kernel:
 add_row("Const", lambda op: op.output, _const, Trait.CONSTANT)
 add_row("Data", lambda op: op.output, fixed(lambda x: x))
 add_row("RefData", lambda op: op.output, fixed(lambda x: x))
-add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW)
+
+
+def identity(o: LowerOp) -> Tensor:
+    """The operand itself."""
+    return o.tensor("x")
+
+
+add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW, loops=Loops(identity))
 
 
 def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
 
 
-add_row("TensorMove", copy_of("x"), fixed(_copy), out=True)
+add_row("TensorMove", copy_of("x"), fixed(_copy), out=True, loops=Loops(of_elements(lambda x: x)))
 
 
 def _assign(ref: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -81,23 +81,6 @@ def _shape(op: Op) -> Kernel:
 
 
 add_row("Shape", _shape_rule, _shape)
-
-
-def _gather_rule(op: Op) -> Fact:
-    x, index = op["x"], op["indices"]
-    if x.shape is None or index.shape is None:
-        raise MissingHostValue("gather dims")
-    fact = Fact(x.dtype, (*index.shape, *x.shape[1:]))
-    if isinstance(x.content, tuple) and isinstance(index.content, int):
-        fact.content = x.content[index.content]
-    return fact
-
-
-def _gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return torch.index_select(x, 0, indices.reshape(-1)).reshape((*indices.shape, *x.shape[1:]))
-
-
-add_row("Gather", _gather_rule, fixed(_gather))
 
 
 def _product_rule(op: Op) -> Fact:
@@ -144,7 +127,54 @@ def _reshape(op: Op) -> Kernel:
     return lambda x: x.reshape(dims)
 
 
-add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",))
+def matched(old: Sequence[Int], new: Sequence[Int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Runs of dims of two shapes that hold the same elements, as short as can be. Dims of size 1
+    belong to no run."""
+    left = [d for d, n in enumerate(old) if not is_one(n)]
+    right = [d for d, n in enumerate(new) if not is_one(n)]
+    while left and right:
+        run = [left.pop(0)], [right.pop(0)]
+        while (ahead := _count(old, run[0]) - _count(new, run[1])) != 0:
+            side = 0 if ahead < 0 else 1
+            run[side].append((left, right)[side].pop(0))
+        yield run
+    if left or right:
+        yield left, right  # sizes that happen to be 1
+
+
+def _count(shape: Sequence[Int], dims: Sequence[int]) -> int:
+    return math.prod(value_of(shape[d]) for d in dims)
+
+
+def _must_hold(condition: bool) -> None:
+    """Sizes were compared, so that the condition is written down for other plans."""
+    if not condition:
+        raise ValueError("a reshape to another number of elements")
+
+
+def reshape(o: LowerOp) -> Tensor:
+    """Other dims over the same order of elements. Dims that stay are left alone, dims that are cut
+    cost nothing, dims that are joined are divided again unless the axes of the nest tell."""
+    x, shape = o.tensor("x"), o.out_shape()
+    if any(value_of(n) == 0 and n == 0 for n in (*x.shape, *shape)):
+        return Tensor(shape, x.dtype, lambda _: cast(const(0, "i64"), x.dtype))
+    runs = list(matched(x.shape, shape))
+    for old, new in runs:
+        _must_hold(math.prod(x.shape[d] for d in old) == math.prod(shape[d] for d in new))
+
+    def element(place: Place) -> Expr:
+        source = [Index()] * x.rank
+        for old, new in runs:
+            flat = flattened([place[d] for d in new], [shape[d] for d in new])
+            parts = unflattened(flat, [x.shape[d] for d in old], o.extents) if old else []
+            for d, part in zip(old, parts, strict=True):
+                source[d] = part
+        return x.at(source)
+
+    return Tensor(shape, x.dtype, element)
+
+
+add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",), loops=Loops(reshape, "move"))
 
 
 def _transpose_rule(op: Op) -> Fact:
@@ -157,7 +187,19 @@ def _transpose(op: Op) -> Kernel:
     return lambda x: x.permute(perm)
 
 
-add_row("Transpose", _transpose_rule, _transpose, VIEW, host=("perm",))
+def transpose(o: LowerOp) -> Tensor:
+    """Dims in another order."""
+    x, perm = o.tensor("x"), o.ints("perm")
+    shape = [x.shape[p] for p in perm]
+    order = [p % x.rank for p in perm]
+    return Tensor(
+        shape, x.dtype, lambda place: x.at([place[order.index(d)] for d in range(x.rank)])
+    )
+
+
+add_row(
+    "Transpose", _transpose_rule, _transpose, VIEW, host=("perm",), loops=Loops(transpose, "move")
+)
 
 
 def _unsqueeze_rule(op: Op) -> Fact:
@@ -183,7 +225,19 @@ def _unsqueeze(op: Op) -> Kernel:
     return run
 
 
-add_row("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW)
+def unsqueeze(o: LowerOp) -> Tensor:
+    """New dims of size 1."""
+    x, axes = o.tensor("x"), o.attr("axes")
+    rank = x.rank + len(axes)
+    new = {a % rank for a in axes}
+    dims = iter(x.shape)
+    shape = [1 if d in new else next(dims) for d in range(rank)]
+    return Tensor(
+        shape, x.dtype, lambda place: x.at([place[d] for d in range(rank) if d not in new])
+    )
+
+
+add_row("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW, loops=Loops(unsqueeze, "move"))
 
 
 def _squeezed(op: Op) -> tuple[int, ...]:
@@ -206,15 +260,27 @@ def _squeeze(op: Op) -> Kernel:
     return lambda x: x.squeeze(gone)
 
 
-add_row("Squeeze", _squeeze_rule, _squeeze, VIEW)
+def squeeze(o: LowerOp) -> Tensor:
+    """Dims of size 1 left out."""
+    x, axes = o.tensor("x"), o.attr("axis")
+    named = axes_of(axes, x.rank) if axes else range(x.rank)
+    gone = {d for d in named if x.rank and is_one(x.shape[d])}
+    shape = [n for d, n in enumerate(x.shape) if d not in gone]
+
+    def element(place: Place) -> Expr:
+        kept = iter(place)
+        return x.at([Index() if d in gone else next(kept) for d in range(x.rank)])
+
+    return Tensor(shape, x.dtype, element)
+
+
+add_row("Squeeze", _squeeze_rule, _squeeze, VIEW, loops=Loops(squeeze, "move"))
 
 
 def _broadcast_to_rule(op: Op) -> Fact:
     shape, target = op.shape("x"), op.ints("shape")
     lead = len(target) - len(shape)
-    dims = [
-        shape[i - lead] if isinstance(d, int) and d == -1 else d for i, d in enumerate(target)
-    ]
+    dims = [shape[i - lead] if isinstance(d, int) and d == -1 else d for i, d in enumerate(target)]
     return Fact(op.dtype("x"), tuple(dims))
 
 
@@ -223,8 +289,32 @@ def _broadcast_to(op: Op) -> Kernel:
     return lambda x: x.expand(dims)
 
 
-add_row("BroadcastTo", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",))
-add_row("Expand", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",))
+def broadcast_to(o: LowerOp) -> Tensor:
+    """Dims of size 1 repeated, and new dims in front."""
+    x, shape = o.tensor("x"), o.out_shape()
+    lead = len(shape) - x.rank
+    repeated = [
+        is_one(n) or (n != m and n == 1) for n, m in zip(x.shape, shape[lead:], strict=True)
+    ]
+
+    def element(place: Place) -> Expr:
+        tail = place[lead:]
+        return x.at([Index() if r else p for r, p in zip(repeated, tail, strict=True)])
+
+    return Tensor(shape, x.dtype, element)
+
+
+add_row(
+    "BroadcastTo",
+    _broadcast_to_rule,
+    _broadcast_to,
+    VIEW,
+    host=("shape",),
+    loops=Loops(broadcast_to),
+)
+add_row(
+    "Expand", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",), loops=Loops(broadcast_to)
+)
 
 
 # ---- memory laid out anew ----
@@ -246,31 +336,9 @@ def _as_strided(op: Op) -> Kernel:
 
 
 _LAYOUT = ("size", "stride", "storage_offset")
+
+
 add_row("AsStrided", _as_strided_rule, _as_strided, VIEW, host=_LAYOUT)
-
-
-def _view_copy(op: Op) -> Kernel:
-    size, stride = op.ints("dst_size"), op.ints("dst_stride")
-    offset, src_size = op.int("dst_storage_offset"), op.ints("src_size")
-
-    def update(dst: torch.Tensor, src: torch.Tensor) -> None:
-        whole = dst.contiguous()
-        part = whole.as_strided(size, stride, whole.storage_offset() + offset)
-        part.copy_(src.reshape(src_size))
-        if whole is not dst:
-            dst.copy_(whole)
-
-    return writes_first(update)
-
-
-add_row(
-    "ViewCopy",
-    same_as("dst"),
-    _view_copy,
-    Trait.WRITES_FIRST,
-    host=[f"{side}_{part}" for side in ("dst", "src") for part in _LAYOUT],
-    out=True,
-)
 
 
 def _bitcast(op: Op) -> Kernel:
@@ -298,118 +366,3 @@ def _typed_like(port: str, attr: str) -> Rule:
 add_row("Real", _typed_like("input", "Tout"), fixed(torch.real), VIEW)
 add_row("Imag", _typed_like("input", "Tout"), fixed(torch.imag), VIEW)
 add_row("Complex", _typed_like("real", "Tout"), fixed(torch.complex), Trait.ELEMENTWISE, out=True)
-
-
-# ---- views: the same elements under other dims ----
-
-
-@lowering("Identity")
-def identity(o: LowerOp) -> Tensor:
-    """The operand itself."""
-    return o.tensor("x")
-
-
-@lowering("BroadcastTo", "Expand")
-def broadcast_to(o: LowerOp) -> Tensor:
-    """Dims of size 1 repeated, and new dims in front."""
-    x, shape = o.tensor("x"), o.out_shape()
-    lead = len(shape) - x.rank
-    repeated = [
-        is_one(n) or (n != m and n == 1) for n, m in zip(x.shape, shape[lead:], strict=True)
-    ]
-
-    def element(place: Place) -> Expr:
-        tail = place[lead:]
-        return x.at([Index() if r else p for r, p in zip(repeated, tail, strict=True)])
-
-    return Tensor(shape, x.dtype, element)
-
-
-@lowering("Transpose", kind="move")
-def transpose(o: LowerOp) -> Tensor:
-    """Dims in another order."""
-    x, perm = o.tensor("x"), o.ints("perm")
-    shape = [x.shape[p] for p in perm]
-    order = [p % x.rank for p in perm]
-    return Tensor(
-        shape, x.dtype, lambda place: x.at([place[order.index(d)] for d in range(x.rank)])
-    )
-
-
-@lowering("Unsqueeze", kind="move")
-def unsqueeze(o: LowerOp) -> Tensor:
-    """New dims of size 1."""
-    x, axes = o.tensor("x"), o.attr("axes")
-    rank = x.rank + len(axes)
-    new = {a % rank for a in axes}
-    dims = iter(x.shape)
-    shape = [1 if d in new else next(dims) for d in range(rank)]
-    return Tensor(
-        shape, x.dtype, lambda place: x.at([place[d] for d in range(rank) if d not in new])
-    )
-
-
-@lowering("Squeeze", kind="move")
-def squeeze(o: LowerOp) -> Tensor:
-    """Dims of size 1 left out."""
-    x, axes = o.tensor("x"), o.attr("axis")
-    named = axes_of(axes, x.rank) if axes else range(x.rank)
-    gone = {d for d in named if x.rank and is_one(x.shape[d])}
-    shape = [n for d, n in enumerate(x.shape) if d not in gone]
-
-    def element(place: Place) -> Expr:
-        kept = iter(place)
-        return x.at([Index() if d in gone else next(kept) for d in range(x.rank)])
-
-    return Tensor(shape, x.dtype, element)
-
-
-# ---- reshape ----
-
-
-def matched(old: Sequence[Int], new: Sequence[Int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Runs of dims of two shapes that hold the same elements, as short as can be. Dims of size 1
-    belong to no run."""
-    left = [d for d, n in enumerate(old) if not is_one(n)]
-    right = [d for d, n in enumerate(new) if not is_one(n)]
-    while left and right:
-        run = [left.pop(0)], [right.pop(0)]
-        while (ahead := _count(old, run[0]) - _count(new, run[1])) != 0:
-            side = 0 if ahead < 0 else 1
-            run[side].append((left, right)[side].pop(0))
-        yield run
-    if left or right:
-        yield left, right  # sizes that happen to be 1
-
-
-def _count(shape: Sequence[Int], dims: Sequence[int]) -> int:
-    return math.prod(value_of(shape[d]) for d in dims)
-
-
-def _must_hold(condition: bool) -> None:
-    """Sizes were compared, so that the condition is written down for other plans."""
-    if not condition:
-        raise ValueError("a reshape to another number of elements")
-
-
-@lowering("Reshape", kind="move")
-def reshape(o: LowerOp) -> Tensor:
-    """Other dims over the same order of elements. Dims that stay are left alone, dims that are cut
-    cost nothing, dims that are joined are divided again unless the axes of the nest tell."""
-    x, shape = o.tensor("x"), o.out_shape()
-    if any(value_of(n) == 0 and n == 0 for n in (*x.shape, *shape)):
-        return Tensor(shape, x.dtype, lambda _: cast(const(0, "i64"), x.dtype))
-    runs = list(matched(x.shape, shape))
-    for old, new in runs:
-        _must_hold(math.prod(x.shape[d] for d in old) == math.prod(shape[d] for d in new))
-
-    def element(place: Place) -> Expr:
-        source = [Index()] * x.rank
-        for old, new in runs:
-            flat = flattened([place[d] for d in new], [shape[d] for d in new])
-            parts = unflattened(flat, [x.shape[d] for d in old], o.extents) if old else []
-            for d, part in zip(old, parts, strict=True):
-                source[d] = part
-        return x.at(source)
-
-    return Tensor(shape, x.dtype, element)

@@ -16,9 +16,9 @@ from torchair.codegen.numbers import Int, Number, register_type
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
-from torchair.operators.core import Kernel, Op, Trait, add_row, same_as, writes_first
+from torchair.operators.core import Kernel, Loops, Op, Trait, add_row, same_as, writes_first
 from torchair.operators.formulas import Joined, replaced
-from torchair.operators.loops import LowerOp, Place, Tensor, Update, is_one, lowering, split
+from torchair.operators.loops import LowerOp, Place, Tensor, Update, is_one, split
 
 aten = torch.ops.aten
 VIEW = Trait.VIEW
@@ -44,7 +44,18 @@ def _pack(op: Op) -> Kernel:
     return lambda xs, out=None: torch.stack(xs, axis, out=out)
 
 
-add_row("Pack", _pack_rule, _pack, out=True)
+def pack(o: LowerOp) -> Tensor:
+    """Operands side by side along a new dim."""
+    parts, shape = o.tensors("x"), o.out_shape()
+    axis, wide = o.attr("axis") % len(shape), register_type(o.out_dtype())
+
+    def read(k: int, place: Place) -> Expr:
+        return cast(parts[k].at((*place[:axis], *place[axis + 1 :])), wide)
+
+    return Tensor(shape, o.out_dtype(), Joined(axis, [1] * len(parts), read).element)
+
+
+add_row("Pack", _pack_rule, _pack, out=True, loops=Loops(pack, "move"))
 
 
 def _concat_rule(op: Op) -> Fact:
@@ -68,7 +79,31 @@ def _concat(op: Op) -> Kernel:
     return lambda xs, out=None: torch.cat(xs, axis, out=out)
 
 
-add_row("ConcatV2", _concat_rule, _concat, host=("concat_dim",), out=True)
+def _ranks_differ(o: Op) -> str | None:
+    ranks = {len(f.shape) if f.shape else 1 for f in o.list("x") if f.shape is not None}
+    return None if len(ranks) == 1 else "operands of different ranks"
+
+
+def concat(o: LowerOp) -> Tensor:
+    """Operands one after the other; a scalar counts as one element."""
+    parts, shape = o.tensors("x"), o.out_shape()
+    axis, wide = o.int("concat_dim") % len(shape), register_type(o.out_dtype())
+
+    def read(k: int, place: Place) -> Expr:
+        return cast(parts[k].at(place if parts[k].rank else ()), wide)
+
+    sizes = [p.shape[axis] if p.rank else 1 for p in parts]
+    return Tensor(shape, o.out_dtype(), Joined(axis, sizes, read).element)
+
+
+add_row(
+    "ConcatV2",
+    _concat_rule,
+    _concat,
+    host=("concat_dim",),
+    out=True,
+    loops=Loops(concat, "move", declines=_ranks_differ),
+)
 
 
 # ---- splits ----
@@ -94,7 +129,30 @@ def _split(op: Op) -> Kernel:
     return lambda x: x.split(sizes, axis)
 
 
-add_row("SplitV", _split_rule, _split, VIEW, host=("size_splits", "split_dim"))
+def _shifted(x: Tensor, shape: Sequence[Int], axis: int, start: Int) -> Tensor:
+    """A part of `x` that begins at `start` along one dim."""
+    return Tensor(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
+
+
+def split_parts(o: LowerOp) -> list[Tensor]:
+    """Parts of given sizes; one of them may be -1, which means the rest."""
+    x, sizes = o.tensor("x"), list(o.ints("size_splits"))
+    axis = o.int("split_dim") % x.rank
+    rest = [k for k, n in enumerate(sizes) if not isinstance(n, Number) and n == -1]
+    for k in rest:
+        sizes[k] = x.shape[axis] - (sum(sizes) + 1)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return [_shifted(x, o.out_shape(k), axis, start) for k, start in enumerate(starts)]
+
+
+add_row(
+    "SplitV",
+    _split_rule,
+    _split,
+    VIEW,
+    host=("size_splits", "split_dim"),
+    loops=Loops(split_parts, "move"),
+)
 
 
 def _unpack_rule(op: Op) -> list[Fact]:
@@ -113,7 +171,21 @@ def _unpack(op: Op) -> Kernel:
     return lambda x: x.unbind(axis)
 
 
-add_row("Unpack", _unpack_rule, _unpack, VIEW)
+def unpack(o: LowerOp) -> list[Tensor]:
+    """One tensor for each position along a dim."""
+    x = o.tensor("x")
+    axis = o.attr("axis") % x.rank
+
+    def taken(k: int) -> Tensor:
+        here = Index(offset=k)
+        return Tensor(
+            o.out_shape(k), x.dtype, lambda place: x.at((*place[:axis], here, *place[axis:]))
+        )
+
+    return [taken(k) for k in range(len(o.node.outputs))]
+
+
+add_row("Unpack", _unpack_rule, _unpack, VIEW, loops=Loops(unpack, "move"))
 
 
 # ---- slices ----
@@ -177,139 +249,7 @@ def sliced(x: torch.Tensor, ranges: list[tuple[int, Any, Any, Any]]) -> torch.Te
 
 
 _BOUNDS = ("begin", "end", "axes", "strides")
-add_row("StridedSliceV2", _slice_rule, _slice, VIEW, host=_BOUNDS)
-add_row("StridedSlice", _slice_rule, _slice, VIEW, host=_BOUNDS)
-
-
-def _slice_assign(op: Op) -> Kernel:
-    ranges = _slice_ranges(op)
-    return writes_first(lambda var, value: sliced(var, ranges).copy_(value))
-
-
-add_row(
-    "StridedSliceAssign", same_as("var"), _slice_assign, Trait.WRITES_FIRST, host=_BOUNDS, out=True
-)
-
-
-# ---- repetitions and other orders ----
-
-
-def _tile_dims(op: Op) -> tuple[Shape, tuple[Any, ...]]:
-    shape, times = op.shape("x"), op.ints("multiples")
-    return (1,) * (len(times) - len(shape)) + tuple(shape), times
-
-
-def _tile_rule(op: Op) -> Fact:
-    shape, times = _tile_dims(op)
-    return Fact(op.dtype("x"), tuple(d * t for d, t in zip(shape, times, strict=True)))
-
-
-def _tile(op: Op) -> Kernel:
-    shape, times = _tile_dims(op)
-    single: list[Any] = [n for d in shape for n in (1, d)]
-    repeated: list[Any] = [n for d, t in zip(shape, times, strict=True) for n in (t, d)]
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is None or not out.is_contiguous():
-            made = x.repeat(times)
-            return made if out is None else out.copy_(made)
-        out.view(repeated).copy_(x.reshape(single))
-        return out
-
-    return run
-
-
-add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True)
-
-
-def _reverse(op: Op) -> Kernel:
-    axes = op.ints("axis")
-    return lambda x: torch.flip(x, axes)
-
-
-add_row("ReverseV2", same_as("x"), _reverse, host=("axis",))
-
-
-def _roll(op: Op) -> Kernel:
-    shifts, dims = op.attr("shifts"), op.attr("dims")
-    return lambda x: torch.roll(x, shifts, dims)
-
-
-add_row("Roll", same_as("x"), _roll)
-
-
-# ---- joins, splits, slices, repetitions and paddings ----
-
-
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
-
-
-# ---- joins ----
-
-
-def _ranks_differ(o: Op) -> str | None:
-    ranks = {len(f.shape) if f.shape else 1 for f in o.list("x") if f.shape is not None}
-    return None if len(ranks) == 1 else "operands of different ranks"
-
-
-@lowering("ConcatV2", kind="move", declines=_ranks_differ)
-def concat(o: LowerOp) -> Tensor:
-    """Operands one after the other; a scalar counts as one element."""
-    parts, shape = o.tensors("x"), o.out_shape()
-    axis, wide = o.int("concat_dim") % len(shape), register_type(o.out_dtype())
-
-    def read(k: int, place: Place) -> Expr:
-        return cast(parts[k].at(place if parts[k].rank else ()), wide)
-
-    sizes = [p.shape[axis] if p.rank else 1 for p in parts]
-    return Tensor(shape, o.out_dtype(), Joined(axis, sizes, read).element)
-
-
-@lowering("Pack", kind="move")
-def pack(o: LowerOp) -> Tensor:
-    """Operands side by side along a new dim."""
-    parts, shape = o.tensors("x"), o.out_shape()
-    axis, wide = o.attr("axis") % len(shape), register_type(o.out_dtype())
-
-    def read(k: int, place: Place) -> Expr:
-        return cast(parts[k].at((*place[:axis], *place[axis + 1 :])), wide)
-
-    return Tensor(shape, o.out_dtype(), Joined(axis, [1] * len(parts), read).element)
-
-
-# ---- splits and slices ----
-
-
-def _shifted(x: Tensor, shape: Sequence[Int], axis: int, start: Int) -> Tensor:
-    """A part of `x` that begins at `start` along one dim."""
-    return Tensor(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
-
-
-@lowering("SplitV", kind="move")
-def split_parts(o: LowerOp) -> list[Tensor]:
-    """Parts of given sizes; one of them may be -1, which means the rest."""
-    x, sizes = o.tensor("x"), list(o.ints("size_splits"))
-    axis = o.int("split_dim") % x.rank
-    rest = [k for k, n in enumerate(sizes) if not isinstance(n, Number) and n == -1]
-    for k in rest:
-        sizes[k] = x.shape[axis] - (sum(sizes) + 1)
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return [_shifted(x, o.out_shape(k), axis, start) for k, start in enumerate(starts)]
-
-
-@lowering("Unpack", kind="move")
-def unpack(o: LowerOp) -> list[Tensor]:
-    """One tensor for each position along a dim."""
-    x = o.tensor("x")
-    axis = o.attr("axis") % x.rank
-
-    def taken(k: int) -> Tensor:
-        here = Index(offset=k)
-        return Tensor(
-            o.out_shape(k), x.dtype, lambda place: x.at((*place[:axis], here, *place[axis:]))
-        )
-
-    return [taken(k) for k in range(len(o.node.outputs))]
 
 
 def _has_masks(o: Op) -> str | None:
@@ -347,12 +287,34 @@ def _source(o: Op, x: Tensor) -> Callable[[Place], Place]:
     return place
 
 
-@lowering("StridedSliceV2", "StridedSlice", kind="move", declines=_has_masks)
 def strided_slice(o: LowerOp) -> Tensor:
     """Every so many elements between two bounds."""
     x = o.tensor("x")
     source = _source(o, x)
     return Tensor(o.out_shape(), x.dtype, lambda place: x.at(source(place)))
+
+
+add_row(
+    "StridedSliceV2",
+    _slice_rule,
+    _slice,
+    VIEW,
+    host=_BOUNDS,
+    loops=Loops(strided_slice, "move", declines=_has_masks),
+)
+add_row(
+    "StridedSlice",
+    _slice_rule,
+    _slice,
+    VIEW,
+    host=_BOUNDS,
+    loops=Loops(strided_slice, "move", declines=_has_masks),
+)
+
+
+def _slice_assign(op: Op) -> Kernel:
+    ranges = _slice_ranges(op)
+    return writes_first(lambda var, value: sliced(var, ranges).copy_(value))
 
 
 def _assign_declines(o: Op) -> str | None:
@@ -364,16 +326,50 @@ def _assign_declines(o: Op) -> str | None:
     return None if tuple(dims) == o.shape("input_value") else "a value that is broadcast"
 
 
-@lowering("StridedSliceAssign", kind="update", domain="input_value", declines=_assign_declines)
 def strided_slice_assign(o: LowerOp) -> Update:
     """A value written over a slice."""
     return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
 
 
+add_row(
+    "StridedSliceAssign",
+    same_as("var"),
+    _slice_assign,
+    Trait.WRITES_FIRST,
+    host=_BOUNDS,
+    out=True,
+    loops=Loops(strided_slice_assign, "update", "input_value", declines=_assign_declines),
+)
+
+
 # ---- repetitions and other orders ----
 
 
-@lowering("Tile", kind="move")
+def _tile_dims(op: Op) -> tuple[Shape, tuple[Any, ...]]:
+    shape, times = op.shape("x"), op.ints("multiples")
+    return (1,) * (len(times) - len(shape)) + tuple(shape), times
+
+
+def _tile_rule(op: Op) -> Fact:
+    shape, times = _tile_dims(op)
+    return Fact(op.dtype("x"), tuple(d * t for d, t in zip(shape, times, strict=True)))
+
+
+def _tile(op: Op) -> Kernel:
+    shape, times = _tile_dims(op)
+    single: list[Any] = [n for d in shape for n in (1, d)]
+    repeated: list[Any] = [n for d, t in zip(shape, times, strict=True) for n in (t, d)]
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None or not out.is_contiguous():
+            made = x.repeat(times)
+            return made if out is None else out.copy_(made)
+        out.view(repeated).copy_(x.reshape(single))
+        return out
+
+    return run
+
+
 def tile(o: LowerOp) -> Tensor:
     """The operand again and again."""
     x, times = o.tensor("x"), o.ints("multiples")
@@ -390,7 +386,14 @@ def tile(o: LowerOp) -> Tensor:
     return Tensor(o.out_shape(), x.dtype, element)
 
 
-@lowering("ReverseV2", kind="move")
+add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True, loops=Loops(tile, "move"))
+
+
+def _reverse(op: Op) -> Kernel:
+    axes = op.ints("axis")
+    return lambda x: torch.flip(x, axes)
+
+
 def reverse(o: LowerOp) -> Tensor:
     """Dims from the last element to the first."""
     x = o.tensor("x")
@@ -402,11 +405,18 @@ def reverse(o: LowerOp) -> Tensor:
     return Tensor(x.shape, x.dtype, element)
 
 
+add_row("ReverseV2", same_as("x"), _reverse, host=("axis",), loops=Loops(reverse, "move"))
+
+
+def _roll(op: Op) -> Kernel:
+    shifts, dims = op.attr("shifts"), op.attr("dims")
+    return lambda x: torch.roll(x, shifts, dims)
+
+
 def _flat_roll(o: Op) -> str | None:
     return None if o.attr("dims") or len(o.shape("x")) == 1 else "a roll across dims"
 
 
-@lowering("Roll", kind="move", declines=_flat_roll)
 def roll(o: LowerOp) -> Tensor:
     """Elements moved along dims, those that leave come in again at the other end."""
     x = o.tensor("x")
@@ -427,3 +437,4 @@ def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
     return Tensor(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
 
 
+add_row("Roll", same_as("x"), _roll, loops=Loops(roll, "move", declines=_flat_roll))

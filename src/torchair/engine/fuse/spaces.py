@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchair.engine.lower import Group, Space, whole
 from torchair.ge.graph import Node, Value
-from torchair.operators.loops import LOWERINGS
+from torchair.operators.core import has_loops, loops_of
 
 
 def splits_rows(base: Value, view: Value) -> bool:
@@ -53,8 +53,7 @@ def epilogue_spaces(
 
 
 def _needs_row(node: Node) -> bool:
-    row = LOWERINGS.get(node.type)
-    return row is not None and row.kind == "reduce"
+    return has_loops(node.type) and loops_of(node.type).kind == "reduce"
 
 
 def map_space(group: Group, out: Value, seen: dict[Value, Space]) -> Space | None:

@@ -22,8 +22,8 @@ from torchair.engine.lower import Group, Space, reduced_space, single, whole
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import NO_WORK, Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
-from torchair.operators import Op, Trait, row_of, steering_values
-from torchair.operators.loops import LOWERINGS, TYPES
+from torchair.operators import Op, Row, Trait, row_of, steering_values
+from torchair.operators.core import TYPES, has_loops, loops_of
 
 _NODES = 48  # of one unit: more would not fit the registers any more
 _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
@@ -168,7 +168,7 @@ class _Fuser:
             return ""  # costs nothing: the planner makes a view of memory
         if node in self.steering:
             return "its numbers steer sizes"
-        if node.type not in LOWERINGS and node.type not in self.heads:
+        if row.loops is None and node.type not in self.heads:
             return "no rule for this operator"
         values = [*operands_of(node), *node.outputs]
         if any(v.shape is None for v in values):
@@ -177,19 +177,18 @@ class _Fuser:
             return "a type that generated code does not have"
         if any(v.dtype not in TYPES for v in node.outputs if v.uses or v in self.results):
             return "a type that generated code does not have"
-        return self._rule_declines(node)
+        return self._rule_declines(node, row)
 
-    def _rule_declines(self, node: Node) -> str | None:
+    def _rule_declines(self, node: Node, row: Row) -> str | None:
         if node.type in self.heads:
             return self.heads[node.type][1](node)
-        lowering = LOWERINGS[node.type]
         try:
             for value in steering_values(node):
                 if value.content is None:
                     return "its axes or sizes are not known"
-            if lowering.reduces is not None:
-                lowering.reduces(Op(node))
-            return lowering.declines(Op(node)) if lowering.declines is not None else None
+            if row.loops is not None and row.loops.reduces is not None:
+                row.loops.reduces(Op(node))
+            return row.unfit(Op(node))
         except MissingHostValue:
             return "its axes or sizes are not known"
 
@@ -231,7 +230,7 @@ class _Fuser:
         self._begin(kind, node, group, "")
 
     def _place(self, node: Node) -> None:
-        kind = LOWERINGS[node.type].kind
+        kind = loops_of(node.type).kind
         if kind == "update":
             self._begin("loops", node, single(node), "it updates memory in place")
             return
@@ -292,7 +291,7 @@ class _Fuser:
             return f"{unit.kind} takes nothing in after itself"
         if len(unit.group.nodes) >= _NODES:
             return "the unit is large enough"
-        if any(LOWERINGS[n.type].kind == "update" for n in unit.group.nodes):
+        if any(loops_of(n.type).kind == "update" for n in unit.group.nodes):
             return "what it updates must be in memory first"
         seen: dict[Value, Space] = {}
         views: dict[Node, None] = {}
@@ -324,8 +323,7 @@ class _Fuser:
                 group.nodes.append(view)
         for value, space in seen.items():
             group.spaces.setdefault(value, space)
-        row = LOWERINGS[node.type]
-        if row.kind == "reduce":
+        if loops_of(node.type).kind == "reduce":
             group.reduced = _reduced(node)
         first = next(iter(spaces))
         if unit.kind != "loops" and not any(n not in unit.views for n in group.nodes):
@@ -343,7 +341,7 @@ class _Fuser:
         those are added to `views`."""
         through: list[Value] = []
         while self.unit_of.get(value.node) is not unit and value.node not in unit.views:
-            known = _is_view(value.node) and value.node.type in LOWERINGS
+            known = _is_view(value.node) and has_loops(value.node.type)
             if not known or unit.kind == "conv" or len(through) == _NODES:
                 return None
             through.append(value)
@@ -366,8 +364,7 @@ class _Fuser:
         return space_through(base, space, view)
 
     def _spaces(self, unit: Unit, node: Node, seen: dict[Value, Space]) -> dict[Value, Space] | str:
-        row = LOWERINGS[node.type]
-        if row.kind == "reduce":
+        if loops_of(node.type).kind == "reduce":
             return self._reduce_spaces(unit, node, seen)
         if unit.kind != "loops":
             return epilogue_spaces(unit.group, unit.views, node, seen)
@@ -384,7 +381,7 @@ class _Fuser:
     ) -> dict[Value, Space] | str:
         if unit.kind != "loops":
             return f"{node.type} needs a whole row"
-        group, domain = unit.group, node.inputs[LOWERINGS[node.type].domain]
+        group, domain = unit.group, node.inputs[loops_of(node.type).domain]
         assert isinstance(domain, Value)
         if seen.get(domain) != whole(domain) or domain.shape != group.shape:
             return f"{node.type} reduces something else"
@@ -412,7 +409,7 @@ class _Fuser:
     def _mergeable(self, unit: Unit, other: Unit, node: Node) -> bool:
         if other.kind != "loops" or other.group.shape != unit.group.shape:
             return False
-        if any(LOWERINGS[n.type].kind == "update" for n in other.group.nodes):
+        if any(loops_of(n.type).kind == "update" for n in other.group.nodes):
             return False
         if len(unit.group.nodes) + len(other.group.nodes) > _NODES:
             return False
@@ -439,7 +436,7 @@ class _Fuser:
 
     def _fits(self, unit: Unit, other: Unit, node: Node) -> bool:
         """Whether what a node of a unit reads of another runs along the axes where it is read."""
-        reduces = LOWERINGS[node.type].kind == "reduce"
+        reduces = loops_of(node.type).kind == "reduce"
         place = whole(unit.group.domain) if reduces else unit.group.spaces[node.outputs[0]]
         read = [v for v in operands_of(node) if self.unit_of.get(v.node) is other]
         spaces = [other.group.spaces.get(v) for v in read]
@@ -453,7 +450,7 @@ class _Fuser:
             if other is unit or other.kind != "loops" or other.group.reduced or other.views:
                 continue
             nodes = other.group.nodes
-            cheap = len(nodes) <= 6 and all(LOWERINGS[n.type].kind == "map" for n in nodes)
+            cheap = len(nodes) <= 6 and all(loops_of(n.type).kind == "map" for n in nodes)
             private = all(
                 u is node or u in nodes for n in nodes for v in n.outputs for u in v.users()
             ) and not any(v in self.results for n in nodes for v in n.outputs)
@@ -541,11 +538,11 @@ def _is_view(node: Node) -> bool:
 
 
 def _reduced(node: Node) -> frozenset[int]:
-    row = LOWERINGS[node.type]
-    domain = node.inputs[row.domain]
-    assert isinstance(domain, Value) and row.reduces is not None
+    loops = loops_of(node.type)
+    domain = node.inputs[loops.domain]
+    assert isinstance(domain, Value) and loops.reduces is not None
     rank = max(len(domain.shape or ()), 1)
-    return frozenset(d % rank for d in row.reduces(Op(node)))
+    return frozenset(d % rank for d in loops.reduces(Op(node)))
 
 
 def _one_long_row(shape: Iterable[object], reduced: frozenset[int]) -> bool:

@@ -12,7 +12,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
-from torchair.operators.loops import TYPES
+from torchair.operators.core import TYPES
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
 QUANTISED = "WeightQuantBatchMatmulV2"

@@ -43,7 +43,7 @@ from torchair.flags import Flags
 from torchair.ge.graph import Node, Value
 from torchair.operators import Op
 from torchair.operators.contraction import Window
-from torchair.operators.loops import TYPES
+from torchair.operators.core import TYPES
 
 
 def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:

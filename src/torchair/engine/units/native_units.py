@@ -26,7 +26,7 @@ from torchair.engine.units.prepared import Prepared
 from torchair.flags import Flags
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.log import logger
-from torchair.operators.loops import LOWERINGS
+from torchair.operators.core import loops_of
 
 _Key = tuple[Value, Node | None, Content, Pack | None]
 """A constant, the normalisation that is folded into it, and how both are laid out."""
@@ -211,13 +211,13 @@ class NativeUnits:
 
     def is_pointwise(self, unit: Unit) -> bool:
         """Whether a result's element depends on the same elements of operands of its dims."""
-        kinds = {LOWERINGS[n.type].kind for n in unit.group.nodes}
+        kinds = {loops_of(n.type).kind for n in unit.group.nodes}
         return unit.kind == "loops" and kinds == {"map"} and not unit.group.reduced
 
     def updated(self, unit: Unit) -> Value | None:
         """The value that a unit updates in place, if it does."""
         node = unit.group.nodes[-1] if unit.group.nodes else None
-        if node is None or unit.kind != "loops" or LOWERINGS[node.type].kind != "update":
+        if node is None or unit.kind != "loops" or loops_of(node.type).kind != "update":
             return None
         return node.values()[0]
 
