@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchair
-from torchair.cli import main, operators_page
+from torchair.cli import main, operators_page, options_page
 from torchair.codegen.kept import key_of, store
 from torchair.convert.registry import lines
 
@@ -36,6 +36,17 @@ def test_ops_command(capsys):
         text = capsys.readouterr().out
         assert answer in text.replace("\n", " ")
         assert code == (0 if "aten._softmax.default" in text else 1)
+
+
+def test_options_page_is_current():
+    text = (DOCS / "options.md").read_text()
+    assert text == options_page() + "\n", "run: torchair options --markdown > docs/options.md"
+
+
+def test_options_command(capsys):
+    assert main(["options", "clone_input"]) == 0
+    assert "debug.aclgraph.clone_input" in capsys.readouterr().out
+    assert main(["options", "no_such_option"]) == 1
 
 
 def test_operators_page_is_current():

@@ -20,16 +20,16 @@ import pytest
 
 from torchair import log
 from torchair.configs import compiler_config
-from torchair.configs.aliases import OPTION_ALIASES
-from torchair.configs.compat import INEFFECTIVE, UNSUPPORTED, warn_unsupported
 from torchair.configs.compiler_config import (
+    OPTION_ALIASES,
+    OPTIONS,
     CompilerConfig,
+    FlatConfig,
     apply_options,
-    warn_frozen_parameter,
-    warn_ineffective,
+    engine_keys,
+    public_path,
 )
 from torchair.configs.debug import rank_directory
-from torchair.configs.flat import FlatConfig
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
@@ -52,10 +52,16 @@ from torchair.configs.options import (
     read_path,
     write_path,
 )
-from torchair.configs.settings import Settings, parse_switches
+from torchair.configs.settings import (
+    Settings,
+    parse_switches,
+    warn_frozen_parameter,
+    warn_ineffective,
+    warn_unsupported,
+)
 
-OPTIONS_DOC = Path(__file__).parent.parent / "docs" / "options.md"
 CODE_LINE = "ERR03005 GRAPH internal error"
+EFFECTS = ("works", "for `dynamo_export`", "no effect on this device: ")
 
 
 @pytest.fixture
@@ -785,14 +791,14 @@ def test_default_config_does_not_warn(config: CompilerConfig) -> None:
     assert recorded(warn_ineffective, config) == []
 
 
-def test_ineffective_tables_name_real_options(config: CompilerConfig) -> None:
-    paths = {path for path, _ in leaves(config)}
-    assert all(set(table) <= paths for table in INEFFECTIVE.values())
-    assert set(UNSUPPORTED) <= paths
-    assert {mode: len(table) for mode, table in INEFFECTIVE.items()} == {
-        "max-autotune": 5,
-        "reduce-overhead": 19,
-    }
+def test_every_option_is_declared_once_and_in_order(config: CompilerConfig) -> None:
+    assert [(path, option.default) for path, option in OPTIONS.items()] == list(leaves(config))
+    abouts = [option.about for option in OPTIONS.values()]
+    warned = [about.where for about in abouts if about.ineffective is not None]
+    assert (warned.count("capture"), len(warned)) == (5, 5 + 19)
+    assert all(about.effect.startswith(EFFECTS) for about in abouts)
+    fields = [e.field for option in OPTIONS.values() for e in option.emissions if e.field]
+    assert len(set(fields)) == len(fields) == len(engine_keys()) + len(engine_keys("dump"))
 
 
 def test_one_warning_in_max_autotune(config: CompilerConfig) -> None:
@@ -899,7 +905,8 @@ def warned_paths(config: CompilerConfig) -> set[str]:
 @pytest.mark.parametrize("mode", ["max-autotune", *CAPTURE_MODES])
 def test_no_option_is_silent(mode: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
-    for path, _, _, where, effect in doc_rows("The tree"):
+    for leaf, option in OPTIONS.items():
+        path, where, effect = public_path(leaf), option.about.where, option.about.effect
         config = CompilerConfig()
         value = other_value(attrgetter(path)(config), tmp_path)
         if path == "debug.report.path":
@@ -908,7 +915,6 @@ def test_no_option_is_silent(mode: str, tmp_path: Path) -> None:
             continue
         write_path(config, path, value)
         config.mode = mode
-        leaf = next(p for p, _ in leaves(config) if documented_path(p) == path)
         here = where == "both" or ("GE" if mode == "max-autotune" else "capture") in where
         idle = not effect.startswith("works") or not here
         if idle:
@@ -945,15 +951,7 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "fx_summary_path": ".",
         "fx_summary_skip_compile": True,
         "run_eagerly": False,
-        "deadlock_check": False,
-        "keep_inference_input_mutations": True,
         "frozen_parameter": False,
-        "static_model_ops_lower_limit": None,
-        "npu_fx_pass": False,
-        "aot_config_enable_joint_graph": False,
-        "aot_config_output_loss_index": 0,
-        "topology_sorting_strategy": "DFS",
-        "enable_ref_data": False,
         "enable_view_optimize": True,
         "remove_noop_ops": True,
         "pattern_fusion_pass": True,
@@ -975,13 +973,6 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "tensor_dump": False,
         "tensor_dump_path": "./worldsize1_global_rank0",
         "tensor_dump_stage": "optimized",
-        "enable_single_stream": False,
-        "oo_level": "O3",
-        "oo_constant_folding": True,
-        "oo_dead_code_elimination": True,
-        "optimization_switch": {},
-        "fusion_switch_file": None,
-        "export_mode": False,
         "record_modules": False,
         "local_options": local_options,
         "global_options": global_options,
@@ -990,20 +981,12 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
 
 def test_settings_hold_plain_values(config: CompilerConfig) -> None:
     config.debug.run_eagerly = 1
-    config.experimental_config.static_model_ops_lower_limit = 4
-    config.experimental_config.aot_config_output_loss_index = "2"
-    config.ge_config.oo_constant_folding = 0
-    config.ge_config.optimization_switch = "A:on; B:off;"
+    config.debug.fx_summary._path = Path("x")
     config.post_grad_custom_pre_pass = print
-    config.export.export_mode = True
     settings = Settings.of(config)
     assert settings.run_eagerly is True
-    assert settings.static_model_ops_lower_limit == 4
-    assert settings.aot_config_output_loss_index == 2
-    assert settings.oo_constant_folding is False
-    assert settings.optimization_switch == {"A": True, "B": False}
+    assert settings.fx_summary_path == "x"
     assert settings.post_grad_custom_pre_pass is print
-    assert settings.export_mode is True
 
 
 def test_settings_hold_inverted_switches(config: CompilerConfig) -> None:
@@ -1026,20 +1009,10 @@ def test_settings_are_frozen(config: CompilerConfig) -> None:
         settings.mode = "max-autotune"  # type: ignore[misc]
     with pytest.raises(TypeError):
         settings.local_options["mode"] = "x"  # type: ignore[index]
-    with pytest.raises(TypeError):
-        settings.optimization_switch["A"] = True  # type: ignore[index]
     kernels._super_kernel_optimize_options.value["a"] = 2
     config.debug.run_eagerly = True
     assert settings.local_options["_super_kernel_optimize_options"] == {"a": 1}
     assert settings.run_eagerly is False
-
-
-def test_settings_order_agrees_with_the_engine_key_at_o1(config: CompilerConfig) -> None:
-    config.experimental_config.topology_sorting_strategy = "BFS"
-    config.ge_config.oo_level = "O1"
-    settings = Settings.of(config)
-    assert settings.topology_sorting_strategy == "StableRDFS"
-    assert settings.local_options["ge.topoSortingMode"] == "3"
 
 
 def test_parse_switches() -> None:
@@ -1051,45 +1024,7 @@ def test_parse_switches() -> None:
             parse_switches(wrong)
 
 
-# ---- documentation and import ---------------------------------------------------------------
-
-EFFECTS = ("works", "for `dynamo_export`", "no effect on this device: ")
-
-
-def doc_rows(heading: str) -> list[list[str]]:
-    """The body cells of the first table below ``heading``."""
-    lines = OPTIONS_DOC.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0].splitlines()
-    rows = [line for line in lines if line.startswith("|")]
-    hidden = "\0"
-    split = (row.replace("\\|", hidden).strip("|").split("|") for row in rows[2:])
-    return [[cell.strip().replace(hidden, "|").strip("`") for cell in row] for row in split]
-
-
-def documented_path(path: str) -> str:
-    public = {f"debug.{dump}._path" for dump in ("graph_dump", "data_dump", "timeline", "report")}
-    return path.replace("._path", ".path") if path in public else path
-
-
-def test_doc_lists_each_leaf_once_with_its_default(config: CompilerConfig) -> None:
-    documented = [(path, default) for path, _, default, _, _ in doc_rows("The tree")]
-    assert documented == [(documented_path(path), repr(raw)) for path, raw in leaves(config)]
-
-
-def test_doc_says_what_is_allowed_and_what_happens(config: CompilerConfig) -> None:
-    for path, allowed, _, _, effect in doc_rows("The tree"):
-        option = attrgetter(path)(config)
-        if isinstance(option, OptionValue):
-            assert allowed == option.accepts, path
-        assert effect.startswith(EFFECTS), path
-
-
-def test_doc_lists_each_alias(config: CompilerConfig) -> None:
-    defaults = config.npugraphex_config.as_dict()
-    assert doc_rows("The `options` names") == [
-        [name, alias.path, repr(defaults[name]), "inverted" if alias.inverted else "-"]
-        for name, alias in OPTION_ALIASES.items()
-    ]
-
+# ---- modes and imports ---------------------------------------------------------------
 
 def test_every_mode_is_legal(config: CompilerConfig) -> None:
     for mode in ALL_MODES:

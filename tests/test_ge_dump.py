@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -132,9 +133,10 @@ def test_only_the_steps_asked_for():
 
 
 def test_step_ranges():
-    options = DumpOptions("", step="1|10-12|")
+    every = DumpOptions("", mode="all", data="tensor", step="", layer="", quant_dumpable="0")
+    options = dataclasses.replace(every, step="1|10-12|")
     assert [k for k in range(20) if options.takes(k)] == [1, 10, 11, 12]
-    assert DumpOptions("").takes(7)
+    assert every.takes(7)
 
 
 def test_statistics():
@@ -249,5 +251,6 @@ def test_file_of_an_earlier_process_is_replaced():
 
 def test_other_options_stay():
     options = {"ge.oo.level": "O1", "ge.exec.enableDump": "1", "ge.exec.dumpPath": "p"}
-    assert take_dump_options(options) == ({"ge.oo.level": "O1"}, DumpOptions("p"))
+    dump = DumpOptions("p", mode="all", data="tensor", step="", layer="", quant_dumpable="0")
+    assert take_dump_options(options) == ({"ge.oo.level": "O1"}, dump)
     assert take_dump_options({"ge.oo.level": "O1"}) == ({"ge.oo.level": "O1"}, None)

@@ -28,8 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import npugraph_ex
 import torchair
 from torchair.capture import graph_pool_handle
-from torchair.configs.aliases import FLAT_ALIASES
-from torchair.configs.flat import FlatConfig
+from torchair.configs.compiler_config import FLAT_ALIASES, FlatConfig
 from torchair.configs.options import OptionValue, leaves, read_path
 from torchair.configs.settings import Settings
 from torchair.fx.passes.user import register_replacement

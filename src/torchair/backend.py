@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from torchair.configs.aliases import apply_options
-from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
-from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.compiler_config import CompilerConfig, apply_options
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
+from torchair.configs.settings import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.errors import UnsupportedModeError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by

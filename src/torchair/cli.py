@@ -1,10 +1,4 @@
-"""The command line: `torchair ops` prints the operator table, `torchair trace` runs a program and
-keeps timelines of its graphs, `torchair verify` runs one and compares its graphs with eager,
-`torchair report` runs one and writes a page about its graphs, `torchair compare` compares data
-dumps, `torchair check` looks for stream problems in a graph file, `torchair run` runs an Ascend
-script anywhere, `torchair run-air` runs a model file, `torchair cache` shows or clears the kernels
-on disk, `torchair tune` shows or merges results of tuning, `torchair env` describes this
-machine."""
+"""The command line. `torchair --help` lists the commands, and `_COMMANDS` is the list."""
 
 from __future__ import annotations
 
@@ -12,15 +6,22 @@ import argparse
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 
 from torchair.codegen.kept import store
 from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
+from torchair.configs.compiler_config import (
+    OPTION_ALIASES,
+    OPTIONS,
+    CompilerConfig,
+    public_path,
+)
 from torchair.convert.registry import lines
 from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher
@@ -35,76 +36,46 @@ from torchair.tools import compare_dumps
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 HEAD = ("torch operator", "GE operators", "checked types", "where")
+OPTION_HEAD = ("path", "allowed", "default", "mode", "effect today")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the `torchair` command."""
     parser = argparse.ArgumentParser(prog="torchair", description="graph mode for PyTorch")
     commands = parser.add_subparsers(dest="command", required=True)
-    ops = commands.add_parser("ops", help="which torch operators become which GE operators")
-    ops.add_argument("pattern", nargs="?", default="", help="only operators with this in the name")
-    ops.add_argument("--markdown", action="store_true", help="the page docs/operators.md")
-    trace = commands.add_parser("trace", help="run a program, write timelines of its graphs")
-    trace.add_argument("-o", "--output", default="timeline", help="folder, `timeline` if not given")
-    trace.add_argument("script", help="Python program")
-    trace.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    check = commands.add_parser("check", help="races and deadlocks of streams in a graph file")
-    check.add_argument("file", help="a graph: .py, .txt or .air")
-    verify = commands.add_parser("verify", help="run a program, compare its graphs with eager")
-    verify.add_argument("-o", "--output", default="torchair_verify", help="folder for findings")
-    verify.add_argument("--every-node", action="store_true", help="even where results are right")
-    verify.add_argument("script", help="Python program")
-    verify.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    about = commands.add_parser("report", help="run a program, write a page about its graphs")
-    about.add_argument("-o", "--output", default="report.html", help="file, `report.html`")
-    about.add_argument("script", help="Python program")
-    about.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    compare = commands.add_parser("compare", help="two data dumps, matched by FX names")
-    compare.add_argument("first", metavar="DUMP_A", help="folder of an eager npy or a GE dump")
-    compare.add_argument("second", metavar="DUMP_B", help="folder of another")
-    compare.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
-    compare.add_argument("--rtol", type=float, default=compare_dumps.RTOL, help="what diverges")
-    launcher.add_options(commands.add_parser("run", help="run a script, with an emulated npu"))
-    add_run_air_options(commands.add_parser("run-air", help="run a model file on arrays"))
-    cache = commands.add_parser("cache", help="kernels that are kept on disk")
-    cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
-    tune = commands.add_parser("tune", help="results of tuning: show files, or merge them")
-    what = tune.add_mutually_exclusive_group(required=True)
-    what.add_argument("--show", action="store_true", help="what the files hold")
-    what.add_argument("--merge", action="store_true", help="the best of all files, in one")
-    tune.add_argument("files", nargs="+", metavar="FILE", help="results of tuning, or their folder")
-    tune.add_argument("-o", "--output", default=NAME, help=f"the file to write, `{NAME}`")
-    commands.add_parser("env", help="versions and hardware, for bug reports")
+    for name, command in _COMMANDS.items():
+        command.add_options(commands.add_parser(name, help=command.help))
     options = parser.parse_args(arguments)
-    if options.command == "run":
-        return launcher.run(launcher.options_of(options))
-    if options.command == "run-air":
-        return run_air(options)
-    if options.command == "env":
-        print(launcher.environment())
-        return 0
-    if options.command == "cache":
-        return _cache(options.action)
-    if options.command == "tune":
-        return _tune(options)
-    if options.command == "trace":
-        return _trace(Path(options.script), options.arguments, Path(options.output))
-    if options.command == "check":
-        return _check(options.file)
-    if options.command == "verify":
-        return _verify(options)
-    if options.command == "report":
-        return _report(options)
-    if options.command == "compare":
-        return _compare(options)
-    return _ops(options.pattern, options.markdown)
+    return _COMMANDS[options.command].run(options)
 
 
-def _trace(script: Path, arguments: list[str], folder: Path) -> int:
+class Command(NamedTuple):
+    """A command: what it does, in words and as a function, and the arguments it takes."""
+
+    help: str
+    run: Callable[[argparse.Namespace], int]
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+
+
+def _add_program(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", help="Python program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+# ---- running programs
+
+
+def _trace_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", default="timeline", help="folder, `timeline`")
+    _add_program(parser)
+
+
+def _trace(options: argparse.Namespace) -> int:
     """Run a program as Python would, with timelines on."""
+    script, folder = Path(options.script), Path(options.output)
     there = set(folder.glob("*.json"))
     kept = sys.argv, sys.path[0], os.environ.get("TORCHAIR_TIMELINE")
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
+    sys.argv, sys.path[0] = [str(script), *options.arguments], str(script.resolve().parent)
     os.environ["TORCHAIR_TIMELINE"] = str(folder.resolve())
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -120,6 +91,12 @@ def _trace(script: Path, arguments: list[str], folder: Path) -> int:
     return 0 if made else 1
 
 
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", default="torchair_verify", help="folder for findings")
+    parser.add_argument("--every-node", action="store_true", help="even where results are right")
+    _add_program(parser)
+
+
 def _verify(options: argparse.Namespace) -> int:
     """Run a program with a check around each graph that it compiles. Its own way to leave counts,
     unless something is wrong."""
@@ -127,17 +104,13 @@ def _verify(options: argparse.Namespace) -> int:
     from torchair.verification.api import Asked, Verifier
 
     verifier = Verifier(Asked(Path(options.output), options.every_node))
-    code: Any = 0
-    try:
-        with observed(verifier):
-            code = launcher.run(launcher.RunOptions(options.script, options.arguments))
-    except SystemExit as leaving:
-        code = leaving.code
-    finally:
-        _print(verifier.report)
-    if code:
-        raise SystemExit(code)
+    _run_observed(options, observed(verifier), lambda: _print(verifier.report))
     return 0 if verifier.report else 1
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", default="report.html", help="file, `report.html`")
+    _add_program(parser)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -146,17 +119,24 @@ def _report(options: argparse.Namespace) -> int:
     from torchair.runner import observed
 
     reporter = Reporter(Path(options.output), Path(options.script).name)
+    _run_observed(options, observed(reporter, changes=True), lambda: print(reporter.write()))
+    return 0
+
+
+def _run_observed(
+    options: argparse.Namespace, looking: AbstractContextManager[None], finish: Callable[[], None]
+) -> None:
+    """Run a program while somebody looks on, and `finish` even if it fails; leave as it does."""
     code: Any = 0
     try:
-        with observed(reporter, changes=True):
+        with looking:
             code = launcher.run(launcher.RunOptions(options.script, options.arguments))
     except SystemExit as leaving:
         code = leaving.code
     finally:
-        print(reporter.write())
+        finish()
     if code:
         raise SystemExit(code)
-    return 0
 
 
 def _print(report: Any) -> None:
@@ -167,6 +147,16 @@ def _print(report: Any) -> None:
     from rich.console import Console
 
     Console().print(report)
+
+
+# ---- files
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", metavar="DUMP_A", help="folder of an eager npy or a GE dump")
+    parser.add_argument("second", metavar="DUMP_B", help="folder of another")
+    parser.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
+    parser.add_argument("--rtol", type=float, default=compare_dumps.RTOL, help="what diverges")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -186,11 +176,15 @@ def _compare(options: argparse.Namespace) -> int:
     return 1 if found.diverging else 0
 
 
-def _cache(action: Literal["show", "clear"]) -> int:
+def _cache_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+
+
+def _cache(options: argparse.Namespace) -> int:
     kernels = store()
     entries = kernels.entries()
     size = sum(e.size for e in entries)
-    if action == "clear":
+    if options.action == "clear":
         kernels.clear()
         print(f"{kernels.folder}: removed {len(entries)} kernels, {size:,} bytes")
         return 0
@@ -200,6 +194,14 @@ def _cache(action: Literal["show", "clear"]) -> int:
         last = datetime.fromtimestamp(entries[-1].used)
         print(f"used     {last:%Y-%m-%d %H:%M}, to the hour")
     return 0
+
+
+def _tune_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--show", action="store_true", help="what the files hold")
+    what.add_argument("--merge", action="store_true", help="the best of all files, in one")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="results, or their folder")
+    parser.add_argument("-o", "--output", default=NAME, help=f"the file to write, `{NAME}`")
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -216,18 +218,20 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _print_tuned(rows: Sequence[Found]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("kernel", "machine", "way", "us", "gain", title=f"{len(rows)} tuned kernels")
-    for row in rows:
-        gain = f"{row.usual / row.microseconds:.2f}x" if row.microseconds else "-"
-        table.add_row(row.about, row.machine, row.way or "as ever", f"{row.microseconds:.1f}", gain)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    gains = [f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-" for r in rows]
+    cells = [
+        (row.about, row.machine, row.way or "as ever", f"{row.microseconds:.1f}", gain)
+        for row, gain in zip(rows, gains, strict=True)
+    ]
+    _print_table(f"{len(rows)} tuned kernels", ("kernel", "machine", "way", "us", "gain"), cells)
 
 
-def _check(file: str) -> int:
-    graph, state = read_graph(file, infer), GraphState()
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="a graph: .py, .txt or .air")
+
+
+def _check(options: argparse.Namespace) -> int:
+    graph, state = read_graph(options.file, infer), GraphState()
     if graph.output is not None:
         mapping_assign_op_to_graph_output(graph, state)
     findings = check_graph(graph, state.assigned)
@@ -238,10 +242,19 @@ def _check(file: str) -> int:
     return 1 if findings else 0
 
 
-def _ops(pattern: str, markdown: bool) -> int:
-    if markdown:
+# ---- tables of operators and of options
+
+
+def _table_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pattern", nargs="?", default="", help="only those with this in the name")
+    parser.add_argument("--markdown", action="store_true", help="the page of docs/")
+
+
+def _ops(options: argparse.Namespace) -> int:
+    if options.markdown:
         print(operators_page())
         return 0
+    pattern = options.pattern
     rows = _rows(pattern)
     if not rows:
         space, name = _parts(pattern)
@@ -250,7 +263,8 @@ def _ops(pattern: str, markdown: bool) -> int:
         if not rows:
             return 1
         print("Converters with a name like it:")
-    _print_table(rows)
+    title = f"{len(rows)} converters; any other operator: the generic torch node"
+    _print_table(title, HEAD, rows)
     return 0
 
 
@@ -283,15 +297,73 @@ def _about(pattern: str, space: str, name: str) -> str:
     return f"{pattern} has no converter: it runs as the generic node, with torch's kernel."
 
 
-def _print_table(rows: list[tuple[str, str, str, str]]) -> None:
+def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{len(rows)} converters; any other operator: the generic torch node"
-    table = Table(*HEAD, title=title, title_justify="left")
+    table = Table(*head, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _options(options: argparse.Namespace) -> int:
+    if options.markdown:
+        print(options_page())
+        return 0
+    rows = [row for row in _option_rows() if options.pattern.lower() in row[0].lower()]
+    _print_table(f"{len(rows)} options", OPTION_HEAD, rows)
+    return 0 if rows else 1
+
+
+def _option_rows() -> list[tuple[str, str, str, str, str]]:
+    """Path, legal values, default, modes and effect of every option."""
+    return [
+        (public_path(path), option.accepts, repr(option.default), option.about.where,
+         option.about.effect)
+        for path, option in OPTIONS.items()
+    ]  # fmt: skip
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+
+
+_ABOUT_OPTIONS = """\
+# Options
+
+Made by `torchair options --markdown` from the declarations in `configs/`; a test keeps it current.
+`torchair options NAME` shows those with a text in their name.
+
+"GE" is the mode `max-autotune`; "capture" stands for `reduce-overhead` and `npugraph_ex`. Booleans
+may be given as `True`/`False` or `1`/`0`; reading an option gives an object whose `.value` is text
+(`"1"`, `"0"`, `"64"`) or None.
+
+No option is silent: one that does nothing, on this device or in the mode of the configuration, says
+so in a warning of the backend when it is not at its default.
+
+## The tree
+"""
+_ABOUT_FLAT = """
+## The `options` names
+
+They are applied by `apply_options(config, options)`, and readable and writable on
+`config.npugraphex_config`. An inverted name holds the opposite of the option behind it. The backend
+"npugraph_ex" takes these and five more, see [npugraph_ex.md](npugraph_ex.md).
+"""
+
+
+def options_page() -> str:
+    """The text of docs/options.md."""
+    tree = [(f"`{p}`", legal, f"`{d}`", where, what) for p, legal, d, where, what in _option_rows()]
+    values = CompilerConfig().npugraphex_config.as_dict()
+    flat = [
+        (f"`{name}`", f"`{path}`", f"`{values[name]!r}`", "inverted" if inverted else "-")
+        for name, (path, inverted) in OPTION_ALIASES.items()
+    ]
+    parts = [_ABOUT_OPTIONS, *_markdown(OPTION_HEAD, tree), _ABOUT_FLAT]
+    return "\n".join([*parts, *_markdown(("name", "path", "default", "transform"), flat)])
 
 
 def operators_page() -> str:
@@ -317,6 +389,31 @@ def operators_page() -> str:
             if x.family == family
         ]
     return "\n".join(text)
+
+
+def _env(_options: argparse.Namespace) -> int:
+    print(launcher.environment())
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    return launcher.run(launcher.options_of(options))
+
+
+_COMMANDS = {
+    "ops": Command("which torch operators become which GE operators", _ops, _table_options),
+    "options": Command("the options of CompilerConfig", _options, _table_options),
+    "trace": Command("run a program, write timelines of its graphs", _trace, _trace_options),
+    "check": Command("races and deadlocks of streams in a graph file", _check, _check_options),
+    "verify": Command("run a program, compare its graphs with eager", _verify, _verify_options),
+    "report": Command("run a program, write a page about its graphs", _report, _report_options),
+    "compare": Command("two data dumps, matched by FX names", _compare, _compare_options),
+    "run": Command("run a script, with an emulated npu", _run, launcher.add_options),
+    "run-air": Command("run a model file on arrays", run_air, add_run_air_options),
+    "cache": Command("kernels that are kept on disk", _cache, _cache_options),
+    "tune": Command("results of tuning: show files, or merge them", _tune, _tune_options),
+    "env": Command("versions and hardware, for bug reports", _env),
+}
 
 
 if __name__ == "__main__":

@@ -3,13 +3,8 @@
 Layer 1: imports only the layer below and the standard library, never torch.
 """
 
-from torchair.configs.compiler_config import (
-    CompilerConfig,
-    apply_options,
-    warn_frozen_parameter,
-    warn_ineffective,
-)
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import CompilerConfig, apply_options
+from torchair.configs.settings import Settings, warn_frozen_parameter, warn_ineffective
 
 __all__ = [
     "CompilerConfig",

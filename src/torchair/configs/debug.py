@@ -1,30 +1,50 @@
-"""The ``debug`` and ``dump_config`` sections: all that looks inside a compilation or a run."""
+"""The sections of dumps, checks, capture and export.
+
+Each option is declared here once: its type and default, the engine keys it becomes and the field of
+the engine's options that is read back from each, where it has an effect, the line of
+docs/options.md about it, and its flat name.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
     INT64_MAX,
+    DictOptionValue,
     IntRangeValue,
     MustExistedFileAddr,
     MustExistedPathValue,
+    OpenSection,
     OptionValue,
+    PlainSection,
     RawValue,
     RegexValue,
     Section,
+    StrOptionValue,
     flag,
 )
+
+# fmt: off: each declaration is a row of a table
+
+
+class _Directory(OptionValue):
+    accepts = "path of a directory"
+
+
+class _File(OptionValue):
+    accepts = "path of a file"
 
 
 class _Dump(Section):
     """What the dumps share: a kind of file, None meaning off, and the directory it goes to."""
 
     type = OptionValue(None)
-    _path = OptionValue(".")
+    _path = OptionValue(".").doc("GE")
 
     @property
     def enabled(self) -> bool:
@@ -34,6 +54,8 @@ class _Dump(Section):
 
 class _PathDump(_Dump):
     """A dump whose directory is public and kept as an absolute path."""
+
+    _path: OptionValue = _Directory(".").doc("both")
 
     @property
     def path(self) -> str | None:
@@ -49,7 +71,10 @@ class _PathDump(_Dump):
 class GraphDumpConfig(_PathDump):
     """Graph files of each compilation."""
 
-    type = OptionValue(None, ["txt", "pbtxt", "py"])
+    type = (
+        OptionValue(None, ["txt", "pbtxt", "py"])
+        .doc("both", "works; the capture modes have `py` only")
+    )
 
 
 class DataDumpConfig(_PathDump):
@@ -58,21 +83,39 @@ class DataDumpConfig(_PathDump):
     ``filter`` maps a node to a node, or to None to skip it.
     """
 
-    type = OptionValue(None, ["npy"])
-    filter = RawValue(None)
+    type = (
+        OptionValue(None, ["npy"])
+        .doc("both", "works (the graph is interpreted node by node instead of compiled)")
+    )
+    filter = (
+        RawValue(None)
+        .doc("both", "works (a function from a node to the node to show, or to None to skip it)")
+    )
 
 
 class TimelineConfig(_PathDump):
     """When each step of a graph ran and on which stream, after each call."""
 
-    type = OptionValue(None, ["json"])
-    _path = OptionValue(".").emits("torchair.timeline", when="type")
+    type = (
+        OptionValue(None, ["json"])
+        .doc("GE", "works (ours, not of the original): a Chrome trace of each graph with one row "
+            "for each stream, see [streams.md](streams.md); the environment variable "
+            "`TORCHAIR_TIMELINE=<directory>` does the same")
+    )
+    _path = (
+        _Directory(".").doc("GE")
+        .emits("torchair.timeline", when="type", field="timeline", decode=lambda text: text)
+    )
 
 
 class ReportConfig(Section):
     """One page about all graphs of the process, for a browser."""
 
-    _path = OptionValue(None)
+    _path = (
+        _File(None)
+        .doc("both", "works (ours, not of the original): one page for a browser about all graphs "
+            "of the process, see [report.md](report.md)")
+    )
 
     @property
     def path(self) -> str | None:
@@ -88,30 +131,67 @@ class ReportConfig(Section):
 class FxSummaryConfig(_Dump):
     """Table of the operators of a graph and how well the converters cover them."""
 
-    type = OptionValue(None, ["csv"])
-    skip_compile = flag(True)
+    type = OptionValue(None, ["csv"]).doc("GE").ineffective("csv")
+    skip_compile = flag(True).doc("GE")
 
 
 class AclgraphDebugConfig(Section):
     """Switches of graph capture."""
 
-    disable_reinplace_inplaceable_ops_pass = flag(False)
-    disable_reinplace_input_mutated_ops_pass = flag(False)
-    disable_mempool_reuse_in_same_fx = flag(False).emits(
-        "disable_mempool_reuse_in_same_fx", modes=ALL_MODES
+    disable_reinplace_inplaceable_ops_pass = (
+        flag(False).doc("capture").flat("inplace_pass", inverted=True).ineffective(True)
     )
-    enable_output_clone = flag(False).emits("enable_output_clone", modes=ALL_MODES)
-    static_capture_size_limit = IntRangeValue(64, 1, INT64_MAX).emits(
-        "static_capture_size_limit", modes=ALL_MODES
+    disable_reinplace_input_mutated_ops_pass = (
+        flag(False).doc("capture").flat("input_inplace_pass", inverted=True).ineffective(True)
     )
-    clone_input = flag(True).emits("clone_input", modes=ALL_MODES)
-    remove_cat_ops = flag(True)
-    capture_error_mode = OptionValue("global", ["global", "thread_local", "relaxed"])
-    capture_fallback = flag(True)
-    force_recapture = flag(False)
-    evict_captures = flag(False)
-    share_results = flag(False)
-    capture_warmups = IntRangeValue(0, 0, INT64_MAX)
+    disable_mempool_reuse_in_same_fx = (
+        flag(False).emits(modes=ALL_MODES).doc("capture")
+        .flat("reuse_graph_pool_in_same_fx", inverted=True)
+    )
+    enable_output_clone = (
+        flag(False).emits(modes=ALL_MODES)
+        .doc("capture", "works (results belong to the caller anyway; this overrules "
+            "`share_results`)").flat("clone_output")
+    )
+    static_capture_size_limit = (
+        IntRangeValue(64, 1, INT64_MAX).emits(modes=ALL_MODES)
+        .doc("capture").flat("capture_limit")
+    )
+    clone_input = (
+        flag(True).emits(modes=ALL_MODES).doc("capture").flat("clone_input")
+        .ineffective(False)
+    )
+    remove_cat_ops = flag(True).doc("capture").flat("remove_cat_ops")
+    capture_error_mode = (
+        OptionValue("global", ["global", "thread_local", "relaxed"]).doc("capture")
+        .flat("capture_error_mode", own=True)
+    )
+    capture_fallback = (
+        flag(True)
+        .doc("capture", "works (ours, not of the original): a graph that cannot be captured runs "
+            "without capture, with one warning; switched off that is an error")
+        .flat("capture_fallback")
+    )
+    force_recapture = (
+        flag(False)
+        .doc("capture", "works (each call captures anew: to find out whether replay is at fault)")
+        .flat("force_recapture", own=True)
+    )
+    evict_captures = (
+        flag(False)
+        .doc("capture", "works (ours, not of the original): at the limit the captured graph used "
+            "least recently is forgotten, instead of no capture any more")
+    )
+    share_results = (
+        flag(False)
+        .doc("capture", "works (ours, not of the original): results stay in the memory of the "
+            "graph, and the next call overwrites them, see [capture.md](capture.md#results)")
+        .flat("share_results")
+    )
+    capture_warmups = (
+        IntRangeValue(0, 0, INT64_MAX)
+        .doc("capture", "works (so many runs without capture before the first one)")
+    )
 
 
 class DebugConfig(Section):
@@ -123,8 +203,58 @@ class DebugConfig(Section):
     data_dump = DataDumpConfig()
     fx_summary = FxSummaryConfig()
     aclgraph = AclgraphDebugConfig()
-    run_eagerly = flag(False).emits("run_eagerly", modes=ALL_MODES)
-    deadlock_check = flag(False).emits("deadlock_check", modes=ALL_MODES)
+    run_eagerly = flag(False).emits(modes=ALL_MODES).doc("both").flat("force_eager")
+    deadlock_check = (
+        flag(False).emits(modes=ALL_MODES, field="check_streams")
+        .doc("GE", "works: races, waits that are never satisfied, and core budgets are reported "
+            "when a graph is compiled, see [streams.md](streams.md)", elsewhere="captured graphs "
+            "are not checked for deadlocks").flat("deadlock_check", own=True)
+    )
+
+
+# ---- export
+
+
+class ExportExperimentalConfig(Section):
+    """Extras of an exported model."""
+
+    enable_record_nn_module_stack = (
+        flag(False)
+        .doc("GE", "works: nodes of files and dumps have the module path they come from "
+            "(`nn_module_stack`)").ineffective(True)
+    )
+    auto_atc_config_generated = (
+        flag(False)
+        .for_export(": rank 0 also writes `model_relation_config.json` and `numa_config.json`")
+        .ineffective(True)
+    )
+    enable_lite_export = flag(False).for_export(": a warning: there are no lite converters here")
+
+
+class ExportConfig(OpenSection):
+    """What ``dynamo_export`` notes down for the compilation it starts."""
+
+    export_mode = flag(False).for_export(", which sets it", idle=None)
+    export_path_dir = (
+        StrOptionValue("./").emits(when="export_mode")
+        .for_export(", which sets it: where files go")
+    )
+    export_name = (
+        StrOptionValue(None).emits(when="export_mode")
+        .for_export(", which sets it: the name of the `.air` file")
+    )
+    weight_name = (
+        DictOptionValue(None)
+        .for_export(", which sets it: names of weights by the `id` of their tensors")
+    )
+    inputs_name = (
+        RawValue(None)
+        .for_export(": a list of names for the inputs of the file, in the order of `forward`")
+    )
+    experimental = ExportExperimentalConfig()
+
+
+# ---- data dump on the device
 
 
 def rank_directory(root: str) -> str:
@@ -155,35 +285,73 @@ class DumpConfig(Section):
     """Data dump on the device while a compiled graph runs."""
 
     enable_dump = (
-        flag(False)
-        .emits("ge.exec.enableDump", scope="global", when="enable_dump")
+        flag(False).emits("ge.exec.enableDump", scope="global", when="enable_dump", field="dump.on")
         .emits("aclgraph.enableDump", scope="global", when="enable_dump", modes=CAPTURE_MODES)
+        .doc("both", "works, see [debugging.md](debugging.md#data-dump-of-compiled-graphs); in "
+            "the capture modes see [npugraph_ex.md](npugraph_ex.md#dumps)").flat("dump_tensor_data")
+        .ineffective(True)
     )
     dump_path = (
         MustExistedPathValue("./")
-        .emits("ge.exec.dumpPath", scope="global", when="enable_dump", encode=rank_directory)
-        .emits(
-            "aclgraph.dumpPath",
-            scope="global",
-            when="enable_dump",
-            modes=CAPTURE_MODES,
-            encode=rank_directory,
+        .emits("ge.exec.dumpPath", scope="global", when="enable_dump", encode=rank_directory,
+            field="dump.path")
+        .emits("aclgraph.dumpPath", scope="global", when="enable_dump", modes=CAPTURE_MODES,
+            encode=rank_directory).doc("both").flat("data_dump_dir")
+    )
+    dump_mode = (
+        OptionValue("all", ["input", "output", "all"])
+        .emits("ge.exec.dumpMode", scope="global", when="enable_dump", field="dump.mode").doc("GE")
+    )
+    quant_dumpable = (
+        flag(False)
+        .emits("ge.quant_dumpable", scope="global", when="enable_dump", field="dump.quant_dumpable",
+            decode=lambda text: text or "0")
+        .doc("GE", "works (it is written to the JSON file; nothing is fused while dumping, so "
+            "tensors before quantisation are always there)")
+    )
+    dump_step = (
+        RegexValue("", _STEPS, "steps and ranges joined by bars, like 0|2-5")
+        .emits("ge.exec.dumpStep", scope="global", when="enable_dump", encode=_text_or_nothing,
+            field="dump.step").doc("GE")
+    )
+    dump_layer = (
+        RegexValue("", _LAYERS, "operator names separated by spaces")
+        .emits("ge.exec.dumpLayer", scope="global", when="enable_dump", encode=_text_or_nothing,
+            field="dump.layer")
+        .doc("GE", "works (names or types of nodes; united with the types of nodes inside "
+            "`scope.data_dump()`)")
+    )
+    dump_data = (
+        OptionValue("tensor", ["tensor", "stats"])
+        .emits("ge.exec.dumpData", scope="global", when="enable_dump", field="dump.data")
+        .doc("GE", "works (`stats` writes one `stats.csv` for each run)")
+    )
+    dump_config_path = (
+        MustExistedFileAddr(None).emits("ge_dump_with_acl_config", scope="global")
+        .idle("GE", "the file is for the runtime of an NPU", "(dumps of single operators, "
+            "overflow, watcher); a warning says so")
+    )
+    data_dump_stage = (
+        OptionValue("optimized", ["original", "optimized"])
+        .emits("aclgraph.dumpStage", scope="global", when="enable_dump", modes=CAPTURE_MODES)
+        .doc("capture").flat("data_dump_stage")
+    )
+
+
+class _PoolHandle(RawValue):
+    accepts = "graph pool handle or None"
+
+
+class AclgraphConfig(PlainSection):
+    """``use_custom_pool`` is the handle of a memory pool that the user owns, or None."""
+
+    options = {
+        "use_custom_pool": _PoolHandle(None)
+        .doc(
+            "capture",
+            "works (a handle as `graph_pool_handle()` of the device gives it: a pair of int, one "
+            "of them 0)",
         )
-    )
-    dump_mode = OptionValue("all", ["input", "output", "all"]).emits(
-        "ge.exec.dumpMode", scope="global", when="enable_dump"
-    )
-    quant_dumpable = flag(False).emits("ge.quant_dumpable", scope="global", when="enable_dump")
-    dump_step = RegexValue("", _STEPS, "steps and ranges joined by bars, like 0|2-5").emits(
-        "ge.exec.dumpStep", scope="global", when="enable_dump", encode=_text_or_nothing
-    )
-    dump_layer = RegexValue("", _LAYERS, "operator names separated by spaces").emits(
-        "ge.exec.dumpLayer", scope="global", when="enable_dump", encode=_text_or_nothing
-    )
-    dump_data = OptionValue("tensor", ["tensor", "stats"]).emits(
-        "ge.exec.dumpData", scope="global", when="enable_dump"
-    )
-    dump_config_path = MustExistedFileAddr(None).emits("ge_dump_with_acl_config", scope="global")
-    data_dump_stage = OptionValue("optimized", ["original", "optimized"]).emits(
-        "aclgraph.dumpStage", scope="global", when="enable_dump", modes=CAPTURE_MODES
-    )
+        .flat("use_graph_pool")
+    }
+    use_custom_pool: Any

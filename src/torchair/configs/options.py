@@ -11,9 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self, TypeVar
 
 from torchair.errors import did_you_mean
 
@@ -38,20 +38,49 @@ ALL_MODES = GE_MODES + CAPTURE_MODES
 INT64_MAX = 2**63 - 1
 
 
+Where = Literal["both", "GE", "capture"]
+"""The modes in which an option has an effect: all, max-autotune, or those that capture."""
+
+
 @dataclass(frozen=True)
 class Emission:
-    """One engine key that an option contributes to ``as_dict``.
+    """One engine key that an option contributes to ``as_dict``; None is the option's own name.
 
     ``encode`` turns the raw value into the emitted one, and a None result emits nothing. ``when``
-    names a sibling option that must be true.
+    names a sibling option that must be true. ``field`` is what the engine calls the option, and
+    ``decode`` turns the emitted text, or None, into what stands there.
     """
 
-    key: str
+    key: str | None
     scope: Literal["local", "global"]
     modes: tuple[str, ...]
     when: str | None
     encode: Callable[[Any], object]
-    assigned: bool = False
+    assigned: bool
+    field: str | None
+    decode: Callable[[str | None], Any]
+
+
+class FlatName(NamedTuple):
+    """Another name of an option; ``inverted`` when it says the opposite, ``own`` when only the flat
+    configuration of ``npugraph_ex`` has it."""
+
+    name: str
+    inverted: bool
+    own: bool
+
+
+@dataclass(frozen=True)
+class About:
+    """What users are told of an option."""
+
+    where: Where = "both"
+    effect: str = "works"  # the line of docs/options.md
+    idle: str | None = None  # why it does nothing on this device
+    elsewhere: str | None = None  # why it does nothing in the other modes
+    exports: bool = False  # whether dynamo_export reads it
+    ineffective: tuple[Any, ...] | None = None  # values to warn about in the other mode; () is all
+    flat: FlatName | None = None
 
 
 class OptionValue:
@@ -68,6 +97,7 @@ class OptionValue:
         self.assigned = False  # whether somebody has chosen the value
         self.name = type(self).__name__
         self.emissions: tuple[Emission, ...] = ()
+        self.about = About()
 
     @property
     def value(self) -> Any:
@@ -108,19 +138,67 @@ class OptionValue:
             f"{type(value).__name__}; it accepts {self.accepts}.{did_you_mean(value, names)}"
         )
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, perhaps undecided."""
+        return self.optional is not None and list(self.optional[:2]) == [True, False]
+
+    def plain(self, raw: Any) -> Any:
+        """The form of ``raw`` that the compiler reads."""
+        return bool(raw) if self.is_switch else raw
+
+    def read(self, text: str | None) -> Any:
+        """What an engine key says; the default where there is none."""
+        if text is None:
+            return self.default
+        return text in ("1", "true") if self.is_switch else text
+
+    # ---- declarations
+
     def emits(
         self,
-        key: str,
+        key: str | None = None,
         *,
         scope: Literal["local", "global"] = "local",
         modes: tuple[str, ...] = GE_MODES,
         when: str | None = None,
         encode: Callable[[Any], object] | None = None,
         assigned: bool = False,
+        field: str | None = None,
+        decode: Callable[[str | None], Any] | None = None,
     ) -> Self:
         """Declare an engine key; without ``encode`` it carries the normalised value. With
         ``assigned`` it is there where somebody has chosen a value only."""
-        self.emissions += (Emission(key, scope, modes, when, encode or self.normalise, assigned),)
+        written, read = encode or self.normalise, decode or self.read
+        self.emissions += (Emission(key, scope, modes, when, written, assigned, field, read),)
+        return self
+
+    def doc(self, where: Where, effect: str = "works", *, elsewhere: str | None = None) -> Self:
+        """Say in which modes it has which effect, and why not ``elsewhere`` if that is special."""
+        self.about = replace(self.about, where=where, effect=effect, elsewhere=elsewhere)
+        return self
+
+    def idle(self, where: Where, why: str, more: str = "") -> Self:
+        """Say why it does nothing on this device; ``more`` is for the documentation alone."""
+        effect = f"no effect on this device: {why} {more}".rstrip()
+        self.about = replace(self.about, where=where, effect=effect, idle=why)
+        return self
+
+    def for_export(self, more: str, idle: str | None = "it is for dynamo_export") -> Self:
+        """Say that it is read by ``dynamo_export``, and is ``idle`` otherwise."""
+        effect = f"for `dynamo_export`{more}"
+        self.about = replace(self.about, where="GE", effect=effect, idle=idle, exports=True)
+        return self
+
+    def flat(self, name: str, *, inverted: bool = False, own: bool = False) -> Self:
+        """Give it a flat name."""
+        self.about = replace(self.about, flat=FlatName(name, inverted, own))
+        return self
+
+    def ineffective(self, *values: Any) -> Self:
+        """Name the values, or all, that the original warns about: in max-autotune those of options
+        for capture, in reduce-overhead those of others."""
+        self.about = replace(self.about, ineffective=values)
         return self
 
     def __bool__(self) -> bool:
@@ -131,7 +209,7 @@ class OptionValue:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the engine keys with the declaration: they hold functions that do not pickle."""
-        return {**self.__dict__, "emissions": ()}
+        return {**self.__dict__, "emissions": (), "about": About()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the value but share callables: a user's pass may hold a model or a lock."""
@@ -341,7 +419,13 @@ EngineOptions = tuple[dict[str, Any], dict[str, Any]]
 
 
 class PlainSection:
-    """A section of ordinary attributes; it cannot be replaced and emits no engine keys."""
+    """A section of ordinary attributes; it cannot be replaced and emits no engine keys. Its
+    ``options`` only describe them."""
+
+    options: ClassVar[dict[str, OptionValue]] = {}
+
+    def __init__(self) -> None:
+        self.__dict__.update({name: option.default for name, option in self.options.items()})
 
 
 def _writable_properties(cls: type) -> dict[str, property]:
@@ -360,8 +444,14 @@ class Section:
     settable: ClassVar[tuple[str, ...]] = ()
     public_name: ClassVar[str] = "a section"  # how users know the class
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, options: Mapping[str, OptionValue] | None = None, **kwargs: Any
+    ) -> None:
+        """``options`` are declared beside those of the class body."""
         super().__init_subclass__(**kwargs)
+        for name, option in (options or {}).items():
+            setattr(cls, name, option)
+            option.__set_name__(cls, name)
         own = {
             name: member
             for name, member in vars(cls).items()
@@ -411,7 +501,7 @@ class Section:
                 continue
             if (value := emission.encode(raw)) is not None:
                 target = local_options if emission.scope == "local" else global_options
-                target[emission.key] = value
+                target[emission.key or option.name] = value
 
 
 class OpenSection(Section):
@@ -433,6 +523,19 @@ def leaves(section: Section | PlainSection, prefix: str = "") -> Iterator[tuple[
             yield from leaves(member, f"{prefix}{name}.")
         else:
             yield prefix + name, raw_of(member)
+
+
+def declared(
+    section: Section | PlainSection, prefix: str = ""
+) -> Iterator[tuple[str, OptionValue]]:
+    """Yield (dotted path, declaration) of every option below ``section``, in the same order."""
+    members: Mapping[str, Any]
+    members = section.declared if isinstance(section, Section) else section.options
+    for name, member in members.items():
+        if isinstance(member, OptionValue):
+            yield prefix + name, member
+        else:
+            yield from declared(member, f"{prefix}{name}.")
 
 
 def given(config: Any, kind: type[S]) -> S:

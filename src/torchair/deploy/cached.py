@@ -24,10 +24,14 @@ from typing import Any
 
 import torch
 
-from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
-from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.compiler_config import CompilerConfig, engine_keys
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX
-from torchair.configs.settings import Settings
+from torchair.configs.settings import (
+    Settings,
+    warn_frozen_parameter,
+    warn_ineffective,
+    warn_unsupported,
+)
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.guards import Traced
 from torchair.deploy.homes import Roots, SharedMemory, roots_of
@@ -48,8 +52,6 @@ from torchair.flags import Flags
 from torchair.log import logger, warn_once
 from torchair.process import no_garbage_collection
 from torchair.trace import label, start_debug_log
-
-_FILES = ("torchair.tunedKernels",)  # options that name files whose contents decide about kernels
 
 
 def cache_compile(
@@ -162,8 +164,9 @@ class CachedMethod(CompiledModel):
             code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
             for which in ("pre", "post")
         ]
-        tuned = [_content_hash(p) for k, p in self._options().items() if k in _FILES]
-        return "\n".join([str(self._owner), options, *passes, *tuned])
+        tuned = self._options().get(engine_keys()["tuned"])  # a file that decides about kernels
+        contents = [_content_hash(tuned)] if tuned is not None else []
+        return "\n".join([str(self._owner), options, *passes, *contents])
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if self.versions else no_garbage_collection():

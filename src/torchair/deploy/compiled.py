@@ -17,9 +17,9 @@ import torch
 from torch.autograd import profiler
 
 from torchair.backend import mode_of
-from torchair.configs.compat import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import given
+from torchair.configs.settings import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
 from torchair.deploy.homes import (
     Home,

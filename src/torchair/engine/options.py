@@ -4,70 +4,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from threading import Lock
 from typing import Any
 
+from torchair.configs.compiler_config import engine_values
 from torchair.configs.settings import parse_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.log import native_logger, warn_once
 
-_TOPOLOGY = {"0": "BFS", "1": "DFS", "2": "RDFS", "3": "StableRDFS"}
-
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine does to one graph."""
+    """What the engine does to one graph. The options of the configuration say of themselves which
+    field they are (`emits(..., field=...)` in `configs/`), and what the default is."""
 
-    level: str = "O3"
-    fold: bool = True
-    dead_code: bool = True
-    topology: str = "DFS"
-    switches: dict[str, bool] = field(default_factory=dict)
-    patterns: bool = True
-    native: bool = True
-    keep: bool = True  # kernels on disk
-    frozen: bool = False
-    compact: bool = False  # memory before time of planning
-    single_stream: bool = False
-    overlap: bool = False  # of communication and computing
-    timeline: str | None = None  # folder
-    check_streams: bool = False
-    cores: str = ""  # "<cube>|<vector>"
-    statistics: str = "0"  # of fusion, in a file: "1" at exit, "2" after each graph
-    tune: str | None = None  # folder for results of tuning
-    tune_file: str | None = None  # that says what is to be tuned
-    tuned: str | None = None  # file with results of tuning
+    level: str
+    fold: bool
+    dead_code: bool
+    topology: str
+    switches: dict[str, bool]
+    patterns: bool
+    native: bool
+    keep: bool  # kernels on disk
+    frozen: bool
+    compact: bool  # memory before time of planning
+    single_stream: bool
+    overlap: bool  # of communication and computing
+    timeline: str | None  # folder
+    check_streams: bool
+    cores: str  # "<cube>|<vector>"
+    statistics: str  # of fusion, in a file: "1" at exit, "2" after each graph
+    tune: str | None  # folder for results of tuning
+    tune_file: str | None  # that says what is to be tuned
+    tuned: str | None  # file with results of tuning
 
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
         """From the local options of a graph and the global ones of the process."""
-        return cls(
-            level=process.get("ge.oo.level", "O3"),
-            fold=process.get("ge.oo.constantFolding", "true") == "true",
-            dead_code=process.get("ge.oo.deadCodeElimination", "true") == "true",
-            topology=_TOPOLOGY.get(local.get("ge.topoSortingMode", "1"), "DFS"),
-            switches={
-                **by_our_names(read_switches(process.get("ge.fusionSwitchFile"))),
-                **by_our_names(parse_switches(process.get("ge.optimizationSwitch") or "")),
-            },
-            patterns=local.get("pattern_fusion_pass", "1") == "1",
-            native=Flags.read().native and local.get("torchair.nativeCode", "1") == "1",
-            keep=local.get("torchair.kernelCache", "1") == "1",
-            frozen=local.get("frozen_parameter", "0") == "1",
-            compact=local.get("ge.featureBaseRefreshable", "0") == "1",
-            single_stream=process.get("ge.enableSingleStream", "false") == "true",
-            overlap=process.get("ge.exec.enableEngineParallel", "0") == "1",
-            timeline=local.get("torchair.timeline") or Flags.read().timeline,
-            check_streams=local.get("deadlock_check", "0") == "1",
-            cores=process.get("ge.aicoreNum") or "",
-            statistics=local.get("torchair.compileStat", "0"),
-            tune=local.get("work_path", "./") if local.get("aoe_mode") == "2" else None,
-            tune_file=local.get("aoe_config_file"),
-            tuned=local.get("torchair.tunedKernels") or Flags.read().tuned,
-        )
+        flags, known = Flags.read(), engine_values(local, process)
+        in_file, tunes = read_switches(known.pop("switch_file")), known.pop("tune_mode") == "2"
+        listed = parse_switches(known["switches"])
+        known["switches"] = {**by_our_names(in_file), **by_our_names(listed)}
+        known["native"] = flags.native and known["native"]
+        known["timeline"] = known["timeline"] or flags.timeline
+        known["tune"] = known["tune"] if tunes else None
+        known["tuned"] = known["tuned"] or flags.tuned
+        return cls(**known)
 
 
 class GraphEngine:

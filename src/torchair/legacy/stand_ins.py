@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from torchair.capture.updates import UPDATABLE, register_updatable
-from torchair.configs.aliases import apply_options
-from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.flat import FlatConfig
+from torchair.configs.compiler_config import CompilerConfig, FlatConfig, apply_options
 from torchair.fx.gears import DimGears, merge, options_of
 from torchair.fx.passes.allocation import WORKSPACE_OPS, WorkspaceOp
 

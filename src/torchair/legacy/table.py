@@ -7,8 +7,13 @@ original that have no meaning here are listed in docs/ascend.md.
 from __future__ import annotations
 
 PACKAGE: dict[str, str] = {}  # a package that only holds modules
-_PASSES = "torchair.engine.optimize.passes"
-_FX_PASSES = "torchair.fx.passes"
+
+
+def _in(module: str, names: str) -> dict[str, str]:
+    """Names that a module of ours has, too."""
+    return {name: f"{module}.{name}" for name in names.split()}
+
+
 
 _SAMPLES = ("F32", "F16", "BF16", "F64", "I32", "I16", "I64", "I8", "U8", "BOOL", "C64", "T")
 # what a converter of the original imports with a star, beside the samples
@@ -101,7 +106,7 @@ TABLE: dict[str, dict[str, str]] = {
         "Placement": "torchair.ge.dtypes.Placement",
         "_normalize_ge_graph": "torchair.ge.rewrite.verify",
         "_mapping_assign_op_to_graph_output": (
-            f"{_PASSES}.inputs.mapping_assign_op_to_graph_output"
+            "torchair.engine.optimize.passes.inputs.mapping_assign_op_to_graph_output"
         ),
         "replace_data_to_refdata": "torchair.deploy.package.replace_data_to_refdata",
         "_validate_support": "torchair.convert.automatic.validate_support",
@@ -109,17 +114,20 @@ TABLE: dict[str, dict[str, str]] = {
         "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
     },
     "torchair._ge_concrete_graph.ge_graph": {"*": "torchair.ge._ge_graph"},
-    "torchair._ge_concrete_graph.graph_pass": {
-        name: f"{_PASSES}.{module}.{name}"
-        for module, names in (
-            ("inputs", "optimize_sym_pack remove_dead_data_and_reorder_data_index "
-                       "optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output"),
-            ("ordering", "explicit_order_for_side_effect_nodes explicit_order_for_cmo"),
-            ("forms", "move_transpose_into_mm move_mm_weight_transpose_after_bitcast"),
-        )
-        for name in names.split()
-    }
-    | {"replace_data_to_refdata": "torchair.deploy.package.replace_data_to_refdata"},
+    "torchair._ge_concrete_graph.graph_pass": _in(
+        "torchair.engine.optimize.passes.inputs",
+        "optimize_sym_pack remove_dead_data_and_reorder_data_index "
+        "optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output",
+    )
+    | _in(
+        "torchair.engine.optimize.passes.ordering",
+        "explicit_order_for_side_effect_nodes explicit_order_for_cmo",
+    )
+    | _in(
+        "torchair.engine.optimize.passes.forms",
+        "move_transpose_into_mm move_mm_weight_transpose_after_bitcast",
+    )
+    | _in("torchair.deploy.package", "replace_data_to_refdata"),
     "torchair._ge_concrete_graph.compat_ir": {"*": "torchair.ge.compat"},
     "torchair._ge_concrete_graph.ge_ir_pb2": {"*": "torchair.serde.ge_ir"},
     "torchair._ge_concrete_graph.ge_converter": PACKAGE,
@@ -144,24 +152,22 @@ TABLE: dict[str, dict[str, str]] = {
         "AclGraphCacheInfo": "torchair.capture.graph.AclGraphCacheInfo",
         "_REPLACE_FUNC_MAP": "torchair.legacy.stand_ins.REPLACE_FUNC_MAP",
         "StaticWorkspaceReplaceFunc": "torchair.legacy.stand_ins.StaticWorkspaceReplaceFunc",
-        "replace_dynamic_workspace_ops": f"{_FX_PASSES}.allocation.replace_dynamic_workspace_ops",
+        "replace_dynamic_workspace_ops": (
+            "torchair.fx.passes.allocation.replace_dynamic_workspace_ops"
+        ),
     },
     "torchair._acl_concrete_graph.cat_optimization": {
-        "optimize_cat_with_out_tensor": f"{_FX_PASSES}.allocation.remove_cat_ops",
+        "optimize_cat_with_out_tensor": "torchair.fx.passes.allocation.remove_cat_ops",
     },
-    "torchair._acl_concrete_graph.graph_pass": {
-        name: f"{_FX_PASSES}.{module}.{name}"
-        for module, names in (
-            (
-                "streams",
-                "apply_event_closure_with_multi_stream apply_event_record replace_core_limit_nodes",
-            ),
-            ("inplace", "reinplace_inplaceable_ops_pass reinplace_input_mutated_ops"),
-        )
-        for name in names.split()
-    }
+    "torchair._acl_concrete_graph.graph_pass": _in(
+        "torchair.fx.passes.streams",
+        "apply_event_closure_with_multi_stream apply_event_record replace_core_limit_nodes",
+    )
+    | _in(
+        "torchair.fx.passes.inplace", "reinplace_inplaceable_ops_pass reinplace_input_mutated_ops"
+    )
     | {
-        "_mutated_input_reinplace": f"{_FX_PASSES}.inplace.reinplace_input_mutated_ops",
+        "_mutated_input_reinplace": "torchair.fx.passes.inplace.reinplace_input_mutated_ops",
         "_GLOBAL_SCOPE_TAG_TO_EVENT": "torchair.ops.streams._here.events",
     },
     "torchair.scope": {"*": "torchair.ops.scope"},  # a public name, with its operators
@@ -181,7 +187,7 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.configs._option_base": {"*": "torchair.configs.options"},
     "torchair.configs.npugraphex_config": {
         "_process_kwargs_options": "torchair.legacy.stand_ins.process_kwargs_options",
-        "NpugraphexConfig": "torchair.configs.aliases.NpugraphexConfig",
+        "NpugraphexConfig": "torchair.configs.compiler_config.NpugraphexConfig",
     },
     "torchair.fx_dumper": {"_as_numpy": "torchair.fx.dump.as_array"},
     "torchair.patterns": PACKAGE,
@@ -261,7 +267,7 @@ TABLE: dict[str, dict[str, str]] = {
     "npugraph_ex.configs": PACKAGE,
     "npugraph_ex.configs._option_base": {"*": "torchair.configs.options"},
     "npugraph_ex.configs.compiler_config": {
-        "CompilerConfig": "torchair.configs.flat.FlatConfig",
+        "CompilerConfig": "torchair.configs.compiler_config.FlatConfig",
         "_process_kwargs_options": "torchair.legacy.stand_ins.process_kwargs_options",
     },
     "npugraph_ex.tools": PACKAGE,

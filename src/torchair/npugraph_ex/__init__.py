@@ -5,7 +5,7 @@ Use it as `torch.compile(model, backend="npugraph_ex", options={"clone_output": 
 
 from typing import TYPE_CHECKING, Any
 
-from torchair.configs.flat import FlatConfig as CompilerConfig
+from torchair.configs.compiler_config import FlatConfig as CompilerConfig
 from torchair.log import npugraph_ex_logger as logger
 from torchair.npugraph_ex import inference, ops, scope
 from torchair.npugraph_ex.backend import compile_fx, get_compiler, get_npu_backend

@@ -8,11 +8,9 @@ from functools import partial
 from typing import Any
 
 from torchair.backend import compile_with_aot, mode_of
-from torchair.configs.aliases import FLAT_ALIASES
-from torchair.configs.compat import warn_frozen_parameter, warn_unsupported
-from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.flat import FlatConfig
+from torchair.configs.compiler_config import FLAT_ALIASES, CompilerConfig, FlatConfig
 from torchair.configs.options import given
+from torchair.configs.settings import warn_frozen_parameter, warn_unsupported
 from torchair.log import npugraph_ex_logger, spoken_by
 from torchair.npugraph_ex.ops import as_air_ops
 from torchair.trace import Trace, model_directory, start_debug_log

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchair.configs.compiler_config import engine_keys, engine_values
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.strides import symbols_of
 from torchair.fx.dump import as_array
@@ -32,20 +33,19 @@ from torchair.store import atomic_write
 _STARTED = time.time()  # an older file is of another process that had the same id
 _LOCK = Lock()  # of the JSON file
 _MARK = "torchair_enable_data_dump"  # of nodes inside `scope.data_dump()`
-_PREFIXES = ("ge.exec.enableDump", "ge.exec.dump", "ge.quant_dumpable")
 _COLUMNS = ("op_type", "node", "io", "index", "dtype", "shape", "min", "max", "mean", "fx_name")
 
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """What to dump, as the global options `ge.exec.dump...` say it."""
+    """What to dump: the fields `dump.*` of the options of `dump_config`."""
 
     path: str  # with the folder of the rank, `worldsize<W>_global_rank<R>`
-    mode: str = "all"
-    data: str = "tensor"
-    step: str = ""
-    layer: str = ""
-    quant_dumpable: str = "0"
+    mode: str
+    data: str
+    step: str
+    layer: str
+    quant_dumpable: str
 
     def takes(self, step: int) -> bool:
         """Whether a run is one of the chosen ones, like `0|2-5`; all are if none is chosen."""
@@ -56,19 +56,12 @@ class DumpOptions:
 def take_dump_options(options: Mapping[str, str]) -> tuple[dict[str, str], DumpOptions | None]:
     """Global options without those of the dump, which may differ from graph to graph, and what
     these say; None if the dump is off."""
-    rest = {k: v for k, v in options.items() if not k.startswith(_PREFIXES)}
+    own = set(engine_keys("dump").values())
+    rest = {k: v for k, v in options.items() if k not in own}
     if options.get("ge_dump_with_acl_config"):
         logger.warning("dump_config_path has no effect: set dump_config.enable_dump and its kin")
-    if options.get("ge.exec.enableDump") != "1":
-        return rest, None
-    return rest, DumpOptions(
-        path=options["ge.exec.dumpPath"],
-        mode=options.get("ge.exec.dumpMode", "all"),
-        data=options.get("ge.exec.dumpData", "tensor"),
-        step=options.get("ge.exec.dumpStep") or "",
-        layer=options.get("ge.exec.dumpLayer") or "",
-        quant_dumpable=options.get("ge.quant_dumpable", "0"),
-    )
+    known = engine_values({}, options, "dump")
+    return rest, DumpOptions(**known) if known.pop("on") else None
 
 
 def layer_of(graph: Graph, options: DumpOptions) -> list[str]:

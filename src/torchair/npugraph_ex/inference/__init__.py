@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchair.configs.flat import FlatConfig
+from torchair.configs.compiler_config import FlatConfig
 from torchair.npugraph_ex.backend import config_for_cache, tree_of
 
 if TYPE_CHECKING:
