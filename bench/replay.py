@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchair
 from common import console, duration, has_inductor, interleaved, ratio, table, warn_if_busy
 from contestants import EAGER, OURS, PEERS
-from cuda import CAPTURED, captured_config
+from gpu import CAPTURED, captured_config
 from workloads import WORKLOADS
 
 GOAL = 3e-6  # seconds of a call that are ours

@@ -340,7 +340,7 @@ def main() -> None:
     """Measure and print."""
     options = arguments()
     if not torch.cuda.is_available():
-        raise SystemExit("bench/cuda.py needs a CUDA device")
+        raise SystemExit("bench/gpu.py needs a CUDA device")
     peers = [PEERS[name] for name in options.peers.split(",") if name]
     contestants = [EAGER, BY_HAND, *peers, *OURS]
     first = torch.nn.Linear(8, 8).cuda()
