@@ -10,9 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from torchair.codegen.numbers import Int, Number, Size, Word, register_type, value_of
+from torchair.codegen.numbers import (
+    SHORT_FLOATS,
+    Int,
+    Number,
+    Size,
+    Word,
+    is_known,
+    register_type,
+    value_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +48,7 @@ class Expr:
     - `cast` to `dtype`, `narrow` (data: bf16 or f16): an f32 as that type holds it, as an f32,
     - `verify` (data: a word): a bool as it is; where it is false, 1 is stored at the address in
       that word,
-    - `reduce` (data: sum, prod, max, min, any, all) over the reduced axes of the nest,
+    - `reduce` (data: a Reduction) over the reduced axes of the nest,
     - the name of an operator on values: see `OPERATORS`, or any name in the maths library.
 
     `dtype` is the type in a register: f32, f64, i64, i32, i16, i8, u8 or bool. bf16 and f16 exist
@@ -62,6 +71,9 @@ OPERATORS = frozenset(
 """Operators that need no maths library. On integers `div` truncates, `floordiv` and `remainder`
 follow Python; `min` and `max` of floats give NaN if either is; comparisons give bool; `where` takes
 a bool first; `and`, `or`, `xor`, `not` are bitwise on integers and logical on bool."""
+
+
+Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +132,7 @@ def cast(x: Expr, dtype: str) -> Expr:
 def narrowed(x: Expr, dtype: str) -> Expr:
     """A value rounded as it would be in memory of a type, where that is a short float."""
     known = x.kind == "const" or (x.kind == "load" and x.data.dtype == dtype)
-    if dtype not in ("bf16", "f16") or known or (x.kind == "narrow" and x.data == dtype):
+    if dtype not in SHORT_FLOATS or known or (x.kind == "narrow" and x.data == dtype):
         return x
     return Expr("narrow", "f32", (x,), dtype)
 
@@ -139,7 +151,7 @@ def op(kind: str, *args: Expr, dtype: str | None = None) -> Expr:
     return Expr(kind, dtype, args)
 
 
-def reduce(kind: str, x: Expr) -> Expr:
+def reduce(kind: Reduction, x: Expr) -> Expr:
     """`x` summed up (or its maximum ...) over the reduced axes."""
     return Expr("reduce", x.dtype, (x,), kind)
 
@@ -175,7 +187,7 @@ class Index:
         """The position as an i64 value."""
         parts = [_times(axis(a), f) for a, f in self.terms]
         parts += [_times(e, f) for e, f in self.extra]
-        if not parts or not (not isinstance(self.offset, Number) and self.offset == 0):
+        if not parts or not is_known(self.offset, 0):
             parts.append(size(self.offset))
         total = parts[0]
         for part in parts[1:]:
@@ -194,7 +206,7 @@ def at_value(x: Expr) -> Index:
 
 
 def _times(x: Expr, factor: Int) -> Expr:
-    return x if not isinstance(factor, Number) and factor == 1 else op("mul", x, size(factor))
+    return x if is_known(factor, 1) else op("mul", x, size(factor))
 
 
 def access(
@@ -266,8 +278,8 @@ def accesses(nest: Nest) -> list[Access]:
 
 def simplify(nest: Nest) -> Nest:
     """The same nest with axes of size 1 dropped, the best axis last, and neighbours merged."""
-    order = _order(nest)
-    return _merge(_permuted(nest, order))
+    nest = _permuted(nest, _order(nest))
+    return _merge(nest, len(nest.axes) - 2)
 
 
 def vectors(nest: Nest) -> int:
@@ -278,7 +290,7 @@ def vectors(nest: Nest) -> int:
 def _order(nest: Nest) -> list[int]:
     """Parallel axes by falling stride of what is stored, then reduced ones; the axis along which
     most memory is contiguous comes last: operands count by the elements that are touched."""
-    kept = [a for a, n in enumerate(nest.axes) if not (not isinstance(n, Number) and n == 1)]
+    kept = [a for a, n in enumerate(nest.axes) if not is_known(n, 1)]
     if not kept:
         return [len(nest.axes) - 1] if nest.axes else []
     used = accesses(nest)
@@ -310,38 +322,28 @@ def _elements(place: Access, sizes: Sequence[int]) -> int:
 
 def join_rows(nest: Nest) -> Nest:
     """The same nest with as few leading axes as possible; the last axis stays what it is."""
-    k = len(nest.axes) - 3
-    while k >= 0:
-        if _mergeable(nest, k, {x.data for x in expressions(nest) if x.kind == "axis"}):
-            nest = _joined(nest, k)
-        k -= 1
-    return nest
+    return _merge(nest, len(nest.axes) - 3)
 
 
 def _permuted(nest: Nest, order: list[int]) -> Nest:
     place = {a: k for k, a in enumerate(order)}
-
-    def moved(x: Access) -> Access:
-        return replace(x, strides=tuple(x.strides[a] for a in order))
-
-    return _mapped(
+    return rebuilt(
         nest,
+        lambda x: replace(x, strides=tuple(x.strides[a] for a in order)),
+        _axes_as(lambda a: axis(place[a]) if a in place else const(0, "i64")),
         tuple(nest.axes[a] for a in order),
         frozenset(place[a] for a in nest.reduced if a in place),
-        moved,
-        lambda a: axis(place[a]) if a in place else const(0, "i64"),
     )
 
 
-def _merge(nest: Nest) -> Nest:
-    """Two neighbouring axes that every access walks through without a jump are one."""
+def _merge(nest: Nest, last: int) -> Nest:
+    """Two neighbouring axes that every access walks through without a jump are one, up to the
+    pair that begins with the last one to be joined."""
     named = {x.data for x in expressions(nest) if x.kind == "axis"}
-    k = len(nest.axes) - 2
-    while k >= 0:
+    for k in range(last, -1, -1):
         if _mergeable(nest, k, named):
             nest = _joined(nest, k)
             named = {a - 1 if a > k else a for a in named}
-        k -= 1
     return nest
 
 
@@ -353,88 +355,77 @@ def _mergeable(nest: Nest, k: int, named: set[int]) -> bool:
 
 
 def _joined(nest: Nest, k: int) -> Nest:
-    axes = (*nest.axes[:k], nest.axes[k] * nest.axes[k + 1], *nest.axes[k + 2 :])
+    return rebuilt(
+        nest,
+        lambda x: replace(x, strides=(*x.strides[:k], *x.strides[k + 1 :])),
+        _axes_as(lambda a: axis(a - 1 if a > k else a)),
+        (*nest.axes[:k], nest.axes[k] * nest.axes[k + 1], *nest.axes[k + 2 :]),
+        frozenset(a - 1 if a > k else a for a in nest.reduced),
+    )
 
-    def moved(x: Access) -> Access:
-        return replace(x, strides=(*x.strides[:k], *x.strides[k + 1 :]))
 
-    reduced = frozenset(a - 1 if a > k else a for a in nest.reduced)
-    return _mapped(nest, axes, reduced, moved, lambda a: axis(a - 1 if a > k else a))
+def _axes_as(renamed: Callable[[int], Expr]) -> Change:
+    return lambda x, made: renamed(x.data) if x.kind == "axis" else made
 
 
 def with_words(nest: Nest, word: Callable[[Int], Size]) -> Nest:
     """The nest as it is printed: Numbers have become words of the argument block."""
-
-    def moved(x: Access) -> Access:
-        return replace(x, strides=tuple(word(s) for s in x.strides), offset=word(x.offset))
-
-    axes = tuple(word(n) for n in nest.axes)
-    return _mapped(nest, axes, nest.reduced, moved, axis, word)
+    return _printed(nest, word, lambda k: k)
 
 
 def renumbered(nest: Nest, word: Callable[[int], int]) -> Nest:
     """A printed nest with other words."""
+    return _printed(nest, lambda n: Word(word(n.index)) if isinstance(n, Word) else n, word)
 
-    def number(n: Any) -> Any:
-        return Word(word(n.index)) if isinstance(n, Word) else n
 
-    def moved(x: Access) -> Access:
-        strides = tuple(number(s) for s in x.strides)
-        return replace(x, operand=word(x.operand), strides=strides, offset=number(x.offset))
+def _printed(nest: Nest, size: Callable[[Any], Size], operand: Callable[[int], int]) -> Nest:
+    def place(x: Access) -> Access:
+        strides = tuple(size(s) for s in x.strides)
+        return replace(x, operand=operand(x.operand), strides=strides, offset=size(x.offset))
 
-    axes = tuple(number(n) for n in nest.axes)
-    return _mapped(nest, axes, nest.reduced, moved, axis, number, word)
+    def value(x: Expr, made: Expr) -> Expr:
+        if x.kind == "size":
+            return replace(x, data=size(x.data))
+        return replace(made, data=operand(x.data)) if x.kind == "verify" else made
+
+    return rebuilt(nest, place, value, tuple(size(n) for n in nest.axes))
 
 
 def substituted(nest: Nest, known: Mapping[int, Expr]) -> Nest:
     """A nest with other values in the place of some of its expressions, which are given by id."""
-    made: dict[int, Expr] = {}
-
-    def place(x: Access) -> Access:
-        extra = made[id(x.extra)] if x.extra is not None else None
-        return replace(x, extra=extra, mask=made[id(x.mask)] if x.mask is not None else None)
-
-    for x in expressions(nest):
-        if id(x) in known:
-            made[id(x)] = known[id(x)]
-        elif x.kind == "load":
-            made[id(x)] = replace(x, data=place(x.data))
-        else:
-            made[id(x)] = replace(x, args=tuple(made[id(a)] for a in x.args)) if x.args else x
-    stores = tuple(Store(place(s.access), made[id(s.value)]) for s in nest.stores)
-    return Nest(nest.axes, stores, nest.reduced)
+    return rebuilt(nest, value=lambda x, made: known.get(id(x), made))
 
 
-def _mapped(
+Change = Callable[[Expr, Expr], Expr]
+"""What takes the place of an expression, given also as it is with new operands."""
+
+
+def rebuilt(
     nest: Nest,
-    axes: tuple[Any, ...],
-    reduced: frozenset[int],
-    moved: Callable[[Access], Access],
-    renamed: Callable[[int], Expr],
-    word: Callable[[Int], Any] = lambda n: n,
-    operand: Callable[[int], int] = lambda k: k,
+    place: Callable[[Access], Access] = lambda x: x,
+    value: Change = lambda x, made: made,
+    axes: tuple[Any, ...] | None = None,
+    reduced: frozenset[int] | None = None,
 ) -> Nest:
-    """A nest with every access, axis and size replaced, sharing kept."""
-    made: dict[int, Expr] = {}
+    """A nest with every access and every expression replaced, those of which others are made
+    first, sharing kept. `place` gets an access whose own expressions have been replaced."""
+    known: dict[int, Expr] = {}
 
-    def place(x: Access) -> Access:
-        x = moved(x)
-        extra = made[id(x.extra)] if x.extra is not None else None
-        return replace(x, extra=extra, mask=made[id(x.mask)] if x.mask is not None else None)
+    def moved(x: Access) -> Access:
+        extra = known[id(x.extra)] if x.extra is not None else None
+        mask = known[id(x.mask)] if x.mask is not None else None
+        return place(replace(x, extra=extra, mask=mask))
 
     for x in expressions(nest):
-        if x.kind == "axis":
-            made[id(x)] = renamed(x.data)
-        elif x.kind == "load":
-            made[id(x)] = replace(x, data=place(x.data))
-        elif x.kind == "size":
-            made[id(x)] = replace(x, data=word(x.data))
-        elif x.kind == "verify":
-            made[id(x)] = replace(x, data=operand(x.data), args=(made[id(x.args[0])],))
-        else:
-            made[id(x)] = replace(x, args=tuple(made[id(a)] for a in x.args)) if x.args else x
-    stores = tuple(Store(place(s.access), made[id(s.value)]) for s in nest.stores)
-    return Nest(axes, stores, reduced)
+        made = x
+        if x.kind == "load":
+            made = replace(x, data=moved(x.data))
+        elif x.args:
+            made = replace(x, args=tuple(known[id(a)] for a in x.args))
+        known[id(x)] = value(x, made)
+    stores = tuple(Store(moved(s.access), known[id(s.value)]) for s in nest.stores)
+    reduced = nest.reduced if reduced is None else reduced
+    return Nest(nest.axes if axes is None else axes, stores, reduced)
 
 
 # ---- a nest as text that can be read ----
@@ -515,13 +506,13 @@ class _Formulas:
     def place(self, place: Any) -> str:
         """Where something is loaded from or stored to."""
         terms = [
-            f"a{k}" if _is(s, 1) else f"{_size(s)} * a{k}"
+            f"a{k}" if is_known(s, 1) else f"{_size(s)} * a{k}"
             for k, s in enumerate(place.strides)
-            if not _is(s, 0)
+            if not is_known(s, 0)
         ]
         if place.extra is not None:
             terms.append(self.of(place.extra))
-        if not terms or not _is(place.offset, 0):
+        if not terms or not is_known(place.offset, 0):
             terms.append(_size(place.offset))
         where = f"{place.dtype} word{place.operand}[{' + '.join(terms)}]"
         return where if place.mask is None else f"{where} if {self._inside(place.mask)}"
@@ -530,8 +521,3 @@ class _Formulas:
 def _size(n: Any) -> str:
     """A number, or the word that holds it at run time."""
     return f"n{n.index}" if isinstance(n, Word) else str(n)
-
-
-def _is(n: Any, value: int) -> bool:
-    """Whether a size is known to be so; nothing is decided on one that may vary."""
-    return isinstance(n, int) and n == value

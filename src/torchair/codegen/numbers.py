@@ -28,9 +28,13 @@ BYTES = {
 FLOATS = frozenset({"f32", "f64", "bf16", "f16"})
 
 
+SHORT_FLOATS = frozenset({"bf16", "f16"})
+"""Types that exist in memory only."""
+
+
 def register_type(dtype: str) -> str:
-    """The type a value has while it is computed with: half types are widened."""
-    return "f32" if dtype in ("bf16", "f16") else dtype
+    """The type a value has while it is computed with: short floats are widened."""
+    return "f32" if dtype in SHORT_FLOATS else dtype
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,8 @@ class Book:
         decision would be another one. Given Numbers of another book, it decides and computes
         there, unless it is `plain`: for integers only."""
         names = [f"v{row}" for row in self._words] if wanted is None else map(_name, wanted)
-        rows = list(self._words) if wanted is None else [n.row for n in wanted if _varies(n)]
+        numbers = [n.row for n in wanted or () if isinstance(n, Number)]
+        rows = list(self._words) if wanted is None else numbers
         used = self._used(rows)
         lines = []
         pending = list(self._conditions.items())
@@ -275,13 +280,14 @@ class Book:
         return texts[_name(number)]
 
 
-def _varies(x: Any) -> bool:
-    return isinstance(x, Number)
-
-
 def value_of(x: Any) -> Any:
     """The integer of this plan, without deciding anything on it."""
     return x.value if isinstance(x, Number) else x
+
+
+def is_known(x: Any, value: int) -> bool:
+    """Whether a size is this integer in every plan; nothing is decided on one that may vary."""
+    return isinstance(x, int) and x == value
 
 
 def same(a: Int, b: Int) -> bool:
@@ -307,7 +313,3 @@ def _shown(sign: str, names: Sequence[str]) -> str:
 
 def _name(x: Any) -> str:
     return f"v{x.row}" if isinstance(x, Number) else repr(x)
-
-
-def _is(x: Int, value: int) -> bool:
-    return not isinstance(x, Number) and x == value

@@ -9,8 +9,18 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from torchair.codegen.loops import Access, Expr, Nest, Store, const, expressions, op, size, vectors
-from torchair.codegen.numbers import Int, Number, value_of
+from torchair.codegen.loops import (
+    Access,
+    Expr,
+    Nest,
+    const,
+    expressions,
+    op,
+    rebuilt,
+    size,
+    vectors,
+)
+from torchair.codegen.numbers import Int, Number, is_known, value_of
 
 MOST = 32  # pieces of one nest
 WORTH = 4096  # points of a nest that is worth more code
@@ -64,51 +74,32 @@ class _Piece:
 
     def __init__(self, nest: Nest, axis: int, start: Int, stop: Int) -> None:
         self.nest, self.axis, self.start, self.stop = nest, axis, start, stop
-        self.made: dict[int, Expr] = {}
 
     def run(self) -> Nest:
-        for x in expressions(self.nest):
-            self.made[id(x)] = self._value(x)
-        stores = []
-        for s in self.nest.stores:
-            mask = self._mask(s.access)
-            if not _is(mask, False):
-                stores.append(Store(self._place(s.access, mask), self.made[id(s.value)]))
         axes = list(self.nest.axes)
         axes[self.axis] = self.stop - self.start
-        return Nest(tuple(axes), tuple(stores), self.nest.reduced)
+        made = rebuilt(self.nest, self._place, self._value, tuple(axes))
+        return replace(made, stores=tuple(s for s in made.stores if not _is(s.access.mask, False)))
 
-    def _value(self, x: Expr) -> Expr:
+    def _value(self, x: Expr, made: Expr) -> Expr:
         if x.kind == "axis":
-            moved = x.data == self.axis and not _is_zero(self.start)
+            moved = x.data == self.axis and not is_known(self.start, 0)
             return op("add", x, size(self.start)) if moved else x
-        if x.kind == "load":
-            mask = self._mask(x.data)
-            if _is(mask, False):
-                return const(False if x.dtype == "bool" else 0, x.dtype)
-            return replace(x, data=self._place(x.data, mask))
+        if x.kind == "load" and _is(made.data.mask, False):
+            return const(False if x.dtype == "bool" else 0, x.dtype)
         if _tests(x, self.nest) and x.args[0].data == self.axis:
             before = value_of(self.stop) <= value_of(x.args[1].data)
             return const(before if x.kind == "lt" else not before, "bool")
-        args = tuple(self.made[id(a)] for a in x.args)
-        known = _FOLDED[x.kind](args) if x.kind in _FOLDED else None
-        return known or (replace(x, args=args) if args else x)
+        known = _FOLDED[x.kind](made.args) if x.kind in _FOLDED else None
+        return known or made
 
-    def _mask(self, place: Access) -> Expr | None:
-        return None if place.mask is None else self.made[id(place.mask)]
-
-    def _place(self, place: Access, mask: Expr | None) -> Access:
+    def _place(self, place: Access) -> Access:
         offset = place.offset + place.strides[self.axis] * self.start
-        extra = None if place.extra is None else self.made[id(place.extra)]
-        return replace(place, offset=offset, extra=extra, mask=None if _is(mask, True) else mask)
+        return replace(place, offset=offset, mask=None if _is(place.mask, True) else place.mask)
 
 
 def _is(x: Expr | None, known: bool) -> bool:
     return x is not None and x.kind == "const" and x.dtype == "bool" and x.data is known
-
-
-def _is_zero(n: Int) -> bool:
-    return not isinstance(n, Number) and n == 0
 
 
 def _either(args: tuple[Expr, ...]) -> Expr | None:

@@ -216,7 +216,7 @@ class Pool:
     torch a maximum over a NaN is NaN, and padding never is the maximum.
     """
 
-    kind: str  # "max" or "avg"
+    kind: Literal["max", "avg"]
     dtype: str  # "f32", "bf16" or "f16"
     batch: Size
     channels: Size

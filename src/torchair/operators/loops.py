@@ -15,6 +15,7 @@ from torchair.codegen.loops import (
     Expr,
     Index,
     Nest,
+    Reduction,
     Store,
     cast,
     const,
@@ -117,8 +118,8 @@ class LowerOp(Op):
         """Dims of a result, for operators that have no operand to take them from."""
         return tuple(self._fact(self.node.outputs[k]).shape or ())  # type: ignore[arg-type]
 
-    def reduce(self, kind: str, x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-        """A reduction (sum, prod, max, min, any, all) over axes of an operand that has the dims of
+    def reduce(self, kind: Reduction, x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+        """A reduction over axes of an operand that has the dims of
         the group's loop nest."""
         axes = axes_of(tuple(axes), x.rank)
         if not axes or not x.rank:

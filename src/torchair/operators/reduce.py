@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.loops import Expr, Index, cast, const, op, size
+from torchair.codegen.loops import Expr, Index, Reduction, cast, const, op, size
 from torchair.codegen.numbers import FLOATS, Int, Number
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
@@ -105,12 +105,12 @@ def _sum(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) ->
     return torch.sum(x, axes, keep, dtype=x.dtype, out=out)  # torch would widen integers
 
 
-def _reduced(o: LowerOp, kind: str, x: Tensor) -> Tensor:
+def _reduced(o: LowerOp, kind: Reduction, x: Tensor) -> Tensor:
     axes = _axes(o)
     return dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
 
 
-def _total(kind: str, inside: Mapping[str, str] | None = None) -> LoopRule:
+def _total(kind: Reduction, inside: Mapping[str, str] | None = None) -> LoopRule:
     def rule(o: LowerOp) -> Tensor:
         x, dtype = o.tensor("x"), o.out_dtype()
         return typed(_reduced(o, kind, typed(x, (inside or {}).get(dtype, dtype))), dtype)
@@ -118,7 +118,7 @@ def _total(kind: str, inside: Mapping[str, str] | None = None) -> LoopRule:
     return rule
 
 
-def _most(kind: str, of_truth: str) -> LoopRule:
+def _most(kind: Reduction, of_truth: Reduction) -> LoopRule:
     def rule(o: LowerOp) -> Tensor:
         x = o.tensor("x")
         refuse_nothing(x, _axes(o))
@@ -127,7 +127,7 @@ def _most(kind: str, of_truth: str) -> LoopRule:
     return rule
 
 
-def _truth(kind: str) -> LoopRule:
+def _truth(kind: Reduction) -> LoopRule:
     def rule(o: LowerOp) -> Tensor:
         return typed(_reduced(o, kind, typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
 
@@ -261,7 +261,7 @@ def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
     return lambda o: axes_in(o.attr(name) or None, len(o.shape("x")))
 
 
-def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], str, Callable[[Expr], Expr]]:
+def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[Expr], Expr]]:
     """What a norm of order `p` does to each element, how it sums up, what it does at the end."""
     if abs(p) >= _INFINITE:
         return absolute, "max" if p > 0 else "min", lambda e: e
@@ -378,7 +378,7 @@ def _extreme(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     return make
 
 
-def extreme(o: LowerOp, kind: str, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Position and value of the first extreme along an axis, which stays. NaN is more extreme than
     any number, so that the first one wins."""
     x = as_stored(o.tensor("x"))
@@ -403,7 +403,7 @@ def _attr_axis(o: Op) -> tuple[int, ...]:
     return axes_in(o.attr("dimension"), len(o.shape("x")))
 
 
-def _extreme_loops(kind: str) -> Loops:
+def _extreme_loops(kind: Reduction) -> Loops:
     def rule(o: LowerOp) -> list[Tensor]:
         axes, keep = _attr_axis(o), o.attr("keep_dims")
         position, value = extreme(o, kind, axes)
@@ -412,9 +412,10 @@ def _extreme_loops(kind: str) -> Loops:
     return Loops(rule, "reduce", "x", _attr_axis)
 
 
-for _name, _fn, _kind in (
+_EXTREMES: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
     ("ArgMaxWithValue", torch.max, "max"), ("ArgMinWithValue", torch.min, "min"),
-):  # fmt: skip
+)  # fmt: skip
+for _name, _fn, _kind in _EXTREMES:
     add_row(
         _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True,
         loops=_extreme_loops(_kind), types=NUMBERS,
@@ -440,7 +441,7 @@ def _port_axis(o: Op) -> tuple[int, ...]:
     return axes_in(o.int("dimension"), len(o.shape("x")))
 
 
-def _position_loops(kind: str) -> Loops:
+def _position_loops(kind: Reduction) -> Loops:
     def rule(o: LowerOp) -> Tensor:
         axes = _port_axis(o)
         return typed(dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
@@ -448,7 +449,10 @@ def _position_loops(kind: str) -> Loops:
     return Loops(rule, "reduce", "x", _port_axis)
 
 
-for _name, _fn, _kind in (("ArgMaxV2", torch.argmax, "max"), ("ArgMin", torch.argmin, "min")):
+_POSITIONS: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
+    ("ArgMaxV2", torch.argmax, "max"), ("ArgMin", torch.argmin, "min"),
+)  # fmt: skip
+for _name, _fn, _kind in _POSITIONS:
     add_row(
         _name, _position_rule, _position(_fn), REDUCTION, host=("dimension",), out=True,
         loops=_position_loops(_kind), types=NUMBERS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchair.codegen.numbers import BYTES, STORAGE, register_type
+from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, register_type
 from torchair.codegen.text.writer import (
     KernelWriter,
     Machine,
@@ -23,7 +23,7 @@ from torchair.codegen.text.writer import (
 
 def memory_element(dtype: str) -> str:
     """The LLVM type that is read and written."""
-    return "i16" if dtype in ("bf16", "f16") else STORAGE[dtype]
+    return "i16" if dtype in SHORT_FLOATS else STORAGE[dtype]
 
 
 def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> str:

@@ -21,6 +21,7 @@ from torchair.codegen.loops import (
     children,
     const,
     expressions,
+    rebuilt,
 )
 from torchair.codegen.numbers import BYTES, Size
 from torchair.codegen.text.point import place_varies, varying
@@ -253,21 +254,20 @@ def _with_axis(nest: Nest) -> Nest:
         return nest
     last = max(0, len(nest.axes) - 1)
 
-    def moved(place: Access) -> Access:
-        return replace(place, strides=(*place.strides[:last], 0))
-
-    def renamed(x: Expr) -> Expr:
-        return const(0, "i64") if x.kind == "axis" and x.data == last else x
-
-    axes = (*nest.axes[:last], 1)
-    return _rebuilt(nest, axes, nest.reduced - {last}, moved, renamed)
+    return rebuilt(
+        nest,
+        lambda place: replace(place, strides=(*place.strides[:last], 0)),
+        lambda x, made: const(0, "i64") if x.kind == "axis" and x.data == last else made,
+        (*nest.axes[:last], 1),
+        nest.reduced - {last},
+    )
 
 
 def _shared(nest: Nest) -> Nest:
     """Equal expressions become one; a reduction over no axes is what it reduces."""
     known: dict[Any, Expr] = {}
 
-    def one(x: Expr) -> Expr:
+    def one(_: Expr, x: Expr) -> Expr:
         if x.kind == "reduce" and not nest.reduced:
             return _of_one(x)
         data = x.data
@@ -278,31 +278,13 @@ def _shared(nest: Nest) -> Nest:
             data = repr(data)  # NaN, and the sign of zero
         return known.setdefault((x.kind, x.dtype, tuple(map(id, x.args)), type(x.data), data), x)
 
-    return _rebuilt(nest, nest.axes, nest.reduced, lambda place: place, one)
+    return rebuilt(nest, value=one)
 
 
 def _of_one(x: Expr) -> Expr:
     """A reduction of one element: the element, but a sum begins with zero, and that has no sign."""
     sums = loses_by_length(x)
     return Expr("add", x.dtype, (x.args[0], const(0.0, x.dtype))) if sums else x.args[0]
-
-
-def _rebuilt(nest: Nest, axes: Any, reduced: frozenset[int], moved: Any, renamed: Any) -> Nest:
-    made: dict[int, Expr] = {}
-
-    def place(x: Access) -> Access:
-        extra = made[id(x.extra)] if x.extra is not None else None
-        mask = made[id(x.mask)] if x.mask is not None else None
-        return replace(moved(x), extra=extra, mask=mask)
-
-    for x in expressions(nest):
-        if x.kind == "load":
-            new = replace(x, data=place(x.data))
-        else:
-            new = replace(x, args=tuple(made[id(a)] for a in x.args)) if x.args else x
-        made[id(x)] = renamed(new)
-    stores = tuple(Store(place(s.access), made[id(s.value)]) for s in nest.stores)
-    return Nest(axes, stores, reduced)
 
 
 def _form(nest: Nest, lanes: int, cost: int) -> Form:
