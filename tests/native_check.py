@@ -21,7 +21,7 @@ from torchair.engine.fuse.units import Fusion, Unit
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import SIZES_AT, Plan
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.units import FAULT, SCRATCH, Constant, NativeCall
+from torchair.engine.units.emitter import FAULT, SCRATCH, Constant, NativeCall
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value

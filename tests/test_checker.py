@@ -16,8 +16,7 @@ from lane_tools import Sessions, compiled
 from test_transformers import CASES as MODELS
 from torchair import ge, ops, scope
 from torchair.cli import main
-from torchair.engine.inspect.check import Fault, check_graph, check_plan, report
-from torchair.engine.inspect.tasks import graph_tasks
+from torchair.engine.inspect.check import Fault, check_graph, check_plan, graph_tasks, report
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.engine.options import finalize_graph_engine

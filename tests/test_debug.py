@@ -16,7 +16,7 @@ from torch import nn
 
 import torchair
 from torchair import ge
-from torchair.engine.inspect.rows import row_name
+from torchair.engine.inspect.timeline import row_name
 from torchair.engine.options import finalize_graph_engine
 from torchair.engine.plan.records import Step
 from torchair.ge.build import Data

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchair
-from torchair.engine.inspect.statistics import FILE, Statistics
+from torchair.engine.inspect.dump import FILE, Statistics
 from torchair.engine.options import finalize_graph_engine, initialize_graph_engine
 
 
@@ -107,7 +107,7 @@ def test_statistics_of_fusion_are_written_where_they_are_asked_for(tmp_path, mon
     monkeypatch.setattr("torchair.engine.session.STATISTICS", Statistics())
     finishers = []
     exits = SimpleNamespace(register=lambda *given: finishers.append(given))
-    monkeypatch.setattr("torchair.engine.inspect.statistics.atexit", exits)
+    monkeypatch.setattr("torchair.engine.inspect.dump.atexit", exits)
     found = {}
     for value in (None, "0", "1", "2"):
         finalize_graph_engine()

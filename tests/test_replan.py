@@ -26,7 +26,7 @@ from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.replan import Template, shown
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.units import Emitter
+from torchair.engine.units.emitter import Emitter
 from torchair.errors import GraphError
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType

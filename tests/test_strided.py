@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchair.codegen.numbers import Book, Number, value_of
-from torchair.engine.plan.strided import Strided
+from torchair.engine.plan.strides import Strided
 
 FIRST = (4, 3, 6)
 OTHERS = [(n, m, 6) for n in (0, 1, 2, 5) for m in (0, 1, 3, 7)] + [FIRST]

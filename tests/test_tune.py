@@ -24,9 +24,9 @@ from torchair.codegen.tuned import NAME, DamagedFile, Found, read, tuned_file, w
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.tune import race, tuner, untuned, whole
-from torchair.engine.tune.race import Entrant, agree
-from torchair.engine.tune.wish import Wish
+from torchair.engine.tune import tuner
+from torchair.engine.tune.tuner import Entrant, agree
+from torchair.engine.tune.wish import Wish, untunable
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
@@ -49,10 +49,9 @@ class Small(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Windows of one run each, and no memory of earlier warnings."""
-    monkeypatch.setattr(race, "WINDOW", 0.0)
-    monkeypatch.setattr(whole, "WINDOW", 0.0)
+    monkeypatch.setattr(tuner, "WINDOW", 0.0)
+    monkeypatch.setattr(tuner, "GRAPH_WINDOW", 0.0)
     monkeypatch.setattr(tuned, "_told", set())
-    monkeypatch.setattr(untuned, "_said", set())
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -68,7 +67,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [100.0 / (1 + k) for k in range(len(entrants))]
 
     monkeypatch.setattr(tuner, "times", times)
-    monkeypatch.setattr(whole, "shows", lambda tuned, usual: True)
+    monkeypatch.setattr(tuner, "shows", lambda tuned, usual: True)
     return seen
 
 
@@ -194,8 +193,8 @@ def test_ways_stay_if_the_whole_graph_is_faster(
             torch.testing.assert_close(call(), [expected])
         return asked.pop(0)
 
-    monkeypatch.setattr(whole, "shows", shows)
-    monkeypatch.setattr(whole, "LITTLE", 0.0)  # all gain more
+    monkeypatch.setattr(tuner, "shows", shows)
+    monkeypatch.setattr(tuner, "LITTLE", 0.0)  # all gain more
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
     kept = [bool(f.way) for f in read(tmp_path / NAME)]
     assert asked == [] and kept == [verdicts[-1]] * 2
@@ -203,8 +202,8 @@ def test_ways_stay_if_the_whole_graph_is_faster(
 
 
 def test_what_shows() -> None:
-    assert whole.shows(lambda: None, lambda: sum(range(20000)))
-    assert not whole.shows(lambda: sum(range(20000)), lambda: None)
+    assert tuner.shows(lambda: None, lambda: sum(range(20000)))
+    assert not tuner.shows(lambda: sum(range(20000)), lambda: None)
 
 
 @torch.no_grad()
@@ -364,9 +363,9 @@ def _method(model: torch.nn.Module, folder: Path) -> Any:
 def test_devices_whose_kernels_are_not_measured_say_so_once() -> None:
     graph, target = Graph("g", infer), SimpleNamespace(name="cuda:0")
     with pytest.warns(UserWarning, match="kernels of cuda:0 are not tuned yet"):
-        assert untuned.untunable(graph, target)  # type: ignore[arg-type]
+        assert untunable(graph, target)  # type: ignore[arg-type]
     with warnings.catch_warnings(action="error"):
-        assert untuned.untunable(graph, target)  # type: ignore[arg-type]
+        assert untunable(graph, target)  # type: ignore[arg-type]
 
 
 def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -436,7 +435,7 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     weight = torch.randn(n, k).to(kind)
     operands = [(m, k), (n, k), "scratch", (m, n)]
     order, stage = stage_of(request, operands, {1: weight}, [3], kind)
-    entrants = race.Race(order, cpu(), stage, 2)
+    entrants = tuner.Race(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
     forms = [Way((("form", form),)) for form in choices.pop("form")]
     ways = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
@@ -468,7 +467,7 @@ def test_all_ways_of_a_convolution_are_right(
     weight = torch.randn(out, channels, kernel, kernel).to(kind)
     operands = [(1, side, side, channels), weight.shape, "scratch", (1, high, wide, out)]
     order, stage = stage_of(request, operands, {1: weight}, [3], kind)
-    entrants = race.Race(order, cpu(), stage, 2)
+    entrants = tuner.Race(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
     methods = [Way((("method", x),)) for x in choices.pop("method", ())] or [AS_EVER]
     ways = [m.having(name, v) for m in methods for name, values in choices.items() for v in values]
@@ -497,7 +496,7 @@ def test_all_ways_of_attention_are_right(dtype: str, length: int, span: int) -> 
         of[length], width**-0.5,
     )  # fmt: skip
     order, stage = stage_of(request, [q, k, k, (1,), q, (1,), "scratch"], {}, [4], kind)
-    entrants = race.Race(order, cpu(), stage, 2)
+    entrants = tuner.Race(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
     forms = [Way((("form", x),)) for x in choices.pop("form", ())] or [AS_EVER]
     ways = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from torchair.engine.plan.family import Reader
 from torchair.engine.plan.planner import Layout
-from torchair.engine.plan.reader import Reader
 from torchair.engine.run.native import picker
 from torchair.errors import GraphError, InputError
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge

@@ -17,10 +17,8 @@ import torch
 
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inputs import check_outputs, fits
-from torchair.engine.inspect.dump import DumpOptions, GraphDump
-from torchair.engine.inspect.rows import KernelRows
-from torchair.engine.inspect.statistics import STATISTICS
-from torchair.engine.inspect.timeline import Timeline
+from torchair.engine.inspect.dump import STATISTICS, DumpOptions, GraphDump
+from torchair.engine.inspect.timeline import KernelRows, Timeline
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.engine.options import EngineOptions, engine
@@ -36,10 +34,8 @@ from torchair.engine.run.lanes import Watch
 from torchair.engine.run.memory import GivenMemory, constant_bytes
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.run.workspace import MemberPool
-from torchair.engine.tune.untuned import untunable
-from torchair.engine.tune.whole import settle
-from torchair.engine.units.native_units import NativeUnits
-from torchair.engine.units.prepared import quantised_inputs
+from torchair.engine.tune.wish import untunable
+from torchair.engine.units.native_units import NativeUnits, quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import poisoning
 from torchair.ge.graph import NO_WORK, Graph, Value
@@ -202,7 +198,7 @@ class TorchNpuGraph:
         session = self.edition_for(inputs)
         with session._compiled.measuring() as tuning:
             session._find(session.seen(inputs))
-        settle(session, inputs, tuning)
+        tuning.settle(session, inputs)
 
     def alone(self, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
         """A call of this edition, on copies of what it updates; None where other than native code

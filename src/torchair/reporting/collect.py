@@ -16,8 +16,7 @@ from torch import Tensor, fx
 
 from torchair.codegen.target import Order
 from torchair.devices.call import GraphCall
-from torchair.engine.inspect.rows import row_name
-from torchair.engine.inspect.timeline import Slice, recorder
+from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.strides import flat_slots
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from torchair.engine.fuse.order import Needs, Streams, run_order
-from torchair.engine.fuse.spaces import (
+from torchair.engine.fuse.legality import (
+    Needs,
+    Streams,
     aligned,
     epilogue_spaces,
     map_space,
+    run_order,
     space_through,
     splits_rows,
 )

@@ -12,20 +12,18 @@ from typing import Any
 
 import torch
 
-from torchair.engine.fuse.kinds import Course, Like, Unfit
 from torchair.engine.fuse.units import Unit
-from torchair.engine.optimize.fold import folded
 from torchair.engine.optimize.passes.forms import is_wanted_channels_last
 from torchair.engine.plan.ending import Ending, Layout, OpenPlan, Promises
-from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.reader import Reader
+from torchair.engine.plan.family import Family, Member, Reader
 from torchair.engine.plan.records import Plan, Root, Step
-from torchair.engine.plan.replan import Template, learned
+from torchair.engine.plan.replan import Course, Like, Template, Unfit, learned
 from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import (
     Meta,
     as_list,
     content_of,
+    folded,
     in_format,
     in_order,
     is_dense,

@@ -1,26 +1,151 @@
 """Tuning the kernels of a plan, and using what was found before.
 
 For each request the choices that its target declares are tried one after the other, each with what
-was best so far. The winner must beat the usual kernel in two more races of both.
-"""
+was best so far. All kernels of a race do the same, which is checked, and the fastest wins; it must
+beat the usual kernel in two more races of both.
+
+A kernel by itself meets caches and memory in another state than between others. So a graph that was
+tuned runs against the same one untuned, and ways that do not show are dropped: first those that
+gained little, then all."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torchair.codegen.target import AS_EVER, Choices, Order, Target, Way
+import torch
+
+from torchair.codegen.target import AS_EVER, BrokenKernels, Choices, Generated, Order, Target, Way
 from torchair.codegen.tuned import NAME, Found, hash_of, tuned_file, version
 from torchair.engine.plan.records import Plan, Step
-from torchair.engine.run.trial import Content, Stage, far_bytes, threads_of
-from torchair.engine.tune.race import Entrant, Race, times
+from torchair.engine.run.trial import Content, Stage, Trial, far_bytes, threads_of
 from torchair.engine.tune.wish import KINDS, Wish
 from torchair.log import logger
 from torchair.process import Bar
+
+WINDOWS = 5
+"""Times that each takes its turn."""
+WINDOW = 0.008
+"""Seconds of a core for one turn, at least one run."""
+HOPELESS = 1.5
+"""Times the best after any turn, from which on one does not run again."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A way whose kernel gives the right results."""
+
+    way: Way
+    made: Generated
+    run: Trial
+
+
+class Race:
+    """The kernels of one request. The usual one is always among them, and is what the results of
+    the others are compared with."""
+
+    def __init__(self, order: Order, target: Target, stage: Stage, threads: int) -> None:
+        self._order, self._target = order, target
+        self._stage, self._threads = stage, threads
+        self._seen: set[str] = set()
+        (usual,) = self._made([AS_EVER])
+        self.usual = self._ready(AS_EVER, usual)
+        self._expected = self._results(self.usual.run)
+
+    def enter(self, ways: Iterable[Way]) -> list[Entrant]:
+        """Those of the ways that have a kernel of their own, which computes the same."""
+        found = []
+        for way, made in zip(ways := list(ways), self._made(ways), strict=True):
+            if made is None:
+                continue
+            entrant = self._ready(way, made)
+            if _agree(self._results(entrant.run), self._expected):
+                found.append(entrant)
+            else:
+                logger.warning("tuning: %s with %s is wrong", self._order.label, way)
+        return found
+
+    def _made(self, ways: Sequence[Way]) -> list[Generated | None]:
+        """Compiled kernels; None where there is none, or one that was there before."""
+        made = [self._generated(way) for way in ways]
+        broken: set[str] = set()
+        try:
+            self._target.compile([m.kernel for m in made if m is not None])
+        except BrokenKernels as e:
+            broken = set(e.errors)
+        return [None if m is None or m.kernel.entry in broken else m for m in made]
+
+    def _generated(self, way: Way) -> Generated | None:
+        try:
+            made = self._target.generate(self._order.request, self._order.label, way)
+        except Exception as e:  # Declined, or a generator that was not made for this
+            logger.debug("tuning: %s has no kernel with %s: %s", self._order.label, way, e)
+            return None
+        if made.kernel.entry in self._seen:
+            return None
+        self._seen.add(made.kernel.entry)
+        return made
+
+    def _ready(self, way: Way, made: Generated | None) -> Entrant:
+        assert made is not None, "the usual kernel is there"
+        return Entrant(way, made, self._stage.trial(made, self._threads))
+
+    def _results(self, run: Trial) -> list[torch.Tensor]:
+        self._stage.clear()
+        run()
+        return self._stage.results()
+
+
+def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
+    """Microseconds that a step takes, the best of all runs: others who compute on this machine, or
+    a thread that was moved, only ever make it slower. They take turns, so that all meet them."""
+    best = [float("inf")] * len(entrants)
+    for entrant in entrants:
+        entrant.run()
+    for _ in range(windows):
+        limit = HOPELESS * min(best)
+        for k, entrant in enumerate(entrants):
+            if best[k] <= limit:
+                best[k] = min(best[k], least_time(entrant.run, entrant.run.threads, WINDOW))
+    return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
+
+
+def least_time(call: Callable[[], object], threads: int, window: float) -> float:
+    """Seconds of the best call in a window of so many seconds of a core. One thread is measured by
+    the time that it had a core for, several by the clock: while one waits for another that has
+    none, it only seems to be busy."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    best, end, now = float("inf"), time.thread_time() + window, clock()
+    while True:
+        call()
+        before, now = now, clock()
+        best = min(best, now - before)
+        if time.thread_time() >= end:
+            return best
+
+
+def _agree(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return all(agree(a, b) for a, b in zip(some, others, strict=True))
+
+
+def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether results are equal up to rounding: of the type they are in, and of sums in float32
+    that were added in another order. What neither has written is alike in both."""
+    if not got.is_floating_point():
+        return torch.equal(got, expected)
+    a, b = got.double(), expected.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return False
+    a, b = (torch.where(x.isfinite(), x, 0.0) for x in (a, b))
+    if not a.numel():
+        return True
+    rounding = 2 * torch.finfo(got.dtype).eps * b.abs() if got.dtype.itemsize < 4 else 0.0
+    return bool(((a - b).abs() <= rounding + 2e-5 * b.abs().max()).all())
+
 
 STEP = 0.01
 """Part of its time by which a value of a choice must be better than the one so far."""
@@ -85,7 +210,26 @@ class Tuning:
         if done < len(todo):
             logger.info("%d of %d kernels are tuned", done, len(todo))
 
-    def drop(self, least: float) -> None:
+    def settle(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
+        """Keep the ways that were just found if the graph is faster with them."""
+        try:
+            for least in (LITTLE, float("inf")):
+                if not self.chosen:
+                    return
+                tuned, usual = session.alone(inputs), session.untuned(inputs).alone(inputs)
+                if tuned is None or usual is None or shows(tuned, usual):
+                    return
+                self._drop(least)
+                session.take(inputs, True)
+        except KeyboardInterrupt:
+            warnings.warn(
+                "tuning was interrupted before the whole graph was measured: it runs with what was "
+                "found for its kernels",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _drop(self, least: float) -> None:
         """Forget ways that were found here and gain less than this part of their time: the usual
         kernels have won."""
         assert self._own is not None
@@ -163,3 +307,41 @@ def _native(plan: Plan) -> list[Step]:
 def _distinct(plan: Plan) -> Sequence[Step]:
     """One step for each request."""
     return list({hash_of(s.code.order.request): s for s in reversed(_native(plan))}.values())[::-1]
+
+
+# ---- the graph as a whole ----
+
+Call = Callable[[], Any]
+LITTLE = 0.1
+"""Part of its time that a kernel gains, below which its way is dropped first."""
+SHOWS = 0.99
+"""Part of the time of the untuned graph that a tuned one may take."""
+ROUNDS = 15
+"""Turns that each takes."""
+GRAPH_WINDOW = 0.02
+"""Seconds of a turn, at least one call."""
+
+
+class Tuned(Protocol):
+    """A session whose kernels were tuned."""
+
+    def alone(self, inputs: Sequence[torch.Tensor]) -> Call | None:
+        """A call for inputs like these that has no effects; None where there is none."""
+
+    def untuned(self, inputs: Sequence[torch.Tensor]) -> Tuned:
+        """The same graph with the usual kernels."""
+
+    def take(self, inputs: Sequence[torch.Tensor], frozen: bool) -> None:
+        """Begin anew."""
+
+
+def shows(tuned: Call, usual: Call) -> bool:
+    """Whether a call is faster than another: the best of both, which take turns."""
+    best = {tuned: float("inf"), usual: float("inf")}
+    for call in best:
+        call()
+    for _ in range(ROUNDS):
+        for call in best:
+            spent = least_time(call, torch.get_num_threads(), GRAPH_WINDOW)
+            best[call] = min(best[call], spent)
+    return best[tuned] <= SHOWS * best[usual]

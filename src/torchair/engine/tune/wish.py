@@ -1,4 +1,5 @@
-"""What is to be tuned: the file that `aoe_config.aoe_config_file` names, as JSON."""
+"""What is to be tuned: the file that `aoe_config.aoe_config_file` names, as JSON, and which graphs
+cannot be."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product, Request
+from torchair.codegen.target import Target
 from torchair.errors import did_you_mean
+from torchair.ge.graph import Graph
+from torchair.log import warn_once
 
 KINDS: Mapping[type, str] = {
     Product: "matmul", Convolution: "conv", Attention: "attention", Loops: "loops", Pool: "pool",
@@ -85,3 +89,20 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ValueError("but must be a number that is not negative")
     return float(value)
+
+
+def untunable(graph: Graph, target: Target | None) -> bool:
+    """Whether a graph cannot be tuned, which is said once."""
+    if target is None:
+        return True
+    why = None
+    if target.name != "cpu":
+        why = f"kernels of {target.name} are not tuned yet, they are compiled as ever"
+    elif graph.is_dynamic:
+        why = (
+            f"graph {graph.name} is not tuned: its sizes vary. Compile with dynamic=False for "
+            "sizes that are worth it"
+        )
+    if why is not None:
+        warn_once(f"tuning: {why}", stacklevel=3)
+    return why is not None

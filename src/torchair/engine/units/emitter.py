@@ -8,18 +8,183 @@ model, share one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchair.codegen.numbers import largest
+from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import Order, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
-from torchair.engine.plan.strided import Strided
-from torchair.engine.plan.strides import Meta
-from torchair.engine.units.heads import parameters
-from torchair.engine.units.sizes import Sizes
+from torchair.engine.plan.strides import Meta, Strided
 from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.shapes import Sym, is_static
+
+QUANTISED = "WeightQuantBatchMatmulV2"
+PARAMETERS = ("weight", "antiquant_scale", "antiquant_offset")
+"""What a product with a quantised weight reads beside the other factor: the weight first."""
+
+INTEGERS = "QuantBatchMatmulV3"
+"""A product of bytes; native code makes the sums alone, which is what a result of int32 is."""
+
+
+def parameters(node: Node) -> list[Value]:
+    """The weight of a quantised product, its scales, and its offsets if it has some. Nothing of
+    other products."""
+    ports = {QUANTISED: PARAMETERS, INTEGERS: ("x2",)}.get(node.type, ())
+    found = [node.inputs.get(port) for port in ports]
+    return [v for v in found if isinstance(v, Value)]
+
+
+class NotNative(Exception):
+    """A unit that the generators cannot serve with these sizes and strides."""
+
+
+def is_one(n: Int) -> bool:
+    """Whether a size is known to be 1."""
+    return not isinstance(n, Number) and n == 1
+
+
+class Sizes:
+    """Dims, strides and contents of a unit's values, as integers or as Numbers."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        fact: Callable[[Value], Fact],
+        metas: Sequence[Meta],
+        dynamic: bool,
+    ) -> None:
+        self._fact = fact
+        self._values = [*unit.inputs, *unit.outputs]
+        self._metas = dict(zip(self._values, metas, strict=True))
+        self._book = Book() if dynamic else None
+        self._sources: list[tuple[int, int]] = []  # (operand, dim), or (operand, -1 - dim): stride
+        self._symbols: dict[Any, Int] = {}
+        self._recipe: Any = None
+        if dynamic:
+            self._learn()
+        self._strides = {v: self._strides_of(k, v) for k, v in enumerate(self._values)}
+
+    def _learn(self) -> None:
+        dims = [
+            (d.expr, k, i)
+            for k, v in enumerate(self._values)
+            for i, d in enumerate(v.shape or ())
+            if isinstance(d, Sym)
+        ]
+        for expr, k, i in sorted(dims, key=lambda x: not x[0].is_Symbol):
+            number = self._number(k, i, self._metas[self._values[k]].shape[i])
+            if self._symbols.setdefault(expr, number) != number:
+                raise NotNative(f"{self._values[k]} does not have the dims that its graph declares")
+
+    def _number(self, operand: int, dim: int, value: int) -> Number:
+        assert self._book is not None
+        self._sources.append((operand, dim))
+        return self._book.number(value)
+
+    def dims(self, value: Value) -> tuple[Int, ...]:
+        """Dims of any value of the unit."""
+        if self._book is None:
+            return tuple(self._fact(value).shape or ())  # type: ignore[arg-type]
+        return tuple(self._dim(d) for d in value.shape or ())
+
+    def _dim(self, dim: Any) -> Int:
+        """A dim. Whether it is 1 decides on broadcasting, so that a kernel is made for either."""
+        n = self._of(dim)
+        return 1 if isinstance(n, Number) and n == 1 else n
+
+    def _of(self, dim: Any) -> Int:
+        if not isinstance(dim, Sym):
+            return int(dim)
+        return _evaluated(dim.expr, self._symbols)
+
+    def strides(self, value: Value) -> tuple[Int, ...]:
+        """Strides of an operand."""
+        return self._strides[value]
+
+    def _strides_of(self, k: int, value: Value) -> tuple[Int, ...]:
+        meta = self._metas[value]
+        if self._book is not None and not _fits(value.shape, meta):
+            raise NotNative(f"{value} does not have the dims that its graph declares")
+        if self._book is None or (meta.is_contiguous() and is_static(value.shape)):
+            return meta.stride()
+        if meta.is_contiguous():
+            return _contiguous(self.dims(value))
+        return tuple(
+            s if s in (0, 1) else self._number(k, -1 - i, s) for i, s in enumerate(meta.stride())
+        )
+
+    def fact(self, value: Value) -> Fact:
+        """What rules see of a value."""
+        if self._book is None:
+            return self._fact(value)
+        content = value.content
+        if isinstance(content, tuple):
+            content = tuple(self._of(c) for c in content)
+        elif content is not None:
+            content = self._of(content)
+        return Fact(value.dtype, self.dims(value), content)  # type: ignore[arg-type]
+
+    def word(self, first: int) -> Callable[[Int], Size]:
+        """A function from sizes to what generators take; words begin at `first`."""
+        if self._book is None:
+            return lambda n: n  # type: ignore[return-value]
+        book = self._book
+        return lambda n: book.word(n, first)
+
+    def seal(self) -> None:
+        """No more decisions: from now on the kernel is asked whether it fits."""
+        if self._book is not None:
+            self._recipe = self._book.recipe()
+        self._metas = {}
+
+    def _given(self, metas: Sequence[Meta]) -> list[int]:
+        return [
+            metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources
+        ]
+
+    def words(self, metas: Sequence[Meta]) -> tuple[int, ...] | None:
+        """Sizes to pass to the kernel; None if it is not made for such operands."""
+        if self._recipe is None:
+            return ()
+        if not all(_fits(v.shape, m) for v, m in zip(self._values, metas, strict=True)):
+            return None
+        return self._recipe(self._given(metas))
+
+
+def _fits(shape: Any, meta: Meta) -> bool:
+    """Whether declared dims agree with real ones, so that what is derived from them is right."""
+    return len(shape or ()) == meta.dim() and all(
+        isinstance(d, Sym) or d == n for d, n in zip(shape or (), meta.shape, strict=True)
+    )
+
+
+def _contiguous(dims: Sequence[Int]) -> tuple[Int, ...]:
+    strides: list[Int] = []
+    step: Int = 1
+    for d in reversed(dims):
+        strides.append(step)
+        step = step * d
+    return tuple(reversed(strides))
+
+
+def _evaluated(expr: Any, known: Mapping[Any, Int]) -> Int:
+    """A symbolic size as an integer or Number, from the sizes of the operands."""
+    if expr in known:
+        return known[expr]
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Add or expr.is_Mul:
+        parts = [_evaluated(a, known) for a in expr.args]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part if expr.is_Add else total * part
+        return total
+    if type(expr).__name__ == "FloorDiv":
+        a, b = (_evaluated(x, known) for x in expr.args)
+        return a // b
+    raise NotNative(f"the size {expr} does not follow from the operands")
+
 
 SCRATCH, FAULT = "scratch", "fault"
 

@@ -6,6 +6,7 @@ Each is called as `(graph, state)`.
 from collections import Counter
 from collections.abc import Callable
 
+from torchair.engine.optimize import GraphState
 from torchair.engine.optimize.passes.forms import (
     join_convolution_gradients,
     lay_out_filters,
@@ -31,7 +32,6 @@ from torchair.engine.optimize.passes.simplify import (
     merge_common,
     remove_dead_code,
 )
-from torchair.engine.optimize.passes.state import GraphState
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.ge.graph import Graph
 from torchair.ge.rewrite import line_of, verify

@@ -5,7 +5,7 @@ wants, transposes inside of quantised products."""
 from __future__ import annotations
 
 from torchair import ge
-from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize import GraphState
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType

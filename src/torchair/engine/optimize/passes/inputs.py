@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize import GraphState
 from torchair.ge import attrs as attr
 from torchair.ge.build import Data
 from torchair.ge.dtypes import DataType, ExecutorType, Placement

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize import GraphState
 from torchair.ge.graph import INPUTS, Graph, Node, topological
 from torchair.operators import Trait, row_of
 from torchair.operators.core import SIDE_EFFECTS

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.engine.optimize.passes.state import GraphState
+from torchair.engine.optimize import GraphState
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.engine.optimize.rules.leftovers import PartPutBack
 from torchair.flags import Flags
