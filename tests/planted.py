@@ -24,8 +24,7 @@ from torch import Tensor, nn
 import torchair
 from torchair import ge
 from torchair.capture import cpu as capture_cpu
-from torchair.capture import fixed as capture_fixed
-from torchair.capture import select as capture_select
+from torchair.capture import graph as capture_graph
 from torchair.capture import tape as capture_tape
 from torchair.codegen.cpu.generators import GENERATORS
 from torchair.codegen.loops import Expr
@@ -242,7 +241,7 @@ def captured(
         known = getattr(place, method)
         patch.setattr(place, method, lambda *args, **kwargs: wrong(known, *args, **kwargs))
         if tape:
-            find = capture_select.substrate_for
+            find = capture_graph.substrate_for
             patch.setattr(acl, "substrate_for", lambda args, engine, **rest: find(
                 args, engine=None, **rest
             ))  # fmt: skip
@@ -313,7 +312,7 @@ def half(request: Any) -> Any:
 
 
 RECORDING = capture_cpu.EngineRecording
-FIXED, TAPE = capture_fixed.FixedRecording, capture_tape.TapeRecording
+FIXED, TAPE = capture_cpu.FixedRecording, capture_tape.TapeRecording
 
 PLANTS: tuple[Plant, ...] = (
     converter("mlp", aten.addmm.default, lambda fn, b, x, w, **k: fn(b, x, w, beta=2, **k)),

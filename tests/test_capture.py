@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from capture_cases import CASES
 from capture_tools import fresh
-from torchair.capture.cuda import view_of
+from torchair.capture.base import view_of
 from torchair.capture.rehearsal import GraphWalk, host_nodes
 
 

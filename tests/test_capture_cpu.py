@@ -38,7 +38,7 @@ from models import (
 )
 from tolerance import assert_close_to_reference
 from torchair.capture import graph_pool_handle
-from torchair.capture.pools import CapturePool
+from torchair.capture.cpu import CapturePool
 from torchair.concrete import AclConcreteGraph
 from torchair.errors import CaptureError
 

@@ -1,11 +1,9 @@
 """Capture once, replay many times: keys, pools, recordings, and the devices they are made on."""
 
 from torchair.capture.base import ArgumentKinds, CaptureOptions, Recording, Substrate, ToCapture
-from torchair.capture.fixed import EngineGraph
-from torchair.capture.graph import AclGraph, AclGraphCacheInfo
+from torchair.capture.cpu import EngineGraph, graph_pool_handle
+from torchair.capture.graph import AclGraph, AclGraphCacheInfo, substrate_for
 from torchair.capture.keys import key_entries
-from torchair.capture.pools import graph_pool_handle
-from torchair.capture.select import substrate_for
 from torchair.capture.source import render
 from torchair.capture.updates import find_updates, register_updatable
 

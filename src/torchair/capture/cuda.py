@@ -34,14 +34,17 @@ from torchair.capture.base import (
     Kept,
     OfArgument,
     Pooled,
+    PooledRecording,
     Recording,
     ResultSource,
     Substrate,
     ToCapture,
+    extent,
+    misfit,
+    pooled,
+    view_of,
 )
-from torchair.capture.engine_walk import EngineWalk, Recorded
-from torchair.capture.outputs import PooledRecording
-from torchair.capture.rehearsal import GraphWalk, Rehearsal
+from torchair.capture.rehearsal import EngineWalk, GraphWalk, Recorded, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.run.held import same_as
 from torchair.engine.run.native import picker
@@ -167,7 +170,7 @@ class PoolOwner:
 
     def input_like(self, position: int, example: torch.Tensor) -> torch.Tensor:
         """Memory for private copies of an argument, in the layout of the example."""
-        size = _extent(example) * example.element_size()
+        size = extent(example.shape, example.stride()) * example.element_size()
         known = self._inputs.get(position)
         if known is None or known.nbytes() < size:
             grown = size if known is None else max(size, 2 * known.nbytes())
@@ -182,13 +185,6 @@ class PoolOwner:
         made = self._accelerator.storage_at(address, self.device, size)
         made._memory = self  # type: ignore[attr-defined]
         return made
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one of a tensor."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class DeviceSubstrate(Substrate):
@@ -373,7 +369,9 @@ class ResultForms:
         address = result.untyped_storage().data_ptr()
         if address in self._positions and result.numel():
             position = self._positions[address]
-            return OfArgument(view_of(position, self.given[position], result))
+            base = self.given[position]
+            same = _layout(result) == _layout(base)
+            return OfArgument(itemgetter(position) if same else view_of(position, base, result))
         if result.device.type == "cpu":
             return OfArgument(lambda args: result.clone())
         if not result.numel():
@@ -388,46 +386,16 @@ class ResultForms:
             storage = result.untyped_storage()
             self.storages.append(storage)
             self.places.append((address, storage.nbytes()))
-        twin = self._twins.setdefault(id(result), len(self.sources))
-        return Pooled(
-            group, result.dtype, tuple(result.shape), result.stride(),
-            int(result.storage_offset()), twin,
-        )  # fmt: skip
+        return pooled(result, group, self._twins.setdefault(id(result), len(self.sources)))
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _plain(result: Any) -> Any:
     """A result whose data are what they look like."""
     return result.resolve_conj().resolve_neg() if isinstance(result, torch.Tensor) else result
-
-
-def view_of(
-    position: int, base: torch.Tensor, result: torch.Tensor
-) -> Callable[[Sequence[Any]], torch.Tensor]:
-    """A function that makes a result from the arguments of a call, where the graph made it as a
-    view of `base` at that position."""
-    dtype, shape, strides = result.dtype, tuple(result.shape), result.stride()
-    start = result.storage_offset() * result.element_size()
-    shift = start - base.storage_offset() * base.element_size()
-    same_layout = (shape, strides) == (tuple(base.shape), base.stride())
-    if dtype is base.dtype and same_layout and not shift:
-        return itemgetter(position)
-    if dtype is base.dtype:
-        steps = shift // base.element_size()
-
-        def slide(args: Sequence[Any]) -> torch.Tensor:
-            argument = args[position]
-            return argument.as_strided(shape, strides, argument.storage_offset() + steps)
-
-        return slide
-
-    def reinterpret(args: Sequence[Any]) -> torch.Tensor:
-        argument = args[position]
-        begin = argument.storage_offset() * argument.element_size() + shift
-        empty = torch.empty(0, dtype=dtype, device=argument.device)
-        offset = begin // empty.element_size()
-        return empty.set_(argument.untyped_storage(), offset, shape, strides)
-
-    return reinterpret
 
 
 class Inputs:
@@ -492,15 +460,11 @@ class Inputs:
             given = args[position]
             kind = (given.dtype, given.shape, given.device)
             if kind != (target.dtype, target.shape, target.device):
-                raise InputError(
-                    "an input does not fit the captured graph", index=position,
-                    expected=f"{target.dtype} {list(target.shape)} on {target.device}",
-                    got=f"{given.dtype} {list(given.shape)} on {given.device}",
-                )  # fmt: skip
+                raise misfit(position, given, target, "device")
 
 
 def _flattened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((_extent(tensor),), (1,))
+    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
 
 
 class DeviceRecording(PooledRecording):

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from threading import RLock
 from typing import Any
@@ -25,10 +26,16 @@ from torchair.capture.base import (
     Recording,
     Substrate,
     ToCapture,
+    capture_options,
+    options_of,
 )
+from torchair.capture.cpu import EngineGraph, EngineSubstrate
+from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.keys import KeyMaker, Raw
-from torchair.capture.select import substrate_for
+from torchair.capture.tape import TapeSubstrate
 from torchair.capture.updates import Updates
+from torchair.configs.settings import Settings
+from torchair.devices import Device
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
 from torchair.log import logger, npugraph_ex_logger, speaking
@@ -107,12 +114,9 @@ class AclGraph:
     """
 
     def __init__(
-        self,
-        *,
-        fx_graph: fx.GraphModule | None = None,
-        fx_forward: Forward | None = None,
+        self, *, fx_graph: fx.GraphModule | None = None, fx_forward: Forward | None = None,
         config: CaptureOptions | Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         assert (fx_graph is None) != (fx_forward is None), "give a graph or a function, one of them"
         self.forward: Forward = fx_graph if fx_graph is not None else fx_forward  # type: ignore[assignment]
         self.options = config if isinstance(config, CaptureOptions) else options_of(config or {})
@@ -127,11 +131,10 @@ class AclGraph:
         self.shown: Callable[[], AbstractContextManager[Any]] = nullcontext  # in a profile
 
     def load(
-        self,
-        info: AclGraphCacheInfo,
+        self, info: AclGraphCacheInfo,
         substrate: Callable[[Sequence[Any]], Substrate] | None = None,
         uncaptured: Run | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take over what is known of the FX graph. `substrate` is asked once, with the arguments of
         the first call, how to capture on their device; without it calls are recorded one by one.
         `uncaptured` is how to run it without capture, the FX graph itself by default."""
@@ -196,23 +199,6 @@ class AclGraph:
         with self._lock:
             meta = self._ready(list(args))
             return None if meta is None else meta.key
-
-    def process_input(self, key: str, *args: Any) -> None:
-        """Bring the arguments to where the captured graph reads them."""
-        self.captured[key].recording.feed(args)
-
-    def run(self, key: str, *args: Any) -> None:
-        """Replay."""
-        self.captured[key].recording.replay()
-
-    def process_inplace_inputs(self, key: str, *args: Any) -> None:
-        """Bring updated arguments back to the caller's."""
-        self.captured[key].recording.write_back(args)
-
-    def reconstruct_outputs(self, key: str, *args: Any) -> tuple[Any, ...]:
-        """Results of the last replay."""
-        hold = len(self.captured) == 1 or not self.options.reuse
-        return self.captured[key].recording.results(args, hold)
 
     def _eagerly(self, args: Sequence[Any]) -> Any:
         with _labelled("fx_run_eagerly"):
@@ -317,7 +303,7 @@ class AclGraph:
         self._watched = logger.isEnabledFor(logging.DEBUG)
         self.captured[key] = self._by_raw[meta.raw] = self._latest[self._rest(args)] = meta
         if old is None:
-            self._count("captured")
+            self._count(Counted.CAPTURED)
         logger.debug("Success to capture fx_graph %s for graph key %s", self.name, key)
         self._log_counts()
         return meta
@@ -338,11 +324,11 @@ class AclGraph:
             self.name, old.key,
         )  # fmt: skip
         if any(_layout(args[i]) != layout for i, layout in old.mutated):
-            self._count("recapture_due_to_mutated_input_change")
+            self._count(Counted.MOVED)
         elif self.options.force_recapture:
-            self._count("recapture_due_to_force_recapture")
+            self._count(Counted.FORCED)
         elif old.limits != self.substrate.limits():
-            self._count("recapture_due_to_global_limit_core_change")
+            self._count(Counted.LIMITS)
 
     def _make_room(self, old: GraphMeta | None) -> bool:
         """At the limit: forget what was used least recently, or run eagerly for ever."""
@@ -374,7 +360,7 @@ class AclGraph:
         self.substrate.finish()
         for meta in list(self.captured.values()):
             self._drop(meta)
-        for name in _COUNTED:
+        for name in Counted:
             _counters().pop(f"{name}_{self.name}", None)
         self.substrate.trim()
 
@@ -384,7 +370,7 @@ class AclGraph:
         self._by_raw.pop(meta.raw, None)
         meta.recording.reset()
 
-    def _count(self, what: str) -> None:
+    def _count(self, what: Counted) -> None:
         _counters()[f"{what}_{self.name}"] += 1
 
     def _log_memory(self, key: str) -> None:
@@ -398,21 +384,24 @@ class AclGraph:
 
     def _log_counts(self) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            counters = _counters()
+            counted = (Counted.CAPTURED, Counted.MOVED)
+            counts = [_counters()[f"{what}_{self.name}"] for what in counted]
             logger.debug(
                 "For graph %s : the count of captures is %s, and count of recaptures caused by "
-                "mutated inputs changed is %s", self.name, counters[f"captured_{self.name}"],
-                counters[f"recapture_due_to_mutated_input_change_{self.name}"],
+                "mutated inputs changed is %s", self.name, *counts,
             )  # fmt: skip
 
 
 _own_counters: dict[str, Counter[str]] = {COUNTERS: Counter()}
-_COUNTED = (
-    "captured",
-    "recapture_due_to_mutated_input_change",
-    "recapture_due_to_global_limit_core_change",
-    "recapture_due_to_force_recapture",
-)
+
+
+class Counted(StrEnum):
+    """What is counted, for each FX graph."""
+
+    CAPTURED = "captured"
+    MOVED = "recapture_due_to_mutated_input_change"
+    LIMITS = "recapture_due_to_global_limit_core_change"
+    FORCED = "recapture_due_to_force_recapture"
 
 
 def _counters() -> Any:
@@ -441,19 +430,51 @@ def _labelled(name: str) -> Any:
     return nullcontext()
 
 
-def options_of(config: Mapping[str, Any]) -> CaptureOptions:
-    """Options from the texts that a generated program holds."""
+# ---- how to capture on the device of the arguments ----
 
-    def on(name: str, default: str = "0") -> bool:
-        return str(config.get(name, default)) in ("1", "True")
 
-    return CaptureOptions(
-        clone_input=on("clone_input", "1"),
-        share_results=on("share_results") and not on("enable_output_clone"),
-        frozen_parameter=on("frozen_parameter"),
-        reuse=not on("disable_mempool_reuse_in_same_fx"),
-        limit=int(config.get("static_capture_size_limit", 64)),
-        error_mode=str(config.get("capture_error_mode", "global")),
-        fallback=on("capture_fallback", "1"),
-        force_recapture=on("force_recapture"),
+def substrate_for(
+    args: Sequence[Any], engine: EngineGraph | None, pool: tuple[int, int] | None, updates: Updates
+) -> Substrate:
+    """The device's own graphs on an accelerator, of the engine's program or of the FX graph; on the
+    CPU the engine, or the tape. The engine is not for graphs that it does not take and for host
+    lists that differ between calls."""
+    device = next(
+        (a.device for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"),
+        torch.device("cpu"),
     )
+    if device.type != "cpu":
+        return DeviceSubstrate(device, pool, updates, graph=None if updates.rules else engine)
+    if engine is None or updates.rules:
+        return TapeSubstrate(updates, pool)
+    return EngineSubstrate(engine, pool)
+
+
+# ---- a graph out of a file ----
+
+
+class CapturedGraph:
+    """A graph in the engine, captured as an AclConcreteGraph is, without the FX graph."""
+
+    def __init__(
+        self, engine: EngineGraph, name: str, device: Device, known: Mapping[str, Any],
+        settings: Settings,
+    ) -> None:  # fmt: skip
+        """`known` comes from `storable`."""
+        options = capture_options(settings, fresh_results=False)
+        arguments = {k: v for k, v in known.items() if k != "results"}
+        info = AclGraphCacheInfo(
+            fx_graph_name=name, pool=options.pool,
+            capture_error_mode=options.error_mode, num_warmup_iters=options.warmups, **arguments,
+        )  # fmt: skip
+        self.graph = AclGraph(fx_forward=lambda *args: engine.call(args), config=options)
+        find = partial(substrate_for, engine=engine, pool=options.pool, updates=Updates())
+        uncaptured = engine.call if device.name == "cpu" else None
+        self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
+        kinds = info.kinds()
+        self.entry: Callable[[Sequence[Any]], Any]
+        if not options.share_results:
+            self.entry = device.noted(self.graph.call, kinds.mutated)
+        else:
+            fixed = (*kinds.parameters, *kinds.mutated)
+            self.entry = device.hosted(self.graph.call, known["results"], kinds.mutated, fixed)

@@ -138,7 +138,8 @@ def _holders(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
 
 
-def _storage_id(tensor: torch.Tensor) -> int:
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that tells storages apart."""
     return tensor.untyped_storage()._cdata
 
 
@@ -161,7 +162,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """`parts` stand for tensors that share their memory with more than is in them."""
         super().__init__()
-        self._parts = {_storage_id(t) for t in parts}
+        self._parts = {storage_id(t) for t in parts}
         self.tape = Tape()
         self.node: fx.Node | None = None  # where we are, when an FX graph is being run
         self._lists = lists or (lambda op: {})
@@ -186,12 +187,12 @@ class Recorder(TorchDispatchMode):
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that recorded calls allocated."""
-        memory = self._memory.get(_storage_id(tensor))
+        memory = self._memory.get(storage_id(tensor))
         return memory is not None and memory.made
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether recorded calls update the memory of a tensor."""
-        memory = self._memory.get(_storage_id(tensor))
+        memory = self._memory.get(storage_id(tensor))
         return memory is not None and memory.written
 
     def __torch_dispatch__(
@@ -204,7 +205,7 @@ class Recorder(TorchDispatchMode):
                     return func._op_dk(_COMPOSITE, *args, **kwargs)
             if _is_aside(func):
                 return func(*args, **kwargs)
-        if func is _ATEN.lift_fresh.default and _storage_id(args[0]) not in self._memory:
+        if func is _ATEN.lift_fresh.default and storage_id(args[0]) not in self._memory:
             func = _ATEN.clone.default  # numbers of the program become a new tensor at each replay
         with below_autograd():
             return self._record(func, args, kwargs)
@@ -234,7 +235,7 @@ class Recorder(TorchDispatchMode):
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         _refuse_dependence(func, args, kwargs, place)
-        if func is _ATEN.as_strided.default and _storage_id(args[0]) in self._parts:
+        if func is _ATEN.as_strided.default and storage_id(args[0]) in self._parts:
             raise place.error("reads memory around an argument, of which a replay has a copy")
         for tensor in tensors:
             self._of(tensor, place)
@@ -248,17 +249,17 @@ class Recorder(TorchDispatchMode):
 
     def _of(self, tensor: torch.Tensor, place: CallSite) -> _Memory:
         _refuse_layout(tensor, place)
-        number = _storage_id(tensor)
+        number = storage_id(tensor)
         if number not in self._memory:
             self._memory[number] = _Memory(tensor.detach(), made=False)
         return self._memory[number]
 
     def _is_new(self, tensor: torch.Tensor, place: CallSite) -> bool:
         _refuse_layout(tensor, place)
-        return _storage_id(tensor) not in self._memory
+        return storage_id(tensor) not in self._memory
 
     def _save(self, tensor: torch.Tensor) -> None:
-        memory = self._memory[_storage_id(tensor)]
+        memory = self._memory[storage_id(tensor)]
         if not memory.made and not memory.written:
             storage = tensor.untyped_storage()
             self._saved.append((storage, storage.clone()))
@@ -271,7 +272,7 @@ class Recorder(TorchDispatchMode):
         if getattr(func, "namespace", None) == _COLLECTIVES:
             for tensor in fresh:
                 torch.ops._c10d_functional.wait_tensor(tensor)
-        numbers = [_storage_id(t) for t in fresh]
+        numbers = [storage_id(t) for t in fresh]
         return {
             id(t): self._keep(t, reuse=numbers.count(number) == 1)
             for t, number in zip(fresh, numbers, strict=True)
@@ -285,14 +286,14 @@ class Recorder(TorchDispatchMode):
                 if memory.is_free(size, self._alone):
                     return _on(memory.keeper.untyped_storage(), tensor).copy_(tensor)
         memory = _Memory(tensor.detach(), made=True)
-        if self._memory.setdefault(_storage_id(tensor), memory) is memory:
+        if self._memory.setdefault(storage_id(tensor), memory) is memory:
             same_size.append(memory)
         return tensor
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of our own: what the program does to the layout of its tensor is not our call's
         business."""
-        self._memory[_storage_id(tensor)].aliases += 1
+        self._memory[storage_id(tensor)].aliases += 1
         return tensor.detach()
 
     # ---- steps ----
@@ -396,7 +397,7 @@ class Variant:
 def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
     """How to let a call write right where its results are kept, None if it cannot."""
     results = [t for t in kept if t is not None]
-    numbers = {_storage_id(t) for t in results}
+    numbers = {storage_id(t) for t in results}
     separate = len(numbers) == len(kept) and all(map(_is_plain, results))
     if not separate or not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
         return None

@@ -1,10 +1,12 @@
-"""A graph is run once before a device records it: that loads libraries, and finds what no recording
-can hold while everything is still in order. Knows FX graphs and operators, no device."""
+"""Graphs as something that a device records, from FX or in the engine. One is run once before it is
+recorded: that loads libraries, and finds what no recording can hold while everything is still in
+order. Knows graphs and operators, no device."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,9 +14,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchair.capture.base import Forward
+from torchair.capture.base import Forward, Recorded
+from torchair.engine.run.launches import Launches
+from torchair.engine.run.native import StepError, explain
+from torchair.engine.run.segment import BadIndex
 from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
+from torchair.ge.graph import Origin
 from torchair.ops.streams import scopes_closed
 
 _ATEN = torch.ops.aten
@@ -41,8 +47,9 @@ class GraphWalk:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self.graph = _graph_of(forward)
-        self._steps = None if self.graph is None else _Steps(self.graph)
+        self.graph = graph_of(forward)
+        self.node: fx.Node | None = None  # where it is, or was last
+        self._steps = None if self.graph is None else Steps(self.graph, self)
         self._host = () if self.graph is None else tuple(host_nodes(self.graph.graph))
         self._settled: dict[fx.Node, Any] = {}
 
@@ -73,36 +80,41 @@ class GraphWalk:
         if self.graph is None:
             return []
         names = [str(n.target) for n in self.graph.graph.find_nodes(op="get_attr")]
-        values = [*(_attribute(self.graph, name) for name in names), *self._settled.values()]
+        values = [*(attrgetter(name)(self.graph) for name in names), *self._settled.values()]
         return [v for v in values if isinstance(v, torch.Tensor)]
 
     def error(self, name: str, cause: Exception) -> CaptureError:
         """What is to be raised for a failure: it names the node and the line of the model."""
-        node = None if self._steps is None else self._steps.node
-        origin = None if node is None else origin_of(node)
-        lines = str(cause).strip().splitlines()
-        traceback.clear_frames(cause.__traceback__)  # they hold memory of the device
-        return CaptureError(
-            f"{name} cannot be captured: {lines[0] if lines else type(cause).__name__}",
-            node=None if node is None else fx_text(node),
-            source=None if origin is None else origin.line,
-            hint=getattr(cause, "hint", _HINT),
-        )
+        node, hint = self.node, getattr(cause, "hint", _HINT)
+        text = None if node is None else fx_text(node)
+        return _not_captured(name, cause, text, None if node is None else origin_of(node), hint)
+
+
+def _not_captured(
+    name: str, cause: Exception, node: str | None, origin: Origin | None, hint: str | None
+) -> CaptureError:
+    lines = str(cause).strip().splitlines()
+    traceback.clear_frames(cause.__traceback__)  # they hold memory of the device
+    return CaptureError(
+        f"{name} cannot be captured: {lines[0] if lines else type(cause).__name__}",
+        node=node, source=None if origin is None else origin.line, hint=hint,
+    )  # fmt: skip
 
 
 _HINT = "leave this part of the model out of torch.compile, so that the rest is captured"
 
 
-class _Steps(fx.Interpreter):
-    """Runs a graph node by node."""
+class Steps(fx.Interpreter):
+    """Runs a graph node by node; `told.node` is where it is."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, told: Any) -> None:
         super().__init__(graph)
         self.extra_traceback = False
-        self.node: fx.Node | None = None
+        self._told = told
 
     def run_node(self, n: fx.Node) -> Any:
-        self.node = n
+        """Run one."""
+        self._told.node = n
         return super().run_node(n)
 
     def forget(self) -> None:
@@ -110,15 +122,10 @@ class _Steps(fx.Interpreter):
         self.env, self.args_iter = {}, iter(())
 
 
-def _graph_of(forward: Forward) -> fx.GraphModule | None:
+def graph_of(forward: Forward) -> fx.GraphModule | None:
+    """The FX graph behind a function, if there is one."""
     owner = forward if isinstance(forward, fx.GraphModule) else getattr(forward, "__self__", None)
     return owner if isinstance(owner, fx.GraphModule) else None
-
-
-def _attribute(owner: Any, path: str) -> Any:
-    for name in path.split("."):
-        owner = getattr(owner, name)
-    return owner
 
 
 def host_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
@@ -281,3 +288,63 @@ def _asks_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     if op is _ATEN.repeat_interleave.Tensor:
         return kwargs.get("output_size") is None
     return torch.Tag.dynamic_output_shape in op.tags
+
+
+# ---- a graph in the engine: its plan, run once ----
+
+
+class EngineWalk:
+    """The same interface as a `GraphWalk`.
+
+    Everything that a run allocates is in the pool of the recording, the arena included, so graphs
+    for other keys use the same memory. What stays outside (constants, packed weights, the words in
+    which kernels note bad indices) is held by the recording.
+    """
+
+    def __init__(self, graph: Recorded) -> None:
+        self._graph = graph
+        self._launches: list[Launches] = []
+        self._constants: list[torch.Tensor] = []
+
+    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
+        results, program = self._graph.once(args)
+        steps = [s for s in program.plan.steps if s.native is not None]
+        packed = [x for s in steps for x in s.code.slots if isinstance(x, torch.Tensor)]
+        self._launches = [x for x in program.parts if isinstance(x, Launches)]
+        self._constants = [*program.plan.constants.values(), *packed]
+        return results
+
+    def settle(self, args: Sequence[Any]) -> None:
+        """Make the plan: it holds what the host computes, and planning is no part of a run."""
+        self._graph.prepare(args)
+
+    @property
+    def updated(self) -> list[int]:
+        """Arguments that a run updates."""
+        return self._graph.updated
+
+    def constants(self) -> list[torch.Tensor]:
+        """Tensors that the program reads and that nobody else has to keep."""
+        return [*self._constants, *(x.faults for x in self._launches)]
+
+    def checks(self) -> list[Callable[[Sequence[Any]], None]]:
+        """What is to be asked before a replay: whether an earlier one met a bad index."""
+        launches = [x for x in self._launches if len(x.faults)]
+
+        def check(args: Sequence[Any]) -> None:
+            try:
+                for x in launches:
+                    x.check()
+            except BadIndex as e:
+                raise explain(e.step, e) from e
+
+        return [check] if launches else []
+
+    def error(self, name: str, cause: Exception) -> CaptureError:
+        """What is to be raised for a failure."""
+        if isinstance(cause, CaptureError):
+            return cause
+        origin = cause.step.node.origin if isinstance(cause, StepError) else None
+        node = getattr(cause, "node", None) if origin is None else origin.fx
+        hint = getattr(cause.__cause__, "hint", None) or getattr(cause, "hint", None)
+        return _not_captured(name, cause, node, origin, hint)

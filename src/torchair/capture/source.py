@@ -9,11 +9,14 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import fx
+
+from torchair.capture.base import extent
 
 _LARGEST = 1024  # elements of a constant that is written out
 _PLAIN = frozenset(
@@ -55,9 +58,7 @@ def rand_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype, device: str
 ) -> torch.Tensor:
     """A tensor with this layout: random numbers, or zeros where they might be positions."""
-    count = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    if 0 in size:
-        count = 0
+    count = extent(size, stride)
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.complex64 if dtype.is_complex else torch.float32
         flat = torch.randn(count, dtype=wide, device=device).to(dtype)
@@ -204,7 +205,7 @@ class _Function:
         self._gm, self._name, self._constants = gm, name, constants
         self._code = gm.graph.python_code(root_module=constants, verbose=True)
         self._held = {
-            str(node.target): _attribute(gm, str(node.target))
+            str(node.target): attrgetter(str(node.target))(gm)
             for node in gm.graph.nodes
             if node.op in ("get_attr", "call_module")
         }
@@ -266,12 +267,6 @@ class _Function:
             else:
                 yield f"# error: {name} is missing here, {reason}"
                 yield f"{owner}.leave_out({name!r}, {reason!r})"
-
-
-def _attribute(owner: Any, path: str) -> Any:
-    for name in path.split("."):
-        owner = getattr(owner, name)
-    return owner
 
 
 def _why_not(value: Any) -> str | None:

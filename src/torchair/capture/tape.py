@@ -3,29 +3,31 @@ graphs that the engine does not convert, and generated programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import fx
 
 from torchair.capture.base import (
     Forward,
     Kept,
     OfArgument,
-    Pooled,
+    PooledRecording,
     Recording,
     ResultSource,
     Substrate,
     ToCapture,
+    misfit,
+    pooled,
+    view_of,
 )
-from torchair.capture.outputs import PooledRecording
-from torchair.capture.pools import graph_pool_handle
-from torchair.capture.recorder import HostList, Recorder, below_autograd, unexpanded
+from torchair.capture.cpu import graph_pool_handle
+from torchair.capture.recorder import HostList, Recorder, below_autograd, storage_id, unexpanded
+from torchair.capture.rehearsal import Steps, graph_of
 from torchair.capture.updates import Updates
 from torchair.engine.run.held import same_as
-from torchair.errors import InputError
 
 
 class TapeSubstrate(Substrate):
@@ -64,11 +66,7 @@ class _Buffer:
         first = self.tensor
         alike = tensor.shape == first.shape and tensor.dtype is first.dtype
         if not alike or (rigid and tensor.stride() != first.stride()):
-            raise InputError(
-                "an input does not fit the captured graph", index=self.position,
-                expected=f"{first.dtype} {list(first.shape)} with strides {first.stride()}",
-                got=f"{tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}",
-            )  # fmt: skip
+            raise misfit(self.position, tensor, first, "strides")
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -169,22 +167,22 @@ class TapeRecording(PooledRecording):
             elif not recorder.is_made(result):
                 self.sources.append(self._from_outside(result, given))
             else:
-                group = groups.setdefault(_storage_id(result), len(self._groups))
+                group = groups.setdefault(storage_id(result), len(self._groups))
                 if group == len(self._groups):
                     self._groups.append(result.detach())
                 twin = next(n for n, other in enumerate(results) if other is result)
-                self.sources.append(_pooled(result, group, twin))
+                self.sources.append(pooled(result, group, twin))
 
     def _from_outside(self, result: torch.Tensor, given: Sequence[Any]) -> ResultSource:
         """A result in memory that was there before: an argument, a view of one, or a constant."""
         tensors = {i: t for i, t in enumerate(given) if isinstance(t, torch.Tensor)}
         for i, tensor in tensors.items():
             if tensor is result:
-                return _argument(i)
+                return OfArgument(itemgetter(i))
         for i, tensor in tensors.items():
-            if _storage_id(tensor) == _storage_id(result):
+            if storage_id(tensor) == storage_id(result):
                 self._rigid.add(i)
-                return OfArgument(_view_maker(i, tensor, result))
+                return OfArgument(view_of(i, tensor, result))
         return Kept(result)
 
     def storage(self, group: int) -> torch.UntypedStorage:
@@ -194,34 +192,14 @@ class TapeRecording(PooledRecording):
         self.__dict__.clear()
 
 
-# ---- running the function ----
-
-
-class _Steps(fx.Interpreter):
-    """Runs a graph node by node and tells the recorder where it is."""
-
-    def __init__(self, graph: fx.GraphModule, recorder: Recorder) -> None:
-        super().__init__(graph)
-        self.extra_traceback = False
-        self._recorder = recorder
-
-    def run_node(self, n: fx.Node) -> Any:
-        self._recorder.node = n
-        return super().run_node(n)
-
-
 def _run(forward: Forward, args: Sequence[Any], recorder: Recorder) -> Sequence[Any]:
-    owner = forward if isinstance(forward, fx.GraphModule) else getattr(forward, "__self__", None)
-    if not isinstance(owner, fx.GraphModule):
+    graph = graph_of(forward)
+    if graph is None:
         return forward(*args)
     try:
-        return _Steps(owner, recorder).run(*args, enable_io_processing=False)
+        return Steps(graph, recorder).run(*args, enable_io_processing=False)
     finally:
         recorder.node = None
-
-
-def _storage_id(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _shares_memory(position: int, args: Sequence[Any]) -> bool:
@@ -234,39 +212,3 @@ def _shares_memory(position: int, args: Sequence[Any]) -> bool:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-# ---- results of a call ----
-
-
-def _pooled(tensor: torch.Tensor, group: int, twin: int) -> Pooled:
-    shape, strides, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-    return Pooled(group, tensor.dtype, shape, strides, offset, twin)
-
-
-def _argument(position: int) -> OfArgument:
-    return OfArgument(lambda args: args[position])
-
-
-def _view_maker(
-    position: int, base: torch.Tensor, view: torch.Tensor
-) -> Callable[[Sequence[Any]], torch.Tensor]:
-    """A function that makes the view of the argument of a call that `view` is of `base`."""
-    shape, strides, dtype = tuple(view.shape), view.stride(), view.dtype
-    size, base_size = view.element_size(), base.element_size()
-    start = view.storage_offset() * size - base.storage_offset() * base_size
-    same_type, conjugate = dtype is base.dtype, view.is_conj() != base.is_conj()
-    negative = view.is_neg() != base.is_neg()
-
-    def make(args: Sequence[Any]) -> torch.Tensor:
-        tensor = args[position]
-        offset = (tensor.storage_offset() * base_size + start) // size
-        if same_type:
-            made = tensor.as_strided(shape, strides, offset)
-        else:
-            empty = torch.empty(0, dtype=dtype, device=tensor.device)
-            made = empty.set_(tensor.untyped_storage(), offset, shape, strides)
-        made = made.conj() if conjugate else made
-        return torch._neg_view(made) if negative else made
-
-    return make

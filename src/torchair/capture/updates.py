@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
 
-Rule = tuple[tuple[str, int], ...]
+Element = tuple[Literal["index", "fixed"], int]
+Rule = tuple[Element, ...]
 """How to make a list for a call, one entry for each element: `("index", argument)` is the argument
 at that position, `("fixed", number)` a constant."""
 
@@ -28,19 +29,17 @@ class Updatable:
     capture: Callable[..., Any] | None = None  # the same with device tensors in place of the lists
 
 
+_ATTENTION = {
+    "npu.npu_fused_infer_attention_score": (
+        "actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len",
+    ),
+    "npu.npu_fused_infer_attention_score_v2": ("actual_seq_qlen", "actual_seq_kvlen"),
+}  # fmt: skip
 UPDATABLE: dict[str, Updatable] = {
-    "npu.npu_fused_infer_attention_score.default": Updatable(
-        ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
-    ),
-    "npu.npu_fused_infer_attention_score.out": Updatable(
-        ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
-    ),
-    "npu.npu_fused_infer_attention_score_v2.default": Updatable(
-        ("actual_seq_qlen", "actual_seq_kvlen")
-    ),
-    "npu.npu_fused_infer_attention_score_v2.out": Updatable(
-        ("actual_seq_qlen", "actual_seq_kvlen")
-    ),
+    f"{name}.{form}": Updatable(lists)
+    for name, lists in _ATTENTION.items()
+    for form in ("default", "out")
+} | {
     "atb._npu_paged_attention.default": Updatable(("context_lens",)),
     "atb._npu_paged_attention_splitfuse.default": Updatable(("context_lens", "seq_len")),
 }
@@ -48,9 +47,7 @@ UPDATABLE: dict[str, Updatable] = {
 
 
 def register_updatable(
-    op: torch._ops.OpOverload,
-    parameters: Sequence[str],
-    capture: Callable[..., Any] | None = None,
+    op: torch._ops.OpOverload, parameters: Sequence[str], capture: Callable[..., Any] | None = None
 ) -> None:
     """Let replays update lists of integers that `op` takes.
 
@@ -96,7 +93,7 @@ class Updates:
         """For each node its operator and the parameters to update, as plain values."""
         return {site.node: (site.op, list(site.rules)) for site in self.sites}
 
-    def rulers(self) -> dict[str, dict[str, list[tuple[str, int]]]]:
+    def rulers(self) -> dict[str, dict[str, list[Element]]]:
         """For each node the rules of its parameters, as plain values."""
         return {
             site.node: {name: list(self.rules[rule]) for name, rule in site.rules.items()}
@@ -106,7 +103,7 @@ class Updates:
     @staticmethod
     def from_literals(
         parameters: Mapping[str, tuple[str, Sequence[str]]],
-        rulers: Mapping[str, Mapping[str, Sequence[tuple[str, int]]]],
+        rulers: Mapping[str, Mapping[str, Sequence[Element]]],
     ) -> Updates:
         """What `parameters` and `rulers` stand for."""
         numbers: dict[Rule, int] = {}
@@ -166,7 +163,7 @@ def find_updates(gm: fx.GraphModule, on_device: bool = False) -> Updates:
     return Updates(tuple(sites), tuple(numbers), frozenset(ignored))
 
 
-def _numbered(rule: Sequence[tuple[str, int]], numbers: dict[Rule, int]) -> int:
+def _numbered(rule: Sequence[Element], numbers: dict[Rule, int]) -> int:
     return numbers.setdefault(tuple((kind, n) for kind, n in rule), len(numbers))
 
 
@@ -187,7 +184,7 @@ def _rule(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]
 
 def _element(
     node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]
-) -> tuple[str, int]:
+) -> Element:
     if isinstance(value, int):
         return "fixed", value
     if value in positions and not isinstance(value.meta.get("val"), torch.Tensor):

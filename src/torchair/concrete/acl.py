@@ -21,7 +21,7 @@ from torchair.capture import (
     render,
     substrate_for,
 )
-from torchair.capture.stored import capture_options
+from torchair.capture.base import capture_options
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig

@@ -422,7 +422,7 @@ def _runnable(found: Artifact, engine: Settings) -> Runnable:
 def _run_of(runnable: Runnable, found: Artifact, config: CompilerConfig) -> Any:
     if found.capture is None:
         return runnable.call if not runnable.call.replays else runnable
-    from torchair.capture.stored import CapturedGraph
+    from torchair.capture.graph import CapturedGraph
     from torchair.devices.base import device_named
 
     return CapturedGraph(
