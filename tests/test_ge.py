@@ -8,7 +8,7 @@ from torchair import ge
 from torchair.errors import GraphError
 from torchair.ge import attr
 from torchair.ge.build import Data, NetOutput, builder
-from torchair.ge.dtypes import DTYPE_NAMES, DataType, ge_to_torch, torch_to_ge
+from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, get_default_ge_graph
 from torchair.ge.prototypes import known_types, prototype
 from torchair.ge.rewrite import Rule, no, rewrite, verify
@@ -165,8 +165,12 @@ def test_attr_kinds():
         attr.ListInt(3)
 
 
-def test_dtype_tables():
-    assert DTYPE_NAMES[27] == "DT_BF16" and torch_to_ge(torch.bfloat16) == 27
+def test_data_types_are_their_numbers():
+    assert DataType(27) is DataType.DT_BF16 is torch_to_ge(torch.bfloat16)
+    assert {27: "found"}[DataType.DT_BF16] == {DataType.DT_BF16: "found"}[27]
+    shown = f"{DataType.DT_BF16} {DataType.DT_BF16!r} {[DataType.DT_BF16]} {DataType(27).name}"
+    assert shown == "27 27 [27] DT_BF16"
+    assert attr.DataType(DataType.DT_BF16) == attr.DataType(27)
     for t in (torch.float32, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn):
         assert ge_to_torch(torch_to_ge(t)) is t
     with pytest.raises(RuntimeError, match="DT_STRING"):

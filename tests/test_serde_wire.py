@@ -119,9 +119,9 @@ def test_every_data_type_has_its_own_number() -> None:
     some = ("DT_UNDEFINED", "DT_FLOAT", "DT_INT64", "DT_BF16", "DT_INT4", "DT_FLOAT4_E1M2")
     assert [wire[name] for name in some] == [0, 1, 8, 27, 28, 40]
     with Graph("g") as graph:
-        for name, code in vars(DataType).items():
-            if name.startswith("DT_") and name != "DT_MAX":
-                Data(index=0, dtype=0, node_name=name).dtype = code
+        for code in DataType:
+            if code != DataType.DT_MAX:
+                Data(index=0, dtype=0, node_name=code.name).dtype = code
     check_all_forms(graph)
     graph.nodes[0].outputs[0].dtype = 5
     with pytest.raises(SerializationError, match="node 'DT_FLOAT'"):

@@ -279,7 +279,7 @@ def _unpacked_words(packed: Value) -> Value:
 # ---- the `npu` library: products of groups ----
 
 _RESULTS = {torch.float16: 0, torch.bfloat16: 1, torch.int32: 2}
-_BIASES = {
+_BIASES: dict[int, int] = {
     DataType.DT_BF16: DataType.DT_FLOAT, DataType.DT_INT8: DataType.DT_INT32,
     DataType.DT_FLOAT16: DataType.DT_FLOAT16,
 }  # fmt: skip

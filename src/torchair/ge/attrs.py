@@ -6,12 +6,13 @@ Plain Python values tagged with the kind that decides their wire form. No protob
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
-KINDS = (
+AttrKind = Literal[
     "Int", "Float", "Bool", "Str", "DataType", "ListInt", "ListFloat", "ListBool", "ListStr",
     "ListDataType", "ListListInt", "ListListFloat", "Tensor", "Bytes",
-)  # fmt: skip
+]  # fmt: skip
+KINDS: tuple[AttrKind, ...] = get_args(AttrKind)
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "Int": int,
@@ -79,7 +80,7 @@ def _same_tensor(a: Any, b: Any) -> bool:
 class Kind:
     """Makes attributes of one kind, and finds them: `Int(3)`, `Int.get(node.attr["n"])`."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: AttrKind) -> None:
         self.kind = kind
 
     def __call__(self, value: Any) -> Attr:

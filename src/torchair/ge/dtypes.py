@@ -49,8 +49,9 @@ class ConverterErrorMsg:
     TORCH_TYPE_TO_GE_TYPE_UN_SUPPORT = "{dtype} has no data type in the GE operator IR"
 
 
-class DataType:
-    """GE data type numbers, as printed in dumps and passed to converters."""
+class DataType(enum.IntEnum):
+    """GE data type numbers, as printed in dumps and passed to converters: each is its number, in
+    comparisons, as a key and as text."""
 
     DT_FLOAT = 0
     DT_FLOAT16 = 1
@@ -95,11 +96,7 @@ class DataType:
     DT_FLOAT4_E1M2 = 41
     DT_MAX = 42
 
-
-DTYPE_NAMES: dict[int, str] = {
-    code: name for name, code in vars(DataType).items() if name.startswith("DT_")
-}
-DTYPE_CODES: dict[str, int] = {name: code for code, name in DTYPE_NAMES.items()}
+    __repr__ = int.__repr__
 
 
 class Format(enum.Enum):
@@ -141,7 +138,7 @@ class ExecutorType(enum.IntEnum):
     NPU = 1
 
 
-_TORCH_TO_GE: dict[torch.dtype, int] = {
+_TORCH_TO_GE: dict[torch.dtype, DataType] = {
     torch.float32: DataType.DT_FLOAT,
     torch.float16: DataType.DT_FLOAT16,
     torch.bfloat16: DataType.DT_BF16,
@@ -166,16 +163,19 @@ _TORCH_TO_GE: dict[torch.dtype, int] = {
     torch.float8_e4m3fn: DataType.DT_FLOAT8_E4M3FN,
     torch.float8_e8m0fnu: DataType.DT_FLOAT8_E8M0,
 }
-_GE_TO_TORCH: dict[int, torch.dtype] = {ge: t for t, ge in _TORCH_TO_GE.items()} | {
+_GE_TO_TORCH: dict[int, torch.dtype] = {
+    **{ge: t for t, ge in _TORCH_TO_GE.items()},
     DataType.DT_HIFLOAT8: torch.uint8,
     DataType.DT_FLOAT4_E2M1: torch.uint8,
     DataType.DT_FLOAT4_E1M2: torch.uint8,
 }
 
-FLOAT_TYPES = frozenset(
+_KNOWN = frozenset(DataType)
+
+FLOAT_TYPES: frozenset[int] = frozenset(
     {DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16, DataType.DT_DOUBLE}
 )
-INT_TYPES = frozenset(
+INT_TYPES: frozenset[int] = frozenset(
     {
         DataType.DT_INT8,
         DataType.DT_UINT8,
@@ -189,8 +189,8 @@ INT_TYPES = frozenset(
 )
 
 
-def torch_to_ge(dtype: torch.dtype) -> int:
-    """GE number of a torch dtype; RuntimeError when GE has none."""
+def torch_to_ge(dtype: torch.dtype) -> DataType:
+    """GE type of a torch dtype; RuntimeError when GE has none."""
     try:
         return _TORCH_TO_GE[dtype]
     except KeyError:
@@ -207,12 +207,12 @@ def ge_to_torch(code: int) -> torch.dtype:
 
 
 def dtype_name(code: int) -> str:
-    """Printable name of a GE type number."""
-    return DTYPE_NAMES.get(code, f"DT_{code}?")
+    """Printable name of a GE type number, also of one that GE does not have."""
+    return DataType(code).name if code in _KNOWN else f"DT_{code}?"
 
 
-def type_of_meta(value: Any) -> int:
-    """GE number for a fake tensor, a symbolic scalar or a Python scalar."""
+def type_of_meta(value: Any) -> DataType:
+    """GE type of a fake tensor, a symbolic scalar or a Python scalar."""
     if isinstance(value, torch.Tensor):
         return torch_to_ge(value.dtype)
     if isinstance(value, (bool, torch.SymBool)):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
-from torchair.ge.attrs import KINDS
-from torchair.ge.dtypes import DTYPE_CODES
+from torchair.ge.attrs import KINDS, AttrKind
+from torchair.ge.dtypes import DataType
 
 # Operators of our own, in the notation of the data file.
 _OWN = """\
@@ -24,18 +24,22 @@ dilations:ListInt groups:Int data_format:Str
 """
 
 
+PortKind = Literal["required", "optional", "dynamic"]
+_MARKS: dict[str, PortKind] = {"?": "optional", "*": "dynamic"}
+
+
 @dataclass(frozen=True)
 class Port:
     """One declared input or output."""
 
     name: str
-    kind: str  # "required", "optional" or "dynamic"
+    kind: PortKind
     types: frozenset[int] = frozenset()  # empty: unconstrained or a type variable
 
     @property
     def is_index(self) -> bool:
         """Whether the port takes integers only (axes, sizes, counts)."""
-        return bool(self.types) and self.types <= {DTYPE_CODES["DT_INT32"], DTYPE_CODES["DT_INT64"]}
+        return bool(self.types) and self.types <= {DataType.DT_INT32, DataType.DT_INT64}
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class AttrSpec:
     """One declared attribute."""
 
     name: str
-    kind: str
+    kind: AttrKind
     default: Any = None
     required: bool = False
 
@@ -72,7 +76,7 @@ class _Table:
         for line in (text + _OWN).splitlines():
             if line.startswith("@"):
                 name, types = line.split("\t")
-                self.groups[name] = frozenset(DTYPE_CODES["DT_" + t] for t in types.split(","))
+                self.groups[name] = frozenset(DataType["DT_" + t] for t in types.split(","))
             elif line and not line.startswith("#"):
                 self.lines[line.split("\t", 1)[0]] = line
 
@@ -81,14 +85,14 @@ class _Table:
         for word in text.split(","):
             if word.startswith("$") or (word.startswith("@") and word not in self.groups):
                 return frozenset()
-            found |= self.groups[word] if word.startswith("@") else {DTYPE_CODES["DT_" + word]}
+            found |= self.groups[word] if word.startswith("@") else {DataType["DT_" + word]}
         return frozenset(found)
 
     def ports(self, text: str) -> tuple[Port, ...]:
         ports: list[Port] = []
         for word in text.split():
             name, _, types = word.partition(":")
-            kind = {"?": "optional", "*": "dynamic"}.get(name[-1:], "required")
+            kind = _MARKS.get(name[-1:], "required")
             known = ports[-1].types if types == "~" else self.types(types) if types else frozenset()
             ports.append(Port(name.rstrip("?*"), kind, known))
         return tuple(ports)
@@ -102,6 +106,7 @@ def _table() -> _Table:
 def _attr(text: str) -> AttrSpec:
     head, eq, default = text.partition("=")
     name, kind = head.split(":")
+    assert kind in KINDS, text
     return AttrSpec(name, kind, json.loads(default) if eq else None, required=not eq)
 
 
@@ -148,7 +153,6 @@ def known_types() -> list[str]:
 # ---- operators that users add; the catalogue makes rows of the kernels kept here ----
 
 
-_MARKS = {"?": "optional", "*": "dynamic"}
 
 
 @dataclass(frozen=True)

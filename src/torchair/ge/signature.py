@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape
@@ -80,13 +80,17 @@ def computed(results: Iterable[Result]) -> list[Computed]:
     return [r for r in found if isinstance(r, Computed)]
 
 
+SourceKind = Literal["tensor", "scalar", "packed", "random"]
+"""Scalars are 0-d, packed numbers and random offsets 1-d."""
+
+
 @dataclass(frozen=True)
 class InputSource:
     """Where a Data node gets its tensor from: an argument, numbers packed from several, or
     nobody: random operators have no offset then and draw from the generators of torch."""
 
     args: tuple[int, ...]
-    kind: str = "tensor"  # "tensor", "scalar" (0-d), "packed" or "random" (both 1-d)
+    kind: SourceKind = "tensor"
     dtype: int = 0
     static: bool = False  # a parameter: the same tensor in every call
     count: int = 0  # of random offsets

@@ -18,7 +18,7 @@ import torch
 
 from torchair.errors import SerializationError
 from torchair.ge.attrs import Attr
-from torchair.ge.dtypes import DTYPE_CODES, dtype_name, ge_to_torch, torch_to_ge
+from torchair.ge.dtypes import DataType, dtype_name, ge_to_torch, torch_to_ge
 from torchair.ge.shapes import Dim, Shape, Sym, symbol
 from torchair.serde import ge_ir
 
@@ -37,7 +37,7 @@ _MEMBER_OF_VAL_TYPE = {number: member for member, number in _VAL_TYPES.items()} 
 @cache
 def _wire_by_ge() -> dict[int, int]:
     wire = ge_ir.dtype_numbers()
-    return {code: wire[name] for name, code in DTYPE_CODES.items() if name in wire}
+    return {code: wire[code.name] for code in DataType if code.name in wire}
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -20,6 +20,7 @@ from torchair.ge.signature import (
     Result,
     ResultView,
     Signature,
+    SourceKind,
     SymbolResult,
     computed,
 )
@@ -34,7 +35,6 @@ _RESULTS: dict[str, Callable[..., Result]] = {
     "symbol": SymbolResult,
 }
 _NAMES = {made: name for name, made in _RESULTS.items()}
-_SOURCES = ("tensor", "scalar", "packed", "random")
 
 
 @dataclass
@@ -140,10 +140,11 @@ def _value(plain: Any) -> Any:
 
 def _source(record: Mapping[str, Any]) -> InputSource:
     made = InputSource(
-        tuple(_int(a) for a in record["args"]), _str(record["kind"]), _int(record["dtype"]),
+        tuple(_int(a) for a in record["args"]), record["kind"], _int(record["dtype"]),
         bool(record["static"]), _int(record["count"]),
     )  # fmt: skip
-    if made.kind not in _SOURCES or (made.kind in ("tensor", "scalar") and len(made.args) != 1):
+    known = made.kind in get_args(SourceKind)
+    if not known or (made.kind in ("tensor", "scalar") and len(made.args) != 1):
         raise SerializationError(f"an input of kind {made.kind!r} has {len(made.args)} arguments")
     if not 0 <= made.count < 1 << 32:
         raise SerializationError(f"{made.count} random offsets are not drawn")
