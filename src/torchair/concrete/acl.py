@@ -4,7 +4,7 @@ graph; `ReplayedGraph`, the max-autotune mode on a GPU, the engine's plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ class AclConcreteGraph(ConcreteGraph):
         self.name = name
         self._settings, self._config = settings, config
         self._engine = engine
+        self._way: Callable[[Sequence[Any]], Any]  # a call, through what its device must do
         self._options = capture_options(settings, fresh_results)
         self._info = describe(gm, name, static, self._options)
 
@@ -81,23 +82,17 @@ class AclConcreteGraph(ConcreteGraph):
         """The FX graph as it is now, under the name that the original has for it."""
         return self.forward
 
-    def optimize_graph_without_runtime(
-        self,
-        *sample_args: Any,
-        observer: Trace | None = None,
-        aot_gm: fx.GraphModule | None = None,
-    ) -> None:
+    def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
         self._dump_if_wanted("original")
-        trace = observer if observer is not None else Trace()
         runner = PassRunner(FX_KIND, self._settings, trace)
         passes = Whole("all npugraph_ex pass", CAPTURE_PASSES, since=aot_gm)
-        runner.run(passes, self.forward, sample_args, self._config)
+        runner.run(passes, self.forward, given, self._config)
         self.forward.recompile()
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
         if Flags.read().debug >= 4:
             print(fx_text(self.forward))
-        device = device_of(sample_args)
+        device = device_of(given)
         self._load(device.with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
 
@@ -117,11 +112,10 @@ class AclConcreteGraph(ConcreteGraph):
         self.graph.shown = device.shown
         kinds, results = info.kinds(), devices_of_results(self.forward)
         if engine is not None and not self._options.share_results:
-            run = device.noted(self.graph.call, kinds.mutated)
+            self._way = device.noted(self.graph.call, kinds.mutated)
         else:
             fixed = () if engine is None else (*kinds.parameters, *kinds.mutated)
-            run = device.hosted(self.graph.call, results, kinds.mutated, fixed)
-        self.run = run  # type: ignore[method-assign, assignment]
+            self._way = device.hosted(self.graph.call, results, kinds.mutated, fixed)
 
     def storable(self) -> tuple[EngineGraph, dict[str, Any]] | None:
         """The graph in the engine and what `CapturedGraph` needs to know, in plain values; None
@@ -164,7 +158,11 @@ class AclConcreteGraph(ConcreteGraph):
         atomic_write(path, fx_text(self.forward).encode())
 
     def run(self, args: Sequence[Any]) -> Any:
-        return self.graph.call(args)
+        return self._way(args)
+
+    @property
+    def way(self) -> Callable[[Sequence[Any]], Any]:
+        return self._way
 
 
 def describe(
@@ -239,12 +237,7 @@ class ReplayedGraph(ConcreteGraph):
         """Whether replays do what runs do: random numbers are drawn anew, and prints print."""
         return not graph.draws and Flags.read().debug < 5
 
-    def optimize_graph_without_runtime(
-        self,
-        *sample_args: Any,
-        observer: Trace | None = None,
-        aot_gm: fx.GraphModule | None = None,
-    ) -> None:
+    def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
         """Done before."""
 
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:

@@ -32,7 +32,6 @@ from torchair.trace import Trace
 class ConcreteGraph(abc.ABC):
     """A compiled graph of either mode."""
 
-    @abc.abstractmethod
     def optimize_graph_without_runtime(
         self,
         *sample_args: Any,
@@ -41,6 +40,11 @@ class ConcreteGraph(abc.ABC):
     ) -> None:
         """Everything that can be done before the first call, which will have arguments like these.
         `observer` keeps records of passes; `aot_gm` is the graph as it was before all of them."""
+        self.optimize(sample_args, Trace() if observer is None else observer, aot_gm)
+
+    @abc.abstractmethod
+    def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
+        """The same of one mode."""
 
     @abc.abstractmethod
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -59,10 +63,15 @@ class ConcreteGraph(abc.ABC):
 
     @property
     def entry(self) -> Callable[[Sequence[Any]], Any]:
-        """What a call enters: `run`, unless somebody has put a `__call__` of his own in place."""
+        """What a call enters: `way`, unless somebody has put a `__call__` of his own in place."""
         if type(self).__call__ is _CALL:
-            return self.run
+            return self.way
         return lambda args: self(*args)
+
+    @property
+    def way(self) -> Callable[[Sequence[Any]], Any]:
+        """What `run` does, as directly as it can be called."""
+        return self.run
 
 
 _CALL = ConcreteGraph.__call__
@@ -82,13 +91,7 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         self._settings = settings
         self._gears = gears if self.graph.is_dynamic else ()
 
-    def optimize_graph_without_runtime(
-        self,
-        *sample_args: Any,
-        observer: Trace | None = None,
-        aot_gm: fx.GraphModule | None = None,
-    ) -> None:
-        trace = observer if observer is not None else Trace()
+    def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
         kind = self._settings.graph_dump_type or "pbtxt"
         if trace.writes:
             trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())

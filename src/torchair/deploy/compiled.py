@@ -25,8 +25,8 @@ from torchair.deploy.homes import (
     Home,
     HomeWalk,
     Roots,
+    SharedAreas,
     SharedMemory,
-    Sharing,
     extent,
     homes_of,
     look,
@@ -127,7 +127,7 @@ class Version:
         self._finish = _finisher(self._traced)
         self._calls, self._patience = 0, _PATIENCE
         self._made: Callable[..., Any] | None = None
-        self._known: Sharing | None = None
+        self._known: SharedAreas | None = None
         shape.forget()
 
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -159,10 +159,10 @@ class Version:
             {self._traced.specs[k].name: flat[k] for k in self._traced.tensors}
         )
 
-    def _sharing(self) -> Sharing:
+    def _sharing(self) -> SharedAreas:
         if self._known is None or self._known.tensors is not self.state.tensors:
             names = [places[0].name for places in self.state.homes]
-            self._known = Sharing(names, self.state.tensors, self._traced.written)
+            self._known = SharedAreas(names, self.state.tensors, self._traced.written)
         return self._known
 
     def run(self, flat: Sequence[Any]) -> Any:
@@ -277,7 +277,7 @@ def _direct(
 
 def _apart(
     call: Callable[..., Any], slowly: Callable[..., Any], extents: Mapping[int, int],
-    sharing: Sharing,
+    sharing: SharedAreas,
 ) -> Callable[..., Any]:  # fmt: skip
     """A call that updates something, if its arguments lie apart from that; `extents` are bytes by
     position. Where the model keeps its tensors, `call` compares."""

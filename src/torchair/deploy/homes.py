@@ -229,7 +229,7 @@ class _Areas:
         return k < len(self._ends) and self._starts[k] < start + length
 
 
-class Sharing:
+class SharedAreas:
     """What a call updates, with the tensors that the model has now."""
 
     def __init__(

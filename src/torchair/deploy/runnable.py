@@ -105,7 +105,7 @@ class _Call(GraphCall):
     @property
     def replays(self) -> bool:
         """Whether its device records the plan: random numbers are drawn anew, prints print."""
-        return self._device.replays and not self.draws and Flags.read().debug < 5
+        return self.device.replays and not self.draws and Flags.read().debug < 5
 
     def options(self) -> tuple[Options, Options]:
         return self._options

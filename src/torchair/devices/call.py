@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Self
 
@@ -38,9 +38,10 @@ class GraphCall:
         self.signature = signature
         self.state = state if state is not None else _state_of(signature)
         outputs = devices_of_outputs(signature.results)
-        self._device = device.with_results_on(outputs)
-        self.session = self._device.session(graph.name, outputs)
+        self.device = device.with_results_on(outputs)
+        self.session = self.device.session(graph.name, outputs)
         self.finished = False  # whether the engine has optimised the graph before
+        self._noted: Callable[[Sequence[Any]], Any] | None = None  # by the device, if it asks
         self._compiled = False
         self._lock = Lock()
 
@@ -48,9 +49,8 @@ class GraphCall:
         """Make the calling convention; the graph is not changed by passes from now on."""
         self.collect = input_reader(self.state.inputs)
         self.build_results = result_builder(self.signature.results, self.signature.symbols)
-        run: Any = self._device.noted(self.call, self.updated)
-        if run != self.call:  # or the graph would refer to itself
-            self.run = run  # type: ignore[method-assign]
+        run: Any = self.device.noted(self.call, self.updated)
+        self._noted = run if run != self.call else None  # or the graph would refer to itself
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Options of the engine for this graph, and those for the whole process."""
@@ -71,7 +71,7 @@ class GraphCall:
                 options,
                 state=self.state,
                 layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
-                device=self._device.info,
+                device=self.device.info,
                 dump=dump,
                 finished=self.finished,
             )
@@ -92,7 +92,7 @@ class GraphCall:
 
     def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run it on the arguments of one call."""
-        return self.call(args)
+        return self.call(args) if self._noted is None else self._noted(args)
 
     def call(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run it; `run` does the same, and a capture by the device takes note of that."""

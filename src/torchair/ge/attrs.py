@@ -55,7 +55,7 @@ class Attr:
 
     def get(self, attribute: Any) -> Attr | None:
         """The attribute of a node if it is of the same kind as this one, else None."""
-        return Kind(self.kind).get(attribute)
+        return AttrMaker(self.kind).get(attribute)
 
 
 def _normalise(kind: str, value: Any) -> Any:
@@ -77,7 +77,7 @@ def _same_tensor(a: Any, b: Any) -> bool:
     return not a.numel() or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-class Kind:
+class AttrMaker:
     """Makes attributes of one kind, and finds them: `Int(3)`, `Int.get(node.attr["n"])`."""
 
     def __init__(self, kind: AttrKind) -> None:
@@ -98,20 +98,20 @@ class Kind:
         return f"ge.attr.{self.kind}"
 
 
-Int = Kind("Int")
-Float = Kind("Float")
-Bool = Kind("Bool")
-Str = Kind("Str")
-DataType = Kind("DataType")
-ListInt = Kind("ListInt")
-ListFloat = Kind("ListFloat")
-ListBool = Kind("ListBool")
-ListStr = Kind("ListStr")
-ListDataType = Kind("ListDataType")
-ListListInt = Kind("ListListInt")
-ListListFloat = Kind("ListListFloat")
+Int = AttrMaker("Int")
+Float = AttrMaker("Float")
+Bool = AttrMaker("Bool")
+Str = AttrMaker("Str")
+DataType = AttrMaker("DataType")
+ListInt = AttrMaker("ListInt")
+ListFloat = AttrMaker("ListFloat")
+ListBool = AttrMaker("ListBool")
+ListStr = AttrMaker("ListStr")
+ListDataType = AttrMaker("ListDataType")
+ListListInt = AttrMaker("ListListInt")
+ListListFloat = AttrMaker("ListListFloat")
 
-_ATTR_TYPE_MAP: dict[str, Kind] = {
+_ATTR_TYPE_MAP: dict[str, AttrMaker] = {
     f"VT_{name}": kind
     for name, kind in {
         "INT": Int, "FLOAT": Float, "BOOL": Bool, "STRING": Str, "DATA_TYPE": DataType,

@@ -23,8 +23,7 @@ from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output, custom_op, infer_node
 from torchair.ge.dtypes import DataType
-from torchair.ge.graph import Graph, Node, Slot, Value, get_default_ge_graph
-from torchair.ge.graph import Tensor as AnyTensor
+from torchair.ge.graph import Graph, Node, Slot, Tensor, Value, get_default_ge_graph
 from torchair.ge.messages import Attributes
 from torchair.ge.prototypes import prototype
 
@@ -252,10 +251,10 @@ class Draft:
 
 class _AnyTensor(type):
     def __instancecheck__(cls, other: object) -> bool:
-        return isinstance(other, AnyTensor)
+        return isinstance(other, Tensor)
 
 
-class Tensor(metaclass=_AnyTensor):
+class DraftTensor(metaclass=_AnyTensor):
     """`Tensor(op, i)`, a result of an operator; every value of a graph is an instance."""
 
     def __new__(cls, node: Draft | Node, index: int = 0) -> Value:  # type: ignore[misc]

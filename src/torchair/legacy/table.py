@@ -79,7 +79,7 @@ TABLE: dict[str, dict[str, str]] = {
     "torchair.ge._ge_graph": {
         "get_default_ge_graph": "torchair.ge.graph.get_default_ge_graph",
         "GeGraph": "torchair.serde.proto.GeGraph",
-        "Tensor": "torchair.ge.compat.Tensor",
+        "Tensor": "torchair.ge.compat.DraftTensor",
         "next_unique_name": "torchair.ge.compat.next_unique_name",
         "compat_as_bytes_list": "torchair.ge.compat.compat_as_bytes_list",
         "TensorSpec": "torchair.ge.graph.TensorSpec",
