@@ -23,7 +23,7 @@ import torchair
 from common import console, duration, interleaved, table, warn_if_busy
 from contestants import through_compile, torchair_backend
 from cpu import wrong
-from torchair.codegen.tuned import NAME, Found, read
+from torchair.codegen.tuned import NAME, TunedWay, read
 from workloads import WORKLOADS, chosen
 
 
@@ -35,7 +35,7 @@ class Outcome:
     tuned: float
     tuning: float
     again: float  # seconds of the first call of a later compilation
-    found: list[Found]  # results that are new
+    found: list[TunedWay]  # results that are new
 
     @property
     def gain(self) -> float:
@@ -56,7 +56,7 @@ def tuning_backend(folder: Path) -> Any:
         return torchair.get_npu_backend(compiler_config=config)
 
 
-def known(folder: Path) -> list[Found]:
+def known(folder: Path) -> list[TunedWay]:
     """Results so far."""
     path = folder / NAME
     return read(path) if path.exists() else []

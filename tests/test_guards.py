@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from torchair.codegen.cpu.gate import ANY, Entry, Same, TensorLike, gate
+from torchair.codegen.cpu.gate import ANY, DictEntry, Same, TensorLike, gate
 from torchair.codegen.cpu.target import cpu
 from torchair.deploy.guards import Condition, Expected, Guards, ValueSpec
 
@@ -84,14 +84,14 @@ def test_numbers_and_texts_are_compared_by_class_and_value(value, others):
 
 def test_entries_see_parameters_replaced_moved_and_removed():
     model = torch.nn.Linear(3, 3)
-    entry = Entry(model._parameters, "weight", model.weight)
+    entry = DictEntry(model._parameters, "weight", model.weight)
     native = gate_of(entries=[entry])
     with torch.no_grad():
         model.weight.add_(1)
     assert native() is True  # written to in place
     model.weight.data = torch.zeros(3, 3)
     assert native() is False
-    native = gate_of(entries=[Entry(model._parameters, "weight", model.weight)])
+    native = gate_of(entries=[DictEntry(model._parameters, "weight", model.weight)])
     model.weight = torch.nn.Parameter(torch.zeros(3, 3))
     assert native() is False
     del model.weight

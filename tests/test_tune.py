@@ -19,8 +19,8 @@ from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
 from torchair.codegen.requests import Attention, Conv, Convolution, MatMul, Product, stored
-from torchair.codegen.target import AS_EVER, Generated, Order, Way
-from torchair.codegen.tuned import NAME, DamagedFile, Found, read, tuned_file, write
+from torchair.codegen.target import AS_EVER, Generated, KernelOrder, Way
+from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file, write
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
@@ -370,9 +370,9 @@ def test_devices_whose_kernels_are_not_measured_say_so_once() -> None:
 
 def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, made = (tmp_path / name for name in ("a.sqlite", "b.sqlite", "c.sqlite"))
-    row = Found("r", "m", "1", "matmul first", "tile=6x4", 50.0, 100.0)
-    better = Found("r", "m", "1", "matmul first", "tile=8x3", 40.0, 100.0)
-    other = Found("r", "m2", "1", "matmul first", "", 100.0, 100.0)
+    row = TunedWay("r", "m", "1", "matmul first", "tile=6x4", 50.0, 100.0)
+    better = TunedWay("r", "m", "1", "matmul first", "tile=8x3", 40.0, 100.0)
+    other = TunedWay("r", "m2", "1", "matmul first", "", 100.0, 100.0)
     write(one, [row, other])
     write(two, [better])
     assert main(["tune", "--merge", str(one), str(two), "-o", str(made)]) == 0
@@ -387,7 +387,7 @@ def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_rows_that_are_no_results_are_damage(tmp_path: Path) -> None:
     path = tmp_path / NAME
-    write(path, [Found("r", "m", tuned.version(), "", "tile=6x4", 1.0, 2.0)])
+    write(path, [TunedWay("r", "m", tuned.version(), "", "tile=6x4", 1.0, 2.0)])
     with sqlite3.connect(path) as file:
         file.execute("update tuned set way = 'import os'")
     file.close()
@@ -411,9 +411,9 @@ def test_what_agrees() -> None:
 def stage_of(
     request: Any, operands: Sequence[tuple[int, ...] | str], constants: dict[int, torch.Tensor],
     outs: Sequence[int], dtype: torch.dtype,
-) -> tuple[Order, Stage]:  # fmt: skip
+) -> tuple[KernelOrder, Stage]:  # fmt: skip
     """A step with contiguous operands, given by word as dims or as other memory."""
-    order, plan = Order(cpu(), request, "kernel"), Plan(slots=len(operands))
+    order, plan = KernelOrder(cpu(), request, "kernel"), Plan(slots=len(operands))
     for slot, dims in enumerate(operands):
         if not isinstance(dims, str):
             kind = "const" if slot in constants else "arena"

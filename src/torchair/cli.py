@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchair.codegen.kept import store
-from torchair.codegen.tuned import NAME, DamagedFile, Found, merge, read
+from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, merge, read
 from torchair.configs.compiler_config import (
     OPTION_ALIASES,
     OPTIONS,
@@ -217,7 +217,7 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_tuned(rows: Sequence[Found]) -> None:
+def _print_tuned(rows: Sequence[TunedWay]) -> None:
     gains = [f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-" for r in rows]
     cells = [
         (row.about, row.machine, row.way or "as ever", f"{row.microseconds:.1f}", gain)

@@ -39,7 +39,7 @@ class _Untrusted(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeptFile:
     """A file of the store."""
 
     path: Path
@@ -111,12 +111,12 @@ class KernelStore:
             self._writable = False
             self._warn(f"new kernels are not kept: {e}")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[KeptFile]:
         """All entries, those used longest ago first."""
         found = []
         for path, known in self._files():
             if len(path.name) == 2 * _DIGEST:
-                found.append(Entry(path, known.st_size, known.st_mtime))
+                found.append(KeptFile(path, known.st_size, known.st_mtime))
         return sorted(found, key=lambda e: e.used)
 
     def clear(self) -> int:

@@ -235,7 +235,7 @@ class Target(Protocol):
         many simple values and multiply so often."""
 
 
-class Order:
+class KernelOrder:
     """A request to a target, with a label for its kernel. Whoever plans needs no more; the code is
     generated when it is asked for."""
 

@@ -33,7 +33,7 @@ create table if not exists tuned (
 
 
 @dataclass(frozen=True)
-class Found:
+class TunedWay:
     """One row: the way of a request on a machine, and what it takes."""
 
     request: str  # hash of the text of the request
@@ -69,7 +69,7 @@ class TunedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[tuple[str, str], Found] = {}
+        self._known: dict[tuple[str, str], TunedWay] = {}
         self._seen: tuple[int, ...] | None = None  # the file when it was read
 
     def refresh(self) -> None:
@@ -78,11 +78,11 @@ class TunedFile:
         if now != self._seen:
             self._known, self._seen = self._read(), now
 
-    def find(self, request: object, machine: str) -> Found | None:
+    def find(self, request: object, machine: str) -> TunedWay | None:
         """What is known of a request."""
         return self._known.get((hash_of(request), machine))
 
-    def add(self, found: Found) -> None:
+    def add(self, found: TunedWay) -> None:
         """Keep a result, at once; a file that cannot be written keeps nothing, with a warning."""
         self._known[found.request, found.machine] = found
         try:
@@ -102,7 +102,7 @@ class TunedFile:
             return ()
         return known.st_ino, known.st_size, known.st_mtime_ns
 
-    def _read(self) -> dict[tuple[str, str], Found]:
+    def _read(self) -> dict[tuple[str, str], TunedWay]:
         try:
             rows = read(self.path)
         except FileNotFoundError:
@@ -113,7 +113,7 @@ class TunedFile:
         return {(f.request, f.machine): f for f in rows if f.version == version()}
 
 
-def read(path: Path) -> list[Found]:
+def read(path: Path) -> list[TunedWay]:
     """All rows of a file. FileNotFoundError if there is none, DamagedFile if it is another."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -122,7 +122,7 @@ def read(path: Path) -> list[Found]:
             "select request, machine, version, about, way, microseconds, usual from tuned "
             "order by machine, about, request"
         ).fetchall()
-    found = [Found(*row) for row in rows]
+    found = [TunedWay(*row) for row in rows]
     for row in found:
         texts = (row.request, row.machine, row.version, row.about, row.way)
         numbers = (row.microseconds, row.usual)
@@ -134,7 +134,7 @@ def read(path: Path) -> list[Found]:
     return found
 
 
-def write(path: Path, rows: Sequence[Found]) -> None:
+def write(path: Path, rows: Sequence[TunedWay]) -> None:
     """Add rows to a file in one transaction; they replace those of the same request."""
     with _open(path, "rwc") as file, file:
         file.execute(_TABLE)
@@ -146,7 +146,7 @@ def write(path: Path, rows: Sequence[Found]) -> None:
 def merge(paths: Sequence[Path], to: Path) -> int:
     """Put the results of several files into a new one; of two for a request, the one that gains
     more over its usual way. How many there are."""
-    best: dict[tuple[str, str, str], Found] = {}
+    best: dict[tuple[str, str, str], TunedWay] = {}
     for path in paths:
         for row in read(path):
             key = row.request, row.machine, row.version
@@ -156,11 +156,11 @@ def merge(paths: Sequence[Path], to: Path) -> int:
     return len(best)
 
 
-def _gain(row: Found) -> float:
+def _gain(row: TunedWay) -> float:
     return row.usual / row.microseconds if row.microseconds > 0 else 0.0
 
 
-def _replace(path: Path, rows: Sequence[Found]) -> None:
+def _replace(path: Path, rows: Sequence[TunedWay]) -> None:
     """A file with just these rows, in the place of whatever is there."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)

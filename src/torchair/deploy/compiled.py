@@ -33,7 +33,7 @@ from torchair.deploy.homes import (
     roots_of,
 )
 from torchair.deploy.trees import CallShape, result_of
-from torchair.engine.run.held import Entry, native_gate
+from torchair.engine.run.held import DictEntry, native_gate
 from torchair.engine.run.native import DirectProgram, picker
 from torchair.errors import GraphError, InputError
 from torchair.log import warn_once
@@ -61,7 +61,7 @@ class ModelState:
         self._specs = [Expected.of(places[0].name, _plain(places[0].read())) for places in homes]
         self._parts = _parts(roots, homes)
         self._same: Callable[..., Any] | None = None  # natively: nothing in a dict has changed
-        self._listed: list[tuple[Entry, int]] = []  # in lists, with addresses of tensors
+        self._listed: list[tuple[DictEntry, int]] = []  # in lists, with addresses of tensors
         self.tensors: list[torch.Tensor] = []
         self.settle()
 
@@ -77,9 +77,9 @@ class ModelState:
         """Whether native code can look at all that the model is."""
         return not self._listed
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[DictEntry]:
         """What must be where."""
-        held = [Entry(h.place, h.key, h.read()) for places in self.homes for h in places]
+        held = [DictEntry(h.place, h.key, h.read()) for places in self.homes for h in places]
         return [*held, *self._parts.values()]
 
     def problem(self) -> InputError | None:
@@ -366,21 +366,21 @@ def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
     return sorted(marked)
 
 
-def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, Entry]:
+def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, DictEntry]:
     """Submodules and switches that tracing has relied on, and lists and the like that lead to
     tensors, by name."""
-    found: dict[str, Entry] = {}
+    found: dict[str, DictEntry] = {}
     for prefix, module, _ in HomeWalk(roots).modules:
         at = f"{prefix}." if prefix else ""
-        found[f"{at}training"] = Entry(module.__dict__, "training", module.training)
+        found[f"{at}training"] = DictEntry(module.__dict__, "training", module.training)
         for key, child in module._modules.items():
-            found[f"{at}{key}"] = Entry(module._modules, key, child)
+            found[f"{at}{key}"] = DictEntry(module._modules, key, child)
     for link in (link for places in homes for h in places for link in h.via):
-        found[link.name] = Entry(link.place, link.key, link.value)
+        found[link.name] = DictEntry(link.place, link.key, link.value)
     return found
 
 
-def _is_there(known: tuple[Entry, int]) -> bool:
+def _is_there(known: tuple[DictEntry, int]) -> bool:
     entry, address = known
     there = look(entry.home, entry.key)
     return there is entry.value and _address(there) == address

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchair.engine.run.held import ANY, Entry, Same, TensorLike, native_gate
+from torchair.engine.run.held import ANY, DictEntry, Same, TensorLike, native_gate
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
 
@@ -212,7 +212,7 @@ class Guards:
         self,
         specs: Sequence[Spec],
         conditions: Sequence[str] = (),
-        entries: Sequence[Entry] = (),
+        entries: Sequence[DictEntry] = (),
     ) -> None:
         """`conditions` are texts over the named sizes; `entries` what dicts must hold."""
         self.specs = tuple(specs)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchair.codegen.target import Order
+from torchair.codegen.target import KernelOrder
 from torchair.devices.call import GraphCall
 from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step
@@ -271,7 +271,7 @@ def kernel_rows(plan: Plan) -> tuple[list[dict[str, Any]], dict[int, int]]:
     return rows, kernel_of
 
 
-def _code(order: Order) -> str:
+def _code(order: KernelOrder) -> str:
     try:
         return order.machine_text()
     except RuntimeError as e:  # LLVM's

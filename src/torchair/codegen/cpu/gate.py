@@ -43,7 +43,7 @@ ENTRY = ("home", "key", "object", "implementation", "address")
 """Words for each dict that is looked at."""
 
 
-class Kind(IntEnum):
+class Asked(IntEnum):
     """What is asked of an argument."""
 
     LIKE = 0  # a tensor of this kind
@@ -280,7 +280,7 @@ def gate_text() -> str:
     text = _filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
     text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
     text = text.replace("mul i64 %i, RECORD", f"mul i64 %i, {len(RECORD)}")
-    text = _filled(text, **{f"KIND.{kind.name}": str(kind.value) for kind in Kind})
+    text = _filled(text, **{f"KIND.{kind.name}": str(kind.value) for kind in Asked})
     return _EQUAL.sub(_equal, _ELEMENT.sub(_element, _FIELD.sub(_field, text)))
 
 
@@ -351,7 +351,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DictEntry:
     """What a dict must hold under a key: this object, and if it is a tensor, where it was."""
 
     home: dict[str, Any]
@@ -387,7 +387,7 @@ def gate(
     library: Library,
     length: int,
     records: Sequence[Record],
-    entries: Sequence[Entry] = (),
+    entries: Sequence[DictEntry] = (),
     task: Task | None = None,
 ) -> tuple[Callable[..., bool | None], Table] | None:
     """A function of `length` arguments: False if something is not as expected (or if a call of
@@ -427,7 +427,7 @@ def gate(
     return _callable(library, table), table
 
 
-def _entry_words(entry: Entry) -> tuple[int, ...]:
+def _entry_words(entry: DictEntry) -> tuple[int, ...]:
     tensor = isinstance(entry.value, torch.Tensor)
     place = (entry.value._cdata, entry.value.data_ptr()) if tensor else (0, 0)
     return id(entry.home), id(entry.key), id(entry.value), *place
@@ -436,18 +436,18 @@ def _entry_words(entry: Entry) -> tuple[int, ...]:
 def _record(record: Record, known: dict[str, int]) -> dict[str, int]:
     """Words of a record by their names, all but those that are 0."""
     if isinstance(record, TensorTaken):
-        return {"position": record.position, "kind": Kind.TAKEN, "target": record.target}
+        return {"position": record.position, "kind": Asked.TAKEN, "target": record.target}
     if isinstance(record, Same):
-        kind, held = Kind.EQUAL, id(record.value)
+        kind, held = Asked.EQUAL, id(record.value)
         if type(record.value) is float:
-            kind, held = Kind.BITS, struct.unpack("q", struct.pack("d", record.value))[0]
+            kind, held = Asked.BITS, struct.unpack("q", struct.pack("d", record.value))[0]
         asked = {"kind": kind, "object": held, "class": id(type(record.value))}
         return {"position": record.position, **asked}
     t = record.sample
     keys = _signed(torch._C._dispatch_keys(t).raw_repr() & known["mask"] & (2**64 - 1))
     index = t.device.index if t.device.index is not None else -1
     asked = {"keys": keys, "type": _type_code(t.dtype), "index": index, "rank": t.dim()}
-    return {"position": record.position, "kind": Kind.LIKE, "target": record.target, **asked}
+    return {"position": record.position, "kind": Asked.LIKE, "target": record.target, **asked}
 
 
 def _callable(library: Library, table: Any) -> Callable[..., bool | None]:

@@ -18,7 +18,7 @@ from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Loops
 from torchair.codegen.target import Generated, Kernel
 from torchair.codegen.text.memory import load_vector, memory_element
-from torchair.codegen.text.plan import Plan, make_plan
+from torchair.codegen.text.plan import NestPlan, make_plan
 from torchair.codegen.text.point import Slot
 from torchair.codegen.text.unit import UnitWriter, static_slots, tail_mask
 from torchair.codegen.text.writer import KernelWriter, Machine, prefix_mask
@@ -170,7 +170,7 @@ def turned(w: KernelWriter, rows: list[str], element: str) -> list[str]:
 class CrossPrinter:
     """Prints a nest square by square. Its plan has one vector in a unit."""
 
-    def __init__(self, w: KernelWriter, plan: Plan, axis: int) -> None:
+    def __init__(self, w: KernelWriter, plan: NestPlan, axis: int) -> None:
         self.w, self.axis, self.lanes = w, axis, w.lanes
         self.unit = UnitWriter(w, plan)
         self.last = plan.vector_axis
@@ -289,7 +289,7 @@ def _write(w: KernelWriter, nest: Nest, machine: Machine, walks: Walks) -> None:
 class _Printer:
     """Cuts a nest into units."""
 
-    def __init__(self, w: KernelWriter, plan: Plan, walks: Walks) -> None:
+    def __init__(self, w: KernelWriter, plan: NestPlan, walks: Walks) -> None:
         self.w, self.plan, self.walks = w, plan, walks
         self.unit = UnitWriter(w, plan)
         self.outer = [a for a in range(plan.vector_axis) if a not in plan.nest.reduced]

@@ -24,7 +24,7 @@ from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
 from torchair.codegen.numbers import BYTES, Size
 from torchair.codegen.target import Kernel, Launch
 from torchair.codegen.text.operators import across, combine, identity
-from torchair.codegen.text.plan import Phase, Plan, make_plan
+from torchair.codegen.text.plan import NestPlan, Phase, make_plan
 from torchair.codegen.text.point import varying
 from torchair.codegen.text.unit import Sums, UnitWriter
 from torchair.codegen.text.writer import BITS, REGISTER, register, select
@@ -175,7 +175,9 @@ class _Unit(UnitWriter):
 
     w: GpuWriter
 
-    def __init__(self, w: GpuWriter, plan: Plan, team: int, rank: str, counts: str | None) -> None:
+    def __init__(
+        self, w: GpuWriter, plan: NestPlan, team: int, rank: str, counts: str | None
+    ) -> None:
         """`rank` is the number of this thread in its team; `counts` an i1: whether the team has
         anything to do."""
         super().__init__(w, plan)
@@ -323,7 +325,7 @@ class Form:
         """Whether the version with vectors may run, an i1."""
         return _fits(self.w, self.plan(self.lanes).nest, self.lanes)
 
-    def plan(self, lanes: int) -> Plan:
+    def plan(self, lanes: int) -> NestPlan:
         """The plan of the version with so many lanes."""
         raise NotImplementedError
 
@@ -362,7 +364,7 @@ class Form:
 class _Apart(Form):
     """Every thread works alone, on vectors that lie side by side."""
 
-    def plan(self, lanes: int) -> Plan:
+    def plan(self, lanes: int) -> NestPlan:
         return make_plan(self.nest, lanes, True, form=(self.around, 1), scratch=0)
 
     def launch(self) -> Launch:
@@ -422,7 +424,7 @@ class _Rows(Form):
         threads = crew.threads or BLOCK
         self.teams = threads // self.team if self.team <= WARP else 1  # of a block
 
-    def plan(self, lanes: int) -> Plan:
+    def plan(self, lanes: int) -> NestPlan:
         slots = self.slots if lanes == self.lanes else 0
         loops = self.around if slots else (*self.around, self.last)
         plan = make_plan(self.nest, lanes, True, form=(loops, slots), scratch=0)

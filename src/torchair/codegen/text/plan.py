@@ -179,7 +179,7 @@ class Phase:
 
 
 @dataclass
-class Plan:
+class NestPlan:
     """Everything the printer needs to know about a nest."""
 
     nest: Nest
@@ -226,7 +226,7 @@ def make_plan(
     unlimited: bool = False,
     form: Form | None = None,
     scratch: int = SCRATCH,
-) -> Plan:
+) -> NestPlan:
     """The plan of a nest whose sizes are ints or words. Where the size of a row is not known the
     plan may have a limit; an `unlimited` one keeps nothing in memory then."""
     nest = _shared(_with_axis(nest))
@@ -237,7 +237,7 @@ def make_plan(
     loops, slots = form or _form(nest, lanes, sum(costs.values()))
     axis_level = dict.fromkeys(range(len(nest.axes)), 1)
     axis_level |= {a: 2 + k for k, a in enumerate(loops)}
-    plan = Plan(nest, loops, slots, varies, {}, axis_level, [], set(), compact=unlimited)
+    plan = NestPlan(nest, loops, slots, varies, {}, axis_level, [], set(), compact=unlimited)
     for x in order:
         plan.level[id(x)] = _level(x, plan)
     plan.splats = _splats(order, plan)
@@ -317,7 +317,7 @@ def _columns(nest: Nest, around: tuple[int, ...], lanes: int, cost: int) -> int:
     return most
 
 
-def _level(x: Expr, plan: Plan) -> int:
+def _level(x: Expr, plan: NestPlan) -> int:
     if x.kind == "axis":
         return plan.axis_level[x.data]
     if x.kind == "reduce":
@@ -326,7 +326,7 @@ def _level(x: Expr, plan: Plan) -> int:
     return max(inner, plan.place_level(x.data)) if x.kind == "load" else inner
 
 
-def _splats(order: list[Expr], plan: Plan) -> set[int]:
+def _splats(order: list[Expr], plan: NestPlan) -> set[int]:
     """Scalars that are operands of vectors."""
     found: set[int] = set()
     for x in order:
@@ -364,7 +364,7 @@ class _Phases:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: NestPlan,
         order: list[Expr],
         costs: dict[int, int],
         lanes: int,
@@ -497,7 +497,7 @@ class _Phases:
         return total
 
 
-def row_elements(plan: Plan, lanes: int) -> int:
+def row_elements(plan: NestPlan, lanes: int) -> int:
     """Elements of a row that is kept: all rounds of the loops of a unit."""
     if plan.row_limit:
         return plan.row_limit

@@ -8,7 +8,7 @@ from torchair.codegen.loops import Access, Expr
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.text.memory import load_vector, memory_element, store_vector
 from torchair.codegen.text.operators import across, combine, identity, together
-from torchair.codegen.text.plan import Phase, Plan, Sums, Totals, row_elements
+from torchair.codegen.text.plan import NestPlan, Phase, Sums, Totals, row_elements
 from torchair.codegen.text.point import Point, Slot
 from torchair.codegen.text.writer import (
     KernelWriter,
@@ -43,7 +43,7 @@ def tail_mask(w: KernelWriter, count: str) -> str:
 class UnitWriter:
     """Writes what is done for one position of the parallel axes."""
 
-    def __init__(self, w: KernelWriter, plan: Plan) -> None:
+    def __init__(self, w: KernelWriter, plan: NestPlan) -> None:
         self.w, self.plan = w, plan
         self.lanes = w.lanes
         self.vector_axis = plan.vector_axis

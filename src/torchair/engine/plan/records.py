@@ -12,7 +12,7 @@ from torchair.codegen.target import Generated, Kernel
 from torchair.engine.plan.memory import Arena, Laid
 
 if TYPE_CHECKING:
-    from torchair.codegen.target import Order
+    from torchair.codegen.target import KernelOrder
     from torchair.ge.graph import Node, Value
 
 
@@ -54,7 +54,7 @@ class Native:
     """A kernel with what it is called with: for each address a slot, a packed constant, "scratch"
     for memory of its own, or "fault" for the word where it notes a bad index; then sizes."""
 
-    order: Order
+    order: KernelOrder
     slots: list[Any]  # packed constants are put in when the kernel is generated
     numbers: tuple[int, ...]
     work: float  # microseconds that one thread needs, roughly

@@ -16,7 +16,7 @@ import torch
 from torchair.codegen.cpu.driver import HITS, Known, Sample, test_address, test_of
 from torchair.codegen.cpu.gate import (
     ANY,
-    Entry,
+    DictEntry,
     Same,
     Task,
     TensorLike,
@@ -26,8 +26,8 @@ from torchair.codegen.cpu.gate import (
 from torchair.codegen.cpu.target import cpu
 
 __all__ = [
-    "ANY", "Editions", "Entry", "Held", "Same", "Task", "TensorLike", "TensorTaken", "native_gate",
-    "same_as",
+    "ANY", "Editions", "DictEntry", "Held", "Same", "Task", "TensorLike", "TensorTaken",
+    "native_gate", "same_as",
 ]  # fmt: skip
 
 _SAMPLES = 16  # places of a copied tensor that are compared at each call
@@ -146,7 +146,7 @@ def _samples(tensor: torch.Tensor) -> list[Sample]:
 def native_gate(
     length: int,
     records: Sequence[TensorLike | TensorTaken | Same],
-    entries: Sequence[Entry] = (),
+    entries: Sequence[DictEntry] = (),
     task: Task | None = None,
 ) -> Callable[..., bool | None] | None:
     """A function of `length` arguments that tells whether they are as recorded; None without native

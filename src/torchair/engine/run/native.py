@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
-from torchair.engine.run.held import Entry, Held, Same, TensorLike, TensorTaken, native_gate
+from torchair.engine.run.held import DictEntry, Held, Same, TensorLike, TensorTaken, native_gate
 from torchair.engine.run.memory import ARENA, Memory, Place, allocator, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Segment
 from torchair.errors import GraphError
@@ -177,7 +177,7 @@ class DirectProgram(NativeProgram):
         inputs: Sequence[torch.Tensor],
         positions: Sequence[int],
         records: Sequence[TensorLike | Same],
-        entries: Sequence[Entry],
+        entries: Sequence[DictEntry],
         held: Held | None,
     ) -> Callable[..., bool | None] | None:
         """A function of the arguments and the new tensors. `positions` tells for each input of the

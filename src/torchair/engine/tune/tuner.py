@@ -19,8 +19,16 @@ from typing import Any, Protocol
 
 import torch
 
-from torchair.codegen.target import AS_EVER, BrokenKernels, Choices, Generated, Order, Target, Way
-from torchair.codegen.tuned import NAME, Found, hash_of, tuned_file, version
+from torchair.codegen.target import (
+    AS_EVER,
+    BrokenKernels,
+    Choices,
+    Generated,
+    KernelOrder,
+    Target,
+    Way,
+)
+from torchair.codegen.tuned import NAME, TunedWay, hash_of, tuned_file, version
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.trial import Content, Stage, Trial, far_bytes, threads_of
 from torchair.engine.tune.wish import KINDS, Wish
@@ -48,7 +56,7 @@ class Race:
     """The kernels of one request. The usual one is always among them, and is what the results of
     the others are compared with."""
 
-    def __init__(self, order: Order, target: Target, stage: Stage, threads: int) -> None:
+    def __init__(self, order: KernelOrder, target: Target, stage: Stage, threads: int) -> None:
         self._order, self._target = order, target
         self._stage, self._threads = stage, threads
         self._seen: set[str] = set()
@@ -161,7 +169,7 @@ class Tuning:
         self._own = tuned_file(Path(work_path) / NAME) if work_path is not None else None
         given = tuned_file(tuned) if tuned is not None else None
         self._files = [f for f in (self._own, given) if f is not None]
-        self.chosen: list[Found] = []  # ways that were found here, other than the usual
+        self.chosen: list[TunedWay] = []  # ways that were found here, other than the usual
 
     def choose(self, plan: Plan) -> None:
         """Take the ways that are known for the kernels of a plan, before they are generated."""
@@ -239,7 +247,7 @@ class Tuning:
                 self._own.add(replace(found, way="", microseconds=found.usual))
         self.chosen = kept
 
-    def _measured(self, step: Step, *rest: Any) -> Found | None:
+    def _measured(self, step: Step, *rest: Any) -> TunedWay | None:
         """What was found for a step, None where it cannot be measured: that costs no graph."""
         try:
             return self._tuned(step, *rest)
@@ -249,18 +257,18 @@ class Tuning:
 
     def _tuned(
         self, step: Step, plan: Plan, content: Content, choices: Choices, wish: Wish, machine: str
-    ) -> Found:
+    ) -> TunedWay:
         order = step.code.order
         stage = Stage(step, plan, content)
         about = f"{KINDS[type(order.request)]} {order.label}"
         if stage.overwrites:
-            return Found(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
+            return TunedWay(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
         race = Race(order, self._target, stage, threads_of(plan))
         way, usual, spent = _proven(race.usual, _walk(race, choices), wish.margin)
         logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
-        return Found(hash_of(order.request), machine, version(), about, str(way), spent, usual)
+        return TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
 
-    def _known(self, order: Order, machine: str) -> Found | None:
+    def _known(self, order: KernelOrder, machine: str) -> TunedWay | None:
         for file in self._files:
             found = file.find(order.request, machine)
             if found is not None:

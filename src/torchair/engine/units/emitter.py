@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchair.codegen.numbers import Book, Int, Number, Size, largest
-from torchair.codegen.target import Order, Target
+from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.strides import Meta, Strided
 from torchair.ge.graph import Fact, Node, Value
@@ -221,7 +221,7 @@ an index was out of range."""
 class NativeCall:
     """A kernel with its operands, in the order of its words, and the numbers after them."""
 
-    order: Order
+    order: KernelOrder
     operands: tuple[Place, ...]
     numbers: tuple[int, ...]
     work: float  # microseconds that one thread needs, roughly
@@ -236,7 +236,7 @@ class Made:
     """A kernel that was ordered, and how its words follow from the sizes of a plan."""
 
     target: Target
-    order: Order
+    order: KernelOrder
     words: tuple[Word, ...]
     constants: frozenset[int]  # words of operands that are the same in every call
     sizes: Sizes

@@ -22,7 +22,7 @@ from torchair.codegen.requests import (
     Request,
     Weight,
 )
-from torchair.codegen.target import Head, Order, Target
+from torchair.codegen.target import Head, KernelOrder, Target
 from torchair.engine.fuse.units import Check, Unit, operands_of
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.plan.records import SIZES_AT
@@ -271,7 +271,7 @@ class _Emission:
         values = [*self.unit.inputs, *self.unit.outputs]
         same = [w.operand >= 0 and self.constant(values[w.operand]) for w in self.words]
         return Made(
-            self.target, Order(self.target, request, self._label()), tuple(self.words),
+            self.target, KernelOrder(self.target, request, self._label()), tuple(self.words),
             frozenset(k for k, fixed in enumerate(same) if fixed), self.sizes, _flops(self.unit),
         )  # fmt: skip
 

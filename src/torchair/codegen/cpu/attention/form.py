@@ -66,7 +66,7 @@ def round_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-class Sizes:
+class AttentionSizes:
     """The sizes of a spec as values of a kernel."""
 
     def __init__(self, w: KernelWriter, spec: Attention) -> None:
@@ -100,7 +100,7 @@ _COST = {1: 1.2, 2: 1.05, 3: 1.02, 4: 1.0}
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrefillPlan:
     """How prefill cuts its work: blocks of `vectors` query vectors times `keys` keys.
 
     Queries lie in lanes. Then the layouts of keys and values are never changed, and the softmax
@@ -120,7 +120,7 @@ class Plan:
         return self.vectors * self.lanes
 
 
-def plan(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Plan:
+def plan(spec: Attention, machine: Machine, way: Way = AS_EVER) -> PrefillPlan:
     """The blocks for a spec: as many queries as registers allow, unless fewer waste less."""
     vectors = most = 4 if machine.registers >= 32 else 3
     if spec.rows:
@@ -129,7 +129,7 @@ def plan(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Plan:
     vectors, keys = way.number("queries", vectors), way.number("keys", _KEYS)
     pairs = dots_bf16(spec, machine)
     copies = spec.dtype != "f32" and not pairs
-    return Plan(vectors, 8 if vectors == 1 else 4, keys, machine.lanes, pairs, copies)
+    return PrefillPlan(vectors, 8 if vectors == 1 else 4, keys, machine.lanes, pairs, copies)
 
 
 def prefill_areas(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Areas:
@@ -158,7 +158,7 @@ def prefill_areas(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Area
     return areas
 
 
-def multiplier(w: KernelWriter, p: Plan) -> str:
+def multiplier(w: KernelWriter, p: PrefillPlan) -> str:
     """The name of a function that adds a product to a tile: to += a b.
 
     Row i of `a` begins `a_row` bytes after the one before, its elements are `a_step` bytes apart;
@@ -189,7 +189,7 @@ def multiplier(w: KernelWriter, p: Plan) -> str:
     return name
 
 
-def _repeated(h: Writer, p: Plan, at: str) -> str:
+def _repeated(h: Writer, p: PrefillPlan, at: str) -> str:
     """An element, or a pair of them, in every lane."""
     if p.pairs:
         pair = h.splat("i32", h(f"load i32, ptr {at}, align 2"))
@@ -197,13 +197,13 @@ def _repeated(h: Writer, p: Plan, at: str) -> str:
     return h.splat("float", h(f"load float, ptr {at}, align 4"))
 
 
-def _add_product(h: Writer, p: Plan, left: str, right: str, total: str) -> str:
+def _add_product(h: Writer, p: PrefillPlan, left: str, right: str, total: str) -> str:
     if not p.pairs:
         return fma(h, left, right, total)
     return dot_pairs(h, left, h(f"bitcast <16 x float> {right} to <32 x i16>"), total)
 
 
-class Form:
+class AttentionForm:
     """Writes attention into a kernel. `batch` and `head` are those of the current work item;
     the head is a key head, whose query rows are numbered: row r is query `r // group` of the
     query head `r % group` of those that share the key head.
@@ -222,7 +222,7 @@ class Form:
     ) -> None:
         self.w, self.spec = w, spec
         self.home = home  # takes the functions that are called
-        self.sizes = Sizes(w, spec)
+        self.sizes = AttentionSizes(w, spec)
         self.vt = w.vector("float")
         self.areas, self._per_thread = areas, per_thread
         # Scores count in units of log(2), unless a mask in natural units is added to them.

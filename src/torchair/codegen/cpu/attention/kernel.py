@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from torchair.codegen.cpu.attention.decode import Decode, decode_areas
 from torchair.codegen.cpu.attention.form import (
     FEW_ROWS,
-    Form,
-    Sizes,
+    AttentionForm,
+    AttentionSizes,
     dots_bf16,
     multiplier,
     plan,
@@ -43,7 +43,7 @@ from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 _NONE = "zeroinitializer"
 
 
-class Prefill(Form):
+class Prefill(AttentionForm):
     """Writes the prefill form of a spec into a kernel.
 
     A work item is a block of query rows of one key head. Row r is query `r // group` of the
@@ -460,7 +460,7 @@ def _forms(spec: Attention) -> tuple[bool, bool]:
 
 def _both(w: KernelWriter, spec: Attention, per_thread: int) -> None:
     """Both forms as functions, and the choice between them."""
-    few = w(f"icmp sle i64 {Sizes(w, spec).rows}, {FEW_ROWS}")
+    few = w(f"icmp sle i64 {AttentionSizes(w, spec).rows}, {FEW_ROWS}")
     many = w(f"xor i1 {few}, true")
     forms: list[tuple[str, str, type[Decode] | type[Prefill]]]
     forms = [("few", few, Decode), ("many", many, Prefill)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.conv.plan import Plan, Store, Tile, plan, tile
+from torchair.codegen.cpu.conv.plan import ConvPlan, ConvTile, Store, plan, tile
 from torchair.codegen.cpu.conv.winograd import (
     METHODS,
     Patches,
@@ -38,7 +38,7 @@ MOST_SCALARS = 5
 """Elements from which on a run is a loop."""
 
 
-def window(outer: KernelWriter, plan: Plan, machine: Machine) -> None:
+def window(outer: KernelWriter, plan: ConvPlan, machine: Machine) -> None:
     """Adds the function `@ENTRY.window` to a kernel: it fills the scratch at `%to` with the part
     of image `%n` that begins at row `%top` and column `%left`, which may be negative."""
     w = KernelWriter(machine)
@@ -55,7 +55,7 @@ def window(outer: KernelWriter, plan: Plan, machine: Machine) -> None:
 class _Copy:
     """The text of the copy. All sizes are in elements of the window."""
 
-    def __init__(self, w: KernelWriter, plan: Plan) -> None:
+    def __init__(self, w: KernelWriter, plan: ConvPlan) -> None:
         self.w, self.plan, self.spec = w, plan, plan.spec
         self.source = STORAGE[plan.spec.dtype]
         self.element = STORAGE[plan.element]
@@ -173,19 +173,19 @@ def positive(w: KernelWriter, value: str) -> str:
 # ---- direct sums over blocks of the input ----
 
 
-def write_blocks(w: KernelWriter, cut: Plan, machine: Machine, store: Store) -> None:
+def write_blocks(w: KernelWriter, cut: ConvPlan, machine: Machine, store: Store) -> None:
     """Writes the entry function of a convolution by direct sums."""
     if not cut.direct:
         window(w, cut, machine)
     _Blocks(w, cut, machine, store).write()
 
 
-def window_bytes(cut: Plan) -> int:
+def window_bytes(cut: ConvPlan) -> int:
     """Bytes of scratch that each thread needs: its window."""
     return 0 if cut.direct else -(-cut.window_elements * BYTES[cut.element] // 64) * 64
 
 
-def pack_panels(weight: torch.Tensor, cut: Plan) -> torch.Tensor:
+def pack_panels(weight: torch.Tensor, cut: ConvPlan) -> torch.Tensor:
     """The weights panel after panel, with zeros for the channels that the last one lacks."""
     panels = cut.panels
     dtype = torch.bfloat16 if cut.kind == "dot" else torch.float32
@@ -204,7 +204,7 @@ class _Blocks:
     """The entry function: this thread's share of (block, panel, row of tiles), in this order, so
     that a window is copied once and the weights of a panel stay in cache for a block."""
 
-    def __init__(self, w: KernelWriter, cut: Plan, machine: Machine, store: Store) -> None:
+    def __init__(self, w: KernelWriter, cut: ConvPlan, machine: Machine, store: Store) -> None:
         self.w, self.cut, self.spec, self.machine, self.store = w, cut, cut.spec, machine, store
         top, bottom, left, right = self.spec.padding
         self.high = self.results(0, self.spec.height, top + bottom)
@@ -341,7 +341,7 @@ class _Tiles:
         """The function of a tile of this size."""
         cut = self.cut
         pixels = tuple(cut.offset(r, c) for r in range(rows) for c in range(columns))
-        shape = Tile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
+        shape = ConvTile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
         return tile(self.w, shape, self.blocks.machine)
 
     def finish(self, column: str, rows: str, width: int) -> None:
@@ -370,7 +370,7 @@ class PackFilter:
     """Weights [out, in of group, height, width] in the order in which a kernel cut so reads them,
     at an address that is a multiple of 64."""
 
-    cut: Plan | Patches
+    cut: ConvPlan | Patches
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         if isinstance(self.cut, Patches):

@@ -104,7 +104,7 @@ def output_size(spec: Conv) -> tuple[int, int, int, int]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvPlan:
     """How a convolution is cut.
 
     A panel is `vectors` vectors of output channels. A tile is the results of one panel at
@@ -233,7 +233,7 @@ def merge(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> Plan:
+def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> ConvPlan:
     """The cut of a convolution for a processor."""
     kind = _kind(spec, machine)
     planar = kind == "dense" and spec.x[3] == 1 and spec.x[1] != 1
@@ -245,7 +245,7 @@ def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> Plan:
         widest = machine.registers // 4
     direct = kind != "depthwise" and not planar and _readable(spec, kind)
     pitch = _pitch(spec, kind, planar, vectors * machine.lanes)
-    cut = Plan(spec, machine.lanes, kind, planar, direct, vectors, widest, 1, 1, widest, pitch)
+    cut = ConvPlan(spec, machine.lanes, kind, planar, direct, vectors, widest, 1, 1, widest, pitch)
     if spec.results is None:
         return cut
     high, wide = (max(1, size) for size in spec.results)
@@ -301,7 +301,7 @@ def _rows(spec: Conv, high: int, tile_rows: int, row_bytes: int, window: int) ->
 
 
 @dataclass(frozen=True)
-class Tile:
+class ConvTile:
     """Sums of `vectors` vectors of output channels at some pixels.
 
     `pixels` are their offsets in the input, in elements. `steps` is the sum as nested loops, each
@@ -324,7 +324,7 @@ class Tile:
         return self.steps[-1][1] == 1 and any(0 < p < self.steps[-1][0] for p in self.pixels)
 
 
-def tile(outer: KernelWriter, shape: Tile, machine: Machine) -> str:
+def tile(outer: KernelWriter, shape: ConvTile, machine: Machine) -> str:
     """Adds a function that computes a tile, and returns its name.
 
     It takes the address of the first input element, of the weights of the panel, and of the
@@ -346,7 +346,7 @@ def tile(outer: KernelWriter, shape: Tile, machine: Machine) -> str:
 class _Sums:
     """The text of one tile."""
 
-    def __init__(self, w: Writer, shape: Tile) -> None:
+    def __init__(self, w: Writer, shape: ConvTile) -> None:
         self.w, self.shape, self.pixels, self.vectors = w, shape, shape.pixels, shape.vectors
         self.vector = w.vector("float")
         self.element = "bfloat" if shape.kind == "dot" else "float"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.conv.plan import Conv, Panels, Store, Tile, plan, tile
+from torchair.codegen.cpu.conv.plan import Conv, ConvTile, Panels, Store, plan, tile
 from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.target import AS_EVER, Way
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, f32
@@ -194,7 +194,7 @@ class _Blocks:
         steps = ((cut.spec.channels, 1),)
         weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
         ahead = cut.ahead if weights > CACHED else 0
-        shape = Tile("dense", pixels, steps, cut.vectors, ahead=ahead)
+        shape = ConvTile("dense", pixels, steps, cut.vectors, ahead=ahead)
         self.tile = tile(w, shape, machine)
         _spread(w, cut, machine)
         _collect(w, cut, machine)

@@ -31,7 +31,7 @@ Place = tuple[str, str, str]
 """A position (batch, k, n) in B."""
 
 
-class Form(Protocol):
+class ProductForm(Protocol):
     """How B reaches the registers."""
 
     @property
@@ -320,7 +320,7 @@ def strip_rows(m: Size, tallest: int, wanted: int) -> int:
     return -(-rows // tallest) * tallest
 
 
-class Loops:
+class TileLoops:
     """Writes the entry function of a product of one form.
 
     A unit of work is a strip of rows of A with one panel of B. Its tiles are finished one by
@@ -328,7 +328,7 @@ class Loops:
     part of the panel it reads stays in the cache.
     """
 
-    def __init__(self, product: Values, form: Form, store: Store) -> None:
+    def __init__(self, product: Values, form: ProductForm, store: Store) -> None:
         self.product = product
         self.w = product.w
         self.form = form

@@ -20,9 +20,9 @@ from torchair.codegen.cpu.matmul.forms import (
     CopyForm,
     DirectForm,
     DotForm,
-    Form,
-    Loops,
     PanelForm,
+    ProductForm,
+    TileLoops,
     contiguous,
     copied_bytes,
     fits_cache,
@@ -178,11 +178,11 @@ def matmul(
         store = whole(store, machine)
     values, known = Values(w, spec), choice.known(spec.m)
     if known:
-        Loops(values, _form(known, values, choice), store).write()
+        TileLoops(values, _form(known, values, choice), store).write()
     else:
         for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
             with w.when(w(f"icmp {test} i64 {values.m}, {choice.limit}")):
-                Loops(values, _form(form, values, choice), store).write()
+                TileLoops(values, _form(form, values, choice), store).write()
     return Generated(w.kernel(label), choice.scratch(spec, machine), _packs(spec, machine, choice))
 
 
@@ -223,7 +223,7 @@ def _epilogue(nest: Nest, rows: Size) -> Store:
     return store
 
 
-def _form(name: str, values: Values, choice: Choice) -> Form:
+def _form(name: str, values: Values, choice: Choice) -> ProductForm:
     if name == "dot":
         return DotForm(values, choice.dots, choice.cut)
     if name == "digits":
@@ -233,7 +233,7 @@ def _form(name: str, values: Values, choice: Choice) -> Form:
     }  # fmt: skip
     if name in floats:
         return floats[name](values, choice.tile, choice.cut)
-    integers: dict[str, Callable[[Values, Tile], Form]] = {
+    integers: dict[str, Callable[[Values, Tile], ProductForm]] = {
         "decoded": DecodingForm, "written": WrittenForm, "bytes": IntegerForm,
     }  # fmt: skip
     return integers[name](values, choice.tile)
