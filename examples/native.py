@@ -29,7 +29,7 @@ from torchair.codegen.text.writer import Machine
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
-from torchair.operators.core import Op, Trait, add_row, same_as
+from torchair.operators.core import FLOATS, Loops, Op, Trait, add_row, same_as
 from torchair.operators.loops import LOWERINGS, LowerOp, Tensor, elementwise, lowering, number
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace
@@ -247,6 +247,11 @@ def soft_clip_rule(o: LowerOp) -> Tensor:
         return apply("mul", small, number(bound, x))
 
     return elementwise(formula, o.tensor("x"))
+
+
+def enter(loops: Loops) -> None:
+    row = (same_as("x"), soft_clip_kernel, Trait.ELEMENTWISE)
+    add_row("SoftClip", *row, out=True, loops=loops, types=FLOATS, instead=True)
 
 
 def clipped(x: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,14 @@ def test_table_names_operators_and_places():
 def test_ops_command(capsys):
     assert main(["ops", "addmm"]) == 0
     assert "aten.addmm.default" in capsys.readouterr().out
+    for name, kernels in {
+        "aten.exp.default": "│ native │ floats │",
+        "aten._to_copy.default": "│ native │ all │",
+        "aten.sort.default": "│ torch │ │",
+        "aten.t.default": "│ view │ │",
+    }.items():
+        assert main(["ops", name]) == 0
+        assert kernels in " ".join(capsys.readouterr().out.split())
     for name, answer in {
         "aten.softmax": "never reaches a graph: torch makes other operators of it",
         "aten.linalg_qr": "runs as the generic node, with torch's kernel",

@@ -10,7 +10,7 @@ import torch
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import dim_min
-from torchair.operators.core import Kernel, Op, add_row
+from torchair.operators.core import SHORT, Kernel, Op, add_row
 from torchair.ops.npu import rows as routing
 from torchair.ops.npu.attend import request_dims
 from torchair.ops.npu.fusion_attention import (
@@ -217,7 +217,7 @@ def _chosen_by_torch(
     )
 
 
-add_row("FusedInferAttentionScore", infer_facts, _attention)
+add_row("FusedInferAttentionScore", infer_facts, _attention, head="attention", types=SHORT)
 
 
 # ---- routing of tokens to experts and back ----

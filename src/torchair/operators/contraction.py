@@ -10,7 +10,10 @@ import torch.nn.functional as F
 
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
-from torchair.operators.core import Kernel, Op, Trait, add_row, fixed
+from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, fixed
+
+CONTRACTION = Trait.CONTRACTION
+IMAGES = CONTRACTION | Trait.KEEPS_FORMAT
 
 
 def matmul_shape(a: Shape, b: Shape, swap_a: bool, swap_b: bool) -> Shape:
@@ -68,10 +71,11 @@ for _type, _a, _b in (
     ("BatchMatMul", "adj_x1", "adj_x2"),
     ("BatchMatMulV2", "adj_x1", "adj_x2"),
 ):
-    add_row(_type, _product_rule(_a, _b), _product(_a, _b), Trait.CONTRACTION, out=True)
-add_row(
-    "Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), Trait.CONTRACTION, out=True
-)
+    add_row(
+        _type, _product_rule(_a, _b), _product(_a, _b), CONTRACTION, out=True,
+        head="matmul", types=SHORT,
+    )  # fmt: skip
+add_row("Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), CONTRACTION, out=True)
 
 
 # ---- convolutions, channels first, and their gradients ----
@@ -79,8 +83,6 @@ add_row(
 
 aten = torch.ops.aten
 _convolution: Any = torch.convolution
-CONTRACTION = Trait.CONTRACTION
-IMAGES = Trait.CONTRACTION | Trait.KEEPS_FORMAT
 
 
 class Window:
@@ -195,8 +197,9 @@ add_row(
     _gradients, IMAGES,
 )  # fmt: skip
 
+add_row("Conv2D", _conv_rule, _conv_kernel, IMAGES, head="conv", types=SHORT)
+add_row("Conv3D", _conv_rule, _conv_kernel, IMAGES)
 for _dim in ("2D", "3D"):
-    add_row(f"Conv{_dim}", _conv_rule, _conv_kernel, IMAGES)
     add_row(
         f"Conv{_dim}Transpose", _sized("input_size", "x"), _transpose, CONTRACTION,
         host=("input_size",),
@@ -232,4 +235,4 @@ def _transposed_product(op: Op) -> Kernel:
     return run
 
 
-add_row("TransposeBatchMatMul", _transposed_product_rule, _transposed_product, Trait.CONTRACTION)
+add_row("TransposeBatchMatMul", _transposed_product_rule, _transposed_product, CONTRACTION)

@@ -243,9 +243,12 @@ _sources: list[Callable[[str], Row | None]] = []
 
 def add_row(
     op_type: str, rule: Rule, kernel: Callable[[Op], Kernel], traits: Trait = Trait.NONE, *,
-    host: Iterable[str] = (), **more: Any,
+    host: Iterable[str] = (), instead: bool = False, **more: Any,
 ) -> None:  # fmt: skip
-    """Enter one operator into the table; `more` are fields of its `Row`."""
+    """Enter one operator into the table, `instead` of the row that it has; `more` are fields of
+    its `Row`."""
+    if op_type in _rows and not instead:
+        raise ValueError(f"{op_type} has a row already: give another type, or instead=True")
     _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), **more)
 
 

@@ -13,7 +13,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import Kernel, Loops, Op, add_row, same_as
+from torchair.operators.core import SHORT, Kernel, Loops, Op, add_row, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
 from torchair.operators.loops import LowerOp, Place, Tensor, masked, number, split
 
@@ -46,7 +46,7 @@ def _max_options(op: Op, spatial: slice) -> tuple[Any, ...]:
     return tuple(op.attr(a)[spatial] for a in ("ksize", "strides", "pads", "dilation"))
 
 
-def _max_pool(op_type: str, fn: Any, spatial: slice) -> None:
+def _max_pool(op_type: str, fn: Any, spatial: slice, **native: Any) -> None:
     def rule(op: Op) -> list[Fact]:
         dims = _over_windows(op.shape("x"), _max_options(op, spatial), op.attr("ceil_mode"))
         return [Fact(op.dtype("x"), dims), Fact(op.attr("dtype"), dims)]
@@ -65,10 +65,12 @@ def _max_pool(op_type: str, fn: Any, spatial: slice) -> None:
 
         return run
 
-    add_row(op_type, rule, kernel, out=True)
+    add_row(op_type, rule, kernel, out=True, **native)
 
 
-_max_pool("MaxPoolWithArgmaxV1", aten.max_pool2d_with_indices, slice(1, 3))
+_max_pool(
+    "MaxPoolWithArgmaxV1", aten.max_pool2d_with_indices, slice(1, 3), head="pool", types=SHORT
+)
 
 
 _max_pool("MaxPool3DWithArgmaxV2", aten.max_pool3d_with_indices, slice(-3, None))
@@ -125,7 +127,7 @@ def _average_grad_rule(op: Op) -> Fact:
     return Fact(op.dtype("input_grad"), op.ints("orig_input_shape"))
 
 
-add_row("AvgPoolV2", _average_rule, _average, out=True)
+add_row("AvgPoolV2", _average_rule, _average, out=True, head="pool", types=SHORT)
 add_row("AvgPoolV2Grad", _average_grad_rule, _average_grad, host=("orig_input_shape",))
 
 

@@ -12,7 +12,7 @@ from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
-from torchair.operators.core import Kernel, Loops, Op, Trait, add_row
+from torchair.operators.core import SHORT, Kernel, Loops, Op, Trait, add_row
 from torchair.operators.formulas import absolute, add, div, eq, least, most, mul, sub, where
 from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise
 from torchair.ops.npu import matmul, quant
@@ -351,8 +351,14 @@ def _weight_product(op: Op) -> Kernel:
     return run
 
 
-add_row("QuantBatchMatmulV3", _product_rule, _product, Trait.CONTRACTION)
-add_row("WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION)
+add_row(
+    "QuantBatchMatmulV3", _product_rule, _product, Trait.CONTRACTION,
+    head="matmul", types=frozenset({"i8"}),
+)  # fmt: skip
+add_row(
+    "WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION,
+    head="matmul", types=SHORT,
+)  # fmt: skip
 
 
 # ---- products of groups ----

@@ -248,7 +248,7 @@ def sliced(x: torch.Tensor, ranges: list[tuple[int, Any, Any, Any]]) -> torch.Te
     return x
 
 
-_BOUNDS = ("begin", "end", "axes", "strides")
+_BOUNDS = ("begin", "end", "strides")
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
@@ -299,7 +299,7 @@ add_row(
     _slice_rule,
     _slice,
     VIEW,
-    host=_BOUNDS,
+    host=("axes", *_BOUNDS),
     loops=Loops(strided_slice, "move", declines=_has_masks),
 )
 add_row(
