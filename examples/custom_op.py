@@ -5,7 +5,10 @@ Run it: `python examples/custom_op.py`. docs/writing_converters.md explains each
 
 from __future__ import annotations
 
+import io
+import os
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,11 @@ import torch
 
 import torchair
 from torchair import ge
+from torchair.codegen.loops import Expr
 from torchair.convert.registry import Decline, unregister
-from torchair.operators.core import Op, Trait, add_row, same_as
+from torchair.operators.core import FLOATS, Loops, Op, Trait, add_row, same_as
+from torchair.operators.formulas import Formula, add, clamp, mul, sub, with_attributes
+from torchair.operators.loops import LowerOp
 
 # ---- the operator, as any torch extension would define it
 
@@ -47,17 +53,13 @@ def as_known_operators(
     return ge.Add(inside, ge.Mul(ge.Sub(x, inside), slope))
 
 
-# ---- a converter to an operator of one's own, and the catalogue row that gives it a meaning
+# ---- an operator of one's own: a converter, and the row that gives it a meaning
 
 
 def as_own_operator(x: ge.Tensor, bound: float, slope: float) -> ge.Tensor:
     """leaky_clip(Tensor x, float bound, float slope) -> Tensor"""
-    return ge.custom_op(
-        "LeakyClip",
-        inputs={"x": x},
-        outputs=["y"],
-        attrs={"bound": ge.attr.Float(bound), "slope": ge.attr.Float(slope)},
-    )
+    attrs = {"bound": ge.attr.Float(bound), "slope": ge.attr.Float(slope)}
+    return ge.custom_op("LeakyClip", inputs={"x": x}, outputs=["y"], attrs=attrs)
 
 
 def leaky_clip_kernel(op: Op) -> Any:
@@ -70,7 +72,20 @@ def leaky_clip_kernel(op: Op) -> Any:
     return run
 
 
-add_row("LeakyClip", same_as("x"), leaky_clip_kernel, Trait.ELEMENTWISE, out=True)
+def leaky_clip_formula(op: LowerOp) -> Formula:
+    bound, slope = op.attr("bound"), op.attr("slope")
+
+    def element(x: Expr) -> Expr:
+        inside = clamp(x, -bound, bound)
+        return add(inside, mul(sub(x, inside), slope))
+
+    return element
+
+
+add_row(
+    "LeakyClip", same_as("x"), leaky_clip_kernel, Trait.ELEMENTWISE, out=True,
+    loops=Loops(with_attributes(leaky_clip_formula)), types=FLOATS,
+)  # fmt: skip
 
 
 # ---- what each way leads to
@@ -95,6 +110,15 @@ def nodes(dtype: torch.dtype = torch.float32, *, strict: bool = False) -> list[s
         return [line for line in file.read_text().splitlines() if " = ge." in line]
 
 
+def units() -> list[str]:
+    """What becomes one kernel of the function, as TORCHAIR_DEBUG=3 tells it."""
+    os.environ["TORCHAIR_DEBUG"] = "3"
+    with redirect_stdout(io.StringIO()) as said:
+        nodes()
+    del os.environ["TORCHAIR_DEBUG"]
+    return [x for x in said.getvalue().splitlines() if x.startswith(("loops", "torch  "))]
+
+
 def show(title: str, lines: list[str]) -> None:
     print(f"\n== {title}\n")
     print("\n".join(lines))
@@ -108,7 +132,7 @@ def main() -> None:
     show("3 the same converter declines float64", nodes(torch.float64))
 
     torchair.register_fx_node_ge_converter(LEAKY_CLIP)(as_own_operator)
-    show("4 a converter to an operator of one's own", nodes())
+    show("4 an operator of one's own", [*nodes(), *units()])
 
     unregister(LEAKY_CLIP)
     try:

@@ -22,7 +22,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 import torchair
 from torchair import ge
 from torchair.codegen.cpu.nest import print_nest
-from torchair.codegen.loops import Expr, Nest, Store, access, at_axis, const, load, simplify
+from torchair.codegen.loops import Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
 from torchair.codegen.numbers import Book
 from torchair.codegen.text.writer import Machine
@@ -30,7 +30,8 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
 from torchair.operators.core import FLOATS, Loops, Op, Trait, add_row, same_as
-from torchair.operators.loops import LOWERINGS, LowerOp, Tensor, elementwise, lowering, number
+from torchair.operators.formulas import Formula, div, mul, operator, with_attributes
+from torchair.operators.loops import LowerOp, Tensor
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace
 
@@ -238,15 +239,12 @@ def soft_clip_kernel(op: Op) -> Any:
 
 add_row("SoftClip", same_as("x"), soft_clip_kernel, Trait.ELEMENTWISE, out=True)
 
+tanh = operator("tanh")
 
-def soft_clip_rule(o: LowerOp) -> Tensor:
+
+def soft_clip_formula(o: LowerOp) -> Formula:
     bound = o.attr("bound")
-
-    def formula(x: Expr) -> Expr:
-        small = apply("tanh", apply("div", x, number(bound, x)))
-        return apply("mul", small, number(bound, x))
-
-    return elementwise(formula, o.tensor("x"))
+    return lambda x: mul(tanh(div(x, bound)), bound)
 
 
 def enter(loops: Loops) -> None:
@@ -263,7 +261,7 @@ def lowering_rule() -> None:
     with fusion_report() as before:
         checked(compiled(clipped)[0], clipped, x)
     show("9 an operator without a rule", *before)
-    lowering("SoftClip")(soft_clip_rule)
+    enter(Loops(with_attributes(soft_clip_formula)))
     with fusion_report() as after:
         checked(compiled(clipped)[0], clipped, x)
     show("10 with a rule", *after)
@@ -277,11 +275,10 @@ def broken_rule(o: LowerOp) -> Tensor:
 
 
 def faults() -> None:
-    lowering("SoftClip")(broken_rule)
+    enter(Loops(broken_rule))
     with warnings.catch_warnings(record=True) as said, redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")
         compiled(clipped)[0](torch.randn(4, 64))
-    del LOWERINGS["SoftClip"]
     show("11 a rule that fails", *(str(w.message) for w in said if "native" in str(w.message)))
 
     call, _ = compiled(Block().eval())

@@ -88,6 +88,7 @@ def test_readme_example_runs(tmp_path):
         ("tour.md", "tour.py"),
         ("streams.md", "streams.py"),
         ("cpu_engine.md", "native.py"),
+        ("writing_converters.md", "custom_op.py"),
         ("npugraph_ex.md", "replay.py"),
         ("custom_ops.md", "own_operators.py"),
         ("deploy.md", "deploy.py"),
