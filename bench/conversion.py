@@ -27,7 +27,7 @@ from torchair.convert import GraphConverter
 from torchair.devices import device_of
 from torchair.fx.passes import FX_KIND, FX_PASSES
 from torchair.operators import infer
-from torchair.passes import PassRunner
+from torchair.passes import FxContext, PassRunner
 from torchair.trace import Trace
 
 TARGET = 1.5
@@ -65,7 +65,7 @@ def stages(gm: Any, inputs: list[Any]) -> dict[str, float]:
         return result
 
     runner = PassRunner(FX_KIND, settings, trace)
-    timed("FX passes", lambda: runner.run(FX_PASSES, gm, inputs, config))
+    timed("FX passes", lambda: runner.run(FX_PASSES, gm, FxContext(inputs, config)))
     conversion = timed("FX to GE", lambda: GraphConverter(gm, "graph_1", infer).run(*inputs))
     graph = GeConcreteGraph(conversion, settings, device_of(inputs))
     timed("GE passes", lambda: graph.optimize_graph_without_runtime(*inputs, observer=trace))

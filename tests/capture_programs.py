@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from like_eager import sharing
 from torchair.fx.passes import CAPTURE_PASSES
 from torchair.fx.passes.builtin import view_to_reshape
+from torchair.passes import FxContext, call_pass
 from torchair.scope import npu_stream_switch
 
 Tensors = list[torch.Tensor]
@@ -116,14 +117,16 @@ def traced(fn: Callable[..., Any], *args: Any, mode: str = "fake") -> fx.GraphMo
     `reshape` for `view`."""
     functional = functionalize(fn, remove="mutations")
     gm = make_fx(functional, tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
-    view_to_reshape(gm, None, None)
+    view_to_reshape(gm)
     return gm
 
 
-def apply(gm: fx.GraphModule, *names: str, config: Any = None) -> fx.GraphModule:
+def apply(
+    gm: fx.GraphModule, *names: str, config: Any = None, graph_name: str = "graph"
+) -> fx.GraphModule:
     """Run passes by name, all without a name, and check the graph after each."""
     for name in names or PASSES:
-        PASSES[name](gm, (), config)
+        call_pass(PASSES[name], gm, FxContext(config=config, name=graph_name))
         gm.graph.lint()
     gm.recompile()
     return gm

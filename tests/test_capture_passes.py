@@ -183,8 +183,7 @@ def _two_streams(x):
 
 def test_side_streams_start_and_end_with_the_graph():
     gm = traced(_two_streams, x34())
-    gm.meta["graph_name"] = "graph_7"
-    apply(gm, "apply_event_closure_with_multi_stream")
+    apply(gm, "apply_event_closure_with_multi_stream", graph_name="graph_7")
     keys = "['_user_stream_label', '_user_stream_priority', '_enable_inner_parallel']"
     expect(
         gm,

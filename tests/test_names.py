@@ -442,7 +442,7 @@ def test_operators_that_capture_gives_memory():
         assert _REPLACE_FUNC_MAP[op.default].out_operator is op.out
         assert len(_REPLACE_FUNC_MAP) == known + 1 and op.default in list(_REPLACE_FUNC_MAP)
         gm = make_fx(lambda x: x.bitwise_not() + 1)(torch.tensor([1, 2]))
-        replace_dynamic_workspace_ops(gm, (), None)
+        replace_dynamic_workspace_ops(gm)
     finally:
         del _REPLACE_FUNC_MAP[op.default]
     targets = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]

@@ -69,7 +69,7 @@ NOOPS = {
 @pytest.mark.parametrize("name", NOOPS)
 def test_calls_that_change_nothing_go(name):
     gm, x = traced(NOOPS[name], torch.randn(3, 4)), torch.randn(3, 4)
-    optimize_noop_ops(gm, None, None)
+    optimize_noop_ops(gm)
     gm.recompile()
     assert targets(gm) == [aten.add.Tensor]
     torch.testing.assert_close(gm(x), x + 1)
@@ -77,7 +77,7 @@ def test_calls_that_change_nothing_go(name):
 
 def test_a_copy_that_keeps_memory_apart_stays():
     gm = traced(lambda x: x.clone(), torch.randn(3))
-    optimize_noop_ops(gm, None, None)
+    optimize_noop_ops(gm)
     assert targets(gm) == [aten.clone.default]
 
 
@@ -88,7 +88,7 @@ def test_a_copy_over_other_memory_is_what_is_copied():
 
     inputs = torch.randn(3, 4), torch.randn(3, 4)
     gm = traced(fn, *inputs)
-    optimize_noop_ops(gm, None, None)
+    optimize_noop_ops(gm)
     gm.recompile()
     left = targets(gm)
     assert aten.copy.default not in left and left.count(aten.slice_scatter.default) == 1
@@ -98,7 +98,7 @@ def test_a_copy_over_other_memory_is_what_is_copied():
 def test_a_slice_that_cuts_stays():
     gm = traced(lambda x: x[1:] + 1, torch.randn(3, 4))
     before = targets(gm)
-    optimize_noop_ops(gm, None, None)
+    optimize_noop_ops(gm)
     assert targets(gm) == before and aten.slice.Tensor in before
 
 
@@ -111,7 +111,7 @@ def test_cache_update_through_a_view_becomes_in_place():
         return index + 1
 
     gm = make_fx(fn, tracing_mode="fake")(torch.zeros(3, 4), torch.zeros(2), torch.zeros(2, 1))
-    recover_view_inplace_pattern(gm, None, None)
+    recover_view_inplace_pattern(gm)
     names = [n.name for n in gm.graph.nodes]
     assert torch.ops.npu.scatter_update_.default in targets(gm)
     assert aten.copy_.default not in targets(gm) and "scatter_update_inplace" in names
@@ -127,7 +127,7 @@ def test_other_operators_become_in_place_through_a_view(monkeypatch):
         return y + 1
 
     gm = make_fx(fn, tracing_mode="fake")(torch.ones(3, 4), torch.ones(12))
-    recover_view_inplace_pattern(gm, None, None)
+    recover_view_inplace_pattern(gm)
     gm.recompile()
     assert targets(gm) == [aten.view.default, aten.mul_.Tensor, aten.add.Tensor]
     x, y = torch.ones(3, 4), torch.full((12,), 2.0)

@@ -18,6 +18,7 @@ from capture_programs import (
 )
 from torchair import CompilerConfig, ops
 from torchair.fx.passes import CAPTURE_PASSES, memory, values
+from torchair.passes import FxContext
 from torchair.scope import npu_stream_switch
 
 aten = torch.ops.aten
@@ -150,7 +151,7 @@ def test_a_pass_that_fails_is_left_out(monkeypatch):
     for node in gm.graph.nodes:
         node.meta.pop("val", None)
     by_name = {p.name: p.fn for p in CAPTURE_PASSES}
-    by_name[A](gm, (), None)
+    by_name[A](gm, FxContext())
     assert text(gm) == before and said[0].startswith(f"the pass {A} is left out")
 
 

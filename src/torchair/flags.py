@@ -86,6 +86,11 @@ class Flags:
         )
 
 
+def debug_level() -> int:
+    """``TORCHAIR_DEBUG`` alone, for those who ask often."""
+    return _debug_level(os.environ.get("TORCHAIR_DEBUG", ""))
+
+
 def poisoning() -> bool:
     """Whether ``TORCHAIR_POISON`` is set. Asked alone: each program that is bound asks it."""
     return _switch("TORCHAIR_POISON", os.environ, default=False)

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TextIO, TypeVar, cast
 
-from .flags import Flags
+from .flags import Flags, debug_level
 
 __all__ = [
     "EVENT_LEVEL",
@@ -30,6 +30,7 @@ __all__ = [
     "npugraph_ex_logger",
     "speaking",
     "spoken_by",
+    "tell",
     "warn_once",
 ]
 
@@ -60,6 +61,13 @@ def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int 
     if (category, text) not in _warned:
         warnings.warn(text, category, stacklevel=stacklevel + 1)
         _warned.add((category, text))
+
+
+def tell(level: int, text: str | Callable[[], str]) -> None:
+    """Say something on stdout, as it is, if ``TORCHAIR_DEBUG`` is at least ``level``. A text that
+    costs something to make is given as a function."""
+    if debug_level() >= level:
+        _teller.info("%s", text() if callable(text) else text)
 
 
 class TorchairLogger(logging.Logger):
@@ -327,3 +335,6 @@ native_logger = _make_logger(
     propagate=False,  # to the compiler's logger, which has another layout and place
 )  # fmt: skip
 native_logger.addFilter(_events_on_request)
+_teller = _make_logger(
+    "torchair.debug", logging.INFO, _StandardStream("stdout"), logging.Formatter(), propagate=False
+)

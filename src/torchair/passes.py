@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchair.errors import GraphError
-from torchair.flags import Flags
-from torchair.log import logger
+from torchair.log import logger, tell
 from torchair.trace import Change, PassRecord, Trace
+
+
+@dataclass(frozen=True)
+class FxContext:
+    """What a pass over an FX graph may ask for besides the graph."""
+
+    example_inputs: Sequence[Any] = ()
+    config: Any = None  # the user's
+    name: str = "graph"  # of the graph: part of the tags of events
+
+
+NO_CONTEXT = FxContext()
+"""For a pass that is called by itself."""
+
+
+def call_pass(fn: Callable[..., Any], graph: Any, context: Any) -> None:
+    """Run a pass: `fn(graph)`, or `fn(graph, context)` if it takes a second argument."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is not None and code.co_argcount == 1 and not code.co_flags & inspect.CO_VARARGS:
+        fn(graph)
+    else:
+        fn(graph, context)
 
 
 @dataclass(frozen=True)
@@ -87,8 +109,8 @@ class PassRunner:
         self.settings = settings
         self.trace = trace
 
-    def run(self, passes: Iterable[Pass] | Whole, graph: Any, *context: Any) -> None:
-        """Every enabled pass in order, each as `fn(graph, *context)`."""
+    def run(self, passes: Iterable[Pass] | Whole, graph: Any, context: Any = None) -> None:
+        """Every enabled pass in order, see `call_pass`."""
         enabled = [p for p in passes if p.enabled(self.settings)]
         if not enabled:
             return
@@ -108,9 +130,9 @@ class PassRunner:
         record = PassRecord(passes.name, seconds, *counts, changed=first.mark != last.mark)
         logger.debug("%s", difference_text(self.kind.name, record, first, last))
 
-    def _run_one(self, step: Pass, graph: Any, context: tuple[Any, ...], before: Look) -> Look:
+    def _run_one(self, step: Pass, graph: Any, context: Any, before: Look) -> Look:
         start = time.perf_counter()
-        step.current(graph, *context)
+        call_pass(step.current, graph, context)
         seconds = time.perf_counter() - start
         mark = self.kind.fingerprint(graph)
         changed = mark != before.mark
@@ -153,9 +175,8 @@ class PassRunner:
             raise GraphError(f"pass {step.name} left an invalid graph: {e}") from e
 
     def _log(self, record: PassRecord, before: Look, after: Look, graph: Any) -> None:
-        if Flags.read().debug >= 2:
-            print(f"torchair pass {record.name:40s} {record.seconds * 1e3:8.2f} ms "
-                  f"{record.nodes_before} -> {record.nodes_after} nodes")  # fmt: skip
+        took, counts = record.seconds * 1e3, f"{record.nodes_before} -> {record.nodes_after}"
+        tell(2, f"torchair pass {record.name:40s} {took:8.2f} ms {counts} nodes")
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", difference_text(self.kind.name, record, before, after))
             if record.changed and self.kind.shown is not None:

@@ -38,14 +38,13 @@ from torchair.convert.registry import find, summary_csv
 from torchair.convert.results import join_views
 from torchair.devices import device_of
 from torchair.errors import ConversionError, pretty_error_msg
-from torchair.flags import Flags
 from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
-from torchair.log import logger
+from torchair.log import logger, tell
 from torchair.operators import infer
 from torchair.ops.streams import mark_side_effects
-from torchair.passes import PassRunner
+from torchair.passes import FxContext, PassRunner
 from torchair.process import no_garbage_collection
 from torchair.runner import Compilation, GmRunner, onlookers
 from torchair.serde import dump_name, render, write_graph
@@ -192,7 +191,7 @@ def optimize_fx(
     config = config if config is not None else CompilerConfig()
     runner = PassRunner(FX_KIND, settings or Settings.of(config), trace or Trace())
     logger.debug("before fx graph optimization, graph is %s", gm.graph)
-    runner.run(FX_PASSES, gm, example_inputs, config)
+    runner.run(FX_PASSES, gm, FxContext(example_inputs, config))
     logger.debug("after fx graph optimization, graph is %s", gm.graph)
     return gm
 
@@ -243,10 +242,8 @@ def convert(
     generic = conversion.generic
     if generic:
         logger.info("%s: %s operators without converter: %s", name, len(generic), generic)
-    if Flags.read().debug >= 1:
-        print(f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
-    if Flags.read().debug >= 4:
-        print(render(conversion.graph, "py", original=True).decode())
+    tell(1, f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
+    tell(4, lambda: render(conversion.graph, "py", original=True).decode())
     return conversion
 
 

@@ -28,10 +28,10 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.settings import Settings
 from torchair.devices import Device, device_of
 from torchair.devices.call import GraphCall
-from torchair.flags import Flags
+from torchair.flags import debug_level
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
-from torchair.log import logger
-from torchair.passes import PassRunner, Whole
+from torchair.log import logger, tell
+from torchair.passes import FxContext, PassRunner, Whole
 from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
@@ -69,7 +69,6 @@ class AclConcreteGraph(ConcreteGraph):
         `fresh_results` is for graphs whose results outlive the next replay, as what a forward graph
         saves for its backward."""
         self.forward = gm
-        gm.meta["graph_name"] = name
         self.name = name
         self._settings, self._config = settings, config
         self._engine = engine
@@ -86,12 +85,11 @@ class AclConcreteGraph(ConcreteGraph):
         self._dump_if_wanted("original")
         runner = PassRunner(FX_KIND, self._settings, trace)
         passes = Whole("all npugraph_ex pass", CAPTURE_PASSES, since=aot_gm)
-        runner.run(passes, self.forward, given, self._config)
+        runner.run(passes, self.forward, FxContext(given, self._config, self.name))
         self.forward.recompile()
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
-        if Flags.read().debug >= 4:
-            print(fx_text(self.forward))
+        tell(4, lambda: fx_text(self.forward))
         device = device_of(given)
         self._load(device.with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
@@ -235,7 +233,7 @@ class ReplayedGraph(ConcreteGraph):
     @staticmethod
     def suits(graph: GraphCall) -> bool:
         """Whether replays do what runs do: random numbers are drawn anew, and prints print."""
-        return not graph.draws and Flags.read().debug < 5
+        return not graph.draws and debug_level() < 5
 
     def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
         """Done before."""

@@ -17,13 +17,12 @@ from torchair.devices import Device
 from torchair.devices.call import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
 from torchair.engine.optimize.passes.inputs import note_interface
-from torchair.flags import Flags
 from torchair.fx.gears import options_of
 from torchair.ge.dtypes import ExecutorType, ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
 from torchair.ge.signature import Conversion
-from torchair.log import logger
+from torchair.log import logger, tell
 from torchair.passes import PassRunner
 from torchair.serde import dump_name, render, write_graph
 from torchair.trace import Trace
@@ -132,8 +131,7 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         Trace().show_program(
             f"{self.graph.name} in the engine", lambda: render(self.graph, "py").decode()
         )
-        if Flags.read().debug >= 4:
-            print(render(self.graph, "py").decode())
+        tell(4, lambda: render(self.graph, "py").decode())
         kind = self._settings.graph_dump_type
         if kind is not None:
             name = dump_name(f"dynamo_optimized_{self.graph.name}", kind)

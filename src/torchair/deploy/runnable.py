@@ -17,7 +17,7 @@ from torchair.devices.call import GraphCall
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError
-from torchair.flags import Flags
+from torchair.flags import debug_level
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Sym, contiguous_strides, is_static
 from torchair.ge.signature import Computed, InputSource, InputView, Result, Signature
@@ -105,7 +105,7 @@ class _Call(GraphCall):
     @property
     def replays(self) -> bool:
         """Whether its device records the plan: random numbers are drawn anew, prints print."""
-        return self.device.replays and not self.draws and Flags.read().debug < 5
+        return self.device.replays and not self.draws and debug_level() < 5
 
     def options(self) -> tuple[Options, Options]:
         return self._options

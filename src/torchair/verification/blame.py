@@ -20,7 +20,7 @@ from torchair.devices import device_of
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, FX_PASSES
 from torchair.fx.source import source_line
 from torchair.ge.rewrite import Match, Rule
-from torchair.passes import Pass, PassRunner
+from torchair.passes import FxContext, Pass, PassRunner
 from torchair.pipeline import convert, engine_settings, own_copy
 from torchair.process import Steps
 from torchair.runner import Compilation
@@ -97,14 +97,12 @@ class Suspects:
         return self._passed(self._gm, FX_PASSES, count)
 
     def _after_capture_passes(self, count: int) -> fx.GraphModule:
-        gm = self._passed(self._optimized_fx, CAPTURE_PASSES, count)
-        gm.meta["graph_name"] = "verified"
-        return gm
+        return self._passed(self._optimized_fx, CAPTURE_PASSES, count)
 
     def _passed(self, gm: fx.GraphModule, passes: Sequence[Pass], count: int) -> fx.GraphModule:
-        own, given = own_copy(gm), self._compilation.inputs
+        own, asked = own_copy(gm), self._compilation
         runner = PassRunner(FX_KIND, self._settings, Trace(most=count))
-        runner.run(passes, own, given, self._compilation.config)
+        runner.run(passes, own, FxContext(asked.inputs, asked.config, "verified"))
         own.recompile()
         return own
 

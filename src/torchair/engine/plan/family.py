@@ -21,7 +21,7 @@ from torchair.engine.plan.streams import Lanes, schedule_of
 from torchair.engine.plan.strides import Strided, as_tuple, kernel_of, tensor_of
 from torchair.engine.run.native import picker
 from torchair.engine.run.segment import Outline
-from torchair.flags import Flags
+from torchair.flags import debug_level
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import is_static
 
@@ -54,7 +54,7 @@ class Family:
         several = lanes is not None and len(lanes.used_by(plan.steps)) > 1
         self.fact, self.lanes = fact, lanes if several else None
         self.built = False  # its kernels are compiled
-        told = Flags.read().debug >= 5  # each step is to say what it does
+        told = debug_level() >= 5  # each step is to say what it does
         self.native = plan.all_native and self.lanes is None and not told
         self._book = book
         words = dict.fromkeys(_words(plan))

@@ -30,8 +30,9 @@ from torchair.engine.run.memory import (
 )
 from torchair.engine.run.native import IdlePrograms, NativeProgram, StepFailure, explain
 from torchair.engine.run.segment import BadIndex, Range, Segment, meet, range_of
-from torchair.flags import Flags, poisoning
+from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
+from torchair.log import tell
 from torchair.operators import Op, Trait, row_of
 from torchair.operators.reference import tensor_fact
 
@@ -81,7 +82,7 @@ class Program:
         """One function for each step, one for consecutive native steps together, and one for what
         runs side by side."""
         runs: list[Run] = []
-        tell = Flags.read().debug >= 5
+        tell = debug_level() >= 5
         parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
         memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants, self._scratch)
         for group in parts:
@@ -240,7 +241,7 @@ def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
         "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
     }  # fmt: skip
     run = _settled(step, makers[step.kind](step), plan)
-    if Flags.read().debug >= 5:
+    if debug_level() >= 5:
         run = told(step, run, plan)
     if not step.frees:
         return run
@@ -285,7 +286,7 @@ def told(step: Step, run: Run, plan: Plan) -> Run:
         run(r)
         made = [plan.place(o)[0].meta if r[o] is None else r[o] for o in step.outs]
         shown = ", ".join(f"{list(t.shape)} {t.dtype}" for t in made)
-        print(f"torchair step {step.kind:6s} {types} {step.node.name} -> {shown}")
+        tell(5, f"torchair step {step.kind:6s} {types} {step.node.name} -> {shown}")
 
     return run_and_tell
 

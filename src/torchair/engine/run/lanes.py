@@ -25,7 +25,7 @@ from torchair.engine.run.launches import native_part
 from torchair.engine.run.memory import Memory, Place
 from torchair.engine.run.native import StepFailure
 from torchair.engine.run.segment import BadIndex
-from torchair.flags import Flags
+from torchair.flags import debug_level
 
 
 class Onlooker(Protocol):
@@ -74,7 +74,7 @@ class LaneProgram(Program, abc.ABC):
         assert plan.schedule is not None
         self._schedule: Schedule = plan.schedule
         self._recorder = watch(plan) if watch is not None else None
-        self._apart = Flags.read().debug >= 5  # each step says what it does
+        self._apart = debug_level() >= 5  # each step says what it does
         super().__init__(plan, place)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from torchair.engine.run.held import DictEntry, Held, Same, TensorLike, TensorTa
 from torchair.engine.run.memory import ARENA, Memory, Place, allocator, areas_of, poisoned
 from torchair.engine.run.segment import BadIndex, Segment
 from torchair.errors import GraphError
-from torchair.flags import Flags, poisoning
+from torchair.flags import debug_level, poisoning
 
 
 class StepFailure(Exception):
@@ -84,7 +84,7 @@ class NativeProgram:
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
-        return plan.on_host and plan.all_native and Flags.read().debug < 5
+        return plan.on_host and plan.all_native and debug_level() < 5
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""

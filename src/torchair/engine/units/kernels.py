@@ -41,9 +41,9 @@ from torchair.engine.units.emitter import (
     is_one,
     parameters,
 )
-from torchair.flags import Flags
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
+from torchair.log import tell
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
 from torchair.operators.contraction import Window
@@ -265,8 +265,7 @@ class _Emission:
             "attention": self._attention, "pool": self._pool,
         }  # fmt: skip
         request = ask[self.unit.kind]()
-        if Flags.read().debug >= 4:
-            print(f"torchair kernel {self._label()}\n{request}")
+        tell(4, lambda: f"torchair kernel {self._label()}\n{request}")
         self.sizes.seal()
         values = [*self.unit.inputs, *self.unit.outputs]
         same = [w.operand >= 0 and self.constant(values[w.operand]) for w in self.words]

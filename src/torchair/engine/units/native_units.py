@@ -22,9 +22,8 @@ from torchair.engine.units.emitter import (
     parameters,
 )
 from torchair.engine.units.kernels import heads, make_kernel, value_on
-from torchair.flags import Flags
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
-from torchair.log import logger
+from torchair.log import logger, tell
 from torchair.operators import Trait, row_of
 from torchair.operators.core import loops_of
 from torchair.operators.reference import run_node
@@ -124,8 +123,7 @@ class NativeUnits:
         self.fusion: Fusion = fuse(
             graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes, joins
         )
-        if Flags.read().debug >= 3:
-            print(self.fusion.report())
+        tell(3, self.fusion.report)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
         self._emitter = Emitter(

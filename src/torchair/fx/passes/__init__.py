@@ -1,7 +1,5 @@
 """The FX passes, in order: those of every graph, then those of graphs that are captured. Each is
-called as `(gm, example_inputs, config)`.
-
-`gm.meta["graph_name"]`, if it is there, becomes part of the tags of events.
+called as `(gm)`, or as `(gm, context)` with the inputs, the user's config and the graph's name.
 """
 
 from collections import Counter

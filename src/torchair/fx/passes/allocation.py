@@ -37,7 +37,7 @@ class NotJoined(Exception):
 
 
 @cautious
-def remove_cat_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def remove_cat_ops(gm: fx.GraphModule) -> None:
     """Allocate the result of `cat` first and let its inputs be computed into slices of it."""
     nodes = gm.graph.find_nodes(op="call_function", target=aten.cat.default)
     logger.debug("[remove_cat_ops] Found %s cat node(s)", len(nodes))
@@ -217,7 +217,7 @@ def _found(op: Any) -> Any:
     return getattr(getattr(getattr(torch.ops, library), name, None), overload, None)
 
 
-def replace_dynamic_workspace_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def replace_dynamic_workspace_ops(gm: fx.GraphModule) -> None:
     """Give such an operator its results and the largest workspace as arguments."""
     sizes: SizeNodes | None = None
     for op, entry in WORKSPACE_OPS.items():

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 _MAX = 2**63 - 1
 
 
-def optimize_noop_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def optimize_noop_ops(gm: fx.GraphModule) -> None:
     """Remove full slices, repeat by one, zero pads, same-type converts and the like."""
     graph = gm.graph
     output = graph.output_node()
@@ -176,7 +176,7 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 _SCATTERS = ("scatter_update", "npu_scatter_nd_update", "npu_quant_scatter")
 
 
-def recover_view_inplace_pattern(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def recover_view_inplace_pattern(gm: fx.GraphModule) -> None:
     """Give a cache update through a view back its in-place form."""
     scatters = _in_place_forms()
     if not scatters:
@@ -243,9 +243,7 @@ def _rewrite(
 # ---- symbolic size inputs -> the size of a tensor input that has it
 
 
-def optimize_sym_input(
-    gm: fx.GraphModule, example_inputs: Any = None, config: Any = None
-) -> fx.GraphModule:
+def optimize_sym_input(gm: fx.GraphModule) -> fx.GraphModule:
     """Replace a symbol placeholder by sym_size of the first tensor placeholder with that dim."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     tensors = [n for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -275,13 +273,13 @@ def _dim_of(expr: Any, tensors: list[fx.Node]) -> tuple[fx.Node, int] | None:
 # ---- single calls
 
 
-def view_to_reshape(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def view_to_reshape(gm: fx.GraphModule) -> None:
     """Turn every aten.view.default into aten.reshape.default."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
 
 
-def eliminate_dead_code(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def eliminate_dead_code(gm: fx.GraphModule) -> None:
     """Remove calls whose result nobody reads. What writes, draws random numbers or is called for
     its effect stays."""
     for node in reversed(gm.graph.nodes):
@@ -289,7 +287,7 @@ def eliminate_dead_code(gm: fx.GraphModule, example_inputs: Any, config: Any) ->
             gm.graph.erase_node(node)
 
 
-def eliminate_self_copy(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def eliminate_self_copy(gm: fx.GraphModule) -> None:
     """Remove `copy_(x, x)` whose result nobody reads."""
     copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     for node in copies:

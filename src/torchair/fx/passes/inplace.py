@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.configs.options import NPUGRAPH_EX
 from torchair.fx.passes.memory import ManyInPlace, many_in_place_forms, place_of
 from torchair.fx.passes.reinplace import Reinplacer, Stays
 from torchair.fx.passes.values import (
@@ -24,6 +25,7 @@ from torchair.fx.passes.values import (
     tensors_of,
 )
 from torchair.log import logger
+from torchair.passes import NO_CONTEXT, FxContext
 
 aten = torch.ops.aten
 _FIRST, _SECOND = "auto_functionalized", "auto_functionalized_v2"
@@ -112,7 +114,7 @@ def _count_copy(node: fx.Node, base: Any) -> None:
 # ---- the operators themselves
 
 
-def decompose_auto_functionalized(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def decompose_auto_functionalized(gm: fx.GraphModule) -> None:
     """Call the operator that writes, after copies of the arguments that must keep their content."""
     for node in list(gm.graph.nodes):
         if kind_of(node) is not None:
@@ -251,27 +253,27 @@ _Forms = dict[Any, ManyInPlace]
 
 
 @cautious
-def reinplace_inplaceable_ops_pass(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def reinplace_inplaceable_ops_pass(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
     """Compute values in the memory of values that nobody reads any more."""
     ensure_values(gm)
-    work = Reinplacer(gm.graph, inputs=False, others=True, by_events=_trusts_events(config))
+    work = Reinplacer(gm.graph, inputs=False, others=True, by_events=_trusts_events(context))
     work.run(partial(_many, many_in_place_forms()))
 
 
 @cautious
-def reinplace_input_mutated_ops(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def reinplace_input_mutated_ops(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
     """Compute the new value of an input in place, instead of copying it there in the end."""
     updates = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     if not updates and not any(kind_of(node) for node in gm.graph.nodes):
         return
     ensure_values(gm)
-    work = Reinplacer(gm.graph, inputs=True, others=False, by_events=_trusts_events(config))
+    work = Reinplacer(gm.graph, inputs=True, others=False, by_events=_trusts_events(context))
     work.run(partial(_functionalized_or_many, many_in_place_forms()))
 
 
-def _trusts_events(config: Any) -> bool:
+def _trusts_events(context: FxContext) -> bool:
     """The mode npugraph_ex lets several streams use a value that is overwritten, in order."""
-    return str(getattr(getattr(config, "mode", None), "value", None)) == "npugraph_ex"
+    return str(getattr(getattr(context.config, "mode", None), "value", None)) == NPUGRAPH_EX
 
 
 def _functionalized_or_many(forms: _Forms, work: Reinplacer, node: fx.Node) -> None:

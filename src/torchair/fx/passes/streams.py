@@ -26,6 +26,7 @@ from torchair.fx.passes.values import (
 from torchair.fx.source import source_line
 from torchair.log import logger
 from torchair.ops.streams import DEFAULT_STREAM, STREAM_LABEL
+from torchair.passes import NO_CONTEXT, FxContext
 
 air = torch.ops.air
 _HINT = (
@@ -181,7 +182,7 @@ def _event(node: fx.Node) -> tuple[object, ...]:
 
 
 def apply_event_closure_with_multi_stream(
-    gm: fx.GraphModule, example_inputs: Any, config: Any
+    gm: fx.GraphModule, context: FxContext = NO_CONTEXT
 ) -> None:
     """Side streams wait for the start of the graph, and its end waits for them."""
     graph = gm.graph
@@ -191,7 +192,7 @@ def apply_event_closure_with_multi_stream(
     for target in (air.scope_enter.default, air.scope_exit.default):
         for node in graph.find_nodes(op="call_function", target=target):
             node.kwargs = {**node.kwargs, "need_execute": True}
-    _fork_and_join(graph, scopes, gm.meta.get("graph_name", "graph"))
+    _fork_and_join(graph, scopes, context.name)
     device = device_of(graph)
     if device is not None:
         ensure_values(gm)
@@ -313,7 +314,7 @@ def _is_mark(node: fx.Node) -> bool:
     return node.target in (air.wait.default, air.record.default)
 
 
-def apply_event_record(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def apply_event_record(gm: fx.GraphModule) -> None:
     """`wait` for a tensor becomes `wait` for a mark behind the node that computes it."""
     graph = gm.graph
     records = graph.find_nodes(op="call_function", target=air.record.default)
@@ -361,7 +362,7 @@ class _Scope:
     before: fx.Node | None = None
 
 
-def replace_core_limit_nodes(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def replace_core_limit_nodes(gm: fx.GraphModule) -> None:
     """Limit the stream of the scope when it is entered; a stream that is switched to inside it is
     limited in the same way."""
     graph = gm.graph
@@ -409,7 +410,7 @@ _ON_STREAMS = (
 )
 
 
-def resolve_default_stream_markers(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def resolve_default_stream_markers(gm: fx.GraphModule) -> None:
     """Ask for the current stream when the graph starts, and use it where a mark stands for it."""
     graph = gm.graph
     marked = [n for target in _ON_STREAMS for n in _marked(graph, target)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,41 +12,41 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchair.errors import GraphError
-from torchair.flags import Flags
 from torchair.fx.passes.streams import mark_streams, on_one_stream
 from torchair.fx.source import source_line
-from torchair.log import logger
+from torchair.log import logger, tell
+from torchair.passes import FxContext
 
 State = dict[fx.Node, tuple[Any, ...]]
 
 
-def pre_pass(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def pre_pass(gm: fx.GraphModule, context: FxContext) -> None:
     """Run the user's pass that comes before ours."""
-    _run("post_grad_custom_pre_pass", gm, example_inputs, config)
+    _run("post_grad_custom_pre_pass", gm, context)
 
 
-def post_pass(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def post_pass(gm: fx.GraphModule, context: FxContext) -> None:
     """Run the user's pass that comes after ours."""
-    _run("post_grad_custom_post_pass", gm, example_inputs, config)
+    _run("post_grad_custom_post_pass", gm, context)
 
 
-def _run(name: str, gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
-    user = getattr(config, name).value
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("before %s: %s", name, gm.graph)
+def _run(name: str, gm: fx.GraphModule, context: FxContext) -> None:
+    """Passes change the graph in place; what they return is ignored, what they raise stops the
+    compilation, and the graph they leave is checked."""
+    user = getattr(context.config, name).value
+    logger.debug("before %s: %s", name, gm.graph)
     before = _state(gm)
     results = _results(gm)
     try:
-        user(gm, example_inputs, config)
+        user(gm, context.example_inputs, context.config)
     except Exception as e:
         e.add_note(f"raised by {name} ({_place(user)})")
         raise
-    check = _Check(name, _place(user), gm, example_inputs)
+    check = _Check(name, _place(user), gm, context.example_inputs)
     check.order()
     check.values(before)
     check.results(results)
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("after %s: %s", name, gm.graph)
+    logger.debug("after %s: %s", name, gm.graph)
 
 
 def _place(user: Callable[..., Any]) -> str:
@@ -246,7 +245,7 @@ def register_replacement(
     _waiting.append(Replacement(name, extra_check, add))
 
 
-def apply_pattern_passes(gm: fx.GraphModule, example_inputs: Any, config: Any) -> None:
+def apply_pattern_passes(gm: fx.GraphModule) -> None:
     """Apply the registered replacements; without any this costs nothing."""
     if not _waiting and not _registered:
         return
@@ -272,7 +271,5 @@ def _last(match: Any) -> str:
 
 
 def _say(text: str) -> None:
-    if Flags.read().debug >= 3:
-        print(f"torchair pattern {text}")
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("pattern %s", text)
+    tell(3, f"torchair pattern {text}")
+    logger.debug("pattern %s", text)

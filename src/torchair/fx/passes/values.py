@@ -280,11 +280,11 @@ def cautious(fn: _Pass) -> _Pass:
     it had changed by then is undone."""
 
     @wraps(fn)
-    def run(gm: fx.GraphModule, example_inputs: Any = (), config: Any = None) -> None:
+    def run(gm: fx.GraphModule, *context: Any) -> None:
         logger.debug("processing %s_pass", fn.__name__.removesuffix("_pass"))
         before = copy.deepcopy(gm.graph)
         try:
-            fn(gm, example_inputs, config)
+            fn(gm, *context)
         except NotImplementedError:
             raise
         except Exception as error:

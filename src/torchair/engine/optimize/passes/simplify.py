@@ -13,12 +13,12 @@ import torch
 from torchair.engine.optimize import GraphState
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.engine.optimize.rules.leftovers import PartPutBack
-from torchair.flags import Flags
+from torchair.flags import debug_level
 from torchair.ge.build import Const
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
 from torchair.ge.rewrite import Match, Rule, rewrite
-from torchair.log import logger
+from torchair.log import logger, tell
 from torchair.operators import Trait, row_of
 from torchair.operators.reference import run_node
 
@@ -48,8 +48,7 @@ def fuse_patterns(graph: Graph, state: GraphState) -> None:
 def _speaker(kind: str) -> Callable[[str], None] | None:
     """Tells what rules or patterns did and why they did not, each thing once; None if nobody wants
     to know."""
-    loud = Flags.read().debug >= 3
-    if not loud and not logger.isEnabledFor(logging.DEBUG):
+    if debug_level() < 3 and not logger.isEnabledFor(logging.DEBUG):
         return None
     said: set[str] = set()
 
@@ -57,8 +56,7 @@ def _speaker(kind: str) -> Callable[[str], None] | None:
         if text in said:
             return
         said.add(text)
-        if loud:
-            print(f"torchair {kind} {text}")
+        tell(3, f"torchair {kind} {text}")
         logger.debug("%s %s", kind, text)
 
     return speak
