@@ -23,11 +23,11 @@ from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
 from torchair.codegen.numbers import BYTES, Size
 from torchair.codegen.target import Kernel, Launch
-from torchair.codegen.text.operators import across, combine, identity
+from torchair.codegen.text.operators import across, combine
 from torchair.codegen.text.plan import NestPlan, Phase, make_plan
 from torchair.codegen.text.point import varying
 from torchair.codegen.text.unit import Sums, UnitWriter
-from torchair.codegen.text.writer import BITS, REGISTER, register, select
+from torchair.codegen.text.writer import BITS, REGISTER, register
 
 BLOCK = 128
 """Threads of a block, unless a team is larger."""
@@ -236,22 +236,8 @@ class _Unit(UnitWriter):
 
     # ---- reductions ----
 
-    def _terms(self, r: Expr) -> list[str]:
-        x = r.args[0]
-        if not self._is_vector(r):
-            return [self.point.value(x)]
-        terms = [self.point.vector(x, k) for k in range(len(self.point.slots))]
-        if not self.reduces_vectors:
-            return terms
-        return [
-            term if spot.mask is None else self._or_nothing(spot.mask, term, r)
-            for term, spot in zip(terms, self.point.slots, strict=True)
-        ]
-
-    def _or_nothing(self, counts: str, term: str, r: Expr) -> str:
-        mask = self.w.splat("i1", counts)
-        nothing = identity(r.data, r.dtype, self.lanes)
-        return select(self.w, mask, term, nothing, r.dtype, self.lanes)
+    def _or_nothing(self, mask: str, term: str, r: Expr) -> str:
+        return super()._or_nothing(self.w.splat("i1", mask), term, r)
 
     def _finish(self, phase: Phase, sums: Sums) -> None:
         if not self.reduces_vectors:

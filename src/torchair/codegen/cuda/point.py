@@ -71,29 +71,17 @@ class ThreadPoint(Point):
         arg = self.vector(argument[0], slot) if lanes else self.value(argument[0])
         return approximate.written(self.w, function, arg, lanes)
 
-    def _verify(self, x: Expr, test: str, lanes: int, slot: int) -> str:
-        """A vector that does not count repeats one that does, so its failures are true ones."""
-        w, kind = self.w, (f"<{lanes} x i1>" if lanes else "i1")
-        wrong = w(f"xor {kind} {test}, {'splat (i1 true)' if lanes else 'true'}")
-        if lanes:
-            wrong = w.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (kind, wrong))
-        with w.when(wrong):
-            w.do(f"store i64 1, ptr {w.pointer(x.data)}")
-        return test
+    def _lanes_of(self, slot: int) -> str | None:
+        """All: a vector that does not count repeats one that does, so that its failures are true
+        ones, and its stores are left out as a whole."""
+        return None
 
     # ---- memory ----
 
-    def _distance(self, place: Access, level: int) -> str:
-        """The part of an address that is the same for all vectors of the thread."""
-        w = self.w
-        total = w.size(place.offset) if level == 0 else "0"
-        for a, stride in enumerate(place.strides):
-            if a != self.vector_axis and stride != 0 and self.axis_level.get(a, 0) == level:
-                total = w.add(total, w.mul(self.index[a], w.size(stride)))
-        if self._has_scalar_extra(place) and self.level.get(id(place.extra), 0) == level:
-            assert place.extra is not None
-            total = w.add(total, self.value(place.extra))
-        return total
+    def _axis_level(self, axis: int) -> int | None:
+        """An address is that of all vectors of the thread: each has its own place along the vector
+        axis."""
+        return None if axis == self.vector_axis else super()._axis_level(axis)
 
     def _at_slot(self, place: Access, slot: int) -> str:
         w, stride = self.w, place.strides[self.vector_axis]
@@ -106,11 +94,6 @@ class ThreadPoint(Point):
         w = self.w
         all_ = w.splat("i64", w.size(stride))
         return w(f"mul {w.vector('i64')} {all_}, {lane_numbers(self.lanes, 64)}")
-
-    def _mask(self, place: Access, slot: int) -> str | None:
-        if place.mask is None or (place.mask.kind == "const" and place.mask.data):
-            return None
-        return self.vector(place.mask, slot)
 
     def _alignment(self, place: Access) -> int:
         whole = id(place) in self.aligned

@@ -184,7 +184,7 @@ class Point:
         w, kind = self.w, (f"<{lanes} x i1>" if lanes else "i1")
         wrong = w(f"xor {kind} {test}, {'splat (i1 true)' if lanes else 'true'}")
         if lanes:
-            mask = self.slots[slot].mask
+            mask = self._lanes_of(slot)
             if mask is not None:
                 wrong = w(f"and {kind} {wrong}, {mask}")
             wrong = w.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (kind, wrong))
@@ -215,12 +215,16 @@ class Point:
     def _has_scalar_extra(self, place: Access) -> bool:
         return place.extra is not None and id(place.extra) not in self.varies
 
+    def _axis_level(self, axis: int) -> int | None:
+        """In which loop an axis becomes part of an address, None: it is not part of `pointer`."""
+        return self.axis_level.get(axis, 0)
+
     def _distance(self, place: Access, level: int) -> str:
         """The part of an address that becomes known in one loop, in elements."""
         w = self.w
         total = w.size(place.offset) if level == 0 else "0"
         for a, stride in enumerate(place.strides):
-            if stride != 0 and self.axis_level.get(a, 0) == level:
+            if stride != 0 and self._axis_level(a) == level:
                 total = w.add(total, w.mul(self.index[a], w.size(stride)))
         if self._has_scalar_extra(place) and self.level.get(id(place.extra), 0) == level:
             assert place.extra is not None
@@ -260,8 +264,12 @@ class Point:
         all_ = w.entry(f"shufflevector {wide} {one}, {wide} poison, {zeros}")
         return w.entry(f"mul {wide} {all_}, {lane_numbers(self.lanes, 64)}")
 
+    def _lanes_of(self, slot: int) -> str | None:
+        """Which lanes of a vector count, None: all do."""
+        return self.slots[slot].mask
+
     def _mask(self, place: Access, slot: int) -> str | None:
-        mine = self.slots[slot].mask
+        mine = self._lanes_of(slot)
         if place.mask is None or (place.mask.kind == "const" and place.mask.data):
             return mine
         mask = self.vector(place.mask, slot)

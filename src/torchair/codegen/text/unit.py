@@ -327,13 +327,14 @@ class UnitWriter:
         if not self.reduces_vectors:
             return terms
         return [
-            term
-            if slot.mask is None
-            else select(
-                self.w, slot.mask, term, identity(r.data, r.dtype, self.lanes), r.dtype, self.lanes
-            )
+            term if slot.mask is None else self._or_nothing(slot.mask, term, r)
             for term, slot in zip(terms, self.point.slots, strict=True)
         ]
+
+    def _or_nothing(self, mask: str, term: str, r: Expr) -> str:
+        """What a vector adds of which only some lanes count."""
+        nothing = identity(r.data, r.dtype, self.lanes)
+        return select(self.w, mask, term, nothing, r.dtype, self.lanes)
 
     def _finish(self, phase: Phase, sums: Sums) -> None:
         """The results of reductions, known from now on in this unit."""
