@@ -8,18 +8,7 @@ from torchair.capture.source import render
 from torchair.capture.updates import find_updates, register_updatable
 
 __all__ = [
-    "AclGraph",
-    "AclGraphCacheInfo",
-    "ArgumentKinds",
-    "CaptureOptions",
-    "EngineGraph",
-    "Recording",
-    "ToCapture",
-    "Substrate",
-    "find_updates",
-    "graph_pool_handle",
-    "key_entries",
-    "register_updatable",
-    "render",
-    "substrate_for",
-]
+    "AclGraph", "AclGraphCacheInfo", "ArgumentKinds", "CaptureOptions", "EngineGraph", "Recording",
+    "Substrate", "ToCapture", "find_updates", "graph_pool_handle", "key_entries",
+    "register_updatable", "render", "substrate_for",
+]  # fmt: skip

@@ -120,11 +120,8 @@ class PoolOwner:
         self._broken: list[Any] = []
         accelerator.module.synchronize()
         accelerator.module.empty_cache()  # forgets what a pool of that handle was before
-        self._capture_nothing(self._keeper)
-
-    def _capture_nothing(self, graph: Any) -> None:
         with warnings.catch_warnings(action="ignore"):  # that the graph is empty
-            self.record(graph, "thread_local", lambda: None)
+            self.record(self._keeper, "thread_local", lambda: None)
 
     def record(self, graph: Any, error_mode: str, body: Callable[[], Any]) -> Any:
         """Capture what `body` does into a graph whose memory is here, and return its result. A

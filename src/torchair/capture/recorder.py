@@ -217,8 +217,8 @@ class Recorder(TorchDispatchMode):
             self._add(func, args, kwargs, [], place)
             return None
         made = func(*args, **kwargs)
-        if _changes_layout(func):
-            return made
+        if isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view in func.tags:
+            return made  # it changed what its tensor looks at, and computed nothing
         leaves = pytree.tree_leaves(made)
         fresh = [t for t in leaves if isinstance(t, torch.Tensor) and self._is_new(t, place)]
         if not fresh and not _has_effect(func):
@@ -311,7 +311,9 @@ class Recorder(TorchDispatchMode):
         if form is not None:
             self.tape.add(form(args, kwargs, outs), place)
             return
-        call = _late_call(func, args, kwargs, lists) if lists else _call(func, args, kwargs)
+        call: Step = partial(getattr(func, "_op", func), *args, **kwargs)
+        if lists:
+            call = _late_call(func, args, kwargs, lists)
         if any(out is not None for out in outs):
             wait = getattr(func, "namespace", None) == _COLLECTIVES
             call = partial(_call_and_copy, call, outs, place, wait)
@@ -330,10 +332,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _on(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
     empty = torch.empty(0, dtype=like.dtype, device=storage.device)
     return empty.set_(storage, 0, like.shape, like.stride())
-
-
-def _call(func: Any, args: Any, kwargs: Any) -> Step:
-    return partial(getattr(func, "_op", func), *args, **kwargs)
 
 
 def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, HostList]) -> Step:
@@ -370,10 +368,6 @@ def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(dims, strides)
 
 
-def _copy_step(source: int, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> Step:
-    return partial(_ATEN.copy_.default._op, outs[0], args[source])
-
-
 # ---- operators that write where they are told ----
 
 
@@ -402,7 +396,8 @@ def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
     if not separate or not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
         return None
     if func in _COPIES:
-        return partial(_copy_step, _COPIES[func])
+        source = _COPIES[func]
+        return lambda args, kwargs, outs: partial(_ATEN.copy_.default._op, outs[0], args[source])
     form = out_form(func)
     if form is None or not _works(form, func, args, kwargs, results):
         return None
@@ -466,11 +461,6 @@ def _is_aside(op: torch._ops.OpOverload) -> bool:
     return op.namespace == "profiler" or op is _ATEN.detach_.default
 
 
-def _changes_layout(func: Any) -> bool:
-    """Whether a call changes what its tensor looks at, and computes nothing."""
-    return isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view in func.tags
-
-
 def _only_acts(func: Any) -> bool:
     """Whether nothing that is recorded later depends on a call."""
     is_op = isinstance(func, torch._ops.OpOverload)
@@ -520,12 +510,8 @@ def _refuse_layout(tensor: torch.Tensor, place: CallSite) -> None:
 def _calling_line() -> str | None:
     """The line of the program that is making a call, outside of torch and of this file."""
     frame = sys._getframe(1)
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename.startswith((__file__, _TORCH)):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None:
         return None
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _is_ours(file: str) -> bool:
-    return file == __file__ or file.startswith(_TORCH)

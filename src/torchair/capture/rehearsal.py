@@ -49,7 +49,7 @@ class GraphWalk:
         self._forward = forward
         self.graph = graph_of(forward)
         self.node: fx.Node | None = None  # where it is, or was last
-        self._steps = None if self.graph is None else Steps(self.graph, self)
+        self._steps = None if self.graph is None else NodeByNode(self.graph, self)
         self._host = () if self.graph is None else tuple(host_nodes(self.graph.graph))
         self._settled: dict[fx.Node, Any] = {}
 
@@ -104,7 +104,7 @@ def _not_captured(
 _HINT = "leave this part of the model out of torch.compile, so that the rest is captured"
 
 
-class Steps(fx.Interpreter):
+class NodeByNode(fx.Interpreter):
     """Runs a graph node by node; `told.node` is where it is."""
 
     def __init__(self, graph: fx.GraphModule, told: Any) -> None:
@@ -138,13 +138,10 @@ def host_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
                 known.add(node)
             continue
         computed = set(node.all_input_nodes) <= known and _is_of_host(node)
-        if node.op == "get_attr" or _is_size(node) or computed:
+        size = node.target in _SIZES and node.all_input_nodes[0].op == "placeholder"
+        if node.op == "get_attr" or size or computed:
             known.add(node)
             yield node
-
-
-def _is_size(node: fx.Node) -> bool:
-    return node.target in _SIZES and node.all_input_nodes[0].op == "placeholder"
 
 
 def _is_of_host(node: fx.Node) -> bool:

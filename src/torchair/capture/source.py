@@ -102,7 +102,8 @@ def render(
     sample = "\n".join(_main(gm, inputs))
     names = "\n".join([constants, body, checked, sample])
     parts = [
-        _head(cache_info.fx_graph_name),
+        f"# {cache_info.fx_graph_name} as a program: `python output_code.py` calls `kernel` twice "
+        "with random\n# numbers. Custom operators have to be imported first.\n",
         "\n".join(_imports(function.globals(), names)),
         constants,
         "",
@@ -118,13 +119,6 @@ def render(
         'if __name__ == "__main__":\n    main()\n',
     ]
     return "\n".join(parts)
-
-
-def _head(name: str) -> str:
-    return (
-        f"# {name} as a program: `python output_code.py` calls `kernel` twice with random\n"
-        "# numbers. Custom operators have to be imported first.\n"
-    )
 
 
 def _imports(known: Mapping[str, Any], text: str) -> Iterator[str]:
@@ -154,7 +148,7 @@ def _import(name: str, value: Any) -> str:
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module and path.isidentifier() and getattr(_module(module), path, None) is value:
         return f"from {module} import {path} as {name}"
-    return f"{name} = None  # {_line(value)} cannot be imported"
+    return f"{name} = None  # {' '.join(repr(value).split())} cannot be imported"
 
 
 def _module(name: str) -> Any:
@@ -162,10 +156,6 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         return None
-
-
-def _line(value: Any) -> str:
-    return " ".join(repr(value).split())
 
 
 def _options(configs: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@ graphs that the engine does not convert, and generated programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -25,7 +25,7 @@ from torchair.capture.base import (
 )
 from torchair.capture.cpu import graph_pool_handle
 from torchair.capture.recorder import HostList, Recorder, below_autograd, storage_id, unexpanded
-from torchair.capture.rehearsal import Steps, graph_of
+from torchair.capture.rehearsal import NodeByNode, graph_of
 from torchair.capture.updates import Updates
 from torchair.engine.run.held import same_as
 
@@ -90,7 +90,8 @@ class TapeRecording(PooledRecording):
         sites = updates.in_order()
         copied = [b for b in self._buffers if b.address is None]
         parts = [b.tensor for b in copied if not _is_whole(request.args[b.position])]
-        recorder = Recorder(lambda op: self._lists_of(sites.take(op)), parts)
+        lists = self._lists
+        recorder = Recorder(lambda op: {k: lists[n] for k, n in sites.take(op).items()}, parts)
         try:
             with torch.inference_mode(False), below_autograd(), recorder:
                 results = [
@@ -102,9 +103,6 @@ class TapeRecording(PooledRecording):
             self._describe(results, given, recorder)
         finally:
             self._tape = recorder.finish()
-
-    def _lists_of(self, rules: Mapping[str, int]) -> dict[str, HostList]:
-        return {name: self._lists[rule] for name, rule in rules.items()}
 
     # ---- arguments ----
 
@@ -197,7 +195,7 @@ def _run(forward: Forward, args: Sequence[Any], recorder: Recorder) -> Sequence[
     if graph is None:
         return forward(*args)
     try:
-        return Steps(graph, recorder).run(*args, enable_io_processing=False)
+        return NodeByNode(graph, recorder).run(*args, enable_io_processing=False)
     finally:
         recorder.node = None
 

@@ -118,12 +118,8 @@ def device_of(inputs: Iterable[Any]) -> Device:
 
 def device_named(name: str) -> Device:
     """The device of that name, as `cpu` or `cuda:0`."""
-    return _emulated(name) or Device(name)
-
-
-def _emulated(name: str) -> Device | None:
     memory = host_memory(name)
-    return None if memory is None else EmulatedDevice("cpu", memory)
+    return Device(name) if memory is None else EmulatedDevice("cpu", memory)
 
 
 def _places(devices: Sequence[str]) -> list[int | None]:

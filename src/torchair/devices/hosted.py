@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -345,7 +345,8 @@ class HandmadeGraph(TorchNpuGraph):
         self, inputs: Tensors, assigned_outputs: Assigned = (), stream: Any = None
     ) -> list[torch.Tensor]:
         """Outputs of the graph for inputs in index order, see `TorchNpuGraph.run`."""
-        there = _first_elsewhere(inputs or ())
+        tensors = (x for x in inputs or () if isinstance(x, torch.Tensor))
+        there = next((t.device for t in tensors if not t.is_cpu), None)
         host = None if there is None else host_memory(there)
         if there is None or host is None:
             return super().run(inputs, assigned_outputs, stream)
@@ -355,12 +356,6 @@ class HandmadeGraph(TorchNpuGraph):
         outputs = super().run(aliases[:count], aliases[count:], stream)
         own = {id(a): t for a, t in zip(aliases, given, strict=True) if t is not None}
         return [own[id(t)] if id(t) in own else host.as_device(t, place) for t in outputs]
-
-
-def _first_elsewhere(inputs: Iterable[Any]) -> torch.device | None:
-    """The device of the first tensor that is not on the host."""
-    tensors = (x for x in inputs if isinstance(x, torch.Tensor))
-    return next((t.device for t in tensors if not t.is_cpu), None)
 
 
 def storage_sizes(tensor: torch.Tensor) -> list[int]:

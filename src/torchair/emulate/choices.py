@@ -43,7 +43,8 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """The fused kernel, or torch's own way to do without."""
-    choose = suits if _is_traced(query) else _suits_cpu
+    traced = type(query) not in (torch.Tensor, torch.nn.Parameter)  # no memory to ask about
+    choose = suits if traced else _suits_cpu
     both = is_causal and attn_mask is not None  # an error that torch explains
     if both or not choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         made: Tensor = _attention._op_dk(
@@ -58,11 +59,6 @@ def attention(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
     return result
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    """Whether there is no memory to ask about."""
-    return type(tensor) not in (torch.Tensor, torch.nn.Parameter)
 
 
 def _suits_cpu(

@@ -209,15 +209,16 @@ def _times(utils: Any) -> list[str]:
 
 def environment() -> str:
     """What a bug report should say about this machine and this installation."""
+    there, reason = torch.cuda.is_available(), emulate.why_not()
     rows = [("python", f"{platform.python_version()} ({sys.executable})")]
     rows += [(name, version) for name in _PACKAGES if (version := _version(name)) is not None]
     rows += [
         ("system", platform.platform()),
         ("processor", f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
         ("vector units", torch.backends.cpu.get_cpu_capability()),
-        ("cuda", _cuda()),
+        ("cuda", f"{torch.version.cuda}, {torch.cuda.get_device_name()}" if there else "none"),
         ("torch_npu", real_package() or "not installed"),
-        ("emulated npu", _emulation()),
+        ("emulated npu", f"no: {reason}" if reason else f"possible, {emulate.DEVICES} devices"),
     ]
     shown = sorted(k for k in os.environ if k.startswith(_VARIABLES))
     rows += [(name, os.environ[name]) for name in shown]
@@ -239,14 +240,3 @@ def _processor() -> str:
     except OSError:
         named = []
     return named[0] if named else platform.processor() or platform.machine()
-
-
-def _cuda() -> str:
-    if not torch.cuda.is_available():
-        return "none"
-    return f"{torch.version.cuda}, {torch.cuda.get_device_name()}"
-
-
-def _emulation() -> str:
-    reason = emulate.why_not()
-    return f"no: {reason}" if reason is not None else f"possible, {emulate.DEVICES} devices"

@@ -29,22 +29,11 @@ from torchair.emulate.state import STATE
 from torchair.store import atomic_write
 
 __all__ = [
-    "AiCMetrics",
-    "ExportType",
-    "ProfilerAction",
-    "ProfilerActivity",
-    "ProfilerLevel",
-    "_ExperimentalConfig",
-    "_KinetoProfile",
-    "analyse",
-    "profile",
-    "schedule",
-    "supported_activities",
-    "supported_ai_core_metrics",
-    "supported_export_type",
-    "supported_profiler_level",
-    "tensorboard_trace_handler",
-]
+    "AiCMetrics", "ExportType", "ProfilerAction", "ProfilerActivity", "ProfilerLevel",
+    "_ExperimentalConfig", "_KinetoProfile", "analyse", "profile", "schedule",
+    "supported_activities", "supported_ai_core_metrics", "supported_export_type",
+    "supported_profiler_level", "tensorboard_trace_handler",
+]  # fmt: skip
 
 __path__: list[str] = []  # `torch_npu.profiler.profiler`, where the original has its functions
 
@@ -90,15 +79,10 @@ class _ExperimentalConfig:
     """Settings of the real device's profiler. Those of marks count; the others have no effect."""
 
     def __init__(
-        self,
-        profiler_level: Any = ProfilerLevel.Level0,
-        *,
-        mstx: bool = False,
-        msprof_tx: bool = False,
-        mstx_domain_include: Iterable[str] | None = None,
-        mstx_domain_exclude: Iterable[str] | None = None,
-        **settings: Any,
-    ) -> None:
+        self, profiler_level: Any = ProfilerLevel.Level0, *, mstx: bool = False,
+        msprof_tx: bool = False, mstx_domain_include: Iterable[str] | None = None,
+        mstx_domain_exclude: Iterable[str] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         """`msprof_tx` is what `mstx` was called before."""
         self.profiler_level = profiler_level
         self.mstx = bool(mstx or msprof_tx)
@@ -187,19 +171,13 @@ class profile(torch.profiler.profile):
     """Record what runs inside a block, on the host and on the streams of the device."""
 
     def __init__(
-        self,
-        *,
-        activities: Iterable[ProfilerActivity] | None = None,
+        self, *, activities: Iterable[ProfilerActivity] | None = None,
         schedule: Callable[[int], ProfilerAction] | None = None,
-        on_trace_ready: Callable[..., Any] | None = None,
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
-        with_flops: bool = False,
-        with_modules: bool = False,
-        experimental_config: _ExperimentalConfig | None = None,
+        on_trace_ready: Callable[..., Any] | None = None, record_shapes: bool = False,
+        profile_memory: bool = False, with_stack: bool = False, with_flops: bool = False,
+        with_modules: bool = False, experimental_config: _ExperimentalConfig | None = None,
         **_: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         wanted = set(activities) if activities is not None else supported_activities()
         unknown = wanted - supported_activities()
         if unknown:

@@ -47,7 +47,9 @@ def redirect() -> None:
     for owner, names in _FUNCTIONS.items():
         for name in names:
             _redirect_function(owner, name)
-    _redirect_groups()
+    for name in ("init_process_group", "new_group"):
+        setattr(dist, name, _with_hccl(getattr(dist, name)))
+    dist.is_nccl_available = dist.is_hccl_available  # type: ignore[attr-defined]
 
 
 def _redirect_module() -> None:
@@ -56,14 +58,10 @@ def _redirect_module() -> None:
     shared = [n for n in vars(npu) if hasattr(torch.cuda, n) and (n[0] != "_" or n in _ASKED)]
     for theirs, ours in {**{n: n for n in shared if n != "amp"}, **_OTHER_NAMES}.items():
         setattr(torch.cuda, theirs, getattr(npu, ours))
-    for name in ("autocast", "GradScaler"):
-        for module in ("torch.cuda.amp", f"torch.cuda.amp.{_file_of(name)}"):
+    for name, file in (("autocast", "autocast_mode"), ("GradScaler", "grad_scaler")):
+        for module in ("torch.cuda.amp", f"torch.cuda.amp.{file}"):
             if module in sys.modules:
                 setattr(sys.modules[module], name, getattr(npu.amp, name))
-
-
-def _file_of(name: str) -> str:
-    return "autocast_mode" if name == "autocast" else "grad_scaler"
 
 
 def _redirect_methods() -> None:
@@ -98,12 +96,6 @@ def _here(argument: Any) -> Any:
     if isinstance(argument, torch.device) and argument.type == _CUDA:
         return torch.device(DEVICE_TYPE, argument.index)
     return argument
-
-
-def _redirect_groups() -> None:
-    for name in ("init_process_group", "new_group"):
-        setattr(dist, name, _with_hccl(getattr(dist, name)))
-    dist.is_nccl_available = dist.is_hccl_available  # type: ignore[attr-defined]
 
 
 def _with_hccl(function: Callable[..., Any]) -> Callable[..., Any]:

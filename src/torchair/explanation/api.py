@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from torchair.backend import get_npu_backend, mode_of
-from torchair.concrete import GeConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import AclConcreteGraph, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import given
-from torchair.devices.call import GraphCall
+from torchair.devices.call import GraphCall, engine_graph
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.log import logger
 from torchair.runner import Compilation, GmRunner, observed
@@ -224,15 +223,10 @@ class _Timed:
 
 def engine_call(compilation: Compilation) -> GraphCall | None:
     """The graph in the engine; None where it is recorded call by call, or not compiled."""
-    made = compilation.made
-    if isinstance(made, GeConcreteGraph):
-        return made
-    if isinstance(made, ReplayedGraph):
-        return made.graph
+    made: Any = compilation.made
     if isinstance(made, AclConcreteGraph):
-        known = made.storable()
-        return known[0] if known is not None and isinstance(known[0], GraphCall) else None
-    return None
+        made = (made.storable() or (None,))[0]
+    return engine_graph(made)
 
 
 def own_arguments(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:

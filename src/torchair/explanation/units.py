@@ -244,7 +244,8 @@ def _operations(step: Step, given: list[Any], made: list[Any]) -> int:
 def _depth(node: Node) -> int:
     """Terms of each sum of a product, a convolution or attention."""
     if node.type.startswith(_PRODUCTS):
-        return _dim(node.values()[0], -2 if _turned(node) else -1)
+        turned = node.attr("transpose_x1") or node.attr("adj_x1")
+        return _dim(node.values()[0], -2 if turned else -1)
     if node.type.startswith("Conv2D"):
         dims = node.values()[1].shape or ()
         known = [d for d in dims[1:] if isinstance(d, int)]
@@ -252,10 +253,6 @@ def _depth(node: Node) -> int:
     if "Attention" in node.type and len(node.values()) > 1:
         return 2 * _dim(node.values()[1], -2)
     return 0
-
-
-def _turned(node: Node) -> bool:
-    return bool(node.attr("transpose_x1") or node.attr("adj_x1"))
 
 
 def _dim(value: Value, axis: int) -> int:

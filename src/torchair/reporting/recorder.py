@@ -95,11 +95,8 @@ class _Graph:
         return results
 
     def _seen(self, note: str) -> SeenGraph:
-        return SeenGraph(self._name, self._compilation, self._mode, note)
-
-    @property
-    def _mode(self) -> str:
-        return Settings.of(self._compilation.config).mode
+        mode = Settings.of(self._compilation.config).mode
+        return SeenGraph(self._name, self._compilation, mode, note)
 
     def _looked_at(self, args: list[Any]) -> SeenGraph:
         """The graph after one more call, whose steps are timed. What it updates are copies."""

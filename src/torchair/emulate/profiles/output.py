@@ -333,8 +333,8 @@ class _View:
             whole = ProfileStep(None, min(k.begin for k in mine), max(k.end for k in mine))
             computing = spans_of(whole, mine, lambda k: not k.communicates)
             talking = spans_of(whole, mine, lambda k: k.communicates)
-            busy = union([*computing, *talking])
-            parts = (computing, talking, _without(talking, computing), _gaps(busy))
+            gaps = [(a[1], b[0]) for a, b in pairwise(union([*computing, *talking]))]
+            parts = (computing, talking, _without(talking, computing), gaps)
             for row, (name, spans) in enumerate(zip(_OVERLAPS, parts, strict=True)):
                 self._rows[pid, row] = name
                 for span in spans:
@@ -369,11 +369,6 @@ def _details(operator: HostCall) -> Event:
     if operator.stack:
         details["Call stack"] = ";\r\n".join(operator.stack)
     return details
-
-
-def _gaps(spans: list[Span]) -> list[Span]:
-    """The time between spans."""
-    return [(a[1], b[0]) for a, b in pairwise(spans)]
 
 
 def _without(spans: list[Span], others: list[Span]) -> list[Span]:

@@ -253,7 +253,8 @@ class Marks:
 
     def begin(self, message: str, stream: Any, domain: str) -> int:
         """A range begins; the number that ends it."""
-        if not self._wants(domain):
+        wanted = domain in self._include if self._include else domain not in self._exclude
+        if not wanted:
             return 0
         place = (None, None) if stream is None else (stream.device_index, stream.stream_id)
         args = {
@@ -267,9 +268,6 @@ class Marks:
             number = next(self._numbers)
             self._open[number] = event
         return number
-
-    def _wants(self, domain: str) -> bool:
-        return domain in self._include if self._include else domain not in self._exclude
 
     def end(self, number: int) -> None:
         """The range of that number has ended."""
