@@ -233,6 +233,14 @@ def test_samples_are_inside_of_a_tensor() -> None:
             assert bool(held.same([view])) is expected
 
 
+def test_memory_that_the_host_cannot_read_is_held_by_its_version() -> None:
+    far = torch.randn(4, 5, device="meta")
+    held = Held({0: far}, 1, copied=[0])
+    assert held.same([far])
+    far.add_(1)
+    assert not held.same([far])
+
+
 class Positions(nn.Module):
     """A table of which a call takes what is beyond its own length."""
 

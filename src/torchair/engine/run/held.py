@@ -31,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 _SAMPLES = 16  # places of a copied tensor that are compared at each call
+_UNREADABLE = ("cuda", "meta")  # devices whose addresses mean nothing to the host
 _uint = ctypes.c_uint32.from_address
 
 
@@ -38,7 +39,8 @@ class Held:
     """Tensors by their position among arguments.
 
     Writes that torch counts are found by the version of a tensor, all others (through `.data` or
-    NumPy, or to a tensor of inference mode) by looking at a few places of it.
+    NumPy, or to a tensor of inference mode) by looking at a few places of it, if it is in memory
+    that the host can read.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _samples(tensor: torch.Tensor) -> list[Sample]:
-    """A few places of a tensor, spread over it."""
+    """A few places of a tensor, spread over it; none where the host cannot read them."""
+    if tensor.device.type in _UNREADABLE:
+        return []
     size, count = tensor.element_size(), tensor.numel()
     wanted = min(_SAMPLES, count)
     start = tensor.data_ptr()
