@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import mmap
 import os
 import statistics
 import time
@@ -17,20 +16,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.deploy.package import CALL, CHECKSUM, WEIGHT, Builder, PackagedCall, checksum
+from torchair.deploy.package import (
+    CALL,
+    CHECKSUM,
+    WEIGHT,
+    Builder,
+    PackagedCall,
+    checksum,
+    put_in_place,
+)
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError, TorchairError
 from torchair.ge import attrs as attr
-from torchair.ge.build import add_output
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import Computed, InputSource, InputView
 from torchair.operators import infer
 from torchair.operators.generic import find_target
-from torchair.serde.air import read_air
+from torchair.serde.air import mapped, read_air
 from torchair.serde.codec import read_elements
 from torchair.serde.convention import Convention, from_text
 from torchair.store import atomic_write
@@ -257,16 +263,11 @@ def _check_weights(graph: Graph, path: Path) -> None:
 
 
 def _as_input(graph: Graph, node: Node, tensor: torch.Tensor, index: int) -> None:
-    old, name = node.outputs[0], node.name
+    layout, name = node.outputs[0].layout, node.name
     made = graph.add("Data", graph.unique_name(f"{name}_weight"))
     made.attrs["index"] = attr.Int(index)
-    value = add_output(made, "y")
-    value.learn(Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
-    value.layout, value.device_type = old.layout, old.device_type
-    old.replace_with(value)
-    for user in list(node.control_users):
-        user.after(made)
-    graph.remove(node)
+    put_in_place(node, made, Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
+    made.outputs[0].layout = layout
     graph.rename(made, name)
 
 
@@ -291,13 +292,7 @@ def _from_file(node: Node, path: Path) -> torch.Tensor:
 
 def _mapped(path: Path, dims: list[int], code: int) -> torch.Tensor:
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
-    except OSError as error:
-        raise SerializationError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return read_elements(dims, code, memoryview(data))
+        return read_elements(dims, code, mapped(path))
     except SerializationError as error:
         raise SerializationError(f"{path.name}: {error}") from error
 

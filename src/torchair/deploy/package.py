@@ -22,7 +22,7 @@ from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output, const_fact
 from torchair.ge.dtypes import DataType, ExecutorType, torch_to_ge
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
-from torchair.ge.signature import InputSource, InputView, Result, Signature
+from torchair.ge.signature import InputSource
 from torchair.log import logger
 from torchair.serde.codec import tensor_memory
 from torchair.serde.convention import Convention, to_text
@@ -131,8 +131,8 @@ class Builder:
         return lambda results, given: [part(results, given) for part in parts]
 
     def _tuple(self, inner: Any, depth: int) -> Build:
-        parts = self._several(inner, depth)
-        return lambda results, given: tuple([part(results, given) for part in parts])
+        build = self._list(inner, depth)
+        return lambda results, given: tuple(build(results, given))
 
     def _dict(self, inner: Any, depth: int, kind: type[dict[Any, Any]] = dict) -> Build:
         pairs: list[Any] = inner if isinstance(inner, list) else [None]
@@ -182,16 +182,7 @@ class PackagedCall:
 
     def text(self) -> str:
         """The note that goes into the file."""
-        return json.dumps(
-            {
-                "convention": to_text(self.convention),
-                "names": self.names,
-                "paths": self.paths,
-                "sizes": self.sizes,
-                "states": self.states,
-                "nesting": self.nesting,
-            }
-        )
+        return json.dumps({**vars(self), "convention": to_text(self.convention)})
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -220,6 +211,17 @@ def replace_data_to_refdata(
     for node in [n for n in graph.data if n.attr("index") in indexes]:
         refer_to(node, inputs[node.attr("index")])
     graph.sort()
+
+
+def put_in_place(node: Node, made: Node, fact: Fact) -> None:
+    """A node that has nothing yet takes the place of another one that has one result."""
+    old, value = node.outputs[0], add_output(made, "y")
+    value.learn(fact)
+    value.device_type = old.device_type
+    old.replace_with(value)
+    for user in list(node.control_users):
+        user.after(made)
+    node.graph.remove(node)
 
 
 class Package:
@@ -288,13 +290,7 @@ class Package:
         return made
 
     def _swap(self, node: Node, made: Node, fact: Fact) -> None:
-        value = add_output(made, "y")
-        value.learn(fact)
-        value.device_type = node.outputs[0].device_type
-        node.outputs[0].replace_with(value)
-        for user in list(node.control_users):
-            user.after(made)
-        self.graph.remove(node)
+        put_in_place(node, made, fact)
         del self._sources[node]
 
     def finish(
@@ -375,23 +371,16 @@ class Package:
 
     def _convention(self, places: Mapping[int, int]) -> Convention:
         known = self._call.signature
+        inputs = [replace(s, static=False) for s in self._sources.values()]
         try:
-            inputs = [
-                replace(s, args=tuple(places[a] for a in s.args), static=False)
-                for s in self._sources.values()
-            ]
-            results: list[Result] = [
-                replace(r, arg=places[r.arg]) if isinstance(r, InputView) else r
-                for r in known.results
-            ]
+            made = replace(known, inputs=inputs).renumbered(places)
         except KeyError as error:
             raise SerializationError(
                 f"the model returns {self._weights.get(error.args[0], 'a tensor')!r} itself, which "
                 "is no argument of a file",
                 hint="return a copy of it",
             ) from None
-        symbols = {n: (places[a], d) for n, (a, d) in known.symbols.items() if a in places}
-        return Convention(Signature(inputs, results, symbols, len(places)))
+        return Convention(made)
 
     def _describe(self) -> None:
         """What GE expects beside the operators: no type or layout open, places of inputs, types of

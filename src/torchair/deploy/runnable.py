@@ -141,16 +141,12 @@ def convention_of(graph: Graph, device: str = "cpu", updates: bool = True) -> Co
 def _weights_last(signature: Signature, bound: Mapping[int, torch.Tensor]) -> Signature:
     """The signature with bound arguments after all others, and these marked as static."""
     order = [a for a in range(signature.arguments) if a not in bound] + sorted(bound)
-    place, fixed = {a: k for k, a in enumerate(order)}, {(a,) for a in bound}
-    inputs = [
-        replace(s, args=tuple(place[a] for a in s.args), static=s.static or s.args[:1] in fixed)
-        for s in signature.inputs
+    made = signature.renumbered({a: k for k, a in enumerate(order)})
+    first = signature.arguments - len(bound)
+    made.inputs = [
+        replace(s, static=True) if s.args and s.args[0] >= first else s for s in made.inputs
     ]
-    results = [
-        replace(r, arg=place[r.arg]) if isinstance(r, InputView) else r for r in signature.results
-    ]
-    symbols = {name: (place[arg], dim) for name, (arg, dim) in signature.symbols.items()}
-    return Signature(inputs, results, symbols, signature.arguments)
+    return made
 
 
 def _replayed(call: _Call) -> Any:

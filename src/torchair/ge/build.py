@@ -28,7 +28,8 @@ from torchair.ge.graph import BuilderCall, Fact, Graph, Node, Slot, Value, get_d
 from torchair.ge.prototypes import AttrSpec, Port, Prototype, prototype
 from torchair.ge.shapes import Dim, Sym, symbol
 
-_COUNT_ATTRS = ("num_split", "num", "N", "num_partitions", "output_num", "top_paths")
+COUNT_ATTRS = ("num_split", "num", "N", "num_partitions", "output_num", "top_paths")
+"""Attributes that say how many outputs there are; a builder may be told otherwise."""
 _SMALL = 64  # integers of Consts up to this length are known to shape rules
 
 
@@ -44,8 +45,7 @@ def Const(
     node.attrs["value"] = Attr("Tensor", tensor)
     if readable:
         node.attrs["_readable_value"] = attr.Str(_readable(v))
-    value = Value(node, 0, "y")
-    node.outputs.append(value)
+    value = add_output(node, "y")
     value.learn(const_fact(tensor))
     return value
 
@@ -136,8 +136,7 @@ def Data(
     graph = get_default_ge_graph()
     node = graph.add("Data", node_name)
     node.attrs["index"] = attr.Int(index)
-    value = Value(node, 0, "y")
-    node.outputs.append(value)
+    value = add_output(node, "y")
     dims = None if shape is None or list(shape) == [-2] else _input_dims(node.name, shape)
     host_size = dims == () and dtype == DataType.DT_INT64 and placement == "CPU"
     value.learn(Fact(dtype, dims, symbol(node.name) if host_size else None))
@@ -268,7 +267,7 @@ def _bind(proto: Prototype, args: Sequence[Any], kw: dict[str, Any]) -> dict[str
     if missing:
         raise TypeError(f"ge.{proto.type} needs input {missing[0]!r}")
     lacking = [a.name for a in proto.attrs if a.required and kw.get(a.name) is None]
-    lacking = [a for a in lacking if not (a in _COUNT_ATTRS and proto.has_dynamic_output)]
+    lacking = [a for a in lacking if not (a in COUNT_ATTRS and proto.has_dynamic_output)]
     if lacking:
         raise TypeError(f"ge.{proto.type} needs attribute {lacking[0]!r}")
     return given
@@ -282,9 +281,7 @@ def _positional(proto: Prototype, given: dict[str, Any]) -> list[Any]:
 
 
 def _in_order(proto: Prototype, shown: dict[str, Any]) -> dict[str, Any]:
-    order = [a.name for a in proto.attrs if a.required] + [
-        a.name for a in proto.attrs if not a.required
-    ]
+    order = [a.name for a in sorted(proto.attrs, key=lambda a: not a.required)]
     ranked = sorted(shown, key=lambda k: order.index(k) if k in order else len(order))
     return {k: shown[k] for k in ranked}
 
@@ -362,9 +359,12 @@ def _outputs(node: Node, proto: Prototype, sizes: dict[str, int]) -> Any:
         if count is None:
             count = _output_count(node, proto)
         groups.append([add_output(node, f"{port.name}{i}") for i in range(count)])
-    if not groups:
-        return None
-    return groups[0] if len(groups) == 1 else tuple(groups)
+    return _returned(groups)
+
+
+def _returned(groups: Sequence[Any]) -> Any:
+    """What a builder returns: nothing, an output or a list of them, or a tuple of several."""
+    return None if not groups else groups[0] if len(groups) == 1 else tuple(groups)
 
 
 def add_output(node: Node, port: str) -> Value:
@@ -375,7 +375,7 @@ def add_output(node: Node, port: str) -> Value:
 
 
 def _output_count(node: Node, proto: Prototype) -> int:
-    for name in _COUNT_ATTRS:
+    for name in COUNT_ATTRS:
         if name in node.attrs:
             return int(node.attrs[name].value)
     lists = [s for s in node.inputs.values() if isinstance(s, list)]
@@ -398,6 +398,39 @@ def _journal(
         return
     single = result.node.name if isinstance(result, Value) and "node_name" not in kwargs else None
     graph.journal.append(BuilderCall(name, args, kwargs, result, single))
+
+
+def slots_by_port(
+    proto: Prototype | None, names: Sequence[str], values: Sequence[Value | None]
+) -> list[tuple[str, Slot]]:
+    """Inputs by port: `x0`, `x1` become one list where the prototype says that x is variable."""
+    variable = [p.name for p in proto.inputs if p.kind == "dynamic"] if proto else []
+    fixed = {p.name for p in proto.inputs if p.kind != "dynamic"} if proto else set()
+    found: list[tuple[str, Slot]] = []
+    lists: dict[str, list[Value]] = {port: [] for port in variable}
+    for name, value in zip(names, values, strict=True):
+        port = next((p for p in variable if name == f"{p}{len(lists[p])}"), None)
+        apart = port is not None and lists[port] and found[-1][0] != port
+        if port is None or value is None or name in fixed or apart:
+            found.append((name, value))
+            continue
+        if not lists[port]:
+            found.append((port, lists[port]))
+        lists[port].append(value)
+    taken = {port for port, _ in found}
+    return _with_empty(proto, found, [port for port in variable if port not in taken])
+
+
+def _with_empty(
+    proto: Prototype | None, found: list[tuple[str, Slot]], empty: list[str]
+) -> list[tuple[str, Slot]]:
+    """Variable ports without members leave no trace in a file; put them where they are declared."""
+    declared = [p.name for p in proto.inputs] if proto else []
+    for port in empty:
+        later = declared[declared.index(port) + 1 :]
+        place = next((i for i, (name, _) in enumerate(found) if name in later), len(found))
+        found.insert(place, (port, []))
+    return found
 
 
 # ---- `ge.custom_op`, by position or with explicit ports ----
@@ -483,9 +516,7 @@ def _declared(node: Node, outputs: Sequence[str | tuple[str, int]]) -> Any:
         else:
             groups.append([add_output(node, f"{item[0]}{i}") for i in range(item[1])])
     infer_node(node)
-    if not groups:
-        return None
-    return groups[0] if len(groups) == 1 else tuple(groups)
+    return _returned(groups)
 
 
 def _by_position(op_type: str, args: Sequence[Any], node_name: str | None) -> Any:

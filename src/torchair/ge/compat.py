@@ -21,7 +21,7 @@ from typing import Any
 
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
-from torchair.ge.build import add_output, custom_op, infer_node
+from torchair.ge.build import add_output, custom_op, infer_node, slots_by_port
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Slot, Tensor, Value, get_default_ge_graph
 from torchair.ge.messages import Attributes
@@ -49,40 +49,37 @@ class IrDef:
         self.indexed_attrs: list[tuple[IrElement, str, Any]] = []
         self.indexed_outputs: list[tuple[IrElement, str, str]] = []
 
+    def _add(self, parts: list[Any], kind: IrElement, name: str, told: Any) -> IrDef:
+        parts.append((kind, name, told))
+        return self
+
     def input(self, name: str, types: str) -> IrDef:
         """An input that must be fed; types as in "DT_FLOAT, DT_BF16"."""
-        self.indexed_inputs.append((IrElement.RequireInput, name, types))
-        return self
+        return self._add(self.indexed_inputs, IrElement.RequireInput, name, types)
 
     def optional_input(self, name: str, types: str) -> IrDef:
         """An input that may be None."""
-        self.indexed_inputs.append((IrElement.OptionalInput, name, types))
-        return self
+        return self._add(self.indexed_inputs, IrElement.OptionalInput, name, types)
 
     def dynamic_input(self, name: str, types: str) -> IrDef:
         """An input that is a list."""
-        self.indexed_inputs.append((IrElement.DynamicInput, name, types))
-        return self
+        return self._add(self.indexed_inputs, IrElement.DynamicInput, name, types)
 
     def attr(self, name: str, default: Attr) -> IrDef:
         """An attribute with a default, as `ge.attr.Int(1)`."""
-        self.indexed_attrs.append((IrElement.OptionalAttr, name, default))
-        return self
+        return self._add(self.indexed_attrs, IrElement.OptionalAttr, name, default)
 
     def required_attr(self, name: str, kind: Any) -> IrDef:
         """An attribute that must be given, of a kind of `ge.attr`."""
-        self.indexed_attrs.append((IrElement.RequireAttr, name, kind))
-        return self
+        return self._add(self.indexed_attrs, IrElement.RequireAttr, name, kind)
 
     def output(self, name: str, types: str) -> IrDef:
         """A result."""
-        self.indexed_outputs.append((IrElement.RequireOutput, name, types))
-        return self
+        return self._add(self.indexed_outputs, IrElement.RequireOutput, name, types)
 
     def dynamic_output(self, name: str, types: str) -> IrDef:
         """A list of results."""
-        self.indexed_outputs.append((IrElement.DynamicOutput, name, types))
-        return self
+        return self._add(self.indexed_outputs, IrElement.DynamicOutput, name, types)
 
     def get_optional_input_names(self) -> list[str]:
         """Inputs that may be None."""
@@ -216,8 +213,8 @@ class Draft:
                 node=self.name, hint="each input has a description, control edges have none",
             )  # fmt: skip
         node = self._graph.add(self.type, self.name or None)
-        values = [self._value(edge) for edge in edges]
-        for port, slot in self._ports(names, values).items():
+        values = [self._graph.value(edge) if edge else None for edge in edges]
+        for port, slot in slots_by_port(prototype(self.type), names, values):
             node.set_input(port, slot)
         for edge in self.input:
             if edge.endswith(":-1"):
@@ -230,23 +227,6 @@ class Draft:
             value.attrs.update(desc.attrs)
         infer_node(node)
         return node
-
-    def _value(self, edge: str) -> Value | None:
-        name, _, output = edge.rpartition(":")
-        return self._graph.node(name).outputs[int(output)] if edge else None
-
-    def _ports(self, names: list[str], values: Sequence[Value | None]) -> dict[str, Slot]:
-        """Inputs by port; those of a variable port, `x0` and `x1`, are a list."""
-        known = prototype(self.type)
-        lists = {p.name for p in known.inputs if p.kind == "dynamic"} if known else set()
-        ports: dict[str, Any] = {}
-        for name, value in zip(names, values, strict=True):
-            stem = name.rstrip("0123456789")
-            if stem in lists and stem != name:
-                ports.setdefault(stem, []).append(value)
-            else:
-                ports[name] = value
-        return ports
 
 
 class _AnyTensor(type):

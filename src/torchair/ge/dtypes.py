@@ -206,6 +206,11 @@ def ge_to_torch(code: int) -> torch.dtype:
         raise RuntimeError(f"{dtype_name(code)} has no torch dtype") from None
 
 
+def holds(code: int, dtype: torch.dtype) -> bool:
+    """Whether values of a GE type are held in tensors of this dtype."""
+    return _GE_TO_TORCH.get(code) == dtype
+
+
 def dtype_name(code: int) -> str:
     """Printable name of a GE type number, also of one that GE does not have."""
     return DataType(code).name if code in _KNOWN else f"DT_{code}?"

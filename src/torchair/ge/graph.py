@@ -367,6 +367,11 @@ class Graph:
         except KeyError:
             raise GraphError(f"graph {self.name!r} has no node {name!r}") from None
 
+    def value(self, edge: str) -> Value:
+        """What an edge text stands for: `<node>:<output index>`."""
+        name, _, output = edge.rpartition(":")
+        return self.node(name).outputs[int(output)]
+
     @property
     def data(self) -> list[Node]:
         """Input nodes by their `index` attribute."""

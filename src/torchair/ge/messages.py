@@ -40,8 +40,7 @@ class Attribute:
     @property
     def attr(self) -> Attr | None:
         """The attribute itself, None while it is not set."""
-        found: Attr | None = self._attrs.get(self._name)
-        return found
+        return self._attrs.get(self._name)
 
     def put(self, attr: Attr) -> None:
         """Make it this attribute."""
@@ -52,7 +51,7 @@ class Attribute:
         attr = self.attr
         if attr is None:
             return False
-        return attr.kind.startswith("List") if field == "list" else attr.kind == _kind(field)
+        return attr.kind.startswith("List") if field == "list" else attr.kind == _field(field)[0]
 
     @property
     def list(self) -> Lists:
@@ -116,10 +115,6 @@ def _field(field: str) -> tuple[str, Any]:
     if field not in _FIELDS:
         raise AttributeError(f"an attribute has the fields {', '.join(_FIELDS)}, list, not {field}")
     return _FIELDS[field]
-
-
-def _kind(field: str) -> str:
-    return _field(field)[0]
 
 
 class Owner(Protocol):
@@ -188,7 +183,7 @@ class Edges(Sequence[str]):
     def __setitem__(self, index: int, edge: str) -> None:
         slots = list(self._node.slots())
         port, position, _ = slots[index]
-        self._node.set_input(port, self._output(edge), position)
+        self._node.set_input(port, self._node.graph.value(edge), position)
 
     def __len__(self) -> int:
         return len(self._texts())
@@ -207,10 +202,6 @@ class Edges(Sequence[str]):
         """Wait for several nodes."""
         for edge in edges:
             self.append(edge)
-
-    def _output(self, edge: str) -> Value:
-        name, _, output = edge.rpartition(":")
-        return self._node.graph.node(name).outputs[int(output)]
 
 
 @dataclass
@@ -231,11 +222,29 @@ class Dims:
         self.dim = on_wire(value.shape)
 
 
+def _of_value(name: str, doc: str) -> Any:
+    """A field of a description that is one of its value."""
+
+    def get(self: Description) -> Any:
+        return getattr(self.value, name)
+
+    def put(self: Description, given: Any) -> None:
+        setattr(self.value, name, given)
+
+    return property(get, put, doc=doc)
+
+
 class Description:
     """The description of a value at one end of an edge."""
 
     def __init__(self, value: Value | Unfed, port: str) -> None:
         self.value, self.name = value, port
+
+    dtype = _of_value(
+        "dtype", "Number of the type in `ge.DataType`; those of files are known to files alone."
+    )
+    layout = _of_value("layout", "Layout tag, as `NCHW`.")
+    device_type = _of_value("device_type", "Where the value is, as `NPU`.")
 
     @property
     def attr(self) -> Attributes:
@@ -246,29 +255,6 @@ class Description:
     def shape(self) -> Dims:
         """Dims, -1 for those that vary."""
         return Dims(self.value)
-
-    @property
-    def dtype(self) -> int:
-        """Number of the type in `ge.DataType`; those of files are known to files alone."""
-        return self.value.dtype
-
-    @dtype.setter
-    def dtype(self, number: int) -> None:
-        self.value.dtype = number
-
-    @property
-    def layout(self) -> str:
-        """Layout tag, as `NCHW`."""
-        return self.value.layout
-
-    @layout.setter
-    def layout(self, layout: str) -> None:
-        self.value.layout = layout
-
-    @property
-    def device_type(self) -> str:
-        """Where the value is, as `NPU`."""
-        return self.value.device_type
 
 
 def outputs(node: Node) -> list[Description]:

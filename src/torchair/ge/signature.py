@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torchair.ge.graph import Graph
@@ -104,6 +104,15 @@ class Signature:
     results: list[Result] = field(default_factory=list)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # name: (arg, dim)
     arguments: int = 0  # of a call, also those that nothing reads
+
+    def renumbered(self, places: Mapping[int, int]) -> Signature:
+        """For arguments in other places; KeyError where one that is needed has none."""
+        inputs = [replace(s, args=tuple(places[a] for a in s.args)) for s in self.inputs]
+        results: list[Result] = [
+            replace(r, arg=places[r.arg]) if isinstance(r, InputView) else r for r in self.results
+        ]
+        symbols = {name: (places[a], d) for name, (a, d) in self.symbols.items() if a in places}
+        return Signature(inputs, results, symbols, len(places))
 
 
 @dataclass(frozen=True)

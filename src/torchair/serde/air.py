@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -21,7 +21,15 @@ from torchair.errors import SerializationError
 from torchair.ge.graph import Graph
 from torchair.serde import ge_ir
 from torchair.serde.codec import MAX_BYTES, read_tensor, tensor_memory
-from torchair.serde.proto import PADDING, Infer, read_graph_def, to_message, too_big
+from torchair.serde.proto import (
+    PADDING,
+    Infer,
+    not_a_model,
+    parsed,
+    read_graph_def,
+    to_message,
+    too_big,
+)
 from torchair.store import atomic_write
 
 ALIGNED = 64
@@ -136,26 +144,26 @@ class _Payload:
 def read_air(path: str | os.PathLike[str], infer: Infer | None = None) -> Graph:
     """The graph of a model file. Large constants are tensors over the mapped file; writing to one
     does not change the file. SerializationError for everything that is wrong with the file."""
-    try:
-        with open(path, "rb") as file:
-            memory = _mapped(file)
-    except OSError as error:
-        raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
+    memory = mapped(path)
     try:
         slim, payloads = _slim(memory)
-        model = ge_ir.message("ModelDef")()
-        model.ParseFromString(slim)
     except SerializationError as error:
-        raise _not_a_model(path, len(memory), error) from error
-    except Exception as error:  # DecodeError, or what else the protobuf in use raises
-        raise _not_a_model(path, len(memory), error) from error
-    if len(model.graph) != 1:
-        raise SerializationError(
-            f"a model with one graph is expected, this one has {len(model.graph)}", file=path
-        )
+        raise not_a_model(path, len(memory), error) from error
+    message = parsed(slim, len(memory), path)
     _check(memory, payloads.values(), path)
     kept = {k: _tensor(memory, p, path) for k, p in payloads.items()}
-    return read_graph_def(model.graph[0], infer, path, kept)
+    return read_graph_def(message, infer, path, kept)
+
+
+def mapped(path: str | os.PathLike[str]) -> memoryview:
+    """The bytes of a file, as they are needed; writing to them does not change the file."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
+    except OSError as error:
+        raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
+    return memoryview(found)
 
 
 def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
@@ -174,26 +182,12 @@ def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
         )  # fmt: skip
 
 
-def _not_a_model(path: Any, size: int, error: Exception) -> SerializationError:
-    return SerializationError(
-        f"these bytes are not a GE model: {error}",
-        file=path,
-        position=f"somewhere in {size} bytes",
-        hint="the file may be cut short or of another kind",
-    )
-
-
-def _mapped(file: BinaryIO) -> memoryview:
-    size = os.fstat(file.fileno()).st_size
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b"")
-
-
 def _tensor(memory: memoryview, payload: _Payload, path: Any) -> torch.Tensor:
     source = ge_ir.message("TensorDef")()
     try:
         source.desc.ParseFromString(bytes(memory[payload.desc.start : payload.desc.end]))
     except Exception as error:  # as above
-        raise _not_a_model(path, len(memory), error) from error
+        raise not_a_model(path, len(memory), error) from error
     data = memory[payload.data.start : payload.data.end]
     try:
         return read_tensor(source, data)

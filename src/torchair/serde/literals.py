@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import SerializationError
 from torchair.ge.attrs import Attr
-from torchair.ge.build import const_tensor, number_text, tensor_text
-from torchair.ge.dtypes import dtype_name, ge_to_torch, torch_to_ge
+from torchair.ge.build import COUNT_ATTRS, const_tensor, number_text, tensor_text
+from torchair.ge.dtypes import dtype_name, holds, torch_to_ge
 from torchair.ge.graph import INPUTS, Graph, Node, Value
 from torchair.ge.prototypes import Prototype, is_declared
 from torchair.ge.shapes import on_wire
@@ -91,17 +91,10 @@ def const_text(value: Value) -> str:
     if "value" not in attrs or attrs["value"].kind != "Tensor":
         raise SerializationError(f"the constant {value.edge} holds no tensor")
     tensor = attrs["value"].value
-    code = value.dtype if _fits(value.dtype, tensor) else torch_to_ge(tensor.dtype)
+    code = value.dtype if holds(value.dtype, tensor.dtype) else torch_to_ge(tensor.dtype)
     readable = attrs.get("_readable_value")
     text = exact_text(tensor, code, None if readable is None else str(readable.value))
     return f"ge.Const({text}, dtype={code})"
-
-
-def _fits(code: int, tensor: torch.Tensor) -> bool:
-    try:
-        return ge_to_torch(code) == tensor.dtype
-    except RuntimeError:
-        return False
 
 
 def exact_text(tensor: torch.Tensor, code: int, preferred: str | None = None) -> str:
@@ -208,7 +201,6 @@ def refusal(tree: ast.AST) -> SerializationError:
 
 
 _RESERVED = ("self", "node")  # words that Graph.set_attr takes itself
-_OPTIONAL_COUNTS = ("num_split", "num", "N", "num_partitions", "output_num", "top_paths")
 
 
 @dataclass
@@ -284,7 +276,7 @@ def _makes(node: Node, proto: Prototype) -> bool:
     if any(name in node.inputs or name in _RESERVED for name in node.attrs):
         return False
     missing = [a.name for a in proto.attrs if a.required and a.name not in node.attrs]
-    if any(m not in _OPTIONAL_COUNTS or not proto.has_dynamic_output for m in missing):
+    if any(m not in COUNT_ATTRS or not proto.has_dynamic_output for m in missing):
         return False
     return _groups(node, proto) is not None
 

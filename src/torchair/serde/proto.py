@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import GraphError, SerializationError, TorchairError
 from torchair.ge.attrs import Attr
-from torchair.ge.build import add_output, const_fact, infer_node
-from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
-from torchair.ge.graph import INPUTS, Fact, Graph, Node, Slot, Value, topological
-from torchair.ge.prototypes import Prototype, prototype
+from torchair.ge.build import add_output, const_fact, infer_node, slots_by_port
+from torchair.ge.dtypes import DataType, holds, torch_to_ge
+from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value, topological
+from torchair.ge.prototypes import prototype
 from torchair.ge.shapes import Shape, Sym, is_static, on_wire, symbol
 from torchair.operators import infer
 from torchair.serde import ge_ir
@@ -70,21 +70,33 @@ def from_bytes(
     Types and dims are those of the file; `infer` adds what the file does not hold. Everything
     that is wrong with the bytes is a SerializationError, which names `file`.
     """
+    return read_graph_def(parsed(data, len(data), file), infer, file)
+
+
+def parsed(data: bytes, size: int, file: str | os.PathLike[str] | None) -> Any:
+    """The GraphDef of ModelDef bytes, which are those of a file of that size."""
     model = ge_ir.message("ModelDef")()
     try:
         model.ParseFromString(bytes(data))
     except Exception as error:  # DecodeError, or what else the protobuf in use raises
-        raise SerializationError(
-            f"these bytes are not a GE model: {error}",
-            file=file,
-            position=f"somewhere in {len(data)} bytes",
-            hint="the file may be cut short or of another kind",
-        ) from error
+        raise not_a_model(file, size, error) from error
     if len(model.graph) != 1:
         raise SerializationError(
             f"a model with one graph is expected, this one has {len(model.graph)}", file=file
         )
-    return read_graph_def(model.graph[0], infer, file)
+    return model.graph[0]
+
+
+def not_a_model(
+    file: str | os.PathLike[str] | None, size: int, error: Exception
+) -> SerializationError:
+    """The error of bytes that hold something else."""
+    return SerializationError(
+        f"these bytes are not a GE model: {error}",
+        file=file,
+        position=f"somewhere in {size} bytes",
+        hint="the file may be cut short or of another kind",
+    )
 
 
 def too_big(graph: Graph, size: int) -> SerializationError:
@@ -210,15 +222,8 @@ def _write_const(target: Any, node: Node, attr: Attr, payload: bool) -> None:
     of its output where that fits."""
     code = node.outputs[0].dtype if node.outputs else DataType.DT_UNDEFINED
     own = torch_to_ge(attr.value.dtype)
-    write_tensor(target.t, attr.value, code if _holds(code, attr.value) else own,
+    write_tensor(target.t, attr.value, code if holds(code, attr.value.dtype) else own,
                  _layout(node.outputs[0]) if node.outputs else "ND", payload)  # fmt: skip
-
-
-def _holds(code: int, tensor: torch.Tensor) -> bool:
-    try:
-        return ge_to_torch(code) == tensor.dtype
-    except RuntimeError:
-        return False
 
 
 # ---- reading ----
@@ -303,7 +308,7 @@ class _Reader:
             raise SerializationError(f"{len(edges)} inputs, but {len(op.input_desc)} descriptions")
         names = [desc.name for desc in op.input_desc]
         values = [self.value(edge) for edge in edges]
-        for port, slot in _slots(prototype(node.type), names, values):
+        for port, slot in slots_by_port(prototype(node.type), names, values):
             if port in node.inputs:
                 raise SerializationError(f"two inputs are named {port!r}")
             node.set_input(port, slot)
@@ -408,39 +413,6 @@ def _check_source(node: Node) -> None:
         raise SerializationError(f"its value is not a usable tensor: {error}") from error
     if code != DataType.DT_UNDEFINED:
         value.dtype = code
-
-
-def _slots(
-    proto: Prototype | None, names: Sequence[str], values: Sequence[Value | None]
-) -> list[tuple[str, Slot]]:
-    """Inputs by port: `x0`, `x1` become one list where the prototype says that x is variable."""
-    variable = [p.name for p in proto.inputs if p.kind == "dynamic"] if proto else []
-    fixed = {p.name for p in proto.inputs if p.kind != "dynamic"} if proto else set()
-    found: list[tuple[str, Slot]] = []
-    lists: dict[str, list[Value]] = {port: [] for port in variable}
-    for name, value in zip(names, values, strict=True):
-        port = next((p for p in variable if name == f"{p}{len(lists[p])}"), None)
-        apart = port is not None and lists[port] and found[-1][0] != port
-        if port is None or value is None or name in fixed or apart:
-            found.append((name, value))
-            continue
-        if not lists[port]:
-            found.append((port, lists[port]))
-        lists[port].append(value)
-    taken = {port for port, _ in found}
-    return _with_empty(proto, found, [port for port in variable if port not in taken])
-
-
-def _with_empty(
-    proto: Prototype | None, found: list[tuple[str, Slot]], empty: list[str]
-) -> list[tuple[str, Slot]]:
-    """Variable ports without members leave no trace in a file; put them where they are declared."""
-    declared = [p.name for p in proto.inputs] if proto else []
-    for port in empty:
-        later = declared[declared.index(port) + 1 :]
-        place = next((i for i, (name, _) in enumerate(found) if name in later), len(found))
-        found.insert(place, (port, []))
-    return found
 
 
 # ---- the `txt` form, complete and readable back ----
