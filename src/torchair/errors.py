@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 __all__ = [
     "CaptureError",
@@ -36,15 +36,18 @@ R = TypeVar("R")
 
 _MARK = "_torchair_explained"
 _MAX_LISTED = 12
+_NAMES = ("node", "graph", "file", "value")  # kept as text: an error does not hold a graph
 
 
 class TorchairError(Exception):
     """Base of all errors of this package: a headline, then one indented line per known fact.
 
-    ``message`` is the headline, ``facts`` maps a label to a value (empty values are left out),
-    ``hint`` says what to do. The text is put together once, here; the attributes of the
-    subclasses keep the facts for programs.
+    ``facts`` maps a label to a value (empty values are left out), ``hint`` says what to do. The
+    text is put together once, here. A subclass names its facts in ``LABELS``: each is a keyword of
+    the constructor, an attribute that keeps it for programs, and a line under its label.
     """
+
+    LABELS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self,
@@ -52,9 +55,17 @@ class TorchairError(Exception):
         *,
         facts: Mapping[str, object] | None = None,
         hint: str | None = None,
+        **known: object,
     ) -> None:
+        if not known.keys() <= self.LABELS.keys():
+            raise TypeError(f"{type(self).__name__} knows {list(self.LABELS)}, not {list(known)}")
+        rows: dict[str, object] = {}
+        for name, label in self.LABELS.items():
+            value = known.get(name)
+            rows[label] = _text(value) if name in _NAMES else value
+            setattr(self, name, rows[label])
         self.hint = hint
-        rows = {**(facts or {}), "what to do": hint}
+        rows |= {**(facts or {}), "what to do": hint}
         super().__init__("\n".join([message, *_fact_lines(rows)]))
 
 
@@ -111,70 +122,6 @@ class ConversionError(TorchairError, RuntimeError):
         super().__init__(message, facts=facts, hint=hint)
 
 
-class GraphError(TorchairError, RuntimeError):
-    """A GE graph breaks a rule of the IR; ``node`` and ``graph`` are names."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        node: object = None,
-        graph: object = None,
-        hint: str | None = None,
-    ) -> None:
-        self.node = _text(node)
-        self.graph = _text(graph)
-        super().__init__(message, facts={"node": self.node, "graph": self.graph}, hint=hint)
-
-
-class CaptureError(TorchairError, RuntimeError):
-    """A graph cannot be captured; ``node`` and ``source`` say what is in the way."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        node: object = None,
-        source: str | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.node = _text(node)
-        self.source = source
-        super().__init__(message, facts={"node": self.node, "called from": source}, hint=hint)
-
-
-class ScopeError(TorchairError, RuntimeError):
-    """A ``torchair.scope`` block is used where, or in a way, that it cannot work."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        scope: str | None = None,
-        source: str | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.scope = scope
-        self.source = source
-        super().__init__(message, facts={"scope": scope, "opened at": source}, hint=hint)
-
-
-class SerializationError(TorchairError, ValueError):
-    """A graph file or buffer cannot be read or written; ``position`` is a line or a byte offset."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        file: str | os.PathLike[str] | None = None,
-        position: object = None,
-        hint: str | None = None,
-    ) -> None:
-        self.file = None if file is None else os.fspath(file)
-        self.position = position
-        super().__init__(message, facts={"file": self.file, "position": position}, hint=hint)
-
-
 class EngineOptionError(TorchairError, ValueError):
     """The engine is already running with other process-wide options.
 
@@ -196,33 +143,53 @@ class EngineOptionError(TorchairError, ValueError):
         super().__init__(message, facts=facts, hint=hint)
 
 
+class GraphError(TorchairError, RuntimeError):
+    """A GE graph breaks a rule of the IR; ``node`` and ``graph`` are names."""
+
+    LABELS = {"node": "node", "graph": "graph"}
+    node: Any
+    graph: Any
+
+
+class CaptureError(TorchairError, RuntimeError):
+    """A graph cannot be captured; ``node`` and ``source`` say what is in the way."""
+
+    LABELS = {"node": "node", "source": "called from"}
+    node: Any
+    source: Any
+
+
+class ScopeError(TorchairError, RuntimeError):
+    """A ``torchair.scope`` block is used where, or in a way, that it cannot work."""
+
+    LABELS = {"scope": "scope", "source": "opened at"}
+    scope: Any
+    source: Any
+
+
+class SerializationError(TorchairError, ValueError):
+    """A graph file or buffer cannot be read or written; ``position`` is a line or a byte offset."""
+
+    LABELS = {"file": "file", "position": "position"}
+    file: Any
+    position: Any
+
+
 class InputError(TorchairError, RuntimeError):
     """An input given at run time does not fit the compiled graph."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        index: int | None = None,
-        name: str | None = None,
-        expected: object = None,
-        got: object = None,
-        hint: str | None = None,
-    ) -> None:
-        self.index = index
-        self.name = name
-        self.expected = expected
-        self.got = got
-        facts = {"input": index, "name": name, "expected": expected, "got": got}
-        super().__init__(message, facts=facts, hint=hint)
+    LABELS = {"index": "input", "name": "name", "expected": "expected", "got": "got"}
+    index: Any
+    name: Any
+    expected: Any
+    got: Any
 
 
 class MissingHostValue(TorchairError, RuntimeError):
     """A step needs what a value holds (a shape, an axis) on the host before it is known there."""
 
-    def __init__(self, message: str, *, value: object = None, hint: str | None = None) -> None:
-        self.value = _text(value)
-        super().__init__(message, facts={"value": self.value}, hint=hint)
+    LABELS = {"value": "value"}
+    value: Any
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
