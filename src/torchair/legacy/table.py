@@ -259,6 +259,12 @@ TABLE: dict[str, dict[str, str]] = {
     "npugraph_ex._utils.graph_transform_observer": {
         "DebugContext": "torchair.trace.npugraph_ex_folders",
     },
+    "npugraph_ex.inference": {
+        "cache_compile": "torchair.npugraph_ex.backend.cache_compile",
+        "readable_cache": "torchair.deploy.storing.readable_cache",
+    },
+    "npugraph_ex.ops": {"*": "torchair.npugraph_ex.backend"},
+    "npugraph_ex.scope": _in("torchair.ops.scope", "limit_core_num"),
     "npugraph_ex.core": PACKAGE,
     "npugraph_ex.core.utils": {
         "logger": "torchair.log.npugraph_ex_logger",

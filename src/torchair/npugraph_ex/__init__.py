@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchair.configs.compiler_config import FlatConfig as CompilerConfig
 from torchair.log import npugraph_ex_logger as logger
-from torchair.npugraph_ex import inference, ops, scope
 from torchair.npugraph_ex.backend import compile_fx, get_compiler, get_npu_backend
 
 if TYPE_CHECKING:
@@ -22,13 +21,15 @@ __all__ = [
     "register_replacement",
 ]
 
-_ = (inference, ops, scope)
+_MODULES = ("inference", "ops", "scope")  # names that live elsewhere, see `legacy/table.py`
 
 
 def __getattr__(name: str) -> Any:
     """Load what is not needed at import when it is first asked for."""
     import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name != "register_replacement":
         raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")
     return importlib.import_module("torchair.fx.passes.user").register_replacement

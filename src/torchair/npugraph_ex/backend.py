@@ -1,19 +1,27 @@
-"""The doors of npugraph_ex: its flat configuration becomes a tree here, then all is torchair's."""
+"""The doors of npugraph_ex: its flat configuration becomes a tree here, then all is torchair's; and
+`torch.ops.npugraph_ex.*`, operators of `air` under the name of this surface.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import fx
+
+from torchair import ops as air
 from torchair.backend import compile_with_aot, mode_of
 from torchair.configs.compiler_config import FLAT_ALIASES, CompilerConfig, FlatConfig
 from torchair.configs.options import given
 from torchair.configs.settings import warn_frozen_parameter, warn_unsupported
 from torchair.log import npugraph_ex_logger, spoken_by
-from torchair.npugraph_ex.ops import as_air_ops
 from torchair.trace import Trace, model_directory, start_debug_log
+
+if TYPE_CHECKING:
+    from torchair.deploy.cached import CachedMethod
 
 _FLAT_NAMES = {alias.path: name for name, alias in FLAT_ALIASES.items()}
 
@@ -77,17 +85,6 @@ def compile_fx(
     return compiler(gm, inputs)
 
 
-def config_for_cache(
-    config: FlatConfig | None, backend: Callable[..., Any] | None, options: Mapping[str, Any]
-) -> FlatConfig:
-    """The configuration that the arguments of cache_compile agree on."""
-    start_debug_log(npugraph_ex_logger)
-    theirs = getattr(backend, "keywords", {}).get("compiler_config")
-    if config is not None and theirs is not None and config != theirs:
-        raise ValueError("the config given to cache_compile is not that of the backend; give one")
-    return _with_options(config if config is not None else theirs, options)
-
-
 def tree_of(config: FlatConfig) -> CompilerConfig:
     """The tree that the pipeline reads. User passes in it still get the flat configuration."""
     tree = config.tree()
@@ -145,3 +142,61 @@ def _traced_inputs(gm: Any) -> list[Any]:
             "pass example_inputs to compile_fx"
         )
     return [node.meta["val"] for node in placeholders]
+
+
+# ---- compiled methods that outlive their process
+
+
+def cache_compile(
+    func: Callable[..., Any],
+    *,
+    config: FlatConfig | None = None,
+    backend: Callable[..., Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> CachedMethod:
+    """A bound method of a module, compiled and captured at its first call, or taken from its
+    folder. All else that `torchair.inference.cache_compile` takes may be `given`."""
+    from torchair.deploy.cached import cache_compile
+
+    start_debug_log(npugraph_ex_logger)
+    theirs = getattr(backend, "keywords", {}).get("compiler_config")
+    if config is not None and theirs is not None and config != theirs:
+        raise ValueError("the config given to cache_compile is not that of the backend; give one")
+    known = _with_options(config if config is not None else theirs, options or {})
+    return cache_compile(func, config=tree_of(known), **given)
+
+
+# ---- operators: tracing turns them into those of `air`; what a user's FX pass inserts is renamed
+# after the pass
+
+_ = air  # registers what is named here
+_NAMES = (
+    "scope_enter", "scope_exit", "record", "wait", "tagged_event_record", "tagged_event_wait",
+    "tagged_event_record_on_stream", "tagged_event_wait_on_stream", "tagged_stream_wait_stream",
+    "record_tagged_stream",
+)  # fmt: skip
+_lib = torch.library.Library("npugraph_ex", "FRAGMENT")
+
+
+def _calling(operator: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: operator(*args, **kwargs)
+
+
+def _define(name: str) -> Any:
+    operator = getattr(torch.ops.air, name).default
+    _lib.define(str(operator._schema).removeprefix("air::"))
+    _lib.impl(name, _calling(operator), "CompositeImplicitAutograd")
+    return operator
+
+
+_AIR_OPS = {name: _define(name) for name in _NAMES}
+
+
+def as_air_ops(graph: fx.Graph) -> None:
+    """Let calls of these operators call those of `air`, which the passes know."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            space, _, name = node.target._schema.name.partition("::")
+            if space == "npugraph_ex" and name in _AIR_OPS:
+                node.target = _AIR_OPS[name]
