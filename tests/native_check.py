@@ -19,9 +19,8 @@ from torchair.codegen.cpu.jit import run_kernel
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.fuse.units import Fusion, Unit
 from torchair.engine.plan.planner import Planner
-from torchair.engine.plan.records import SIZES_AT, Plan
+from torchair.engine.plan.records import SIZES_AT, Native, Plan, Room
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.units.emitter import FAULT, SCRATCH, Constant, NativeCall
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, torch_to_ge
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
@@ -121,7 +120,7 @@ class Emitted:
     """A unit with its call and the layouts of what it reads and writes."""
 
     unit: Unit
-    call: NativeCall
+    call: Native
     layouts: Tensors
 
 
@@ -133,7 +132,7 @@ class Recorder(NativeUnits):
         self.calls: list[Emitted] = []
         self.declined: list[Unit] = []
 
-    def emit(self, unit: Unit, fact: Any, layout: Any) -> NativeCall | None:
+    def emit(self, unit: Unit, fact: Any, layout: Any) -> Native | None:
         call = super().emit(unit, fact, layout)
         if call is None:
             self.declined.append(unit)
@@ -195,15 +194,15 @@ def run_unit(one: Emitted, env: Tensors, natives: Recorder, threads: int) -> Ten
     code = one.call.order.generated
     scratch = torch.empty(code.scratch * threads + 64, dtype=torch.uint8)
     fault = torch.zeros(1, dtype=torch.int64)
-    special = {SCRATCH: scratch.data_ptr() + -scratch.data_ptr() % 64, FAULT: fault.data_ptr()}
+    room = scratch.data_ptr() + -scratch.data_ptr() % 64
+    special = {Room.SCRATCH: room, Room.FAULT: fault.data_ptr()}
     words = []
-    for word, x in enumerate(one.call.operands):
-        if isinstance(x, Constant) and (word in code.pack or x.content != "own"):
-            words.append(natives.packed(x, code.pack.get(word)).data_ptr())
-        elif isinstance(x, str):
-            words.append(special[x])
+    for word, x in enumerate(one.call.slots):
+        constant = one.call.constants.get(word)
+        if constant is not None and (word in code.pack or constant.content != "own"):
+            words.append(natives.packed(constant, code.pack.get(word)).data_ptr())
         else:
-            words.append(memory[x.value if isinstance(x, Constant) else x].address)
+            words.append(special[x] if isinstance(x, Room) else memory[x].address)
     if one.call.numbers:
         words += [0] * (SIZES_AT - len(words)) + list(one.call.numbers)
     run_kernel(cpu().library, code.kernel, words, threads)

@@ -15,8 +15,7 @@ from torch import Tensor
 from torchair.codegen.kept import key_of, store
 from torchair.devices.call import GraphCall, StepWatcher
 from torchair.engine.inspect.timeline import row_name
-from torchair.engine.plan.records import Plan, Step
-from torchair.engine.plan.strides import flat_slots
+from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.engine.run.executor import Run
 from torchair.ge.graph import Node, Value
 from torchair.log import logger

@@ -17,8 +17,7 @@ from torch import Tensor, fx
 from torchair.codegen.target import KernelOrder
 from torchair.devices.call import GraphCall
 from torchair.engine.inspect.timeline import Slice, recorder, row_name
-from torchair.engine.plan.records import Plan, Step
-from torchair.engine.plan.strides import flat_slots
+from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.fx.source import module_path
 from torchair.ge.graph import Node, topological

@@ -50,24 +50,24 @@ class Needs:
     def grow(self, number: int, position: int, sources: Iterable[int]) -> None:
         """A vertex takes in the node at a position, which needs these."""
         self._last[number] = max(self._last[number], position)
-        for source in map(self.vertex, sources):
-            if source != number:
-                self._sources[number].add(source)
-                self._readers[source].add(number)
+        self._link(number, sources)
         self._raise(number, max(position, *(self._high[s] for s in self._sources[number]), -1))
 
     def merge(self, number: int, other: int) -> None:
         """A vertex takes in another one."""
         self._into[other] = number
-        for source in map(self.vertex, self._sources[other]):
-            if source != number:
-                self._sources[number].add(source)
-                self._readers[source].add(number)
+        self._link(number, self._sources[other])
         self._readers[number] |= {r for r in map(self.vertex, self._readers[other]) if r != number}
         self._last[number] = max(self._last[number], self._last[other])
         high = max(self._high[number], self._high[other])
         self._high[number] = -1  # all readers of either learn of it
         self._raise(number, high)
+
+    def _link(self, number: int, sources: Iterable[int]) -> None:
+        for source in map(self.vertex, sources):
+            if source != number:
+                self._sources[number].add(source)
+                self._readers[source].add(number)
 
     def _raise(self, number: int, high: int) -> None:
         todo = [number]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torchair.engine.fuse.legality import (
     Needs,
@@ -30,18 +31,18 @@ from torchair.operators.core import TYPES, has_loops, loops_of
 _NODES = 48  # of one unit: more would not fit the registers any more
 _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
 
+UnitKind = Literal["loops", "matmul", "conv", "attention", "pool"]
+"""Loops, or what a special generator serves."""
+
 Check = Callable[[Node], str | None]
 
 
 @dataclass
 class Unit:
-    """Nodes that run as one kernel.
+    """Nodes that run as one kernel. With a special generator, the group holds what is done to each
+    result before it is stored."""
 
-    Kinds: `loops`, and those that a special generator serves: `matmul`, `conv`, `attention`,
-    `pool`. In those the group holds what is done to each result before it is stored.
-    """
-
-    kind: str
+    kind: UnitKind
     head: Node
     group: Group
     number: int
@@ -109,7 +110,7 @@ def is_number(value: Value) -> bool:
 
 
 def fuse(
-    graph: Graph, heads: dict[str, tuple[str, Check]], constant: Callable[[Value], bool],
+    graph: Graph, heads: dict[str, tuple[UnitKind, Check]], constant: Callable[[Value], bool],
     lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
     prepared: Collection[Node] = (), joins: bool = True,
 ) -> Fusion:  # fmt: skip
@@ -123,7 +124,7 @@ def fuse(
 
 class _Fuser:
     def __init__(
-        self, graph: Graph, heads: dict[str, tuple[str, Check]],
+        self, graph: Graph, heads: dict[str, tuple[UnitKind, Check]],
         constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
         prepared: Collection[Node], joins: bool,
     ) -> None:  # fmt: skip
@@ -215,7 +216,7 @@ class _Fuser:
 
     # ---- placing a node ----
 
-    def _begin(self, kind: str, node: Node, group: Group, why: str) -> Unit:
+    def _begin(self, kind: UnitKind, node: Node, group: Group, why: str) -> Unit:
         number = self._new_vertex(node)
         unit = Unit(kind, node, group, number, self.position[node], why=why)
         self.unit_of[node] = unit

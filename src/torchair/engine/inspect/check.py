@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.optimize.passes.simplify import live_nodes
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.streams import LaneOrder, Lanes
-from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.segment import range_of
 from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
 from torchair.operators import Trait, row_of
@@ -32,11 +31,14 @@ VECTOR_CORES = 48
 """Vector cores of the device that budgets are checked for, where options name no number."""
 
 
+FaultKind = Literal["race", "cycle", "deadlock", "wait", "record"]
+
+
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong. Kinds: `race`, `cycle`, `deadlock`, `wait`, `record`."""
+    """One thing that is wrong."""
 
-    kind: str
+    kind: FaultKind
     message: str
     nodes: tuple[str, ...] = ()
 
@@ -171,7 +173,7 @@ def _ring_finding(
         f"{_named(a, lanes)} {words[w]} {_named(b, lanes)}"
         for (a, b), w in zip(pairwise([*nodes, nodes[0]]), why, strict=True)
     ]
-    kind = "deadlock" if "order" in why else "cycle"
+    kind: FaultKind = "deadlock" if "order" in why else "cycle"
     head = (
         "these operators wait for each other in a ring, so none of them ever runs"
         if kind == "cycle"
@@ -335,7 +337,7 @@ _Ranges = list[tuple[int, int, int]]
 
 def _touched(step: Step, plan: Plan) -> tuple[_Ranges, _Ranges]:
     """Memory that a step reads, and that it writes."""
-    read = [plan.places[s][0] for s in (*flat_slots(step.args), *step.slots.values())]
+    read = [plan.places[s][0] for s in step.reads]
     return [range_of(r) for r in read], [range_of(plan.places[s][0]) for s in step.outs]
 
 

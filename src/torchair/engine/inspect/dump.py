@@ -27,6 +27,7 @@ from torchair.configs.compiler_config import engine_keys, engine_values
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.plan.ending import Promises
+from torchair.engine.plan.records import extent
 from torchair.engine.plan.strides import symbols_of
 from torchair.fx.dump import as_array
 from torchair.ge.graph import NO_WORK, Graph, Node, Value, topological
@@ -176,8 +177,7 @@ class GraphDump:
         if k in self._promises.assigned or strides is None:
             return tensor.clone()
         start = self._promises.offset(k, sizes) or 0
-        last = sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
-        length = start + last + 1 if tensor.numel() else start
+        length = start + extent(tensor.shape, strides)
         memory = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
         return memory.as_strided(tensor.shape, strides, start).copy_(tensor)
 
@@ -241,7 +241,7 @@ FILE = "fusion_result.json"
 AT_EXIT = "1"
 
 
-class Statistics:
+class FusionStatistics:
     """What graphs were fused by, in the order in which they were compiled."""
 
     def __init__(self) -> None:
@@ -251,7 +251,7 @@ class Statistics:
 
     def add(self, graph: str, state: GraphState, units: Iterable[Unit], when: str) -> None:
         """Note a graph; the file is in the current folder now, or `AT_EXIT`."""
-        kinds = Counter(u.kind for u in units if len(u.nodes) > 1)
+        kinds: Counter[str] = Counter(u.kind for u in units if len(u.nodes) > 1)
         entry = {
             "session_and_graph_id": f"0_{graph.rpartition('_')[2]}",
             "graph_fusion": _times(state.matched, state.replaced),
@@ -280,5 +280,5 @@ def _times(matched: Mapping[str, int], effective: Mapping[str, int]) -> dict[str
     }
 
 
-STATISTICS = Statistics()
+STATISTICS = FusionStatistics()
 """Those of this process."""

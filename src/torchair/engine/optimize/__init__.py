@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchair.codegen.target import Target
 from torchair.engine.options import EngineOptions
+from torchair.ge.graph import Node
 from torchair.ge.rewrite import Match, Rule
 from torchair.ge.signature import InputSource
+
+
+def needed_by(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes that must have run before some, and those themselves."""
+    found = set(nodes)
+    stack = list(found)
+    while stack:
+        node = stack.pop()
+        new = {*(v.node for v in node.values()), *node.control} - found
+        found |= new
+        stack += new
+    return found
 
 
 @dataclass

@@ -13,14 +13,13 @@ from typing import Any
 
 from torchair.codegen.numbers import value_of
 from torchair.engine.plan.memory import Arena, Buffer
-from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, WriteBack
-from torchair.engine.plan.streams import Lanes, Sharing, schedule_of
+from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, WriteBack, flat_slots
+from torchair.engine.plan.streams import Lanes, LaneSharing, schedule_of
 from torchair.engine.plan.strides import (
     Formula,
     Meta,
     as_list,
     dense_strides,
-    flat_slots,
     is_dense,
     is_writable,
     same_strides,
@@ -262,7 +261,7 @@ class Ending:
         buffers: list[Buffer] = []
         sharing = None
         if self.lanes is not None:
-            sharing = Sharing(self.plan.steps, self.root.__getitem__, self.lanes)
+            sharing = LaneSharing(self.plan.steps, self.root.__getitem__, self.lanes)
         for root in arena:
             if (before := self._taken_over(root, sharing)) is not None:
                 root.buffer = before.buffer
@@ -282,7 +281,7 @@ class Ending:
             apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
         self.plan.arena = Arena(buffers, apart, self.compact)
 
-    def _taken_over(self, root: Root, sharing: Sharing | None) -> Root | None:
+    def _taken_over(self, root: Root, sharing: LaneSharing | None) -> Root | None:
         """The root whose buffer this one takes over, if that is not needed any more; elements must
         be where they were."""
         before = root.successor_of
@@ -340,5 +339,5 @@ def read_by_torch(steps: Sequence[Step], read: set[int]) -> set[int]:
         if step.kind == "native":
             continue
         if step.kind != "view" or read.intersection(step.outs):
-            read |= {*flat_slots(step.args), *step.outs, *step.slots.values()}
+            read |= {*step.reads, *step.outs}
     return read

@@ -30,25 +30,33 @@ def aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def place(buffers: list[Buffer], order: Order | None = None) -> int:
+def place(buffers: list[Buffer], order: Order | None = None, apart: Apart | None = None) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
-    Each buffer takes the tightest gap left between the buffers alive at the same time. Thousands
-    may be, so they are compared as arrays: offset, end, first and last step of what is placed, in
-    the order of offsets.
+    Each buffer takes the tightest gap left between those that it may not share bytes with: those
+    alive at the same time, or what `apart` does not keep from it. Thousands may be, so they are
+    compared as arrays: offset, end, first and last step and number of what is placed, in the order
+    of offsets.
     """
-    placed = np.zeros((4, len(buffers)), dtype=np.int64)
-    for k, buffer in enumerate(sorted(buffers, key=order or _ORDERS[0])):
-        offsets, ends, first, last = placed[:, :k]
-        alive = (first <= buffer.last) & (last >= buffer.first)
+    placed = np.zeros((5, len(buffers)), dtype=np.int64)
+    rank = order or _ORDERS[0]
+    for k, number in enumerate(sorted(range(len(buffers)), key=lambda n: rank(buffers[n]))):
+        buffer = buffers[number]
+        offsets, ends, first, last, numbers = placed[:, :k]
+        if apart is None:
+            rivals = (first <= buffer.last) & (last >= buffer.first)
+        else:
+            rivals = np.array([not apart(number, int(n)) for n in numbers], dtype=bool)
         size = aligned(buffer.size)
-        buffer.offset = _tightest(offsets[alive], ends[alive], size)
+        buffer.offset = _tightest(offsets[rivals], ends[rivals], size)
         at = np.searchsorted(offsets, buffer.offset)
         placed[:, at + 1 : k + 1] = placed[:, at:k]
-        placed[:, at] = (buffer.offset, buffer.offset + size, buffer.first, buffer.last)
+        placed[:, at] = (buffer.offset, buffer.offset + size, buffer.first, buffer.last, number)
     return int(placed[1].max(initial=0))
 
 
+Apart = Callable[[int, int], bool]
+"""Whether two buffers, by number, may share bytes where first and last step do not tell."""
 Order = Callable[[Buffer], Any]
 
 _ORDERS: tuple[Order, ...] = (
@@ -93,24 +101,6 @@ def _tightest(offsets: Any, ends: Any, size: int) -> int:
     return int(free[fits[waste[fits].argmin()]] if len(fits) else free[-1])
 
 
-def place_unordered(buffers: list[Buffer], apart: Callable[[int, int], bool]) -> int:
-    """The same where first and last step do not tell which buffers may share bytes: `apart` does,
-    by their numbers."""
-    done: list[int] = []
-    total = 0
-    for k in sorted(range(len(buffers)), key=lambda k: (-buffers[k].size, buffers[k].first)):
-        near = sorted((buffers[j].offset, _end(buffers[j])) for j in done if not apart(k, j))
-        offsets, ends = np.array(near, dtype=np.int64).reshape(-1, 2).T
-        buffers[k].offset = _tightest(offsets, ends, aligned(buffers[k].size))
-        done.append(k)
-        total = max(total, _end(buffers[k]))
-    return total
-
-
-def _end(buffer: Buffer) -> int:
-    return buffer.offset + aligned(buffer.size)
-
-
 class Packing:
     """Which buffers lie above which, to place others that live as long without a search."""
 
@@ -148,11 +138,10 @@ class Arena:
     def __init__(
         self,
         buffers: Sequence[Buffer],
-        apart: Callable[[int, int], bool] | None = None,
+        apart: Apart | None = None,
         compact: bool = False,
     ) -> None:
-        """`apart` says which of them may share bytes, where first and last step do not tell;
-        `compact` looks longer for an arrangement that needs little."""
+        """`compact` looks longer for an arrangement that needs little."""
         self.buffers = list(buffers)
         self._apart, self._compact = apart, compact
         self._packing: Packing | None = None
@@ -162,7 +151,7 @@ class Arena:
         placed = [Buffer(n, b.first, b.last) for n, b in zip(sizes, self.buffers, strict=True)]
         floor = lower_bound(placed)
         if self._apart is not None:
-            total = place_unordered(placed, self._apart)
+            total = place(placed, apart=self._apart)
         elif self._packing is None or (total := self._packing.place(placed)) > self._most(floor):
             total = place_compactly(placed) if self._compact else place(placed)
             self._packing = Packing(placed)

@@ -16,7 +16,7 @@ from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.passes.forms import is_wanted_channels_last
 from torchair.engine.plan.ending import Ending, Layout, OpenPlan, Promises
 from torchair.engine.plan.family import Family, Member, Reader
-from torchair.engine.plan.records import Plan, Root, Step
+from torchair.engine.plan.records import Plan, Root, RootKind, Step
 from torchair.engine.plan.replan import Course, Like, Template, Unfit, learned
 from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import (
@@ -193,28 +193,21 @@ class _Build:
 
     # ---- slots and memory ----
 
-    def _new_slot(self, value: Value | None, root: Root | None, meta: torch.Tensor | None) -> int:
+    def _new_slot(self, value: Value | None, root: Root, meta: torch.Tensor | None) -> int:
         slot = self.plan.slots
         self.plan.slots += 1
-        self.metas[slot] = meta
+        self.metas[slot], self.root[slot] = meta, root
         if value is not None:
             self.slot[value] = slot
-        if root is not None:
-            self.root[slot] = root
-            if value is not None:
-                self.members.setdefault(root.slot, []).append(value)
+            self.members.setdefault(root.slot, []).append(value)
         return slot
 
-    def _new_root(self, value: Value | None, kind: str, meta: torch.Tensor | None) -> Root:
-        slot = self._new_slot(None, None, meta)
+    def _new_root(self, value: Value | None, kind: RootKind, meta: torch.Tensor | None) -> Root:
         device = self.devices.get(value, self.p.device) if value is not None else self.p.device
         shown = meta if meta is not None else torch.empty(0, device="meta")
-        root = Root(slot, kind, shown, device, self.now, self.now)
+        root = Root(self.plan.slots, kind, shown, device, self.now, self.now)
         self.plan.roots.append(root)
-        self.root[slot] = root
-        if value is not None:
-            self.slot[value] = slot
-            self.members.setdefault(slot, []).append(value)
+        self._new_slot(value, root, meta)
         return root
 
     def _fact(self, value: Value) -> Fact:
@@ -344,7 +337,7 @@ class _Build:
         args = tensor_args(node, row, self.slot.__getitem__)
         before = self._successor(node, row)
         self._touch([self.slot[v] for v in node.values()])
-        kind = "arena" if row.out else "torch"
+        kind: RootKind = "arena" if row.out else "torch"
         roots = [self._new_root(v, kind, self._torch_meta(node, row, v)) for v in node.outputs]
         if before is not None:
             roots[0].successor_of = before
@@ -421,7 +414,7 @@ class _Build:
         for root in made.values():
             root.fixed = True
         places = {v: self.slot[v] for v in [*unit.inputs, *unit.outputs]}
-        native = self.p.natives.bind(call, places)
+        native = call.placed(places)
         update = self.p.natives.updated(unit)
         if update is not None:
             again = self.p.natives.rereads(unit)

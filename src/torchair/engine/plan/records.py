@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
     from torchair.ge.graph import Node, Value
 
 
+RootKind = Literal["input", "const", "arena", "fresh", "torch", "tied"]
+"""Whose memory it is: `input` and `const` come from outside; `arena` is planned here; `fresh` is
+allocated for each call because it leaves the graph; `torch` is whatever the kernel returns; `tied`
+is the memory of an input that this value updates."""
+
+StepKind = Literal["out", "call", "view", "copy", "native", "late"]
+"""What is done: `out` (kernel writes planned buffers), `call` (kernel allocates), `view`, `copy`,
+`native` (generated code), and `late` (kernel is made when the data are there)."""
+
+
 @dataclass(slots=True)
 class Root:
-    """One piece of memory that values live in.
-
-    Kinds: `input` and `const` come from outside; `arena` is planned here; `fresh` is allocated for
-    each call because it leaves the graph; `torch` is whatever the kernel returns; `tied` is the
-    memory of an input that this value updates.
-    """
+    """One piece of memory that values live in."""
 
     slot: int
-    kind: str
+    kind: RootKind
     meta: Any  # dims, strides and type, without data: see `strides.Meta`
     device: str
     first: int = 0
@@ -45,14 +51,28 @@ class Root:
         return self.meta.numel() * self.meta.element_size()
 
 
+def extent(shape: Any, strides: Any) -> int:
+    """Elements of memory from the first to the last of a tensor."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
 SIZES_AT = 64
 """Word of an argument block where the sizes of a kernel begin; addresses come before."""
 
 
+class Room(StrEnum):
+    """Memory of a program that a kernel gets beside its operands."""
+
+    SCRATCH = "scratch"  # for itself, while it runs
+    FAULT = "fault"  # the word where it notes down that an index was out of range
+
+
 @dataclass(slots=True)
 class Native:
-    """A kernel with what it is called with: for each address a slot, a packed constant, "scratch"
-    for memory of its own, or "fault" for the word where it notes a bad index; then sizes."""
+    """A kernel with what it is called with: for each address a slot (a value, until it has one), a
+    packed constant, or a `Room`; then sizes."""
 
     order: KernelOrder
     slots: list[Any]  # packed constants are put in when the kernel is generated
@@ -61,6 +81,12 @@ class Native:
     copies: bool = False  # its first argument must have been copied to its result
     pointwise: bool = False  # it may overwrite an argument of the same dims
     constants: dict[int, Any] = field(default_factory=dict)  # by word: what may be laid out anew
+
+    def placed(self, slots: Mapping[Value, int]) -> Native:
+        """The same with slots for values. Constants are in their slots as well, until the kernel
+        is there, which may want them in another layout."""
+        places = [x if isinstance(x, Room) else slots[x] for x in self.slots]
+        return replace(self, slots=places)
 
     @property
     def generated(self) -> Generated:
@@ -83,14 +109,17 @@ class Native:
         return SIZES_AT + len(self.numbers) if self.numbers else len(self.slots)
 
 
+def flat_slots(args: list[Any]) -> list[int]:
+    """Slots of arguments, lists opened, unfed ones left out."""
+    return [s for a in args for s in (a if isinstance(a, list) else [a]) if s is not None]
+
+
 @dataclass(slots=True)
 class Step:
-    """One thing to do. Kinds: `out` (kernel writes planned buffers), `call` (kernel allocates),
-    `view`, `copy`, `native` (generated code), and `late` (kernel is made when the data are
-    there)."""
+    """One thing to do."""
 
     node: Node
-    kind: str
+    kind: StepKind
     kernel: Callable[..., Any] | None
     args: list[Any]  # slots, lists of slots, or None
     outs: list[int]
@@ -99,6 +128,11 @@ class Step:
     native: Native | None = None
     also: list[Node] = field(default_factory=list)  # all nodes that a native step computes
     values: list[Value] = field(default_factory=list)  # of a native step: what its `outs` are
+
+    @property
+    def reads(self) -> list[int]:
+        """Slots of its arguments, and of what a late step asks about."""
+        return [*flat_slots(self.args), *self.slots.values()]
 
     @property
     def made(self) -> list[Value]:
@@ -183,12 +217,10 @@ class Plan:
     def all_native(self) -> bool:
         """Whether there is nothing but native steps from arguments to results in memory of their
         own and updated arguments."""
-        native = any(s.kind == "native" for s in self.steps)
-        native = native and all(s.kind in ("native", "view") for s in self.steps)
+        native = self.native_steps and all(s.kind in ("native", "view") for s in self.steps)
         if not native or self.write_backs:
             return False
-        roots = [self.place(o.slot)[0] for o in self.outputs]
-        fresh = [r.slot for r in roots if r.kind == "fresh"]
+        fresh = [r.slot for _, r in self.leaving if r.kind == "fresh"]
         known = sum(r.kind == "fresh" for r in self.roots)
         if len(set(fresh)) != len(fresh) or len(fresh) != known:
             return False
@@ -196,13 +228,23 @@ class Plan:
             o.shape is not None and not o.always_copy and not o.again
             if r.kind == "fresh"
             else r.kind == "tied" and r.slot == o.slot
-            for o, r in zip(self.outputs, roots, strict=True)
+            for o, r in self.leaving
         )
+
+    @property
+    def native_steps(self) -> list[Step]:
+        """Those that are generated code."""
+        return [s for s in self.steps if s.native is not None]
+
+    @property
+    def leaving(self) -> list[tuple[OutputSpec, Root]]:
+        """Outputs, each with the memory that it is in."""
+        return [(o, self.place(o.slot)[0]) for o in self.outputs]
 
     @property
     def work(self) -> Any:
         """Microseconds that one thread needs for the native steps, roughly."""
-        return sum(s.native.work for s in self.steps if s.native is not None)
+        return sum(s.code.work for s in self.native_steps)
 
     def arrange(self, placement: Laid) -> None:
         """Take over where buffers lie."""

@@ -40,7 +40,6 @@ from torchair.engine.plan.strides import (
     shares,
     symbols_of,
 )
-from torchair.engine.units.emitter import NativeCall
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import INPUTS, Fact, Node, Value
@@ -515,7 +514,7 @@ class Template:
             steps.append(step)
         return steps
 
-    def _call(self, unit: Unit, run: Run) -> NativeCall:
+    def _call(self, unit: Unit, run: Run) -> Native:
         def layout(value: Value) -> Meta:
             return run.metas[self._layouts.of[self._slot[value]]]
 
@@ -524,10 +523,10 @@ class Template:
             raise Unfit("a unit has no kernel for these sizes")
         return call
 
-    def _native(self, old: Native, call: NativeCall, unit: Unit, run: Run) -> Native:
+    def _native(self, old: Native, call: Native, unit: Unit, run: Run) -> Native:
         """The call of a kind of units for one of them."""
         if call.order is not old.order:
-            own = self._natives.bind(self._call(unit, run), self._slot)
+            own = self._call(unit, run).placed(self._slot)
             return replace(own, copies=old.copies, pointwise=old.pointwise)
         return replace(old, numbers=call.numbers, work=call.work)
 

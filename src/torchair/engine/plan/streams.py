@@ -10,7 +10,6 @@ import torch
 
 from torchair.engine.optimize.passes.ordering import communicates
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
-from torchair.engine.plan.strides import flat_slots
 from torchair.engine.run.segment import Range, range_of
 from torchair.ge.graph import Graph, Node
 from torchair.operators.generic import find_target
@@ -130,7 +129,7 @@ class Lifetime:
         return not self.kept and all(e <= b for e, b in zip(self.end, other.begin, strict=False))
 
 
-class Sharing:
+class LaneSharing:
     """Which pieces of memory may be one: those of which one is not used any more, in whatever
     order lanes run, when the other begins to be."""
 
@@ -140,10 +139,7 @@ class Sharing:
 
         self._end = len(steps)
         self._order = order_of(steps, root_of, apart, lanes)
-        self._touches: dict[int, list[int]] = {}
-        for k, step in enumerate(steps):
-            for slot in _slots(step) if step.kind != "view" else ():
-                self._touches.setdefault(root_of(slot).slot, []).append(k)
+        self._touches = _touches(steps, root_of)
 
     def ends_at(self, root: Root, step: int) -> bool:
         """Whether a step is the last that touches a root."""
@@ -195,8 +191,13 @@ def order_of(
 # ---- what must come before what ----
 
 
-def _slots(step: Step) -> list[int]:
-    return [*flat_slots(step.args), *step.slots.values(), *step.outs]
+def _touches(steps: Sequence[Step], root_of: RootOf) -> dict[int, list[int]]:
+    """By slot of a root: steps that touch it."""
+    found: dict[int, list[int]] = {}
+    for k, step in enumerate(steps):
+        for slot in (*step.reads, *step.outs) if step.kind != "view" else ():
+            found.setdefault(root_of(slot).slot, []).append(k)
+    return found
 
 
 def _memory_needs(
@@ -209,7 +210,7 @@ def _memory_needs(
         if step.kind == "view":
             log.needs.append(set())
             continue
-        roots = [root_of(s) for s in (*flat_slots(step.args), *step.slots.values())]
+        roots = [root_of(s) for s in step.reads]
         read = [where(r) for root in roots for r in (root, *lent.get(root.slot, ()))]
         written = [where(root_of(s)) for s in step.outs]
         if _changes_arguments(step.node):
@@ -250,7 +251,7 @@ def _lent(steps: Sequence[Step], root_of: RootOf) -> dict[int, list[Root]]:
     for step in steps:
         if step.kind not in ("call", "late"):
             continue
-        roots = [root_of(s) for s in (*flat_slots(step.args), *step.slots.values())]
+        roots = [root_of(s) for s in step.reads]
         given = [r for root in roots for r in (root, *lent.get(root.slot, ()))]
         kept = {r.slot: r for r in given if r.kind not in ("arena", "const")}
         for slot in step.outs:
@@ -307,10 +308,7 @@ def _changes_the_world(node: Node) -> bool:
 def _keep_frees(steps: Sequence[Step], root_of: RootOf, order: LaneOrder) -> None:
     """Drop registers after a step only if all others that need them come before it; the rest is
     dropped when the call ends."""
-    touches: dict[int, list[int]] = {}
-    for k, step in enumerate(steps):
-        for slot in _slots(step) if step.kind != "view" else ():
-            touches.setdefault(root_of(slot).slot, []).append(k)
+    touches = _touches(steps, root_of)
     for k, step in enumerate(steps):
         if step.kind == "view":
             step.frees = []  # it is made as soon as it can be, before others have run
@@ -329,7 +327,7 @@ def _borrowed(
     for k, step in enumerate(steps):
         if step.kind == "view":
             continue
-        for slot in (*flat_slots(step.args), *step.slots.values()):
+        for slot in step.reads:
             root = root_of(slot)
             maker = made.get(root.slot) if root.kind == "torch" else None
             if maker is not None and order.lane[maker] != order.lane[k]:

@@ -362,11 +362,6 @@ def content_of(t: torch.Tensor) -> Any:
     return tuple(t.tolist()) if t.dim() else t.item()
 
 
-def flat_slots(args: list[Any]) -> list[int]:
-    """Slots of a step's arguments, lists opened, unfed ones left out."""
-    return [s for a in args for s in (a if isinstance(a, list) else [a]) if s is not None]
-
-
 def as_list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, (list, tuple)) else [x]
 

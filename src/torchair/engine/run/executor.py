@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
-from torchair.engine.plan.strides import flat_slots
+from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, extent
+from torchair.engine.plan.strides import same_strides
 from torchair.engine.run.launches import Launches, native_part
 from torchair.engine.run.memory import (
     ARENA,
@@ -211,24 +211,23 @@ def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
     if spec.strides is None:
         return tensor.clone()
     shape, strides = tensor.shape, spec.strides
-    if not spec.always_copy and _differ_in_ones_only(tensor, strides):
-        return tensor.as_strided(shape, strides)
     if 0 in shape:
         return tensor.new_empty_strided(shape, strides)
-    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    made = tensor.new_empty(spec.offset + extent).as_strided(shape, strides, spec.offset)
-    target = made
-    for dim, stride in enumerate(strides):
-        if stride == 0:  # an expanded dim: there is one element to write
-            target, tensor = target.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
-    target.copy_(tensor)
+    if not spec.always_copy and same_strides(tensor, strides):
+        return tensor.as_strided(shape, strides)
+    memory = tensor.new_empty(spec.offset + extent(shape, strides))
+    made = memory.as_strided(shape, strides, spec.offset)
+    once(made, made).copy_(once(tensor, made))
     return made
 
 
-def _differ_in_ones_only(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether strides agree but for dims of size 1, where they say nothing."""
-    sizes = zip(tensor.stride(), strides, tensor.shape, strict=True)
-    return all(a == b or n == 1 for a, b, n in sizes)
+def once(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that stands for all of it where another one repeats elements: there is
+    one element to write."""
+    for dim, stride in enumerate(like.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 # ---- steps as functions of the registers ----
@@ -454,7 +453,7 @@ class _Fork:
         call = _is_small_call(part.steps[0], plan)
         if self.branches == MOST or not (call or _moves_much(part, plan)):
             return False
-        reads = [range_of(plan.place(s)[0]) for x in part.steps for s in flat_slots(x.args)]
+        reads = [range_of(plan.place(s)[0]) for x in part.steps for s in x.reads]
         writes = [range_of(plan.place(s)[0]) for x in part.steps for s in x.outs]
         if meet(writes, self.reads) or meet(writes, self.writes) or meet(reads, self.writes):
             return False

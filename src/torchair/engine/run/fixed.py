@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from torchair.engine.plan.records import Plan, Root
-from torchair.engine.run.executor import Program
+from torchair.engine.plan.memory import aligned
+from torchair.engine.plan.records import Plan, extent
+from torchair.engine.run.executor import Program, once
 from torchair.engine.run.lanes import bind_lanes
 from torchair.engine.run.memory import ARENA, Area, Memory, areas_of, poisoned
 from torchair.engine.run.native import NativeProgram, explain
@@ -24,8 +25,6 @@ from torchair.flags import poisoning
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node
 from torchair.operators.generic import find_target
-
-_LINE = 64  # bytes that pieces of memory are aligned to
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ Place = Placed | int | torch.Tensor
 
 def memory_of(plan: Plan) -> int:
     """Bytes that a fixed program of this plan needs."""
-    return sum(_up(size) for _, size in _pieces(plan))
+    return sum(aligned(size) for _, size in _pieces(plan))
 
 
 class FixedProgram:
@@ -58,7 +57,7 @@ class FixedProgram:
         at = 0
         for slot, size in _pieces(plan):
             self._starts[slot] = (at, size)
-            at += _up(size)
+            at += aligned(size)
         self.inputs = list(inputs)
         self.places: list[Place] = []  # of the results, known after the first run
         self.set: Callable[[int, torch.Tensor], None]
@@ -72,12 +71,9 @@ class FixedProgram:
 
     def _bind_native(self) -> None:
         plan, base = self.plan, self._memory.data_ptr()
-        roots = [plan.place(o.slot)[0] for o in plan.outputs]
-        fresh = [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
-        slots = [r.slot for _, r in fresh]
+        slots = [r.slot for _, r in plan.leaving if r.kind == "fresh"]
         memory = Memory(plan, base + self._starts[ARENA][0], plan.constants)
-        steps = [s for s in plan.steps if s.kind == "native"]
-        segment = Segment(steps, memory, torch.get_num_threads(), slots)
+        segment = Segment(plan.native_steps, memory, torch.get_num_threads(), slots)
         self.given, fire = segment.given, segment.fire()
         for word, slot in enumerate(segment.sources):
             if slot in slots:
@@ -85,10 +81,11 @@ class FixedProgram:
             else:
                 self.words[slot] = word
                 self.given[word] = self.inputs[slot].data_ptr()
-        shapes = {r.slot: (o.shape, o.strides) for o, r in fresh}
         self.places = [
-            self._placed(r, *shapes[r.slot]) if r.kind == "fresh" else r.tied_to  # type: ignore[arg-type]
-            for r in roots
+            Placed(r.slot, r.meta.dtype, o.shape or (), o.strides or ())
+            if r.kind == "fresh"
+            else r.tied_to
+            for o, r in plan.leaving
         ]
         self.set = self._set_word
         self.run = _explained(fire)
@@ -104,9 +101,6 @@ class FixedProgram:
         self.inputs[number] = tensor
         if number in self.words:
             self.given[self.words[number]] = tensor.data_ptr()
-
-    def _placed(self, root: Root, shape: tuple[int, ...], strides: tuple[int, ...]) -> Placed:
-        return Placed(root.slot, root.meta.dtype, shape, strides)
 
     def _bind(self) -> None:
         bind = Program if self.plan.schedule is None else bind_lanes
@@ -136,7 +130,7 @@ class FixedProgram:
             return
         for place, tensor in zip(self.places, outputs, strict=True):
             if isinstance(place, torch.Tensor) and place is not tensor:
-                _single(place, place).copy_(_single(tensor, place))
+                once(place, place).copy_(once(tensor, place))
 
     def _find(self, number: int, tensor: torch.Tensor) -> Place:
         for k, given in enumerate(self.inputs):
@@ -159,39 +153,20 @@ class FixedProgram:
                 whole = self._memory[start : start + size].view(place.dtype)
                 first = int(whole.storage_offset()) + place.offset
                 held = whole.as_strided(place.shape, place.strides, first)
-                _single(held, held).copy_(_single(tensor, held))
+                once(held, held).copy_(once(tensor, held))
             elif isinstance(place, torch.Tensor):
-                _single(place, place).copy_(_single(tensor, place))
+                once(place, place).copy_(once(tensor, place))
 
     def piece(self, number: int) -> tuple[int, int]:
         """Where a piece of the memory is: (first byte, length)."""
         return self._starts[number]
 
 
-def _single(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that stands for all of it where another one repeats elements."""
-    for dim, stride in enumerate(like.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
 def _pieces(plan: Plan) -> list[tuple[int, int]]:
     """(slot, bytes) of the arena and of the results that can stay in place."""
-    fresh = [(r.slot, _extent(r)) for r in plan.roots if r.kind == "fresh" and r.device == "cpu"]
-    return [(ARENA, plan.arena_size), *fresh]
-
-
-def _extent(root: Root) -> int:
-    meta = root.meta
-    if not meta.numel():
-        return 0
-    last = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride(), strict=True))
-    return (last + 1) * meta.element_size()
-
-
-def _up(size: int) -> int:
-    return -(-size // _LINE) * _LINE
+    fresh = [r for r in plan.roots if r.kind == "fresh" and r.device == "cpu"]
+    sizes = [extent(r.meta.shape, r.meta.stride()) * r.meta.element_size() for r in fresh]
+    return [(ARENA, plan.arena_size), *zip([r.slot for r in fresh], sizes, strict=True)]
 
 
 def _explained(fire: Callable[[], None]) -> Callable[[], None]:

@@ -24,6 +24,7 @@ from torchair.codegen.cpu.gate import (
     gate,
 )
 from torchair.codegen.cpu.target import cpu
+from torchair.engine.plan.records import extent
 
 __all__ = [
     "ANY", "Editions", "DictEntry", "Held", "Same", "Task", "TensorLike", "TensorTaken",
@@ -132,14 +133,14 @@ def _samples(tensor: torch.Tensor) -> list[Sample]:
     size, count = tensor.element_size(), tensor.numel()
     wanted = min(_SAMPLES, count)
     start = tensor.data_ptr()
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) * size
+    end = extent(tensor.shape, tensor.stride()) * size
     found = []
     for k in range(wanted):
         number, offset = (2 * k + 1) * count // (2 * wanted), 0
         for n, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
             number, index = divmod(number, n)
             offset += index * stride * size
-        at = start + min(offset, last + size - 4)
+        at = start + min(offset, end - 4)
         if at >= start:
             found.append(Sample(at, _uint(at).value))
     return found

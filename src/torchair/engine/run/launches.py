@@ -387,20 +387,9 @@ class Launches:
 
     def _values(self, memory: Memory) -> list[int]:
         """All words of the outline, as far as they are known."""
-        outline, places = self._outline, memory.plan.places
-        values = [0] * outline.total
-        for word, tensor in outline.packed:
-            values[word] = tensor.data_ptr()
-        for word, slot in outline.placed:
-            root, offset = places[slot]
-            values[word] = memory.arena + root.offset + offset
-        for word, slot in outline.constants:
-            root, offset = places[slot]
-            values[word] = memory.constants[root.slot].data_ptr() + offset
-        for k, (word, _) in enumerate(outline.faults):
-            values[word] = self.faults.data_ptr() + 8 * k
-        for step, (first, end) in zip(self.steps, outline.numbers, strict=True):
-            values[first:end] = step.code.numbers
+        values = [0] * self._outline.total
+        self._outline.write_fixed(values, self.faults.data_ptr())
+        self._outline.write_sized(values, memory, self.steps)
         return values
 
     def _call(self, bundle: Bundle, entry: Entry, values: list[int]) -> Call:

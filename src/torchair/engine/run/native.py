@@ -63,18 +63,16 @@ class NativeProgram:
         memory = Memory(plan, self._arena.data_ptr(), plan.constants)
         fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
-        steps = [s for s in plan.steps if s.kind == "native"]
         self._make = [allocator(r)(o.shape, o.strides) for o, r in fresh]
-        self._take(Segment(steps, memory, torch.get_num_threads(), slots), slots)
+        self._take(Segment(plan.native_steps, memory, torch.get_num_threads(), slots), slots)
         if poisoning():
             self._run = poisoned(self._run, self._arena, areas_of(plan))
 
     def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
         """Note which results are updated arguments; gives those that are made."""
-        roots = [plan.place(o.slot)[0] for o in plan.outputs]
-        self._updated = [r.tied_to if r.kind == "tied" else -1 for r in roots]
+        self._updated = [r.tied_to if r.kind == "tied" else -1 for _, r in plan.leaving]
         self._plain = max(self._updated, default=-1) < 0
-        return [(o, r) for o, r in zip(plan.outputs, roots, strict=True) if r.kind == "fresh"]
+        return [(o, r) for o, r in plan.leaving if r.kind == "fresh"]
 
     def _take(self, segment: Segment, results: Sequence[int]) -> None:
         """Run this segment, whose last sources are the results."""

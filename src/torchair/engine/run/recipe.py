@@ -19,7 +19,17 @@ from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, driver
 from torchair.codegen.cpu.jit import key_of, made_with
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.target import Generated, Kernel
-from torchair.engine.plan.records import SIZES_AT, Native, OutputSpec, Plan, Root, Step
+from torchair.engine.plan.records import (
+    SIZES_AT,
+    Native,
+    OutputSpec,
+    Plan,
+    Room,
+    Root,
+    RootKind,
+    Step,
+    extent,
+)
 from torchair.engine.run.native import NativeProgram
 
 if TYPE_CHECKING:
@@ -27,7 +37,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 2
 _MOST = 1 << 20  # bytes of constants that are kept twice: with the graph, and here
-_WORDS = ("scratch", "fault")  # of a kernel that are no slots
 
 Data = dict[str, Any]
 Packed = tuple[int, bool, int]
@@ -89,7 +98,7 @@ def recipe_of(
     store = kept.in_use()
     if store is None or plan.schedule is not None or not NativeProgram.suits(plan):
         return None
-    steps = [s for s in plan.steps if s.kind == "native"]
+    steps = plan.native_steps
     weights = set(frozen.values())
     packs = _packs(steps, frozen)
     constants = {s: t for s, t in plan.constants.items() if s not in weights}
@@ -216,27 +225,19 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
             raise ValueError(f"its plan has no memory for {root.kind} {root.slot}")
     named = [w for s in plan.steps for w in s.code.slots]
     ways = [w[0] for w in named if isinstance(w, list)]
-    slots = [w for w in named if w not in _WORDS and not isinstance(w, list)]
+    slots = [w for w in named if w not in tuple(Room) and not isinstance(w, list)]
     there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
     if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
         raise ValueError("its plan names what is not there")
-    for made in plan.outputs:
-        root = plan.place(made.slot)[0]
+    for made, root in plan.leaving:
         if root.kind == "fresh" and (
-            _extent(made.shape, made.strides) < _extent(root.meta.shape, root.meta.stride())
+            extent(made.shape, made.strides) < extent(root.meta.shape, root.meta.stride())
         ):
             raise ValueError("a result of its plan is smaller than what is written there")
 
 
-def _extent(shape: Any, strides: Any) -> int:
-    """Elements from the first to the last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-
-
 def _root(
-    slot: int, kind: str, offset: int, size: int, tied_to: int, layout: Sequence[Any] | None
+    slot: int, kind: RootKind, offset: int, size: int, tied_to: int, layout: Sequence[Any] | None
 ) -> Root:
     meta = None
     if layout is not None:

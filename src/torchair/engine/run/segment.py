@@ -17,7 +17,7 @@ import torch
 from torchair.codegen.cpu.driver import BARRIER, HEADER, PATCH, STEP, bind_threads, driver
 from torchair.codegen.cpu.gate import Task
 from torchair.codegen.cpu.target import cpu
-from torchair.engine.plan.records import Plan, Root, Step
+from torchair.engine.plan.records import Plan, Room, Root, Step
 from torchair.engine.run.memory import Memory, aligned_bytes, poisoned
 
 LINE = 8  # words in a cache line
@@ -63,7 +63,7 @@ class Outline:
                 self.packed.append((word, slot))
             elif isinstance(slot, int):
                 lists.get(plan.place(slot)[0].kind, given).append((word, slot))
-            elif slot == "scratch":
+            elif slot == Room.SCRATCH:
                 self.scratch.append(word)
             else:
                 self.faults.append((word, k))
@@ -91,6 +91,27 @@ class Outline:
             not {*ins, *outs}.isdisjoint(written) or not set(outs).isdisjoint(read)
             for (ins, outs), (read, written) in zip(self._touched, before, strict=False)
         ]
+
+    def write_fixed(self, block: Any, faults: int, scratch: int = 0) -> None:
+        """Words that are the same for all sizes, in memory where those of faults are there."""
+        for word, tensor in self.packed:
+            block[word] = tensor.data_ptr()
+        for word in self.scratch:
+            block[word] = scratch
+        for k, (word, _) in enumerate(self.faults):
+            block[word] = faults + 8 * k
+
+    def write_sized(self, block: Any, memory: Memory, steps: Sequence[Step]) -> None:
+        """Words that follow from sizes, and from where memory is."""
+        places = memory.plan.places
+        for word, slot in self.placed:
+            root, offset = places[slot]
+            block[word] = memory.arena + root.offset + offset
+        for word, slot in self.constants:
+            root, offset = places[slot]
+            block[word] = memory.constants[root.slot].data_ptr() + offset
+        for step, (first, end) in zip(steps, self.numbers, strict=True):
+            block[first:end] = step.code.numbers
 
     def ranges(self, plan: Plan) -> list[tuple[list[Range], list[Range]]]:
         """For each step the memory that it reads, as far as steps write it, and that it writes."""
@@ -165,7 +186,7 @@ class Segment:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps = list(steps)
         calls = [s.code for s in steps]
-        self._threads = self._threads_of(threads)
+        self._threads = self.most = self._threads_of(threads)  # for the sizes of this plan
         room = max((c.scratch for c in calls), default=0) * self._threads
         self._scratch = (memory.scratch or aligned_bytes)(room)
         outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
@@ -175,7 +196,8 @@ class Segment:
         self._memory = torch.zeros(self._outline.total + LINE, dtype=torch.int64)
         self._base = -(-self._memory.data_ptr() // 64) * 64  # the barrier has a line to itself
         self._block = (ctypes.c_int64 * self._outline.total).from_address(self._base)
-        self._write_fixed()
+        faults = self._base + 8 * self._outline.faults_at
+        self._outline.write_fixed(self._block, faults, self._scratch.data_ptr())
         self._write_sized(memory)
         self._write_program()
 
@@ -183,31 +205,13 @@ class Segment:
         """The most threads that ever run it."""
         return threads if sum(s.code.work for s in self.steps) > ALONE and bind_threads() else 1
 
-    def _write_fixed(self) -> None:
-        """What is the same for all sizes, in the argument blocks."""
-        outline, block = self._outline, self._block
-        for word, tensor in outline.packed:
-            block[word] = tensor.data_ptr()
-        scratch = self._scratch.data_ptr()
-        for word in outline.scratch:
-            block[word] = scratch
-        for k, (word, _) in enumerate(outline.faults):
-            block[word] = self._base + 8 * (outline.faults_at + k)
-
     def _write_sized(self, memory: Memory) -> None:
         """What follows from sizes, and from where memory is."""
-        outline, block, places = self._outline, self._block, memory.plan.places
-        for word, slot in outline.placed:
-            root, offset = places[slot]
-            block[word] = memory.arena + root.offset + offset
-        for word, slot in outline.constants:
-            root, offset = places[slot]
-            block[word] = memory.constants[root.slot].data_ptr() + offset
+        outline = self._outline
+        outline.write_sized(self._block, memory, self.steps)
         for k, (_, _, slot) in enumerate(outline.patches):
-            block[outline.patches_at + PATCH * k + 2] = places[slot][1]
+            self._block[outline.patches_at + PATCH * k + 2] = memory.plan.places[slot][1]
         self._write_flags(outline.barriers(self.steps, memory.plan))
-        for step, (first, end) in zip(self.steps, outline.numbers, strict=True):
-            block[first:end] = step.code.numbers
 
     def _write_program(self) -> None:
         """Header, records of steps, patches."""
@@ -278,11 +282,11 @@ class Segment:
     def fire(self) -> Callable[[], None]:
         """A function that runs the segment on the addresses `given` holds."""
         block, base, driver = self._block, self._base, cpu().driver()
-        most, threads = self._threads, torch.get_num_threads
+        threads = torch.get_num_threads
 
-        def run(_owner: Any = self) -> None:
-            if most > 1:
-                block[THREADS] = min(most, threads())
+        def run(owner: Any = self) -> None:
+            if owner.most > 1:
+                block[THREADS] = min(owner.most, threads())
             driver(base)
 
         fire = poisoned(run, self._scratch)

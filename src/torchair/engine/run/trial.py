@@ -18,7 +18,7 @@ import torch
 from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.target import Generated, Pack
-from torchair.engine.plan.records import Plan, Root, Step
+from torchair.engine.plan.records import Plan, Room, Root, Step, extent
 from torchair.engine.run.memory import aligned_bytes
 from torchair.engine.run.segment import ALONE, LINE
 
@@ -89,7 +89,7 @@ class Stage:
         if k in self._code.constants:
             return self._constant(k, made.pack.get(k), turn).data_ptr()
         if not isinstance(slot, int):
-            return (room if slot == "scratch" else self._fault).data_ptr()
+            return (room if slot == Room.SCRATCH else self._fault).data_ptr()
         root, offset = self._plan.place(slot)
         memory = self._roots[root.slot, turn if _is_far(root) else 0]
         return memory.data_ptr() + offset
@@ -159,8 +159,7 @@ def _is_far(root: Root) -> bool:
 def _memory(root: Root, seed: int) -> torch.Tensor:
     """Memory as a root has it, of its type: normal numbers, true, or the index 0."""
     meta = root.meta
-    ends = [(n - 1) * s for n, s in zip(meta.shape, meta.stride(), strict=True)]
-    count = (sum(ends) + 1 if meta.numel() else 0) + 64
+    count = extent(meta.shape, meta.stride()) + 64
     dtype = meta.dtype
     if dtype.is_floating_point:
         generator = torch.Generator().manual_seed(seed)

@@ -52,9 +52,7 @@ class SizedSegment(Segment):
         self._fixed: dict[int, int] = {}  # integers that are added: their place among the values
         self._records: list[int] = []
         self._placement: Laid | None = None
-        self.most = 1  # threads for the sizes it was made ready for
-        steps = [s for s in plan.steps if s.kind == "native"]
-        super().__init__(steps, Memory(plan, 0, plan.constants, scratch), threads, last)
+        super().__init__(plan.native_steps, Memory(plan, 0, plan.constants, scratch), threads, last)
         count = self._fixed_at + len(self._fixed)
         self._values = (ctypes.c_int64 * count)(*[0] * self._fixed_at, *self._fixed)
         self._table = (ctypes.c_int64 * len(self._records))(*self._records)
@@ -116,18 +114,6 @@ class SizedSegment(Segment):
         self.most = self._threads if work > ALONE else 1
         self._block[THREADS] = self.most
         self._fill(self._base, self._table, len(self._table) // FILL, values)
-
-    def fire(self) -> Callable[[], None]:
-        block, base, driver = self._block, self._base, cpu().driver()
-        threads = torch.get_num_threads
-
-        def run(owner: Any = self) -> None:
-            if owner.most > 1:
-                block[THREADS] = min(owner.most, threads())
-            driver(base)
-
-        fire = poisoned(run, self._scratch)
-        return self._raising(fire) if self._outline.faults else fire
 
 
 class SizedProgram(NativeProgram):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
+from torchair.engine.plan.records import Native, Room
 from torchair.engine.plan.strides import Meta, Strided
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
@@ -44,7 +45,7 @@ def is_one(n: Int) -> bool:
     return not isinstance(n, Number) and n == 1
 
 
-class Sizes:
+class UnitSizes:
     """Dims, strides and contents of a unit's values, as integers or as Numbers."""
 
     def __init__(
@@ -144,7 +145,7 @@ class Sizes:
         ]
 
     def words(self, metas: Sequence[Meta]) -> tuple[int, ...] | None:
-        """Sizes to pass to the kernel; None if it is not made for such operands."""
+        """UnitSizes to pass to the kernel; None if it is not made for such operands."""
         if self._recipe is None:
             return ()
         if not all(_fits(v.shape, m) for v, m in zip(self._values, metas, strict=True)):
@@ -186,21 +187,9 @@ def _evaluated(expr: Any, known: Mapping[Any, Int]) -> Int:
     raise NotNative(f"the size {expr} does not follow from the operands")
 
 
-SCRATCH, FAULT = "scratch", "fault"
-
 Content = Literal["own", "scaled", "shift"]
 """What a constant holds for a kernel: its own content, the weights of a convolution times the
 scale of the normalisation after it, or what is added then."""
-
-
-@dataclass(frozen=True)
-class Word:
-    """What an address word holds: an operand of the unit (by number), or memory of the program
-    (SCRATCH or FAULT)."""
-
-    operand: int = -1
-    memory: str = ""
-    content: Content = "own"
 
 
 @dataclass(frozen=True)
@@ -210,21 +199,6 @@ class Constant:
     unit: Unit
     value: Value
     content: Content
-
-
-Place = Value | Constant | str
-"""What an address word holds: a value, SCRATCH, or FAULT, the word where a kernel notes down that
-an index was out of range."""
-
-
-@dataclass(frozen=True)
-class NativeCall:
-    """A kernel with its operands, in the order of its words, and the numbers after them."""
-
-    order: KernelOrder
-    operands: tuple[Place, ...]
-    numbers: tuple[int, ...]
-    work: float  # microseconds that one thread needs, roughly
 
 
 Layouts = Callable[[Value], Meta]
@@ -237,34 +211,28 @@ class Made:
 
     target: Target
     order: KernelOrder
-    words: tuple[Word, ...]
-    constants: frozenset[int]  # words of operands that are the same in every call
-    sizes: Sizes
+    words: tuple[int | Room, ...]  # numbers of operands: inputs, then outputs
+    constants: Mapping[int, Content]  # by word: operands that are the same in every call
+    sizes: UnitSizes
     flops: Callable[[Sequence[Meta]], float]
 
-    def call(self, unit: Unit, metas: Sequence[Meta]) -> NativeCall | None:
+    def call(self, unit: Unit, metas: Sequence[Meta]) -> Native | None:
         """The call for a unit and these sizes; None if the kernel is not for them."""
         numbers = self.sizes.words(metas)
         if numbers is None:
             return None
         values = [*unit.inputs, *unit.outputs]
-        operands = tuple(self._place(unit, values, k) for k in range(len(self.words)))
+        operands: list[Any] = [w if isinstance(w, Room) else values[w] for w in self.words]
+        constants = {k: Constant(unit, operands[k], c) for k, c in self.constants.items()}
         moved = sum(m.numel() * m.element_size() for m in metas)
         points: Any = 0
         for meta in metas[len(unit.inputs) :]:
             points = largest(points, meta.numel())
         work = self.target.work(moved, points * len(unit.nodes), self.flops(metas))
-        return NativeCall(self.order, operands, numbers, work)
-
-    def _place(self, unit: Unit, values: Sequence[Value], number: int) -> Place:
-        word = self.words[number]
-        if word.operand < 0:
-            return word.memory
-        value = values[word.operand]
-        return Constant(unit, value, word.content) if number in self.constants else value
+        return Native(self.order, operands, numbers, work, constants=constants)
 
 
-Maker = Callable[["Emitter", Unit, Sizes], Made]
+Maker = Callable[["Emitter", Unit, UnitSizes], Made]
 
 
 class Emitter:
@@ -282,7 +250,7 @@ class Emitter:
         self._made: dict[Any, list[Made]] = {}
         self._signatures: dict[int, Any] = {}
 
-    def emit(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> NativeCall:
+    def emit(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native:
         """The call that computes a unit; NotNative if there is none."""
         metas = [layout(v) for v in [*unit.inputs, *unit.outputs]]
         variants = self._made.setdefault(self._key(unit, fact, metas), [])
@@ -291,7 +259,7 @@ class Emitter:
             if call is not None:
                 return call
         plain = [m.plain() if isinstance(m, Strided) else m for m in metas]
-        variants.append(self._make(self, unit, Sizes(unit, fact, plain, self._dynamic)))
+        variants.append(self._make(self, unit, UnitSizes(unit, fact, plain, self._dynamic)))
         call = variants[-1].call(unit, metas)
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call

@@ -23,21 +23,18 @@ from torchair.codegen.requests import (
     Weight,
 )
 from torchair.codegen.target import Head, KernelOrder, Target
-from torchair.engine.fuse.units import Check, Unit, operands_of
+from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
 from torchair.engine.lower import Operand, build_nest
-from torchair.engine.plan.records import SIZES_AT
+from torchair.engine.plan.records import SIZES_AT, Room
 from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import (
-    FAULT,
     INTEGERS,
     QUANTISED,
-    SCRATCH,
     Content,
     Emitter,
     Made,
     NotNative,
-    Sizes,
-    Word,
+    UnitSizes,
     is_one,
     parameters,
 )
@@ -83,7 +80,7 @@ def transposed(node: Node, which: int) -> bool:
     return bool(node.attr(f"adj_x{which}" if adjoint else f"transpose_x{which}"))
 
 
-def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[str, Check]]:
+def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[UnitKind, Check]]:
     """By operator type: the kind of unit, and a function that says why a node cannot be one:
     because no request says what it is, or because the target declines it."""
 
@@ -245,7 +242,7 @@ def pool_options(node: Node) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:
+def make_kernel(emitter: Emitter, unit: Unit, sizes: UnitSizes) -> Made:
     """The kernel of a unit."""
     return _Emission(emitter, unit, sizes).run()
 
@@ -253,35 +250,35 @@ def make_kernel(emitter: Emitter, unit: Unit, sizes: Sizes) -> Made:
 class _Emission:
     """Making one kernel. Words are handed out in the order in which generators expect them."""
 
-    def __init__(self, emitter: Emitter, unit: Unit, sizes: Sizes) -> None:
+    def __init__(self, emitter: Emitter, unit: Unit, sizes: UnitSizes) -> None:
         self.unit, self.target, self.sizes = unit, emitter.target, sizes
         self.constant, self.bits = emitter.constant, emitter.bits
-        self.words: list[Word] = []
+        self.words: list[int | Room] = []
+        self.constants: dict[int, Content] = {}
         self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
 
     def run(self) -> Made:
-        ask: dict[str, Callable[[], Request]] = {
+        ask: dict[UnitKind, Callable[[], Request]] = {
             "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
             "attention": self._attention, "pool": self._pool,
         }  # fmt: skip
         request = ask[self.unit.kind]()
         tell(4, lambda: f"torchair kernel {self._label()}\n{request}")
         self.sizes.seal()
-        values = [*self.unit.inputs, *self.unit.outputs]
-        same = [w.operand >= 0 and self.constant(values[w.operand]) for w in self.words]
-        return Made(
-            self.target, KernelOrder(self.target, request, self._label()), tuple(self.words),
-            frozenset(k for k, fixed in enumerate(same) if fixed), self.sizes, _flops(self.unit),
-        )  # fmt: skip
+        order = KernelOrder(self.target, request, self._label())
+        words, flops = tuple(self.words), _flops(self.unit)
+        return Made(self.target, order, words, self.constants, self.sizes, flops)
 
     # ---- words ----
 
     def address(self, value: Value, content: Content = "own") -> int:
         """The next word, for the address of a value."""
-        values = [*self.unit.inputs, *self.unit.outputs]
-        return self._next(Word(values.index(value), content=content))
+        word = self._next([*self.unit.inputs, *self.unit.outputs].index(value))
+        if self.constant(value):
+            self.constants[word] = content
+        return word
 
-    def _next(self, word: Word) -> int:
+    def _next(self, word: int | Room) -> int:
         self.words.append(word)
         if len(self.words) > SIZES_AT:
             raise NotNative(f"more than {SIZES_AT} operands")
@@ -289,8 +286,8 @@ class _Emission:
 
     def _fault(self) -> int:
         """The word where a failed test is noted down."""
-        word = Word(memory=FAULT)
-        return self.words.index(word) if word in self.words else self._next(word)
+        known = Room.FAULT in self.words
+        return self.words.index(Room.FAULT) if known else self._next(Room.FAULT)
 
     def _operand(self, value: Value) -> Operand:
         dims, strides = self.sizes.dims(value), self.sizes.strides(value)
@@ -332,7 +329,7 @@ class _Emission:
         )  # fmt: skip
         self.address(a)
         self.address(b)
-        self._next(Word(memory=SCRATCH))
+        self._next(Room.SCRATCH)
         if node.type == INTEGERS:
             self.address(b)
         elif node.type == QUANTISED:
@@ -382,7 +379,7 @@ class _Emission:
         )  # fmt: skip
         self.address(x)
         self.address(weight, "own" if self.unit.folded is None else "scaled")
-        self._next(Word(memory=SCRATCH))
+        self._next(Room.SCRATCH)
         return Convolution(spec, self._epilogue(rows=False))
 
     def _epilogue(self, rows: bool = True) -> Nest:
@@ -426,7 +423,7 @@ class _Emission:
         )  # fmt: skip
         for x in (q, k, v, mask if mask is not None else q, out, lse if wide else out):
             self.address(x)
-        self._next(Word(memory=SCRATCH))
+        self._next(Room.SCRATCH)
         return spec
 
     def _mask_strides(self, mask: Value | None) -> tuple[Int, ...]:

@@ -17,7 +17,6 @@ from torchair.engine.units.emitter import (
     Content,
     Emitter,
     Layouts,
-    NativeCall,
     NotNative,
     parameters,
 )
@@ -166,7 +165,7 @@ class NativeUnits:
 
     def emit(
         self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts
-    ) -> NativeCall | None:
+    ) -> Native | None:
         """The call for a unit; None if there is none, which is said once with its names."""
         try:
             call = self._emitter.emit(unit, fact, layout)
@@ -191,16 +190,6 @@ class NativeUnits:
                 UserWarning,
                 stacklevel=2,
             )
-
-    def bind(self, call: NativeCall, slots: Mapping[Value, int]) -> Native:
-        """The call with slots for values. Constants are in their slots as well: `generate` puts
-        those in that the kernel wants in another layout."""
-        places: list[Any] = []
-        for x in call.operands:
-            value = x.value if isinstance(x, Constant) else x
-            places.append(slots[value] if isinstance(value, Value) else value)
-        constants = {k: x for k, x in enumerate(call.operands) if isinstance(x, Constant)}
-        return Native(call.order, places, call.numbers, call.work, constants=constants)
 
     def generate(self, natives: Iterable[Native]) -> None:
         """The text of kernels, as far as it is new, and constants as they want them. Raises

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from torchair.engine.optimize import GraphState
+from torchair.engine.optimize import GraphState, needed_by
 from torchair.ge.graph import INPUTS, Graph, Node, topological
 from torchair.operators import Trait, row_of
 from torchair.operators.core import SIDE_EFFECTS
@@ -33,22 +33,11 @@ def _before_updates(graph: Graph, effects: list[Node], state: GraphState) -> Non
     for node in effects:
         texts = [v.node for v in node.values() if v.node.type == "StringFormat"]
         read = [v.node for reader in (node, *texts) for v in reader.values()]
-        before = _ancestors(node)
+        before = needed_by([node])
         for source in dict.fromkeys(n for n in read if n.type == "Data"):
             writer = writers.get(source.attr("index"))
             if writer is not None and writer.type != "Data" and writer not in before:
                 writer.after(node)
-
-
-def _ancestors(node: Node) -> set[Node]:
-    """Nodes that run before a node, and the node."""
-    found, stack = {node}, [node]
-    while stack:
-        last = stack.pop()
-        new = {v.node for v in last.values()} | set(last.control)
-        stack += new - found
-        found |= new
-    return found
 
 
 def draws(node: Node) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.engine.optimize import GraphState
+from torchair.engine.optimize import GraphState, needed_by
 from torchair.engine.optimize.rules import PATTERNS, RULES
 from torchair.engine.optimize.rules.leftovers import PartPutBack
 from torchair.flags import debug_level
@@ -37,7 +37,7 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
 def fuse_patterns(graph: Graph, state: GraphState) -> None:
     """Norms, activations, rotary embeddings and attention in simple operators -> fused ones."""
     patterns = [
-        kind(last, state.native, state.quantised)
+        kind(last, state)
         for kind in PATTERNS
         for last in kind.last
         if state.fuses(kind.__name__) and (state.quantised or not kind.quantised)
@@ -192,15 +192,7 @@ def remove_dead_code(graph: Graph, state: GraphState) -> None:
 
 def live_nodes(graph: Graph) -> set[Node]:
     """What an output or a side effect needs, and inputs."""
-    live = {n for n in graph.nodes if is_anchor(n)}
-    stack = list(live)
-    while stack:
-        node = stack.pop()
-        for before in [*(v.node for v in node.values()), *node.control]:
-            if before not in live:
-                live.add(before)
-                stack.append(before)
-    return live
+    return needed_by(n for n in graph.nodes if is_anchor(n))
 
 
 def is_anchor(node: Node) -> bool:

@@ -142,7 +142,7 @@ class GeluFusion(Pattern):
         self, rest: list[Value], known: float, gate: Value, curve: Value, inner: Inner
     ) -> Build:
         kind = curve.node.type
-        if self.native and kind == "Erf":
+        if self.state.native and kind == "Erf":
             raise Mismatch("generated code of the parts is faster", gate)
         inner.add(gate, curve)
         if len(rest) != 1:

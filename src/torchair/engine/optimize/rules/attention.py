@@ -60,7 +60,7 @@ class AttentionFusion(Pattern):
             raise Mismatch("the softmax is not over what is summed up", weights)
         inner.add(weights)
         length = shape_of(weights)[-2]
-        if self.native and isinstance(length, int) and 1 < length < _FEW:
+        if self.state.native and isinstance(length, int) and 1 < length < _FEW:
             raise Mismatch("generated code of the parts is faster for so few queries", weights)
         scores = _scores(_below(operands(weights)[0], inner), inner)
         return _SpeltOut(node, shape_of(weights), scores).build
@@ -297,7 +297,7 @@ class _ByHeads(Pattern):
     ports: Mapping[str, str]
 
     def find(self, node: Node, inner: Inner) -> Build | None:
-        if not self.native:
+        if not self.state.native:
             return None
         if not _fed_ports(node) <= {"query", "key", "value", *self.ports.values()}:
             raise Mismatch("it has operands that generated code does not know", node)

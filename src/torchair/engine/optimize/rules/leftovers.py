@@ -293,7 +293,7 @@ class BatchMatMulTransposeFusion(Pattern):
         product, order = node.values()
         if not made_by(product, "BatchMatMul") or order.content != _BATCH_SWAPPED:
             return None
-        if self.native:
+        if self.state.native:
             raise Mismatch("a transpose of a native product costs nothing", node)
         if product.node.attr("adj_x1") or product.node.attr("adj_x2"):
             raise Mismatch("an operand is read transposed", product)

@@ -4,6 +4,7 @@ sum over rows."""
 from __future__ import annotations
 
 from torchair import ge
+from torchair.engine.optimize import needed_by
 from torchair.engine.optimize.rules.pattern import (
     Build,
     Inner,
@@ -110,11 +111,11 @@ class AddRmsNormFusion(Pattern):
         a, b = operands(total)
         if not (a.shape == b.shape == total.shape and a.dtype == b.dtype == total.dtype):
             raise Mismatch("the terms are broadcast or of different types", total)
-        if self.native and any(below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)):
+        if self.state.native and any(below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)):
             raise Mismatch("the sum is computed by the product before it", total)
         if total.node.control or total.node.control_users:
             raise Mismatch("the sum carries control edges", total.node)
-        if _depends_on(gamma, total):
+        if total.node in needed_by([gamma.node]):
             raise Mismatch("gamma is computed from the sum", gamma)
         return lambda: _with_sum(node, total, (a, b, gamma))
 
@@ -126,19 +127,6 @@ def _with_sum(node: Node, total: Value, inputs: tuple[Value, Value, Value]) -> l
     again.attrs, again.device_type = dict(total.attrs), total.device_type
     total.replace_with(again, keep=lambda user: user is node)
     return [y, rstd]
-
-
-def _depends_on(value: Value, source: Value) -> bool:
-    """Whether a value is computed from another one."""
-    seen, stack = set(), [value]
-    while stack:
-        v = stack.pop()
-        if v is source:
-            return True
-        if v.node not in seen:
-            seen.add(v.node)
-            stack += v.node.values()
-    return False
 
 
 def _layer_norm(x: Value, dims: list[int], gamma: Value, beta: Value, eps: float) -> Value:
@@ -200,7 +188,7 @@ class RmsNormGradSplit(Pattern):
     last = ("RmsNormGrad",)
 
     def find(self, node: Node, inner: Inner) -> Build | None:
-        if not self.native or not node.outputs[1].uses:
+        if not self.state.native or not node.outputs[1].uses:
             return None
         return lambda: self._split(node)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.engine.optimize import GraphState
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.rewrite import Match, No, Rule, no
@@ -36,7 +37,7 @@ class Mismatch(Exception):
 
 
 @dataclass
-class Found(Match):
+class PatternMatch(Match):
     """A pattern at a node: a function that builds its replacement, or why there is none."""
 
     build: Build | No = field(default_factory=lambda: no("nothing was found"))
@@ -48,9 +49,8 @@ class Pattern(Rule):
     last: tuple[str, ...]
     quantised = False  # whether it is for targets that have kernels for quantised products only
 
-    def __init__(self, last: str, native: bool = False, rows: int = 0) -> None:
-        self.native = native  # whether generated code will run the graph
-        self.rows = rows  # of products with quantised weights that there are kernels for
+    def __init__(self, last: str, state: GraphState) -> None:
+        self.state = state
         self.root = Graph("pattern").add(last)
 
     def find(self, node: Node, inner: Inner) -> Build | None:
@@ -68,11 +68,11 @@ class Pattern(Rule):
                 return None
             inner.check()
         except Mismatch as e:
-            return Found(node, nodes=[node], build=e.no)
-        return Found(node, nodes=[*inner.nodes, node], build=build)
+            return PatternMatch(node, nodes=[node], build=e.no)
+        return PatternMatch(node, nodes=[*inner.nodes, node], build=build)
 
     def replace(self, match: Match) -> Any:
-        assert isinstance(match, Found)
+        assert isinstance(match, PatternMatch)
         try:
             return match.build if isinstance(match.build, No) else match.build()
         except Mismatch as e:

@@ -50,14 +50,15 @@ class _Quantised(Pattern):
         """Whether there are kernels for so many rows."""
         dims = shape_of(x)[:-1]
         known = [d for d in dims if isinstance(d, int)]
-        few = len(known) == len(dims) and math.prod(known) <= self.rows
-        return few or self.rows == ANY_ROWS
+        few = len(known) == len(dims) and math.prod(known) <= self.state.quantised
+        return few or self.state.quantised == ANY_ROWS
 
     def product(self, node: Node, weight: _Weight, scales: Value) -> Build:
         """Builds the operator instead of a product with a weight that is read transposed."""
         x, bias = node.inputs["x1"], node.inputs.get("bias")
         if isinstance(x, Value) and not self.serves(x):
-            raise Mismatch(f"there are no kernels for its rows, but for up to {self.rows}", x)
+            most = self.state.quantised
+            raise Mismatch(f"there are no kernels for its rows, but for up to {most}", x)
 
         def build() -> Any:
             zeros = weight.zeros
