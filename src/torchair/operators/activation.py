@@ -11,37 +11,10 @@ import torch
 from torchair.codegen.loops import Expr, cast, op
 from torchair.codegen.numbers import FLOATS
 from torchair.ge.graph import Fact
+from torchair.operators import formulas as f
 from torchair.operators.core import NUMBERS, Kernel, Loops, Op, add_row, fixed, like_first, scalar
 from torchair.operators.elementwise import EW
-from torchair.operators.formulas import (
-    Formula,
-    absolute,
-    add,
-    both,
-    clamp,
-    div,
-    either,
-    erf,
-    exp,
-    expm1,
-    ge,
-    gt,
-    le,
-    least,
-    log,
-    lt,
-    mixed,
-    most,
-    mul,
-    neg,
-    operator,
-    sigmoid,
-    single_element,
-    square,
-    sub,
-    where,
-    with_attributes,
-)
+from torchair.operators.formulas import Formula
 from torchair.operators.loops import LowerOp, Place, Tensor, elementwise
 
 aten = torch.ops.aten
@@ -69,7 +42,7 @@ def _row(
 ) -> None:  # fmt: skip
     """A row whose formula takes elements, the gradient being the `last` or the first of them, and
     then attributes."""
-    loops = Loops(with_attributes(_attributes(formula, attrs, last)), declines=mixed)
+    loops = Loops(f.with_attributes(_attributes(formula, attrs, last)), declines=f.mixed)
     add_row(op_type, like_first, kernel, EW, out=out, loops=loops, types=types)
 
 
@@ -77,69 +50,69 @@ def _row(
 
 
 def _elu(x: Expr, alpha: float, scale: float, input_scale: float) -> Expr:
-    below = mul(expm1(mul(x, input_scale)), alpha * scale)
-    return where(lt(x, 0), below, mul(x, scale))
+    below = f.mul(f.expm1(f.mul(x, input_scale)), alpha * scale)
+    return f.where(f.lt(x, 0), below, f.mul(x, scale))
 
 
 def _hard_shrink(x: Expr, lambd: float) -> Expr:
-    return where(both(ge(x, -lambd), le(x, lambd)), 0, x)
+    return f.where(f.both(f.ge(x, -lambd), f.le(x, lambd)), 0, x)
 
 
 def _soft_shrink(x: Expr, lambd: float) -> Expr:
-    inside = where(lt(x, -lambd), add(x, lambd), mul(x, 0))
-    return where(gt(x, lambd), sub(x, lambd), inside)
+    inside = f.where(f.lt(x, -lambd), f.add(x, lambd), f.mul(x, 0))
+    return f.where(f.gt(x, lambd), f.sub(x, lambd), inside)
 
 
 def _hard_swish(x: Expr) -> Expr:
-    return mul(x, _ramp(x))
+    return f.mul(x, _ramp(x))
 
 
 def _ramp(x: Expr) -> Expr:
     """From 0 at -3 to 1 at 3, where the product is exact."""
-    return mul(clamp(add(x, 3), 0, 6), 1 / 6)
+    return f.mul(f.clamp(f.add(x, 3), 0, 6), 1 / 6)
 
 
 def _leaky_relu(x: Expr, negative_slope: float) -> Expr:
-    return where(gt(x, 0), x, mul(x, negative_slope))
+    return f.where(f.gt(x, 0), x, f.mul(x, negative_slope))
 
 
 def _log_of_one_plus(x: Expr) -> Expr:
     """log(1 + x) for x in 0..1: what rounding the sum loses is added to the logarithm, which is
     cheaper than a function that is exact everywhere."""
-    rounded = add(x, 1)
-    lost = sub(x, sub(rounded, 1))
-    return add(log(rounded), div(lost, rounded))
+    rounded = f.add(x, 1)
+    lost = f.sub(x, f.sub(rounded, 1))
+    return f.add(f.log(rounded), f.div(lost, rounded))
 
 
 def _log_sigmoid(x: Expr) -> Expr:
-    return sub(least(x, 0), _log_of_one_plus(exp(neg(absolute(x)))))
+    return f.sub(f.least(x, 0), _log_of_one_plus(f.exp(f.neg(f.absolute(x)))))
 
 
 def _tanh_of_softplus(x: Expr) -> Expr:
     """tanh(log(1 + exp(x))), which is a quotient in exp(x); it is one where exp would overflow."""
-    power = exp(least(x, 20))
-    top = mul(power, add(power, 2))
-    return div(top, add(top, 2))
+    power = f.exp(f.least(x, 20))
+    top = f.mul(power, f.add(power, 2))
+    return f.div(top, f.add(top, 2))
 
 
 def _mish(x: Expr) -> Expr:
-    return mul(x, _tanh_of_softplus(x))
+    return f.mul(x, _tanh_of_softplus(x))
 
 
 def _softplus(x: Expr, beta: float, threshold: float) -> Expr:
-    scaled = mul(x, beta)
-    curve = add(most(scaled, 0), _log_of_one_plus(exp(neg(absolute(scaled)))))
-    return where(gt(scaled, threshold), x, curve if beta == 1 else div(curve, beta))
+    scaled = f.mul(x, beta)
+    curve = f.add(f.most(scaled, 0), _log_of_one_plus(f.exp(f.neg(f.absolute(scaled)))))
+    return f.where(f.gt(scaled, threshold), x, curve if beta == 1 else f.div(curve, beta))
 
 
 def _swish(x: Expr, scale: float) -> Expr:
-    return op("silu", x) if scale == 1 else mul(x, sigmoid(mul(x, scale)))
+    return op("silu", x) if scale == 1 else f.mul(x, f.sigmoid(f.mul(x, scale)))
 
 
 def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
     if (alpha, beta) == (0.16666666, 0.5):
         return _ramp(x)
-    return clamp(add(mul(x, alpha), beta), 0, 1)
+    return f.clamp(f.add(f.mul(x, alpha), beta), 0, 1)
 
 
 def _celu(x: Expr, alpha: float) -> Expr:
@@ -152,12 +125,12 @@ _LARGE = 1e30
 
 
 def _gelu(x: Expr, approximate: str) -> Expr:
-    return mul(x, _near_normal(x)) if approximate == "tanh" else op("gelu", x)
+    return f.mul(x, _near_normal(x)) if approximate == "tanh" else op("gelu", x)
 
 
 def _near_normal(x: Expr) -> Expr:
     """(1 + tanh(y / 2)) / 2, which is the sigmoid of y."""
-    return sigmoid(mul(x, add(mul(square(x), _CUBIC), _LINEAR)))
+    return f.sigmoid(f.mul(x, f.add(f.mul(f.square(x), _CUBIC), _LINEAR)))
 
 
 def _relu(x: torch.Tensor, out: Any = None) -> torch.Tensor:
@@ -174,7 +147,7 @@ def _forward(fn: Kernel, *attrs: str) -> Callable[[Op], Kernel]:
 
 _FORWARD: dict[str, tuple[Any, ...]] = {
     "Elu": (_nn.elu, _elu, "alpha", "scale", "input_scale"),
-    "Gelu": (_nn.gelu, operator("gelu")),
+    "Gelu": (_nn.gelu, f.operator("gelu")),
     "HardShrink": (torch.hardshrink, _hard_shrink, "lambd"),
     "HardSwish": (_nn.hardswish, _hard_swish),
     "LeakyRelu": (_nn.leaky_relu, _leaky_relu, "negative_slope"),
@@ -187,7 +160,7 @@ _FORWARD: dict[str, tuple[Any, ...]] = {
 
 for _type, (_function, _formula, *_names) in _FORWARD.items():
     _row(_type, _forward(_function, *_names), _formula, *_names)
-_row("Relu", fixed(_relu), lambda x: most(x, 0), types=NUMBERS)
+_row("Relu", fixed(_relu), lambda x: f.most(x, 0), types=NUMBERS)
 
 
 def _gelu_kernel(op: Op) -> Kernel:
@@ -232,16 +205,16 @@ def _threshold(node: LowerOp) -> Tensor:
     limit, other = node.tensor("threshold"), node.maybe("value")
 
     def formula(x: Expr) -> Expr:
-        bound = cast(single_element(limit), x.dtype)
-        value = 0 if other is None else cast(single_element(other), x.dtype)
-        return where(le(x, bound), value, x)
+        bound = cast(f.single_element(limit), x.dtype)
+        value = 0 if other is None else cast(f.single_element(other), x.dtype)
+        return f.where(f.le(x, bound), value, x)
 
     return elementwise(formula, node.tensor("x"))
 
 
 add_row(
     "ThresholdV2", like_first, _threshold_kernel, EW, out=True,
-    loops=Loops(_threshold, declines=mixed), types=NUMBERS,
+    loops=Loops(_threshold, declines=f.mixed), types=NUMBERS,
 )  # fmt: skip
 
 
@@ -277,18 +250,17 @@ def _prelu_grad(node: LowerOp) -> list[Tensor]:
     given = [node.tensor(p) for p in ("grads", "features", "weights")]
 
     def of_weight(grad: Expr, x: Expr, _weight: Expr) -> Expr:
-        return where(gt(x, 0), 0, mul(x, grad))
+        return f.where(f.gt(x, 0), 0, f.mul(x, grad))
 
     return [elementwise(_leaky_relu_grad, *given), elementwise(of_weight, *given)]
 
 
 add_row(
-    "PRelu", like_first, fixed(_prelu_kernel),
-    loops=Loops(_prelu, declines=mixed), types=FLOATS,
-)  # fmt: skip
+    "PRelu", like_first, fixed(_prelu_kernel), loops=Loops(_prelu, declines=f.mixed), types=FLOATS
+)
 add_row(
     "PReluGrad", _prelu_grad_rule, fixed(aten._prelu_kernel_backward.default),
-    loops=Loops(_prelu_grad, declines=mixed), types=FLOATS,
+    loops=Loops(_prelu_grad, declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -296,65 +268,65 @@ add_row(
 
 
 def _gelu_grad(grad: Expr, x: Expr, approximate: str = "none") -> Expr:
-    return mul(grad, (_gelu_tanh_slope if approximate == "tanh" else _gelu_slope)(x))
+    return f.mul(grad, (_gelu_tanh_slope if approximate == "tanh" else _gelu_slope)(x))
 
 
 def _gelu_slope(x: Expr) -> Expr:
-    below = mul(add(erf(mul(x, math.sqrt(0.5))), 1), 0.5)
-    density = mul(exp(mul(square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return add(below, mul(x, density))
+    below = f.mul(f.add(f.erf(f.mul(x, math.sqrt(0.5))), 1), 0.5)
+    density = f.mul(f.exp(f.mul(f.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return f.add(below, f.mul(x, density))
 
 
 def _gelu_tanh_slope(x: Expr) -> Expr:
     gate = _near_normal(x)
-    inner_slope = add(mul(least(square(x), _LARGE), 3 * _CUBIC), _LINEAR)  # times 0 it is 0
-    return add(gate, mul(mul(mul(x, gate), sub(1, gate)), inner_slope))
+    inner_slope = f.add(f.mul(f.least(f.square(x), _LARGE), 3 * _CUBIC), _LINEAR)  # times 0 it is 0
+    return f.add(gate, f.mul(f.mul(f.mul(x, gate), f.sub(1, gate)), inner_slope))
 
 
 def _outside(grad: Expr, x: Expr, lambd: float) -> Expr:
-    return where(either(gt(x, lambd), lt(x, -lambd)), grad, 0)
+    return f.where(f.either(f.gt(x, lambd), f.lt(x, -lambd)), grad, 0)
 
 
 _SIXTH = 0.1666666716337204  # in float32, as torch has it for all types
 
 
 def _hard_sigmoid_grad(grad: Expr, x: Expr) -> Expr:
-    return where(both(gt(x, -3), lt(x, 3)), mul(grad, _SIXTH), 0)
+    return f.where(f.both(f.gt(x, -3), f.lt(x, 3)), f.mul(grad, _SIXTH), 0)
 
 
 def _hard_swish_grad(grad: Expr, x: Expr) -> Expr:
-    inside = where(ge(x, 3), grad, mul(grad, add(div(x, 3), 0.5)))
-    return where(le(x, -3), 0, inside)
+    inside = f.where(f.ge(x, 3), grad, f.mul(grad, f.add(f.div(x, 3), 0.5)))
+    return f.where(f.le(x, -3), 0, inside)
 
 
 def _leaky_relu_grad(grad: Expr, x: Expr, negative_slope: float) -> Expr:
-    return where(gt(x, 0), grad, mul(grad, negative_slope))
+    return f.where(f.gt(x, 0), grad, f.mul(grad, negative_slope))
 
 
 def _threshold_grad(grad: Expr, x: Expr, threshold: float = 0) -> Expr:
-    return where(le(x, threshold), 0, grad)
+    return f.where(f.le(x, threshold), 0, grad)
 
 
 def _softplus_grad(grad: Expr, x: Expr, beta: float, threshold: float) -> Expr:
-    scaled = mul(x, beta)
-    return where(gt(scaled, threshold), grad, mul(grad, sigmoid(scaled)))
+    scaled = f.mul(x, beta)
+    return f.where(f.gt(scaled, threshold), grad, f.mul(grad, f.sigmoid(scaled)))
 
 
 def _hardtanh_grad(grad: Expr, x: Expr, min_val: float, max_val: float) -> Expr:
-    return where(both(gt(x, min_val), lt(x, max_val)), grad, 0)
+    return f.where(f.both(f.gt(x, min_val), f.lt(x, max_val)), grad, 0)
 
 
 def _sigmoid_grad(grad: Expr, y: Expr) -> Expr:
-    return mul(mul(grad, sub(1, y)), y)
+    return f.mul(f.mul(grad, f.sub(1, y)), y)
 
 
 def _tanh_grad(grad: Expr, y: Expr) -> Expr:
-    return mul(grad, sub(1, square(y)))
+    return f.mul(grad, f.sub(1, f.square(y)))
 
 
 def _swish_grad(grad: Expr, x: Expr, scale: float) -> Expr:
-    gate = sigmoid(mul(x, scale))
-    return mul(mul(grad, gate), add(mul(mul(x, scale), sub(1, gate)), 1))
+    gate = f.sigmoid(f.mul(x, scale))
+    return f.mul(f.mul(grad, gate), f.add(f.mul(f.mul(x, scale), f.sub(1, gate)), 1))
 
 
 def _elu_grad(
@@ -362,21 +334,21 @@ def _elu_grad(
 ) -> Expr:
     factor = alpha * scale
     if is_result:
-        below = mul(mul(grad, input_scale), add(x, factor))
+        below = f.mul(f.mul(grad, input_scale), f.add(x, factor))
     else:
-        below = mul(mul(grad, input_scale * factor), exp(mul(x, input_scale)))
-    return where(gt(x, 0), mul(grad, scale), below)
+        below = f.mul(f.mul(grad, input_scale * factor), f.exp(f.mul(x, input_scale)))
+    return f.where(f.gt(x, 0), f.mul(grad, scale), below)
 
 
 def _log_sigmoid_grad(grad: Expr, x: Expr) -> Expr:
-    power = exp(neg(absolute(x)))
-    far = div(power, add(power, 1))
-    return mul(grad, where(lt(x, 0), sub(1, far), far))
+    power = f.exp(f.neg(f.absolute(x)))
+    far = f.div(power, f.add(power, 1))
+    return f.mul(grad, f.where(f.lt(x, 0), f.sub(1, far), far))
 
 
 def _mish_grad(grad: Expr, x: Expr) -> Expr:
     curve = _tanh_of_softplus(x)
-    return mul(grad, add(curve, mul(mul(x, sigmoid(x)), sub(1, square(curve)))))
+    return f.mul(grad, f.add(curve, f.mul(f.mul(x, f.sigmoid(x)), f.sub(1, f.square(curve)))))
 
 
 def _gradient(packet: Any, *arguments: Any, last: bool = False) -> Callable[[Op], Kernel]:

@@ -10,7 +10,7 @@ import torch
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import dim_min
-from torchair.operators.core import SHORT, Kernel, Op, add_row
+from torchair.operators.core import SHORT, Kernel, Op, add_row, call, fixed
 from torchair.ops.npu import rows as routing
 from torchair.ops.npu.attend import request_dims
 from torchair.ops.npu.fusion_attention import (
@@ -231,11 +231,6 @@ def _gating_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), dims), Fact(_INT32, dims), Fact(_INT32, dims)]
 
 
-def _gating(op: Op) -> Kernel:
-    k = op.attr("k")
-    return lambda x, finished: routing.gating_top_k_softmax(x, finished, k)
-
-
 def _init_rule(op: Op) -> list[Fact]:
     tokens, choices = op.shape("expert_idx")
     rows = dim_min(tokens, op.attr("active_num")) * choices
@@ -243,19 +238,10 @@ def _init_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), (rows, op.shape("x")[1])), places, places]
 
 
-def _init(op: Op) -> Kernel:
-    active = op.attr("active_num")
-    return lambda x, rows, experts: routing.init_routing(x, rows, experts, active)
-
-
 def _finalize_rule(op: Op) -> Fact:
     rows, width = op.shape("expanded_row_idx")[0], op.shape("expanded_x")[-1]
     choices = op.shape("scales")[1] if op.fed("scales") else 1
     return Fact(op.dtype("expanded_x"), (rows // choices, width))
-
-
-def _finalize(x: Any, x1: Any, x2: Any, bias: Any, scales: Any, rows: Any, experts: Any) -> Any:
-    return routing.finalize_routing(x, x1, x2, bias, scales, rows, experts)
 
 
 def _finalize_v2(op: Op) -> Kernel:
@@ -267,7 +253,7 @@ def _finalize_v2(op: Op) -> Kernel:
     return run
 
 
-add_row("MoeGatingTopKSoftmax", _gating_rule, _gating)
-add_row("MoeInitRouting", _init_rule, _init)
-add_row("MoeFinalizeRouting", _finalize_rule, lambda op: _finalize)
+add_row("MoeGatingTopKSoftmax", _gating_rule, call(routing.gating_top_k_softmax, "k"))
+add_row("MoeInitRouting", _init_rule, call(routing.init_routing, "active_num"))
+add_row("MoeFinalizeRouting", _finalize_rule, fixed(routing.finalize_routing))
 add_row("MoeFinalizeRoutingV2", _finalize_rule, _finalize_v2)

@@ -12,29 +12,28 @@ from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import broadcast
+from torchair.operators import formulas as f
 from torchair.operators.core import (
     NUMBERS,
     Kernel,
     Loops,
     Op,
+    Rule,
     add_row,
     broadcast_rule,
+    call,
     fixed,
     known_number,
     same_as,
 )
 from torchair.operators.elementwise import EW
-from torchair.operators.formulas import (
-    Formula,
-    clamp,
-    eq,
-    mixed,
-    of_elements,
-    truth,
-    where,
-    with_attributes,
-)
+from torchair.operators.formulas import Formula
 from torchair.operators.loops import TYPES, LowerOp, Tensor, as_stored, elementwise
+
+
+def _broadcast_over(*ports: str) -> Rule:
+    """Dims broadcast over these inputs, type of the first."""
+    return lambda op: Fact(op.dtype(ports[0]), broadcast(*(op.shape(p) for p in ports)))
 
 
 def _cast_rule(op: Op) -> Fact:
@@ -73,13 +72,8 @@ def _cast(node: LowerOp) -> Tensor:
 add_row("Cast", _cast_rule, _cast_kernel, EW, out=True, loops=Loops(_cast))
 
 
-def _select_rule(op: Op) -> Fact:
-    shapes = [op.shape(p) for p in ("condition", "then", "else")]
-    return Fact(op.dtype("then"), broadcast(*shapes))
-
-
 def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
-    return where(truth(condition), then, cast(other, then.dtype))
+    return f.where(f.truth(condition), then, cast(other, then.dtype))
 
 
 def _unlike_branches(node: Op) -> str | None:
@@ -88,13 +82,9 @@ def _unlike_branches(node: Op) -> str | None:
 
 
 add_row(
-    "SelectV2",
-    _select_rule,
-    fixed(torch.where),
-    EW,
-    out=True,
-    loops=Loops(of_elements(_select), declines=_unlike_branches),
-)
+    "SelectV2", _broadcast_over("then", "condition", "else"), fixed(torch.where), EW, out=True,
+    loops=f.pointwise(_select, declines=_unlike_branches),
+)  # fmt: skip
 
 
 def _clip(op: Op) -> Kernel:
@@ -104,55 +94,26 @@ def _clip(op: Op) -> Kernel:
     return lambda x, _low, _high, out=None: torch.clamp(x, low, high, out=out)
 
 
-add_row(
-    "ClipByValueV2",
-    broadcast_rule,
-    _clip,
-    EW,
-    out=True,
-    loops=Loops(of_elements(clamp), declines=mixed),
-    types=NUMBERS,
-)
-add_row(
-    "ClipByValue",
-    broadcast_rule,
-    _clip,
-    EW,
-    out=True,
-    loops=Loops(of_elements(clamp), declines=mixed),
-    types=NUMBERS,
-)
-
-
-def _nan_to_num_kernel(op: Op) -> Kernel:
-    values = [op.attr(a) for a in ("nan", "posinf", "neginf")]
-    return lambda x, out=None: torch.nan_to_num(x, *values, out=out)
+for _type in ("ClipByValue", "ClipByValueV2"):
+    _loops = f.pointwise(f.clamp)
+    add_row(_type, broadcast_rule, _clip, EW, out=True, loops=_loops, types=NUMBERS)
 
 
 def _nan_to_num(node: LowerOp) -> Formula:
     nan, top, bottom = (node.attr(a) for a in ("nan", "posinf", "neginf"))
 
     def formula(x: Expr) -> Expr:
-        x = where(op("isnan", x), nan, x)
-        x = where(eq(x, math.inf), top, x)
-        return where(eq(x, -math.inf), bottom, x)
+        x = f.where(op("isnan", x), nan, x)
+        x = f.where(f.eq(x, math.inf), top, x)
+        return f.where(f.eq(x, -math.inf), bottom, x)
 
     return formula
 
 
 add_row(
-    "NanToNum",
-    same_as("x"),
-    _nan_to_num_kernel,
-    EW,
-    out=True,
-    loops=Loops(with_attributes(_nan_to_num), declines=mixed),
-    types=FLOATS,
-)
-
-
-def _masked_fill_rule(op: Op) -> Fact:
-    return Fact(op.dtype("x"), broadcast(op.shape("x"), op.shape("mask")))
+    "NanToNum", same_as("x"), call(torch.nan_to_num, "nan", "posinf", "neginf"), EW, out=True,
+    loops=Loops(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
+)  # fmt: skip
 
 
 def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch.Tensor:
@@ -165,16 +126,12 @@ def _masked_fill(node: LowerOp) -> Tensor:
     def formula(x: Expr, mask: Expr, filling: Expr) -> Expr:
         if filling.kind == "const":
             filling = _known_conversion(filling, node.dtype("value"), node.dtype("x"))
-        return where(truth(mask), cast(filling, x.dtype), x)
+        return f.where(f.truth(mask), cast(filling, x.dtype), x)
 
     return elementwise(formula, node.tensor("x"), node.tensor("mask"), value)
 
 
 add_row(
-    "MaskedFill",
-    _masked_fill_rule,
-    fixed(_masked_fill_kernel),
-    EW,
-    out=True,
+    "MaskedFill", _broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True,
     loops=Loops(_masked_fill),
-)
+)  # fmt: skip

@@ -72,8 +72,8 @@ for _type, _a, _b in (
     ("BatchMatMulV2", "adj_x1", "adj_x2"),
 ):
     add_row(
-        _type, _product_rule(_a, _b), _product(_a, _b), CONTRACTION, out=True,
-        head="matmul", types=SHORT,
+        _type, _product_rule(_a, _b), _product(_a, _b), CONTRACTION, out=True, head="matmul",
+        types=SHORT,
     )  # fmt: skip
 add_row("Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), CONTRACTION, out=True)
 

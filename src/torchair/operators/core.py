@@ -257,6 +257,18 @@ def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
     return lambda _op: fn
 
 
+def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:
+    """A kernel that calls a function with the tensors, then with arguments: a str is the attribute
+    of that name, a function is asked what it finds in the node."""
+
+    def make(op: Op) -> Kernel:
+        asked = (a(op) if callable(a) else a for a in arguments)
+        values = [op.attr(a) if isinstance(a, str) else a for a in asked]
+        return lambda *tensors, **out: function(*tensors, *values, **out)
+
+    return make
+
+
 def writes_first(update: Callable[..., Any]) -> Kernel:
     """A kernel from one that updates its first tensor: without `out` a copy is updated, `out` being
     the first tensor itself means in place, any other `out` gets a copy first."""
@@ -341,6 +353,16 @@ def same_as(port: str) -> Rule:
         return Fact(op.dtype(port), op.shape(port))
 
     return rule
+
+
+def like(*ports: str) -> Callable[[Op], list[Fact]]:
+    """Results have types and dims of these inputs."""
+    return lambda op: [Fact(op.dtype(p), op.shape(p)) for p in ports]
+
+
+def of_type(attr: str, port: str = "x") -> Callable[[Op], Fact]:
+    """Result has the type that an attribute names, and dims of one input."""
+    return lambda op: Fact(op.attr(attr), op.shape(port))
 
 
 def copy_of(port: str) -> Rule:

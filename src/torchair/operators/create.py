@@ -19,35 +19,21 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim
 from torchair.ge.signature import NO_OFFSET
+from torchair.operators import formulas as f
 from torchair.operators.core import (
     Kernel,
     Loops,
     Op,
     Trait,
     add_row,
+    call,
+    fixed,
     known_number,
     like_first,
     same_as,
     scalar,
 )
-from torchair.operators.formulas import (
-    add,
-    div,
-    eq,
-    ge,
-    le,
-    lt,
-    most,
-    mul,
-    single_element,
-    sub,
-    where,
-)
-from torchair.operators.loops import LoopRule, LowerOp, Place, Tensor, elementwise, number
-
-
-def _fill_rule(op: Op) -> Fact:
-    return Fact(op.dtype("value"), tuple(op.ints("dims")))
+from torchair.operators.loops import LowerOp, Place, Tensor, elementwise
 
 
 def _fill_kernel(op: Op) -> Kernel:
@@ -62,31 +48,31 @@ def _fill_kernel(op: Op) -> Kernel:
 
 def _fill(node: LowerOp) -> Tensor:
     value = node.tensor("value")
-    return Tensor(node.out_shape(), value.dtype, lambda _: single_element(value))
+    return Tensor(node.out_shape(), value.dtype, lambda _: f.single_element(value))
 
 
-add_row("Fill", _fill_rule, _fill_kernel, host=("dims",), out=True, loops=Loops(_fill))
+add_row(
+    "Fill", lambda op: Fact(op.dtype("value"), tuple(op.ints("dims"))), _fill_kernel,
+    host=("dims",), out=True, loops=Loops(_fill),
+)  # fmt: skip
 
 
-def _like(value: int) -> Callable[[Op], Kernel]:
-    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def _like(op_type: str, value: int) -> None:
+    def kernel(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.full_like(x, value) if out is None else out.fill_(value)
 
-    return lambda _op: run
-
-
-def _filled(value: int) -> LoopRule:
     def rule(node: LowerOp) -> Tensor:
         return Tensor(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
 
-    return rule
+    ew = Trait.ELEMENTWISE
+    add_row(op_type, like_first, fixed(kernel), ew, out=True, loops=Loops(rule))
 
 
-add_row("ZerosLike", like_first, _like(0), Trait.ELEMENTWISE, out=True, loops=Loops(_filled(0)))
-add_row("OnesLike", like_first, _like(1), Trait.ELEMENTWISE, out=True, loops=Loops(_filled(1)))
+_like("ZerosLike", 0)
+_like("OnesLike", 1)
 
 
-def _empty_rule(op: Op) -> Fact:
+def _dims_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), tuple(op.ints("shape")))
 
 
@@ -100,7 +86,7 @@ def _empty(op: Op) -> Kernel:
     return run
 
 
-add_row("Empty", _empty_rule, _empty, host=("shape",), out=True)
+add_row("Empty", _dims_rule, _empty, host=("shape",), out=True)
 
 
 def _eye_rule(op: Op) -> Fact:
@@ -117,7 +103,7 @@ def _eye_kernel(op: Op) -> Kernel:
 
 def _eye(node: LowerOp) -> Tensor:
     def element(place: Place) -> Expr:
-        return eq(place[-2].value(), place[-1].value())
+        return f.eq(place[-2].value(), place[-1].value())
 
     return Tensor(node.out_shape(), node.out_dtype(), element)
 
@@ -128,10 +114,14 @@ add_row("Eye", _eye_rule, _eye_kernel, loops=Loops(_eye))
 # ---- ranges ----
 
 
+def _bound(op: Op, port: str) -> Any:
+    known = known_number(op, port)
+    return op.int(port) if known is None else known
+
+
 def _bounds(op: Op) -> tuple[Any, Any, Any]:
     """Start, limit and step: numbers of constants, else host integers."""
-    known = {p: known_number(op, p) for p in ("start", "limit", "delta")}
-    start, limit, delta = (op.int(p) if n is None else n for p, n in known.items())
+    start, limit, delta = (_bound(op, p) for p in ("start", "limit", "delta"))
     return start, limit, delta
 
 
@@ -157,35 +147,24 @@ def _range_kernel(op: Op) -> Kernel:
     return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
 
 
-def _bound(node: LowerOp, port: str, dtype: str) -> Expr:
-    value: Any = known_number(node, port)
-    value = node.int(port) if value is None else value
-    return cast(const(value, "f64") if isinstance(value, float) else size(value), dtype)
-
-
 def _range(node: LowerOp) -> Tensor:
     dtype = node.out_dtype()
     exact = "f64" if dtype in FLOATS else "i64"
-    start, step = (_bound(node, p, exact) for p in ("start", "delta"))
+    start, step = (_bound(node, p) for p in ("start", "delta"))
+
+    def bound(value: Any) -> Expr:
+        return cast(const(value, "f64") if isinstance(value, float) else size(value), exact)
 
     def element(place: Place) -> Expr:
-        return add(mul(cast(place[0].value(), exact), step), start)
+        return f.add(f.mul(cast(place[0].value(), exact), bound(step)), bound(start))
 
     return Tensor(node.out_shape(), dtype, element)
 
 
 add_row(
-    "Range",
-    _range_rule,
-    _range_kernel,
-    host=("start", "limit", "delta"),
-    out=True,
+    "Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True,
     loops=Loops(_range),
-)
-
-
-def _linspace_rule(op: Op) -> Fact:
-    return Fact(op.dtype("start"), (op.int("num"),))
+)  # fmt: skip
 
 
 def _linspace_kernel(op: Op) -> Kernel:
@@ -203,51 +182,40 @@ def _linspace(node: LowerOp) -> Tensor:
     start, stop = (node.tensor(p) for p in ("start", "stop"))
 
     def element(place: Place) -> Expr:
-        first, last = (cast(single_element(t), "f64") for t in (start, stop))
-        gaps = cast(most(sub(size(count), 1), 1), "f64")
-        step, index = div(sub(last, first), gaps), place[0].value()
-        rising = add(first, mul(step, cast(index, "f64")))
-        falling = sub(last, mul(step, sub(gaps, cast(index, "f64"))))
-        return where(lt(index, most(size(count // 2), 1)), rising, falling)
+        first, last = (cast(f.single_element(t), "f64") for t in (start, stop))
+        gaps = cast(f.most(f.sub(size(count), 1), 1), "f64")
+        step, index = f.div(f.sub(last, first), gaps), place[0].value()
+        rising = f.add(first, f.mul(step, cast(index, "f64")))
+        falling = f.sub(last, f.mul(step, f.sub(gaps, cast(index, "f64"))))
+        return f.where(f.lt(index, f.most(size(count // 2), 1)), rising, falling)
 
     return Tensor((count,), node.out_dtype(), element)
 
 
 add_row(
-    "LinSpace", _linspace_rule, _linspace_kernel, host=("num",), out=True, loops=Loops(_linspace)
-)
+    "LinSpace", lambda op: Fact(op.dtype("start"), (op.int("num"),)), _linspace_kernel,
+    host=("num",), out=True, loops=Loops(_linspace),
+)  # fmt: skip
 
 
 # ---- triangles: what stays depends on the place, so these are not elementwise ----
 
 
-def _triangle_kernel(fn: Callable[..., torch.Tensor]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        diagonal = op.attr("diagonal")
-        return lambda x, out=None: fn(x, diagonal, out=out)
-
-    return make
-
-
-def _triangle(kind: str) -> LoopRule:
-    keeps = {"lower": le, "upper": ge}[kind]
-
+def _triangle(op_type: str, function: Callable[..., torch.Tensor], keeps: f.Formula) -> None:
     def rule(node: LowerOp) -> Tensor:
         x, diagonal = node.tensor("x"), node.attr("diagonal")
 
         def element(place: Place) -> Expr:
             row, column = place[-2].value(), place[-1].value()
-            inside = keeps(sub(column, row), number(diagonal, row))
-            found = x.at(place)
-            return where(inside, found, 0)
+            return f.where(keeps(f.sub(column, row), diagonal), x.at(place), 0)
 
         return Tensor(x.shape, x.dtype, element)
 
-    return rule
+    add_row(op_type, like_first, call(function, "diagonal"), out=True, loops=Loops(rule))
 
 
-add_row("Tril", like_first, _triangle_kernel(torch.tril), out=True, loops=Loops(_triangle("lower")))
-add_row("Triu", like_first, _triangle_kernel(torch.triu), out=True, loops=Loops(_triangle("upper")))
+_triangle("Tril", torch.tril, f.le)
+_triangle("Triu", torch.triu, f.ge)
 
 
 # ---- random numbers from a seed and an offset ----
@@ -299,10 +267,6 @@ def _drawer(fact: Fact, seed: int, fill: Callable[..., Any]) -> Callable[..., to
     return draw
 
 
-def _dims_rule(op: Op) -> Fact:
-    return Fact(op.attr("dtype"), tuple(op.ints("shape")))
-
-
 def _by_key(fill: Callable[..., Any]) -> Callable[[Op], Kernel]:
     def make(op: Op) -> Kernel:
         draw = _drawer(_dims_rule(op), op.int("key"), fill)
@@ -315,12 +279,9 @@ _KEY = ("shape", "key", "alg")
 RANDOM = Trait.RANDOM | Trait.DRAWS
 
 
-add_row(
-    "StatelessRandomUniformV2", _dims_rule, _by_key(_Tensor.uniform_), RANDOM, host=_KEY, out=True
-)
-add_row(
-    "StatelessRandomNormalV2", _dims_rule, _by_key(_Tensor.normal_), RANDOM, host=_KEY, out=True
-)
+for _type, _fill_in in (("Uniform", _Tensor.uniform_), ("Normal", _Tensor.normal_)):
+    _kernel = _by_key(_fill_in)
+    add_row(f"StatelessRandom{_type}V2", _dims_rule, _kernel, RANDOM, host=_KEY, out=True)
 
 
 def _integers_rule(op: Op) -> Fact:
@@ -412,8 +373,6 @@ def _do_mask(op: Op) -> Kernel:
 
 
 _MASK_HOST = ("shape", "seed", "seed1")
-
-
 add_row("StatelessDropOutGenMask", _mask_rule, _mask, RANDOM, host=_MASK_HOST, out=True)
 
 
@@ -421,9 +380,9 @@ def _dropout(node: LowerOp) -> Tensor:
     keep = node.tensor("keep_prob")
 
     def formula(x: Expr, mask: Expr) -> Expr:
-        chance = cast(single_element(keep), x.dtype)
-        factor = where(eq(chance, 0), 0, div(1, chance))
-        return mul(mul(x, cast(mask, x.dtype)), factor)
+        chance = cast(f.single_element(keep), x.dtype)
+        factor = f.where(f.eq(chance, 0), 0, f.div(1, chance))
+        return f.mul(f.mul(x, cast(mask, x.dtype)), factor)
 
     return elementwise(formula, node.tensor("x"), node.tensor("mask"))
 

@@ -155,26 +155,17 @@ def _reduce_scatter_v(op: Op) -> Kernel:
 
 _SENT, _RECEIVED = ("send_counts", "send_displacements"), ("recv_counts", "recv_displacements")
 add_row(
-    "HcomAllToAllV",
-    _parts("recv_counts", "send_data"),
-    _all_to_all_v,
-    COLLECTIVE,
+    "HcomAllToAllV", _parts("recv_counts", "send_data"), _all_to_all_v, COLLECTIVE,
     host=(*_SENT, *_RECEIVED),
-)
+)  # fmt: skip
 add_row(
-    "HcomAllGatherV",
-    _parts("recv_counts", "x"),
-    _all_gather_v,
-    COLLECTIVE,
+    "HcomAllGatherV", _parts("recv_counts", "x"), _all_gather_v, COLLECTIVE,
     host=("send_count", *_RECEIVED),
-)
+)  # fmt: skip
 add_row(
-    "HcomReduceScatterV",
-    _parts("recv_count", "x"),
-    _reduce_scatter_v,
-    COLLECTIVE,
+    "HcomReduceScatterV", _parts("recv_count", "x"), _reduce_scatter_v, COLLECTIVE,
     host=("recv_count", *_SENT),
-)
+)  # fmt: skip
 
 
 # ---- one to one ----

@@ -13,6 +13,7 @@ from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import INT_TYPES, DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, broadcast, dim_max, dim_min
+from torchair.operators import formulas as f
 from torchair.operators.core import (
     ANY,
     INTEGERS,
@@ -29,37 +30,7 @@ from torchair.operators.core import (
     same_as,
     scalar,
 )
-from torchair.operators.formulas import (
-    Formula,
-    absolute,
-    add,
-    both,
-    differ,
-    div,
-    either,
-    eq,
-    flipped,
-    ge,
-    gt,
-    le,
-    least,
-    log,
-    lt,
-    mixed,
-    most,
-    mul,
-    ne,
-    neg,
-    operator,
-    pointwise,
-    single_element,
-    sqrt,
-    square,
-    sub,
-    truth,
-    where,
-    with_attributes,
-)
+from torchair.operators.formulas import Formula
 from torchair.operators.loops import TYPES, LoopRule, LowerOp, Tensor, elementwise, number
 
 EW = Trait.ELEMENTWISE
@@ -81,35 +52,35 @@ _REAL = (
 
 for _type in _REAL:
     _fn = fixed(getattr(torch, _type.lower()))
-    _loops = pointwise(operator(_type.lower()))
+    _loops = f.pointwise(f.operator(_type.lower()))
     add_row(_type, broadcast_rule, _fn, EW, out=True, loops=_loops, types=FLOATS)
 
 
 # ---- one or two operands; sums and products of truth values are those of logic ----
 
 _SMOOTH: _Table = {
-    "Abs": (torch.abs, absolute, NUMBERS),
-    "Add": (torch.add, add, ANY),
-    "BitwiseAnd": (torch.bitwise_and, both, ANY),
-    "BitwiseOr": (torch.bitwise_or, either, ANY),
-    "BitwiseXor": (torch.bitwise_xor, differ, ANY),
-    "Invert": (torch.bitwise_not, flipped, ANY),
-    "LeftShift": (torch.bitwise_left_shift, operator("shl"), INTEGERS),
-    "Maximum": (torch.maximum, most, ANY),
-    "Minimum": (torch.minimum, least, ANY),
-    "Mul": (torch.mul, mul, ANY),
-    "Neg": (torch.neg, neg, NUMBERS),
-    "Reciprocal": (torch.reciprocal, lambda x: div(1, x), FLOATS),
-    "RightShift": (torch.bitwise_right_shift, operator("shr"), INTEGERS),
-    "Square": (torch.square, square, NUMBERS),
-    "Sub": (torch.sub, sub, NUMBERS),
+    "Abs": (torch.abs, f.absolute, NUMBERS),
+    "Add": (torch.add, f.add, ANY),
+    "BitwiseAnd": (torch.bitwise_and, f.both, ANY),
+    "BitwiseOr": (torch.bitwise_or, f.either, ANY),
+    "BitwiseXor": (torch.bitwise_xor, f.differ, ANY),
+    "Invert": (torch.bitwise_not, f.flipped, ANY),
+    "LeftShift": (torch.bitwise_left_shift, f.operator("shl"), INTEGERS),
+    "Maximum": (torch.maximum, f.most, ANY),
+    "Minimum": (torch.minimum, f.least, ANY),
+    "Mul": (torch.mul, f.mul, ANY),
+    "Neg": (torch.neg, f.neg, NUMBERS),
+    "Reciprocal": (torch.reciprocal, lambda x: f.div(1, x), FLOATS),
+    "RightShift": (torch.bitwise_right_shift, f.operator("shr"), INTEGERS),
+    "Square": (torch.square, f.square, NUMBERS),
+    "Sub": (torch.sub, f.sub, NUMBERS),
 }
 _STEPS: _Table = {
     "Ceil": (torch.ceil, _whole("ceil"), NUMBERS),
     "Floor": (torch.floor, _whole("floor"), NUMBERS),
-    "LogicalNot": (torch.logical_not, lambda x: flipped(truth(x)), ANY),
+    "LogicalNot": (torch.logical_not, lambda x: f.flipped(f.truth(x)), ANY),
     "Round": (torch.round, _whole("round"), NUMBERS),
-    "Sign": (torch.sgn, operator("sign"), ANY),
+    "Sign": (torch.sgn, f.operator("sign"), ANY),
     "Trunc": (torch.trunc, _whole("trunc"), NUMBERS),
 }
 """Operators in which the last digit of an operand may decide on a whole step of the result."""
@@ -143,14 +114,10 @@ _COMMUTATIVE = ("Add", "Mul")
 
 for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
     add_row(
-        _type,
-        _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule,
-        fixed(_function),
-        EW | Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW,
-        out=True,
-        loops=pointwise(_formula, jumps=_type in _STEPS),
-        types=_types,
-    )
+        _type, _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule,
+        fixed(_function), EW | Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW, out=True,
+        loops=f.pointwise(_formula, jumps=_type in _STEPS), types=_types,
+    )  # fmt: skip
 
 
 # ---- truth values as a result ----
@@ -161,22 +128,22 @@ def _is_nan(x: torch.Tensor, out: Any = None) -> torch.Tensor:
 
 
 _COMPARE: dict[str, tuple[Callable[..., Any], Formula]] = {
-    "Equal": (torch.eq, eq),
-    "Greater": (torch.gt, gt),
-    "GreaterEqual": (torch.ge, ge),
-    "IsFinite": (torch.isfinite, operator("isfinite")),
-    "IsInf": (torch.isinf, operator("isinf")),
-    "IsNan": (_is_nan, operator("isnan")),
-    "Less": (torch.lt, lt),
-    "LessEqual": (torch.le, le),
-    "LogicalAnd": (torch.logical_and, lambda a, b: both(truth(a), truth(b))),
-    "LogicalOr": (torch.logical_or, lambda a, b: either(truth(a), truth(b))),
-    "NotEqual": (torch.ne, ne),
+    "Equal": (torch.eq, f.eq),
+    "Greater": (torch.gt, f.gt),
+    "GreaterEqual": (torch.ge, f.ge),
+    "IsFinite": (torch.isfinite, f.operator("isfinite")),
+    "IsInf": (torch.isinf, f.operator("isinf")),
+    "IsNan": (_is_nan, f.operator("isnan")),
+    "Less": (torch.lt, f.lt),
+    "LessEqual": (torch.le, f.le),
+    "LogicalAnd": (torch.logical_and, lambda a, b: f.both(f.truth(a), f.truth(b))),
+    "LogicalOr": (torch.logical_or, lambda a, b: f.either(f.truth(a), f.truth(b))),
+    "NotEqual": (torch.ne, f.ne),
 }
 _WITHOUT_OUT = ("IsFinite", "IsInf")
 
 for _type, (_function, _formula) in _COMPARE.items():
-    _loops, _out = pointwise(_formula, jumps=True), _type not in _WITHOUT_OUT
+    _loops, _out = f.pointwise(_formula, jumps=True), _type not in _WITHOUT_OUT
     add_row(_type, compare_rule, fixed(_function), EW, out=_out, loops=_loops)
 
 
@@ -193,23 +160,25 @@ def _real_div(op: Op) -> Kernel:
 
 def may_divide_by_zero(node: Op) -> str | None:
     """Why not, where integers are divided by what may be zero: torch raises an error then."""
-    if mixed(node) or TYPES[node.dtype("x1")] in FLOATS:
-        return mixed(node)
+    if f.mixed(node) or TYPES[node.dtype("x1")] in FLOATS:
+        return f.mixed(node)
     return None if known_number(node, "x2") else "integers divided by what may be zero"
 
 
 _DIVISION: dict[str, tuple[Callable[[Op], Kernel], Formula]] = {
-    "Div": (_real_div, div),
-    "RealDiv": (_real_div, div),
-    "TruncateDiv": (fixed(_trunc_div), lambda a, b: _whole("trunc")(div(a, b))),
-    "FloorDiv": (fixed(torch.floor_divide), operator("floordiv")),
-    "FloorMod": (fixed(torch.remainder), operator("remainder")),
-    "Mod": (fixed(torch.fmod), operator("fmod")),
+    "Div": (_real_div, f.div),
+    "RealDiv": (_real_div, f.div),
+    "TruncateDiv": (fixed(_trunc_div), lambda a, b: _whole("trunc")(f.div(a, b))),
+    "FloorDiv": (fixed(torch.floor_divide), f.operator("floordiv")),
+    "FloorMod": (fixed(torch.remainder), f.operator("remainder")),
+    "Mod": (fixed(torch.fmod), f.operator("fmod")),
 }
 
 for _type, (_kernel, _formula) in _DIVISION.items():
     _rule = _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule
-    _loops = pointwise(_formula, jumps=_type not in ("Div", "RealDiv"), declines=may_divide_by_zero)
+    _loops = f.pointwise(
+        _formula, jumps=_type not in ("Div", "RealDiv"), declines=may_divide_by_zero
+    )
     add_row(_type, _rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
@@ -226,12 +195,12 @@ def _pow(op: Op) -> Kernel:
 _POWERS: dict[float, Formula] = {
     0: lambda x: number(1, x),
     1: lambda x: x,
-    2: square,
-    3: lambda x: mul(square(x), x),
-    0.5: sqrt,
-    -0.5: operator("rsqrt"),
-    -1: lambda x: div(1, x),
-    -2: lambda x: div(1, square(x)),
+    2: f.square,
+    3: lambda x: f.mul(f.square(x), x),
+    0.5: f.sqrt,
+    -0.5: f.operator("rsqrt"),
+    -1: lambda x: f.div(1, x),
+    -2: lambda x: f.div(1, f.square(x)),
 }
 """Exponents that torch computes without a logarithm."""
 
@@ -242,9 +211,9 @@ def _integer_power(x: Expr, exponent: int) -> Expr:
     result, factor = None, x
     while exponent:
         if exponent & 1:
-            result = factor if result is None else mul(result, factor)
+            result = factor if result is None else f.mul(result, factor)
         exponent >>= 1
-        factor = square(factor) if exponent else factor
+        factor = f.square(factor) if exponent else factor
     return number(1, x) if result is None else result
 
 
@@ -253,20 +222,20 @@ def _power(node: LowerOp) -> Formula:
     if exponent is not None and TYPES[node.dtype("x1")] not in FLOATS:
         return lambda x, _: _integer_power(x, exponent)
     special = _POWERS.get(exponent)
-    return operator("pow") if special is None else lambda x, _: special(x)
+    return f.operator("pow") if special is None else lambda x, _: special(x)
 
 
 def _no_power(node: Op) -> str | None:
     exponent = known_number(node, "x2")
     if TYPES[node.dtype("x1")] in FLOATS:
-        return None if exponent is not None else mixed(node)
+        return None if exponent is not None else f.mixed(node)
     small = isinstance(exponent, int) and 0 <= exponent <= _LARGEST_EXPONENT
-    return mixed(node) if small else "integers raised to what is not a small known integer"
+    return f.mixed(node) if small else "integers raised to what is not a small known integer"
 
 
 add_row(
     "Pow", broadcast_rule, _pow, EW, out=True,
-    loops=Loops(with_attributes(_power), declines=_no_power), types=NUMBERS,
+    loops=Loops(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
 )  # fmt: skip
 
 _LOGARITHMS = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
@@ -287,26 +256,26 @@ def _logarithm(node: LowerOp) -> Formula:
     factor = 1.0 if base in _LOGARITHMS else 1 / math.log(base)
 
     def formula(x: Expr) -> Expr:
-        x = mul(x, scale)
-        return mul(op(kind, add(x, shift) if shift else x), factor)
+        x = f.mul(x, scale)
+        return f.mul(op(kind, f.add(x, shift) if shift else x), factor)
 
     return formula
 
 
 add_row(
     "Log", same_as("x"), _log, EW, out=True,
-    loops=Loops(with_attributes(_logarithm), declines=mixed), types=FLOATS,
+    loops=Loops(f.with_attributes(_logarithm), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
 def _xlogy(x: Expr, y: Expr) -> Expr:
-    product = where(eq(x, 0), 0, mul(x, log(y)))
-    return where(op("isnan", y), y, product)
+    product = f.where(f.eq(x, 0), 0, f.mul(x, f.log(y)))
+    return f.where(op("isnan", y), y, product)
 
 
 add_row(
-    "Xlogy", broadcast_rule, fixed(torch.xlogy), EW, out=True,
-    loops=pointwise(_xlogy), types=FLOATS,
+    "Xlogy", broadcast_rule, fixed(torch.xlogy), EW, out=True, loops=f.pointwise(_xlogy),
+    types=FLOATS,
 )  # fmt: skip
 
 
@@ -337,7 +306,9 @@ def _scaled_sum(combine: Formula) -> LoopRule:
         alpha = node.maybe("alpha")
 
         def formula(a: Expr, b: Expr) -> Expr:
-            return combine(a, b if alpha is None else mul(cast(single_element(alpha), b.dtype), b))
+            return combine(
+                a, b if alpha is None else f.mul(cast(f.single_element(alpha), b.dtype), b)
+            )
 
         return elementwise(formula, node.tensor("x1"), node.tensor("x2"))
 
@@ -352,7 +323,7 @@ def _no_scaled_sum(node: Op) -> str | None:
     return None if kinds <= FLOATS or whole_factor else "integers with a real factor"
 
 
-for _type, _kernel, _formula in (("AxpyV2", _axpy, add), ("Sxpy", _sxpy, sub)):
+for _type, _kernel, _formula in (("AxpyV2", _axpy, f.add), ("Sxpy", _sxpy, f.sub)):
     _loops = Loops(_scaled_sum(_formula), declines=_no_scaled_sum)
     add_row(_type, _operands_rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
@@ -367,7 +338,7 @@ def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 def _accumulate(combine: Formula) -> Formula:
     def formula(x: Expr, a: Expr, b: Expr, value: Expr) -> Expr:
-        return add(x, combine(mul(cast(value, a.dtype), a), b))
+        return f.add(x, combine(f.mul(cast(value, a.dtype), a), b))
 
     return formula
 
@@ -382,9 +353,9 @@ def _no_accumulation(node: Op) -> str | None:
 
 
 for _type, _function, _formula in (
-    ("Addcmul", torch.addcmul, mul), ("Addcdiv", torch.addcdiv, div),
+    ("Addcmul", torch.addcmul, f.mul), ("Addcdiv", torch.addcdiv, f.div),
 ):  # fmt: skip
-    _loops = pointwise(_accumulate(_formula), declines=_no_accumulation)
+    _loops = f.pointwise(_accumulate(_formula), declines=_no_accumulation)
     add_row(_type, broadcast_rule, _fused(_function), EW, out=True, loops=_loops, types=NUMBERS)
 
 
@@ -397,17 +368,15 @@ def _lerp_kernel(op: Op) -> Kernel:
 
 def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
     """Between two values, from the nearer end, so that both ends are met exactly."""
-    way = sub(end, start)
-    from_start = add(start, mul(weight, way))
-    from_end = sub(end, mul(way, sub(1, weight)))
+    way = f.sub(end, start)
+    from_start = f.add(start, f.mul(weight, way))
+    from_end = f.sub(end, f.mul(way, f.sub(1, weight)))
     if weight.kind == "const":
         return from_start if abs(weight.data) < 0.5 else from_end
-    return where(lt(absolute(weight), 0.5), from_start, from_end)
+    return f.where(f.lt(f.absolute(weight), 0.5), from_start, from_end)
 
 
-add_row(
-    "Lerp", broadcast_rule, _lerp_kernel, EW, out=True, loops=pointwise(_lerp), types=FLOATS
-)  # fmt: skip
+add_row("Lerp", broadcast_rule, _lerp_kernel, EW, out=True, loops=f.pointwise(_lerp), types=FLOATS)
 
 
 def _scaled_kernel(op: Op) -> Kernel:
@@ -417,10 +386,10 @@ def _scaled_kernel(op: Op) -> Kernel:
 
 def _scaled(node: LowerOp) -> Formula:
     value: Any = node.attr("value")
-    return lambda x: mul(x, value)
+    return lambda x: f.mul(x, value)
 
 
 add_row(
     "Muls", same_as("x"), _scaled_kernel, EW, out=True,
-    loops=Loops(with_attributes(_scaled), declines=mixed), types=FLOATS,
+    loops=Loops(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
 )  # fmt: skip

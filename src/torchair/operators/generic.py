@@ -193,9 +193,7 @@ def _scalar_inputs(node: Node) -> list[Value]:
     return found
 
 
-add_row(
-    "TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, layouts=layouts
-)  # fmt: skip
+add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, layouts=layouts)
 
 
 # ---- rows of the operators that users gave a kernel with `ge.register_kernel` ----

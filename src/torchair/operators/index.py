@@ -19,7 +19,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast, is_static
-from torchair.operators.core import Kernel, Loops, Op, add_row, all_contiguous, fixed
+from torchair.operators.core import Kernel, Loops, Op, add_row, all_contiguous, call, fixed, of_type
 from torchair.operators.formulas import add, both, ge, lt, where
 from torchair.operators.loops import (
     TYPES,
@@ -37,16 +37,17 @@ aten = torch.ops.aten
 # ---- reads ----
 
 
-def _gather_rule(op: Op) -> Fact:
+def _gathered(op: Op, axis: int) -> Fact:
     if op.attr("batch_dims"):
         raise ValueError(f"{op.node}: batch_dims is not supported")
     x, indices = op.shape("x"), op.shape("indices")
-    axis = op.int("axis") % len(x)
     known, place = op["x"].content, op["indices"].content
-    content = None
-    if isinstance(known, tuple) and isinstance(place, int):
-        content = known[place]
+    content = known[place] if isinstance(known, tuple) and isinstance(place, int) else None
     return Fact(op.dtype("x"), (*x[:axis], *indices, *x[axis + 1 :]), content)
+
+
+def _gather_rule(op: Op) -> Fact:
+    return _gathered(op, op.int("axis") % len(op.shape("x")))
 
 
 def _gather(op: Op) -> Kernel:
@@ -161,18 +162,19 @@ def gather(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "GatherV2",
-    _gather_rule,
-    _gather,
-    host=("axis",),
-    out=True,
-    also_host=_selected,
+    "GatherV2", _gather_rule, _gather, host=("axis",), out=True, also_host=_selected,
     loops=Loops(gather, "move", declines=_gather_declines),
-)
+)  # fmt: skip
 
 
-def _gather_elements_rule(op: Op) -> Fact:
-    return Fact(op.dtype("x"), op.shape("index"))
+def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return torch.index_select(x, 0, indices.reshape(-1)).reshape((*indices.shape, *x.shape[1:]))
+
+
+add_row(
+    "Gather", lambda op: _gathered(op, 0), fixed(_gather_first),
+    loops=Loops(lambda o: _rows(o, 0), "move", declines=_gather_declines),
+)  # fmt: skip
 
 
 def _gather_elements(op: Op) -> Kernel:
@@ -196,12 +198,9 @@ def gather_elements(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "GatherElements",
-    _gather_elements_rule,
-    _gather_elements,
-    out=True,
+    "GatherElements", lambda op: Fact(op.dtype("x"), op.shape("index")), _gather_elements, out=True,
     loops=Loops(gather_elements, "move", declines=lambda o: not_positions([o["index"]])),
-)
+)  # fmt: skip
 
 
 def indexed_shape(shape: Shape, indices: Sequence[Shape], mask: Sequence[int]) -> Shape:
@@ -295,16 +294,9 @@ def index_by_tensor(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "IndexByTensor",
-    _index_rule,
-    _index,
-    out=True,
+    "IndexByTensor", _index_rule, _index, out=True,
     loops=Loops(index_by_tensor, "move", declines=lambda o: not_positions(o.list("indices"))),
-)
-
-
-def _search_rule(op: Op) -> Fact:
-    return Fact(op.attr("dtype"), op.shape("values"))
+)  # fmt: skip
 
 
 def _search(op: Op) -> Kernel:
@@ -315,7 +307,7 @@ def _search(op: Op) -> Kernel:
     )
 
 
-add_row("SearchSorted", _search_rule, _search, out=True)
+add_row("SearchSorted", of_type("dtype", "values"), _search, out=True)
 
 
 # ---- writes: output 0 is input 0 updated ----
@@ -328,12 +320,10 @@ def _embedding_grad_rule(op: Op) -> Fact:
     return Fact(op.dtype("grad"), (op.attr("num_weights"), op.shape("grad")[-1]))
 
 
-def _embedding_grad(op: Op) -> Kernel:
-    rest = op.attr("num_weights"), op.attr("padding_idx"), op.attr("scale_grad_by_freq")
-    return lambda grad, indices: aten.embedding_dense_backward(grad, indices, *rest)
-
-
-add_row("EmbeddingDenseGrad", _embedding_grad_rule, _embedding_grad)
+add_row(
+    "EmbeddingDenseGrad", _embedding_grad_rule,
+    call(aten.embedding_dense_backward, "num_weights", "padding_idx", "scale_grad_by_freq"),
+)  # fmt: skip
 
 
 # ---- bags of rows ----
@@ -389,33 +379,3 @@ def _empty(fact: Fact) -> torch.Tensor:
 
 # torch leaves bookkeeping out for some layouts: results have other dims
 add_row("EmbeddingBag", _bag_rule, _bag, layouts=all_contiguous)
-
-
-def gather_first(o: LowerOp) -> Tensor:
-    """Rows along the first axis."""
-    return _rows(o, 0)
-
-
-# ---- writes: the nest runs over what is written ----
-
-
-def _gather_first_rule(op: Op) -> Fact:
-    x, index = op["x"], op["indices"]
-    if x.shape is None or index.shape is None:
-        raise MissingHostValue("gather dims")
-    fact = Fact(x.dtype, (*index.shape, *x.shape[1:]))
-    if isinstance(x.content, tuple) and isinstance(index.content, int):
-        fact.content = x.content[index.content]
-    return fact
-
-
-def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return torch.index_select(x, 0, indices.reshape(-1)).reshape((*indices.shape, *x.shape[1:]))
-
-
-add_row(
-    "Gather",
-    _gather_first_rule,
-    fixed(_gather_first),
-    loops=Loops(gather_first, "move", declines=_gather_declines),
-)

@@ -1,4 +1,4 @@
-"""Losses and their gradients.
+"""Softmax, losses and their gradients.
 
 A loss that is summed up is a reduction over all dims of the prediction; one that is not is a
 reduction over none.
@@ -17,33 +17,9 @@ from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
+from torchair.operators import formulas as f
 from torchair.operators.core import INTEGERS, Kernel, Loops, Op, add_row, like_first
-from torchair.operators.formulas import (
-    Formula,
-    absolute,
-    axes_in,
-    both,
-    count,
-    div,
-    divided,
-    dropped,
-    either,
-    eq,
-    exp,
-    flipped,
-    ge,
-    le,
-    log,
-    lt,
-    most,
-    mul,
-    ne,
-    neg,
-    square,
-    sub,
-    typed,
-    where,
-)
+from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
 
@@ -82,54 +58,48 @@ def _log_softmax(op: Op) -> Kernel:
     return lambda x, out=None: torch._log_softmax(x, axis, False, out=out)
 
 
-def _softmax_axes(port: str, attr: str = "axes") -> Callable[[Op], tuple[int, ...]]:
-    return lambda o: axes_in(o.attr(attr), len(o.shape(port)))
+def _over_axis(
+    rule: Callable[[LowerOp, Tensor, tuple[int, ...]], Tensor], port: str, attr: str = "axes"
+) -> Loops:
+    """A rule over one axis of the operand on a port."""
+
+    def reduces(o: Op) -> tuple[int, ...]:
+        return f.axes_in(o.attr(attr), len(o.shape(port)))
+
+    def declines(o: Op) -> str | None:
+        return None if len(o.attr(attr)) == 1 else f"softmax over {o.attr(attr)}"
+
+    return Loops(lambda o: rule(o, o.tensor(port), reduces(o)), "reduce", port, reduces, declines)
 
 
-def _one_axis(attr: str) -> Callable[[Op], str | None]:
-    return lambda o: None if len(o.attr(attr)) == 1 else f"softmax over {o.attr(attr)}"
-
-
-def _powers(o: LowerOp, port: str) -> tuple[Tensor, Tensor, Tensor]:
+def _powers(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Elements less their maximum, the exponentials, and the sum of those."""
-    x, axes = o.tensor(port), _softmax_axes(port)(o)
-    moved = elementwise(sub, x, o.reduce("max", x, axes, keep=True))
-    powers = elementwise(exp, moved)
+    moved = elementwise(f.sub, x, o.reduce("max", x, axes, keep=True))
+    powers = elementwise(f.exp, moved)
     return moved, powers, o.reduce("sum", powers, axes, keep=True)
 
 
-def softmax(o: LowerOp) -> Tensor:
+def softmax(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Exponentials divided by their sum: one division for each sum. A row of -inf gives NaN."""
-    _, powers, total = _powers(o, "x")
-    return typed(elementwise(mul, powers, elementwise(lambda t: div(1.0, t), total)), o.out_dtype())
+    _, powers, total = _powers(o, x, axes)
+    inverse = elementwise(lambda t: f.div(1.0, t), total)
+    return f.typed(elementwise(f.mul, powers, inverse), o.out_dtype())
 
 
-add_row(
-    "SoftmaxV2",
-    _softmax_rule,
-    _softmax_kernel,
-    out=True,
-    loops=Loops(softmax, "reduce", "x", _softmax_axes("x"), declines=_one_axis("axes")),
-    types=FLOATS,
-)
-
-
-def log_softmax(o: LowerOp) -> Tensor:
+def log_softmax(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The logarithm of softmax, without computing softmax itself."""
-    moved, _, total = _powers(o, "logits")
-    return elementwise(sub, moved, elementwise(log, total))
+    moved, _, total = _powers(o, x, axes)
+    return elementwise(f.sub, moved, elementwise(f.log, total))
 
 
 add_row(
-    "LogSoftmaxV2",
-    like_first,
-    _log_softmax,
-    out=True,
-    loops=Loops(
-        log_softmax, "reduce", "logits", _softmax_axes("logits"), declines=_one_axis("axes")
-    ),
+    "SoftmaxV2", _softmax_rule, _softmax_kernel, out=True, loops=_over_axis(softmax, "x"),
     types=FLOATS,
-)
+)  # fmt: skip
+add_row(
+    "LogSoftmaxV2", like_first, _log_softmax, out=True, loops=_over_axis(log_softmax, "logits"),
+    types=FLOATS,
+)  # fmt: skip
 
 
 def _softmax_grad(op: Op) -> Kernel:
@@ -154,47 +124,27 @@ def _log_softmax_grad(op: Op) -> Kernel:
     return run
 
 
-def softmax_grad(o: LowerOp) -> Tensor:
+def softmax_grad(o: LowerOp, y: Tensor, axes: tuple[int, ...]) -> Tensor:
     """y * (grad - sum(y * grad))."""
-    y, grad, axes = o.tensor("softmax"), o.tensor("grad_softmax"), _softmax_axes("softmax")(o)
-    weighted = elementwise(mul, y, grad)
-    total = o.reduce("sum", weighted, axes, keep=True)
-    return elementwise(lambda a, g, s: mul(a, sub(g, s)), y, grad, total)
+    grad = o.tensor("grad_softmax")
+    total = o.reduce("sum", elementwise(f.mul, y, grad), axes, keep=True)
+    return elementwise(lambda a, g, s: f.mul(a, f.sub(g, s)), y, grad, total)
 
 
-add_row(
-    "SoftmaxGrad",
-    like_first,
-    _softmax_grad,
-    out=True,
-    loops=Loops(
-        softmax_grad, "reduce", "softmax", _softmax_axes("softmax"), declines=_one_axis("axes")
-    ),
-    types=FLOATS,
-)
-
-
-def log_softmax_grad(o: LowerOp) -> Tensor:
+def log_softmax_grad(o: LowerOp, grad: Tensor, axes: tuple[int, ...]) -> Tensor:
     """grad - exp(y) * sum(grad)."""
-    grad, y, axes = o.tensor("grad"), o.tensor("x"), _softmax_axes("grad", "axis")(o)
-    total = o.reduce("sum", grad, axes, keep=True)
-    return elementwise(lambda g, a, s: sub(g, mul(exp(a), s)), grad, y, total)
+    y, total = o.tensor("x"), o.reduce("sum", grad, axes, keep=True)
+    return elementwise(lambda g, a, s: f.sub(g, f.mul(f.exp(a), s)), grad, y, total)
 
 
 add_row(
-    "LogSoftmaxGrad",
-    like_first,
-    _log_softmax_grad,
-    out=True,
-    loops=Loops(
-        log_softmax_grad,
-        "reduce",
-        "grad",
-        _softmax_axes("grad", "axis"),
-        declines=_one_axis("axis"),
-    ),
-    types=FLOATS,
-)
+    "SoftmaxGrad", like_first, _softmax_grad, out=True,
+    loops=_over_axis(softmax_grad, "softmax"), types=FLOATS,
+)  # fmt: skip
+add_row(
+    "LogSoftmaxGrad", like_first, _log_softmax_grad, out=True,
+    loops=_over_axis(log_softmax_grad, "grad", "axis"), types=FLOATS,
+)  # fmt: skip
 
 
 # ---- a prediction and a target of the same kind ----
@@ -219,7 +169,7 @@ def _unequal(first: str, second: str) -> Callable[[Op], str | None]:
 
 def _weighted(o: LowerOp, loss: Tensor) -> Tensor:
     weight = o.maybe("weight")
-    return loss if weight is None else elementwise(mul, loss, weight)
+    return loss if weight is None else elementwise(f.mul, loss, weight)
 
 
 def _summed(o: LowerOp, loss: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -228,8 +178,8 @@ def _summed(o: LowerOp, loss: Tensor, axes: tuple[int, ...]) -> Tensor:
         return loss
     total = o.reduce("sum", loss, axes, keep=True)
     if o.attr("reduction") == "mean":
-        total = divided(total, count(loss, axes))
-    return dropped(total, axes)
+        total = f.divided(total, f.count(loss, axes))
+    return f.dropped(total, axes)
 
 
 Each = Callable[[LowerOp], Formula]
@@ -264,8 +214,8 @@ def _loss_grad_row(
     def rule(o: LowerOp) -> Tensor:
         x = o.tensor(first)
         slope = _weighted(o, elementwise(each(o), x, o.tensor(second)))
-        result = elementwise(mul, slope, o.tensor(grad))
-        return divided(result, math.prod(x.shape)) if o.attr("reduction") == "mean" else result
+        result = elementwise(f.mul, slope, o.tensor(grad))
+        return f.divided(result, math.prod(x.shape)) if o.attr("reduction") == "mean" else result
 
     loops = Loops(rule, declines=_unequal(first, second))
     add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
@@ -287,9 +237,9 @@ def _mse_grad(op: Op) -> Kernel:
     return run
 
 
-_loss_row("MseLoss", _mse_kernel, "predict label", lambda _: lambda a, b: square(sub(a, b)))
+_loss_row("MseLoss", _mse_kernel, "predict label", lambda _: lambda a, b: f.square(f.sub(a, b)))
 _loss_grad_row(
-    "MseLossGrad", _mse_grad, "predict label dout", lambda _: lambda a, b: mul(2.0, sub(a, b)),
+    "MseLossGrad", _mse_grad, "predict label dout", lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)),
     out=True,
 )  # fmt: skip
 
@@ -309,9 +259,13 @@ def _smooth(o: LowerOp) -> Formula:
     beta = float(o.attr("sigma"))
 
     def each(a: Expr, b: Expr) -> Expr:
-        z = absolute(sub(a, b))
-        line = sub(z, 0.5 * beta)
-        return line if beta == 0 else where(lt(z, beta), div(mul(0.5, square(z)), beta), line)
+        z = f.absolute(f.sub(a, b))
+        line = f.sub(z, 0.5 * beta)
+        return (
+            line
+            if beta == 0
+            else f.where(f.lt(z, beta), f.div(f.mul(0.5, f.square(z)), beta), line)
+        )
 
     return each
 
@@ -320,9 +274,9 @@ def _smooth_slope(o: LowerOp) -> Formula:
     beta = float(o.attr("sigma"))
 
     def each(a: Expr, b: Expr) -> Expr:
-        z = sub(a, b)
-        inner = z if beta == 0 else div(z, beta)
-        return where(le(z, -beta), -1.0, where(ge(z, beta), 1.0, inner))
+        z = f.sub(a, b)
+        inner = z if beta == 0 else f.div(z, beta)
+        return f.where(f.le(z, -beta), -1.0, f.where(f.ge(z, beta), 1.0, inner))
 
     return each
 
@@ -343,12 +297,12 @@ def _bce_grad(op: Op) -> Kernel:
 
 def _bce(a: Expr, t: Expr) -> Expr:
     """Logarithms are cut at -100, as torch does."""
-    other = mul(sub(t, 1.0), most(op("log1p", neg(a)), -100.0))
-    return sub(other, mul(t, most(log(a), -100.0)))
+    other = f.mul(f.sub(t, 1.0), f.most(op("log1p", f.neg(a)), -100.0))
+    return f.sub(other, f.mul(t, f.most(f.log(a), -100.0)))
 
 
 def _bce_slope(a: Expr, t: Expr) -> Expr:
-    return div(sub(a, t), most(mul(sub(1.0, a), a), _SMALL))
+    return f.div(f.sub(a, t), f.most(f.mul(f.sub(1.0, a), a), _SMALL))
 
 
 _loss_row("BinaryCrossEntropy", _bce_kernel, "x y", lambda _: _bce)
@@ -392,7 +346,7 @@ def _not_rows(o: Op) -> str | None:
 
 def _counts(o: LowerOp, target: Expr) -> Expr:
     """Whether a class is not the one to ignore."""
-    return ne(target, const(o.attr("ignore_index"), "i64"))
+    return f.ne(target, const(o.attr("ignore_index"), "i64"))
 
 
 def nll_loss(o: LowerOp) -> list[Tensor]:
@@ -404,38 +358,36 @@ def nll_loss(o: LowerOp) -> list[Tensor]:
     def chosen(place: Place) -> tuple[Expr, Expr]:
         t = cast(target.at(place), "i64")
         exists = inside(t, x.shape[-1])
-        ignored = flipped(_counts(o, t))
-        known = both(o.verify(either(exists, ignored)), exists)
-        return t, where(known, t, const(0, "i64"))
+        ignored = f.flipped(_counts(o, t))
+        known = f.both(o.verify(f.either(exists, ignored)), exists)
+        return t, f.where(known, t, const(0, "i64"))
 
     def share(place: Place) -> Expr:
         t, known = chosen(place)
         one = cast(const(1, "i64"), wide) if weight is None else weight.at([at_value(known)])
-        return where(_counts(o, t), one, zero)
+        return f.where(_counts(o, t), one, zero)
 
     shares = Tensor(target.shape, x.dtype, share)
 
     def each(place: Place) -> Expr:
         _, known = chosen(place)
-        return neg(mul(shares.at(place), x.at([*place, at_value(known)])))
+        return f.neg(f.mul(shares.at(place), x.at([*place, at_value(known)])))
 
     losses = Tensor(target.shape, x.dtype, each)
     if o.attr("reduction") == "none" and target.rank:
         return [losses, Tensor((), x.dtype, lambda _: zero)]
-    total = dropped(o.reduce("sum", shares, axes, keep=True), axes)
-    result = dropped(o.reduce("sum", losses, axes, keep=True), axes)
+    total = f.dropped(o.reduce("sum", shares, axes, keep=True), axes)
+    result = f.dropped(o.reduce("sum", losses, axes, keep=True), axes)
     if o.attr("reduction") == "mean":
-        result = elementwise(div, result, total)
+        result = elementwise(f.div, result, total)
     return [result, total]
 
 
 add_row(
-    "NLLLoss",
-    _nll_rule,
-    _nll,
+    "NLLLoss", _nll_rule, _nll,
     loops=Loops(nll_loss, "reduce", "target", _all_dims("target"), declines=_not_rows),
     types=FLOATS,
-)
+)  # fmt: skip
 
 
 def nll_loss_grad(o: LowerOp) -> Tensor:
@@ -445,21 +397,18 @@ def nll_loss_grad(o: LowerOp) -> Tensor:
 
     def element(place: Place) -> Expr:
         t = cast(target.at(place[:-1]), "i64")
-        here = both(eq(t, place[-1].value()), _counts(o, t))
-        share = neg(grad.at(place[: grad.rank]))
+        here = f.both(f.eq(t, place[-1].value()), _counts(o, t))
+        share = f.neg(grad.at(place[: grad.rank]))
         if weight is not None:
-            share = mul(share, weight.at(place[-1:]))
+            share = f.mul(share, weight.at(place[-1:]))
         if o.attr("reduction") == "mean":
-            share = div(share, total.at(()))
-        return where(here, share, 0.0)
+            share = f.div(share, total.at(()))
+        return f.where(here, share, 0.0)
 
     return Tensor(x.shape, x.dtype, element)
 
 
 add_row(
-    "NLLLossGrad",
-    like_first,
-    _nll_grad,
-    loops=Loops(nll_loss_grad, "move", declines=_not_rows),
+    "NLLLossGrad", like_first, _nll_grad, loops=Loops(nll_loss_grad, "move", declines=_not_rows),
     types=FLOATS,
-)
+)  # fmt: skip

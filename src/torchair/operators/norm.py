@@ -7,26 +7,13 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.loops import Expr, op
+from torchair.codegen.loops import Expr
 from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
-from torchair.operators.core import Kernel, Loops, Op, add_row, same_as
-from torchair.operators.formulas import (
-    add,
-    count,
-    div,
-    divided,
-    dropped,
-    mean,
-    mixed,
-    mul,
-    sqrt,
-    square,
-    sub,
-    typed,
-)
+from torchair.operators import formulas as f
+from torchair.operators.core import Kernel, Loops, Op, add_row, call, like, same_as
 from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
 from torchair.ops.npu import activation
 
@@ -56,10 +43,6 @@ def _for_parameters(x: Any, weight: Any, *statistics: Any) -> list[Any]:
     return [s.to(weight.dtype) if cpu else s for s in statistics]
 
 
-def _like(*ports: str) -> Any:
-    return lambda op: [Fact(op.dtype(p), op.shape(p)) for p in ports]
-
-
 # ---- layer norm ----
 
 
@@ -84,11 +67,6 @@ def _layer_norm_grad(dy: Any, x: Any, rstd: Any, mean: Any, gamma: Any) -> Any:
     )
 
 
-def inverse(x: Expr) -> Expr:
-    """One divided by a value."""
-    return div(1.0, x)
-
-
 def _trailing(rank: int, number_of: int) -> tuple[int, ...]:
     return tuple(range(rank - number_of, rank))
 
@@ -97,36 +75,33 @@ def _normalised(o: Op) -> tuple[int, ...]:
     return _trailing(len(o.shape("x")), len(o.ints("normalized_shape")))
 
 
+def _like_gamma(port: str) -> Callable[[Op], tuple[int, ...]]:
+    return lambda o: _trailing(len(o.shape(port)), len(o.shape("gamma")))
+
+
 def inverse_root(eps: float) -> Callable[[Expr], Expr]:
     """1 / sqrt(x + eps)."""
-    return lambda v: inverse(sqrt(add(v, float(eps))))
+    return lambda v: f.div(1.0, f.sqrt(f.add(v, float(eps))))
 
 
 def layer_norm(o: LowerOp) -> list[Tensor]:
     """Elements less their mean over their deviation, in two passes."""
     x, axes = o.tensor("x"), _normalised(o)
-    middle = mean(o, x, axes)
-    centred = elementwise(sub, x, middle)
-    variance = mean(o, elementwise(square, centred), axes)
+    middle = f.mean(o, x, axes)
+    centred = elementwise(f.sub, x, middle)
+    variance = f.mean(o, elementwise(f.square, centred), axes)
     rstd = elementwise(inverse_root(o.attr("epsilon")), variance)
-    y = elementwise(mul, centred, rstd)
-    for port, combine in (("gamma", mul), ("beta", add)):
+    y = elementwise(f.mul, centred, rstd)
+    for port, combine in (("gamma", f.mul), ("beta", f.add)):
         parameter = o.maybe(port)
         y = y if parameter is None else elementwise(combine, y, parameter)
-    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
 
 
 add_row(
-    "LayerNormV4",
-    _layer_norm_rule,
-    _layer_norm,
-    host=("normalized_shape",),
+    "LayerNormV4", _layer_norm_rule, _layer_norm, host=("normalized_shape",),
     loops=Loops(layer_norm, "reduce", "x", _normalised),
-)
-
-
-def _like_gamma(o: Op) -> tuple[int, ...]:
-    return _trailing(len(o.shape("x")), len(o.shape("gamma")))
+)  # fmt: skip
 
 
 def _parameters_wanted(o: Op) -> str | None:
@@ -137,51 +112,110 @@ def _parameters_wanted(o: Op) -> str | None:
 def layer_norm_grad(o: LowerOp) -> list[Tensor | None]:
     """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
     and hat is the normalised input."""
-    axes, rstd = _like_gamma(o), o.tensor("rstd")
-    grad = elementwise(mul, o.tensor("dy"), o.tensor("gamma"))
-    hat = elementwise(mul, elementwise(sub, o.tensor("x"), o.tensor("mean")), rstd)
-    middle = mean(o, grad, axes)
-    along = mean(o, elementwise(mul, grad, hat), axes)
+    axes, rstd = _like_gamma("x")(o), o.tensor("rstd")
+    grad = elementwise(f.mul, o.tensor("dy"), o.tensor("gamma"))
+    hat = elementwise(f.mul, elementwise(f.sub, o.tensor("x"), o.tensor("mean")), rstd)
+    middle = f.mean(o, grad, axes)
+    along = f.mean(o, elementwise(f.mul, grad, hat), axes)
 
     def last(g: Expr, m: Expr, h: Expr, a: Expr, r: Expr) -> Expr:
-        return mul(r, sub(sub(g, m), mul(h, a)))
+        return f.mul(r, f.sub(f.sub(g, m), f.mul(h, a)))
 
     return [elementwise(last, grad, middle, hat, along, rstd), None, None]
 
 
 add_row(
-    "LayerNormGradV3",
-    _like("x", "gamma", "gamma"),
-    lambda op: _layer_norm_grad,
-    loops=Loops(layer_norm_grad, "reduce", "x", _like_gamma, declines=_parameters_wanted),
-)
+    "LayerNormGradV3", like("x", "gamma", "gamma"), lambda op: _layer_norm_grad,
+    loops=Loops(layer_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
+)  # fmt: skip
 
 
 # ---- root mean square norm ----
 
 
-def _rms_norm_rule(op: Op) -> list[Fact]:
-    shape, count = op.shape("x"), len(op.shape("gamma"))
+def _root_facts(op: Op, port: str) -> list[Fact]:
+    """The norm of an input, and the inverse root."""
+    shape, count = op.shape(port), len(op.shape("gamma"))
     dims = (*shape[: len(shape) - count], *[1] * count)
-    wide = DataType.DT_DOUBLE if op.dtype("x") == DataType.DT_DOUBLE else DataType.DT_FLOAT
-    return [Fact(op.dtype("x"), shape), Fact(wide, dims)]
+    wide = DataType.DT_DOUBLE if op.dtype(port) == DataType.DT_DOUBLE else DataType.DT_FLOAT
+    return [Fact(op.dtype(port), shape), Fact(wide, dims)]
 
 
-def _rms_norm(op: Op) -> Kernel:
-    eps = op.attr("epsilon")
-    return lambda x, gamma: aten._fused_rms_norm(x, gamma.shape, gamma, eps)
+def _add_rms_norm_rule(op: Op) -> list[Fact]:
+    """Norm, inverse root, and the sum."""
+    norm, root = _root_facts(op, "x1")
+    return [norm, root, norm]
+
+
+def _rms_norm(x: Any, gamma: Any, eps: float) -> tuple[torch.Tensor, ...]:
+    return aten._fused_rms_norm(x, gamma.shape, gamma, eps)
+
+
+def _add_rms_norm(x1: Any, x2: Any, gamma: Any, eps: float) -> tuple[torch.Tensor, ...]:
+    x = x1 + x2
+    return (*_rms_norm(x, gamma, eps), x)
+
+
+def _over_root(o: LowerOp, x: Tensor, port: str) -> list[Tensor]:
+    """Elements over the root of the mean of their squares, and one over that root."""
+    squares = f.mean(o, elementwise(f.square, x), _like_gamma(port)(o))
+    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
+    return [elementwise(f.mul, elementwise(f.mul, x, rstd), o.tensor("gamma")), rstd]
 
 
 def rms_norm(o: LowerOp) -> list[Tensor]:
-    """Elements over the root of the mean of their squares."""
-    x, axes = o.tensor("x"), _like_gamma(o)
-    squares = mean(o, elementwise(square, x), axes)
-    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
-    y = elementwise(mul, elementwise(mul, x, rstd), o.tensor("gamma"))
-    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd))]
+    """The norm and the inverse root."""
+    results = _over_root(o, o.tensor("x"), "x")
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(results)]
 
 
-add_row("RmsNorm", _rms_norm_rule, _rms_norm, loops=Loops(rms_norm, "reduce", "x", _like_gamma))
+def add_rms_norm(o: LowerOp) -> list[Tensor]:
+    """The same of a sum, and the sum itself."""
+    x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*_over_root(o, x, "x1"), x])]
+
+
+add_row(
+    "RmsNorm", lambda op: _root_facts(op, "x"), call(_rms_norm, "epsilon"),
+    loops=Loops(rms_norm, "reduce", "x", _like_gamma("x")),
+)  # fmt: skip
+add_row(
+    "AddRmsNorm", _add_rms_norm_rule, call(_add_rms_norm, "epsilon"),
+    loops=Loops(add_rms_norm, "reduce", "x1", _like_gamma("x1"), declines=f.mixed), types=FLOATS,
+)  # fmt: skip
+
+
+def _gamma_wanted(o: Op) -> str | None:
+    wanted = bool(o.node.outputs[1].uses)
+    return "the gradient of gamma is a sum over other dims" if wanted else None
+
+
+def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
+    """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
+    the normalised input."""
+    rstd = o.tensor("rstd")
+    grad = elementwise(f.mul, o.tensor("dy"), o.tensor("gamma"))
+    hat = elementwise(f.mul, o.tensor("x"), rstd)
+    middle = f.mean(o, elementwise(f.mul, grad, hat), _like_gamma("x")(o))
+
+    def element(g: Expr, h: Expr, m: Expr, r: Expr) -> Expr:
+        return f.mul(r, f.sub(g, f.mul(h, m)))
+
+    return [f.typed(elementwise(element, grad, hat, middle, rstd), o.out_dtype()), None]
+
+
+def _rms_norm_grad_rule(op: Op) -> list[Fact]:
+    return [Fact(op.dtype("x"), op.shape("x")), Fact(op.dtype("rstd"), op.shape("gamma"))]
+
+
+def _rms_norm_grad_kernel(dy: Any, x: Any, rstd: Any, gamma: Any) -> Any:
+    return activation.rms_norm_backward(dy, x, gamma, rstd)
+
+
+add_row(
+    "RmsNormGrad", _rms_norm_grad_rule, lambda op: _rms_norm_grad_kernel,
+    loops=Loops(rms_norm_grad, "reduce", "x", _like_gamma("x"), declines=_gamma_wanted),
+)  # fmt: skip
 
 
 # ---- group norm, channels first ----
@@ -211,7 +245,7 @@ def _group_norm_grad_rule(op: Op) -> list[Fact]:
     """With parameters of another type tracing has its own idea of the type of the first."""
     mixed = op["x"].dtype != op["gamma"].dtype
     dx = Fact(op.node.outputs[0].dtype if mixed else op.dtype("x"), op.shape("x"))
-    return [dx, *_like("gamma", "gamma")(op)]
+    return [dx, *like("gamma", "gamma")(op)]
 
 
 def _group_norm_grad(op: Op) -> Kernel:
@@ -290,9 +324,9 @@ def batch_norm_inference(o: LowerOp) -> Tensor:
     x = o.tensor("x")
     ports = ("scale", "offset", "mean", "variance")
     scale, offset, middle, variance = (by_channel(o.tensor(p), x.rank) for p in ports)
-    factor = elementwise(mul, scale, elementwise(inverse_root(o.attr("epsilon")), variance))
-    shift = elementwise(sub, offset, elementwise(mul, middle, factor))
-    return typed(elementwise(add, elementwise(mul, x, factor), shift), o.out_dtype())
+    factor = elementwise(f.mul, scale, elementwise(inverse_root(o.attr("epsilon")), variance))
+    shift = elementwise(f.sub, offset, elementwise(f.mul, middle, factor))
+    return f.typed(elementwise(f.add, elementwise(f.mul, x, factor), shift), o.out_dtype())
 
 
 add_row("BNInfer", same_as("x"), _bn_infer, loops=Loops(batch_norm_inference))
@@ -313,24 +347,20 @@ def _not_training(o: Op) -> str | None:
 
 def _blended(momentum: float) -> Callable[[Expr, Expr], Expr]:
     """A running statistic with a part of it replaced."""
-    return lambda old, new: op(
-        "add",
-        mul(1 - momentum, old),
-        mul(float(momentum), new),
-    )
+    return lambda old, new: f.add(f.mul(1 - momentum, old), f.mul(float(momentum), new))
 
 
 def batch_norm(o: LowerOp) -> list[Tensor]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), _but_channels(o)
-    middle = mean(o, x, axes)
-    centred = elementwise(sub, x, middle)
-    squares = o.reduce("sum", elementwise(square, centred), axes, keep=True)
-    n = count(x, axes)
-    rstd = elementwise(inverse_root(o.attr("epsilon")), divided(squares, n))
+    middle = f.mean(o, x, axes)
+    centred = elementwise(f.sub, x, middle)
+    squares = o.reduce("sum", elementwise(f.square, centred), axes, keep=True)
+    n = f.count(x, axes)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(squares, n))
     weight, bias = (by_channel(o.tensor(p), x.rank) for p in ("weight", "bias"))
-    y = elementwise(add, elementwise(mul, elementwise(mul, centred, rstd), weight), bias)
-    middle, rstd, variance = (dropped(t, axes) for t in (middle, rstd, divided(squares, n - 1)))
+    y = elementwise(f.add, elementwise(f.mul, elementwise(f.mul, centred, rstd), weight), bias)
+    middle, rstd, variance = (f.dropped(t, axes) for t in (middle, rstd, f.divided(squares, n - 1)))
     blended = _blended(o.attr("momentum"))
     return [
         y,
@@ -342,11 +372,9 @@ def batch_norm(o: LowerOp) -> list[Tensor]:
 
 
 add_row(
-    "BatchNormV3",
-    _batch_norm_rule,
-    _batch_norm,
+    "BatchNormV3", _batch_norm_rule, _batch_norm,
     loops=Loops(batch_norm, "reduce", "x", _but_channels, declines=_not_training),
-)
+)  # fmt: skip
 
 
 def batch_norm_grad(o: LowerOp) -> list[Tensor]:
@@ -357,98 +385,19 @@ def batch_norm_grad(o: LowerOp) -> list[Tensor]:
     weight, middle, rstd = (by_channel(o.tensor(p), x.rank) for p in ports)
     if not train:
         rstd = elementwise(inverse_root(o.attr("epsilon")), rstd)
-    hat = elementwise(mul, elementwise(sub, x, middle), rstd)
+    hat = elementwise(f.mul, elementwise(f.sub, x, middle), rstd)
     bias_grad = o.reduce("sum", dy, axes, keep=True)
-    weight_grad = o.reduce("sum", elementwise(mul, dy, hat), axes, keep=True)
+    weight_grad = o.reduce("sum", elementwise(f.mul, dy, hat), axes, keep=True)
     dx = dy
     if train:
-        n = count(x, axes)
-        along = elementwise(mul, hat, divided(weight_grad, n))
-        dx = elementwise(sub, elementwise(sub, dy, divided(bias_grad, n)), along)
-    dx = elementwise(mul, dx, elementwise(mul, weight, rstd))
-    return [dx, dropped(weight_grad, axes), dropped(bias_grad, axes)]
+        n = f.count(x, axes)
+        along = elementwise(f.mul, hat, f.divided(weight_grad, n))
+        dx = elementwise(f.sub, elementwise(f.sub, dy, f.divided(bias_grad, n)), along)
+    dx = elementwise(f.mul, dx, elementwise(f.mul, weight, rstd))
+    return [dx, f.dropped(weight_grad, axes), f.dropped(bias_grad, axes)]
 
 
 add_row(
-    "BatchNormGradV3",
-    _like("x", "weight", "weight"),
-    _batch_norm_grad,
+    "BatchNormGradV3", like("x", "weight", "weight"), _batch_norm_grad,
     loops=Loops(batch_norm_grad, "reduce", "x", _but_channels, declines=_not_plain),
-)
-
-
-def _gamma_wanted(o: Op) -> str | None:
-    wanted = bool(o.node.outputs[1].uses)
-    return "the gradient of gamma is a sum over other dims" if wanted else None
-
-
-def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
-    """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
-    the normalised input."""
-    rstd = o.tensor("rstd")
-    grad = elementwise(mul, o.tensor("dy"), o.tensor("gamma"))
-    hat = elementwise(mul, o.tensor("x"), rstd)
-    middle = mean(o, elementwise(mul, grad, hat), _like_gamma(o))
-
-    def element(g: Expr, h: Expr, m: Expr, r: Expr) -> Expr:
-        return mul(r, sub(g, mul(h, m)))
-
-    return [typed(elementwise(element, grad, hat, middle, rstd), o.out_dtype()), None]
-
-
-def _add_rms_norm_rule(op: Op) -> list[Fact]:
-    """Norm, inverse root, and the sum."""
-    shape, count = op.shape("x1"), len(op.shape("gamma"))
-    dims = (*shape[: len(shape) - count], *[1] * count)
-    wide = DataType.DT_DOUBLE if op.dtype("x1") == DataType.DT_DOUBLE else DataType.DT_FLOAT
-    total = Fact(op.dtype("x1"), shape)
-    return [total, Fact(wide, dims), total]
-
-
-def _add_rms_norm(op: Op) -> Kernel:
-    eps = op.attr("epsilon")
-
-    def run(x1: Any, x2: Any, gamma: Any) -> tuple[torch.Tensor, ...]:
-        x = x1 + x2
-        return (*aten._fused_rms_norm(x, gamma.shape, gamma, eps), x)
-
-    return run
-
-
-def _like_gamma_of_sum(o: Op) -> tuple[int, ...]:
-    rank = len(o.shape("x1"))
-    return tuple(range(rank - len(o.shape("gamma")), rank))
-
-
-def add_rms_norm(o: LowerOp) -> list[Tensor]:
-    """The sum over the root of the mean of its squares, and the sum itself."""
-    x = elementwise(add, o.tensor("x1"), o.tensor("x2"))
-    squares = mean(o, elementwise(square, x), _like_gamma_of_sum(o))
-    rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
-    y = elementwise(mul, elementwise(mul, x, rstd), o.tensor("gamma"))
-    return [typed(t, o.out_dtype(k)) for k, t in enumerate((y, rstd, x))]
-
-
-add_row(
-    "AddRmsNorm",
-    _add_rms_norm_rule,
-    _add_rms_norm,
-    loops=Loops(add_rms_norm, "reduce", "x1", _like_gamma_of_sum, declines=mixed),
-    types=FLOATS,
-)
-
-
-def _rms_norm_grad_rule(op: Op) -> list[Fact]:
-    return [Fact(op.dtype("x"), op.shape("x")), Fact(op.dtype("rstd"), op.shape("gamma"))]
-
-
-def _rms_norm_grad_kernel(dy: Any, x: Any, rstd: Any, gamma: Any) -> Any:
-    return activation.rms_norm_backward(dy, x, gamma, rstd)
-
-
-add_row(
-    "RmsNormGrad",
-    _rms_norm_grad_rule,
-    lambda op: _rms_norm_grad_kernel,
-    loops=Loops(rms_norm_grad, "reduce", "x", _like_gamma, declines=_gamma_wanted),
-)
+)  # fmt: skip

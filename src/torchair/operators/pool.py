@@ -13,7 +13,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import SHORT, Kernel, Loops, Op, add_row, same_as
+from torchair.operators.core import SHORT, Kernel, Loops, Op, add_row, call, like, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
 from torchair.operators.loops import LowerOp, Place, Tensor, masked, number, split
 
@@ -135,11 +135,6 @@ def _adaptive_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.attr("output_size")))
 
 
-def _adaptive(op: Op) -> Kernel:
-    size = op.attr("output_size")
-    return lambda x: aten._adaptive_avg_pool2d(x, size)
-
-
 def _adaptive_grad(op: Op) -> Kernel:
     size = op.attr("orig_input_shape")
     return lambda grad: aten._adaptive_avg_pool2d_backward(grad, grad.new_empty(1).expand(size))
@@ -149,7 +144,7 @@ def _adaptive_grad_rule(op: Op) -> Fact:
     return Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape")))
 
 
-add_row("AdaptiveAvgPool2d", _adaptive_rule, _adaptive)
+add_row("AdaptiveAvgPool2d", _adaptive_rule, call(aten._adaptive_avg_pool2d, "output_size"))
 add_row("AdaptiveAvgPool2dGrad", _adaptive_grad_rule, _adaptive_grad)
 
 
@@ -217,13 +212,9 @@ def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
 
 
 add_row(
-    "ResizeNearestNeighborV2",
-    _resize_rule,
-    _nearest_kernel,
-    host=("size",),
-    out=True,
+    "ResizeNearestNeighborV2", _resize_rule, _nearest_kernel, host=("size",), out=True,
     loops=Loops(resize_nearest, "move", declines=_other_centres),
-)
+)  # fmt: skip
 add_row("ResizeNearestNeighborV2Grad", _nearest_grad_rule, _nearest_grad, host=("size",))
 add_row("ResizeBilinearV2", _resize_rule, _bilinear, host=("size",), out=True)
 
@@ -252,10 +243,6 @@ def _sample(overload: Any) -> Callable[[Op], Kernel]:
     return make
 
 
-def _sample_grad_rule(op: Op) -> list[Fact]:
-    return [Fact(op.dtype(p), op.shape(p)) for p in ("x", "grid")]
-
-
 def _sample_grad(overload: Any) -> Callable[[Op], Kernel]:
     def make(op: Op) -> Kernel:
         how = _sampling(op)
@@ -266,11 +253,11 @@ def _sample_grad(overload: Any) -> Callable[[Op], Kernel]:
 
 add_row("GridSampler2D", _sampled, _sample(aten.grid_sampler_2d))
 add_row("GridSampler3D", _sampled, _sample(aten.grid_sampler_3d))
-add_row("GridSampler2DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_2d_backward))
-add_row("GridSampler3DGrad", _sample_grad_rule, _sample_grad(aten.grid_sampler_3d_backward))
+add_row("GridSampler2DGrad", like("x", "grid"), _sample_grad(aten.grid_sampler_2d_backward))
+add_row("GridSampler3DGrad", like("x", "grid"), _sample_grad(aten.grid_sampler_3d_backward))
 
 
-def _pads_of(op: Op) -> list[tuple[Any, Any]]:
+def _paddings(op: Op) -> list[tuple[Any, Any]]:
     """Before and after for every dim, leading dim first."""
     flat = op.ints("paddings")
     half = len(flat) // 2
@@ -280,13 +267,13 @@ def _pads_of(op: Op) -> list[tuple[Any, Any]]:
 
 
 def _pad_rule(op: Op) -> Fact:
-    pads = _pads_of(op)
+    pads = _paddings(op)
     dims = [d + before + after for d, (before, after) in zip(op.shape("x"), pads, strict=True)]
     return Fact(op.dtype("x"), tuple(dims))
 
 
 def _pad(op: Op) -> Kernel:
-    pads = _pads_of(op)
+    pads = _paddings(op)
     mode = op.attr("mode", "constant")
     if mode == "constant":
         return _constant_pad(pads)
@@ -344,24 +331,15 @@ def _spatial_pad(mode: str, pads: list[tuple[int, int]], backward: bool = False)
 
 
 def _pad_grad_rule(op: Op) -> Fact:
-    pads = _pads_of(op)
+    pads = _paddings(op)
     dims = [d - before - after for d, (before, after) in zip(op.shape("x"), pads, strict=True)]
     return Fact(op.dtype("x"), tuple(dims))
 
 
 def _pad_grad(op: Op) -> Kernel:
-    fn, flat = _spatial_pad(op.attr("mode"), _pads_of(op), backward=True)
+    fn, flat = _spatial_pad(op.attr("mode"), _paddings(op), backward=True)
     dims = _pad_grad_rule(op).shape
     return lambda grad: fn(grad, grad.new_empty(dims), flat)
-
-
-def _paddings(o: Op) -> list[tuple[Int, Int]]:
-    """Before and after for every dim, leading dim first."""
-    flat = o.ints("paddings")
-    half = len(flat) // 2
-    if o.attr("paddings_contiguous", True):
-        return [(flat[2 * i], flat[2 * i + 1]) for i in range(half)]
-    return list(zip(flat[:half], flat[half:], strict=True))
 
 
 def _not_constant(o: Op) -> str | None:
@@ -394,11 +372,7 @@ def pad(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "PadV3",
-    _pad_rule,
-    _pad,
-    host=("paddings",),
-    out=True,
+    "PadV3", _pad_rule, _pad, host=("paddings",), out=True,
     loops=Loops(pad, "move", declines=_not_constant),
-)
+)  # fmt: skip
 add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))

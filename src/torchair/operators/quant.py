@@ -12,8 +12,8 @@ from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
-from torchair.operators.core import SHORT, Kernel, Loops, Op, Trait, add_row
-from torchair.operators.formulas import absolute, add, div, eq, least, most, mul, sub, where
+from torchair.operators import formulas as f
+from torchair.operators.core import SHORT, Kernel, Loops, Op, Trait, add_row, of_type
 from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise
 from torchair.ops.npu import matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
@@ -46,35 +46,24 @@ def _ascend_quant(op: Op) -> Kernel:
     return lambda x, scale, offset: quant.quantize(x, scale, offset, dtype, axis, divides=False)
 
 
-def _of_type(op: Op) -> Fact:
-    return Fact(op.attr("dst_type"), op.shape("x"))
-
-
 def _narrowed(x: Expr, dtype: str) -> Expr:
     """The nearest integer that a type holds."""
     low, high = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}[dtype]
-    return cast(most(least(op("round", x), high), low), dtype)
+    return cast(f.most(f.least(op("round", x), high), low), dtype)
 
 
-def _along_last(port: str) -> Callable[[Op], str | None]:
+def _along_last(*ports: str) -> Callable[[Op], str | None]:
     """Scales that are broadcast as they are: one, or a row of them."""
 
     def declines(o: Op) -> str | None:
         axis, rank = o.attr("axis"), len(o.shape("x"))
-        if TYPES.get(o.dtype("x")) not in FLOATS or TYPES.get(o.node.outputs[0].dtype) not in (
-            "i8",
-            "u8",
-        ):
+        if TYPES.get(o.node.outputs[0].dtype) not in ("i8", "u8"):
             return "only floats become bytes"
-        whole = all(s == (1,) or axis in (-1, rank - 1) for s in _vectors(o, port))
+        facts = [o.get(p) for p in ports]
+        whole = all(x is None or x.shape == (1,) or axis in (-1, rank - 1) for x in facts)
         return None if whole else "scales lie along another dim"
 
     return declines
-
-
-def _vectors(o: Op, port: str) -> list[tuple[object, ...]]:
-    facts = [o.get(p) for p in (port, "offset" if port == "scale" else "zero_points")]
-    return [tuple(f.shape or ()) for f in facts if f is not None]
 
 
 def _moved(o: LowerOp, values: Tensor, port: str) -> Tensor:
@@ -83,31 +72,30 @@ def _moved(o: LowerOp, values: Tensor, port: str) -> Tensor:
     if zero is None:
         return elementwise(lambda v: _narrowed(v, dtype), values, dtype=dtype)
     return elementwise(
-        lambda v, z: _narrowed(add(v, cast(z, v.dtype)), dtype), values, zero, dtype=dtype
+        lambda v, z: _narrowed(f.add(v, cast(z, v.dtype)), dtype), values, zero, dtype=dtype
     )
 
 
 def quantize(o: LowerOp) -> Tensor:
     """Values over a scale, plus a zero point."""
-    return _moved(o, elementwise(div, o.tensor("x"), o.tensor("scales")), "zero_points")
+    return _moved(o, elementwise(f.div, o.tensor("x"), o.tensor("scales")), "zero_points")
 
 
 add_row(
-    "Quantize", _quantize_rule, _quantize, loops=Loops(quantize, declines=_along_last("scales"))
-)
+    "Quantize", _quantize_rule, _quantize,
+    loops=Loops(quantize, declines=_along_last("scales", "zero_points")), types=FLOATS,
+)  # fmt: skip
 
 
 def ascend_quant(o: LowerOp) -> Tensor:
     """Values times a scale, plus an offset."""
-    return _moved(o, elementwise(mul, o.tensor("x"), o.tensor("scale")), "offset")
+    return _moved(o, elementwise(f.mul, o.tensor("x"), o.tensor("scale")), "offset")
 
 
 add_row(
-    "AscendQuantV2",
-    _of_type,
-    _ascend_quant,
-    loops=Loops(ascend_quant, declines=_along_last("scale")),
-)
+    "AscendQuantV2", of_type("dst_type"), _ascend_quant,
+    loops=Loops(ascend_quant, declines=_along_last("scale", "offset")), types=FLOATS,
+)  # fmt: skip
 
 
 def _quant_of_one_scale(op: Op) -> Kernel:
@@ -117,10 +105,6 @@ def _quant_of_one_scale(op: Op) -> Kernel:
     dtype = ge_to_torch(op.attr("dst_type"))
     scale = op.attr("scale") ** (2 if op.attr("sqrt_mode") else 1)
     return lambda x: quant.narrowed(x.to(quant.wide(x.dtype)) * scale + op.attr("offset"), dtype)
-
-
-def _dequant_rule(op: Op) -> Fact:
-    return Fact(op.attr("dtype"), op.shape("x"))
 
 
 def _dequant(op: Op) -> Kernel:
@@ -138,25 +122,25 @@ def _dequant(op: Op) -> Kernel:
 
 
 def _quant_declines(o: Op) -> str | None:
-    to_bytes = o.attr("dst_type") == DataType.DT_INT8 and TYPES.get(o.dtype("x")) in FLOATS
     rounds = str(o.attr("round_mode")).lower() == "round"
-    return None if to_bytes and rounds else "only floats become int8"
+    return None if o.attr("dst_type") == DataType.DT_INT8 and rounds else "only floats become int8"
 
 
 def quant_of_one_scale(o: LowerOp) -> Tensor:
     """Values times a number, plus a number."""
     scale = o.attr("scale") ** (2 if o.attr("sqrt_mode") else 1)
-    return elementwise(
-        lambda v: _narrowed(add(mul(v, scale), o.attr("offset")), "i8"), o.tensor("x"), dtype="i8"
-    )
+    moved = elementwise(lambda v: f.add(f.mul(v, scale), o.attr("offset")), o.tensor("x"))
+    return elementwise(lambda v: _narrowed(v, "i8"), moved, dtype="i8")
 
 
 add_row(
-    "AscendQuant",
-    _of_type,
-    _quant_of_one_scale,
-    loops=Loops(quant_of_one_scale, declines=_quant_declines),
-)
+    "AscendQuant", of_type("dst_type"), _quant_of_one_scale,
+    loops=Loops(quant_of_one_scale, declines=_quant_declines), types=FLOATS,
+)  # fmt: skip
+
+
+def _patterned(o: Op) -> str | None:
+    return None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns"
 
 
 def dequant(o: LowerOp) -> Tensor:
@@ -164,23 +148,16 @@ def dequant(o: LowerOp) -> Tensor:
 
     def element(x: Expr, s: Expr) -> Expr:
         scale = cast(s, "f32")
-        value = mul(cast(x, "f32"), mul(scale, scale) if o.attr("sqrt_mode") else scale)
-        return most(value, 0.0) if o.attr("relu_flag") else value
+        value = f.mul(cast(x, "f32"), f.mul(scale, scale) if o.attr("sqrt_mode") else scale)
+        return f.most(value, 0.0) if o.attr("relu_flag") else value
 
     return elementwise(element, o.tensor("x"), o.tensor("deq_scale"), dtype=o.out_dtype())
 
 
 add_row(
-    "AscendDequant",
-    _dequant_rule,
-    _dequant,
-    loops=Loops(
-        dequant,
-        declines=lambda o: (
-            None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns"
-        ),
-    ),
-)
+    "AscendDequant", of_type("dtype"), _dequant,
+    loops=Loops(dequant, declines=_patterned),
+)  # fmt: skip
 
 
 # ---- scales from the values ----
@@ -190,7 +167,7 @@ def _dynamic_rule(op: Op) -> list[Fact]:
     mode = op.attr("quant_mode", "pertoken")
     dims = tuple(quant.scale_dims(op.shape("x"), mode))
     scale = Fact(DataType.DT_FLOAT, dims)
-    return [_of_type(op), scale, scale][: len(op.node.outputs)]
+    return [of_type("dst_type")(op), scale, scale][: len(op.node.outputs)]
 
 
 def _dynamic(op: Op) -> Kernel:
@@ -207,7 +184,7 @@ def _dynamic(op: Op) -> Kernel:
 
 
 def _dynamic_declines(o: Op) -> str | None:
-    if o.attr("dst_type") != DataType.DT_INT8 or TYPES.get(o.dtype("x")) not in FLOATS:
+    if o.attr("dst_type") != DataType.DT_INT8:
         return "only floats become int8"
     return "rows have groups" if o.fed("group_index") else None
 
@@ -219,17 +196,17 @@ def _last(o: Op) -> tuple[int, ...]:
 def _smoothed(o: LowerOp) -> tuple[Tensor, Tensor]:
     """The operand, and what is quantised of it."""
     x, smooth = o.tensor("x"), o.maybe("smooth_scales")
-    return x, x if smooth is None else elementwise(mul, x, smooth)
+    return x, x if smooth is None else elementwise(f.mul, x, smooth)
 
 
 def dynamic_quant(o: LowerOp) -> list[Tensor]:
     """Values over the scale that lets the largest of a row just fit."""
     x, values = _smoothed(o)
-    top = o.reduce("max", elementwise(absolute, values), _last(o), keep=True)
-    scale = elementwise(lambda t: div(t, 127.0), top)
+    top = o.reduce("max", elementwise(f.absolute, values), _last(o), keep=True)
+    scale = elementwise(lambda t: f.div(t, 127.0), top)
 
     def element(v: Expr, s: Expr) -> Expr:
-        return _narrowed(div(v, where(eq(s, 0.0), 1.0, s)), "i8")
+        return _narrowed(f.div(v, f.where(f.eq(s, 0.0), 1.0, s)), "i8")
 
     return [elementwise(element, values, scale, dtype="i8"), _of_rows(x, scale)]
 
@@ -240,11 +217,9 @@ def _of_rows(x: Tensor, kept: Tensor) -> Tensor:
 
 
 add_row(
-    "DynamicQuant",
-    _dynamic_rule,
-    _dynamic,
-    loops=Loops(dynamic_quant, "reduce", "x", _last, declines=_dynamic_declines),
-)
+    "DynamicQuant", _dynamic_rule, _dynamic,
+    loops=Loops(dynamic_quant, "reduce", "x", _last, declines=_dynamic_declines), types=FLOATS,
+)  # fmt: skip
 
 
 def _asymmetric_declines(o: Op) -> str | None:
@@ -258,21 +233,20 @@ def asymmetric_quant(o: LowerOp) -> list[Tensor]:
     """Values over the scale, plus the offset, that let both ends of a row just fit."""
     x, values = _smoothed(o)
     top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))
-    scale = elementwise(lambda t, b: div(sub(t, b), 255.0), top, bottom)
-    safe = elementwise(lambda s: where(eq(s, 0.0), 1.0, s), scale)
-    offset = elementwise(lambda t, s: sub(127.0, div(t, s)), top, safe)
+    scale = elementwise(lambda t, b: f.div(f.sub(t, b), 255.0), top, bottom)
+    safe = elementwise(lambda s: f.where(f.eq(s, 0.0), 1.0, s), scale)
+    offset = elementwise(lambda t, s: f.sub(127.0, f.div(t, s)), top, safe)
     y = elementwise(
-        lambda v, s, z: _narrowed(add(div(v, s), z), "i8"), values, safe, offset, dtype="i8"
+        lambda v, s, z: _narrowed(f.add(f.div(v, s), z), "i8"), values, safe, offset, dtype="i8"
     )
     return [y, _of_rows(x, scale), _of_rows(x, offset)]
 
 
 add_row(
-    "DynamicQuantV2",
-    _dynamic_rule,
-    _dynamic,
+    "DynamicQuantV2", _dynamic_rule, _dynamic,
     loops=Loops(asymmetric_quant, "reduce", "x", _last, declines=_asymmetric_declines),
-)
+    types=FLOATS,
+)  # fmt: skip
 
 
 # ---- scales as a device wants them ----
@@ -352,8 +326,8 @@ def _weight_product(op: Op) -> Kernel:
 
 
 add_row(
-    "QuantBatchMatmulV3", _product_rule, _product, Trait.CONTRACTION,
-    head="matmul", types=frozenset({"i8"}),
+    "QuantBatchMatmulV3", _product_rule, _product, Trait.CONTRACTION, head="matmul",
+    types=frozenset({"i8"}),
 )  # fmt: skip
 add_row(
     "WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION,

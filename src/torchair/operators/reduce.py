@@ -16,6 +16,7 @@ from torchair.codegen.numbers import FLOATS, Int, Number
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape
+from torchair.operators import formulas as f
 from torchair.operators.core import (
     ANY,
     NUMBERS,
@@ -28,27 +29,6 @@ from torchair.operators.core import (
     axes_of,
     reduced_shape,
     same_as,
-)
-from torchair.operators.formulas import (
-    absolute,
-    add,
-    axes_in,
-    count,
-    div,
-    dropped,
-    either,
-    eq,
-    exp,
-    log,
-    mean,
-    most,
-    ne,
-    refuse_nothing,
-    sqrt,
-    square,
-    sub,
-    typed,
-    where,
 )
 from torchair.operators.loops import (
     TYPES,
@@ -107,13 +87,13 @@ def _sum(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) ->
 
 def _reduced(o: LowerOp, kind: Reduction, x: Tensor) -> Tensor:
     axes = _axes(o)
-    return dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
+    return f.dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
 
 
 def _total(kind: Reduction, inside: Mapping[str, str] | None = None) -> LoopRule:
     def rule(o: LowerOp) -> Tensor:
         x, dtype = o.tensor("x"), o.out_dtype()
-        return typed(_reduced(o, kind, typed(x, (inside or {}).get(dtype, dtype))), dtype)
+        return f.typed(_reduced(o, kind, f.typed(x, (inside or {}).get(dtype, dtype))), dtype)
 
     return rule
 
@@ -121,7 +101,7 @@ def _total(kind: Reduction, inside: Mapping[str, str] | None = None) -> LoopRule
 def _most(kind: Reduction, of_truth: Reduction) -> LoopRule:
     def rule(o: LowerOp) -> Tensor:
         x = o.tensor("x")
-        refuse_nothing(x, _axes(o))
+        f.refuse_nothing(x, _axes(o))
         return _reduced(o, of_truth if x.dtype == "bool" else kind, x)
 
     return rule
@@ -129,7 +109,7 @@ def _most(kind: Reduction, of_truth: Reduction) -> LoopRule:
 
 def _truth(kind: Reduction) -> LoopRule:
     def rule(o: LowerOp) -> Tensor:
-        return typed(_reduced(o, kind, typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
+        return f.typed(_reduced(o, kind, f.typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
 
     return rule
 
@@ -137,8 +117,8 @@ def _truth(kind: Reduction) -> LoopRule:
 def reduce_mean(o: LowerOp) -> Tensor:
     """The mean, computed in the type of the result."""
     axes = _axes(o)
-    x = typed(o.tensor("x"), o.out_dtype())
-    return dropped(mean(o, x, axes) if axes else x, axes, o.attr("keep_dims"))
+    x = f.typed(o.tensor("x"), o.out_dtype())
+    return f.dropped(f.mean(o, x, axes) if axes else x, axes, o.attr("keep_dims"))
 
 
 def euclidean_norm(o: LowerOp) -> Tensor:
@@ -146,11 +126,11 @@ def euclidean_norm(o: LowerOp) -> Tensor:
     x = o.tensor("x")
     if not _axes(o):
         return x
-    return elementwise(sqrt, _reduced(o, "sum", elementwise(square, x)))
+    return elementwise(f.sqrt, _reduced(o, "sum", elementwise(f.square, x)))
 
 
 def _finite_or_zero(x: Expr) -> Expr:
-    return where(op("isinf", x), 0.0, x)
+    return f.where(op("isinf", x), 0.0, x)
 
 
 def log_sum_exp(o: LowerOp) -> Tensor:
@@ -159,10 +139,10 @@ def log_sum_exp(o: LowerOp) -> Tensor:
     if not axes:
         return x
     top = elementwise(_finite_or_zero, o.reduce("max", x, axes, keep=True))
-    powers = elementwise(lambda e, m: exp(sub(e, m)), x, top)
+    powers = elementwise(lambda e, m: f.exp(f.sub(e, m)), x, top)
     total = o.reduce("sum", powers, axes, keep=True)
-    result = elementwise(lambda s, m: add(log(s), m), total, top)
-    return dropped(result, axes, o.attr("keep_dims"))
+    result = elementwise(lambda s, m: f.add(f.log(s), m), total, top)
+    return f.dropped(result, axes, o.attr("keep_dims"))
 
 
 _Reduction = tuple[Callable[..., Any], LoopRule, frozenset[str]]
@@ -206,14 +186,9 @@ def _no_mean(o: Op) -> str | None:
 
 
 add_row(
-    "ReduceMeanWithCast",
-    _mean_with_cast_rule,
-    _mean_with_cast,
-    REDUCTION,
-    host=("axes",),
-    out=True,
-    loops=Loops(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
-)
+    "ReduceMeanWithCast", _mean_with_cast_rule, _mean_with_cast, REDUCTION, host=("axes",),
+    out=True, loops=Loops(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
+)  # fmt: skip
 
 
 # ---- axes as an attribute; no axes: all are reduced ----
@@ -258,21 +233,21 @@ def _mean_variance(op: Op) -> Kernel:
 
 
 def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
-    return lambda o: axes_in(o.attr(name) or None, len(o.shape("x")))
+    return lambda o: f.axes_in(o.attr(name) or None, len(o.shape("x")))
 
 
 def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[Expr], Expr]]:
     """What a norm of order `p` does to each element, how it sums up, what it does at the end."""
     if abs(p) >= _INFINITE:
-        return absolute, "max" if p > 0 else "min", lambda e: e
+        return f.absolute, "max" if p > 0 else "min", lambda e: e
     if p == 0:
-        return lambda e: cast(ne(e, 0.0), e.dtype), "sum", lambda e: e
+        return lambda e: cast(f.ne(e, 0.0), e.dtype), "sum", lambda e: e
     if p == 1:
-        return absolute, "sum", lambda e: e
+        return f.absolute, "sum", lambda e: e
     if p == 2:
-        return square, "sum", sqrt
+        return f.square, "sum", f.sqrt
     return (
-        lambda e: op("pow", absolute(e), number(p, e)),
+        lambda e: op("pow", f.absolute(e), number(p, e)),
         "sum",
         lambda e: op("pow", e, number(1 / p, e)),
     )
@@ -283,77 +258,65 @@ def lp_norm(o: LowerOp) -> Tensor:
     axes = _attr_axes("axes")(o)
     each, kind, last = _power_sum(float(o.attr("p")))
     total = o.reduce(kind, elementwise(each, o.tensor("x")), axes, keep=True)
-    return dropped(elementwise(last, total), axes, o.attr("keepdim"))
+    return f.dropped(elementwise(last, total), axes, o.attr("keepdim"))
 
 
 add_row(
-    "LpNormV2",
-    _attr_rule("axes", "keepdim", 1),
-    _lp_norm,
-    REDUCTION,
-    out=True,
-    loops=Loops(lp_norm, "reduce", "x", _attr_axes("axes")),
-    types=FLOATS,
-)
+    "LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, out=True,
+    loops=Loops(lp_norm, "reduce", "x", _attr_axes("axes")), types=FLOATS,
+)  # fmt: skip
 
 
 def _freedom(n: Int, correction: int) -> Expr:
     """Elements less the correction, never below zero."""
     left = n - correction
     if isinstance(left, Number):
-        return most(size(left), const(0, "i64"))
+        return f.most(size(left), const(0, "i64"))
     return const(max(left, 0), "i64")
 
 
 def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Tensor, Tensor]:
     """Mean and variance in two passes, over axes that stay; in float64 as torch has it, so that no
     square overflows."""
-    x = typed(o.tensor("x"), "f64")
-    middle = mean(o, x, axes)
-    squares = elementwise(lambda e, m: square(sub(e, m)), x, middle)
-    degrees = _freedom(count(x, axes), correction)
+    x = f.typed(o.tensor("x"), "f64")
+    middle = f.mean(o, x, axes)
+    squares = elementwise(lambda e, m: f.square(f.sub(e, m)), x, middle)
+    degrees = _freedom(f.count(x, axes), correction)
     total = o.reduce("sum", squares, axes, keep=True)
-    return middle, elementwise(lambda s: div(s, cast(degrees, s.dtype)), total)
+    return middle, elementwise(lambda s: f.div(s, cast(degrees, s.dtype)), total)
 
 
 def reduce_std(o: LowerOp) -> list[Tensor | None]:
     """The deviation, and the mean where it is wanted."""
     axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
     middle, variance = _moments(o, axes, o.attr("correction"))
-    deviation = dropped(elementwise(sqrt, variance), axes, keep)
-    middle = dropped(middle, axes, keep)
+    deviation = f.dropped(elementwise(f.sqrt, variance), axes, keep)
+    middle = f.dropped(middle, axes, keep)
     return [
-        typed(deviation, o.out_dtype()),
-        typed(middle, o.out_dtype(1)) if o.attr("is_mean_out") else None,
+        f.typed(deviation, o.out_dtype()),
+        f.typed(middle, o.out_dtype(1)) if o.attr("is_mean_out") else None,
     ]
 
 
 add_row(
-    "ReduceStdV2",
-    _std_rule,
-    _std,
-    REDUCTION,
-    loops=Loops(reduce_std, "reduce", "x", _attr_axes("dim")),
-    types=FLOATS,
-)
+    "ReduceStdV2", _std_rule, _std, REDUCTION,
+    loops=Loops(reduce_std, "reduce", "x", _attr_axes("dim")), types=FLOATS,
+)  # fmt: skip
 
 
 def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
     """Mean and variance of all elements, without correction."""
     axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
     return [
-        typed(dropped(t, axes, keep), o.out_dtype(k)) for k, t in enumerate(_moments(o, axes, 0))
+        f.typed(f.dropped(t, axes, keep), o.out_dtype(k))
+        for k, t in enumerate(_moments(o, axes, 0))
     ]
 
 
 add_row(
-    "ReduceMeanVariance",
-    _attr_rule("axes", "keep_dims", 2),
-    _mean_variance,
-    REDUCTION,
-    loops=Loops(reduce_mean_variance, "reduce", "x", _attr_axes("axes")),
-    types=FLOATS,
-)
+    "ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION,
+    loops=Loops(reduce_mean_variance, "reduce", "x", _attr_axes("axes")), types=FLOATS,
+)  # fmt: skip
 
 
 # ---- extremes and their positions ----
@@ -384,30 +347,33 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Tensor,
     x = as_stored(o.tensor("x"))
     if not axes:
         return Tensor((), "i64", lambda _: const(0, "i64")), x
-    refuse_nothing(x, axes)
+    f.refuse_nothing(x, axes)
     (axis,) = axes
     best = o.reduce(kind, x, axes, keep=True)
 
     def candidate(place: Place) -> Expr:
         here = x.at(place)
         kept = [Index() if d == axis else p for d, p in enumerate(place)]
-        match = eq(here, best.at(kept))
+        match = f.eq(here, best.at(kept))
         if here.dtype in FLOATS:
-            match = either(match, op("isnan", here))
-        return where(match, place[axis].value(), const(_LARGE, "i64"))
+            match = f.either(match, op("isnan", here))
+        return f.where(match, place[axis].value(), const(_LARGE, "i64"))
 
     return o.reduce("min", Tensor(x.shape, "i64", candidate), axes, keep=True), best
 
 
 def _attr_axis(o: Op) -> tuple[int, ...]:
-    return axes_in(o.attr("dimension"), len(o.shape("x")))
+    return f.axes_in(o.attr("dimension"), len(o.shape("x")))
 
 
 def _extreme_loops(kind: Reduction) -> Loops:
     def rule(o: LowerOp) -> list[Tensor]:
         axes, keep = _attr_axis(o), o.attr("keep_dims")
         position, value = extreme(o, kind, axes)
-        return [typed(dropped(position, axes, keep), o.out_dtype()), dropped(value, axes, keep)]
+        return [
+            f.typed(f.dropped(position, axes, keep), o.out_dtype()),
+            f.dropped(value, axes, keep),
+        ]
 
     return Loops(rule, "reduce", "x", _attr_axis)
 
@@ -417,8 +383,8 @@ _EXTREMES: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
 )  # fmt: skip
 for _name, _fn, _kind in _EXTREMES:
     add_row(
-        _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True,
-        loops=_extreme_loops(_kind), types=NUMBERS,
+        _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True, loops=_extreme_loops(_kind),
+        types=NUMBERS,
     )  # fmt: skip
 
 
@@ -438,13 +404,13 @@ def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 
 def _port_axis(o: Op) -> tuple[int, ...]:
-    return axes_in(o.int("dimension"), len(o.shape("x")))
+    return f.axes_in(o.int("dimension"), len(o.shape("x")))
 
 
 def _position_loops(kind: Reduction) -> Loops:
     def rule(o: LowerOp) -> Tensor:
         axes = _port_axis(o)
-        return typed(dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
+        return f.typed(f.dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
 
     return Loops(rule, "reduce", "x", _port_axis)
 

@@ -1,4 +1,7 @@
-"""Writes of rows at given positions: updates of caches."""
+"""Writes at given positions: output 0 is input 0 updated, and the nest runs over what is written.
+
+An index that is out of range is noted down as for reads, and nothing is written there.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,13 @@ from torchair.operators.loops import (
     flattened,
     unflattened,
 )
-from torchair.operators.shape import _LAYOUT
+from torchair.operators.shape import LAYOUT
 from torchair.ops.npu.rows import scatter_nd_update_, scatter_update_
+
+WRITES = Trait.WRITES_FIRST
+
+
+# ---- updates of caches ----
 
 
 def _cache_kernel(op: Op) -> Kernel:
@@ -84,13 +92,9 @@ def cache_update(o: LowerOp) -> Update:
 
 
 add_row(
-    "Scatter",
-    same_as("var"),
-    _cache_kernel,
-    Trait.WRITES_FIRST,
-    out=True,
+    "Scatter", same_as("var"), _cache_kernel, WRITES, out=True,
     loops=Loops(cache_update, "update", "updates", declines=_no_cache),
-)
+)  # fmt: skip
 
 
 def _points_decline(o: Op) -> str | None:
@@ -125,13 +129,13 @@ def scatter_nd_update(o: LowerOp) -> Update:
 
 
 add_row(
-    "ScatterNdUpdate",
-    same_as("var"),
-    lambda op: writes_first(scatter_nd_update_),
-    Trait.WRITES_FIRST,
-    out=True,
+    "ScatterNdUpdate", same_as("var"), lambda op: writes_first(scatter_nd_update_),
+    WRITES, out=True,
     loops=Loops(scatter_nd_update, "update", "updates", declines=_points_decline),
-)
+)  # fmt: skip
+
+
+# ---- memory laid out anew ----
 
 
 def _view_copy(op: Op) -> Kernel:
@@ -169,17 +173,13 @@ def view_copy(o: LowerOp) -> Update:
 
 
 add_row(
-    "ViewCopy",
-    same_as("dst"),
-    _view_copy,
-    Trait.WRITES_FIRST,
-    host=[f"{side}_{part}" for side in ("dst", "src") for part in _LAYOUT],
-    out=True,
+    "ViewCopy", same_as("dst"), _view_copy, WRITES,
+    host=[f"{side}_{part}" for side in ("dst", "src") for part in LAYOUT], out=True,
     loops=Loops(view_copy, "update", "src", declines=_view_copy_declines),
-)
+)  # fmt: skip
 
 
-WRITES = Trait.WRITES_FIRST
+# ---- points and elements ----
 
 
 def _index_put(op: Op) -> Kernel:
@@ -215,20 +215,15 @@ def index_put(o: LowerOp) -> Update:
 
 
 add_row(
-    "IndexPutV2",
-    same_as("x"),
-    _index_put,
-    WRITES,
-    host=("indexed_sizes", "indexed_strides"),
-    out=True,
-    loops=Loops(index_put, "update", "value", declines=_index_put_declines),
-)
+    "IndexPutV2", same_as("x"), _index_put, WRITES, host=("indexed_sizes", "indexed_strides"),
+    out=True, loops=Loops(index_put, "update", "value", declines=_index_put_declines),
+)  # fmt: skip
 
 
 def _index_add(op: Op) -> Kernel:
     axis = op.attr("axis")
 
-    def update(var: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, alpha: Any) -> None:
+    def update(var: Any, indices: Any, updates: Any, alpha: Any) -> None:
         var.index_add_(axis, indices, updates, alpha=1 if alpha is None else alpha.item())
 
     return writes_first(update)
@@ -279,11 +274,7 @@ def scatter_elements(o: LowerOp) -> Update:
 
 
 add_row(
-    "ScatterElements",
-    same_as("data"),
-    _scatter,
-    WRITES,
-    out=True,
+    "ScatterElements", same_as("data"), _scatter, WRITES, out=True,
     loops=Loops(scatter_elements, "update", "indices", declines=_scatter_declines),
-)
+)  # fmt: skip
 add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from torchair.operators.core import (
     Kernel,
     Loops,
     Op,
-    Rule,
     Trait,
     add_row,
     axes_of,
+    call,
     copy_of,
     fixed,
+    of_type,
     same_as,
 )
 from torchair.operators.formulas import of_elements
@@ -35,22 +36,12 @@ VIEW = Trait.VIEW
 # ---- Data, Const and copies ----
 
 
-def _const(op: Op) -> Kernel:
-    value = op.attr("value")
-    return lambda: value
-
-
-add_row("Const", lambda op: op.output, _const, Trait.CONSTANT)
+add_row("Const", lambda op: op.output, call(lambda value: value, "value"), Trait.CONSTANT)
 add_row("Data", lambda op: op.output, fixed(lambda x: x))
 add_row("RefData", lambda op: op.output, fixed(lambda x: x))
 
 
-def identity(o: LowerOp) -> Tensor:
-    """The operand itself."""
-    return o.tensor("x")
-
-
-add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW, loops=Loops(identity))
+add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW, loops=Loops(lambda o: o.tensor("x")))
 
 
 def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -60,11 +51,7 @@ def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 add_row("TensorMove", copy_of("x"), fixed(_copy), out=True, loops=Loops(of_elements(lambda x: x)))
 
 
-def _assign(ref: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return ref.copy_(value)
-
-
-add_row("Assign", same_as("ref"), fixed(_assign), Trait.SIDE_EFFECT)
+add_row("Assign", same_as("ref"), fixed(torch.Tensor.copy_), Trait.SIDE_EFFECT)
 
 
 # ---- sizes ----
@@ -91,14 +78,18 @@ def _product_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), (), None if known is None else numel(known))
 
 
-def _product(x: torch.Tensor) -> torch.Tensor:
-    return torch.prod(x, dtype=x.dtype)
+add_row("ReduceProdD", _product_rule, fixed(lambda x: torch.prod(x, dtype=x.dtype)))
 
 
-add_row("ReduceProdD", _product_rule, fixed(_product))
+# ---- reshape family: kernels ask for methods, which what stands for a tensor has too ----
 
 
-# ---- reshape family ----
+def _method(name: str, port: str) -> Callable[[Op], Kernel]:
+    return call(lambda x, numbers: getattr(x, name)(numbers), lambda op: op.ints(port))
+
+
+_reshape, _transpose = _method("reshape", "shape"), _method("permute", "perm")
+_expand = _method("expand", "shape")
 
 
 def reshape_dims(dims: tuple[Any, ...], shape: Shape) -> Shape:
@@ -120,11 +111,6 @@ def _reshape_rule(op: Op) -> Fact:
     elif content is not None and not isinstance(content, tuple) and len(dims) == 1:
         content = (content,)
     return Fact(op.dtype("x"), dims, content)
-
-
-def _reshape(op: Op) -> Kernel:
-    dims = op.ints("shape")
-    return lambda x: x.reshape(dims)
 
 
 def matched(old: Sequence[Int], new: Sequence[Int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -180,11 +166,6 @@ add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",), loops=Loops(r
 def _transpose_rule(op: Op) -> Fact:
     shape = op.shape("x")
     return Fact(op.dtype("x"), tuple(shape[p] for p in op.ints("perm")))
-
-
-def _transpose(op: Op) -> Kernel:
-    perm = op.ints("perm")
-    return lambda x: x.permute(perm)
 
 
 def transpose(o: LowerOp) -> Tensor:
@@ -284,11 +265,6 @@ def _broadcast_to_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(dims))
 
 
-def _broadcast_to(op: Op) -> Kernel:
-    dims = op.ints("shape")
-    return lambda x: x.expand(dims)
-
-
 def broadcast_to(o: LowerOp) -> Tensor:
     """Dims of size 1 repeated, and new dims in front."""
     x, shape = o.tensor("x"), o.out_shape()
@@ -304,24 +280,12 @@ def broadcast_to(o: LowerOp) -> Tensor:
     return Tensor(shape, x.dtype, element)
 
 
-add_row(
-    "BroadcastTo",
-    _broadcast_to_rule,
-    _broadcast_to,
-    VIEW,
-    host=("shape",),
-    loops=Loops(broadcast_to),
-)
-add_row(
-    "Expand", _broadcast_to_rule, _broadcast_to, VIEW, host=("shape",), loops=Loops(broadcast_to)
-)
+for _type in ("BroadcastTo", "Expand"):
+    _loops = Loops(broadcast_to)
+    add_row(_type, _broadcast_to_rule, _expand, VIEW, host=("shape",), loops=_loops)
 
 
 # ---- memory laid out anew ----
-
-
-def _as_strided_rule(op: Op) -> Fact:
-    return Fact(op.dtype("x"), op.ints("size"))
 
 
 def _as_strided(op: Op) -> Kernel:
@@ -335,10 +299,12 @@ def _as_strided(op: Op) -> Kernel:
     return run
 
 
-_LAYOUT = ("size", "stride", "storage_offset")
+LAYOUT = ("size", "stride", "storage_offset")
 
 
-add_row("AsStrided", _as_strided_rule, _as_strided, VIEW, host=_LAYOUT)
+add_row(
+    "AsStrided", lambda op: Fact(op.dtype("x"), op.ints("size")), _as_strided, VIEW, host=LAYOUT
+)
 
 
 def _bitcast(op: Op) -> Kernel:
@@ -359,10 +325,6 @@ add_row("Bitcast", _bitcast_rule, _bitcast, VIEW)
 # ---- complex numbers as pairs ----
 
 
-def _typed_like(port: str, attr: str) -> Rule:
-    return lambda op: Fact(op.attr(attr), op.shape(port))
-
-
-add_row("Real", _typed_like("input", "Tout"), fixed(torch.real), VIEW)
-add_row("Imag", _typed_like("input", "Tout"), fixed(torch.imag), VIEW)
-add_row("Complex", _typed_like("real", "Tout"), fixed(torch.complex), Trait.ELEMENTWISE, out=True)
+add_row("Real", of_type("Tout", "input"), fixed(torch.real), VIEW)
+add_row("Imag", of_type("Tout", "input"), fixed(torch.imag), VIEW)
+add_row("Complex", of_type("Tout", "real"), fixed(torch.complex), Trait.ELEMENTWISE, out=True)

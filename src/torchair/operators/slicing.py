@@ -16,7 +16,7 @@ from torchair.codegen.numbers import Int, Number, register_type
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
-from torchair.operators.core import Kernel, Loops, Op, Trait, add_row, same_as, writes_first
+from torchair.operators.core import Kernel, Loops, Op, Trait, add_row, call, same_as, writes_first
 from torchair.operators.formulas import Joined, replaced
 from torchair.operators.loops import LowerOp, Place, Tensor, Update, is_one, split
 
@@ -39,11 +39,6 @@ def _pack_rule(op: Op) -> Fact:
     return Fact(facts[0].dtype, dims, tuple(f.content for f in facts) if known else None)
 
 
-def _pack(op: Op) -> Kernel:
-    axis = op.attr("axis")
-    return lambda xs, out=None: torch.stack(xs, axis, out=out)
-
-
 def pack(o: LowerOp) -> Tensor:
     """Operands side by side along a new dim."""
     parts, shape = o.tensors("x"), o.out_shape()
@@ -55,7 +50,7 @@ def pack(o: LowerOp) -> Tensor:
     return Tensor(shape, o.out_dtype(), Joined(axis, [1] * len(parts), read).element)
 
 
-add_row("Pack", _pack_rule, _pack, out=True, loops=Loops(pack, "move"))
+add_row("Pack", _pack_rule, call(torch.stack, "axis"), out=True, loops=Loops(pack, "move"))
 
 
 def _concat_rule(op: Op) -> Fact:
@@ -97,25 +92,21 @@ def concat(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "ConcatV2",
-    _concat_rule,
-    _concat,
-    host=("concat_dim",),
-    out=True,
+    "ConcatV2", _concat_rule, _concat, host=("concat_dim",), out=True,
     loops=Loops(concat, "move", declines=_ranks_differ),
-)
+)  # fmt: skip
 
 
 # ---- splits ----
 
 
-def _split_sizes(op: Op) -> tuple[int, tuple[Dim, ...]]:
-    shape = op.shape("x")
+def _split_sizes(op: Op) -> tuple[int, list[Any]]:
+    """The axis, and the size of each part; one of them may be -1, which means the rest."""
+    shape, sizes = op.shape("x"), list(op.ints("size_splits"))
     axis = op.int("split_dim") % len(shape)
-    sizes = list(op.ints("size_splits"))
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = shape[axis] - sum(s for s in sizes if s != -1)
-    return axis, tuple(sizes)
+    for k in [k for k, n in enumerate(sizes) if isinstance(n, int) and n == -1]:
+        sizes[k] = shape[axis] - (sum(sizes) + 1)
+    return axis, sizes
 
 
 def _split_rule(op: Op) -> list[Fact]:
@@ -135,24 +126,16 @@ def _shifted(x: Tensor, shape: Sequence[Int], axis: int, start: Int) -> Tensor:
 
 
 def split_parts(o: LowerOp) -> list[Tensor]:
-    """Parts of given sizes; one of them may be -1, which means the rest."""
-    x, sizes = o.tensor("x"), list(o.ints("size_splits"))
-    axis = o.int("split_dim") % x.rank
-    rest = [k for k, n in enumerate(sizes) if not isinstance(n, Number) and n == -1]
-    for k in rest:
-        sizes[k] = x.shape[axis] - (sum(sizes) + 1)
+    """Parts of given sizes."""
+    x, (axis, sizes) = o.tensor("x"), _split_sizes(o)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     return [_shifted(x, o.out_shape(k), axis, start) for k, start in enumerate(starts)]
 
 
 add_row(
-    "SplitV",
-    _split_rule,
-    _split,
-    VIEW,
-    host=("size_splits", "split_dim"),
+    "SplitV", _split_rule, _split, VIEW, host=("size_splits", "split_dim"),
     loops=Loops(split_parts, "move"),
-)
+)  # fmt: skip
 
 
 def _unpack_rule(op: Op) -> list[Fact]:
@@ -164,11 +147,6 @@ def _unpack_rule(op: Op) -> list[Fact]:
         Fact(op.dtype("x"), dims, known[i] if isinstance(known, tuple) else None)
         for i in range(len(op.node.outputs))
     ]
-
-
-def _unpack(op: Op) -> Kernel:
-    axis = op.attr("axis")
-    return lambda x: x.unbind(axis)
 
 
 def unpack(o: LowerOp) -> list[Tensor]:
@@ -185,7 +163,8 @@ def unpack(o: LowerOp) -> list[Tensor]:
     return [taken(k) for k in range(len(o.node.outputs))]
 
 
-add_row("Unpack", _unpack_rule, _unpack, VIEW, loops=Loops(unpack, "move"))
+_unbind = call(lambda x, axis: x.unbind(axis), "axis")
+add_row("Unpack", _unpack_rule, _unbind, VIEW, loops=Loops(unpack, "move"))
 
 
 # ---- slices ----
@@ -211,15 +190,19 @@ def _bound(bound: Dim, size: Dim) -> Dim:
     raise MissingHostValue(f"the sign of the slice bound {bound} is not known")
 
 
-def _no_masks(op: Op) -> None:
-    for mask in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
-        if op.attr(mask):
-            raise ValueError(f"{op.node}: {mask} is not supported")
+_BOUNDS = ("begin", "end", "strides")
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-def _slice_ranges(op: Op) -> list[tuple[int, Any, Any, Any]]:
+def _has_masks(op: Op) -> str | None:
+    return next((m for m in _MASKS if op.attr(m)), None)
+
+
+def _ranges(op: Op) -> list[tuple[int, Any, Any, Any]]:
     """Axis, begin, end and step of every axis a strided slice names."""
-    _no_masks(op)
+    mask = _has_masks(op)
+    if mask is not None:
+        raise ValueError(f"{op.node}: {mask} is not supported")
     begins, ends = op.ints("begin"), op.ints("end")
     axes = op.ints("axes") if op.fed("axes") else tuple(range(len(begins)))
     steps = op.ints("strides") if op.fed("strides") else (1,) * len(begins)
@@ -229,7 +212,7 @@ def _slice_ranges(op: Op) -> list[tuple[int, Any, Any, Any]]:
 def _slice_rule(op: Op) -> Fact:
     dims = list(op.shape("x"))
     content = op["x"].content
-    for axis, begin, end, step in _slice_ranges(op):
+    for axis, begin, end, step in _ranges(op):
         dims[axis] = slice_length(begin, end, step, dims[axis])
         plain = isinstance(begin, int) and isinstance(end, int)
         content = content[begin:end:step] if isinstance(content, tuple) and plain else None
@@ -237,7 +220,7 @@ def _slice_rule(op: Op) -> Fact:
 
 
 def _slice(op: Op) -> Kernel:
-    ranges = _slice_ranges(op)
+    ranges = _ranges(op)
     return lambda x: sliced(x, ranges)
 
 
@@ -246,22 +229,6 @@ def sliced(x: torch.Tensor, ranges: list[tuple[int, Any, Any, Any]]) -> torch.Te
     for axis, begin, end, step in ranges:
         x = aten.slice.Tensor(x, axis, begin, end, step)
     return x
-
-
-_BOUNDS = ("begin", "end", "strides")
-_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
-
-
-def _has_masks(o: Op) -> str | None:
-    return next((m for m in _MASKS if o.attr(m)), None)
-
-
-def _ranges(o: Op) -> list[tuple[int, Int, Int, int]]:
-    """Axis, begin, end and step of every axis a slice names."""
-    begins = o.ints("begin")
-    axes = o.ints("axes") if o.fed("axes") else tuple(range(len(begins)))
-    steps = o.ints("strides") if o.fed("strides") else (1,) * len(begins)
-    return list(zip(axes, begins, o.ints("end"), steps, strict=True))
 
 
 def _start(begin: Int, n: Int) -> Int:
@@ -295,25 +262,17 @@ def strided_slice(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "StridedSliceV2",
-    _slice_rule,
-    _slice,
-    VIEW,
-    host=("axes", *_BOUNDS),
+    "StridedSliceV2", _slice_rule, _slice, VIEW, host=("axes", *_BOUNDS),
     loops=Loops(strided_slice, "move", declines=_has_masks),
-)
+)  # fmt: skip
 add_row(
-    "StridedSlice",
-    _slice_rule,
-    _slice,
-    VIEW,
-    host=_BOUNDS,
+    "StridedSlice", _slice_rule, _slice, VIEW, host=_BOUNDS,
     loops=Loops(strided_slice, "move", declines=_has_masks),
-)
+)  # fmt: skip
 
 
 def _slice_assign(op: Op) -> Kernel:
-    ranges = _slice_ranges(op)
+    ranges = _ranges(op)
     return writes_first(lambda var, value: sliced(var, ranges).copy_(value))
 
 
@@ -322,7 +281,7 @@ def _assign_declines(o: Op) -> str | None:
         return _has_masks(o)
     dims = list(o.shape("var"))
     for axis, begin, end, step in _ranges(o):
-        dims[axis] = slice_length(begin, end, step, dims[axis])  # type: ignore[arg-type]
+        dims[axis] = slice_length(begin, end, step, dims[axis])
     return None if tuple(dims) == o.shape("input_value") else "a value that is broadcast"
 
 
@@ -332,14 +291,9 @@ def strided_slice_assign(o: LowerOp) -> Update:
 
 
 add_row(
-    "StridedSliceAssign",
-    same_as("var"),
-    _slice_assign,
-    Trait.WRITES_FIRST,
-    host=_BOUNDS,
-    out=True,
+    "StridedSliceAssign", same_as("var"), _slice_assign, Trait.WRITES_FIRST, host=_BOUNDS, out=True,
     loops=Loops(strided_slice_assign, "update", "input_value", declines=_assign_declines),
-)
+)  # fmt: skip
 
 
 # ---- repetitions and other orders ----
@@ -389,11 +343,6 @@ def tile(o: LowerOp) -> Tensor:
 add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True, loops=Loops(tile, "move"))
 
 
-def _reverse(op: Op) -> Kernel:
-    axes = op.ints("axis")
-    return lambda x: torch.flip(x, axes)
-
-
 def reverse(o: LowerOp) -> Tensor:
     """Dims from the last element to the first."""
     x = o.tensor("x")
@@ -405,12 +354,13 @@ def reverse(o: LowerOp) -> Tensor:
     return Tensor(x.shape, x.dtype, element)
 
 
-add_row("ReverseV2", same_as("x"), _reverse, host=("axis",), loops=Loops(reverse, "move"))
-
-
-def _roll(op: Op) -> Kernel:
-    shifts, dims = op.attr("shifts"), op.attr("dims")
-    return lambda x: torch.roll(x, shifts, dims)
+add_row(
+    "ReverseV2",
+    same_as("x"),
+    call(torch.flip, lambda op: op.ints("axis")),
+    host=("axis",),
+    loops=Loops(reverse, "move"),
+)
 
 
 def _flat_roll(o: Op) -> str | None:
@@ -437,4 +387,9 @@ def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
     return Tensor(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
 
 
-add_row("Roll", same_as("x"), _roll, loops=Loops(roll, "move", declines=_flat_roll))
+add_row(
+    "Roll",
+    same_as("x"),
+    call(torch.roll, "shifts", "dims"),
+    loops=Loops(roll, "move", declines=_flat_roll),
+)
