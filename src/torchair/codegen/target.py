@@ -129,6 +129,15 @@ Pack = Callable[[torch.Tensor], torch.Tensor]
 """A way to lay a constant out anew: a frozen record, so that equal ways are equal."""
 
 
+def by_column(scales: torch.Tensor, n: int, transposed: bool) -> torch.Tensor:
+    """Scales as [n, groups]: they may be one number, a row, or a matrix either way round."""
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).expand(n, 1)
+    if scales.dim() == 2 and not (transposed and scales.shape[0] == n):
+        return scales.t()
+    return scales.reshape(n, -1)
+
+
 @dataclass(frozen=True)
 class Generated:
     """What came of a request: the kernel, and what the choice made for it asks of the caller."""

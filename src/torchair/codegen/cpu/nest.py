@@ -20,8 +20,8 @@ from torchair.codegen.target import Generated, Kernel
 from torchair.codegen.text.memory import load_vector, memory_element
 from torchair.codegen.text.plan import NestPlan, make_plan
 from torchair.codegen.text.point import Slot
-from torchair.codegen.text.unit import UnitWriter, static_slots, tail_mask
-from torchair.codegen.text.writer import KernelWriter, Machine, prefix_mask
+from torchair.codegen.text.unit import UnitWriter, static_slots
+from torchair.codegen.text.writer import KernelWriter, Machine, lanes_below, prefix_mask
 
 # ---- sharing units among threads ----
 
@@ -202,7 +202,7 @@ class CrossPrinter:
         index = dict(zip(self.others, positions, strict=False))
         index[self.axis] = w.add(across, positions[-2])
         first = w.add(along, w.mul(positions[-1], str(self.lanes)))
-        mask = tail_mask(w, w.sub(self.sizes[self.last], first))
+        mask = lanes_below(w, w.sub(self.sizes[self.last], first))
         self.unit.unit(index, (first, ""), [Slot(0, mask)])
 
     def _square(self, positions: list[str]) -> None:
@@ -380,7 +380,7 @@ class _Printer:
 
         def rest(positions: list[str]) -> None:
             first = w.add(start, w.mul(positions[-1], str(lanes)))
-            mask = tail_mask(w, w.sub(size, first))
+            mask = lanes_below(w, w.sub(size, first))
             self._unit(positions[:-1], (first, size), [Slot(0, mask)])
 
         self._units([*self.outer_sizes, count], rest)

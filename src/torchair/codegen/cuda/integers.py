@@ -18,6 +18,7 @@ import torch
 from torchair.codegen.cuda.machine import WARP
 from torchair.codegen.cuda.packs import PACK
 from torchair.codegen.cuda.writer import GpuWriter
+from torchair.codegen.target import by_column
 
 TILE = 16
 """Rows of the matrix that a warp takes at once."""
@@ -77,22 +78,13 @@ class PackScales:
     transposed: bool  # those of groups are [N, groups]
 
     def __call__(self, scales: torch.Tensor) -> torch.Tensor:
-        rows = _by_row(scales, self.n, self.transposed)
+        rows = by_column(scales, self.n, self.transposed)
         if rows.dtype == torch.int8:
             rows = rows.to(torch.bfloat16)
         tiles = -(-self.n // TILE)
         padded = rows.new_zeros((tiles * TILE, rows.shape[1]))
         padded[: self.n] = rows
         return padded.view(tiles, 2, _HALF, -1).permute(0, 3, 2, 1).contiguous()
-
-
-def _by_row(scales: torch.Tensor, n: int, transposed: bool) -> torch.Tensor:
-    """Scales as [n, groups]: they may be one number, a row, or a matrix either way round."""
-    if scales.numel() == 1:
-        return scales.reshape(1, 1).expand(n, 1)
-    if scales.dim() == 2 and not (transposed and scales.shape[0] == n):
-        return scales.t()
-    return scales.reshape(n, -1)
 
 
 # ---- factors ----

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, register_type
 from torchair.codegen.text.writer import (
+    SHORT_NAMES,
     KernelWriter,
     Machine,
     Writer,
@@ -56,14 +57,16 @@ def load_vector(
     t = f"<{lanes} x {element}>"
     if mask is None:
         return arrived(w, w(f"load {t}, ptr {pointer}, align {align}"), dtype, lanes)
-    got = w.call(
-        t,
-        f"llvm.masked.load.{_suffix(element, lanes)}.p0",
-        ("ptr", f"align {align} {pointer}"),
-        (f"<{lanes} x i1>", mask),
-        (t, "zeroinitializer"),
-    )
-    return arrived(w, got, dtype, lanes)
+    return arrived(w, masked_load(w, element, pointer, mask, lanes, align), dtype, lanes)
+
+
+def masked_load(
+    w: Writer, element: str, pointer: str, mask: str, lanes: int, align: int
+) -> str:
+    """Elements of an LLVM type under a mask; the others are zero, their memory is not touched."""
+    name, t = f"llvm.masked.load.{_suffix(element, lanes)}.p0", f"<{lanes} x {element}>"
+    masks = (f"<{lanes} x i1>", mask)
+    return w.call(t, name, ("ptr", f"align {align} {pointer}"), masks, (t, "zeroinitializer"))
 
 
 def store_vector(
@@ -86,13 +89,16 @@ def store_vector(
         one = w(f"extractelement {t} {value}, i64 0")
         w.do(f"store {element} {one}, ptr {pointer}, align {align}")
         return
-    w.call(
-        "void",
-        f"llvm.masked.store.{_suffix(element, lanes)}.p0",
-        (t, value),
-        ("ptr", f"align {align} {pointer}"),
-        (f"<{lanes} x i1>", mask),
-    )
+    masked_store(w, element, value, pointer, mask, lanes, align)
+
+
+def masked_store(
+    w: Writer, element: str, value: str, pointer: str, mask: str, lanes: int, align: int
+) -> None:
+    """Write elements of an LLVM type under a mask."""
+    name, masks = f"llvm.masked.store.{_suffix(element, lanes)}.p0", (f"<{lanes} x i1>", mask)
+    given = (f"<{lanes} x {element}>", value), ("ptr", f"align {align} {pointer}")
+    w.call("void", name, *given, masks)
 
 
 def gather(
@@ -147,7 +153,7 @@ def scatter(
 
 
 def _suffix(element: str, lanes: int) -> str:
-    return f"v{lanes}{ {'float': 'f32', 'double': 'f64'}.get(element, element) }"
+    return f"v{lanes}{SHORT_NAMES.get(element, element)}"
 
 
 # ---- between memory and registers ----

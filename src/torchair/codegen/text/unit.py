@@ -12,7 +12,7 @@ from torchair.codegen.text.plan import NestPlan, Phase, Sums, Totals, row_elemen
 from torchair.codegen.text.point import Point, Slot
 from torchair.codegen.text.writer import (
     KernelWriter,
-    lane_numbers,
+    lanes_below,
     prefix_mask,
     register,
     select,
@@ -29,15 +29,6 @@ def static_slots(count: int, lanes: int) -> list[Slot]:
     if count % lanes:
         slots.append(Slot(count // lanes * lanes, prefix_mask(lanes, count % lanes)))
     return slots
-
-
-def tail_mask(w: KernelWriter, count: str) -> str:
-    """The mask of the first `count` lanes, which is less than 2**31 and may be too many."""
-    if not count.startswith("%"):
-        return prefix_mask(w.lanes, int(count))  # which stores know as such
-    short = w(f"trunc i64 {count} to i32")
-    limit = w.splat("i32", short)
-    return w(f"icmp ult {w.vector('i32')} {lane_numbers(w.lanes, 32)}, {limit}")
 
 
 class UnitWriter:
@@ -230,7 +221,7 @@ class UnitWriter:
             return self._static_vectors(phase, int(start), int(stop), sums)
 
         def rest(index: str, sums: Sums) -> Sums:
-            mask = tail_mask(w, w.sub(stop, index))
+            mask = lanes_below(w, w.sub(stop, index))
             return self._vectors(phase, index, [Slot(0, mask)], sums)
 
         w, whole = self.w, self._whole_vectors()

@@ -38,6 +38,9 @@ class Machine:
         return False
 
 
+SHORT_NAMES = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
+"""How intrinsics name types of floats."""
+
 REASSOCIATE = "reassoc nsz contract"
 """Flags for sums whose order is free: products and reductions. Never nnan or ninf."""
 
@@ -134,6 +137,27 @@ class Writer:
         self.declared[function] = f"declare {result} @{function}({types})"
         given = ", ".join(f"{t} {a}" for t, a in args)
         return f"call {result} @{function}({given})"
+
+    def fused(self, a: str, b: str, c: str, element: str = "float") -> str:
+        """a * b + c on vectors, with one rounding where the processor can."""
+        t, name = self.vector(element), f"llvm.fmuladd.v{self.lanes}{SHORT_NAMES[element]}"
+        return self.fast_call(REASSOCIATE, t, name, (t, a), (t, b), (t, c))
+
+    def dot_pairs(self, a: str, b: str, total: str) -> str:
+        """A total and the products of the two bf16 of each lane; for machines with `dot_bf16`."""
+        t, pairs = self.vector("float"), f"<{2 * self.lanes} x bfloat>"
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+        return self.call(t, name, (t, total), (pairs, a), (pairs, b))
+
+    def prefetch(self, at: str, often: int = 2) -> None:
+        """Bring memory that will be read into the cache, the nearer the more often: up to 3."""
+        how = ("i32", "0"), ("i32", str(often)), ("i32", "1")
+        self.call("void", "llvm.prefetch.p0", ("ptr", at), *how)
+
+    def clear(self, at: str, bytes_: str) -> None:
+        """Fill memory with zeros."""
+        how = ("i8", "0"), ("i64", bytes_), ("i1", "false")
+        self.call("void", "llvm.memset.p0.i64", ("ptr", at), *how)
 
     def vector(self, element: str) -> str:
         """The vector type of this machine for an element: as many as float32 fit a register."""
@@ -369,6 +393,15 @@ def prefix_mask(lanes: int, count: int) -> str:
     """A literal mask of the first `count` lanes."""
     items = ", ".join(f"i1 {'true' if k < count else 'false'}" for k in range(lanes))
     return f"<{items}>"
+
+
+def lanes_below(w: Writer, count: str, lanes: int | None = None) -> str:
+    """The mask of the first `count` lanes, which is less than 2**31 and may be too many."""
+    lanes = lanes or w.lanes
+    if not count.startswith("%"):
+        return prefix_mask(lanes, int(count))  # which stores know as such
+    limit = w.splat("i32", w(f"trunc i64 {count} to i32"), lanes)
+    return w(f"icmp ult <{lanes} x i32> {lane_numbers(lanes, 32)}, {limit}")
 
 
 def select(w: Writer, mask: str, a: str, b: str, dtype: str, lanes: int) -> str:

@@ -19,7 +19,6 @@ from torchair.codegen.cpu.attention.parts import (
     dot_pairs,
     exp2,
     finite,
-    fma,
     four_sums,
     larger,
     largest,
@@ -231,7 +230,7 @@ class Decode(AttentionForm):
             if self.dots:
                 sums.append(dot_pairs(w, part, value, total))
             else:
-                sums.append(fma(w, part, widen(w, dtype, value), total))
+                sums.append(w.fused(part, widen(w, dtype, value), total))
         return sums
 
     # ---- softmax ----
@@ -271,7 +270,7 @@ class Decode(AttentionForm):
         if spec.mask:
             mask = self._block_at("mask", "0" if spec.one_mask_row else row, block)
             mask = load(w, mask)
-            score = fma(w, score, self.factor, mask)
+            score = w.fused(score, self.factor, mask)
         else:
             score = w(f"fmul {self.vt} {score}, {self.factor}")
         if spec.causal or not spec.mask:
@@ -331,7 +330,7 @@ class Decode(AttentionForm):
             for c, total in zip(columns, loop.carried, strict=True):
                 at = w.offset(source, "i8", str(c * BYTES[dtype]))
                 value = widen(w, dtype, read(w, dtype, at, "1", self.spec.value_width - c))
-                loop.next.append(fma(w, weight, value, total))
+                loop.next.append(w.fused(weight, value, total))
         for at, value in zip(places, loop.results, strict=True):
             store(w, value, at)
 

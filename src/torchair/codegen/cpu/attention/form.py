@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from torchair.codegen.cpu.attention.parts import (
     LOG2_E,
     dot_pairs,
-    fma,
     load,
     narrow,
     over,
@@ -199,7 +198,7 @@ def _repeated(h: Writer, p: PrefillPlan, at: str) -> str:
 
 def _add_product(h: Writer, p: PrefillPlan, left: str, right: str, total: str) -> str:
     if not p.pairs:
-        return fma(h, left, right, total)
+        return h.fused(left, right, total)
     return dot_pairs(h, left, h(f"bitcast <16 x float> {right} to <32 x i16>"), total)
 
 
@@ -234,9 +233,7 @@ class AttentionForm:
 
     def _clear(self, name: str, bytes_: str) -> None:
         """Fill work memory with zeros, from the beginning of an area on."""
-        area = ("ptr", self._area(name))
-        rest = (("i8", "0"), ("i64", bytes_), ("i1", "false"))
-        self.w.call("void", "llvm.memset.p0.i64", area, *rest)
+        self.w.clear(self._area(name), bytes_)
 
     def _row(self, strides: tuple[str, ...], row: str) -> str:
         """The offset of a query row in a tensor whose strides are given."""

@@ -22,7 +22,6 @@ from torchair.codegen.cpu.attention.parts import (
     difference,
     exp2,
     finite,
-    fma,
     larger,
     load,
     over,
@@ -261,7 +260,7 @@ class Prefill(AttentionForm):
             total = self._weights(count, base)
             self._store(top, "top", "0")
             less = exp2(w, difference(w, old, base, self.spec.adds))
-            self._store(fma(w, self._load("total", "0"), less, total), "total", "0")
+            self._store(w.fused(self._load("total", "0"), less, total), "total", "0")
             with w.loop("0", str(self.spec.value_width)) as loop:
                 value = self._load("outputs", loop.index)
                 value = w(f"fmul {self.vt} {value}, {less}")
@@ -276,7 +275,7 @@ class Prefill(AttentionForm):
             key = loop.index
             value = self._load("scores", key)
             if spec.mask:
-                value = fma(w, value, self.factor, self._mask_at(key))
+                value = w.fused(value, self.factor, self._mask_at(key))
             else:
                 value = w(f"fmul {self.vt} {value}, {self.factor}")
             if spec.causal:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from torchair.codegen.numbers import BYTES
+from torchair.codegen.text.memory import arrived, masked_load, masked_store
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
 
 MINUS_INFINITY = f32(-math.inf)
@@ -15,7 +16,6 @@ LOG2_E = 1 / math.log(2)
 _POWER = (0.00186713019, 0.00901703006, 0.0557999133, 0.24016445, 0.693151312, 1.0)
 
 _RAW = {"f32": "float", "bf16": "i16", "f16": "half", "bool": "i8"}
-_SUFFIX = {"f32": "f32", "bf16": "i16", "f16": "f16", "bool": "i8"}
 
 
 def either(
@@ -55,13 +55,6 @@ def store(w: Writer, value: str, at: str) -> None:
     w.do(f"store {w.vector('float')} {value}, ptr {at}, align {w.machine.bits // 8}")
 
 
-def fma(w: Writer, a: str, b: str, c: str) -> str:
-    """a * b + c on vectors, fused where the processor can."""
-    vt = w.vector("float")
-    args = ((vt, a), (vt, b), (vt, c))
-    return w.fast_call(REASSOCIATE, vt, f"llvm.fmuladd.v{w.lanes}f32", *args)
-
-
 def larger(w: Writer, a: str, b: str) -> str:
     """The larger of two vectors, lane by lane; b where a is not a number."""
     vt = w.vector("float")
@@ -78,7 +71,7 @@ def exp2(w: Writer, x: str) -> str:
     part = w(f"fsub {vt} {x}, {whole}")
     power = f"splat (float {f32(_POWER[0])})"
     for factor in _POWER[1:]:
-        power = fma(w, power, part, f"splat (float {f32(factor)})")
+        power = w.fused(power, part, f"splat (float {f32(factor)})")
     shift = w(f"fptosi {vt} {whole} to {it}")
     shift = w(f"shl {it} {shift}, splat (i32 23)")
     bits = w(f"bitcast {vt} {power} to {it}")
@@ -118,11 +111,9 @@ def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
 
 def widen(w: Writer, dtype: str, value: str) -> str:
     """A vector of elements as float32; of truth values, 0 and minus infinity."""
-    vt, it, raw = w.vector("float"), w.vector("i32"), w.vector(_RAW[dtype])
+    vt, raw = w.vector("float"), w.vector(_RAW[dtype])
     if dtype == "bf16":
-        value = w(f"zext {raw} {value} to {it}")
-        value = w(f"shl {it} {value}, splat (i32 16)")
-        return w(f"bitcast {it} {value} to {vt}")
+        return arrived(w, value, dtype, w.lanes)
     if dtype == "bool":
         seen = w(f"icmp ne {raw} {value}, zeroinitializer")
         low = f"splat (float {MINUS_INFINITY})"
@@ -158,7 +149,7 @@ def read(
     if stride == "1" and valid >= n:
         return w(f"load {vt}, ptr {base}, align {BYTES[dtype]}")
     if stride == "1":
-        return _masked_load(w, dtype, base, _first(valid, n), n)
+        return masked_load(w, kind, base, _first(valid, n), n, BYTES[dtype])
     value = "zeroinitializer"
     for j in range(min(valid, n)):
         at = w.offset(base, kind, w.mul(stride, str(j)))
@@ -171,14 +162,16 @@ def read_up_to(w: Writer, dtype: str, base: str, stride: str, count: str) -> str
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
     kind, raw, vt = _RAW[dtype], w.vector(_RAW[dtype]), w.vector("float")
     inside = before(w, count)
+
+    def masked() -> str:
+        return masked_load(w, kind, base, inside, w.lanes, BYTES[dtype])
+
     if stride == "1" and w.machine.bits == 512:
-        value = _masked_load(w, dtype, base, inside, w.lanes)
+        value = masked()
     elif stride == "1":  # here a masked load may become many instructions
         whole = w(f"icmp sge i64 {count}, {w.lanes}")
         load = f"load {raw}, ptr {base}, align {BYTES[dtype]}"
-        value = either(
-            w, whole, raw, lambda: w(load), lambda: _masked_load(w, dtype, base, inside, w.lanes)
-        )
+        value = either(w, whole, raw, lambda: w(load), masked)
     else:
         value, last = "poison", w.sub(count, "1")
         for j in range(w.lanes):
@@ -196,11 +189,7 @@ def write(w: Writer, dtype: str, value: str, base: str, stride: str, valid: int)
     if stride == "1" and valid >= w.lanes:
         w.do(f"store {vt} {value}, ptr {base}, align {BYTES[dtype]}")
     elif stride == "1" and valid > 1:  # of one lane, LLVM 22 stores twice as much as is narrowed
-        name = f"llvm.masked.store.v{w.lanes}{_SUFFIX[dtype]}.p0"
-        masks = w.vector("i1")
-        w.declared[name] = f"declare void @{name}({vt}, ptr, {masks})"
-        at, mask = f"ptr align {BYTES[dtype]} {base}", _first(valid, w.lanes)
-        w.do(f"call void @{name}({vt} {value}, {at}, {masks} {mask})")
+        masked_store(w, kind, value, base, _first(valid, w.lanes), w.lanes, BYTES[dtype])
     else:
         for j in range(min(valid, w.lanes)):
             one = w(f"extractelement {vt} {value}, i64 {j}")
@@ -211,15 +200,6 @@ def write(w: Writer, dtype: str, value: str, base: str, stride: str, valid: int)
 def _first(valid: int, lanes: int) -> str:
     """A mask with the first lanes on."""
     return "<" + ", ".join(f"i1 {int(j < valid)}" for j in range(lanes)) + ">"
-
-
-def _masked_load(w: Writer, dtype: str, base: str, mask: str, lanes: int) -> str:
-    """The elements under a mask, zeros elsewhere."""
-    vt, masks = f"<{lanes} x {_RAW[dtype]}>", f"<{lanes} x i1>"
-    name = f"llvm.masked.load.v{lanes}{_SUFFIX[dtype]}.p0"
-    w.declared[name] = f"declare {vt} @{name}(ptr, {masks}, {vt})"
-    at = f"ptr align {BYTES[dtype]} {base}"
-    return w(f"call {vt} @{name}({at}, {masks} {mask}, {vt} zeroinitializer)")
 
 
 # ---- lanes ----
@@ -298,7 +278,5 @@ def largest(w: Writer, x: str) -> str:
 
 def dot_pairs(w: Writer, a: str, b: str, total: str) -> str:
     """total + the products of the pairs of bf16 in each lane of two vectors of raw elements."""
-    wide, narrow_ = "<16 x float>", "<32 x bfloat>"
-    a, b = (w(f"bitcast <32 x i16> {x} to {narrow_}") for x in (a, b))
-    name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    return w.call(wide, name, (wide, total), (narrow_, a), (narrow_, b))
+    a, b = (w(f"bitcast <32 x i16> {x} to <32 x bfloat>") for x in (a, b))
+    return w.dot_pairs(a, b, total)

@@ -154,11 +154,8 @@ class _Copy:
 
     def zero(self, to: str, count: str) -> None:
         """Zeros."""
-        if count == "0":
-            return
-        size = self.w.mul(count, str(self.bytes))
-        args = (("ptr", to), ("i8", "0"), ("i64", size), ("i1", "false"))
-        self.w.call("void", "llvm.memset.p0.i64", *args)
+        if count != "0":
+            self.w.clear(to, self.w.mul(count, str(self.bytes)))
 
 
 def _clamp(w: KernelWriter, value: str, most: str) -> str:

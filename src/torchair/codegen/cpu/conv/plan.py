@@ -12,7 +12,7 @@ from functools import cached_property
 from torchair.codegen.numbers import BYTES, Word
 from torchair.codegen.requests import Conv
 from torchair.codegen.target import AS_EVER, Way
-from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer
+from torchair.codegen.text.writer import KernelWriter, Machine, Writer, prefix_mask
 
 # ---- results ----
 
@@ -53,7 +53,7 @@ class Panels:
             for j in range(0, channels, w.lanes):
                 place = w.offset(sums, "float", str(j))
                 value = w(f"load {w.vector('float')}, ptr {place}, align {4 * w.lanes}")
-                mask = None if channels - j >= w.lanes else _mask(w.lanes, channels - j)
+                mask = None if channels - j >= w.lanes else prefix_mask(w.lanes, channels - j)
                 store(w, (n, w.add(base, str(j)), row, column), value, mask)
 
         short = self.channels % self.size
@@ -65,10 +65,6 @@ class Panels:
             give(short)
         with w.when(w(f"xor i1 {last}, true")):
             give(self.size)
-
-
-def _mask(lanes: int, valid: int) -> str:
-    return "<" + ", ".join(f"i1 {'true' if i < valid else 'false'}" for i in range(lanes)) + ">"
 
 
 def rounded(w: KernelWriter, vector: str, dtype: str, lanes: int | None = None) -> str:
@@ -417,8 +413,7 @@ class _Sums:
             place = w.offset(p, self.element, str(at + j * self.width))
             if self.shape.ahead:
                 later = w.offset(place, "i8", str(self.shape.ahead))
-                how = (("i32", "0"), ("i32", "3"), ("i32", "1"))  # to read, often, as data
-                w.call("void", "llvm.prefetch.p0", ("ptr", later), *how)
+                w.prefetch(later, often=3)
             kind = f"<{self.width} x {self.element}>"
             found.append(w(f"load {kind}, ptr {place}, align {4 * w.lanes}"))
         return found
@@ -430,9 +425,8 @@ class _Sums:
         for pixel in self.pixels:
             place = w.offset(x, "float", str(at + pixel))
             value = w.splat("float", w(f"load float, ptr {place}, align 4"))
-            after += [
-                self.fused(value, v, s) for v, s in zip(weights, self.of(sums, after), strict=True)
-            ]
+            mine = self.of(sums, after)
+            after += [w.fused(value, v, s) for v, s in zip(weights, mine, strict=True)]
         return after
 
     def dot(self, x: str, at: int, p: str, p_at: int, sums: list[str]) -> list[str]:
@@ -440,14 +434,12 @@ class _Sums:
         w, weights = self.w, self.weights(p, p_at)
         after: list[str] = []
         pairs, words = f"<{2 * w.lanes} x bfloat>", w.vector("i32")
-        function = f"llvm.x86.avx512bf16.dpbf16ps.{32 * w.lanes}"
         for pixel in self.pixels:
             place = w.offset(x, "bfloat", str(at + pixel))
             value = w.splat("i32", w(f"load i32, ptr {place}, align 2"))
             value = w(f"bitcast {words} {value} to {pairs}")
             for v, s in zip(weights, self.of(sums, after), strict=True):
-                args = ((self.vector, s), (pairs, v), (pairs, value))
-                after.append(w.call(self.vector, function, *args))
+                after.append(w.dot_pairs(v, value, s))
         return after
 
     def depthwise(self, x: str, at: int, p: str, p_at: int, sums: list[str]) -> list[str]:
@@ -458,14 +450,9 @@ class _Sums:
             for j, (v, s) in enumerate(zip(weights, self.of(sums, after), strict=True)):
                 place = w.offset(x, "float", str(at + pixel + j * w.lanes))
                 value = w(f"load {self.vector}, ptr {place}, align 4")
-                after.append(self.fused(value, v, s))
+                after.append(w.fused(value, v, s))
         return after
 
     def of(self, sums: list[str], after: list[str]) -> list[str]:
         """The sums of the next pixel, given those that are done."""
         return sums[len(after) : len(after) + self.vectors]
-
-    def fused(self, a: str, b: str, c: str) -> str:
-        """a * b + c."""
-        kind, function = self.vector, f"llvm.fmuladd.v{self.w.lanes}f32"
-        return self.w.fast_call(REASSOCIATE, kind, function, (kind, a), (kind, b), (kind, c))

@@ -207,9 +207,7 @@ class _Blocks:
     def write(self) -> None:
         """The whole function."""
         w, cut = self.w, self.cut
-        size = ("i64", str(BYTES[self.spec.dtype] * self.spec.channels))
-        fill = (("ptr", self.zeros), ("i8", "0"), size, ("i1", "false"))
-        w.call("void", "llvm.memset.p0.i64", *fill)
+        w.clear(self.zeros, str(BYTES[self.spec.dtype] * self.spec.channels))
         total = _total(w, cut)
         blocks = w.div(w.add(total, str(cut.block - 1)), str(cut.block))
         panels = str(cut.panels.count)
@@ -410,8 +408,7 @@ def _sum(w: Writer, factors: Sequence[float], values: Sequence[str]) -> str:
             name = "fadd" if factor == 1.0 else "fsub"
             total = w(f"{name} {REASSOCIATE} {kind} {total}, {value}")
         else:
-            args = ((kind, value), (kind, _literal(factor)), (kind, total))
-            total = w.fast_call(REASSOCIATE, kind, f"llvm.fmuladd.v{w.lanes}f32", *args)
+            total = w.fused(value, _literal(factor), total)
     return total
 
 

@@ -17,12 +17,11 @@ from torchair.codegen.cpu.matmul.spec import (
     Tile,
     Values,
     divide_up,
-    lanes_below,
     most,
 )
 from torchair.codegen.cpu.matmul.tile import DotCode, TileCode
 from torchair.codegen.numbers import Size
-from torchair.codegen.text.writer import Machine
+from torchair.codegen.text.writer import Machine, lanes_below
 
 STRIP, COPY_STRIP = 48, 192
 """Rows of A in a unit of work: few, to keep many threads busy; more if B is copied for them."""

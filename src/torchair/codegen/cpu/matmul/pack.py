@@ -18,6 +18,7 @@ import torch
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.matmul.spec import BYTES_AT_ONCE, Numbers, transpose, widest_tile
 from torchair.codegen.numbers import BYTES
+from torchair.codegen.target import by_column
 from torchair.codegen.text.memory import arrived, memory_element
 from torchair.codegen.text.writer import Machine, Writer, convert, f32
 
@@ -349,12 +350,3 @@ class PackScales:
         padded = torch.zeros((panels * width, rows.shape[1]), dtype=rows.dtype)
         padded[: self.n] = rows
         return made.copy_(padded.view(panels, width, -1).transpose(1, 2))
-
-
-def by_column(scales: torch.Tensor, n: int, transposed: bool) -> torch.Tensor:
-    """Scales as [n, groups]: they may be one number, a row, or a matrix either way round."""
-    if scales.numel() == 1:
-        return scales.reshape(1, 1).expand(n, 1)
-    if scales.dim() == 2 and not (transposed and scales.shape[0] == n):
-        return scales.t()
-    return scales.reshape(n, -1)

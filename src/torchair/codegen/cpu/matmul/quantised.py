@@ -170,16 +170,11 @@ class DecodingTile:
             for i in range(len(rows)):
                 total = sums[i * vectors + j]
                 if shift:
-                    total = self._fma(t, shift, plain[i], total)
+                    total = t.fused(shift, plain[i], total)
                 if scale:
-                    total = self._fma(t, total, scale, totals[i * vectors + j])
+                    total = t.fused(total, scale, totals[i * vectors + j])
                 found.append((i * vectors + j, total))
         return [total for _, total in sorted(found)]
-
-    def _fma(self, t: Writer, a: str, b: str, c: str) -> str:
-        kind = self.numbers.totals
-        name = f"llvm.fmuladd.v{self.numbers.lanes}f32"
-        return t.fast_call(REASSOCIATE, kind, name, *((kind, x) for x in (a, b, c)))
 
     def _sum(self, t: Writer, rows: Sequence[str], group: str) -> list[str]:
         """Sums over a group of products."""
@@ -201,8 +196,7 @@ class DecodingTile:
                 at = t.offset(start, "i8", str(step * decoder.bytes))
                 if self.fetch:
                     ahead = t.offset(at, "i8", str(USUAL.ahead))
-                    kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
-                    t.call("void", "llvm.prefetch.p0", ("ptr", ahead), *kinds)
+                    t.prefetch(ahead)
                 for number, columns in enumerate(decoder.rows(t, at)):
                     k, part = step * decoder.span + number, step % parts
                     sums[part] = self._add(t, places, str(k), columns, sums[part])

@@ -1,5 +1,5 @@
 """The words that generators of matrix products share: number formats, register tiles, the sizes
-of a product as values of the kernel being written, and moving and masking lanes.
+of a product as values of the kernel being written, and moving lanes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torchair.codegen.numbers import BYTES, STORAGE
 from torchair.codegen.requests import MatMul
-from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, prefix_mask
+from torchair.codegen.text.memory import arrived
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer
 
 Store = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
 """Takes each finished vector of results: `store(w, (b, m, n), vector, mask)` gets C[b, m, n...]
@@ -78,9 +79,7 @@ class Numbers:
         if self.pair == 2:
             return w(f"bitcast {self.cells} {cells} to <{2 * self.lanes} x bfloat>")
         if self.dtype == "bf16":
-            wide = w(f"zext {self.cells} {cells} to <{self.lanes} x i32>")
-            high = w(f"shl <{self.lanes} x i32> {wide}, splat (i32 16)")
-            return w(f"bitcast <{self.lanes} x i32> {high} to {self.totals}")
+            return arrived(w, cells, "bf16", self.lanes)
         if self.dtype == "f16":
             return w(f"fpext {self.cells} {cells} to {self.totals}")
         return cells
@@ -90,13 +89,8 @@ class Numbers:
         if self.dtype == "i8":
             return self._bytes(w, a, b, total)
         if self.pair == 2:
-            wide = f"<{2 * self.lanes} x bfloat>"
-            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
-            return w.call(self.totals, name, (self.totals, total), (wide, a), (wide, b))
-        name = f"llvm.fmuladd.v{self.lanes}f{8 * self.total_bytes}"
-        args = [(self.totals, x) for x in (a, b, total)]
-        return w.fast_call(REASSOCIATE, self.totals, name, *args)
-
+            return w.dot_pairs(a, b, total)
+        return w.fused(a, b, total, self.total)
 
     def _bytes(self, w: Writer, a: str, b: str, total: str) -> str:
         kind = self.totals
@@ -267,22 +261,3 @@ def _columns(w: Writer, kind: str, lanes: int, rows: list[str], level: int) -> d
         below = _columns(w, kind, lanes, list(half), level + 1)
         found |= {start * distance + i: vector for i, vector in below.items()}
     return found
-
-
-def lanes_below(w: Writer, count: str, lanes: int) -> str:
-    """A mask of the lanes whose number is less than `count`."""
-    if not count.startswith("%"):
-        return prefix_mask(lanes, int(count))
-    numbered = ", ".join(f"i32 {i}" for i in range(lanes))
-    limit = w.splat("i32", w(f"trunc i64 {count} to i32"), lanes)
-    return w(f"icmp ult <{lanes} x i32> <{numbered}>, {limit}")
-
-
-def masked_load(w: Writer, kind: str, lanes: int, at: str, mask: str, align: int) -> str:
-    """The elements under a mask; the other lanes are zero and their memory is not touched."""
-    vector, masks = f"<{lanes} x {kind}>", f"<{lanes} x i1>"
-    short = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}.get(kind, kind)
-    name = f"llvm.masked.load.v{lanes}{short}.p0"
-    w.declared[name] = f"declare {vector} @{name}(ptr, {masks}, {vector})"
-    given = f"ptr align {align} {at}, {masks} {mask}, {vector} zeroinitializer"
-    return w(f"call {vector} @{name}({given})")

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.pack import pair_up
-from torchair.codegen.cpu.matmul.spec import Numbers, Tile, fold, lanes_below, masked_load
-from torchair.codegen.text.writer import Machine, Writer
+from torchair.codegen.cpu.matmul.spec import Numbers, Tile, fold
+from torchair.codegen.text.memory import masked_load
+from torchair.codegen.text.writer import Machine, Writer, lanes_below
 
 ARGUMENTS = (
     "ptr %a", "ptr %b", "ptr %totals", "i64 %k", "i1 %first",
@@ -97,8 +98,7 @@ class TileCode:
         lines, distance = self.fetch
         for line in range(lines):
             at = t.offset("%ahead", "i8", t.mul(step, str(distance)))
-            kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
-            t.call("void", "llvm.prefetch.p0", ("ptr", t.offset(at, "i8", str(64 * line))), *kinds)
+            t.prefetch(t.offset(at, "i8", str(64 * line)))
 
     def _step(
         self, t: Writer, rows: Sequence[str], totals: list[str], step: str, half: bool
@@ -272,9 +272,8 @@ class DotCode:
         """Bring what is needed at this place of the next group into the cache."""
         stride = self._inside(self.b_column, "%b_column")
         distance = t.mul(stride, str(self.streams))
-        at = t.offset(t.offset(column, self.numbers.memory, distance), self.numbers.memory, k)
-        kinds = ("i32", "0"), ("i32", "2"), ("i32", "1")
-        t.call("void", "llvm.prefetch.p0", ("ptr", at), *kinds)
+        ahead = t.offset(column, self.numbers.memory, distance)
+        t.prefetch(t.offset(ahead, self.numbers.memory, k))
 
     def _load_vector(self, t: Writer) -> Load:
         numbers = self.numbers
@@ -293,7 +292,7 @@ class DotCode:
 
         def load(row: str, k: str) -> str:
             at = t.offset(row, numbers.memory, k)
-            loaded = masked_load(t, numbers.memory, lanes, at, mask, numbers.bytes)
+            loaded = masked_load(t, numbers.memory, at, mask, lanes, numbers.bytes)
             if numbers.pair == 2:
                 loaded = t(f"bitcast <{lanes} x i16> {loaded} to {numbers.cells}")
             return numbers.factors(t, loaded)
