@@ -16,6 +16,7 @@ from torch import nn
 import torchair
 from torchair.deploy.compiled import CompiledModel as Compiled
 from torchair.deploy.stored import Artifact, _version_of, fingerprint
+from torchair.errors import InputError
 from torchair.inference import cache_compile
 from torchair.inference._cache_compiler import (
     CompiledModel,
@@ -91,6 +92,18 @@ def test_a_file_without_source_refuses_an_argument_inside_of_an_updated_buffer(
         assert call(x).tolist() == [k + 1.0] * 4
     with pytest.raises(AssertionError, match=r"updates total, and .* x shares memory with total"):
         call(model.total)
+
+
+def updating(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.add_(1) * y
+
+
+def test_a_call_that_is_refused_leaves_what_is_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    x = torch.ones(4)
+    with pytest.raises(InputError, match="x and y share memory"):
+        _NoGuardCompiledFunction(updating).for_inputs(x, x).save_to(tmp_path / "file")
+    assert (tmp_path / "other").read_text() == "mine"
 
 
 def test_a_method_from_a_file(tmp_path: Path, untraced: Any) -> None:

@@ -115,58 +115,23 @@ class Ranks:
         return "_".join(parts)
 
 
-class CachedMethod(CompiledModel):
-    """A method that is compiled, or read from its folder, when it is first called."""
+class KeptCall(CompiledModel):
+    """A function or method that is compiled when it is first called, and kept in a file."""
 
     def __init__(
         self, func: Callable[..., Any], config: CompilerConfig, dynamic: bool,
-        cache_dir: str | None, ranks: Ranks, decompositions: Mapping[Any, Any] | None,
-        ge_cache: bool = False,
+        decompositions: Mapping[Any, Any] | None, path: Path | None = None,
     ) -> None:  # fmt: skip
-        owner = getattr(func, "__self__", None)
-        if not inspect.ismethod(func):
-            raise ValueError(f"cache_compile takes a bound method of a module, not {func!r}")
-        if not isinstance(owner, torch.nn.Module):
-            kind = type(owner).__name__
-            raise ValueError(f"cache_compile takes a method of a torch.nn.Module, not of a {kind}")
         super().__init__(func, config, dynamic, "recompile", dict(decompositions or {}))
-        self._owner, self._method = owner, func
-        self._captures = config.mode.value != MAX_AUTOTUNE
-        if ge_cache and self._captures:
-            warn_once("ge_cache has no effect in the modes that capture: leave it out")
-        self._home = _root(cache_dir)
-        self._kind = "_".join(
-            [
-                type(owner).__name__,
-                "dynamic" if dynamic else "static",
-                *(["aclgraphcache"] if self._captures else []),
-                *(["gecache"] if ge_cache and not self._captures else []),
-            ]
-        )
-        self._ranks = ranks
-        self._path: Path | None = None
+        self._path = path
         self._unsaved: tuple[Artifact, Traced] | None = None
         self._keeps = True  # until calls turn out to need several versions
 
     @property
     def path(self) -> Path:
-        """The file of this method, for the process that asks."""
-        if self._path is None:
-            digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
-            folder = self._home / f"{self._kind}_{digest}" / self._ranks.folder()
-            self._path = Path(os.path.realpath(folder / self._method.__name__ / FILE))
+        """The file."""
+        assert self._path is not None
         return self._path
-
-    def _identity(self) -> str:
-        """What the folder stands for: the module as text, options, the user's passes."""
-        options = ",".join(f"{k}={v}" for k, v in self._options().items())
-        passes = [
-            code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
-            for which in ("pre", "post")
-        ]
-        tuned = self._options().get(engine_keys()["tuned"])  # a file that decides about kernels
-        contents = [_content_hash(tuned)] if tuned is not None else []
-        return "\n".join([str(self._owner), options, *passes, *contents])
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if self.versions else no_garbage_collection():
@@ -180,6 +145,109 @@ class CachedMethod(CompiledModel):
         return result
 
     def _begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """The first call."""
+        self.add(args, kwargs)
+
+    def _options(self) -> dict[str, str]:
+        local, process = self._config.as_dict()
+        return {k: str(v) for k, v in {**process, **local}.items()}
+
+    def _source(self) -> str:
+        extra = [f"{op}{code_hash(f)}" for op, f in self._decompositions.items()]
+        return fingerprint(self.model) + "".join(extra)
+
+    @property
+    def _name(self) -> str:
+        return self.model.__qualname__
+
+    def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
+        """Compile for calls like this one; a second time nothing is kept any more."""
+        if self.versions and self._keeps:
+            reason = str(self.versions[0].mismatch(args, kwargs)).replace("\n", "; ")
+            self._keeps = False
+            warnings.warn(f"Skip cache as {self._name} recompiled: {reason}")
+            self._remove()
+        return super().add(args, kwargs)
+
+    def trace(self, shape: CallShape) -> Any:
+        traced, homes = super().trace(shape)
+        if self._keeps:
+            from torchair.deploy.storing import stored
+
+            try:
+                known = stored(traced, homes, shape, roots_of(self.model))
+                made = Artifact(
+                    name=f"{self._name}{inspect.signature(self.model)}",
+                    date=datetime.now(UTC).isoformat(timespec="seconds"),
+                    mode=self._config.mode.value, source=self._source(),
+                    options=self._options(), versions=library_versions(), **known,
+                )  # fmt: skip
+                self._unsaved = made, traced
+            except NotStored as e:
+                self._keeps = False
+                warnings.warn(f"{self._name} is not cached: {e}")
+        return traced, homes
+
+    def _save(self) -> None:
+        from torchair.deploy.storing import finish
+
+        assert self._unsaved is not None
+        (made, traced), self._unsaved = self._unsaved, None
+        try:
+            finish(made, traced)
+            made.write(self.path)
+            logger.info("cache of %s: %s", made.name, self.path)
+        except (OSError, RuntimeError) as e:
+            warnings.warn(f"{self._name} is not cached: {e}")
+
+    def _remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class CachedMethod(KeptCall):
+    """A method that is compiled, or read from its folder, when it is first called."""
+
+    def __init__(
+        self, func: Callable[..., Any], config: CompilerConfig, dynamic: bool,
+        cache_dir: str | None, ranks: Ranks, decompositions: Mapping[Any, Any] | None,
+        ge_cache: bool = False,
+    ) -> None:  # fmt: skip
+        owner = getattr(func, "__self__", None)
+        if not inspect.ismethod(func):
+            raise ValueError(f"cache_compile takes a bound method of a module, not {func!r}")
+        if not isinstance(owner, torch.nn.Module):
+            kind = type(owner).__name__
+            raise ValueError(f"cache_compile takes a method of a torch.nn.Module, not of a {kind}")
+        super().__init__(func, config, dynamic, decompositions)
+        captures = config.mode.value != MAX_AUTOTUNE
+        if ge_cache and captures:
+            warn_once("ge_cache has no effect in the modes that capture: leave it out")
+        words = [type(owner).__name__, "dynamic" if dynamic else "static"]
+        words += ["aclgraphcache"] if captures else ["gecache"] if ge_cache else []
+        self._owner, self._kind, self._ranks = owner, "_".join(words), ranks
+        self._home = _root(cache_dir)
+
+    @property
+    def path(self) -> Path:
+        """The file of this method, for the process that asks."""
+        if self._path is None:
+            digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
+            folder = self._home / f"{self._kind}_{digest}" / self._ranks.folder()
+            self._path = Path(os.path.realpath(folder / self.model.__name__ / FILE))
+        return self._path
+
+    def _identity(self) -> str:
+        """What the folder stands for: the module as text, options, the user's passes."""
+        options = ",".join(f"{k}={v}" for k, v in self._options().items())
+        passes = [
+            code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
+            for which in ("pre", "post")
+        ]
+        tuned = self._options().get(engine_keys()["tuned"])  # a file that decides about kernels
+        contents = [_content_hash(tuned)] if tuned is not None else []
+        return "\n".join([str(self._owner), options, *passes, *contents])
+
+    def _begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The first call: read the file, or compile."""
         if self.path.exists():
             try:
@@ -189,12 +257,12 @@ class CachedMethod(CompiledModel):
                 reason = str(e).partition("\n")[0] or type(e).__name__
                 warnings.warn(
                     f"clear broken cache {self.path.parent}: {reason}; "
-                    f"{self._method.__qualname__} is compiled again"
+                    f"{self._name} is compiled again"
                 )
                 self._remove()
         else:
             self._tell_other_options()
-        self.add(args, kwargs)
+        super()._begin(args, kwargs)
 
     def _tell_other_options(self) -> None:
         """A method that is kept under other options has another folder: say which they are."""
@@ -208,79 +276,22 @@ class CachedMethod(CompiledModel):
             changed = [k for k in sorted({*then, *now}) if then.get(k) != now.get(k)]
             if changed:
                 told = [f"{k} was {then.get(k)}, now it is {now.get(k)}" for k in changed]
-                warnings.warn(f"{self._method.__qualname__} is compiled again: {'; '.join(told)}")
+                warnings.warn(f"{self._name} is compiled again: {'; '.join(told)}")
                 return
-
-    def _options(self) -> dict[str, str]:
-        local, process = self._config.as_dict()
-        return {k: str(v) for k, v in {**process, **local}.items()}
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         found = Artifact.read(self.path)
         check_versions(found)
         if found.source != self._source():
             raise NotStored("the code of the method, or of what it calls, has changed")
-        shape = shape_of(self.model, args, kwargs)
-        roots = roots_of(self._method)
-        made = loaded(found, roots, shape, self._engine_config(), self._config)
+        shape, roots = shape_of(self.model, args, kwargs), roots_of(self.model)
+        made = loaded(found, roots, shape, engine_settings(self._config), self._config)
         if made.fitting(args, kwargs) is None:
             raise made.mismatch(args, kwargs)
         return made
 
-    def _source(self) -> str:
-        extra = [f"{op}{code_hash(f)}" for op, f in self._decompositions.items()]
-        return fingerprint(self._method) + "".join(extra)
-
-    def _engine_config(self) -> Settings:
-        return engine_settings(self._config)
-
-    def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
-        """Compile for calls like this one; a second time nothing is kept any more."""
-        if self.versions:
-            reason = str(self.versions[0].mismatch(args, kwargs)).replace("\n", "; ")
-            self._forget(f"Skip cache as {self._method.__qualname__} recompiled: {reason}")
-        return super().add(args, kwargs)
-
-    def trace(self, shape: CallShape) -> Any:
-        traced, homes = super().trace(shape)
-        if self._keeps:
-            from torchair.deploy.storing import stored
-
-            try:
-                known = stored(traced, homes, shape, roots_of(self._method))
-                signature = inspect.signature(self._method)
-                made = Artifact(
-                    name=f"{self._method.__qualname__}{signature}",
-                    date=datetime.now(UTC).isoformat(timespec="seconds"),
-                    mode=self._config.mode.value, source=self._source(),
-                    options=self._options(), versions=library_versions(), **known,
-                )  # fmt: skip
-                self._unsaved = made, traced
-            except NotStored as e:
-                self._keeps = False
-                warnings.warn(f"{self._method.__qualname__} is not cached: {e}")
-        return traced, homes
-
-    def _save(self) -> None:
-        from torchair.deploy.storing import finish
-
-        assert self._unsaved is not None
-        (made, traced), self._unsaved = self._unsaved, None
-        try:
-            finish(made, traced)
-            made.write(self.path)
-            logger.info("cache of %s: %s", made.name, self.path)
-        except (OSError, RuntimeError) as e:
-            warnings.warn(f"{self._method.__qualname__} is not cached: {e}")
-
-    def _forget(self, reason: str) -> None:
-        if self._keeps:
-            self._keeps = False
-            warnings.warn(reason)
-            self._remove()
-
     def _remove(self) -> None:
-        shutil.rmtree(self.path.parent, ignore_errors=True)
+        shutil.rmtree(self.path.parent, ignore_errors=True)  # the folder of this method alone
 
 
 def check_versions(found: Artifact) -> None:
@@ -381,7 +392,7 @@ class _Compiled:
             raise ValueError(f"{target} exists: choose another path, or remove it")
         self._saved = True
         (args, kwargs), self._inputs = self._inputs, None
-        result = _Saving(self._func, self._config, self._dynamic, target)(*args, **kwargs)
+        result = KeptCall(self._func, self._config, self._dynamic, None, target)(*args, **kwargs)
         if not target.exists():
             raise RuntimeError(f"{target} was not written; the warning before this says why")
         return result
@@ -419,21 +430,6 @@ def _module(name: str, found: Any) -> torch.nn.Module:
     if not isinstance(found, torch.nn.Module):
         raise ValueError(f"the function uses a module {name}, which is not a global of the caller")
     return found
-
-
-class _Saving(CachedMethod):
-    """A call that writes its file where it is told to."""
-
-    def __init__(
-        self, func: Any, config: CompilerConfig, dynamic: bool, target: Path
-    ) -> None:
-        CompiledModel.__init__(self, func, config, dynamic, "recompile", {})
-        self._method, self._path = func, target
-        self._unsaved, self._keeps = None, True
-        self._captures = config.mode.value != MAX_AUTOTUNE
-
-    def _tell_other_options(self) -> None:
-        """There is no folder of others."""
 
 
 class FromFile(CompiledModel):

@@ -58,7 +58,7 @@ class ModelState:
 
     def __init__(self, roots: Roots, homes: Sequence[Sequence[Home]]) -> None:
         self.homes = homes
-        self._specs = [Expected.of(places[0].name, _plain(places[0].read())) for places in homes]
+        self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in homes]
         self._parts = _parts(roots, homes)
         self._same: Callable[..., Any] | None = None  # natively: nothing in a dict has changed
         self._listed: list[tuple[DictEntry, int]] = []  # in lists, with addresses of tensors
@@ -94,21 +94,15 @@ class ModelState:
     def _compared(self) -> InputError | None:
         for spec, places in zip(self._specs, self.homes, strict=True):
             now = [look(h.place, h.key) for h in places]
-            found = spec.problem(None if now[0] is None else _plain(now[0]), {})
+            found = spec.problem(None if now[0] is None else now[0].detach(), {})
             if found is None and any(t is not now[0] for t in now):
                 found = "one tensor under several names", "several"
             if found is not None:
-                return InputError(
-                    f"{spec.name} of the model is not what it was when it was compiled",
-                    name=spec.name, expected=found[0], got=found[1],
-                )  # fmt: skip
+                return _changed(spec.name, *found)
         for name, part in self._parts.items():
             there = look(part.home, part.key)
             if there is not part.value:
-                return InputError(
-                    f"{name} of the model is not what it was when it was compiled",
-                    name=name, expected=_shown(part.value), got=_shown(there),
-                )  # fmt: skip
+                return _changed(name, _shown(part.value), _shown(there))
         return None
 
 
@@ -380,6 +374,13 @@ def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, DictEntry
     return found
 
 
+def _changed(name: str, expected: str, got: str) -> InputError:
+    return InputError(
+        f"{name} of the model is not what it was when it was compiled",
+        name=name, expected=expected, got=got,
+    )  # fmt: skip
+
+
 def _is_there(known: tuple[DictEntry, int]) -> bool:
     entry, address = known
     there = look(entry.home, entry.key)
@@ -388,11 +389,6 @@ def _is_there(known: tuple[DictEntry, int]) -> bool:
 
 def _address(value: Any) -> int:
     return value.data_ptr() if isinstance(value, torch.Tensor) else 0
-
-
-def _plain(t: torch.Tensor) -> torch.Tensor:
-    """A parameter as guards see it."""
-    return t.detach()
 
 
 def _shown(part: Any) -> str:

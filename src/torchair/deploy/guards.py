@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchair.engine.run.held import ANY, DictEntry, Same, TensorLike, native_gate
+from torchair.engine.run.held import ANY, Same, TensorLike, native_gate
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
 
@@ -206,22 +206,16 @@ Spec = Expected | ValueSpec
 
 
 class Guards:
-    """What a compiled call expects of its flat arguments, and of objects that it reads itself."""
+    """What a compiled call expects of its flat arguments."""
 
-    def __init__(
-        self,
-        specs: Sequence[Spec],
-        conditions: Sequence[str] = (),
-        entries: Sequence[DictEntry] = (),
-    ) -> None:
-        """`conditions` are texts over the named sizes; `entries` what dicts must hold."""
+    def __init__(self, specs: Sequence[Spec], conditions: Sequence[str] = ()) -> None:
+        """`conditions` are texts over the named sizes."""
         self.specs = tuple(specs)
         self.conditions = tuple(Condition(text) for text in conditions)
         named = {d for s in self.specs if isinstance(s, Expected) for d in s.dims}
         for c in self.conditions:
             if not c.names <= named:
                 raise ValueError(f"a condition names sizes that no argument has: {c.text}")
-        self._entries = tuple(entries)
         self._gates: list[Callable[..., bool | None]] = []
 
     def check(self, args: Sequence[Any]) -> bool:
@@ -232,11 +226,9 @@ class Guards:
                 if k:
                     gates.insert(0, gates.pop(k))
                 return True
-        if any(e.home.get(e.key) is not e.value for e in self._entries):
-            return False
         if self.mismatch(args) is not None:
             return False
-        made = native_gate(len(self.specs), self.records(args), self._entries)
+        made = native_gate(len(self.specs), self.records(args))
         if made is not None:
             self._gates = [made, *gates][:_GATES]
         return True
@@ -275,20 +267,12 @@ class Guards:
                 )  # fmt: skip
         return None
 
-    def sizes(self, args: Sequence[Any]) -> dict[str, int]:
-        """The named sizes of arguments that fit."""
-        found: dict[str, int] = {}
-        for spec, t in zip(self.specs, args, strict=True):
-            if isinstance(spec, Expected):
-                found |= {d: n for d, n in zip(spec.dims, t.shape, strict=True) if type(d) is str}
-        return found
-
     def _where(self, name: str) -> str:
         spec = next(s for s in self.specs if isinstance(s, Expected) and name in s.dims)
         return f"dim {spec.dims.index(name)} of {spec.name}"
 
     def to_data(self) -> dict[str, Any]:
-        """Numbers and texts that `from_data` makes the same guards of, without entries."""
+        """Numbers and texts that `from_data` makes the same guards of."""
         return {
             "specs": [{"kind": type(s).__name__, **asdict(s)} for s in self.specs],
             "conditions": [c.text for c in self.conditions],

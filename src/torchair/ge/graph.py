@@ -215,6 +215,11 @@ class Node:
             else:
                 yield port, None, slot
 
+    def named_slots(self) -> Iterator[tuple[str, Value | None]]:
+        """The same by names as files have them: those of a variable port are numbered."""
+        for port, position, value in self.slots():
+            yield port if position is None else f"{port}{position}", value
+
     def values(self) -> list[Value]:
         """Input values in slot order, unfed ones left out."""
         found: list[Value] = []

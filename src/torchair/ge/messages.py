@@ -264,9 +264,4 @@ def outputs(node: Node) -> list[Description]:
 
 def operands(node: Node) -> list[Description]:
     """Descriptions of what a node reads."""
-    return [
-        Description(
-            Unfed() if value is None else value, port if position is None else f"{port}{position}"
-        )
-        for port, position, value in node.slots()
-    ]
+    return [Description(Unfed() if v is None else v, name) for name, v in node.named_slots()]

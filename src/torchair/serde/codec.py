@@ -9,6 +9,7 @@ import ast
 import ctypes
 import keyword
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -313,7 +314,9 @@ def _evaluate(tree: ast.expr) -> Any:
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         return -_evaluate(tree.operand)
     if isinstance(tree, ast.BinOp):
-        return _binary(type(tree.op), _evaluate(tree.left), _evaluate(tree.right))
+        if type(tree.op) not in _BINARY:
+            raise SerializationError(f"a shape holds the operator {type(tree.op).__name__}")
+        return _BINARY[type(tree.op)](_evaluate(tree.left), _evaluate(tree.right))
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
         return _call(tree.func.id, [_evaluate(a) for a in tree.args])
     raise SerializationError(f"a shape holds {type(tree).__name__}, not integer arithmetic")
@@ -327,22 +330,17 @@ def _symbol(name: str) -> Any:
     return sympy.Symbol(name, integer=True)
 
 
-def _binary(operator: type[ast.operator], a: Any, b: Any) -> Any:
-    if operator is ast.Pow:
-        if not isinstance(b, int) or not 0 <= b <= _HIGHEST_POWER or isinstance(a, int):
-            raise SerializationError(f"a shape holds the power {a}**{b}")
-        return a**b
-    arithmetic: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-        ast.Add: lambda x, y: x + y,
-        ast.Sub: lambda x, y: x - y,
-        ast.Mult: lambda x, y: x * y,
-    }
-    if operator in arithmetic:
-        return arithmetic[operator](a, b)
-    names = {ast.FloorDiv: "FloorDiv", ast.Mod: "PythonMod"}
-    if operator not in names:
-        raise SerializationError(f"a shape holds the operator {operator.__name__}")
-    return _call(names[operator], [a, b])
+def _power(a: Any, b: Any) -> Any:
+    if not isinstance(b, int) or not 0 <= b <= _HIGHEST_POWER or isinstance(a, int):
+        raise SerializationError(f"a shape holds the power {a}**{b}")
+    return a**b
+
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: _power,
+    ast.FloorDiv: lambda a, b: _call("FloorDiv", [a, b]),
+    ast.Mod: lambda a, b: _call("PythonMod", [a, b]),
+}  # fmt: skip
 
 
 def _call(name: str, args: list[Any]) -> Any:

@@ -408,17 +408,13 @@ def _attr_differences(a: Mapping[str, Attr], b: Mapping[str, Attr], strict: bool
 
 
 def _input_differences(a: Node, b: Node) -> Iterator[str]:
-    mine, other = ({_port(*slot): slot[2] for slot in n.slots()} for n in (a, b))
+    mine, other = dict(a.named_slots()), dict(b.named_slots())
     if list(mine) != list(other):
         yield f"inputs {list(mine)} and {list(other)}"
         return
     for port, value in mine.items():
         if not _same_source(value, other[port]):
             yield f"input {port} reads {_source(value)} and {_source(other[port])}"
-
-
-def _port(port: str, position: int | None, value: Value | None) -> str:
-    return port if position is None else f"{port}{position}"
 
 
 def _same_source(a: Value | None, b: Value | None) -> bool:

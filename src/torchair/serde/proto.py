@@ -156,8 +156,7 @@ def _write_node(op: Any, node: Node, descs: dict[Value, Any], payloads: bool) ->
 
 
 def _write_inputs(op: Any, node: Node, descs: dict[Value, Any]) -> None:
-    for port, position, value in node.slots():
-        name = port if position is None else f"{port}{position}"
+    for name, value in node.named_slots():
         if value is None:
             op.input.append("")
             op.input_desc.add(name=name).attr["_is_unfed_optional"].i = 1
