@@ -19,6 +19,8 @@ def test_table_names_operators_and_places():
     assert "MatMulV2" in table["aten.addmm.default"].operators
     assert table["aten.relu.default"].operators == ("Relu",)
     assert table["operator.add"].file == "convert/control.py"
+    assert table["aten.mse_loss.default"].operators == ("MseLoss", "Cast", "Const")
+    assert table["aten.mse_loss.default"].file == "convert/activation.py"
     for x in table.values():
         assert x.line > 0 and x.file.startswith("convert/")
 

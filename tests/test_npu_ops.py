@@ -474,7 +474,7 @@ def test_defining_again_changes_nothing():
 def test_operators_of_others_stay():
     there = torch.library.Library("npu", "FRAGMENT")
     there.define("npu_of_others(Tensor x) -> Tensor")
-    mine = library.Operator("npu_of_others(Tensor x) -> Tensor", lambda x: x + 1, lambda x: x)
+    mine = library.NpuOperator("npu_of_others(Tensor x) -> Tensor", lambda x: x + 1, lambda x: x)
     torchair.ops.npu.library.define_missing([mine])
     with pytest.raises(NotImplementedError):
         npu.npu_of_others(torch.ones(2))

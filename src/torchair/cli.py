@@ -22,21 +22,24 @@ from torchair.configs.compiler_config import (
     CompilerConfig,
     public_path,
 )
-from torchair.convert.registry import lines
+from torchair.convert.registry import TableLine, lines
 from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
-from torchair.operators import infer
+from torchair.operators import Trait, infer, row_of
+from torchair.operators.core import ANY, FLOATS, INTEGERS, NUMBERS
 from torchair.process import Steps
 from torchair.serde import read_graph
 from torchair.tools import compare_dumps
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-HEAD = ("torch operator", "GE operators", "checked types", "where")
+HEAD = ("torch operator", "GE operators", "kernels", "native types", "checked types", "where")
 OPTION_HEAD = ("path", "allowed", "default", "mode", "effect today")
+_BESIDE = ("Cast", "Shape")  # change types and tell sizes on the way to what an operator computes
+TYPES = {ANY: "all", NUMBERS: "numbers", INTEGERS: "integers", FLOATS: "floats"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -268,13 +271,29 @@ def _ops(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(pattern: str) -> list[tuple[str, str, str, str]]:
+def _rows(pattern: str) -> list[tuple[str, ...]]:
     """Rows of operators with a text in their name."""
-    return [
-        (x.target, " ".join(x.operators) or "(none)", " ".join(x.dtypes), f"{x.file}:{x.line}")
-        for x in lines()
-        if pattern.lower() in x.target.lower()
-    ]
+    found = [x for x in lines() if pattern.lower() in x.target.lower()]
+    return [(x.target, *_cells(x), f"{x.file}:{x.line}") for x in found]
+
+
+def _cells(x: TableLine) -> tuple[str, ...]:
+    """What the tables say of an operator: what it becomes, how that runs, what was checked."""
+    return " ".join(x.operators) or "-", *_kernels(x.operators), " ".join(x.dtypes)
+
+
+def _kernels(operators: Sequence[str]) -> tuple[str, str]:
+    """Whose kernels GE operators have, and the types that all native ones take, by their rows."""
+    known = [row for row in map(row_of, operators) if row is not None]
+    rows = [row for row in known if not row.has(Trait.CONSTANT | Trait.VIEW)]
+    rows = [row for row in rows if row.type not in _BESIDE] or rows
+    native = [row for row in rows if row.is_native]
+    types = ANY.intersection(*(row.types for row in native)) if native else frozenset[str]()
+    said = TYPES.get(types, " ".join(sorted(types)))
+    by_torch = [row.type for row in rows if not row.is_native]
+    if native and by_torch:
+        return f"native, torch: {' '.join(by_torch)}", said
+    return ("native" if native else "torch" if by_torch else "view" if known else "-"), said
 
 
 def _parts(pattern: str) -> tuple[str, str]:
@@ -378,16 +397,15 @@ def operators_page() -> str:
         "through the converter and the engine, gave eager's result (`make conformance`); empty",
         "where that database never traces the operator and other tests cover it.",
         "",
+        "*Kernels* are those of the GE operators' rows: *native* code is generated for a CPU and a",
+        "GPU where the operands are of the *native types* (*all*: bool, integers of up to 64 bits,",
+        "floats); torch's kernels compute the others. A *view* computes nothing.",
+        "",
         f"{len(table)} torch operators have a converter.",
     ]
     for family in sorted({x.family for x in table}):
-        text += ["", f"## {family}", "", "| torch operator | GE operators | checked types |"]
-        text.append("|---|---|---|")
-        text += [
-            f"| `{x.target}` | {' '.join(x.operators) or '-'} | {' '.join(x.dtypes)} |"
-            for x in table
-            if x.family == family
-        ]
+        text += ["", f"## {family}", "", f"| {' | '.join(HEAD[:-1])} |", "|---" * 5 + "|"]
+        text += [f"| `{x.target}` | {' | '.join(_cells(x))} |" for x in table if x.family == family]
     return "\n".join(text)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -95,4 +96,4 @@ def builtin_targets() -> set[str]:
 def family_of(target: Any) -> str:
     """The file of `convert/` that holds a target's converter."""
     entry = registered().get(target)
-    return entry.fn.__module__.rpartition(".")[2] if entry is not None else "generic"
+    return Path(entry.file).stem if entry is not None else "generic"

@@ -13,6 +13,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
+from torchair.convert.operands import keep_alive
 from torchair.convert.registry import builtin
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
@@ -108,7 +109,6 @@ class Scopes:
 
 @builtin(torch.ops.air.wait_tensor.default)
 def wait_tensor(self: Value, dependency: Value) -> Value:
-    """air::wait_tensor(Tensor self, Tensor dependency) -> Tensor"""
     waiting = ge.Identity(self)
     waiting.node.after(dependency.node)
     return waiting
@@ -119,14 +119,9 @@ def wait_tensor(self: Value, dependency: Value) -> Value:
 
 @builtin(torch.ops.air.print.default)
 def print_tensors(
-    tensors: Sequence[Value],
-    msg_format: str,
-    placeholder: str,
-    summarize_size: int,
-    tensor_detail: bool,
-    *,
-    meta_inputs: Any,
-) -> None:
+    tensors: Sequence[Value], msg_format: str, placeholder: str, summarize_size: int,
+    tensor_detail: bool, *, meta_inputs: Any,
+) -> None:  # fmt: skip
     shown: list[Value] = []
     texts: list[str] = []
     for value, meta in zip(tensors, meta_inputs[0], strict=True):
@@ -145,8 +140,7 @@ def print_tensors(
     )
     text.node.attrs["_kernel"] = attr.Str("extend")
     ge.PrintV2(text, output_stream="stdout")
-    graph = get_default_ge_graph()
-    graph.keep_alive.append(graph.nodes[-1])
+    keep_alive()
 
 
 def _printable(value: Value) -> Value:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import promote
+from torchair.convert.operands import INT64, promote
+from torchair.convert.quantised import no_packed
 from torchair.convert.registry import Decline, builtin
 from torchair.convert.shape import View, ViewFolder
 from torchair.ge.dtypes import DataType
@@ -23,19 +24,10 @@ LEFT_UP_CAUSAL = 2
 
 @builtin(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention_for_cpu(
-    query: View,
-    key: View,
-    value: View,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: View | None = None,
-    scale: float | None = None,
-    views: ViewFolder,
-    reads: set[Any],
-) -> tuple[View, Value]:
-    if dropout_p != 0 or isinstance(scale, Value):
-        raise Decline("dropout or a symbolic scale")
+    query: View, key: View, value: View, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: View | None = None, scale: float | None = None, views: ViewFolder, reads: set[Any],
+) -> tuple[View, Value]:  # fmt: skip
+    _no_dropout(dropout_p, scale)
     if query.dtype == ge.DataType.DT_DOUBLE and not reads <= {0}:
         raise Decline("sums of float64 exponentials are read, which GE keeps in float32")
     out, lse = _attention(query, key, value, attn_mask, is_causal, scale, views, sums=True)
@@ -44,21 +36,10 @@ def flash_attention_for_cpu(
 
 @builtin(aten._scaled_dot_product_flash_attention.default)
 def flash_attention(
-    query: View,
-    key: View,
-    value: View,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-    views: ViewFolder,
-    reads: set[Any],
-    meta_outputs: Any,
-) -> list[Any]:
-    """_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float
-    dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None)
-    -> (Tensor output, Tensor logsumexp, ...)"""
+    query: View, key: View, value: View, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None, views: ViewFolder,
+    reads: set[Any], meta_outputs: Any,
+) -> list[Any]:  # fmt: skip
     _only_output(reads, dropout_p, scale)
     out, _ = _attention(query, key, value, None, is_causal, scale, views)
     return [out, *_unread(meta_outputs)]
@@ -69,23 +50,10 @@ def flash_attention(
     aten._scaled_dot_product_cudnn_attention.default,
 )
 def efficient_attention(
-    query: View,
-    key: View,
-    value: View,
-    attn_bias: View | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-    views: ViewFolder,
-    reads: set[Any],
-    meta_outputs: Any,
-) -> list[Any]:
-    """_scaled_dot_product_efficient_attention(Tensor query, Tensor key, Tensor value, Tensor?
-    attn_bias, bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, *, float?
-    scale=None) -> (Tensor output, Tensor log_sumexp, ...)"""
+    query: View, key: View, value: View, attn_bias: View | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+    scale: float | None = None, views: ViewFolder, reads: set[Any], meta_outputs: Any,
+) -> list[Any]:  # fmt: skip
     _only_output(reads, dropout_p, scale)
     out, _ = _attention(query, key, value, attn_bias, is_causal, scale, views)
     return [out, *_unread(meta_outputs)]
@@ -94,6 +62,10 @@ def efficient_attention(
 def _only_output(reads: set[Any], dropout_p: float, scale: Any) -> None:
     if not reads <= {0}:
         raise Decline("what its backward needs is read, too")
+    _no_dropout(dropout_p, scale)
+
+
+def _no_dropout(dropout_p: float, scale: Any) -> None:
     if dropout_p != 0 or isinstance(scale, Value):
         raise Decline("dropout or a symbolic scale")
 
@@ -104,15 +76,9 @@ def _unread(meta_outputs: Any) -> list[Any]:
 
 
 def _attention(
-    query: View,
-    key: View,
-    value: View,
-    mask: View | None,
-    causal: bool,
-    scale: float | None,
-    views: ViewFolder,
-    sums: bool = False,
-) -> tuple[View, Value]:
+    query: View, key: View, value: View, mask: View | None, causal: bool, scale: float | None,
+    views: ViewFolder, sums: bool = False,
+) -> tuple[View, Value]:  # fmt: skip
     q, k, v, shift = (views.emit(x) for x in (query, key, value, mask))
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[-1]
     if not all(isinstance(d, int) for d in (heads, kv_heads, width)):
@@ -132,7 +98,6 @@ def _attention(
     return views.permute(out, [0, 2, 1, 3]), lse
 
 
-INT64 = DataType.DT_INT64
 _OWN_PRECISION = 10  # sparse modes from here on ask for another inner precision
 
 
@@ -141,11 +106,6 @@ def _lengths(named: dict[str, Any], *names: str) -> None:
     for name in names:
         given = named.get(name)
         named[name] = None if given is None else promote(INT64, given)
-
-
-def _no_packed(*operands: Value | None) -> None:
-    if any(x is not None and x.dtype == DataType.DT_INT32 for x in operands):
-        raise Decline("four-bit integers, for which torch has no type")
 
 
 # ---- the `npu` library: training ----
@@ -220,7 +180,7 @@ def incre_flash_attention(
 ) -> Any:  # fmt: skip
     if padding_mask is not None:
         raise Decline("padding_mask")
-    _no_packed(key, value)
+    no_packed(key, value)
     _lengths(named, "actual_seq_lengths")
     return ge.IncreFlashAttention(
         query, [key], [value], num_heads=num_heads, num_key_value_heads=num_key_value_heads, **named
@@ -233,7 +193,7 @@ def incre_flash_attention(
 def fused_infer_attention_score(
     query: Value, key: Value, value: Value, *, num_heads: int = 1, **named: Any
 ) -> Any:
-    _no_packed(key, value, named.get("key_shared_prefix"), named.get("value_shared_prefix"))
+    no_packed(key, value, named.get("key_shared_prefix"), named.get("value_shared_prefix"))
     _lengths(named, "actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
     return ge.FusedInferAttentionScore(query, [key], [value], num_heads=num_heads, **named)
 

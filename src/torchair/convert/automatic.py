@@ -8,7 +8,7 @@ and the rest to attributes, in order of the schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchair import ge
+from torchair.convert.operands import bound
 from torchair.convert.registry import Registration, entry_of
 from torchair.errors import ConversionError
 from torchair.ge import attrs as attr
@@ -151,7 +152,7 @@ class _Fit:
 
     def convert(self, *args: Any, **kwargs: Any) -> Any:
         """One node of the GE operator from the arguments of the torch operator."""
-        given = self._bound(args, kwargs)
+        given = bound(self.target._schema, args, kwargs)
         inputs = [given[a.name] for a in self.tensors]
         if not self.written:
             ports = zip(self.proto.inputs, inputs, strict=True)
@@ -163,13 +164,6 @@ class _Fit:
         named = zip(self.proto.outputs, results, strict=True)
         kept = [v for p, v in named if p.name not in self.updates]
         return None if not kept else kept[0] if len(kept) == 1 else kept
-
-    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        names = [a.name for a in self.target._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        for a in self.target._schema.arguments:
-            given.setdefault(a.name, a.default_value if a.has_default_value() else None)
-        return given
 
     def kernel(self, *tensors: Any, **attrs: Any) -> Any:
         """The torch operator itself, as kernel of the GE operator."""

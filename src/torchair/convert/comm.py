@@ -11,12 +11,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines the older operators
 
 from torchair import ge
-from torchair.convert.operands import members
+from torchair.convert.operands import dims_of, direct, keep_alive, kept, members
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
-from torchair.ge.graph import TensorSpec, Value, get_default_ge_graph
+from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static, numel
-from torchair.ops.collectives import group_rank, group_text, process_group
+from torchair.ops.collectives import group_rank, group_text, process_group, starts
 
 define = torch.ops.npu_define
 _WORDS = {"sum": "sum", "min": "min", "max": "max", "product": "prod", "prod": "prod"}
@@ -55,8 +55,6 @@ def _broadcast(group: str, input: Value, src: int) -> Value:
 
 
 def _all_to_all(group: str, input: Value, received: Any, sent: Any) -> Value:
-    """all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes,
-    Any group_name) -> Tensor"""
     if _all_equal(members(sent)) and _all_equal(members(received)):
         return ge.HcomAllToAll(input, group=group)
     rest = (input.shape or ())[1:]
@@ -64,38 +62,19 @@ def _all_to_all(group: str, input: Value, received: Any, sent: Any) -> Value:
         raise Decline("symbolic sizes of different parts")
     width = int(numel(rest))
     counts = [[n * width for n in rows] for rows in (sent, received)]
-    return _exchange(group, input, counts[0], _starts(counts[0]), counts[1], _starts(counts[1]))
+    return _exchange(group, input, counts[0], starts(counts[0]), counts[1], starts(counts[1]))
 
 
 def _all_equal(rows: Sequence[Any]) -> bool:
     return all(r is rows[0] or (isinstance(r, int) and r == rows[0]) for r in rows)
 
 
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[:k]) for k in range(len(counts))]
-
-
 def _exchange(group: str, input: Value, *parts: Any) -> Value:
-    made: Value = ge.HcomAllToAllV(input, *parts, group=group)
-    return _kept(made)
-
-
-def _kept(value: Value) -> Value:
-    """A value whose node runs even if nobody reads it."""
-    get_default_ge_graph().keep_alive.append(value.node)
-    return value
-
-
-def wait_tensor(tensor: Value) -> Value:
-    """wait_tensor(Tensor tensor) -> Tensor
-
-    Nothing is left to wait for: collectives return when their result is there."""
-    return ge.Identity(tensor)
+    return kept(ge.HcomAllToAllV(input, *parts, group=group))
 
 
 def _by_name(make: Callable[..., Value]) -> Callable[..., Value]:
     def convert(*args: Any) -> Value:
-        """all_reduce(Tensor input, str reduce_op, Any group_name) -> Tensor"""
         *rest, group = args
         if not isinstance(group, str):
             raise Decline(f"a process group that is a {type(group).__name__} and not a name")
@@ -106,7 +85,6 @@ def _by_name(make: Callable[..., Value]) -> Callable[..., Value]:
 
 def _by_ranks(make: Callable[..., Value], keeps_size: bool) -> Callable[..., Value]:
     def convert(*args: Any) -> Value:
-        """all_reduce(Tensor self, str reduceOp, str tag, int[] ranks, int group_size) -> Tensor"""
         *rest, tag, ranks, group_size = args
         size = (group_size,) if keeps_size else ()
         return make(_described(tag, ranks), *rest, *size)
@@ -116,7 +94,6 @@ def _by_ranks(make: Callable[..., Value], keeps_size: bool) -> Callable[..., Val
 
 def _each(make: Callable[..., Value]) -> Callable[..., list[Value]]:
     def convert(inputs: list[Value], *args: Any) -> list[Value]:
-        """all_reduce_coalesced(Tensor[] inputs, str reduce_op, Any group_name) -> Tensor[]"""
         return [make(x, *args) for x in inputs]
 
     return convert
@@ -139,8 +116,9 @@ for _name, (_make, _sized) in _COLLECTIVES.items():
     builtin(_overload("_c10d_functional", _name))(_by_name(_make))
     builtin(_overload("c10d_functional", _name))(_by_ranks(_make, _sized))
     builtin(_overload("_c10d_functional", f"{_name}_coalesced"))(_each(_by_name(_make)))
+# Nothing is left to wait for: collectives return when their result is there.
 for _namespace in ("_c10d_functional", "c10d_functional"):
-    builtin(_overload(_namespace, "wait_tensor"))(wait_tensor)
+    direct({_overload(_namespace, "wait_tensor"): "Identity"})
 
 
 # ---- those of npu_define ----
@@ -148,14 +126,9 @@ for _namespace in ("_c10d_functional", "c10d_functional"):
 
 @builtin(define.broadcast.default)
 def broadcast(
-    self: Value,
-    src: int | None,
-    tag: str,
-    ranks: list[int],
-    group_size: int,
+    self: Value, src: int | None, tag: str, ranks: list[int], group_size: int,
     group_src: int | None = None,
-) -> Value:
-    """broadcast(Tensor self, int? src, str tag, int[] ranks, int group_size, int? group_src)"""
+) -> Value:  # fmt: skip
     return _broadcast(_described(tag, ranks), self, group_rank(src, group_src, ranks))
 
 
@@ -163,7 +136,6 @@ def broadcast(
 def allgather(
     tensor_list: list[Value], input: Value, tag: str, ranks: list[int], group_size: int
 ) -> list[Value]:
-    """allgather(Tensor[] tensor_list, Tensor input, str tag, int[] ranks, int group_size)"""
     group = _described(tag, ranks)
     if any(t.shape != input.shape for t in tensor_list):
         mine = dist.get_rank(process_group(tag, ranks))
@@ -179,16 +151,13 @@ def allgather(
 def allgather_in_tensor(
     out: Value, input: Value, tag: str, ranks: list[int], group_size: int
 ) -> Value:
-    """allgather_in_tensor(Tensor out, Tensor input, str tag, int[] ranks, int group_size)"""
-    dims = list(out.shape) if is_static(out.shape) else ge.Shape(out, dtype=DataType.DT_INT64)  # type: ignore[arg-type]
-    return _joined(dims, input, _described(tag, ranks), group_size)
+    return _joined(dims_of(out), input, _described(tag, ranks), group_size)
 
 
 @builtin(define._allgather_in_tensor_shape.default)
 def allgather_in_tensor_shape(
     output_size: Any, input: Value, tag: str, ranks: list[int], group_size: int
 ) -> Value:
-    """_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, str tag, int[] ranks, ...)"""
     return _joined(output_size, input, _described(tag, ranks), group_size)
 
 
@@ -199,32 +168,19 @@ def _joined(dims: Any, input: Value, group: str, group_size: int) -> Value:
 
 @builtin(define.allgather_in_tensor_uneven.default)
 def allgather_in_tensor_uneven(
-    input: Value,
-    send_count: Any,
-    recv_counts: Any,
-    tag: str,
-    rank_list: list[int],
-    group_size: int,
-    recv_displacements: Any,
-) -> Value:
-    """allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, ...)"""
+    input: Value, send_count: Any, recv_counts: Any, tag: str, rank_list: list[int],
+    group_size: int, recv_displacements: Any,
+) -> Value:  # fmt: skip
     group = _described(tag, rank_list)
     made = ge.HcomAllGatherV(input, send_count, recv_counts, recv_displacements, group=group)
-    return _kept(made)
+    return kept(made)
 
 
 @builtin(define.all_to_all_single_npu.default)
 def all_to_all_single(
-    input: Value,
-    send_counts: Any,
-    send_displacements: Any,
-    recv_counts: Any,
-    recv_displacements: Any,
-    tag: str,
-    ranks: list[int],
-    group_size: int,
-) -> Value:
-    """all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, ..)"""
+    input: Value, send_counts: Any, send_displacements: Any, recv_counts: Any,
+    recv_displacements: Any, tag: str, ranks: list[int], group_size: int,
+) -> Value:  # fmt: skip
     group = _described(tag, ranks)
     if _all_equal([*members(send_counts), *members(recv_counts)]):
         return ge.HcomAllToAll(input, group=group)
@@ -234,62 +190,33 @@ def all_to_all_single(
 
 @builtin(define.reduce_scatter_tensor_uneven.default)
 def reduce_scatter_tensor_uneven(
-    input: Value,
-    reduce_op: str,
-    send_counts: Any,
-    send_displacements: Any,
-    recv_count: Any,
-    tag: str,
-    rank_list: list[int],
-    group_size: int,
-) -> Value:
-    """reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, ...)"""
+    input: Value, reduce_op: str, send_counts: Any, send_displacements: Any, recv_count: Any,
+    tag: str, rank_list: list[int], group_size: int,
+) -> Value:  # fmt: skip
     made = ge.HcomReduceScatterV(
-        input,
-        recv_count,
-        send_counts,
-        send_displacements,
-        reduction=_reduction(reduce_op),
+        input, recv_count, send_counts, send_displacements, reduction=_reduction(reduce_op),
         group=_described(tag, rank_list),
-    )
-    return _kept(made)
+    )  # fmt: skip
+    return kept(made)
 
 
 @builtin(define._send.default)
 def send(
-    self: Value,
-    dst: int | None,
-    ranks: list[int],
-    pg_tag: str,
-    tag: int,
-    group_dst: int | None,
+    self: Value, dst: int | None, ranks: list[int], pg_tag: str, tag: int, group_dst: int | None,
     shape: list[int],
-) -> None:
-    """_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, ...)"""
+) -> None:  # fmt: skip
     peer = group_rank(dst, group_dst, ranks)
     ge.HcomSend(self, group=_described(pg_tag, ranks), sr_tag=tag, dest_rank=peer)
-    graph = get_default_ge_graph()
-    graph.keep_alive.append(graph.nodes[-1])
+    keep_alive()
 
 
 @builtin(define._recv.default)
 def recv(
-    self: Value,
-    src: int | None,
-    ranks: list[int],
-    pg_tag: str,
-    tag: int,
-    group_src: int | None,
-    shape: list[int],
-    *,
-    meta_outputs: TensorSpec,
-) -> Value:
-    """_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, ...)"""
+    self: Value, src: int | None, ranks: list[int], pg_tag: str, tag: int, group_src: int | None,
+    shape: list[int], *, meta_outputs: TensorSpec,
+) -> Value:  # fmt: skip
     made = ge.HcomReceive(
-        group=_described(pg_tag, ranks),
-        sr_tag=tag,
-        src_rank=group_rank(src, group_src, ranks),
-        shape=list(shape),
-        dtype=meta_outputs.dtype,
-    )
-    return _kept(made)
+        group=_described(pg_tag, ranks), sr_tag=tag, src_rank=group_rank(src, group_src, ranks),
+        shape=list(shape), dtype=meta_outputs.dtype,
+    )  # fmt: skip
+    return kept(made)

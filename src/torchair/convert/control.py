@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import members, promote, size_of
+from torchair.convert.operands import keep_alive, members, promote, size_of
 from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
@@ -48,6 +48,7 @@ _COMPARE = {
     operator.le: "LessEqual",
 }
 _LOGIC = {operator.and_: "LogicalAnd", operator.or_: "LogicalOr"}
+_UNARY = {operator.neg: "Neg", torch.sym_not: "LogicalNot"}
 
 
 def _exact(dtype: int) -> int:
@@ -85,7 +86,13 @@ def _logic(op_type: str) -> Callable[..., Value]:
     return convert
 
 
-for _table, _make in ((_ARITHMETIC, _arithmetic), (_COMPARE, _compare), (_LOGIC, _logic)):
+def _unary(op_type: str) -> Callable[..., Value]:
+    return lambda a: builder(op_type)(a)
+
+
+for _table, _make in (
+    (_ARITHMETIC, _arithmetic), (_COMPARE, _compare), (_LOGIC, _logic), (_UNARY, _unary)
+):  # fmt: skip
     for _target, _type in _table.items():
         builtin(_target)(_make(_type))
 
@@ -112,18 +119,6 @@ for _rounding, _type in _ROUND.items():
     builtin(_rounding)(_rounded(_type))
 
 
-@builtin(operator.neg)
-def neg(a: Value) -> Value:
-    """-a"""
-    return ge.Neg(a)
-
-
-@builtin(torch.sym_not)
-def sym_not(a: Value) -> Value:
-    """not a"""
-    return ge.LogicalNot(a)
-
-
 @builtin(torch.sym_ite)
 def sym_ite(b: Value, t: Any, f: Any, *, meta_outputs: TensorSpec) -> Value:
     """t if b else f"""
@@ -132,25 +127,21 @@ def sym_ite(b: Value, t: Any, f: Any, *, meta_outputs: TensorSpec) -> Value:
 
 @builtin(torch.sym_float)
 def sym_float(a: Value) -> Value:
-    """float(a)"""
     return promote(DOUBLE, a)
 
 
 @builtin(torch.sym_sum)
 def sym_sum(args: Any) -> Value:
-    """sum(args)"""
     return reduce(lambda a, b: ge.Add(*promote(INT64, a, b)), members(args))
 
 
 @builtin(getattr(torch, "_sym_sqrt", None), getattr(torch, "sym_sqrt", None))
 def sym_sqrt(a: Value) -> Value:
-    """sqrt(a)"""
     return ge.Sqrt(promote(DOUBLE, a))
 
 
 @builtin(getattr(torch, "_sym_log2", None), getattr(torch, "sym_log2", None))
 def sym_log2(a: Value) -> Value:
-    """log2(a)"""
     return ge.Log(promote(DOUBLE, a), base=2.0)
 
 
@@ -230,11 +221,8 @@ def assert_true(self: Any, assert_msg: str = "assertion failed") -> None:
         if not self:
             raise Decline("a check that always fails")
         return
-    graph = get_default_ge_graph()
     ge.Assert(self, [])
-    node = graph.nodes[-1]
-    node.attrs["_message"] = attr.Str(assert_msg)
-    graph.keep_alive.append(node)
+    keep_alive().attrs["_message"] = attr.Str(assert_msg)
 
 
 @builtin(

@@ -14,7 +14,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.elementwise import factor
-from torchair.convert.operands import cast_result, plain, promote
+from torchair.convert.operands import Direct, cast_result, direct, plain, promote, real
 from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder, const_tensor
@@ -58,12 +58,9 @@ def ones(size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
 
 
 @builtin(
-    aten.zeros.default,
-    aten._efficientzerotensor.default,
-    aten.empty.memory_format,
-    aten.empty_strided.default,
-    aten.empty_permuted.default,
-)
+    aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format,
+    aten.empty_strided.default, aten.empty_permuted.default,
+)  # fmt: skip
 def zeros(size: Any, *order: Any, meta_outputs: TensorSpec, **options: Any) -> Value:
     return ge.Fill(size, typed(0, meta_outputs.dtype))
 
@@ -95,15 +92,15 @@ def empty_like(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Valu
     return full_like(self, 0, meta_outputs=meta_outputs)
 
 
-def _like(op_type: str) -> Callable[..., Value]:
-    def convert(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-        return builder(op_type)(promote(meta_outputs.dtype, self))
-
-    return convert
-
-
-builtin(aten.zeros_like.default, aten.zero.default)(_like("ZerosLike"))
-builtin(aten.ones_like.default)(_like("OnesLike"))
+direct(
+    {
+        aten.ones_like.default: Direct("OnesLike", promoted=True),
+        aten.tril.default: Direct("Tril", "self", "diagonal"),
+        aten.triu.default: Direct("Triu", "self", "diagonal"),
+        aten.zero.default: Direct("ZerosLike", promoted=True),
+        aten.zeros_like.default: Direct("ZerosLike", promoted=True),
+    }
+)
 
 
 @builtin(aten.scalar_tensor.default)
@@ -115,8 +112,7 @@ def scalar_tensor(s: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
 @builtin(aten.eye.default, aten.eye.m)
 def eye(n: Any, m: Any = None, *, meta_outputs: TensorSpec, **options: Any) -> Value:
     m = n if m is None else m
-    if isinstance(n, Value) or isinstance(m, Value):
-        raise Decline("identity matrix of symbolic size")
+    plain(n, m)
     return ge.Eye(num_rows=n, num_columns=m, dtype=meta_outputs.dtype)
 
 
@@ -171,31 +167,14 @@ def linspace(
     return ge.LinSpace(*promote(meta_outputs.dtype, start, end), steps)
 
 
-def _triangle(op_type: str) -> Callable[..., Value]:
-    def convert(self: Value, diagonal: Any = 0) -> Value:
-        if isinstance(diagonal, Value):
-            raise Decline("symbolic diagonal")
-        return builder(op_type)(self, diagonal=diagonal)
-
-    return convert
-
-
-builtin(aten.tril.default)(_triangle("Tril"))
-builtin(aten.triu.default)(_triangle("Triu"))
-
-
 # ---- casts ----
 
 
 @builtin(aten._to_copy.default)
 def to_copy(
-    self: Value,
-    *,
-    dtype: Any = None,
-    device: torch.device | None = None,
-    meta_outputs: TensorSpec,
+    self: Value, *, dtype: Any = None, device: torch.device | None = None, meta_outputs: TensorSpec,
     **_layout: Any,
-) -> Value:
+) -> Value:  # fmt: skip
     if device is not None and _changes_device(device):
         raise Decline("copy between devices")
     if self.dtype == meta_outputs.dtype:
@@ -296,8 +275,7 @@ def _draw(op_type: str, size: Any, spec: TensorSpec, *bounds: Value) -> Value:
 
 def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
     _default(generator, spec)
-    if spec.dtype not in FLOAT_TYPES:
-        raise Decline("not a real floating point result")
+    real(spec)
     return _draw(op_type, size, spec)
 
 
@@ -305,7 +283,6 @@ def _of_size(op_type: str) -> Callable[..., Value]:
     def convert(
         size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
     ) -> Value:
-        """rand(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
         return _real(op_type, size, generator, meta_outputs)
 
     return convert
@@ -315,7 +292,6 @@ def _drawn_like(op_type: str) -> Callable[..., Value]:
     def convert(
         self: Value, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
     ) -> Value:
-        """rand_like(Tensor self, *, ScalarType? dtype=None, ...) -> Tensor"""
         return _real(op_type, ge.Shape(self), generator, meta_outputs)
 
     return convert
@@ -330,14 +306,9 @@ builtin(aten.randn_like.default, getattr(aten.randn_like, "generator", None))(_d
 
 @builtin(aten.uniform.default)
 def uniform(
-    self: Value,
-    low: Any = 0.0,
-    to: Any = 1.0,
-    *,
-    generator: Any = None,
-    meta_outputs: TensorSpec,
+    self: Value, low: Any = 0.0, to: Any = 1.0, *, generator: Any = None, meta_outputs: TensorSpec,
     **named: Any,
-) -> Value:
+) -> Value:  # fmt: skip
     low = named.get("from", low)
     plain(low, to)
     made = _real(UNIFORM, ge.Shape(self), generator, meta_outputs)
@@ -346,14 +317,9 @@ def uniform(
 
 @builtin(aten.normal_functional.default)
 def normal(
-    self: Value,
-    mean: Any = 0.0,
-    std: Any = 1.0,
-    *,
-    generator: Any = None,
+    self: Value, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None,
     meta_outputs: TensorSpec,
-) -> Value:
-    """normal_functional(Tensor self, float mean=0., float std=1., *, Generator? generator=None)"""
+) -> Value:  # fmt: skip
     plain(mean, std)
     made = _real(NORMAL, ge.Shape(self), generator, meta_outputs)
     return _moved(made, std, mean, meta_outputs.dtype)
@@ -375,31 +341,20 @@ def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) 
     return cast_result(_draw("StatelessRandomUniformIntV2", size, spec, *bounds), spec.dtype)
 
 
-@builtin(aten.randint.default, aten.randint.generator)
+@builtin(
+    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator
+)
 def randint(
-    high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+    *bounds_and_size: Any, generator: Any = None, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
-    return _integers(size, 0, high, generator, meta_outputs)
-
-
-@builtin(aten.randint.low, aten.randint.low_generator)
-def randint_low(
-    low: Any, high: Any, size: Any, *, generator: Any = None, meta_outputs: TensorSpec,
-    **options: Any,
-) -> Value:  # fmt: skip
-    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, ...)"""
+    *bounds, size = bounds_and_size
+    low, high = (0, *bounds)[-2:]
     return _integers(size, low, high, generator, meta_outputs)
 
 
-@builtin(aten.randint_like.default)
-def randint_like(self: Value, high: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    return _integers(ge.Shape(self), 0, high, None, meta_outputs)
-
-
-@builtin(aten.randint_like.low_dtype)
-def randint_like_low(
-    self: Value, low: Any, high: Any, *, meta_outputs: TensorSpec, **options: Any
-) -> Value:
+@builtin(aten.randint_like.default, aten.randint_like.low_dtype)
+def randint_like(self: Value, *bounds: Any, meta_outputs: TensorSpec, **options: Any) -> Value:
+    low, high = (0, *bounds)[-2:]
     return _integers(ge.Shape(self), low, high, None, meta_outputs)
 
 

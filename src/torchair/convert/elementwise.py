@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import cast_result, plain, promote
+from torchair.convert.operands import HALF, cast_result, direct, plain, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
@@ -17,7 +17,6 @@ from torchair.ge.graph import TensorSpec, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-_HALF = (DataType.DT_FLOAT16, DataType.DT_BF16)
 _COMPLEX = (DataType.DT_COMPLEX32, DataType.DT_COMPLEX64, DataType.DT_COMPLEX128)
 
 
@@ -35,10 +34,10 @@ def _stand_in(x: Any) -> Any:
 
 def factor(dtype: int, x: Any) -> Value:
     """A scale. Beside 16 bit tensors torch keeps a number in float32, so it is not rounded here."""
-    if dtype not in _HALF or isinstance(x, complex):
+    if dtype not in HALF or isinstance(x, complex):
         return promote(dtype, x)
     if isinstance(x, Value):
-        keep = x.shape == () and x.dtype not in _HALF
+        keep = x.shape == () and x.dtype not in HALF
         return promote(DataType.DT_FLOAT if keep else dtype, x)
     exact = torch.tensor(x, dtype=ge_to_torch(dtype)).item() == x
     return ge.Const(x, dtype=dtype if exact else DataType.DT_FLOAT)
@@ -59,7 +58,7 @@ def add(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> V
 def sub(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     self, other = promote(dtype, self, other)
-    if dtype in _HALF and not isinstance(alpha, Value) and alpha != 1:
+    if dtype in HALF and not isinstance(alpha, Value) and alpha != 1:
         return ge.AxpyV2(self, other, factor(dtype, -alpha))  # no rounding in between
     if isinstance(alpha, Value) or alpha != 1:
         other = ge.Mul(other, promote(dtype, alpha))
@@ -80,7 +79,7 @@ def rsub(self: Any, other: Any, *, alpha: Any = 1, meta_outputs: TensorSpec) -> 
 @builtin(aten.mul.Tensor)
 def mul(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
-    if dtype in _HALF and isinstance(other, (int, float)):
+    if dtype in HALF and isinstance(other, (int, float)):
         return cast_result(ge.Muls(promote(dtype, self), value=other), dtype)
     return cast_result(mul_scalar(self, other, meta_outputs=meta_outputs), dtype)
 
@@ -121,20 +120,18 @@ def floor_divide(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
     return ge.FloorDiv(promote(dtype, self), factor(dtype, other))
 
 
-@builtin(aten.addcmul.default)
-def addcmul(
-    self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, meta_outputs: TensorSpec
-) -> Value:
-    dtype = meta_outputs.dtype
-    return ge.Addcmul(*promote(dtype, self, tensor1, tensor2), factor(dtype, value))
+def _scaled(op_type: str) -> Callable[..., Value]:
+    def convert(
+        self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, meta_outputs: TensorSpec
+    ) -> Value:
+        dtype = meta_outputs.dtype
+        return builder(op_type)(*promote(dtype, self, tensor1, tensor2), factor(dtype, value))
+
+    return convert
 
 
-@builtin(aten.addcdiv.default)
-def addcdiv(
-    self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, meta_outputs: TensorSpec
-) -> Value:
-    dtype = meta_outputs.dtype
-    return ge.Addcdiv(*promote(dtype, self, tensor1, tensor2), factor(dtype, value))
+builtin(aten.addcmul.default)(_scaled("Addcmul"))
+builtin(aten.addcdiv.default)(_scaled("Addcdiv"))
 
 
 @builtin(aten.lerp.Scalar, aten.lerp.Tensor)
@@ -256,13 +253,11 @@ def absolute(self: Value, *, meta_outputs: TensorSpec) -> Value:
     return self if self.dtype == DataType.DT_UINT8 else ge.Abs(self)
 
 
-builtin(aten.isnan.default)(lambda self: ge.IsNan(self))
-builtin(aten.isinf.default)(lambda self: ge.IsInf(self))
+direct({aten.isnan.default: "IsNan", aten.isinf.default: "IsInf"})
 
 
 @builtin(aten.nan_to_num.default)
 def nan_to_num(self: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
-    """nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None)"""
     plain(nan, posinf, neginf)
     if self.dtype in INT_TYPES or self.dtype == DataType.DT_BOOL:
         return ge.Identity(self)

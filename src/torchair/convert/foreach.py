@@ -14,6 +14,7 @@ import torch
 from torchair import ge
 from torchair.convert.create import typed
 from torchair.convert.elementwise import factor
+from torchair.convert.operands import direct
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
@@ -59,89 +60,42 @@ def _numbers(dtype: int, values: Any) -> Value:
     return ge.Const(list(values), dtype=dtype if dtype == DataType.DT_DOUBLE else FLOAT)
 
 
-# ---- plain lists ----
+def _and_numbers(op_type: str, count: int, default: Any = None) -> Callable[..., Any]:
+    """A converter to an operator on so many lists and a number or a list of numbers, `default`
+    where that may be left out."""
 
-
-def _plain(op_type: str) -> Callable[..., Any]:
-    def convert(*lists: Tensors) -> Any:
-        """_foreach_mul.List(Tensor[] self, Tensor[] other) -> Tensor[]"""
-        return builder(op_type)(*lists)
-
-    return convert
-
-
-def _scaled(op_type: str) -> Callable[..., Any]:
-    def convert(self: Tensors, other: Tensors, *, alpha: Any = 1) -> Any:
-        """_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]"""
-        return builder(op_type)(self, other, _number(_type(self, other), alpha))
+    def convert(*args: Any, **named: Any) -> Any:
+        lists, rest = args[:count], [*args[count:], *named.values()]
+        return builder(op_type)(*lists, _operand(_type(*lists), rest[0] if rest else default))
 
     return convert
 
 
-# ---- lists and numbers ----
-
-
-def _with_number(op_type: str) -> Callable[..., Any]:
-    def convert(self: Tensors, scalar: Any) -> Any:
-        """_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"""
-        return builder(op_type)(self, _number(_type(self), scalar))
-
-    return convert
-
-
-def _with_numbers(op_type: str) -> Callable[..., Any]:
-    def convert(self: Tensors, scalars: Any) -> Any:
-        """_foreach_add.ScalarList(Tensor[] self, Scalar[] scalars) -> Tensor[]"""
-        return builder(op_type)(self, _numbers(_type(self), scalars))
-
-    return convert
-
-
-def _ternary(op_type: str) -> Callable[..., Any]:
-    def convert(self: Tensors, tensor1: Tensors, tensor2: Tensors, value: Any = 1) -> Any:
-        """_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2,
-        Scalar value=1) -> Tensor[]"""
-        lists = (self, tensor1, tensor2)
-        return builder(op_type)(*lists, _number(_type(*lists), value))
-
-    return convert
-
-
-def _ternary_list(op_type: str) -> Callable[..., Any]:
-    def convert(self: Tensors, tensor1: Tensors, tensor2: Tensors, scalars: Any) -> Any:
-        """_foreach_addcmul.ScalarList(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2,
-        Scalar[] scalars) -> Tensor[]"""
-        lists = (self, tensor1, tensor2)
-        if not isinstance(scalars, Value):
-            scalars = _numbers(_type(*lists), scalars)
-        return builder(op_type)(*lists, scalars)
-
-    return convert
+def _operand(dtype: int, x: Any) -> Value:
+    return _numbers(dtype, x) if isinstance(x, (list, tuple)) else _number(dtype, x)
 
 
 def _register() -> None:
     for name in UNARY:
-        builtin(getattr(aten, f"_foreach_{name}").default)(_plain(f"Foreach{name.capitalize()}"))
+        direct({getattr(aten, f"_foreach_{name}").default: f"Foreach{name.capitalize()}"})
     for name in (*BINARY, *_ALIASES):
         packet = getattr(aten, f"_foreach_{name}")
         stem = f"Foreach{_ALIASES.get(name, name).capitalize()}"
-        lists = _scaled if f"{stem}List" in SCALED else _plain
-        builtin(packet.List)(lists(f"{stem}List"))
-        builtin(packet.Scalar)(_with_number(f"{stem}Scalar"))
-        builtin(packet.ScalarList)(_with_numbers(f"{stem}ScalarList"))
+        if f"{stem}List" in SCALED:
+            builtin(packet.List)(_and_numbers(f"{stem}List", 2, 1))
+        else:
+            direct({packet.List: f"{stem}List"})
+        builtin(packet.Scalar)(_and_numbers(f"{stem}Scalar", 1))
+        builtin(packet.ScalarList)(_and_numbers(f"{stem}ScalarList", 1))
     for name in TERNARY:
         packet, stem = getattr(aten, f"_foreach_{name}"), f"Foreach{name.capitalize()}"
-        builtin(packet.Scalar)(_ternary(f"{stem}Scalar"))
-        builtin(packet.ScalarList)(_ternary_list(f"{stem}ScalarList"))
-        builtin(packet.Tensor)(_ternary_list(f"{stem}List"))
+        builtin(packet.Scalar)(_and_numbers(f"{stem}Scalar", 3, 1))
+        builtin(packet.ScalarList)(_and_numbers(f"{stem}ScalarList", 3))
+        direct({packet.Tensor: f"{stem}List"})
     for mode, name in ROUNDING.items():
         builtin(getattr(aten, f"_foreach_{name}").default)(_rounded(mode))
-    builtin(aten._foreach_lerp.List)(_plain("ForeachLerpList"))
-
-
-@builtin(aten._foreach_lerp.Scalar)
-def lerp(self: Tensors, tensors1: Tensors, weight: Any) -> Any:
-    return ge.ForeachLerpScalar(self, tensors1, _number(_type(self, tensors1), weight))
+    direct({aten._foreach_lerp.List: "ForeachLerpList"})
+    builtin(aten._foreach_lerp.Scalar)(_and_numbers("ForeachLerpScalar", 2))
 
 
 @builtin(aten._foreach_norm.Scalar)
@@ -165,7 +119,6 @@ def pow_of_number(self: Any, exponent: Tensors) -> Any:
 
 def _rounded(mode: int) -> Callable[..., Any]:
     def convert(self: Tensors) -> Sequence[Value]:
-        """_foreach_floor(Tensor[] self) -> Tensor[]"""
         if any(x.dtype not in FLOAT_TYPES | INT_TYPES for x in self):
             raise Decline("neither floats nor integers")
         floats = [x for x in self if x.dtype in FLOAT_TYPES]

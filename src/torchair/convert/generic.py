@@ -169,12 +169,9 @@ class UpdatingCall:
     """One call of an operator that changes some of its arguments."""
 
     def __init__(
-        self,
-        op: Any,
-        kwargs: dict[str, Any],
-        meta_bases: Sequence[torch.Tensor],
+        self, op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor],
         copy: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(op, torch._ops.OpOverload):
             raise Decline(f"{op} is a higher-order operator")
         names, types = get_mutable_args(op)
@@ -243,8 +240,8 @@ def _call(target: Any, *args: Any, metas: Any = None) -> Value:
     """What the converter of a torch operator makes of these arguments."""
     entry = find(target)
     assert entry is not None
-    kwargs: dict[str, Any] = {"meta_inputs": metas} if entry.wants_inputs else {}
-    if entry.wants_meta:
+    kwargs: dict[str, Any] = {"meta_inputs": metas} if "meta_inputs" in entry.wants else {}
+    if "meta_outputs" in entry.wants:
         kwargs["meta_outputs"] = TensorSpec(args[0].dtype, None)
     value: Value = entry.fn(*args, **kwargs)
     return value
@@ -262,7 +259,7 @@ def _by_converter(
             kwargs[a.name] = update.arguments[a.name]
         else:
             args.append(update.arguments[a.name])
-    if entry.wants_meta:
+    if "meta_outputs" in entry.wants:
         known = [s for s in specs if s is not None]
         kwargs["meta_outputs"] = known[0] if len(known) == 1 else known
     before = len(graph)

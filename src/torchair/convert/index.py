@@ -10,17 +10,26 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import sym_size
-from torchair.convert.operands import members, promote, sizes
+from torchair.convert.operands import INT64, Direct, dims_of, direct, members, plain, promote, sizes
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
-from torchair.ge.shapes import Dim, is_static
+from torchair.ge.shapes import Dim
 from torchair.operators.index import BAG_MODES
 
 aten = torch.ops.aten
-INT64 = DataType.DT_INT64
 _LAST_OFFSET = 7  # position of include_last_offset
 _MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
+
+
+direct(
+    {
+        aten.embedding_dense_backward.default: Direct(
+            "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
+        ),
+        aten.masked_scatter.default: "MaskedScatter",
+    }
+)
 
 
 # ---- elements read by index ----
@@ -28,62 +37,26 @@ _MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
 
 @builtin(aten.embedding.default)
 def embedding(
-    weight: Value,
-    indices: Value,
-    padding_idx: Any = -1,
-    scale_grad_by_freq: bool = False,
+    weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Value:
+) -> Value:  # fmt: skip
     return ge.GatherV2(weight, indices, [0])
-
-
-@builtin(aten.embedding_dense_backward.default)
-def embedding_dense_backward(
-    grad_output: Value,
-    indices: Value,
-    num_weights: Any,
-    padding_idx: Any,
-    scale_grad_by_freq: bool,
-) -> Value:
-    if isinstance(num_weights, Value) or isinstance(padding_idx, Value):
-        raise Decline("symbolic number of weights")
-    return ge.EmbeddingDenseGrad(
-        grad_output,
-        indices,
-        num_weights=num_weights,
-        padding_idx=padding_idx,
-        scale_grad_by_freq=scale_grad_by_freq,
-    )
 
 
 @builtin(aten._embedding_bag.default)
 def embedding_bag(
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Value | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-    *,
-    meta_inputs: Any,
-) -> Any:
+    weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Value | None = None,
+    include_last_offset: bool = False, padding_idx: int = -1, *, meta_inputs: Any,
+) -> Any:  # fmt: skip
     tensors = [t for t in meta_inputs if isinstance(t, torch.Tensor)]
     if any(t.device.type != "cpu" or t.stride(-1) != 1 for t in tensors):
         raise Decline("bookkeeping results of another form")
     return ge.EmbeddingBag(
-        weight,
-        indices,
-        offsets,
-        per_sample_weights,
-        mode=BAG_MODES[mode],
-        scale_grad_by_freq=scale_grad_by_freq,
-        sparse=sparse,
-        include_last_offset=include_last_offset,
-        padding_idx=padding_idx,
-    )
+        weight, indices, offsets, per_sample_weights, mode=BAG_MODES[mode],
+        scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
+        include_last_offset=include_last_offset, padding_idx=padding_idx,
+    )  # fmt: skip
 
 
 @builtin(aten._embedding_bag_forward_only.default)
@@ -125,28 +98,18 @@ def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) ->
 
 @builtin(aten.searchsorted.Tensor)
 def searchsorted(
-    sorted_sequence: Value,
-    self: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Value | None = None,
-    meta_outputs: TensorSpec,
-) -> Value:
+    sorted_sequence: Value, self: Value, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Value | None = None, meta_outputs: TensorSpec,
+) -> Value:  # fmt: skip
     right = side == "right" if side is not None else right
     return ge.SearchSorted(sorted_sequence, self, sorter, dtype=meta_outputs.dtype, right=right)
 
 
 @builtin(aten.bucketize.Tensor)
 def bucketize(
-    self: Value,
-    boundaries: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
+    self: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False,
     meta_outputs: TensorSpec,
-) -> Value:
+) -> Value:  # fmt: skip
     return ge.SearchSorted(boundaries, self, None, dtype=meta_outputs.dtype, right=right)
 
 
@@ -213,9 +176,7 @@ def _scatter(self: Value, dim: int, index: Value, src: Value, reduction: str) ->
 
 
 def _filled(self: Value, index: Value, value: Any) -> Value:
-    static = is_static(index.shape)
-    dims = list(index.shape or ()) if static else ge.Shape(index, dtype=INT64)
-    return ge.Fill(dims, promote(self.dtype, value))
+    return ge.Fill(dims_of(index), promote(self.dtype, value))
 
 
 @builtin(aten.scatter.src)
@@ -245,11 +206,6 @@ def scatter_reduce(
     if not include_self or reduce not in _REDUCTIONS:
         raise Decline(f"reduction {reduce} with include_self={include_self}")
     return _scatter(self, dim, index, src, _REDUCTIONS[reduce])
-
-
-@builtin(aten.masked_scatter.default)
-def masked_scatter(self: Value, mask: Value, source: Value) -> Value:
-    return ge.MaskedScatter(self, mask, source)
 
 
 END = 2**31 - 1  # stands for "to the end of the dim"
@@ -315,33 +271,26 @@ def _end(bound: Any) -> Any:
 
 @builtin(aten.slice.Tensor)
 def slice_tensor(
-    self: Value,
-    dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: Any = 1,
-    *,
+    self: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1, *,
     meta_outputs: TensorSpec,
-) -> Value:
+) -> Value:  # fmt: skip
     if meta_outputs.shape == self.shape:
         return self
-    if isinstance(step, Value):
-        raise Decline("symbolic step")
+    plain(step)
     bounds = (_start(start), _end(end), dim % self.rank, step)
-    return ge.StridedSliceV2(self, *(promote(DataType.DT_INT64, b) for b in bounds))
+    return ge.StridedSliceV2(self, *(promote(INT64, b) for b in bounds))
 
 
 @builtin(aten.select.int)
 def select(self: Value, dim: int, index: Any) -> Value:
     if not isinstance(index, Value):
-        index = ge.Const(index, dtype=DataType.DT_INT64)
+        index = ge.Const(index, dtype=INT64)
     return ge.GatherV2(self, index, [dim], negative_index_support=True)
 
 
 def _assign(self: Value, src: Value, dim: int, start: Any, end: Any, step: Any) -> Value:
     """`self` with `self[..., start:end:step]` replaced by `src`; other dims are taken whole."""
-    if isinstance(step, Value):
-        raise Decline("symbolic step")
+    plain(step)
     dim %= self.rank
     rest = self.rank - dim - 1
     begins = sizes([0] * dim + [_start(start)] + [0] * rest)
@@ -396,15 +345,9 @@ def _zeros(input_sizes: Any, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.slice_backward.default)
 def slice_backward(
-    grad_output: Value,
-    input_sizes: Any,
-    dim: int,
-    start: Any,
-    end: Any,
-    step: Any,
-    *,
+    grad_output: Value, input_sizes: Any, dim: int, start: Any, end: Any, step: Any, *,
     meta_outputs: TensorSpec,
-) -> Value:
+) -> Value:  # fmt: skip
     if grad_output.shape == meta_outputs.shape:
         return grad_output
     return _assign(_zeros(input_sizes, meta_outputs), grad_output, dim, start, end, step)
@@ -437,7 +380,6 @@ def constant_pad_nd(self: Value, pad: Any, value: Any = 0, *, meta_outputs: Tens
 
 def _mirrored(mode: str) -> Callable[..., Value]:
     def convert(self: Value, padding: Any) -> Value:
-        """reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
         return ge.PadV3(self, _leading_first(padding, self.rank), mode=mode)
 
     return convert
@@ -445,7 +387,6 @@ def _mirrored(mode: str) -> Callable[..., Value]:
 
 def _mirrored_backward(mode: str) -> Callable[..., Value]:
     def convert(grad_output: Value, self: Value, padding: Any) -> Value:
-        """reflection_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding)"""
         return ge.PadV3Grad(grad_output, _leading_first(padding, self.rank), mode=mode)
 
     return convert

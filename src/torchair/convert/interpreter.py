@@ -21,7 +21,7 @@ from torchair.convert.air import Scopes
 from torchair.convert.automatic import attach_rule, automatic_entry, is_users
 from torchair.convert.generic import FUNCTIONALIZED, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
-from torchair.convert.results import SYMBOLS, Results, bases
+from torchair.convert.results import SYMBOLS, Results, bases, is_view
 from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
 from torchair.fx.source import module_path, origin_of
@@ -57,16 +57,10 @@ class GraphConverter:
     """Converts one FX graph; `run` gives the GE graph and how to call it."""
 
     def __init__(
-        self,
-        gm: fx.GraphModule,
-        name: str,
-        infer: Callable[[Node], Sequence[Fact]],
-        *,
-        fold_views: bool = True,
-        strict: bool = False,
-        static_args: frozenset[int] = frozenset(),
+        self, gm: fx.GraphModule, name: str, infer: Callable[[Node], Sequence[Fact]], *,
+        fold_views: bool = True, strict: bool = False, static_args: frozenset[int] = frozenset(),
         record_modules: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.gm = gm
         self.graph = Graph(name, infer)
         self.signature = Signature()
@@ -124,12 +118,9 @@ class GraphConverter:
         dtype = torch_to_ge(meta.dtype)
         self.signature.inputs.append(InputSource((arg,), "tensor", dtype, arg in self._static))
         return ge.Data(
-            index=len(self.signature.inputs) - 1,
-            dtype=dtype,
-            shape=list(dims),
-            placement="CPU" if meta.device.type == "cpu" else "NPU",
-            node_name=node.name,
-        )
+            index=len(self.signature.inputs) - 1, dtype=dtype, shape=list(dims),
+            placement="CPU" if meta.device.type == "cpu" else "NPU", node_name=node.name,
+        )  # fmt: skip
 
     def _dims(self, node: fx.Node, meta: torch.Tensor) -> tuple[Any, ...]:
         """Dims of a tensor as tracing saw them, or as they come where nobody guards them."""
@@ -243,16 +234,7 @@ class GraphConverter:
         try:
             args = [self._argument(a, entry) for a in node.args]
             kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
-            if entry.wants_inputs:
-                kwargs["meta_inputs"] = fx.map_arg(node.args, lambda n: self._env[n].meta)
-            if entry.wants_keywords:
-                kwargs["meta_keywords"] = fx.map_arg(node.kwargs, lambda n: self._env[n].meta)
-            if entry.wants_meta:
-                kwargs["meta_outputs"] = _map(spec_of, meta)
-            if entry.wants_reads:
-                kwargs["reads"] = _reads(node)
-            if entry.wants_views:
-                kwargs["views"] = self.views if self._may_fold() else ViewFolder(False)
+            kwargs |= {name: self._asked(name, node, meta) for name in entry.wants}
             npu = entry.fn(*args, **kwargs)
             self._check(meta, npu)
             return npu
@@ -263,13 +245,22 @@ class GraphConverter:
         except Exception as e:
             if entry.by_user or self._strict:
                 text = f"the converter of {node.target} failed: {type(e).__name__}: {e}"
-                raise self._error(node, text, f"look at the converter {_place(entry.fn)}") from e
+                raise self._error(node, text, f"look at the converter {_place(entry)}") from e
             self._undo(*mark)
             logger.warning("converter of %s failed (%s), generic node used", node.target, e)
             return self._generic(node, meta)
 
-    def _may_fold(self) -> bool:
-        return self._fold_views and not self._scopes.blocks_view_folding
+    def _asked(self, name: str, node: fx.Node, meta: Any) -> Any:
+        """What a converter asked for by a parameter."""
+        if name == "meta_outputs":
+            return _map(spec_of, meta)
+        if name == "reads":
+            return _reads(node)
+        if name == "views":
+            folds = self._fold_views and not self._scopes.blocks_view_folding
+            return self.views if folds else ViewFolder(False)
+        given = node.args if name == "meta_inputs" else node.kwargs
+        return fx.map_arg(given, lambda n: self._env[n].meta)
 
     def _undo(self, journal: int, nodes: int) -> None:
         del self.graph.journal[journal:]
@@ -285,7 +276,7 @@ class GraphConverter:
         if isinstance(x, (list, tuple)):
             return [self._argument(e, entry) for e in x]
         packed = self._packed(x)
-        return packed if entry.wants_views else self.views.emit(packed)
+        return packed if "views" in entry.wants else self.views.emit(packed)
 
     def _is_symbol(self, x: Any) -> bool:
         return isinstance(x, fx.Node) and isinstance(self._env[x].meta, (int, *SYMBOLS))
@@ -452,7 +443,7 @@ def _owner_of_memory(node: fx.Node) -> tuple[fx.Node | None, Any]:
     source: Any = node.args[0]
     given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
     offset = source.meta["val"].storage_offset() if given is None else given
-    while _is_view(source) or source.target is operator.getitem:
+    while is_view(source.target) or source.target is operator.getitem:
         source = source.args[0]
     known = node.target is torch.ops.aten.as_strided.default and isinstance(offset, int)
     return (source if known and source.op == "placeholder" else None), offset
@@ -460,12 +451,6 @@ def _owner_of_memory(node: fx.Node) -> tuple[fx.Node | None, Any]:
 
 def _is_double(node: fx.Node) -> bool:
     return getattr(node.meta.get("val"), "dtype", None) is torch.float64
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    aliases = [r.alias_info for r in schema.returns] if schema is not None else []
-    return len(aliases) == 1 and aliases[0] is not None and not aliases[0].is_write
 
 
 def _mutates(target: Any) -> bool:
@@ -527,8 +512,7 @@ def _symbol_of(meta: Any) -> Any:
     return from_torch(meta) if isinstance(meta, SYMBOLS) else meta
 
 
-def _place(fn: Callable[..., Any]) -> str:
-    """Name and definition of a function, for messages."""
-    code = getattr(fn, "__code__", None)
-    name = getattr(fn, "__qualname__", repr(fn))
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
+def _place(entry: Registration) -> str:
+    """Name and place of a converter, for messages."""
+    name = getattr(entry.fn, "__qualname__", repr(entry.fn))
+    return f"{name} ({entry.file}:{entry.line})" if entry.file else name

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import promote
+from torchair.convert.operands import HALF, INT64, dims_of, direct, plain, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
-from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
 
 aten = torch.ops.aten
-_HALF = (DataType.DT_FLOAT16, DataType.DT_BF16)
 
 
 def _is_bias(x: Value) -> bool:
@@ -28,21 +26,15 @@ def _is_bias(x: Value) -> bool:
 
 @builtin(aten.addmm.default)
 def addmm(
-    self: Value,
-    mat1: Value,
-    mat2: Value,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    self: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 1,
     meta_outputs: TensorSpec,
-) -> Value:
+) -> Value:  # fmt: skip
     dtype = meta_outputs.dtype
-    if any(isinstance(s, Value) for s in (alpha, beta)):
-        raise Decline("symbolic alpha or beta")
+    plain(alpha, beta)
     self, mat1, mat2 = promote(dtype, self, mat1, mat2)
     if alpha == 0:
         raise Decline("alpha is 0")
-    if dtype in _HALF and _is_bias(self) and alpha == 1 and beta == 1:
+    if dtype in HALF and _is_bias(self) and alpha == 1 and beta == 1:
         return ge.MatMulV2(mat1, mat2, self, None)
     product = ge.MatMulV2(mat1, mat2, None, None)
     product = ge.Mul(product, ge.Const(alpha, dtype=dtype))
@@ -66,15 +58,9 @@ def bmm(self: Value, mat2: Value, *, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.baddbmm.default)
 def baddbmm(
-    self: Value,
-    batch1: Value,
-    batch2: Value,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    self: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1,
     meta_outputs: TensorSpec,
-) -> Value:
-    """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1)"""
+) -> Value:  # fmt: skip
     dtype = meta_outputs.dtype
     if any(isinstance(s, Value) for s in (alpha, beta)) or beta == 0:
         raise Decline("beta is 0 or a scale is symbolic")
@@ -85,6 +71,8 @@ def baddbmm(
 
 # ---- vectors: a matrix with one row or column ----
 
+direct({aten.dot.default: "Dot"})
+
 
 def _row(x: Value) -> Value:
     return ge.Unsqueeze(x, axes=[0]) if x.rank == 1 else x
@@ -92,11 +80,6 @@ def _row(x: Value) -> Value:
 
 def _column(x: Value) -> Value:
     return ge.Unsqueeze(x, axes=[1]) if x.rank == 1 else x
-
-
-@builtin(aten.dot.default)
-def dot(self: Value, tensor: Value) -> Value:
-    return ge.Dot(self, tensor)
 
 
 @builtin(aten.mv.default)
@@ -132,7 +115,6 @@ def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
     return product if 1 not in (self.rank, other.rank) else ge.Squeeze(product, axis=gone)
 
 
-INT64 = DataType.DT_INT64
 
 
 @dataclass(frozen=True)
@@ -164,8 +146,7 @@ class _Window:
 def _window(
     rank: int, stride: Any, padding: Any, dilation: Any, extra: Any, groups: Any
 ) -> _Window:
-    if any(isinstance(a, Value) for a in (stride, padding, dilation, extra, groups)):
-        raise Decline("symbolic strides or pads")
+    plain(stride, padding, dilation, extra, groups)
     if rank not in (1, 2, 3):
         raise Decline(f"{rank} spatial dims")
     lead = [1] if rank == 1 else []
@@ -188,28 +169,14 @@ def _narrow(x: Value, rank: int) -> Value:
     return ge.Squeeze(x, axis=[2]) if rank == 3 else x
 
 
-def _size(x: Value) -> Any:
-    """Dims of a tensor as GE takes them: constants where they are known."""
-    return list(x.shape or ()) if is_static(x.shape) else ge.Shape(x, dtype=INT64)
-
-
 # ---- convolutions ----
 
 
 @builtin(aten.convolution.default)
 def convolution(
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: Any,
-    *,
-    meta_outputs: TensorSpec,
-) -> Value:
+    input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: Any, *, meta_outputs: TensorSpec,
+) -> Value:  # fmt: skip
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     input, weight, bias = promote(meta_outputs.dtype, input, weight, bias)
@@ -259,20 +226,10 @@ def _plus(a: Any, b: Any) -> Any:
 
 @builtin(aten.convolution_backward.default)
 def convolution_backward(
-    grad_output: Value,
-    input: Value,
-    weight: Value,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: Any,
-    output_mask: Sequence[bool],
-    *,
-    meta_outputs: Sequence[Any],
-) -> list[Value | None]:
+    grad_output: Value, input: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: Any, output_mask: Sequence[bool],
+    *, meta_outputs: Sequence[Any],
+) -> list[Value | None]:  # fmt: skip
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     if transposed and any(o >= s for o, s in zip(w.output_padding, w.stride, strict=True)):
@@ -283,10 +240,10 @@ def convolution_backward(
     if wanted[0] and transposed:
         dx = builder(w.kind)(dy, kernel, None, None, **w.attrs)
     elif wanted[0]:
-        dx = builder(f"{w.kind}BackpropInput")(_size(x), kernel, dy, **w.attrs)
+        dx = builder(f"{w.kind}BackpropInput")(dims_of(x), kernel, dy, **w.attrs)
     if wanted[1]:
         big, small = (dy, x) if transposed else (x, dy)
-        dw = builder(f"{w.kind}BackpropFilter")(big, _size(kernel), small, **w.attrs)
+        dw = builder(f"{w.kind}BackpropFilter")(big, dims_of(kernel), small, **w.attrs)
     if wanted[2]:
         db = ge.ReduceSum(grad_output, [0, *range(2, rank)], keep_dims=False)
     grads = (dx if dx is None else _narrow(dx, rank), dw if dw is None else _narrow(dw, rank), db)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import promote
+from torchair.convert.operands import promote, wanted
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -29,51 +29,32 @@ def _parameters(x: Value, dims: Any, weight: Value | None, bias: Value | None) -
     return weight, _filled(dims, 0, dtype) if bias is None else bias
 
 
-def _masked(results: Sequence[Value], expected: Sequence[Any]) -> list[Value | None]:
-    """Results that tracing has too; it does not always follow the operator's output mask."""
-    return [None if e is None else r for r, e in zip(results, expected, strict=True)]
-
-
 # ---- layer norm ----
 
 
 @builtin(aten.native_layer_norm.default)
 def native_layer_norm(
-    input: Value,
-    normalized_shape: Any,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-) -> Any:
+    input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None, eps: float,
+) -> Any:  # fmt: skip
     weight, bias = _parameters(input, normalized_shape, weight, bias)
     return ge.LayerNormV4(input, normalized_shape, weight, bias, epsilon=eps)
 
 
 @builtin(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(
-    grad_out: Value,
-    input: Value,
-    normalized_shape: Any,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    bias: Value | None,
-    output_mask: Sequence[bool],
-    *,
+    grad_out: Value, input: Value, normalized_shape: Any, mean: Value, rstd: Value,
+    weight: Value | None, bias: Value | None, output_mask: Sequence[bool], *,
     meta_outputs: Sequence[Any],
-) -> list[Value | None]:
-    """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape,
-    Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask)"""
+) -> list[Value | None]:  # fmt: skip
     if weight is None:
         weight = _filled(normalized_shape, 1, input.dtype)
-    return _masked(ge.LayerNormGradV3(grad_out, input, rstd, mean, weight), meta_outputs)
+    return wanted(ge.LayerNormGradV3(grad_out, input, rstd, mean, weight), meta_outputs)
 
 
 @builtin(aten._fused_rms_norm.default)
 def fused_rms_norm(
     input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None
 ) -> Any:
-    """_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps)"""
     weight, _ = _parameters(input, normalized_shape, weight, weight)
     if weight.dtype != input.dtype:
         raise Decline("parameters of another type than the input")
@@ -95,15 +76,9 @@ def _channels(x: Value) -> list[int]:
 
 @builtin(aten.native_group_norm.default)
 def native_group_norm(
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    N: Any,
-    C: Any,
-    HxW: Any,
-    group: int,
+    input: Value, weight: Value | None, bias: Value | None, N: Any, C: Any, HxW: Any, group: int,
     eps: float,
-) -> Any:
+) -> Any:  # fmt: skip
     weight, bias = _parameters(input, _channels(input), weight, bias)
     # GroupNorm gives the variance, from which the deviation is not regained exactly
     return ge.GroupNormV2(
@@ -113,27 +88,15 @@ def native_group_norm(
 
 @builtin(aten.native_group_norm_backward.default)
 def native_group_norm_backward(
-    grad_out: Value,
-    input: Value,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    N: Any,
-    C: Any,
-    HxW: Any,
-    group: int,
-    output_mask: Sequence[bool],
-    *,
-    meta_outputs: Sequence[Any],
-) -> list[Value | None]:
-    """native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd,
-    Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask)"""
+    grad_out: Value, input: Value, mean: Value, rstd: Value, weight: Value | None, N: Any, C: Any,
+    HxW: Any, group: int, output_mask: Sequence[bool], *, meta_outputs: Sequence[Any],
+) -> list[Value | None]:  # fmt: skip
     if weight is None:
         weight = _filled(_channels(input), 1, input.dtype)
     grads = ge.GroupNormGrad(
         grad_out, mean, rstd, input, weight, num_groups=group, data_format="NCHW"
     )
-    return _masked(grads, meta_outputs)
+    return wanted(grads, meta_outputs)
 
 
 # ---- batch norm ----
@@ -149,18 +112,9 @@ def _narrow(y: Value, rank: int) -> Value:
 
 @builtin(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-    *,
-    meta_outputs: Sequence[TensorSpec],
-) -> list[Value]:
-    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias,
-    Tensor running_mean, Tensor running_var, float momentum, float eps)"""
+    input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    momentum: float, eps: float, *, meta_outputs: Sequence[TensorSpec],
+) -> list[Value]:  # fmt: skip
     given = next(p for p in (weight, bias, running_mean) if p is not None)
     size = ge.Shape(input, dtype=DataType.DT_INT32)
     if weight is None:
@@ -195,30 +149,18 @@ def _batch_norm_training(
 
 @builtin(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias,
-    Tensor running_mean, Tensor running_var, bool training, float momentum, float eps)"""
+    input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
     options = dict(epsilon=eps, momentum=momentum, is_training=training)
     return _batch_norm_training(input, (weight, bias), (running_mean, running_var), options)
 
 
 @builtin(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_statistics(
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
+    input: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float,
     eps: float,
-) -> Any:
+) -> Any:  # fmt: skip
     if not training:
         raise Decline("inference without statistics")
     options = dict(epsilon=eps, momentum=momentum, is_training=True)
@@ -227,19 +169,10 @@ def batch_norm_without_statistics(
 
 @builtin(aten.native_batch_norm_backward.default)
 def native_batch_norm_backward(
-    grad_out: Value,
-    input: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    save_mean: Value | None,
-    save_invstd: Value | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    *,
-    meta_outputs: Sequence[Any],
-) -> list[Value | None]:
+    grad_out: Value, input: Value, weight: Value | None, running_mean: Value | None,
+    running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool,
+    eps: float, output_mask: Sequence[bool], *, meta_outputs: Sequence[Any],
+) -> list[Value | None]:  # fmt: skip
     dims = _channels(input)
     statistics = (running_mean, running_var, save_mean, save_invstd)
     if train and (save_mean is None or save_invstd is None):
@@ -252,4 +185,4 @@ def native_batch_norm_backward(
     dx, dweight, dbias = ge.BatchNormGradV3(
         _widen(grad_out), _widen(input), weight, *known, is_training=train, epsilon=eps
     )
-    return _masked((_narrow(dx, input.rank), dweight, dbias), meta_outputs)
+    return wanted((_narrow(dx, input.rank), dweight, dbias), meta_outputs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchair import ge
+from torchair.convert.operands import Direct, direct
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.graph import Value
 from torchair.ops.npu.activation import ROTARY_MODES
@@ -14,6 +15,19 @@ from torchair.ops.npu.activation import ROTARY_MODES
 def _same_types(*operands: Value) -> None:
     if len({x.dtype for x in operands}) > 1:
         raise Decline("operands of different types")
+
+
+direct(
+    {
+        "npu.npu_format_cast.default": "Identity",  # there is one format only
+        "npu.npu_format_cast.Tensor": Direct("Identity", "self"),
+        "npu.npu_moe_gating_top_k_softmax.default": Direct("MoeGatingTopKSoftmax", "", "k"),
+        "npu.npu_moe_init_routing.default": Direct("MoeInitRouting", "", "active_num"),
+        "npu.npu_rms_norm_backward.default": Direct("RmsNormGrad", "dy self rstd gamma"),
+        "npu.npu_swiglu.default": Direct("SwiGlu", "self", "dim"),
+        "npu.npu_swiglu_backward.default": Direct("SwiGluGrad", "", "dim"),
+    }
+)
 
 
 # ---- root mean square norm ----
@@ -25,29 +39,10 @@ def rms_norm(self: Value, gamma: Value, epsilon: float = 1e-6) -> Any:
     return ge.RmsNorm(self, gamma, epsilon=epsilon)
 
 
-@builtin("npu.npu_rms_norm_backward.default")
-def rms_norm_backward(dy: Value, self: Value, gamma: Value, rstd: Value) -> Any:
-    """npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd)"""
-    return ge.RmsNormGrad(dy, self, rstd, gamma)
-
-
 @builtin("npu.npu_add_rms_norm.default")
 def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> Any:
     _same_types(x1, x2, gamma)
     return ge.AddRmsNorm(x1, x2, gamma, epsilon=epsilon)
-
-
-# ---- swiglu ----
-
-
-@builtin("npu.npu_swiglu.default")
-def swiglu(self: Value, dim: int = -1) -> Any:
-    return ge.SwiGlu(self, dim=dim)
-
-
-@builtin("npu.npu_swiglu_backward.default")
-def swiglu_backward(grad_output: Value, self: Value, dim: int = -1) -> Any:
-    return ge.SwiGluGrad(grad_output, self, dim=dim)
 
 
 # ---- rotary embedding ----
@@ -72,29 +67,6 @@ def rotary_mul_backward(
         return ge.RotaryMulGrad(self, r1, r2, grad)
     mode = ROTARY_MODES.index(rotary_mode)
     return ge.RotaryPositionEmbeddingGrad(grad, r1, r2, self, mode=mode)
-
-
-# ---- formats: there is one only ----
-
-
-@builtin("npu.npu_format_cast.default", "npu.npu_format_cast.Tensor")
-def format_cast(self: Value, *others: Any) -> Any:
-    return ge.Identity(self)
-
-
-# ---- routing between tokens and experts ----
-
-
-@builtin("npu.npu_moe_gating_top_k_softmax.default")
-def gating_top_k_softmax(x: Value, finished: Value | None = None, k: int = 1) -> Any:
-    return ge.MoeGatingTopKSoftmax(x, finished, k=k)
-
-
-@builtin("npu.npu_moe_init_routing.default")
-def init_routing(x: Value, row_idx: Value, expert_idx: Value, active_num: Any) -> Any:
-    if isinstance(active_num, Value):
-        raise Decline("a symbolic number of active tokens")
-    return ge.MoeInitRouting(x, row_idx, expert_idx, active_num=active_num)
 
 
 @builtin("npu.npu_moe_finalize_routing.default")

@@ -125,9 +125,16 @@ _TEXTS = {
 _PACKED = "four-bit integers, for which torch has no type"
 
 
-def _no_packed(*operands: Value) -> None:
-    if any(x.dtype == DataType.DT_INT32 for x in operands):
+def no_packed(*operands: Value | None) -> None:
+    """Decline operands whose int32 hold four-bit integers."""
+    if any(x is not None and x.dtype == DataType.DT_INT32 for x in operands):
         raise Decline(_PACKED)
+
+
+def _narrow(kind: torch.dtype) -> int:
+    if kind == quant.INT4:
+        raise Decline(_PACKED)
+    return torch_to_ge(kind)
 
 
 # ---- the `npu` library: quantisation ----
@@ -139,8 +146,7 @@ def quantize(
     div_mode: bool = True,
 ) -> Any:  # fmt: skip
     kind = quant.quantize_type(dtype)
-    if kind == quant.INT4:
-        raise Decline(_PACKED)
+    narrow = _narrow(kind)
     if div_mode:
         vectors = [
             x if x is None or x.rank else ge.Unsqueeze(x, axes=[0]) for x in (scales, zero_points)
@@ -148,48 +154,40 @@ def quantize(
         return ge.Quantize(self, *vectors, dtype=_TEXTS[kind], axis=axis)
     return ge.AscendQuantV2(
         self, scales, zero_points, sqrt_mode=False, round_mode="round",
-        dst_type=torch_to_ge(kind), axis=axis,
+        dst_type=narrow, axis=axis,
+    )  # fmt: skip
+
+
+def _with_offsets(
+    x: Value, symmetrical: bool, *, smooth_scales: Value | None = None,
+    group_index: Value | None = None, dst_type: Any = None, quant_mode: str = "pertoken",
+    dst_type_max: float = 0.0,
+) -> Any:  # fmt: skip
+    return ge.DynamicQuantV2(
+        x, smooth_scales, group_index, dst_type=_narrow(quant.dynamic_quant_type(dst_type)),
+        is_symmetrical=symmetrical, quant_mode=quant_mode, dst_type_max=dst_type_max,
     )  # fmt: skip
 
 
 @builtin("npu.npu_dynamic_quant.default")
 def dynamic_quant(
     input: Value, *, smooth_scales: Value | None = None, group_index: Value | None = None,
-    dst_type: Any = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
+    dst_type: Any = None, **how: Any,
 ) -> Any:  # fmt: skip
-    kind = quant.dynamic_quant_type(dst_type)
-    if kind == quant.INT4:
-        raise Decline(_PACKED)
-    operands = (input, smooth_scales, group_index)
-    if quant_mode == "pertoken" and not dst_type_max:
-        return ge.DynamicQuant(*operands, dst_type=torch_to_ge(kind))
-    y, scale, _ = ge.DynamicQuantV2(
-        *operands, dst_type=torch_to_ge(kind), is_symmetrical=True, quant_mode=quant_mode,
-        dst_type_max=dst_type_max,
-    )  # fmt: skip
-    return y, scale
+    operands: dict[str, Any] = dict(smooth_scales=smooth_scales, group_index=group_index)
+    if how.get("quant_mode", "pertoken") == "pertoken" and not how.get("dst_type_max"):
+        narrow = _narrow(quant.dynamic_quant_type(dst_type))
+        return ge.DynamicQuant(input, *operands.values(), dst_type=narrow)
+    return _with_offsets(input, True, **operands, dst_type=dst_type, **how)[:2]
 
 
 @builtin("npu.npu_dynamic_quant_asymmetric.default")
-def dynamic_quant_asymmetric(
-    x: Value, *, smooth_scales: Value | None = None, group_index: Value | None = None,
-    dst_type: Any = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
-) -> Any:  # fmt: skip
-    """npu_dynamic_quant_asymmetric(Tensor x, *, Tensor? smooth_scales=None,
-    Tensor? group_index=None, int? dst_type=None, str quant_mode="pertoken",
-    float dst_type_max=0.0) -> (Tensor, Tensor, Tensor)"""
-    kind = quant.dynamic_quant_type(dst_type)
-    if kind == quant.INT4:
-        raise Decline(_PACKED)
-    return ge.DynamicQuantV2(
-        x, smooth_scales, group_index, dst_type=torch_to_ge(kind), is_symmetrical=False,
-        quant_mode=quant_mode, dst_type_max=dst_type_max,
-    )  # fmt: skip
+def dynamic_quant_asymmetric(x: Value, **options: Any) -> Any:
+    return _with_offsets(x, False, **options)
 
 
 @builtin("npu.npu_convert_weight_to_int4pack.default")
 def convert_weight_to_int4pack(weight: Value, inner_k_tiles: int = 0) -> Any:
-    """npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor"""
     int32, dims = DataType.DT_INT32, weight.shape or ()
     if weight.dtype != int32 or not is_static(dims):
         raise Decline("weights that are no int32 of fixed dims")
@@ -205,7 +203,6 @@ def convert_weight_to_int4pack(weight: Value, inner_k_tiles: int = 0) -> Any:
 def trans_quant_param(
     scale: Value, offset: Value | None = None, round_mode: int | None = 0
 ) -> Any:
-    """npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor"""
     return ge.TransQuantParamV2(scale, offset, round_mode=round_mode or 0)
 
 
@@ -218,7 +215,7 @@ def quant_matmul(
     pertoken_scale: Value | None = None, bias: Value | None = None, output_dtype: Any = None,
     **others: Any,
 ) -> Any:  # fmt: skip
-    _no_packed(x1)
+    no_packed(x1)
     _no_others(others)
     return ge.QuantBatchMatmulV3(
         x1, _unpacked_weight(x2, x1), scale, offset, bias, pertoken_scale,
@@ -301,7 +298,7 @@ def grouped_matmul(
     tuning_config: Any = None, output_dtype: Any = None, meta_outputs: Sequence[TensorSpec],
     **others: Any,
 ) -> Any:  # fmt: skip
-    _no_packed(*weight)
+    no_packed(*weight)
     _no_others(others)
     tokens = per_token_scale or [None]
     if len(tokens) > 1:

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import cast_result, promote
+from torchair.convert.operands import INT64, cast_result, promote, real
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import TensorSpec, Value
 
 aten = torch.ops.aten
-INT64 = DataType.DT_INT64
 _INFINITE = 2**31 - 1
 
 
@@ -31,12 +30,6 @@ def _keep(keepdim: bool | None) -> dict[str, bool]:
     return {} if keepdim is None else {"keep_dims": keepdim}
 
 
-def _real(spec: TensorSpec) -> int:
-    if spec.dtype not in FLOAT_TYPES:
-        raise Decline("not a real floating point result")
-    return spec.dtype
-
-
 # ---- sums and means ----
 
 
@@ -49,37 +42,35 @@ def sum_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Valu
 def sum_dim(
     self: Value, dim: Any, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
 ) -> Value:
-    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None)"""
     self = promote(meta_outputs.dtype, self)
     return ge.ReduceSum(self, _axes(self, dim), keep_dims=keepdim)
 
 
-@builtin(aten.mean.default)
-def mean_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-    return ge.ReduceMean(promote(meta_outputs.dtype, self), _axes(self, None))
+def _whole(op_type: str) -> Callable[..., Value]:
+    def convert(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
+        return builder(op_type)(promote(meta_outputs.dtype, self), _axes(self, None))
+
+    return convert
+
+
+builtin(aten.mean.default)(_whole("ReduceMean"))
+builtin(aten.prod.default)(_whole("ReduceProd"))
 
 
 @builtin(aten.mean.dim)
 def mean_dim(
     self: Value, dim: Any, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
 ) -> Value:
-    """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None)"""
     axes = _axes(self, dim)
     if dtype is None:
         return ge.ReduceMean(self, axes, keep_dims=keepdim)
     return ge.ReduceMeanWithCast(self, axes, keep_dims=keepdim, dtype=meta_outputs.dtype)
 
 
-@builtin(aten.prod.default)
-def prod_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-    return ge.ReduceProd(promote(meta_outputs.dtype, self), _axes(self, None))
-
-
 @builtin(aten.prod.dim_int)
 def prod_dim(
     self: Value, dim: int, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
 ) -> Value:
-    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None)"""
     return ge.ReduceProd(promote(meta_outputs.dtype, self), [dim], keep_dims=keepdim)
 
 
@@ -90,7 +81,6 @@ def _truth(op_type: str) -> Callable[..., Value]:
     def convert(
         self: Value, dim: Any = None, keepdim: bool | None = None, *, meta_outputs: TensorSpec
     ) -> Value:
-        """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
         result = _reduce_truth(op_type, promote(DataType.DT_BOOL, self), dim, keepdim)
         return promote(meta_outputs.dtype, result)  # uint8 stays uint8 in torch
 
@@ -114,7 +104,6 @@ builtin(aten.all.default, aten.all.dim, aten.all.dims)(_truth("ReduceAll"))
 
 def _extreme(op_type: str) -> Callable[..., Value]:
     def convert(self: Value, dim: Any = None, keepdim: bool | None = None) -> Value:
-        """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
         return builder(op_type)(self, _axes(self, dim), **_keep(keepdim))
 
     return convert
@@ -122,7 +111,6 @@ def _extreme(op_type: str) -> Callable[..., Value]:
 
 def _extreme_dim(op_type: str) -> Callable[..., tuple[Value, Value]]:
     def convert(self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-        """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
         index, value = builder(op_type)(self, dimension=dim, keep_dims=keepdim)
         return value, cast_result(index, INT64)
 
@@ -131,7 +119,6 @@ def _extreme_dim(op_type: str) -> Callable[..., tuple[Value, Value]]:
 
 def _position(op_type: str, with_value: str) -> Callable[..., Value]:
     def convert(self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-        """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
         if dim is None:
             flat = builder(op_type)(ge.Reshape(self, [-1]), ge.Const(0, dtype=INT64))
             return ge.Reshape(flat, [1] * self.rank) if keepdim and self.rank else flat
@@ -158,7 +145,6 @@ builtin(aten.argmin.default)(_position("ArgMin", "ArgMinWithValue"))
 def topk(
     self: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
-    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True)"""
     values, indices = ge.TopKV2(self, k, sorted=sorted, dim=dim, largest=largest)
     return values, cast_result(indices, INT64)
 
@@ -167,7 +153,6 @@ def topk(
 def sort(
     self: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Value, Value]:
-    """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False)"""
     perm = list(range(self.rank))
     if perm and dim % self.rank != self.rank - 1:
         perm[dim], perm[-1] = perm[-1], perm[dim]
@@ -186,7 +171,6 @@ def _sort(x: Value, descending: bool, stable: bool | None) -> tuple[Value, Value
 
 def _scan(op_type: str) -> Callable[..., Value]:
     def convert(self: Value, dim: int, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-        """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
         return builder(op_type)(promote(meta_outputs.dtype, self), dim)
 
     return convert
@@ -203,7 +187,7 @@ builtin(aten.cumprod.default)(_scan("Cumprod"))
 def logsumexp(
     self: Value, dim: Sequence[int], keepdim: bool = False, *, meta_outputs: TensorSpec
 ) -> Value:
-    dtype, axes = _real(meta_outputs), _axes(self, dim)
+    dtype, axes = real(meta_outputs), _axes(self, dim)
     assert self.shape is not None
     if 0 in self.shape:
         raise Decline("no elements to reduce")
@@ -217,15 +201,10 @@ def logsumexp(
 
 @builtin(aten.linalg_vector_norm.default)
 def linalg_vector_norm(
-    self: Value,
-    ord: Any = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
+    self: Value, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None,
     meta_outputs: TensorSpec,
-) -> Value:
-    target = _real(meta_outputs)
+) -> Value:  # fmt: skip
+    target = real(meta_outputs)
     if isinstance(ord, Value) or self.dtype not in FLOAT_TYPES:
         raise Decline("order is symbolic or elements are complex")
     p = min(max(float(ord), -_INFINITE - 1), _INFINITE)
@@ -246,30 +225,22 @@ def _correction(correction: Any) -> int:
 
 @builtin(aten.std.correction)
 def std(
-    self: Value,
-    dim: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
+    self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False,
     meta_outputs: TensorSpec,
-) -> Value:
+) -> Value:  # fmt: skip
     return _std(self, dim, correction, keepdim, meta_outputs, mean=False)[0]
 
 
 @builtin(aten.std_mean.correction)
 def std_mean(
-    self: Value,
-    dim: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
+    self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False,
     meta_outputs: Sequence[TensorSpec],
-) -> tuple[Value, Value]:
+) -> tuple[Value, Value]:  # fmt: skip
     return _std(self, dim, correction, keepdim, meta_outputs[0], mean=True)
 
 
 def _std(x: Value, dim: Any, correction: Any, keep: bool, spec: TensorSpec, mean: bool) -> Any:
-    if x.dtype != _real(spec):
+    if x.dtype != real(spec):
         raise Decline("complex elements")
     return ge.ReduceStdV2(
         x, dim=_axes(x, dim), correction=_correction(correction), keepdim=keep, is_mean_out=mean

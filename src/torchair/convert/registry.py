@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import inspect
 import io
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,35 +31,35 @@ class Decline(Exception):
     """Raised by a converter for arguments it does not cover; the generic node takes over."""
 
 
+ASKED = frozenset({"meta_outputs", "meta_inputs", "meta_keywords", "views", "reads"})
+"""What a converter gets if it has such a parameter: what tracing saw of the results, the fake
+arguments with their strides, those given by name, the folder that makes pending views (which it
+then takes as well), and the numbers of the results that somebody reads."""
+
+
 @dataclass(frozen=True)
 class Registration:
     """A registered converter."""
 
     fn: Callable[..., Any]
-    wants_meta: bool  # has a parameter `meta_outputs`
-    wants_inputs: bool  # has a parameter `meta_inputs`: the fake arguments, with their strides
-    wants_keywords: bool  # has a parameter `meta_keywords`: the fake arguments given by name
-    wants_views: bool  # has a parameter `views`: takes pending views and the folder that makes them
-    wants_reads: bool  # has a parameter `reads`: the numbers of the results that somebody reads
+    wants: frozenset[str]  # parameters it has among `ASKED`
     by_user: bool
+    file: str  # where it is registered, if it is our own, else where it is written
+    line: int
 
 
 _user: dict[Any, Registration] = {}
 _builtin: dict[Any, Registration] = {}
 
 
-def entry_of(fn: Callable[..., Any], by_user: bool) -> Registration:
+def entry_of(
+    fn: Callable[..., Any], by_user: bool, place: tuple[str, int] | None = None
+) -> Registration:
     """A converter with what its parameters ask for."""
-    names = inspect.signature(fn).parameters
-    return Registration(
-        fn,
-        wants_meta="meta_outputs" in names,
-        wants_inputs="meta_inputs" in names,
-        wants_keywords="meta_keywords" in names,
-        wants_views="views" in names,
-        wants_reads="reads" in names,
-        by_user=by_user,
-    )
+    wants = ASKED & inspect.signature(fn).parameters.keys()
+    code = getattr(fn, "__code__", None)
+    file, line = place or ((code.co_filename, code.co_firstlineno) if code else ("", 0))
+    return Registration(fn, wants, by_user, file, line)
 
 
 class Converter:
@@ -94,15 +95,18 @@ def unregister(aten_op: Any) -> None:
     _user.pop(aten_op, None)
 
 
-def builtin(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def builtin(*targets: Any, depth: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a converter of our own for one or more FX targets; None targets are ignored. An
-    operator of a library that may be loaded later is given by its name."""
+    operator of a library that may be loaded later is given by its name. `depth` says how many calls
+    up the file is that it belongs to."""
+    caller = sys._getframe(depth)
+    place = (caller.f_code.co_filename, caller.f_lineno)
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         for target in dict.fromkeys(targets):
             if target is not None:
                 assert target not in _builtin, f"two converters for {target}"
-                _builtin[target] = entry_of(fn, by_user=False)
+                _builtin[target] = entry_of(fn, False, place)
         return fn
 
     return register
@@ -184,12 +188,10 @@ def target_name(target: Any) -> str:
 
 
 def _line(target: Any, entry: Registration) -> TableLine:
-    code = entry.fn.__code__
-    path = Path(code.co_filename)
-    name = target_name(target)
+    path, name = Path(entry.file), target_name(target)
     types = tuple(dict.fromkeys(_types(entry.fn, set())))
     place = f"{path.parent.name}/{path.name}" if not entry.by_user else str(path)
-    return TableLine(name, types, path.stem, place, code.co_firstlineno, proven().get(name, ()))
+    return TableLine(name, types, path.stem, place, entry.line, proven().get(name, ()))
 
 
 def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
@@ -278,7 +280,8 @@ def status(entry: Registration | None) -> str:
     """Whether a converter exists and takes every argument."""
     if entry is None:
         return "unregistered"
-    return "partially supported" if "Decline" in entry.fn.__code__.co_names else "supported"
+    declines = {"Decline", "plain", "real"} & {*entry.fn.__code__.co_names}
+    return "partially supported" if declines else "supported"
 
 
 def _kind(target: Any) -> str:

@@ -98,7 +98,7 @@ def join_views(gm: fx.GraphModule) -> None:
         source: Any = node.args[0] if node.args else None
         if node.target is operator.getitem and source in mended:
             node.meta["val"] = source.meta["val"][node.args[1]]
-        elif _is_view(node.target) and _is_elsewhere(node, source):
+        elif is_view(node.target) and _is_elsewhere(node, source):
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with source.meta["val"].fake_mode:
                 node.meta["val"] = node.target(*args, **kwargs)
@@ -116,7 +116,8 @@ def _is_elsewhere(node: fx.Node, source: Any) -> bool:
     return storage_key(base) != storage_key(view)
 
 
-def _is_view(target: Any) -> bool:
+def is_view(target: Any) -> bool:
+    """Whether an operator gives a view of its argument."""
     returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
     kinds = [r.alias_info for r in returns]
     return len(kinds) == 1 and kinds[0] is not None and not kinds[0].is_write
@@ -166,13 +167,10 @@ class Results:
     """Collects the outputs of one GE graph."""
 
     def __init__(
-        self,
-        arguments: Mapping[fx.Node, int],
-        symbols: Mapping[str, Any],
-        meta: Callable[[fx.Node], Any],
-        value: Callable[[fx.Node], Any],
+        self, arguments: Mapping[fx.Node, int], symbols: Mapping[str, Any],
+        meta: Callable[[fx.Node], Any], value: Callable[[fx.Node], Any],
         dims: Callable[[fx.Node, torch.Tensor], tuple[Any, ...]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`meta` and `value` are what tracing and the GE graph have for a node."""
         self._arguments, self._symbols = arguments, symbols
         self._meta, self._value, self._dims = meta, value, dims

@@ -15,9 +15,9 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
-from torchair.convert.operands import members, promote, size_of, sizes
+from torchair.convert.operands import Direct, dims_of, direct, members, promote, size_of, sizes
 from torchair.convert.registry import Decline, builtin
-from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Tensor, TensorSpec, Value
 from torchair.ge.shapes import Shape, Sym, contiguous_strides, from_torch, is_static, numel
 
@@ -138,6 +138,24 @@ aten = torch.ops.aten
 View = Value | PendingView
 
 
+direct(
+    {
+        # at once: a chain of linear layers shows every reshape
+        aten._unsafe_view.default: Direct("Reshape", "self size"),
+        aten.alias.default: "Identity",
+        aten.clone.default: "Identity",
+        aten.copy_.default: "Assign",
+        aten.detach.default: "Identity",
+        aten.lift.default: "Identity",
+        aten.lift_fresh.default: "Identity",
+        aten.lift_fresh_copy.default: "Identity",
+        aten.repeat.default: Direct("Tile", "self repeats"),
+        aten.roll.default: Direct("Roll", "self", "shifts dims"),
+        aten.unsqueeze.default: Direct("Unsqueeze", "self", "axes=[dim]"),
+    }
+)
+
+
 # ---- reshapes and permutes ----
 
 
@@ -148,11 +166,6 @@ def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolde
     if isinstance(size, Value) or sum(not isinstance(d, int) for d in dims) > 1:
         return ge.Reshape(views.emit(self), size)
     return views.reshape(self, dims)
-
-
-@builtin(aten._unsafe_view.default)
-def unsafe_view(self: Value, size: Any) -> Value:
-    return ge.Reshape(self, size)  # at once: a chain of linear layers shows every reshape
 
 
 @builtin(aten._reshape_alias.default)
@@ -180,11 +193,6 @@ def t(self: View, *, views: ViewFolder) -> View:
     return views.permute(self, [1, 0]) if self.rank == 2 else ge.Identity(views.emit(self))
 
 
-@builtin(aten.unsqueeze.default)
-def unsqueeze(self: Value, dim: int) -> Value:
-    return ge.Unsqueeze(self, axes=[dim])
-
-
 @builtin(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
     assert self.shape is not None
@@ -201,39 +209,10 @@ def expand_to(self: Value, size: Any, *, implicit: bool = False, meta_outputs: T
     return self if meta_outputs.shape == self.shape else ge.BroadcastTo(self, size)
 
 
-# ---- copies and names for the same thing ----
-
-
-@builtin(
-    aten.detach.default,
-    aten.alias.default,
-    aten.lift.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-)
-def identity(self: Value) -> Value:
-    return ge.Identity(self)
-
-
-@builtin(aten.clone.default)
-def clone(self: Value, *, memory_format: Any = None) -> Value:
-    return ge.Identity(self)
-
-
 @builtin(aten.copy.default)
 def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
     src = promote(self.dtype, src)
-    if src.shape == self.shape:
-        return src
-    assert self.shape is not None
-    static = is_static(self.shape)
-    dims = list(self.shape) if static else ge.Shape(self, dtype=DataType.DT_INT64)
-    return ge.BroadcastTo(src, dims)
-
-
-@builtin(aten.copy_.default)
-def copy_(self: Value, src: Value, non_blocking: bool = False) -> Value:
-    return ge.Assign(self, src)
+    return src if src.shape == self.shape else ge.BroadcastTo(src, dims_of(self))
 
 
 # ---- other types, other orders and repetitions ----
@@ -258,11 +237,6 @@ def view_as_complex(self: Value, *, meta_outputs: TensorSpec) -> Value:
     return ge.Complex(*pairs, Tout=meta_outputs.dtype)
 
 
-@builtin(aten.repeat.default)
-def repeat(self: Value, repeats: Any) -> Value:
-    return ge.Tile(self, repeats)
-
-
 @builtin(aten.flip.default)
 def flip(self: Value, dims: list[int]) -> Value:
     return ge.ReverseV2(self, [d % max(self.rank, 1) for d in dims])
@@ -280,13 +254,6 @@ def rot90(self: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
     perm = list(range(self.rank))
     perm[first], perm[second] = second, first
     return ge.Transpose(result, perm)
-
-
-@builtin(aten.roll.default)
-def roll(self: Value, shifts: Any, dims: Sequence[int] = ()) -> Value:
-    if isinstance(shifts, Value):
-        raise Decline("symbolic shifts")
-    return ge.Roll(self, shifts=list(shifts), dims=list(dims))
 
 
 # ---- memory read and written another way ----
@@ -334,7 +301,6 @@ def _strided(self: Value, size: Any, stride: Any, offset: Any, fake: torch.Tenso
 def as_strided(
     self: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
 ) -> Value:
-    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None)"""
     offset = 0 if storage_offset is None else storage_offset
     base = _strided(self, size, stride, offset, meta_inputs[0])
     return ge.AsStrided(base, size, stride, sizes([offset]))
@@ -344,7 +310,6 @@ def as_strided(
 def as_strided_scatter(
     self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
 ) -> Value:
-    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? ...)"""
     offset = 0 if storage_offset is None else storage_offset
     base = _strided(self, size, stride, offset, meta_inputs[0])
     if base is not self:

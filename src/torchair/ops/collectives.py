@@ -46,6 +46,11 @@ def group_rank(rank: int | None, in_group: int | None, ranks: Sequence[int]) -> 
     return list(ranks).index(rank)
 
 
+def starts(counts: Sequence[Any]) -> list[Any]:
+    """Where pieces of so many elements begin, one after the other."""
+    return [sum(counts[:k]) for k in range(len(counts))]
+
+
 def _rows(x: torch.Tensor, elements: Any) -> torch.Tensor:
     """An empty tensor of so many elements, with the dims of `x` behind the first."""
     width = x[0].numel() if x.dim() and x.shape[0] else max(1, x.numel())
@@ -71,56 +76,31 @@ def _broadcast(
     return made
 
 
+def _empties(tensor_list: Sequence[torch.Tensor], group_size: int) -> list[torch.Tensor]:
+    assert len(tensor_list) == group_size, (
+        f"all_gather needs one tensor for each of {group_size} ranks, got {len(tensor_list)}"
+    )
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensor_list]
+
+
 def _allgather(
-    tensor_list: list[torch.Tensor],
-    input: torch.Tensor,
-    tag: str,
-    ranks: list[int],
+    tensor_list: list[torch.Tensor], input: torch.Tensor, tag: str, ranks: list[int],
     group_size: int,
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor]:  # fmt: skip
     """All members, of equal dims or not: one broadcast for each."""
-    _check_length(tensor_list, group_size)
-    group = process_group(tag, ranks)
-    made = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensor_list]
+    made, group = _empties(tensor_list, group_size), process_group(tag, ranks)
     made[dist.get_rank(group)].copy_(input)
     for root, tensor in enumerate(made):
         dist.broadcast(tensor, group=group, group_src=root)
     return made
 
 
-def _allgather_meta(
-    tensor_list: list[torch.Tensor],
-    input: torch.Tensor,
-    tag: str,
-    ranks: list[int],
-    group_size: int,
-) -> list[torch.Tensor]:
-    _check_length(tensor_list, group_size)
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensor_list]
-
-
-def _check_length(tensor_list: Sequence[Any], group_size: int) -> None:
-    assert len(tensor_list) == group_size, (
-        f"all_gather needs one tensor for each of {group_size} ranks, got {len(tensor_list)}"
-    )
-
-
-def _gathered(size: Sequence[int], input: torch.Tensor, tag: str, ranks: list[int]) -> torch.Tensor:
+def _gathered(
+    size: Sequence[int], input: torch.Tensor, tag: str, ranks: list[int], group_size: int
+) -> torch.Tensor:
     made = input.new_empty(tuple(size))
     dist.all_gather_into_tensor(made.view(-1), input.reshape(-1), group=process_group(tag, ranks))
     return made
-
-
-def _allgather_in_tensor(
-    out: torch.Tensor, input: torch.Tensor, tag: str, ranks: list[int], group_size: int
-) -> torch.Tensor:
-    return _gathered(out.shape, input, tag, ranks)
-
-
-def _allgather_in_tensor_shape(
-    output_size: list[int], input: torch.Tensor, tag: str, ranks: list[int], group_size: int
-) -> torch.Tensor:
-    return _gathered(output_size, input, tag, ranks)
 
 
 def _allgather_uneven(
@@ -230,16 +210,16 @@ _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     (
         f"allgather(Tensor[] tensor_list, Tensor input, {_GROUP}) -> Tensor[]",
         _allgather,
-        _allgather_meta,
+        lambda tensor_list, input, tag, ranks, group_size: _empties(tensor_list, group_size),
     ),
     (
         f"allgather_in_tensor(Tensor out, Tensor input, {_GROUP}) -> Tensor",
-        _allgather_in_tensor,
+        lambda out, *rest: _gathered(out.shape, *rest),
         lambda out, input, *group: input.new_empty(out.shape),
     ),
     (
         f"_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, {_GROUP}) -> Tensor",
-        _allgather_in_tensor_shape,
+        _gathered,
         lambda size, input, *group: input.new_empty(size),
     ),
     (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,24 +14,39 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchair.log import warn_once
-from torchair.ops import collectives
+from torchair.ops.collectives import REDUCTIONS, starts
 
 _define = torch.ops.npu_define
-_ = collectives
 
 
-def _members(group: Any) -> tuple[str, list[int]]:
+def _members(group: Any, async_op: bool = False) -> tuple[str, list[int]]:
     """Tag and members of a group, None being the one of all processes."""
+    assert not async_op, "a collective in a graph cannot be asynchronous: async_op must be False"
     group = dist.group.WORLD if group is None else group
     return c10d._get_group_tag(group), c10d.get_process_group_ranks(group)
 
 
-def _refuse_async(async_op: bool) -> None:
-    assert not async_op, "a collective in a graph cannot be asynchronous: async_op must be False"
+def _counts(x: torch.Tensor, rows: list[int] | None, size: int) -> list[Any]:
+    """Elements of each part, which has so many rows; without numbers of rows all are equal."""
+    rows = rows if rows else [x.shape[0] // size] * size
+    return [n * _width(x) for n in rows]
 
 
-def _starts(counts: Sequence[Any]) -> list[Any]:
-    return [sum(counts[:k]) for k in range(len(counts))]
+def _checked_counts(x: torch.Tensor, rows: list[int] | None, size: int) -> list[Any]:
+    assert rows is None or sum(rows) == x.shape[0], (
+        f"split sizes {rows} do not add up to the {x.shape[0]} rows of the tensor"
+    )
+    return _counts(x, rows, size)
+
+
+def reduce_op_name(op: Any) -> str:
+    """Torch's word for a reduction; ValueError for what is none."""
+    if isinstance(op, str):
+        return op
+    for word, known in REDUCTIONS.items():
+        if op == known:
+            return word
+    raise ValueError(f"{op} is not a reduction that a graph knows")
 
 
 def _width(x: torch.Tensor) -> Any:
@@ -50,8 +65,7 @@ def npu_broadcast(
     group_src: int | None = None,
 ) -> None:  # fmt: skip
     """`torch.distributed.broadcast`"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
+    tag, ranks = _members(group, async_op)
     tensor.copy_(_define.broadcast(tensor, src, tag, ranks, len(ranks), group_src))
 
 
@@ -60,15 +74,14 @@ def npu_all_to_all(
     group: Any = None, async_op: bool = False,
 ) -> None:  # fmt: skip
     """`torch.distributed.all_to_all`"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
+    tag, ranks = _members(group, async_op)
     send = [t.numel() for t in input_tensor_list]
     receive = [t.numel() for t in output_tensor_list]
     flat = torch.cat([t.reshape(-1) for t in input_tensor_list])
     made = _define.all_to_all_single_npu(
-        flat, send, _starts(send), receive, _starts(receive), tag, ranks, len(ranks)
+        flat, send, starts(send), receive, starts(receive), tag, ranks, len(ranks)
     )
-    for tensor, start in zip(output_tensor_list, _starts(receive), strict=True):
+    for tensor, start in zip(output_tensor_list, starts(receive), strict=True):
         tensor.copy_(made[start : start + tensor.numel()].view(tensor.shape))
 
 
@@ -77,20 +90,14 @@ def npu_all_to_all_single(
     input_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
 ) -> None:  # fmt: skip
     """`torch.distributed.all_to_all_single`"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
+    tag, ranks = _members(group, async_op)
     size = len(ranks)
-    send = _elements(input, input_split_sizes, size)
-    receive = _elements(output, output_split_sizes, size)
+    send = _counts(input, input_split_sizes, size)
+    receive = _counts(output, output_split_sizes, size)
     made = _define.all_to_all_single_npu(
-        input, send, _starts(send), receive, _starts(receive), tag, ranks, size
+        input, send, starts(send), receive, starts(receive), tag, ranks, size
     )
     output.copy_(made)
-
-
-def _elements(x: torch.Tensor, rows: list[int] | None, size: int) -> list[Any]:
-    rows = rows if rows else [x.shape[0] // size] * size
-    return [n * _width(x) for n in rows]
 
 
 def npu_send(
@@ -118,8 +125,7 @@ def npu_all_gather_into_tensor(
     async_op: bool = False,
 ) -> None:  # fmt: skip
     """`torch.distributed.all_gather_into_tensor`, with pieces one after the other or stacked"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
+    tag, ranks = _members(group, async_op)
     size, shape = len(ranks), input_tensor.shape
     joined = (size * shape[0], *shape[1:]) if len(shape) else (size,)
     if output_tensor.shape != joined and output_tensor.shape != (size, *shape):
@@ -133,8 +139,7 @@ def npu_all_gather(
     tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> None:
     """`torch.distributed.all_gather`, of tensors of equal or different dims"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
+    tag, ranks = _members(group, async_op)
     made = _define.allgather(tensor_list, tensor, tag, ranks, len(ranks))
     for target, source in zip(tensor_list, made, strict=True):
         target.copy_(source)
@@ -144,10 +149,9 @@ def npu_all_reduce(
     tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> None:
     """`torch.distributed.all_reduce`"""
-    _refuse_async(async_op)
+    _members(group, async_op)
     group = dist.group.WORLD if group is None else group
-    name = group.group_name
-    made = torch.ops._c10d_functional.all_reduce(tensor, reduce_op_name(op), name)
+    made = torch.ops._c10d_functional.all_reduce(tensor, reduce_op_name(op), group.group_name)
     tensor.copy_(torch.ops._c10d_functional.wait_tensor(made))
 
 
@@ -156,12 +160,10 @@ def npu_all_gather_into_tensor_uneven(
     output_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
 ) -> None:  # fmt: skip
     """`torch_npu.distributed.all_gather_into_tensor_uneven`"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
-    rows = _checked(output_split_sizes, output_tensor, len(ranks))
-    counts = [n * _width(output_tensor) for n in rows]
+    tag, ranks = _members(group, async_op)
+    counts = _checked_counts(output_tensor, output_split_sizes, len(ranks))
     made = _define.allgather_in_tensor_uneven(
-        input_tensor, input_tensor.numel(), counts, tag, ranks, len(ranks), _starts(counts)
+        input_tensor, input_tensor.numel(), counts, tag, ranks, len(ranks), starts(counts)
     )
     output_tensor.copy_(made)
 
@@ -171,44 +173,13 @@ def npu_reduce_scatter_tensor_uneven(
     op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False,
 ) -> None:  # fmt: skip
     """`torch_npu.distributed.reduce_scatter_tensor_uneven`"""
-    _refuse_async(async_op)
-    tag, ranks = _members(group)
-    counts = [n * _width(input) for n in _checked(input_split_sizes, input, len(ranks))]
+    tag, ranks = _members(group, async_op)
+    counts = _checked_counts(input, input_split_sizes, len(ranks))
     word = reduce_op_name(op)
     made = _define.reduce_scatter_tensor_uneven(
-        input, word, counts, _starts(counts), output.numel(), tag, ranks, len(ranks)
+        input, word, counts, starts(counts), output.numel(), tag, ranks, len(ranks)
     )
     output.copy_(made)
-
-
-def _checked(rows: list[int] | None, whole: torch.Tensor, size: int) -> list[int]:
-    rows = [whole.shape[0] // size] * size if rows is None else rows
-    assert sum(rows) == whole.shape[0], (
-        f"split sizes {rows} do not add up to the {whole.shape[0]} rows of the tensor"
-    )
-    return rows
-
-
-def reduce_op_name(op: Any) -> str:
-    """Torch's word for a reduction; ValueError for what is none."""
-    if isinstance(op, str):
-        return op
-    for known, word in _WORDS:
-        if op == known:
-            return word
-    raise ValueError(f"{op} is not a reduction that a graph knows")
-
-
-_WORDS = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.PRODUCT, "product"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.BAND, "band"),
-    (dist.ReduceOp.BOR, "bor"),
-    (dist.ReduceOp.BXOR, "bxor"),
-    (dist.ReduceOp.AVG, "avg"),
-)
 
 
 # ---- how Dynamo gets to know ----

@@ -14,16 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx.node import has_side_effect
 
+from torchair.ops.streams import define_effect
 from torchair.store import atomic_write
-
-_lib = torch.library.Library("air", "FRAGMENT")
-_lib.define(
-    "print(Tensor[] tensors, str msg_format, str placeholder, int summarize_size, "
-    "bool tensor_detail) -> ()"
-)
-
 
 _PLAIN = (str, bool, float, int)
 
@@ -131,19 +124,15 @@ def _print(
     print(message(template, placeholder, list(_texts(tensors, size, detail))))
 
 
-def _nothing(*args: Any) -> None:
-    """While tracing there is nothing to show yet."""
-
-
-_lib.impl("print", _print, "CompositeExplicitAutograd")
-_lib.impl("print", _nothing, "Meta")
-has_side_effect(torch.ops.air.print.default)  # an operator of ours: tracing must not drop it
+define_effect(
+    "print(Tensor[] tensors, str msg_format, str placeholder, int summarize_size, "
+    "bool tensor_detail) -> ()",
+    _print,
+)
 
 
 # ---- files ----
 
-
-_lib.define("save_tensor(Tensor x, str save_path) -> ()")
 _numbers: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -157,9 +146,4 @@ def _save(x: torch.Tensor, save_path: str) -> None:
     atomic_write(path.with_name(name), file.getvalue())
 
 
-def _no_data(x: torch.Tensor, save_path: str) -> None:
-    """A tensor without data has nothing to save."""
-
-
-_lib.impl("save_tensor", _save, "CompositeExplicitAutograd")
-_lib.impl("save_tensor", _no_data, "Meta")
+define_effect("save_tensor(Tensor x, str save_path) -> ()", _save)

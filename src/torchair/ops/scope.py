@@ -8,8 +8,6 @@ A block must be traced as a whole: a graph break inside it leaves a scope open, 
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 
 from torchair.ops.streams import STREAM_LABEL
@@ -34,12 +32,7 @@ class Block:
         keys, values = list(self.attributes.keys()), list(self.attributes.values())
         torch.ops.air.scope_enter(keys, values)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         torch.ops.air.scope_exit()
 
 

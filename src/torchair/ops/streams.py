@@ -270,7 +270,7 @@ _lib = torch.library.Library("air", "FRAGMENT")
 
 
 def while_tracing(*args: object, **kwargs: object) -> None:
-    """A graph that is traced has no streams to order yet."""
+    """A graph that is traced has no streams to order yet, and no values to show or save."""
 
 
 def define_effect(schema: str, kernel: Callable[..., Any]) -> None:

@@ -200,8 +200,7 @@ class Suspects:
         if wrong is None:
             return None
         entry = find(wrong.node.target)
-        code = getattr(entry.fn, "__code__", None) if entry is not None else None
-        place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+        place = f" ({entry.file}:{entry.line})" if entry is not None and entry.file else ""
         return Blame(wrong, Author.CONVERTER, f"of {wrong.node.target}{place}")
 
     def _of_ge_passes(self) -> Blame | None:

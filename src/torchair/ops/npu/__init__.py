@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module, metadata
 
-from torchair.ops.npu.library import Operator, define_missing
+from torchair.ops.npu.library import NpuOperator, define_missing
 
-__all__ = ["FAMILIES", "Operator", "define", "is_real_package_installed", "operators"]
+__all__ = ["FAMILIES", "NpuOperator", "define", "is_real_package_installed", "operators"]
 
 FAMILIES = (
     "activation", "fusion_attention", "infer_operators", "matmul", "quant", "rows",
@@ -18,7 +18,7 @@ FAMILIES = (
 
 
 @cache
-def operators() -> tuple[Operator, ...]:
+def operators() -> tuple[NpuOperator, ...]:
     """All operators, by family; the families are imported when this is first asked."""
     families = [import_module(f"{__name__}.{family}") for family in FAMILIES]
     return tuple(o for family in families for o in family.OPERATORS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import Gradient, Operator, refuse_given, wide, wrong
+from torchair.ops.npu.library import Gradient, NpuOperator, like, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
 
@@ -17,6 +17,7 @@ Tensor = torch.Tensor
 
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
     """silu(a) * b, where a and b are the halves of `x` along a dim."""
+    _half_dims(x, dim)
     a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
     return (a * torch.sigmoid(a) * b).to(x.dtype)
 
@@ -29,25 +30,12 @@ def swiglu_backward(grad_output: Tensor, x: Tensor, dim: int = -1) -> Tensor:
     return torch.cat([da, grad * a * gate], dim).to(x.dtype)
 
 
-def _check_halves(x: Tensor, dim: int) -> None:
+def _half_dims(x: Tensor, dim: int = -1) -> list[Any]:
     if x.shape[dim] % 2:
         raise wrong("npu_swiglu", "self", f"dim {dim} of size {x.shape[dim]} has no two halves")
-
-
-def _swiglu(self: Tensor, dim: int = -1) -> Tensor:
-    _check_halves(self, dim)
-    return swiglu(self, dim)
-
-
-def _fake_swiglu(self: Tensor, dim: int = -1) -> Tensor:
-    _check_halves(self, dim)
-    dims = list(self.shape)
+    dims = list(x.shape)
     dims[dim] //= 2
-    return self.new_empty(dims)
-
-
-def _fake_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int = -1) -> Tensor:
-    return self.new_empty(self.shape)
+    return dims
 
 
 def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
@@ -144,13 +132,6 @@ def _fake_rotary(
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
-def _fake_rotary_backward(
-    grad: Tensor, self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half"
-) -> Any:
-    operands = (self, r1, r2)
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in operands)
-
-
 def _keep_rotary(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.mode, _ = inputs
     ctx.save_for_backward(*tensors)
@@ -234,43 +215,43 @@ def _backward(ctx: Any, dy: Tensor, drstd: Tensor) -> Any:
 
 
 OPERATORS = (
-    Operator(
+    NpuOperator(
         "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
-        _swiglu,
-        _fake_swiglu,
+        swiglu,
+        lambda x, *dim: x.new_empty(_half_dims(x, *dim)),
         Gradient(_keep_swiglu, _swiglu_gradient),
     ),
-    Operator(
+    NpuOperator(
         "npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor",
         swiglu_backward,
-        _fake_swiglu_backward,
+        like(1),
     ),
-    Operator(
+    NpuOperator(
         "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
         "Tensor? rotate=None) -> Tensor",
         _rotary,
         _fake_rotary,
         Gradient(_keep_rotary, _rotary_gradient),
     ),
-    Operator(
+    NpuOperator(
         "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
         "str rotary_mode='half') -> (Tensor, Tensor, Tensor)",
         rotary_backward,
-        _fake_rotary_backward,
+        like(1, 2, 3),
     ),
-    Operator(
+    NpuOperator(
         "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
         rms_norm,
         _fake,
         Gradient(_keep, _backward),
     ),
-    Operator(
+    NpuOperator(
         "npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) "
         "-> (Tensor, Tensor)",
         rms_norm_backward,
         _fake_backward,
     ),
-    Operator(
+    NpuOperator(
         "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) "
         "-> (Tensor, Tensor, Tensor)",
         add_rms_norm,

@@ -90,9 +90,13 @@ def cut(x: Tensor | None, batches: range, queries: range, keys: range) -> Tensor
 
 # ---- layouts: how each becomes (batch, heads, positions, features) and back ----
 
-_DIMS = {
-    "BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "NBSD": 4, "TND": 3, "NTD": 3, "NSD": 3, "SH": 2,
+_LAYOUTS = {
+    "BSH": ("B", "S", "ND"), "SBH": ("S", "B", "ND"), "BSND": tuple("BSND"),
+    "BNSD": tuple("BNSD"), "NBSD": tuple("NBSD"), "TND": tuple("SND"), "NTD": tuple("NSD"),
+    "NSD": tuple("NSD"), "SH": ("S", "ND"),
 }  # fmt: skip
+"""Dims of each layout: batch, heads (N), positions (S), features of a head (D), or of all (ND)."""
+
 RAGGED = ("TND", "NTD")
 """Layouts that hold all sequences one after the other, and lengths that say where each ends."""
 
@@ -105,74 +109,50 @@ def split_layout(operator: str, layout: str) -> tuple[str, str]:
     """Layouts of operands and of the result; a name like `BNSD_BSND` gives both."""
     first, _, second = layout.partition("_")
     for name in (first, second or first):
-        if name not in _DIMS:
-            raise refuse(operator, "input_layout", f"{layout!r} is not made of {', '.join(_DIMS)}")
+        if name not in _LAYOUTS:
+            known = ", ".join(_LAYOUTS)
+            raise refuse(operator, "input_layout", f"{layout!r} is not made of {known}")
     return first, second or first
 
 
 def by_heads(x: Tensor, layout: str, heads: int) -> Tensor:
     """An operand as (batch, heads, positions, features), sharing memory where it can. A ragged
     one counts as one batch."""
-    if layout in ("BSH", "SBH"):
-        parts = x.unflatten(-1, (heads, -1))
-        return parts.transpose(1, 2) if layout == "BSH" else parts.permute(1, 2, 0, 3)
-    if layout == "SH":
-        return x.unflatten(-1, (heads, -1)).transpose(0, 1).unsqueeze(0)
-    if layout == "BSND":
-        return x.transpose(1, 2)
-    if layout == "NBSD":
-        return x.transpose(0, 1)
-    if layout == "TND":
-        return x.transpose(0, 1).unsqueeze(0)
-    return x.unsqueeze(0) if layout in ("NTD", "NSD") else x
+    dims = "".join(_LAYOUTS[layout])
+    if _LAYOUTS[layout][-1] == "ND":
+        x = x.unflatten(-1, (heads, -1))
+    if "B" not in dims:
+        x, dims = x.unsqueeze(0), f"B{dims}"
+    return x.permute([dims.index(d) for d in "BNSD"])
 
 
 def from_heads(x: Tensor, layout: str) -> Tensor:
     """(batch, heads, positions, features) in a layout, contiguous."""
-    if layout in ("BSH", "SBH"):
-        order = (0, 2, 1, 3) if layout == "BSH" else (2, 0, 1, 3)
-        return x.permute(order).flatten(2).contiguous()
-    if layout == "SH":
-        return x[0].transpose(0, 1).flatten(1).contiguous()
-    if layout in ("BSND", "NBSD"):
-        order = (0, 2, 1, 3) if layout == "BSND" else (1, 0, 2, 3)
-        return x.permute(order).contiguous()
-    if layout == "TND":
-        return x[0].transpose(0, 1).contiguous()
-    return (x[0] if layout in ("NTD", "NSD") else x).contiguous()
+    dims, have = "".join(_LAYOUTS[layout]), "BNSD"
+    if "B" not in dims:
+        x, have = x[0], "NSD"
+    x = x.permute([have.index(d) for d in dims])
+    return (x.flatten(-2) if _LAYOUTS[layout][-1] == "ND" else x).contiguous()
 
 
 def head_dims(dims: Sequence[Any], layout: str, heads: Any) -> tuple[Any, Any, Any, Any]:
     """Dims of `by_heads` from those of an operand; works on integers and symbols."""
-    if layout in ("BSH", "SBH"):
-        batch, length = dims[:2] if layout == "BSH" else (dims[1], dims[0])
-        return batch, heads, length, dims[2] // heads
-    if layout == "SH":
-        return 1, heads, dims[0], dims[1] // heads
-    order = {
-        "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "NBSD": (1, 0, 2, 3), "TND": (None, 1, 0, 2),
-    }.get(layout, (None, 0, 1, 2))  # fmt: skip
-    batch, n, s, d = (1 if place is None else dims[place] for place in order)
-    return batch, n, s, d
+    sizes: dict[str, Any] = {"B": 1, "N": heads}
+    for name, size in zip(_LAYOUTS[layout], dims, strict=True):
+        sizes |= {"D": size // heads} if name == "ND" else {name: size}
+    return sizes["B"], sizes["N"], sizes["S"], sizes["D"]
 
 
 def layout_dims(dims: Sequence[Any], layout: str) -> tuple[Any, ...]:
     """Dims of `from_heads` from (batch, heads, positions, features)."""
-    batch, heads, length, width = dims
-    return {
-        "BSH": (batch, length, heads * width),
-        "SBH": (length, batch, heads * width),
-        "SH": (length, heads * width),
-        "BSND": (batch, length, heads, width),
-        "BNSD": (batch, heads, length, width),
-        "NBSD": (heads, batch, length, width),
-        "TND": (length, heads, width),
-    }.get(layout, (heads, length, width))
+    sizes = dict(zip("BNSD", dims, strict=True))
+    sizes["ND"] = sizes["N"] * sizes["D"]
+    return tuple(sizes[name] for name in _LAYOUTS[layout])
 
 
 def is_of_layout(x: Tensor, layout: str) -> bool:
     """Whether an operand has the number of dims of a layout."""
-    return x.dim() == _DIMS[layout]
+    return x.dim() == len(_LAYOUTS[layout])
 
 
 def request_dims(

@@ -25,7 +25,7 @@ from torchair.ops.npu.attend import (
     layout_dims,
     window_of,
 )
-from torchair.ops.npu.library import Gradient, Operator, refuse, refuse_given, wide, wrong
+from torchair.ops.npu.library import Gradient, NpuOperator, refuse, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
 NAME = "npu_fusion_attention"
@@ -243,22 +243,14 @@ def _fake(*args: Any, **options: Any) -> Any:
 
 def _backward_call(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
-    pse: Tensor | None = None, padding_mask: Tensor | None = None,
-    atten_mask: Tensor | None = None, softmax_max: Tensor | None = None,
-    softmax_sum: Tensor | None = None, softmax_in: Tensor | None = None,
-    attention_in: Tensor | None = None, scale_value: float = 1.0, keep_prob: float = 1.0,
-    pre_tockens: int = NO_LIMIT, next_tockens: int = NO_LIMIT, inner_precise: int = 0,
-    seed: int = 0, offset: int = 0, numels: int = 0, prefix: Any = None,
-    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, sparse_mode: int = 0,
-    gen_mask_parallel: bool = True, sync: bool = False,
+    softmax_max: Tensor | None = None, softmax_sum: Tensor | None = None,
+    scale_value: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
     if softmax_max is None or softmax_sum is None:
         raise wrong(f"{NAME}_grad", "softmax_max", "and softmax_sum of the forward are needed")
-    call = _call(
-        query, key, value, head_num, input_layout, pse, padding_mask, atten_mask, scale_value,
-        keep_prob, pre_tockens, next_tockens, inner_precise, prefix, actual_seq_qlen,
-        actual_seq_kvlen, sparse_mode, seed=seed,
-    )  # fmt: skip
+    for unread in ("softmax_in", "attention_in", "offset", "numels"):
+        options.pop(unread, None)
+    call = _call(query, key, value, head_num, input_layout, scale=scale_value, **options)
     return fusion_attention_grad(call, dy, softmax_max, softmax_sum)
 
 
@@ -310,7 +302,7 @@ _LENGTHS = (
 )
 
 OPERATORS = (
-    Operator(
+    NpuOperator(
         "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, "
         "str input_layout, Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, "
         "float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
@@ -321,7 +313,7 @@ OPERATORS = (
         _fake,
         Gradient(_keep, _backward),
     ),
-    Operator(
+    NpuOperator(
         "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, "
         "int head_num, str input_layout, *, Tensor? pse=None, Tensor? padding_mask=None, "
         "Tensor? atten_mask=None, Tensor? softmax_max=None, Tensor? softmax_sum=None, "

@@ -25,7 +25,7 @@ from torchair.ops.npu.infer_schemas import (
     fused_v2_arguments,
     optional,
 )
-from torchair.ops.npu.library import Operator, refuse, refuse_given, wrong
+from torchair.ops.npu.library import NpuOperator, refuse, refuse_given, wrong
 
 Tensor = torch.Tensor
 
@@ -38,17 +38,24 @@ _PAGE_DIM = -2  # of (pages, positions, features) and of (pages, heads, position
 # ---- arguments as a request; missing ones are None ----
 
 
+def _request(operator: str, named: Named, scale: str, **others: Any) -> InferCall:
+    """A request with what all operators have; `scale` is the name of its argument."""
+    return InferCall(
+        operator, named["query"], named["key"], named["value"], named.get("num_heads", 1),
+        named.get("num_key_value_heads") or 0, named.get(scale, 1.0),
+        named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),
+        out_scale=named.get("quant_scale2"), out_offset=named.get("quant_offset2"), **others,
+    )  # fmt: skip
+
+
 def prompt_request(named: Named) -> InferCall:
     """The request of `npu_prompt_flash_attention`."""
     _refuse(PROMPT, named, "padding_mask", "deq_scale1", "quant_scale1", "deq_scale2")
     mode = named.get("sparse_mode") or 0
-    return InferCall(
-        PROMPT, named["query"], named["key"], named["value"], _heads(named),
-        named.get("num_key_value_heads") or 0, named.get("scale_value", 1.0),
-        named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),
-        named.get("actual_seq_lengths"), _ends(named), mode % _SAME_MODES,
-        named.get("pre_tokens", NO_LIMIT), named.get("next_tokens", 0),
-        out_scale=named.get("quant_scale2"), out_offset=named.get("quant_offset2"),
+    return _request(
+        PROMPT, named, "scale_value", lengths=named.get("actual_seq_lengths"),
+        key_lengths=_ends(named), sparse_mode=mode % _SAME_MODES,
+        before=named.get("pre_tokens", NO_LIMIT), after=named.get("next_tokens", 0),
     )  # fmt: skip
 
 
@@ -66,13 +73,10 @@ def step_request(named: Named) -> InferCall:
     _refuse(STEP, named, *unknown)
     _check_page(STEP, named)
     key, value = _stacked(STEP, named, 0)
-    return InferCall(
-        STEP, named["query"], named["key"], named["value"], _heads(named),
-        named.get("num_key_value_heads") or 0, named.get("scale_value", 1.0),
-        named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),
-        key_lengths=named.get("actual_seq_lengths"), block_table=named.get("block_table"),
-        key_form=key, value_form=value, key_padding=named.get("kv_padding_size"),
-        out_scale=named.get("quant_scale2"), out_offset=named.get("quant_offset2"),
+    return _request(
+        STEP, named, "scale_value", key_lengths=named.get("actual_seq_lengths"),
+        block_table=named.get("block_table"), key_form=key, value_form=value,
+        key_padding=named.get("kv_padding_size"),
     )  # fmt: skip
 
 
@@ -87,28 +91,21 @@ def fused_request(named: Named) -> InferCall:
         for side, form in zip(("key_antiquant", "value_antiquant"), forms, strict=True)
     )
     prefix = named.get("actual_shared_prefix_len")
-    return InferCall(
-        FUSED, named["query"], named["key"], named["value"], _heads(named),
-        named.get("num_key_value_heads") or 0, named.get("scale", 1.0),
-        named.get("input_layout", "BSH"), named.get("pse_shift"), named.get("atten_mask"),
-        named.get("actual_seq_lengths"), _ends(named), named.get("sparse_mode") or 0,
-        named.get("pre_tokens", NO_LIMIT), named.get("next_tokens", NO_LIMIT),
-        named.get("block_table"), key, value, named.get("query_padding_size"),
-        named.get("kv_padding_size"), named.get("key_shared_prefix"),
-        named.get("value_shared_prefix"), None if not prefix else int(prefix[0]),
-        named.get("query_rope"), named.get("key_rope"), named.get("learnable_sink"),
-        named.get("quant_scale2"), named.get("quant_offset2"),
-        bool(named.get("softmax_lse_flag")),
+    return _request(
+        FUSED, named, "scale", lengths=named.get("actual_seq_lengths"), key_lengths=_ends(named),
+        sparse_mode=named.get("sparse_mode") or 0, before=named.get("pre_tokens", NO_LIMIT),
+        after=named.get("next_tokens", NO_LIMIT), block_table=named.get("block_table"),
+        key_form=key, value_form=value, query_padding=named.get("query_padding_size"),
+        key_padding=named.get("kv_padding_size"), key_prefix=named.get("key_shared_prefix"),
+        value_prefix=named.get("value_shared_prefix"),
+        prefix_length=None if not prefix else int(prefix[0]),
+        query_rope=named.get("query_rope"), key_rope=named.get("key_rope"),
+        sink=named.get("learnable_sink"), with_sums=bool(named.get("softmax_lse_flag")),
     )  # fmt: skip
 
 
 def _refuse(operator: str, named: Named, *names: str) -> None:
     refuse_given(operator, **{name: named.get(name) for name in names})
-
-
-def _heads(named: Named) -> int:
-    heads: int = named.get("num_heads", 1)
-    return heads
 
 
 def _check_page(operator: str, named: Named) -> None:
@@ -144,20 +141,15 @@ def _form(operator: str, named: Named, side: str) -> Quantised | None:
 # ---- kernels ----
 
 
-def _prompt(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
-    return prompt_request(dict(named, query=query, key=key, value=value)).run()[0]
+def _both(request: Callable[[Named], InferCall]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def run(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+        return request(dict(named, query=query, key=key, value=value)).run()
+
+    return run
 
 
-def _step(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
-    return step_request(dict(named, query=query, key=key, value=value)).run()[0]
-
-
-def _fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
-    return fused_request(dict(named, query=query, key=key, value=value)).run()
-
-
-def _fused_v2(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
-    return _fused(query, key, value, **first_version(named))
+def _first(request: Callable[[Named], InferCall]) -> Callable[..., Tensor]:
+    return lambda *tensors, **named: _both(request)(*tensors, **named)[0]
 
 
 def _into(kernel: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
@@ -190,32 +182,32 @@ _TWO = "-> (Tensor, Tensor)"
 _OUT = "Tensor? workspace=None, Tensor(a!) attention_out, Tensor(b!) softmax_lse"
 
 
-def _family(name: str, arguments: str, kernel: Any, fake: Any) -> Sequence[Operator]:
+def _family(name: str, arguments: str, kernel: Any, fake: Any) -> Sequence[NpuOperator]:
     """A fused operator with what captured graphs want of it: a form that writes into given
     tensors, and the workspace for any lengths."""
     return (
-        Operator(f"{name}({arguments}) {_TWO}", kernel, fake),
-        Operator(
+        NpuOperator(f"{name}({arguments}) {_TWO}", kernel, fake),
+        NpuOperator(
             f"{name}.out({arguments}, {_OUT}) -> (Tensor(a!), Tensor(b!))",
             _into(kernel),
             _fake_into,
         ),
-        Operator(f"_{name}_get_max_workspace({arguments}) -> Tensor", _workspace, _workspace),
+        NpuOperator(f"_{name}_get_max_workspace({arguments}) -> Tensor", _workspace, _workspace),
     )
 
 
 OPERATORS = (
-    Operator(
+    NpuOperator(
         f"{PROMPT}(Tensor query, Tensor key, Tensor value, *, "
         f"{optional('padding_mask atten_mask pse_shift')}, "
         f"{optional('actual_seq_lengths', 'SymInt[]')}, "
         f"{optional('deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2')}, "
         f"int num_heads=1, float scale_value=1.0, {LIMITS.format(0)}, {HEADS}, "
         f"{optional('actual_seq_lengths_kv', 'SymInt[]')}, int sparse_mode=0) -> Tensor",
-        _prompt,
+        _first(prompt_request),
         fake_one,
     ),
-    Operator(
+    NpuOperator(
         f"{STEP}(Tensor query, Tensor key, Tensor value, *, "
         f"{optional('padding_mask atten_mask pse_shift')}, "
         f"{optional('actual_seq_lengths', 'SymInt[]')}, "
@@ -225,9 +217,14 @@ OPERATORS = (
         )
         + f", int num_heads=1, float scale_value=1.0, {HEADS}, int block_size=0, "
         "int inner_precise=1) -> Tensor",
-        _step,
+        _first(step_request),
         fake_one,
     ),
-    *_family(FUSED, fused_arguments("SymInt[]"), _fused, fake_fused),
-    *_family(FUSED_V2, fused_v2_arguments("SymInt[]"), _fused_v2, fake_fused_v2),
+    *_family(FUSED, fused_arguments("SymInt[]"), _both(fused_request), fake_fused),
+    *_family(
+        FUSED_V2,
+        fused_v2_arguments("SymInt[]"),
+        _both(lambda named: fused_request(first_version(named))),
+        fake_fused_v2,
+    ),
 )

@@ -103,13 +103,8 @@ def first_version(named: Named) -> dict[str, Any]:
 # ---- tensors without data ----
 
 
-def fake_one(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
-    """The result of an operator that has one, without data."""
-    return fake_results(query, value, named)[0]
-
-
-def fake_results(query: Tensor, value: Tensor, named: Named) -> tuple[Tensor, Tensor]:
-    """Both results, without data."""
+def fake_fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    """Both results of the fused operator, without data."""
     dims, sums = request_dims(
         named.get("input_layout", "BSH"), query.shape, value.shape, named.get("num_heads", 1),
         named.get("num_key_value_heads") or 0, named.get("block_table") is not None,
@@ -121,14 +116,14 @@ def fake_results(query: Tensor, value: Tensor, named: Named) -> tuple[Tensor, Te
     return query.new_empty(dims, dtype=dtype), query.new_empty(sums if given else [1], dtype=kind)
 
 
-def fake_fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
-    """Results of the fused operator without data."""
-    return fake_results(query, value, named)
-
-
 def fake_fused_v2(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
     """Results of the second version without data."""
-    return fake_results(query, value, first_version(named))
+    return fake_fused(query, key, value, **first_version(named))
+
+
+def fake_one(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
+    """The result of an operator that has one, without data."""
+    return fake_fused(query, key, value, **named)[0]
 
 
 # ---- the `air` operators, whose lengths are tensors on the device: for max-autotune graphs ----

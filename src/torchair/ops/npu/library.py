@@ -23,7 +23,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Operator:
+class NpuOperator:
     """One operator: schema, kernel over torch functions, results on tensors without data.
 
     `gradient` is there where the real operator has one. `pure` is the operator that an in-place
@@ -42,6 +42,17 @@ class Operator:
         return self.schema.partition("(")[0]
 
 
+def like(*places: int) -> Callable[..., Any]:
+    """Results without data that are like these arguments, contiguous."""
+
+    def fake(*args: Any, **options: Any) -> Any:
+        contiguous = torch.contiguous_format
+        made = tuple(torch.empty_like(args[p], memory_format=contiguous) for p in places)
+        return made if len(made) > 1 else made[0]
+
+    return fake
+
+
 @cache
 def _library() -> torch.library.Library:
     return torch.library.Library("npu", "FRAGMENT")
@@ -54,14 +65,14 @@ def exists(name: str) -> bool:
     return any(schema.overload_name == overload for schema in known)
 
 
-def define_missing(operators: Iterable[Operator]) -> None:
+def define_missing(operators: Iterable[NpuOperator]) -> None:
     """Define the operators that torch does not know yet."""
     for operator in operators:
         if not exists(operator.name):
             _define(operator)
 
 
-def _define(operator: Operator) -> None:
+def _define(operator: NpuOperator) -> None:
     library, full = _library(), f"npu::{operator.name}"
     library.define(operator.schema)
     for device in DEVICES:

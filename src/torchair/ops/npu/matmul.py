@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
-    Operator,
+    NpuOperator,
     dtype_of,
     refuse,
     refuse_given,
@@ -75,12 +75,9 @@ def finished(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def dequantized_weight(
-    weight: Tensor,
-    scale: Tensor,
-    offset: Tensor | None,
-    group: int = 0,
+    weight: Tensor, scale: Tensor, offset: Tensor | None, group: int = 0,
     kind: torch.dtype = torch.float32,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(weight + offset) * scale in a wide type, with rows of scales for groups of features."""
     values = weight.to(kind)
     parts = [scale_values(scale).to(kind), None if offset is None else offset.to(kind)]
@@ -99,14 +96,9 @@ RESULTS = (torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int8
 
 
 def quant_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    offset: Tensor | None,
-    bias: Tensor | None,
-    pertoken_scale: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
+    x1: Tensor, x2: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None,
+    pertoken_scale: Tensor | None, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     """(x1 @ x2 + bias) * scale * pertoken_scale + offset; a bias that is no integer is added to
     the scaled product. An int32 result is not scaled."""
     x1 = unpack_int4(x1) if x1.dtype == torch.int32 else x1
@@ -172,15 +164,10 @@ def check_groups(features: Any, scale: Tensor, group: int) -> None:
 
 
 def weight_quant_matmul(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None,
-    quant_offset: Tensor | None = None,
-    bias: Tensor | None = None,
-    group: int = 0,
-) -> Tensor:
+    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None, quant_offset: Tensor | None = None,
+    bias: Tensor | None = None, group: int = 0,
+) -> Tensor:  # fmt: skip
     """x @ ((weight + offset) * scale) + bias, as int8 if `quant_scale` is given."""
     unpacked, kind = unpacked_weight(weight, x.shape[-1]), wide(x.dtype)
     check_groups(unpacked.shape[-2], antiquant_scale, group)
@@ -357,21 +344,12 @@ def _running(counts: Sequence[Any]) -> list[int]:
 
 def _grouped_matmul(
     x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Any = None, scale: Any = None,
-    offset: Any = None, antiquant_scale: Any = None, antiquant_offset: Any = None,
-    per_token_scale: Any = None, group_list: Any = None, activation_input: Any = None,
-    activation_quant_scale: Any = None, activation_quant_offset: Any = None,
-    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
-    act_type: int | None = 0, tuning_config: Any = None, output_dtype: int | None = None,
-    x_dtype: int | None = None, weight_dtype: int | None = None, scale_dtype: int | None = None,
-    per_token_scale_dtype: int | None = None,
+    antiquant_scale: Any = None, antiquant_offset: Any = None, per_token_scale: Any = None,
+    group_list: Any = None, split_item: int | None = 0, group_type: int | None = None,
+    group_list_type: int | None = 0, act_type: int | None = 0, tuning_config: Any = None,
+    output_dtype: int | None = None, **others: Any,
 ) -> list[Tensor]:  # fmt: skip
-    refuse_given(
-        NAME, offset=offset, activation_input=activation_input,
-        activation_quant_scale=activation_quant_scale,
-        activation_quant_offset=activation_quant_offset, x_dtype=x_dtype,
-        weight_dtype=weight_dtype, scale_dtype=scale_dtype,
-        per_token_scale_dtype=per_token_scale_dtype,
-    )  # fmt: skip
+    refuse_given(NAME, **others)
     _check_split(x, group_list, split_item)
     ends = group_list.tolist() if isinstance(group_list, Tensor) else group_list
     return Grouped(
@@ -445,7 +423,7 @@ _OPTIONS = (
 )
 
 OPERATORS = (
-    Operator(
+    NpuOperator(
         "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
         "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, "
         "int? x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None, "
@@ -453,7 +431,7 @@ OPERATORS = (
         _quant_matmul,
         _fake_quant_matmul,
     ),
-    Operator(
+    NpuOperator(
         "npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, "
         "Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
         "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, "
@@ -462,7 +440,7 @@ OPERATORS = (
         _fake_weight_quant_matmul,
     ),
     *(
-        Operator(
+        NpuOperator(
             f"{name}(Tensor[] x, Tensor[] weight, *, {_OPTIONS.format(groups=groups)}) -> Tensor[]",
             _grouped_matmul,
             _fake,

@@ -9,7 +9,7 @@ import torch
 
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
-    Operator,
+    NpuOperator,
     dtype_of,
     pack_int4,
     refuse,
@@ -34,13 +34,9 @@ MODES = ("pertoken", "pertensor", "perchannel")
 
 
 def quantize(
-    x: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None,
-    dtype: torch.dtype,
-    axis: int,
+    x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype, axis: int,
     divides: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """x / scale + zero point, or x * scale + zero point, as the nearest value of a narrow type.
     A vector of scales lies along `axis`. `INT4` stands for eight four-bit integers in an int32."""
     kind = wide(x.dtype)
@@ -102,10 +98,7 @@ def quantize_axis(rank: int, axis: int) -> int:
     return axis if -rank <= axis < rank else -1
 
 
-def _fake_quantize(
-    self: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int = 1,
-    div_mode: bool = True,
-) -> Tensor:  # fmt: skip
+def _fake_quantize(self: Tensor, scales: Tensor, zero_points: Any, dtype: int, *how: Any) -> Tensor:
     kind = quantize_type(dtype)
     return self.new_empty(packed_dims(self.shape, kind), dtype=packed_type(kind))
 
@@ -119,14 +112,10 @@ def _check_eighths(x: Tensor, dtype: torch.dtype, operator: str, argument: str) 
 
 
 def dynamic_quant(
-    x: Tensor,
-    smooth_scales: Tensor | None = None,
-    group_index: Tensor | None = None,
-    dtype: torch.dtype = torch.int8,
-    mode: str = "pertoken",
-    largest: float = 0.0,
+    x: Tensor, smooth_scales: Tensor | None = None, group_index: Tensor | None = None,
+    dtype: torch.dtype = torch.int8, mode: str = "pertoken", largest: float = 0.0,
     symmetrical: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Values over a scale, plus an offset, in a narrow type; the scales and the offsets.
 
     The largest value just fits the type, and if it is not `symmetrical` the least one too; without
@@ -289,28 +278,28 @@ _DYNAMIC = (
 )
 
 OPERATORS = (
-    Operator(
+    NpuOperator(
         "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1, "
         "bool div_mode=True) -> Tensor",
         _quantize,
         _fake_quantize,
     ),
-    Operator(
+    NpuOperator(
         f"npu_dynamic_quant(Tensor input, *, {_DYNAMIC}) -> (Tensor, Tensor)",
         _dynamic_quant,
         _fake_dynamic_quant,
     ),
-    Operator(
+    NpuOperator(
         f"npu_dynamic_quant_asymmetric(Tensor x, *, {_DYNAMIC}) -> (Tensor, Tensor, Tensor)",
         _asymmetric_quant,
         _fake_asymmetric_quant,
     ),
-    Operator(
+    NpuOperator(
         "npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor",
         _int4pack,
         _fake_int4pack,
     ),
-    Operator(
+    NpuOperator(
         "npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor",
         _trans_quant_param,
         _fake_trans_quant_param,

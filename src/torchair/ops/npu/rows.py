@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import Gradient, Operator, refuse, wide, wrong
+from torchair.ops.npu.library import Gradient, NpuOperator, like, refuse, wide, wrong
 
 # ---- routing to experts and back ----
 
@@ -49,16 +49,14 @@ def init_routing(
 
 
 def finalize_routing(
-    expanded: Tensor,
-    skip1: Tensor | None,
-    skip2: Tensor | None,
-    bias: Tensor | None,
-    scales: Tensor | None,
-    rows: Tensor,
-    experts: Tensor | None,
-    mode: int = COLUMNS,
-) -> Tensor:
+    expanded: Tensor, skip1: Tensor | None, skip2: Tensor | None, bias: Tensor | None,
+    scales: Tensor | None, rows: Tensor, experts: Tensor | None,
+    drop_pad_mode: int | None = COLUMNS,
+) -> Tensor:  # fmt: skip
     """The sum over the experts of a token of scale * (its row + the expert's bias), and skips."""
+    mode = drop_pad_mode or COLUMNS
+    if mode not in (COLUMNS, COLUMNS_PADDED, ROWS, ROWS_PADDED):
+        raise refuse("npu_moe_finalize_routing", "drop_pad_mode", f"is {mode}, known are 0 to 3")
     kind = wide(expanded.dtype)
     flat = expanded.reshape(-1, expanded.shape[-1]).to(kind)
     choices = 1 if scales is None else scales.shape[1]
@@ -79,23 +77,6 @@ def finalize_routing(
     return total.to(expanded.dtype)
 
 
-# ---- operators of routing ----
-
-
-def _finalize(
-    expanded_permuted_rows: Tensor, skip1: Tensor | None, skip2: Tensor | None,
-    bias: Tensor | None, scales: Tensor | None, expanded_src_to_dst_row: Tensor,
-    export_for_source_row: Tensor | None, drop_pad_mode: int | None = 0,
-) -> Tensor:  # fmt: skip
-    mode = drop_pad_mode or 0
-    if mode not in (COLUMNS, COLUMNS_PADDED, ROWS, ROWS_PADDED):
-        raise refuse("npu_moe_finalize_routing", "drop_pad_mode", f"is {mode}, known are 0 to 3")
-    return finalize_routing(
-        expanded_permuted_rows, skip1, skip2, bias, scales, expanded_src_to_dst_row,
-        export_for_source_row, mode,
-    )  # fmt: skip
-
-
 def _fake_gating(x: Tensor, finished: Tensor | None = None, k: int = 1) -> Any:
     dims = [*x.shape[:-1], k]
     places = [x.new_empty(dims, dtype=torch.int32) for _ in range(2)]
@@ -109,13 +90,10 @@ def _fake_init(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) 
 
 
 def _fake_finalize(
-    expanded_permuted_rows: Tensor, skip1: Tensor | None, skip2: Tensor | None,
-    bias: Tensor | None, scales: Tensor | None, expanded_src_to_dst_row: Tensor,
-    export_for_source_row: Tensor | None, drop_pad_mode: int | None = 0,
-) -> Tensor:  # fmt: skip
+    expanded: Tensor, skip1: Any, skip2: Any, bias: Any, scales: Any, rows: Tensor, *others: Any
+) -> Tensor:
     choices = 1 if scales is None else scales.shape[1]
-    tokens = expanded_src_to_dst_row.shape[0] // choices
-    return expanded_permuted_rows.new_empty([tokens, expanded_permuted_rows.shape[-1]])
+    return expanded.new_empty([rows.shape[0] // choices, expanded.shape[-1]])
 
 
 _PAIR = 2  # indices of two columns: the batch and the position in it
@@ -190,10 +168,6 @@ def _copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _fake_copy(x: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _fake_same(x: Tensor, *rest: Any) -> Tensor:
     return x
 
@@ -240,61 +214,61 @@ _GRADIENT = Gradient(_keep_nothing, _pass_on)
 
 
 OPERATORS = (
-    Operator(
+    NpuOperator(
         "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
         "-> (Tensor, Tensor, Tensor)",
         gating_top_k_softmax,
         _fake_gating,
     ),
-    Operator(
+    NpuOperator(
         "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) "
         "-> (Tensor, Tensor, Tensor)",
         init_routing,
         _fake_init,
     ),
-    Operator(
+    NpuOperator(
         "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, "
         "Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, "
         "Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor",
-        _finalize,
+        finalize_routing,
         _fake_finalize,
     ),
-    Operator(f"scatter_update(Tensor data, {_UPDATE}) -> Tensor", _scatter_update, _fake_copy),
-    Operator(
+    NpuOperator(f"scatter_update(Tensor data, {_UPDATE}) -> Tensor", _scatter_update, like(0)),
+    NpuOperator(
         f"scatter_update_(Tensor(a!) data, {_UPDATE}) -> Tensor(a!)",
         scatter_update_,
         _fake_same,
         pure="scatter_update",
     ),
-    Operator(
-        f"npu_scatter_nd_update(Tensor self, {_POINTS}) -> Tensor", _scatter_nd_update, _fake_copy
+    NpuOperator(
+        f"npu_scatter_nd_update(Tensor self, {_POINTS}) -> Tensor", _scatter_nd_update, like(0)
     ),
-    Operator(
+    NpuOperator(
         f"npu_scatter_nd_update_(Tensor(a!) self, {_POINTS}) -> Tensor(a!)",
         scatter_nd_update_,
         _fake_same,
         pure="npu_scatter_nd_update",
     ),
-    Operator(
+    NpuOperator(
         "npu_format_cast(Tensor self, int acl_format, int? customize_dtype=None, "
         "int? input_dtype=None) -> Tensor",
         _cast,
         _fake_cast,
         _GRADIENT,
     ),
-    Operator(
+    NpuOperator(
         "npu_format_cast.Tensor(Tensor self, Tensor dst) -> Tensor",
         _cast_like,
         _fake_cast,
         _GRADIENT,
     ),
-    Operator(
+    NpuOperator(
         "npu_format_cast_.acl_format(Tensor(a!) self, int acl_format) -> Tensor(a!)",
         _same,
         _same,
         pure="npu_format_cast",
     ),
-    Operator(
+    NpuOperator(
         "npu_format_cast_(Tensor(a!) self, Tensor src) -> Tensor(a!)",
         _same,
         _same,
