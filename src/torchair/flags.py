@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _HIGHEST_DEBUG = 5
 _SWITCHES = {
@@ -14,28 +16,49 @@ _SWITCHES = {
 }
 
 
+def _given(variable: str, text: str, default: Any) -> Any:
+    return text or default
+
+
+def _is_one(variable: str, text: str, default: bool) -> bool:
+    return text == "1"
+
+
+def _switch(variable: str, text: str, default: bool) -> bool:
+    text = text.strip().lower()
+    if text in _SWITCHES:
+        return _SWITCHES[text]
+    if text:
+        raise ValueError(
+            f"the environment variable {variable} is {text!r}: "
+            f"set it to one of {', '.join(_SWITCHES)}, or unset it"
+        )
+    return default
+
+
+def _debug_level(variable: str, text: str, default: int) -> int:
+    text = text.strip() or str(default)
+    if text.isdecimal() and int(text) <= _HIGHEST_DEBUG:
+        return int(text)
+    raise ValueError(
+        f"the environment variable {variable} is {text!r}: "
+        f"set it to a whole number from 0 to {_HIGHEST_DEBUG}, or unset it"
+    )
+
+
+def _named_devices(variable: str, text: str, default: None) -> int | None:
+    return len([name for name in text.split(",") if name.strip()]) or default
+
+
+def _of(variable: str, default: Any = None, parse: Callable[..., Any] = _given) -> Any:
+    """A field that a variable is read into."""
+    return dataclasses.field(default=default, metadata={"variable": variable, "parse": parse})
+
+
 @dataclass(frozen=True)
 class Flags:
-    """One frozen look at the environment; take it with :meth:`read`.
-
-    ======================  ======================================================================
-    variable                field and meaning
-    ======================  ======================================================================
-    ``TORCH_COMPILE_DEBUG``  ``compile_debug``: True for exactly ``1``; logs at DEBUG, writes files
-    ``TNG_LOG_LEVEL``        ``native_log_level``: the raw text, None when unset (see ``log.py``)
-    ``TORCHAIR_CACHE_HOME``  ``cache_home``: root of the compile caches, None for the default
-    ``TORCHAIR_CACHE_DIR``   ``cache_dir``: folder of compiled kernels, None for the default
-    ``XDG_CACHE_HOME``       ``user_cache``: where that default is, None for ``~/.cache``
-    ``TORCHAIR_KERNEL_CACHE``  ``kernel_cache``: False for ``0`` or ``off``; no kernel is kept
-    ``TORCHAIR_DEBUG``       ``debug``: 0 to 5, what the compiler tells about its work, see below
-    ``TORCHAIR_NATIVE``      ``native``: False for ``0`` or ``off``; torch's kernels, not ours
-    ``TORCHAIR_POISON``      see :func:`poisoning`: memory is filled before each run
-    ``TORCHAIR_TIMELINE``    ``timeline``: folder for timelines of all graphs, None when unset
-    ``TORCHAIR_TUNE``        ``tune``: True for exactly ``1``; forms of GPU kernels are measured
-    ``TORCHAIR_TUNED``       ``tuned``: file of tuning results to use, None when unset
-    ``TORCHAIR_DUMP``        ``dump``: folder for dumps of all graphs, None when unset
-    ``ASCEND_RT_VISIBLE_DEVICES``  ``visible_npus``: how many devices it names, None when unset
-    ======================  ======================================================================
+    """One frozen look at the environment; take it with :meth:`read`. Beside these there are
+    :func:`poisoning`, and :func:`debug_level`, which is ``debug`` alone.
 
     Each debug level includes the ones before it:
 
@@ -51,72 +74,38 @@ class Flags:
     =====  =============================================
     """
 
-    compile_debug: bool = False
-    native_log_level: str | None = None
-    cache_home: str | None = None
-    cache_dir: str | None = None
-    user_cache: str | None = None
-    kernel_cache: bool = True
-    debug: int = 0
-    native: bool = True
-    timeline: str | None = None
-    tune: bool = False
-    tuned: str | None = None
-    dump: str | None = None
-    visible_npus: int | None = None
+    compile_debug: bool = _of("TORCH_COMPILE_DEBUG", False, _is_one)  # log at DEBUG, write files
+    native_log_level: str | None = _of("TNG_LOG_LEVEL")  # the raw text, see ``log.py``
+    cache_home: str | None = _of("TORCHAIR_CACHE_HOME")  # root of the compile caches
+    cache_dir: str | None = _of("TORCHAIR_CACHE_DIR")  # folder of compiled kernels
+    user_cache: str | None = _of("XDG_CACHE_HOME")  # where that is by default, else ``~/.cache``
+    kernel_cache: bool = _of("TORCHAIR_KERNEL_CACHE", True, _switch)  # whether kernels are kept
+    debug: int = _of("TORCHAIR_DEBUG", 0, _debug_level)  # what the compiler tells, see above
+    native: bool = _of("TORCHAIR_NATIVE", True, _switch)  # our kernels, or torch's
+    timeline: str | None = _of("TORCHAIR_TIMELINE")  # folder for timelines of all graphs
+    tune: bool = _of("TORCHAIR_TUNE", False, _is_one)  # forms of GPU kernels are measured
+    tuned: str | None = _of("TORCHAIR_TUNED")  # file of tuning results to use
+    dump: str | None = _of("TORCHAIR_DUMP")  # folder for dumps of all graphs
+    visible_npus: int | None = _of("ASCEND_RT_VISIBLE_DEVICES", None, _named_devices)  # how many
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Flags:
         """Read ``environ``, by default the environment of the process as it is now."""
         environ = os.environ if environ is None else environ
-        return cls(
-            compile_debug=environ.get("TORCH_COMPILE_DEBUG") == "1",
-            native_log_level=environ.get("TNG_LOG_LEVEL"),
-            cache_home=environ.get("TORCHAIR_CACHE_HOME") or None,
-            cache_dir=environ.get("TORCHAIR_CACHE_DIR") or None,
-            user_cache=environ.get("XDG_CACHE_HOME") or None,
-            kernel_cache=_switch("TORCHAIR_KERNEL_CACHE", environ, default=True),
-            debug=_debug_level(environ.get("TORCHAIR_DEBUG", "")),
-            native=_switch("TORCHAIR_NATIVE", environ, default=True),
-            timeline=environ.get("TORCHAIR_TIMELINE") or None,
-            tune=environ.get("TORCHAIR_TUNE") == "1",
-            tuned=environ.get("TORCHAIR_TUNED") or None,
-            dump=environ.get("TORCHAIR_DUMP") or None,
-            visible_npus=_named_devices(environ.get("ASCEND_RT_VISIBLE_DEVICES", "")),
-        )
+        return cls(**{field.name: _read(field, environ) for field in dataclasses.fields(cls)})
+
+
+def _read(field: dataclasses.Field[Any], environ: Mapping[str, str]) -> Any:
+    variable = field.metadata["variable"]
+    return field.metadata["parse"](variable, environ.get(variable, ""), field.default)
 
 
 def debug_level() -> int:
     """``TORCHAIR_DEBUG`` alone, for those who ask often."""
-    return _debug_level(os.environ.get("TORCHAIR_DEBUG", ""))
+    return _debug_level("TORCHAIR_DEBUG", os.environ.get("TORCHAIR_DEBUG", ""), 0)
 
 
 def poisoning() -> bool:
-    """Whether ``TORCHAIR_POISON`` is set. Asked alone: each program that is bound asks it."""
-    return _switch("TORCHAIR_POISON", os.environ, default=False)
-
-
-def _switch(name: str, environ: Mapping[str, str], default: bool) -> bool:
-    text = environ.get(name, "").strip().lower()
-    if text in _SWITCHES:
-        return _SWITCHES[text]
-    if text:
-        raise ValueError(
-            f"the environment variable {name} is {text!r}: "
-            f"set it to one of {', '.join(_SWITCHES)}, or unset it"
-        )
-    return default
-
-
-def _debug_level(text: str) -> int:
-    text = text.strip() or "0"
-    if text.isdecimal() and int(text) <= _HIGHEST_DEBUG:
-        return int(text)
-    raise ValueError(
-        f"the environment variable TORCHAIR_DEBUG is {text!r}: "
-        f"set it to a whole number from 0 to {_HIGHEST_DEBUG}, or unset it"
-    )
-
-
-def _named_devices(text: str) -> int | None:
-    return len([name for name in text.split(",") if name.strip()]) or None
+    """Whether ``TORCHAIR_POISON`` is set: memory is filled before each run. Asked alone, since each
+    program that is bound asks it."""
+    return _switch("TORCHAIR_POISON", os.environ.get("TORCHAIR_POISON", ""), False)

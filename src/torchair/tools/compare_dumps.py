@@ -207,6 +207,7 @@ class Comparison:
 
 
 _SHOWN = 40  # rows that are printed
+_NAN = float("nan")
 
 
 def _line(row: Compared) -> str:
@@ -234,46 +235,31 @@ def compare(
 
 def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Compared:
     x, y = a.load(), b.load()
-    target, files = a.target or b.target, (a.file, b.file)
-    if isinstance(x, Statistics) or isinstance(y, Statistics):
-        known = [t if isinstance(t, Statistics) else Statistics.of(t) for t in (x, y)]
-        return _by_statistics(key, target, known[0], known[1], rtol, files)
-    if x.shape != y.shape or x.dtype.kind not in "biufc" or y.dtype.kind not in "biufc":
+    known = isinstance(x, Statistics) or isinstance(y, Statistics)
+    if known:  # least and greatest element and mean are all that is compared: there is no cosine
+        x, y = (t if isinstance(t, Statistics) else Statistics.of(t) for t in (x, y))
+
+    def row(cosine: float, absolute: float, relative: float, diverges: bool, note: str) -> Compared:
+        target, files = a.target or b.target, (a.file, b.file)
+        shown = (str(x.dtype), x.shape, cosine, absolute, relative)
+        return Compared(key, target, *shown, diverges, note, files)
+
+    if x.shape != y.shape:
         note = f"dims differ: {list(x.shape)} and {list(y.shape)}"
-        if x.shape == y.shape:
-            note = f"no numbers: {x.dtype} and {y.dtype}"
-        nothing = float("nan")
-        return Compared(
-            key, target, str(x.dtype), x.shape, nothing, nothing, nothing,
-            x.shape != y.shape, note, files,
-        )  # fmt: skip
-    cosine, absolute, scale, odd = _numbers(x, y)
+        return row(_NAN, _NAN, _NAN, True, note)
+    if known and (x.numbers is None or y.numbers is None):
+        return row(_NAN, _NAN, _NAN, False, "no numbers")
+    if not known and (x.dtype.kind not in "biufc" or y.dtype.kind not in "biufc"):
+        return row(_NAN, _NAN, _NAN, False, f"no numbers: {x.dtype} and {y.dtype}")
+    arrays = (np.array(x.numbers), np.array(y.numbers)) if known else (x, y)
+    cosine, absolute, scale, odd = _numbers(*arrays)
     relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
-    exact = x.dtype.kind in "biu"
+    exact = not known and x.dtype.kind in "biu"
     diverges = bool(odd) or (absolute > 0 if exact else absolute > rtol * scale)
+    if known:
+        return row(_NAN, absolute, relative, diverges, "by statistics")
     note = f"{odd} elements finite in one only" if odd else ""
-    return Compared(
-        key, target, str(x.dtype), x.shape, cosine, absolute, relative, diverges, note, files
-    )
-
-
-def _by_statistics(
-    key: Key, target: str, x: Statistics, y: Statistics, rtol: float, files: tuple[Path, Path]
-) -> Compared:
-    """Least and greatest element and mean are all that is compared; there is no cosine."""
-    nothing, note = float("nan"), "by statistics"
-    if x.shape != y.shape or x.numbers is None or y.numbers is None:
-        differ = x.shape != y.shape
-        note = f"dims differ: {list(x.shape)} and {list(y.shape)}" if differ else "no numbers"
-        return Compared(
-            key, target, x.dtype, x.shape, nothing, nothing, nothing, differ, note, files
-        )  # fmt: skip
-    _, absolute, scale, odd = _numbers(np.array(x.numbers), np.array(y.numbers))
-    relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
-    diverges = bool(odd) or absolute > rtol * scale
-    return Compared(
-        key, target, x.dtype, x.shape, nothing, absolute, relative, diverges, note, files
-    )  # fmt: skip
+    return row(cosine, absolute, relative, diverges, note)
 
 
 def _numbers(x: Any, y: Any) -> tuple[float, float, float, int]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.passes.values import dim_with, dims, storage_of, tensor_of
 from torchair.ge.shapes import from_torch
 from torchair.log import logger
 
@@ -71,17 +72,13 @@ def _comparable(node: fx.Node, source: fx.Node) -> bool:
         isinstance(a, torch.Tensor)
         and isinstance(b, torch.Tensor)
         and a.dtype == b.dtype
-        and _dims(a.shape) == _dims(b.shape)
+        and dims(a.shape) == dims(b.shape)
     )
-
-
-def _dims(sizes: Any) -> list[Any]:
-    return [from_torch(d) for d in sizes]
 
 
 def _same_strides(node: fx.Node, source: fx.Node) -> bool:
     a, b = node.meta["val"], source.meta["val"]
-    return _dims(a.stride()) == _dims(b.stride())
+    return dims(a.stride()) == dims(b.stride())
 
 
 def _same_layout(node: fx.Node, source: fx.Node) -> bool:
@@ -104,12 +101,9 @@ def _full_slice(node: fx.Node, source: fx.Node) -> bool:
     return start in (None, 0) and step in (None, 1)
 
 
-def _ones(node: fx.Node, source: fx.Node) -> bool:
-    return all(r == 1 for r in node.args[1])  # type: ignore[union-attr]
-
-
-def _zero_pad(node: fx.Node, source: fx.Node) -> bool:
-    return all(p == 0 for p in node.args[1])  # type: ignore[union-attr]
+def _all_are(number: int) -> Callable[[fx.Node, fx.Node], bool]:
+    """Whether the second argument is so many times this number."""
+    return lambda node, source: all(n == number for n in node.args[1])  # type: ignore[union-attr]
 
 
 def _integral(node: fx.Node, source: fx.Node) -> bool:
@@ -134,8 +128,8 @@ _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
     aten.copy.default: _same_layout,
     aten.slice_scatter.default: _full_slice_scatter,
     aten.slice.Tensor: _full_slice,
-    aten.repeat.default: _ones,
-    aten.constant_pad_nd.default: _zero_pad,
+    aten.repeat.default: _all_are(1),
+    aten.constant_pad_nd.default: _all_are(0),
     torch.ops.prims.convert_element_type.default: _always,
     aten.ceil.default: _integral,
     aten.floor.default: _integral,
@@ -152,10 +146,8 @@ _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
 
 
 def _storage(node: fx.Node) -> Any:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return node
-    return value.untyped_storage()._cdata
+    value = tensor_of(node)
+    return node if value is None else storage_of(value)
 
 
 # ---- placeholder -> view -> scatter -> view -> copy_(placeholder)  =>  the in-place scatter
@@ -246,12 +238,11 @@ def _rewrite(
 def optimize_sym_input(gm: fx.GraphModule) -> fx.GraphModule:
     """Replace a symbol placeholder by sym_size of the first tensor placeholder with that dim."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    tensors = [n for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)]
     for node in placeholders:
         value = node.meta.get("val")
         if not isinstance(value, torch.SymInt) or not node.users:
             continue
-        found = _dim_of(value.node.expr, tensors)
+        found = dim_with(value.node.expr, placeholders)
         if found is None:
             continue
         tensor, dim = found
@@ -260,14 +251,6 @@ def optimize_sym_input(gm: fx.GraphModule) -> fx.GraphModule:
         size.meta["val"] = value
         node.replace_all_uses_with(size)
     return gm
-
-
-def _dim_of(expr: Any, tensors: list[fx.Node]) -> tuple[fx.Node, int] | None:
-    for tensor in tensors:
-        for i, size in enumerate(tensor.meta["val"].shape):
-            if isinstance(size, torch.SymInt) and size.node.expr == expr:
-                return tensor, i
-    return None
 
 
 # ---- single calls

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce, wraps
 from typing import Any
 
@@ -213,6 +213,16 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
+def dim_with(expr: Any, nodes: Iterable[fx.Node]) -> tuple[fx.Node, int] | None:
+    """The first tensor among nodes that has a symbol as a size, and which dim that is."""
+    for node in nodes:
+        tensor = tensor_of(node)
+        for dim, size in enumerate(tensor.shape if tensor is not None else ()):
+            if isinstance(size, torch.SymInt) and size.node.expr == expr:
+                return node, dim
+    return None
+
+
 class SizeNodes:
     """Makes nodes for symbolic sizes, each once, right behind the placeholders."""
 
@@ -247,12 +257,8 @@ class SizeNodes:
         return self._nodes[expr]
 
     def _symbol(self, expr: Any) -> fx.Node | None:
-        for node in self._placeholders:
-            tensor = tensor_of(node)
-            for dim, size in enumerate(tensor.shape if tensor is not None else ()):
-                if isinstance(size, torch.SymInt) and size.node.expr == expr:
-                    return self._call(torch.ops.aten.sym_size.int, node, dim)
-        return None
+        found = dim_with(expr, self._placeholders)
+        return None if found is None else self._call(torch.ops.aten.sym_size.int, *found)
 
     def _computed(self, expr: Any) -> fx.Node | None:
         function = _OPERATORS.get(type(expr).__name__)

@@ -6,7 +6,6 @@ it waits for has ended.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from torchair.tools.gegraph_check.tasks import (
     read_events,
     set_clocks,
     tasks_of,
+    tool_arguments,
     write_events,
 )
 
@@ -64,12 +64,8 @@ def _begins(tasks: Sequence[TraceTask], stuck: set[int], gap: float) -> dict[int
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="align_trace", description=__doc__.split("\n")[0])
-    parser.add_argument("input", help="task file")
-    parser.add_argument(
-        "output", nargs="?", help="file to write, <input>.aligned.json if not given"
-    )
-    parser.add_argument("--merge-gap", type=float, default=0.0, help="microseconds")
+    parser = tool_arguments("align_trace", __doc__)
+    parser.add_argument("output", nargs="?", help="file, <input>.aligned.json if not given")
     options = parser.parse_args(arguments)
     print(align_trace_json(options.input, options.output, options.merge_gap))
     return 0

@@ -7,7 +7,6 @@ Such tasks wait for all of their blocks. Two that each have a part of the cores 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torchair.tools.gegraph_check.tasks import (
     read_events,
     set_clocks,
     tasks_of,
+    tool_arguments,
     write_events,
 )
 
@@ -91,11 +91,9 @@ def deadlock_check(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 1 if there are risks."""
-    parser = argparse.ArgumentParser(prog="deadlock_check", description=__doc__.split("\n")[0])
-    parser.add_argument("input", help="task file, filtered or not")
+    parser = tool_arguments("deadlock_check", __doc__)
     parser.add_argument("output", help="file to write if there are risks")
     parser.add_argument("--aivec-total", type=int, required=True, help="vector cores of the device")
-    parser.add_argument("--merge-gap", type=float, default=0.0, help="microseconds")
     options = parser.parse_args(arguments)
     found = deadlock_check(options.input, options.output, options.aivec_total, options.merge_gap)
     return int(bool(found))

@@ -5,7 +5,6 @@ python -m torchair.tools.gegraph_check.filter_operators tasks.json tasks_filtere
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from torchair.tools.gegraph_check.tasks import (
     TraceTask,
     read_events,
     tasks_of,
+    tool_arguments,
     write_events,
 )
 
@@ -47,10 +47,8 @@ def _moved(task: TraceTask, ends: dict[str, float], gap: float) -> dict[str, obj
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="filter_operators", description=__doc__.split("\n")[0])
-    parser.add_argument("input", help="task file")
+    parser = tool_arguments("filter_operators", __doc__)
     parser.add_argument("output", help="file to write")
-    parser.add_argument("--merge-gap", type=float, default=0.0, help="microseconds")
     options = parser.parse_args(arguments)
     print(filter_comm_ops(options.input, options.output, options.merge_gap))
     return 0

@@ -17,6 +17,7 @@ virtual stream: its tasks go on where the stream with that task is.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,6 +114,14 @@ def _parsed(text: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def tool_arguments(program: str, about: str) -> argparse.ArgumentParser:
+    """What all tools take: a file, perhaps another to write, and the gap between tasks."""
+    parser = argparse.ArgumentParser(prog=program, description=about.split("\n")[0])
+    parser.add_argument("input", help="task file")
+    parser.add_argument("--merge-gap", type=float, default=0.0, help="microseconds")
+    return parser
 
 
 def read_events(path: FilePath) -> list[dict[str, Any]]:
