@@ -17,6 +17,7 @@ from cuda_cases import (
     SMALL_PRODUCTS,
     AttentionCase,
     ProductCase,
+    QuantisedCase,
     rms_norm,
 )
 from cuda_tools import HOPPER, entry_of
@@ -28,6 +29,7 @@ from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu, describe
 from torchair.codegen.cuda.nest import print_nest
+from torchair.codegen.cuda.tiles import Cut, default_tiles
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import Word
 from torchair.codegen.requests import Attention, MatMul, Product, Weight, stored
@@ -191,6 +193,28 @@ def test_blocks_that_count_on_each_other_have_room_for_all() -> None:
     assert ".minnctapersm 2" in text_of(pair, both)
     joint = ptx([Entry((alone, pair), launch.block)], HOPPER)
     assert ".minnctapersm 2" in joint and ".minnctapersm 4" not in joint
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 128)])
+@pytest.mark.parametrize(
+    ("n", "k", "how"),
+    [(4096, 4096, "residual"), (14336, 4096, "gate"), (128256, 4096, "plain")],
+)
+def test_default_tiles_keep_a_gpu_busy(n: int, k: int, how: str, bits: int, group: int) -> None:
+    """As many warps and packs on their way as it wants, and registers that are filled again in
+    place: no loop copies the packs of one chunk to those of the next."""
+    case = QuantisedCase(1, n, k, bits, group, epilogue=how)
+    form = default_tiles(case.matmul, HOPPER, how == "gate")
+    assert Cut(case.matmul, form, 1 + (how == "gate")).busy(HOPPER) == 1
+    kernel, launch = case.generate(HOPPER)
+    assert launch.blocks(lambda word: 0) == min(-(-n // 16), launch.most)
+    text = text_of(kernel, launch)
+    assert text.count("mov.b32") < 24 and "@%p" in text[: text.index(STREAMED)].splitlines()[-1]
+
+
+def test_default_tiles_leave_room_for_rows_of_a() -> None:
+    case = QuantisedCase(4, 300, 2048, 4, 128, "", "f32", "f32", "gate", "rms")
+    assert text_of(*case.generate(HOPPER))
 
 
 def test_a_form_must_fit() -> None:

@@ -115,11 +115,14 @@ class Launch:
     most: int = 0  # the largest number of blocks, 0: as many as there are units
     cluster: int = 1  # blocks that start together and read each other's shared memory
     early: bool = False  # it waits itself for the launch before, and so may begin before that ends
+    even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
 
     def blocks(self, word: Callable[[int], int]) -> int:
         """The number of blocks, given the numbers in words."""
         units = math.prod(n if isinstance(n, int) else word(n.index) for n in self.units)
         count = max(1, -(-units // self.per_block))
+        if not self.even:
+            return min(count, self.most or count)
         # All blocks take as many turns, or one less.
         turns = -(-count // self.most) if self.most else 1
         return -(-count // turns)

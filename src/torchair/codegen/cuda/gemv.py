@@ -30,13 +30,8 @@ from torchair.codegen.cuda.packs import (
     unpacked,
 )
 from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, prologue_refusal
-from torchair.codegen.cuda.quantised import (
-    TileForm,
-    Tiles,
-    default_tiles,
-    quantised_refusal,
-    tile_forms,
-)
+from torchair.codegen.cuda.quantised import Tiles
+from torchair.codegen.cuda.tiles import TileForm, default_tiles, quantised_refusal, tile_forms
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product, Strides3

@@ -35,10 +35,12 @@ def load_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
     return [w(f"extractelement <{REGISTERS} x i32> {four}, i64 {k}") for k in range(REGISTERS)]
 
 
-def stream_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
+def stream_pack(
+    w: GpuWriter, pointer: str, offset: int = 0, where: str | None = None
+) -> list[str]:
     """The same from global memory that nobody writes, past the first cache: it is read once. The
-    load stays where it is put."""
-    return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset)
+    load stays where it is put. Lanes without `where`, an i1, get anything."""
+    return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset, where)
 
 
 def shared_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
@@ -52,23 +54,29 @@ def repeated_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
     return _assembled(w, "ld.global", pointer, offset)
 
 
-def stream_words(w: GpuWriter, pointer: str, count: int) -> list[str]:
+def stream_words(
+    w: GpuWriter, pointer: str, count: int, where: str | None = None
+) -> list[str]:
     """One or two words of 32 bits from global memory that nobody writes. The load stays where it is
-    put."""
-    if count == 1:
-        return [w.assembly("ld.global.nc.b32 $0, [$1];", "i32", "=r,l", ("ptr", pointer))]
-    results = "{ i32, i32 }"
-    code = "ld.global.nc.v2.b32 {$0, $1}, [$2];"
-    got = w.assembly(code, results, "=r,=r,l", ("ptr", pointer))
-    return [w(f"extractvalue {results} {got}, {k}") for k in range(2)]
+    put. Lanes without `where`, an i1, get anything."""
+    return _assembled(w, "ld.global.nc", pointer, 0, where, count)
 
 
-def _assembled(w: GpuWriter, load: str, pointer: str, offset: int) -> list[str]:
+def _assembled(
+    w: GpuWriter, load: str, pointer: str, offset: int, where: str | None = None,
+    count: int = REGISTERS,
+) -> list[str]:  # fmt: skip
     space = " addrspace(3)" if ".shared" in load else ""
-    results = f"{{ {', '.join(['i32'] * REGISTERS)} }}"
-    code = f"{load}.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
-    got = w.assembly(code, results, "=r,=r,=r,=r,l", (f"ptr{space}", pointer))
-    return [w(f"extractvalue {results} {got}, {k}") for k in range(REGISTERS)]
+    results = "i32" if count == 1 else f"{{ {', '.join(['i32'] * count)} }}"
+    names = ", ".join(f"${k}" for k in range(count))
+    kind, names = ("b32", names) if count == 1 else (f"v{count}.b32", f"{{{names}}}")
+    guard, given = "", [(f"ptr{space}", pointer)]
+    if where is not None:
+        guard, given = f"@${count + 1} ", [*given, ("i1", where)]
+    code = f"{guard}{load}.{kind} {names}, [${count}+{offset}];"
+    constraints = ",".join([*["=r"] * count, "l", *(["b"] if where is not None else [])])
+    got = w.assembly(code, results, constraints, *given)
+    return [got] if count == 1 else [w(f"extractvalue {results} {got}, {k}") for k in range(count)]
 
 
 def gather_pack(w: GpuWriter, dtype: str, pointer: str, offset: int = 0) -> list[str]:
@@ -105,6 +113,12 @@ def unpacked(w: GpuWriter, dtype: str, register: str) -> list[str]:
 def fma(w: GpuWriter, a: str, b: str, c: str) -> str:
     """a * b + c."""
     return w.call("float", "llvm.fma.f32", ("float", a), ("float", b), ("float", c))
+
+
+def placed_fma(w: GpuWriter, a: str, b: str, c: str) -> str:
+    """The same, computed where it is put: what it reads is not needed any more after that."""
+    given = [("float", x) for x in (a, b, c)]
+    return w.assembly("fma.rn.f32 $0, $1, $2, $3;", "float", "=f,f,f,f", *given)
 
 
 # ---- lanes ----

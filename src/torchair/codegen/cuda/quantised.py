@@ -1,8 +1,9 @@
 """Products of one to four rows with a matrix of integers of eight or four bits, by tensor cores.
 
 Some warps of a block share a tile of 16 rows of the matrix, each with a part of k, which it walks
-through in chunks. The packs of the next chunk, or of the next tile, are on their way while those of
-this one become factors. Sums of the warps meet in shared memory, one barrier a tile.
+through in chunks. As soon as a pack has become factors, that of the next chunk, or of the next
+tile, is loaded into the same registers, so that nearly all are on their way at any time. Sums of
+the warps meet in shared memory, one barrier a tile.
 
 Integers are exact as bf16 and as f16. A row of float32 is three rows of bf16 whose sum it is: they
 stand side by side as columns of tensor cores do, of which there are eight in any case.
@@ -10,10 +11,8 @@ stand side by side as columns of tensor cores do, of which there are eight in an
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import itertools
+from collections.abc import Iterator, Sequence
 
 from torchair.codegen.cuda.epilogue import Epilogue, EpiloguePoint
 from torchair.codegen.cuda.integers import (
@@ -21,174 +20,33 @@ from torchair.codegen.cuda.integers import (
     EACH,
     TILE,
     UNIT,
-    Bits,
-    PackIntegers,
-    PackScales,
     bytes_of_packs,
     factors,
     multiplied,
     ones,
-    units_of_pack,
 )
 from torchair.codegen.cuda.machine import WARP, Gpu
 from torchair.codegen.cuda.packs import (
-    DTYPES,
     PACK,
     REGISTERS,
     ZERO,
     added,
-    fma,
     gather_pack,
+    placed_fma,
     repeated_pack,
     shared_pack,
     stream_pack,
     stream_words,
     unpacked,
 )
-from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, row_of_a
+from torchair.codegen.cuda.prologue import RowsOfA, bytes_of_a
+from torchair.codegen.cuda.tiles import OFFSETS, SCALES, SHARED, B, Cut, TileForm, weight_of
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import BYTES
-from torchair.codegen.requests import MatMul, Product, Weight
-from torchair.codegen.target import Declined, Kernel, Launch, Pack
+from torchair.codegen.requests import Product
+from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
-
-B, SCALES, OFFSETS = 1, 3, 4
-"""Words of addresses."""
-_PARTS = {"bf16": 1, "f16": 1, "f32": 3}
-"""Rows of tensor cores that make up a row of A."""
-_EXACT = 4 * UNIT
-_THREADS, _REGISTERS, _SHARED = 2048, 65536, 48 * 1024  # of a multiprocessor, and of a block
-
-
-@dataclass(frozen=True)
-class TileForm:
-    """How tiles are given to warps: one of the alternatives to be measured."""
-
-    depth: int  # packs of a lane, of each matrix, that are on their way at a time, at most
-    split: int  # warps that share a tile, each with a part of k
-    warps: int  # of a block
-    shared: bool = False  # A is copied to shared memory first
-
-
-def weight_of(matmul: MatMul) -> Weight:
-    """What the integers mean."""
-    assert matmul.weight is not None
-    return matmul.weight
-
-
-def bits_of(matmul: MatMul) -> Bits:
-    """The bits of an integer in memory: packs of four bits are two units."""
-    assert isinstance(matmul.k, int)
-    return 4 if weight_of(matmul).bits == 4 and matmul.k % (2 * UNIT) == 0 else 8
-
-
-def packs_of(matmul: MatMul) -> Mapping[int, Pack]:
-    """How constants are to be laid out, by word; nothing of other products."""
-    if matmul.weight is None:
-        return {}
-    turned = matmul.constant == "nk"
-    assert isinstance(matmul.n, int)
-    scales = PackScales(matmul.n, turned)
-    packs: dict[int, Pack] = {B: PackIntegers(bits_of(matmul), turned), SCALES: scales}
-    return packs | ({OFFSETS: scales} if weight_of(matmul).offsets else {})
-
-
-def quantised_refusal(matmul: MatMul, gpu: Gpu, most_rows: int) -> str | None:
-    """Why a product is not served."""
-    if gpu.capability < (8, 0):
-        return f"{gpu.name}, which has no tensor cores for bf16"
-    if matmul.dtype not in DTYPES or matmul.batch != 1:
-        return f"a batch of {matmul.batch} products of {matmul.dtype}"
-    if not isinstance(matmul.m, int) or not 1 <= matmul.m <= most_rows:
-        return f"{matmul.m} rows"
-    row = row_of_a(matmul)
-    if matmul.a[2] != 1 or row % EACH or (matmul.m > 1 and row != matmul.a[1]):
-        return f"rows of A with strides {matmul.a}"
-    sizes = matmul.n, matmul.k, weight_of(matmul).group
-    if not all(isinstance(x, int) and x > 0 for x in sizes) or not matmul.constant:
-        return "a matrix that is not known"
-    assert isinstance(matmul.k, int)
-    if matmul.k % UNIT or weight_of(matmul).group % UNIT:
-        return f"rows of {matmul.k} elements in groups of {weight_of(matmul).group}"
-    return None
-
-
-def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False) -> TileForm:
-    """A form that is good without being measured: as many packs are on their way as registers for
-    two blocks of eight warps allow."""
-    split = next(s for s in (8, 4, 2, 1) if s <= _packs(matmul))
-    found = [TileForm(depth, split, 8) for depth in (4 if pair else 8, 4, 2, 1)]
-    fitting = (f for f in found if Cut(matmul, f, 1 + pair).resident >= 2)
-    return next(fitting, found[-1])
-
-
-def tile_forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> list[TileForm]:
-    """Forms that are worth measuring, the default first."""
-    found = {default_tiles(matmul, gpu, pair): None}
-    for depth in (2, 4, 8):
-        for split, warps in ((8, 8), (4, 8), (4, 4), (2, 4), (16, 16)):
-            if split <= _packs(matmul) and depth * (1 + pair) <= 8:
-                found[TileForm(depth, split, warps)] = None
-    if bytes_of_a(matmul) <= MOST_SHARED // 2:
-        found |= {TileForm(f.depth, f.split, f.warps, True): None for f in list(found)[:2]}
-    return list(found)
-
-
-def _packs(matmul: MatMul) -> int:
-    """Packs of each lane in a tile."""
-    assert isinstance(matmul.k, int)
-    return matmul.k // (UNIT * units_of_pack(bits_of(matmul)))
-
-
-class Cut:
-    """How a form cuts a product of some matrices: numbers that its kernel is made of."""
-
-    def __init__(self, matmul: MatMul, form: TileForm, matrices: int) -> None:
-        self.weight, self.matrices, self.warps = weight_of(matmul), matrices, form.warps
-        assert isinstance(matmul.m, int) and isinstance(matmul.n, int) and isinstance(matmul.k, int)
-        self.parts = _PARTS[matmul.dtype]
-        self.columns = matmul.m * self.parts
-        self.blocks = -(-self.columns // COLUMNS)
-        self.bits = bits_of(matmul)
-        self.packs, self.units = _packs(matmul), units_of_pack(self.bits)
-        steps = -(-self.packs // form.split)
-        self.chunks = -(-steps // form.depth)
-        self.depth = -(-steps // self.chunks)
-        self.tiles, self.groups = -(-matmul.n // TILE), matmul.k // self.weight.group
-        self.once = self.groups == 1 and not self.weight.offsets  # sums are scaled at the end
-        self.whole = self.depth * self.units * UNIT  # numbers of a row in a chunk
-        self.segments = self.whole // self.segment
-
-    @property
-    def segment(self) -> int:
-        """Numbers of a row whose products are summed up by tensor cores alone: those of a scale.
-        For float32 they are few, since tensor cores cut sums off and do not round them."""
-        if not self.once:
-            return math.gcd(self.whole, self.weight.group)
-        return self.whole if self.parts == 1 else math.gcd(self.whole, _EXACT)
-
-    @property
-    def area(self) -> int:
-        """Floats of shared memory where the sums of a matrix meet in a turn."""
-        return self.warps * self.columns * TILE
-
-    @property
-    def registers(self) -> int:
-        """About how many a thread needs."""
-        tables = [self.weight.scales, *([self.weight.offsets] if self.weight.offsets else [])]
-        words = sum(2 if BYTES[dtype] == 4 else 1 for dtype in tables)
-        scales = 0 if self.once else self.segments * words
-        sums = 4 * self.blocks * (1 if self.once else 2)
-        found = 36 + self.matrices * (2 * self.depth * REGISTERS + 2 * scales + sums)
-        return -(-(found + 12 * (self.parts > 1)) // 8) * 8
-
-    @property
-    def resident(self) -> int:
-        """About how many blocks a multiprocessor has room for."""
-        threads = self.warps * WARP
-        fitting = _REGISTERS // (min(self.registers, 255) * threads)
-        return max(1, min(fitting, _THREADS // threads))
 
 
 class Tiles:
@@ -224,9 +82,9 @@ class Tiles:
         self.meeting = _Meeting(self)
 
     def _check_shared(self, prologue: Nest | None) -> None:
-        size = 2 * 4 * self.cut.area * len(self.matrices)
+        size = self.cut.meeting
         size += bytes_of_a(self.matmul) if prologue is not None or self.form.shared else 0
-        if size > _SHARED:
+        if size > SHARED:
             raise Declined(f"{size} bytes of shared memory")
 
     # ---- the kernel ----
@@ -243,14 +101,16 @@ class Tiles:
             self._body(packs=False)
         most = self.cut.resident * w.gpu.multiprocessors
         per_block = self.form.warps // self.form.split
-        launch = Launch(self.threads, per_block, (self.cut.tiles,), most=most, early=self.early)
+        launch = Launch(
+            self.threads, per_block, (self.cut.tiles,), most=most, early=self.early, even=False
+        )
         return w.kernel(label, self.cut.resident), launch
 
     def _body(self, packs: bool) -> None:
         w = self.w
         per_block = str(self.form.warps // self.form.split)
         first, step = (w.mul(x, per_block) for x in (w.block_number(), w.blocks()))
-        given = self._load(w.add(first, self.group), "0")
+        given = _Chunk(self, w.add(first, self.group), "0").all()
         if self.early:
             w.wait()
         self.a.prepare(packs)
@@ -271,71 +131,36 @@ class Tiles:
         columns of each matrix."""
         w, zeros = self.w, [ZERO] * (4 * self.cut.blocks * len(self.matrices))
         if self.cut.chunks == 1:
-            following = self._load(w.add(tile, step), "0")
-            return following, self._sums(column, "0", given, zeros)
+            following = _Chunk(self, w.add(tile, step), "0")
+            return self._sums(column, "0", given, zeros, following)
         carried = [*(("i32", x) for x in given), *(("float", x) for x in zeros)]
         with w.loop("0", str(self.cut.chunks), 1, carried) as loop:
             after = w.add(loop.index, "1")
             more = w(f"icmp slt i64 {after}, {self.cut.chunks}")
-            following = self._load(
+            following = _Chunk(self,
                 w(f"select i1 {more}, i64 {tile}, i64 {w.add(tile, step)}"),
                 w(f"select i1 {more}, i64 {after}, i64 0"),
             )
             here, sums = loop.carried[: len(given)], loop.carried[len(given) :]
-            loop.next = [*following, *self._sums(column, loop.index, here, sums)]
+            made = self._sums(column, loop.index, here, sums, following)
+            loop.next = [*made[0], *made[1]]
         return loop.results[: len(given)], loop.results[len(given) :]
 
     # ---- memory ----
 
-    def _chunk(self, chunk: str) -> str:
+    def chunk(self, chunk: str) -> str:
         """The number of a chunk of this warp among those of all parts."""
         return self.w.add(self.w.mul(self.part, str(self.cut.chunks)), chunk)
 
-    def _inside(self, chunk: str, step: int) -> str | None:
+    def inside(self, chunk: str, step: int) -> str | None:
         """Whether there is such a pack, an i1; None if there is one for all warps."""
-        if self.form.split * self.cut.chunks * self.cut.depth == self.cut.packs:
+        if not self.cut.uneven:
             return None
         w = self.w
-        number = w.add(w.mul(self._chunk(chunk), str(self.cut.depth)), str(step))
+        number = w.add(w.mul(self.chunk(chunk), str(self.cut.depth)), str(step))
         return w(f"icmp slt i64 {number}, {self.cut.packs}")
 
-    def _load(self, tile: str, chunk: str) -> list[str]:
-        """Packs, scales and offsets of a chunk of a tile, on their way."""
-        w = self.w
-        there = w(f"icmp slt i64 {tile}, {self.cut.tiles}")
-        return w.chosen(there, "i32", lambda: self._loaded(tile, chunk), "poison")
-
-    def _loaded(self, tile: str, chunk: str) -> list[str]:
-        w, found = self.w, []
-        first = w.mul(self._chunk(chunk), str(bytes_of_packs(self.cut.depth)))
-        far = w.add(w.mul(tile, str(bytes_of_packs(self.cut.packs))), first)
-        far = w.add(far, w.mul(self.lane, str(PACK)))
-        starts = [w.offset(w.pointer(word), "i8", far) for word in self.matrices]
-        for s in range(self.cut.depth):
-            loaded = partial(self._packs_at, starts, s)
-            found += w.chosen(self._inside(chunk, s), "i32", loaded)
-        return found if self.cut.once else [*found, *self._scales(tile, chunk)]
-
-    def _packs_at(self, starts: Sequence[str], step: int) -> list[str]:
-        packs = [stream_pack(self.w, start, bytes_of_packs(step)) for start in starts]
-        return [x for pack in packs for x in pack]
-
-    def _scales(self, tile: str, chunk: str) -> list[str]:
-        """Registers with the scales of this lane's two rows, and the offsets, by segment."""
-        w, found = self.w, []
-        for j in range(self.cut.segments):
-            first = w.mul(self._chunk(chunk), str(self.cut.whole))
-            number = w.add(first, str(j * self.cut.segment))
-            group = w.least(w.div(number, str(self.weight.group)), str(self.cut.groups - 1))
-            at = w.add(w.mul(w.add(w.mul(tile, str(self.cut.groups)), group), str(TILE)),
-                       w.mul(self.row, "2"))  # fmt: skip
-            for matrix in self.matrices:
-                for word, dtype in self._tables(matrix):
-                    place = w.offset(w.pointer(word), memory_element(dtype), at)
-                    found += stream_words(w, place, 2 * BYTES[dtype] // 4)
-        return found
-
-    def _tables(self, matrix: int) -> list[tuple[int, str]]:
+    def tables(self, matrix: int) -> list[tuple[int, str]]:
         """Words of scales and offsets of a matrix, and their types."""
         offsets = {"": "", "i8": "bf16"}.get(self.weight.offsets, self.weight.offsets)
         both = (SCALES, self.weight.scales), (OFFSETS, offsets)
@@ -344,14 +169,17 @@ class Tiles:
     # ---- sums ----
 
     def _sums(
-        self, column: _Columns, chunk: str, given: Sequence[str], sums: list[str]
-    ) -> list[str]:
-        """Sums with those of a chunk added."""
+        self, column: _Columns, chunk: str, given: Sequence[str], sums: list[str],
+        following: _Chunk,
+    ) -> tuple[list[str], list[str]]:  # fmt: skip
+        """What was loaded of the following chunk, into each register as soon as it was free, and
+        sums with those of this chunk added."""
         count = len(self.matrices)
         values = iter(given[self.cut.depth * count * REGISTERS :])
-        starts = column.starts(self._chunk(chunk))
+        starts = column.starts(self.chunk(chunk))
         weights: dict[int, list[list[list[list[str]]]]] = {}
-        made, each = sums, self.cut.segment // UNIT
+        loaded: list[str] = []
+        made, each, tables = sums, self.cut.segment // UNIT, list[str]()
         shifted, chained = bool(self.weight.offsets), self.cut.once and self.cut.parts == 1
         for j in range(self.cut.segments):
             own = made if chained else [ZERO] * len(sums)
@@ -360,14 +188,16 @@ class Tiles:
                 step, half = divmod(unit, self.cut.units)
                 if step not in weights:
                     weights[step] = self._factors(given, step)
-                others = column.unit(starts, unit, self._inside(chunk, step))
+                    loaded += following.step(step)
+                others = column.unit(starts, unit, self.inside(chunk, step))
                 rows = [matrix[half] for matrix in weights[step]]
                 own = self._multiplied(rows, others, own)
                 if shifted:
                     constant = [[ones(self.short)] * REGISTERS] * 2
                     plain = self._multiplied([constant], others, plain)
             made = own if chained else self._added(own, plain, made, values)
-        return made
+            tables += following.segment(j)
+        return [*loaded, *tables], made
 
     def _factors(self, given: Sequence[str], step: int) -> list[list[list[list[str]]]]:
         """The factors of each matrix in a step, by unit and row."""
@@ -400,15 +230,60 @@ class Tiles:
         for k in range(len(self.matrices)):
             tables = [
                 [x for _ in range(2 * BYTES[dtype] // 4) for x in unpacked(w, dtype, next(values))]
-                for _, dtype in self._tables(self.matrices[k])
+                for _, dtype in self.tables(self.matrices[k])
             ]
-            for b in range(self.cut.blocks):
-                for i in range(4):
-                    total = own[4 * (k * self.cut.blocks + b) + i]
-                    if plain:
-                        total = fma(w, tables[1][i // 2], plain[4 * b + i], total)
-                    before = sums[4 * (k * self.cut.blocks + b) + i]
-                    found.append(fma(w, total, tables[0][i // 2], before))
+            for b, i in itertools.product(range(self.cut.blocks), range(4)):
+                at = 4 * (k * self.cut.blocks + b) + i
+                total = own[at]
+                if COLUMNS * b + i % 2 >= self.cut.columns:  # of no column
+                    found.append(total)
+                    continue
+                if plain:
+                    total = placed_fma(w, tables[1][i // 2], plain[4 * b + i], total)
+                found.append(placed_fma(w, total, tables[0][i // 2], sums[at]))
+        return found
+
+
+class _Chunk:
+    """A chunk of a tile in memory: its packs, and the scales and offsets of its segments. They are
+    loaded if there is such a tile, and otherwise anything is found in their place."""
+
+    def __init__(self, tiles: Tiles, tile: str, chunk: str) -> None:
+        self.tiles, self.w, self.tile, self.chunk = tiles, tiles.w, tile, chunk
+        w, cut = tiles.w, tiles.cut
+        self.there = w(f"icmp slt i64 {tile}, {cut.tiles}")
+        self.number = tiles.chunk(chunk)
+        first = w.mul(self.number, str(bytes_of_packs(cut.depth)))
+        far = w.add(w.mul(tile, str(bytes_of_packs(cut.packs))), first)
+        far = w.add(far, w.mul(tiles.lane, str(PACK)))
+        self.starts = [w.offset(w.pointer(word), "i8", far) for word in tiles.matrices]
+
+    def all(self) -> list[str]:
+        """Packs, scales and offsets, on their way."""
+        cut = self.tiles.cut
+        packs = [x for s in range(cut.depth) for x in self.step(s)]
+        return [*packs, *(x for j in range(cut.segments) for x in self.segment(j))]
+
+    def step(self, step: int) -> list[str]:
+        """A pack of each matrix."""
+        w, inside = self.w, self.tiles.inside(self.chunk, step)
+        where = self.there if inside is None else w(f"and i1 {self.there}, {inside}")
+        packs = [stream_pack(w, start, bytes_of_packs(step), where) for start in self.starts]
+        return [x for pack in packs for x in pack]
+
+    def segment(self, j: int) -> list[str]:
+        """Registers with the scales of this lane's two rows, and the offsets, in a segment."""
+        w, tiles, cut, found = self.w, self.tiles, self.tiles.cut, list[str]()
+        if cut.once:
+            return found
+        number = w.add(w.mul(self.number, str(cut.whole)), str(j * cut.segment))
+        group = w.least(w.div(number, str(cut.weight.group)), str(cut.groups - 1))
+        at = w.add(w.mul(w.add(w.mul(self.tile, str(cut.groups)), group), str(TILE)),
+                   w.mul(tiles.row, "2"))  # fmt: skip
+        for matrix in tiles.matrices:
+            for word, dtype in tiles.tables(matrix):
+                place = w.offset(w.pointer(word), memory_element(dtype), at)
+                found += stream_words(w, place, 2 * BYTES[dtype] // 4, self.there)
         return found
 
 

@@ -12,7 +12,7 @@ from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import Entry, foreign, ptx
 from torchair.codegen.cuda.machine import Gpu
 from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.cuda.quantised import packs_of
+from torchair.codegen.cuda.tiles import packs_of
 from torchair.codegen.requests import Attention, Loops, Product, Request
 from torchair.codegen.target import AS_EVER, Choices, Declined, Generated, Head, Kernel, Launch, Way
 
