@@ -54,7 +54,7 @@ class Program:
         self.plan, self._scratch = plan, scratch
         arena = place(ARENA, plan.arena_size) if place is not None else None
         with torch.inference_mode(False):
-            self._arena = (
+            self.arena = (
                 torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
                 if arena is None
                 else arena
@@ -74,7 +74,7 @@ class Program:
         self._runs = self._prepare()
         if poisoning():
             areas = areas_of(plan)
-            self._runs.insert(0, poisoned(lambda registers: None, self._arena, areas))
+            self._runs.insert(0, poisoned(lambda registers: None, self.arena, areas))
             self._positions.insert(0, 0)
         self._transient = self._transient_slots()
 
@@ -84,7 +84,7 @@ class Program:
         runs: list[Run] = []
         tell = debug_level() >= 5
         parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
-        memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants, self._scratch)
+        memory = Memory(self.plan, self.arena.data_ptr(), self.plan.constants, self._scratch)
         for group in parts:
             self._positions.append(group[0].first)
             calls = [(p, self._prepared(p, memory, tell)) for p in group]
@@ -105,7 +105,7 @@ class Program:
     def _prepared(self, part: Stretch, memory: Memory, tell: bool) -> Run:
         first = part.steps[0]
         if first.kind != "native":
-            return prepared(first, self._arena, self.plan)
+            return prepared(first, self.arena, self.plan)
         made = native_part(part.steps, memory, torch.get_num_threads())
         self.parts.append(made)
         run = made.bind()
@@ -115,7 +115,7 @@ class Program:
         meta = root.meta
         if root.device != self.plan.device or not root.size:
             return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
-        return laid_out(self._arena[root.offset :], meta.dtype, meta.shape, meta.stride())
+        return laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
 
     def _transient_slots(self) -> list[int]:
         """Slots that hold something of one call only."""

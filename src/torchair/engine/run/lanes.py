@@ -90,14 +90,14 @@ class LaneProgram(Program, abc.ABC):
         """Views of arguments, then all lanes together."""
         steps, first = self.plan.steps, self._schedule.first
         threads = max(1, torch.get_num_threads() // len(self._schedule.lanes))
-        self._memory = Memory(self.plan, self._arena.data_ptr(), self.plan.constants)
+        self._memory = Memory(self.plan, self.arena.data_ptr(), self.plan.constants)
         tasks = [
             [self._task(piece, lane, threads) for piece in self._pieces(order)]
             for lane, order in enumerate(self._schedule.steps)
         ]
         self._arrange(tasks, threads)
         self._positions = [*first, 0]
-        return [*(prepared(steps[k], self._arena, self.plan) for k in first), self._go]
+        return [*(prepared(steps[k], self.arena, self.plan) for k in first), self._go]
 
     @abc.abstractmethod
     def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
@@ -134,7 +134,7 @@ class LaneProgram(Program, abc.ABC):
             run = told(steps[0], run, self.plan) if self._apart else run
         else:
             views = [self.plan.steps[k] for k in self._schedule.views.get(piece[0], ())]
-            runs = [prepared(s, self._arena, self.plan) for s in (steps[0], *views)]
+            runs = [prepared(s, self.arena, self.plan) for s in (steps[0], *views)]
             run = runs[0] if len(runs) == 1 else partial(_in_turn, runs)
         if self._recorder is not None:
             run = self._recorder.wrap(run, piece, self._schedule.lanes[lane])

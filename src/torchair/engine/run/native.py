@@ -54,7 +54,12 @@ class NativeProgram:
     """A plan that is one native segment from arguments to fresh results and updated arguments:
     nothing to prepare but addresses."""
 
-    _run: Callable[[list[int]], None]
+    enter: Callable[[list[int]], None]
+    """Runs the native code, given the addresses of arguments and results."""
+    makers: Sequence[Callable[[], torch.Tensor]]
+    """Allocate the results that are new tensors, in order."""
+    results: Sequence[int]
+    """For each output the input that it is, -1 where it is a new tensor."""
 
     def __init__(self, plan: Plan, place: Place | None = None) -> None:
         """`place` gives memory for the arena, if it has any."""
@@ -63,21 +68,21 @@ class NativeProgram:
         memory = Memory(plan, self._arena.data_ptr(), plan.constants)
         fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
-        self._make = [allocator(r)(o.shape, o.strides) for o, r in fresh]
+        self.makers = [allocator(r)(o.shape, o.strides) for o, r in fresh]
         self._take(Segment(plan.native_steps, memory, torch.get_num_threads(), slots), slots)
         if poisoning():
-            self._run = poisoned(self._run, self._arena, areas_of(plan))
+            self.enter = poisoned(self.enter, self._arena, areas_of(plan))
 
     def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
         """Note which results are updated arguments; gives those that are made."""
-        self._updated = [r.tied_to if r.kind == "tied" else -1 for _, r in plan.leaving]
-        self._plain = max(self._updated, default=-1) < 0
+        self.results = [r.tied_to if r.kind == "tied" else -1 for _, r in plan.leaving]
+        self._plain = max(self.results, default=-1) < 0
         return [(o, r) for o, r in plan.leaving if r.kind == "fresh"]
 
     def _take(self, segment: Segment, results: Sequence[int]) -> None:
         """Run this segment, whose last sources are the results."""
         self._arguments = picker(segment.sources[: len(segment.sources) - len(results)])
-        self._run = segment.call()
+        self.enter = segment.call()
 
     @staticmethod
     def suits(plan: Plan) -> bool:
@@ -86,15 +91,15 @@ class NativeProgram:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
-        made = [make() for make in self._make]
+        made = [make() for make in self.makers]
         try:
-            self._run([*map(_address, self._arguments(inputs)), *map(_address, made)])
+            self.enter([*map(_address, self._arguments(inputs)), *map(_address, made)])
         except BadIndex as e:
             raise explain(e.step, e) from e
         if self._plain:
             return made
         rest = iter(made)
-        return [next(rest) if k < 0 else inputs[k] for k in self._updated]
+        return [next(rest) if k < 0 else inputs[k] for k in self.results]
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -160,16 +165,6 @@ class DirectProgram(NativeProgram):
         self._segment = segment
         self._inputs = segment.sources[: len(segment.sources) - len(results)]
 
-    @property
-    def results(self) -> list[int]:
-        """For each output the input that it is, -1 where it is a new tensor."""
-        return self._updated
-
-    @property
-    def makers(self) -> list[Callable[[], torch.Tensor]]:
-        """Functions that allocate the new tensors, in order."""
-        return self._make
-
     def gate(
         self,
         inputs: Sequence[torch.Tensor],
@@ -195,7 +190,7 @@ class DirectProgram(NativeProgram):
         ]
         first = len(self._inputs)
         made = [
-            TensorTaken(len(records) + k, words + 8 * (first + k)) for k in range(len(self._make))
+            TensorTaken(len(records) + k, words + 8 * (first + k)) for k in range(len(self.makers))
         ]
         task = self._segment.task()
         if held is not None:

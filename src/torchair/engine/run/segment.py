@@ -186,18 +186,18 @@ class Segment:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps = list(steps)
         calls = [s.code for s in steps]
-        self._threads = self.most = self._threads_of(threads)  # for the sizes of this plan
-        room = max((c.scratch for c in calls), default=0) * self._threads
+        self.threads = self.most = self._threads_of(threads)  # for the sizes of this plan
+        room = max((c.scratch for c in calls), default=0) * self.threads
         self._scratch = (memory.scratch or aligned_bytes)(room)
         outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
         if key not in outlines:
             outlines[key] = Outline(steps, memory.plan, last)
-        self._outline: Outline = outlines[key]
-        self._memory = torch.zeros(self._outline.total + LINE, dtype=torch.int64)
-        self._base = -(-self._memory.data_ptr() // 64) * 64  # the barrier has a line to itself
-        self._block = (ctypes.c_int64 * self._outline.total).from_address(self._base)
-        faults = self._base + 8 * self._outline.faults_at
-        self._outline.write_fixed(self._block, faults, self._scratch.data_ptr())
+        self.outline: Outline = outlines[key]
+        self._memory = torch.zeros(self.outline.total + LINE, dtype=torch.int64)
+        self.base = -(-self._memory.data_ptr() // 64) * 64  # the barrier has a line to itself
+        self.block = (ctypes.c_int64 * self.outline.total).from_address(self.base)
+        faults = self.base + 8 * self.outline.faults_at
+        self.outline.write_fixed(self.block, faults, self._scratch.data_ptr())
         self._write_sized(memory)
         self._write_program()
 
@@ -207,36 +207,36 @@ class Segment:
 
     def _write_sized(self, memory: Memory) -> None:
         """What follows from sizes, and from where memory is."""
-        outline = self._outline
-        outline.write_sized(self._block, memory, self.steps)
+        outline = self.outline
+        outline.write_sized(self.block, memory, self.steps)
         for k, (_, _, slot) in enumerate(outline.patches):
-            self._block[outline.patches_at + PATCH * k + 2] = memory.plan.places[slot][1]
+            self.block[outline.patches_at + PATCH * k + 2] = memory.plan.places[slot][1]
         self._write_flags(outline.barriers(self.steps, memory.plan))
 
     def _write_program(self) -> None:
         """Header, records of steps, patches."""
-        outline, base, code = self._outline, self._base, cpu().library
+        outline, base, code = self.outline, self.base, cpu().library
         for k, (step, at) in enumerate(zip(self.steps, outline.blocks, strict=True)):
             first = outline.records + STEP * k
-            self._block[first : first + 2] = code.address(step.code.kernel), base + 8 * at
+            self.block[first : first + 2] = code.address(step.code.kernel), base + 8 * at
         for k, (word, source, _) in enumerate(outline.patches):
             first = outline.patches_at + PATCH * k
-            self._block[first : first + 2] = base + 8 * word, source
+            self.block[first : first + 2] = base + 8 * word, source
         header = [
-            base + 8 * outline.records, len(self.steps), self._threads,
+            base + 8 * outline.records, len(self.steps), self.threads,
             base + 8 * outline.patches_at, len(outline.patches), base + 8 * outline.sources_at,
             base + 8 * HEADER, 0,
         ]  # fmt: skip
-        self._block[0 : len(header)] = header
+        self.block[0 : len(header)] = header
 
     def _write_flags(self, flags: Sequence[int]) -> None:
         for k, flag in enumerate(flags):
-            self._block[self._outline.records + STEP * k + 2] = flag
+            self.block[self.outline.records + STEP * k + 2] = flag
 
     @property
     def sources(self) -> list[int]:
         """Slots whose address is asked for at each call."""
-        return self._outline.sources
+        return self.outline.sources
 
     def bind(self) -> Callable[[list[Any]], None]:
         """A function of the registers that runs the segment."""
@@ -256,32 +256,32 @@ class Segment:
     @property
     def given(self) -> Any:
         """The words that hold the addresses of `sources`."""
-        return (ctypes.c_int64 * len(self._outline.sources)).from_address(self.given_at)
+        return (ctypes.c_int64 * len(self.outline.sources)).from_address(self.given_at)
 
     @property
     def given_at(self) -> int:
         """Where these words are."""
-        return self._base + 8 * self._outline.sources_at
+        return self.base + 8 * self.outline.sources_at
 
     def task(self) -> Task:
         """The segment as a gate runs it."""
-        outline, code = self._outline, cpu().library
-        faults = self._base + 8 * outline.faults_at
+        outline, code = self.outline, cpu().library
+        faults = self.base + 8 * outline.faults_at
         long = sum(s.code.work for s in self.steps) > LONG
         drive = code.address(driver(code.machine))
-        return Task(self._base, drive, self._threads, faults, len(outline.faults), long)
+        return Task(self.base, drive, self.threads, faults, len(outline.faults), long)
 
     def faulty(self) -> Step | None:
         """The step whose kernel met a bad index in the last run. It is forgotten then."""
-        first, count = self._outline.faults_at, len(self._outline.faults)
-        found = self._block[first : first + count]
-        self._block[first : first + count] = [0] * count
-        steps = [k for f, (_, k) in zip(found, self._outline.faults, strict=True) if f]
+        first, count = self.outline.faults_at, len(self.outline.faults)
+        found = self.block[first : first + count]
+        self.block[first : first + count] = [0] * count
+        steps = [k for f, (_, k) in zip(found, self.outline.faults, strict=True) if f]
         return self.steps[steps[0]] if steps else None
 
     def fire(self) -> Callable[[], None]:
         """A function that runs the segment on the addresses `given` holds."""
-        block, base, driver = self._block, self._base, cpu().driver()
+        block, base, driver = self.block, self.base, cpu().driver()
         threads = torch.get_num_threads
 
         def run(owner: Any = self) -> None:
@@ -290,12 +290,12 @@ class Segment:
             driver(base)
 
         fire = poisoned(run, self._scratch)
-        return self._raising(fire) if self._outline.faults else fire
+        return self._raising(fire) if self.outline.faults else fire
 
     def _raising(self, run: Callable[[], None]) -> Callable[[], None]:
         """The same, raising for an index out of range when the kernels have ended."""
-        block, first = self._block, self._outline.faults_at
-        last, clean = first + len(self._outline.faults), [0] * len(self._outline.faults)
+        block, first = self.block, self.outline.faults_at
+        last, clean = first + len(self.outline.faults), [0] * len(self.outline.faults)
 
         def run_and_look() -> None:
             run()

@@ -64,7 +64,7 @@ class SizedSegment(Segment):
     # ---- once: which word follows from what ----
 
     def _write_sized(self, memory: Memory) -> None:
-        outline, places = self._outline, memory.plan.places
+        outline, places = self.outline, memory.plan.places
         for word, slot in outline.placed:
             root, offset = places[slot]
             self._follow(word, offset, _ARENA, _BUFFERS + root.buffer)
@@ -83,7 +83,7 @@ class SizedSegment(Segment):
     def _follow(self, word: int, size: Any, *others: int) -> None:
         """A word is the sum of a size and other values."""
         if not others and not isinstance(size, Number):
-            self._block[word] = size
+            self.block[word] = size
             return
         others = (*others, *self._integer(size))
         self._records += (word, *others, *[0] * (FILL - 1 - len(others)))
@@ -106,14 +106,14 @@ class SizedSegment(Segment):
         values[self._numbers_at : self._constants_at] = member.values[: family.words]
         if placement is not self._placement:
             values[_BUFFERS : self._numbers_at] = placement.offsets
-            self._write_flags(family.barriers(placement, self._outline, self.steps))
+            self._write_flags(family.barriers(placement, self.outline, self.steps))
             self._placement = placement
         if constants:
             values[self._constants_at : self._fixed_at] = [t.data_ptr() for t in constants]
         (work,) = family.work(member.values)
-        self.most = self._threads if work > ALONE else 1
-        self._block[THREADS] = self.most
-        self._fill(self._base, self._table, len(self._table) // FILL, values)
+        self.most = self.threads if work > ALONE else 1
+        self.block[THREADS] = self.most
+        self._fill(self.base, self._table, len(self._table) // FILL, values)
 
 
 class SizedProgram(NativeProgram):
@@ -142,13 +142,13 @@ class SizedProgram(NativeProgram):
         self._constants = member.constants()  # kept as long as their addresses are in use
         self._segment.fit(member, placement, arena.data_ptr(), self._constants)
         made = [make(shape(values), strides(values)) for shape, strides, make in self._kinds]
-        self._make = list(self._each(made))
+        self.makers = list(self._each(made))
         self.fitted, self.arena = member, arena
         if poisoning():
             sizes, offsets = placement.sizes, placement.offsets
             where = lambda r: (offsets[r.buffer], sizes[r.buffer])  # noqa: E731
             areas = areas_of(self._family.plan, where)
-            self._run = poisoned(self._segment.call(), arena, areas)
+            self.enter = poisoned(self._segment.call(), arena, areas)
 
     def leave(self) -> None:
         """Be ready for nothing, and hold no memory."""
