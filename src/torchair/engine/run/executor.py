@@ -17,7 +17,7 @@ import torch
 
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, extent
 from torchair.engine.plan.strides import same_strides
-from torchair.engine.run.launches import Launches, native_part
+from torchair.engine.run.launches import native_part
 from torchair.engine.run.memory import (
     ARENA,
     Area,
@@ -29,7 +29,7 @@ from torchair.engine.run.memory import (
     poisoned,
 )
 from torchair.engine.run.native import IdlePrograms, NativeProgram, StepFailure, explain
-from torchair.engine.run.segment import BadIndex, Range, Segment, meet, range_of
+from torchair.engine.run.segment import BadIndex, NativePart, Range, meet, range_of
 from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
 from torchair.log import tell
@@ -70,7 +70,7 @@ class Program:
         self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
         self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
         self._positions: list[int] = []  # step that each run begins with
-        self.parts: list[Segment | Launches] = []  # consecutive native steps, bound
+        self.parts: list[NativePart] = []  # consecutive native steps, bound
         self._runs = self._prepare()
         if poisoning():
             areas = areas_of(plan)

@@ -33,7 +33,7 @@ from torchair.codegen.target import BrokenKernels, Declined, Kernel, Launch
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import SIZES_AT, Native, Plan, Step
 from torchair.engine.run.memory import Memory
-from torchair.engine.run.segment import BadIndex, Outline, Range, Segment, meet
+from torchair.engine.run.segment import BadIndex, NativePart, Outline, Range, Segment, meet
 from torchair.engine.units.native_units import NativeUnits
 from torchair.flags import Flags
 from torchair.ge.graph import Graph, Value
@@ -341,8 +341,8 @@ class _Shared:
         self.faults = _noted(len(self.outline.faults))
 
 
-class Launches:
-    """Consecutive native steps on a GPU, bound to memory. As in a `Segment`, addresses that never
+class Launches(NativePart):
+    """Native steps on a GPU. As in a `Segment`, addresses that never
     change are written down once, those of arguments and of fresh results are filled in at each
     call; a program that is captured is called once."""
 
@@ -356,7 +356,7 @@ class Launches:
         if key not in plan.outlines:
             plan.outlines[key] = _Shared(steps, plan, target, last)
         shared: _Shared = plan.outlines[key]
-        self._outline, self.faults, groups = shared.outline, shared.faults, shared.groups
+        self.outline, self.faults, groups = shared.outline, shared.faults, shared.groups
         values = self._values(memory)
         entries = [entry_of(group) for group in groups]
         errors = self._library.add(entries)
@@ -366,7 +366,7 @@ class Launches:
         self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
         for group, entry in zip(groups, entries, strict=True):
             self._calls.append(self._call(group, entry, values))
-        sources = {word: (k, plan.places[slot][1]) for word, k, slot in self._outline.patches}
+        sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.outline.patches}
         self._patches = [
             (words, position, *sources[word])
             for word, words, position in self._given
@@ -387,9 +387,9 @@ class Launches:
 
     def _values(self, memory: Memory) -> list[int]:
         """All words of the outline, as far as they are known."""
-        values = [0] * self._outline.total
-        self._outline.write_fixed(values, self.faults.data_ptr())
-        self._outline.write_sized(values, memory, self.steps)
+        values = [0] * self.outline.total
+        self.outline.write_fixed(values, self.faults.data_ptr())
+        self.outline.write_sized(values, memory, self.steps)
         return values
 
     def _call(self, bundle: Bundle, entry: Entry, values: list[int]) -> Call:
@@ -403,25 +403,14 @@ class Launches:
             words.append(blocks)
             for word in job.kernel.words:
                 part, own = divmod(word, FAR)
-                at = self._outline.blocks[job.steps[part]] + own
+                at = self.outline.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
                 words.append(values[at])
         call = Call(self._library, entry, grid, words, shared, cluster)
         self._given += [(word, call.words, position) for word, position in where]
         return call
 
-    @property
-    def sources(self) -> list[int]:
-        """Slots whose address is asked for at each call."""
-        return self._outline.sources
-
-    def bind(self) -> Callable[[list[Any]], None]:
-        """A function of the registers that launches everything."""
-        sources, run = self.sources, self.call()
-        return lambda r: run([r[s].data_ptr() for s in sources])
-
     def call(self) -> Callable[[list[int]], None]:
-        """A function of the addresses of `sources` that launches everything."""
         patches, calls, index = self._patches, self._calls, self._library.index
         stream_of = torch._C._cuda_getCurrentRawStream
         check = self.check if len(self.faults) else None
@@ -443,10 +432,10 @@ class Launches:
         if self.faults.count_nonzero():
             first = int(self.faults.nonzero()[0])
             self.faults.zero_()
-            raise BadIndex(self.steps[self._outline.faults[first][1]])
+            raise BadIndex(self.steps[self.outline.faults[first][1]])
 
 
-def native_part(steps: Sequence[Step], memory: Memory, threads: int) -> Segment | Launches:
+def native_part(steps: Sequence[Step], memory: Memory, threads: int) -> NativePart:
     """Consecutive native steps, bound to the memory of a program where they run."""
     place = torch.device(memory.plan.device)
     if place.type == "cpu":

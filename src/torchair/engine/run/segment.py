@@ -8,6 +8,7 @@ argument blocks once, those of arguments and of fresh results are filled in at e
 
 from __future__ import annotations
 
+import abc
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -177,8 +178,29 @@ class BadIndex(IndexError):
         self.step = step
 
 
-class Segment:
+class NativePart(abc.ABC):
     """Consecutive native steps, bound to memory."""
+
+    steps: list[Step]
+    outline: Outline
+
+    @property
+    def sources(self) -> list[int]:
+        """Slots whose address is asked for at each call."""
+        return self.outline.sources
+
+    @abc.abstractmethod
+    def call(self) -> Callable[[list[int]], None]:
+        """A function of the addresses of `sources` that runs all steps."""
+
+    def bind(self) -> Callable[[list[Any]], None]:
+        """A function of the registers that runs all steps."""
+        sources, run = self.sources, self.call()
+        return lambda r: run([r[s].data_ptr() for s in sources])
+
+
+class Segment(NativePart):
+    """Native steps on a CPU."""
 
     def __init__(
         self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
@@ -233,18 +255,7 @@ class Segment:
         for k, flag in enumerate(flags):
             self.block[self.outline.records + STEP * k + 2] = flag
 
-    @property
-    def sources(self) -> list[int]:
-        """Slots whose address is asked for at each call."""
-        return self.outline.sources
-
-    def bind(self) -> Callable[[list[Any]], None]:
-        """A function of the registers that runs the segment."""
-        sources, run = self.sources, self.call()
-        return lambda r: run([r[s].data_ptr() for s in sources])
-
     def call(self) -> Callable[[list[int]], None]:
-        """A function of the addresses of `sources` that runs the segment."""
         given, fire = self.given, self.fire()
 
         def run(addresses: list[int]) -> None:
