@@ -291,3 +291,6 @@ def _exchanged(value: Value, inner: Inner) -> Value | None:
         return None
     inner.add(value, minus, operands(minus)[0], first)
     return x
+
+
+ACTIVATION_PATTERNS = (RotaryMulFusion, GeluFusion, SwishFusion, SwiGluFusion)

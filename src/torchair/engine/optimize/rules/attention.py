@@ -498,7 +498,9 @@ def _one_open(dims: tuple[Any, ...], about: Value) -> list[int]:
     return [d if isinstance(d, int) else -1 for d in dims]
 
 
-BY_HEADS: tuple[type[Pattern], ...] = (
+ATTENTION_PATTERNS = (
+    AttentionFusion,
+    RepeatedHeadsFusion,
     PromptAttentionByHeads,
     StepAttentionByHeads,
     FusedAttentionByHeads,

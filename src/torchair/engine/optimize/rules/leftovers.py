@@ -313,3 +313,19 @@ def _unswapped(x: Value, inner: Inner) -> tuple[Value, tuple[int, ...]]:
         inner.add(x)
         return operands(x)[0], _BATCH_SWAPPED
     return x, (0, 1, 2)
+
+
+RULES: tuple[Rule, ...] = (
+    MultiplyByOne(),
+    CastToSameType(),
+    CloneIsCopy(),
+    IdentityNode(),
+    PartPutBack(),
+    ReshapeToSameShape(),
+    ReshapeOfReshape(),
+    TransposeNothing(),
+    TransposeTwice(),
+    *TRANSPOSE_RULES,
+    *BIAS_RULES,
+    CopyOfResult(),
+)

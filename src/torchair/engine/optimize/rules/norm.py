@@ -200,3 +200,6 @@ class RmsNormGradSplit(Pattern):
         total = ge.ReduceSum(product, leading) if leading else product
         dx, _ = ge.RmsNormGrad(dy, x, rstd, gamma)
         return [dx, total]
+
+
+NORM_PATTERNS = (RmsNormFusion, AddRmsNormFusion, LayerNormFusion, RmsNormGradSplit)
