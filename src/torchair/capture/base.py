@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from torchair.configs.settings import Settings
+from torchair.engine.plan.records import extent
 from torchair.engine.run.executor import Program
 from torchair.engine.run.held import Held
 from torchair.errors import InputError
@@ -91,9 +92,6 @@ def options_of(config: Mapping[str, Any]) -> CaptureOptions:
     )
 
 
-# ---- what a capture leaves ----
-
-
 @dataclass(frozen=True)
 class Kept:
     """A result that is not in the pool: None, a number, or a tensor that the graph holds."""
@@ -153,13 +151,6 @@ def view_of(
         return torch._neg_view(made) if negative else made
 
     return make
-
-
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last one of a tensor."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
 def misfit(
@@ -305,9 +296,7 @@ class Copied:
     def __init__(self) -> None:
         self._from: list[torch.Tensor] | None = None
 
-    def take(
-        self, recording: PooledRecording, args: Sequence[Any], hold: bool
-    ) -> tuple[Any, ...]:
+    def take(self, recording: PooledRecording, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         """Results of the call that has just run."""
         if self._from is None:
             self._prepare(recording)
@@ -404,9 +393,7 @@ class Shared:
         self._plain: bool | None = None
         self.rebuilt = 0  # times that tensors had to be made
 
-    def take(
-        self, recording: PooledRecording, args: Sequence[Any], hold: bool
-    ) -> tuple[Any, ...]:
+    def take(self, recording: PooledRecording, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         """Results of the call that has just run; `hold` keeps the tensors for the next calls."""
         results = self._held
         if results is None:
@@ -427,9 +414,7 @@ class Shared:
         """Live tensors again, dead ones anew; tensors of one group share a storage object."""
         sources = recording.sources
         found = {k: ref() for k, ref in self._alive.items()}
-        live = {
-            k: t for k, t in found.items() if t is not None and isinstance(sources[k], Pooled)
-        }
+        live = {k: t for k, t in found.items() if t is not None and isinstance(sources[k], Pooled)}
         storages: dict[int, torch.UntypedStorage] = {}
         for k, tensor in live.items():
             storages[sources[k].group] = tensor.untyped_storage()  # type: ignore[union-attr]

@@ -34,14 +34,7 @@ from torchair.engine.run.fixed import Placed
 from torchair.engine.run.held import Held, same_as
 from torchair.engine.run.native import picker
 from torchair.engine.session import TorchNpuGraph
-from torchair.ge.signature import (
-    Computed,
-    ComputedScalar,
-    InputView,
-    Result,
-    ResultView,
-    Signature,
-)
+from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView, Signature
 
 
 class EngineSubstrate(Substrate):

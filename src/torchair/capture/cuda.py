@@ -39,13 +39,13 @@ from torchair.capture.base import (
     ResultSource,
     Substrate,
     ToCapture,
-    extent,
     misfit,
     pooled,
     view_of,
 )
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Recorded, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
+from torchair.engine.plan.records import extent
 from torchair.engine.run.held import same_as
 from torchair.engine.run.native import picker
 from torchair.errors import CaptureError, InputError

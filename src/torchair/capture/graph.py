@@ -430,9 +430,6 @@ def _labelled(name: str) -> Any:
     return nullcontext()
 
 
-# ---- how to capture on the device of the arguments ----
-
-
 def substrate_for(
     args: Sequence[Any], engine: EngineGraph | None, pool: tuple[int, int] | None, updates: Updates
 ) -> Substrate:
@@ -448,9 +445,6 @@ def substrate_for(
     if engine is None or updates.rules:
         return TapeSubstrate(updates, pool)
     return EngineSubstrate(engine, pool)
-
-
-# ---- a graph out of a file ----
 
 
 class CapturedGraph:

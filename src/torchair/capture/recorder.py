@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchair.capture.rehearsal import written
+from torchair.capture.rehearsal import has_mask, written
 from torchair.engine.run.fixed import SIZE_HINT
 from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
@@ -112,9 +112,6 @@ class Tape:
                 if step is not None:
                     error.add_note(f"while replaying {self.places[self.steps.index(step)]}")
                 raise
-
-
-# ---- recording ----
 
 
 @dataclass
@@ -485,8 +482,7 @@ def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: CallSite) -> No
 
 def _size_follows_data(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     if op is _ATEN.index.Tensor:
-        masks = (torch.bool, torch.uint8)
-        return any(isinstance(t, torch.Tensor) and t.dtype in masks for t in args[1])
+        return has_mask(args[1])
     return op is not _ATEN.repeat_interleave.Tensor or kwargs.get("output_size") is None
 
 

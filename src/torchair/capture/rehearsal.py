@@ -276,18 +276,20 @@ def _changes_sides(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     return (torch.device(target).type == "cpu") != (args[0].device.type == "cpu")
 
 
+def has_mask(indices: Iterable[Any]) -> bool:
+    """Whether one of the tensors that choose elements is a mask: how many it chooses is data."""
+    masks = (torch.bool, torch.uint8)
+    return any(isinstance(t, torch.Tensor) and t.dtype in masks for t in indices)
+
+
 def _asks_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     if _name(op) in _INDEXING:
-        masks = (torch.bool, torch.uint8)
-        return any(isinstance(t, torch.Tensor) and t.dtype in masks for t in args[1])
+        return has_mask(args[1])
     if torch.Tag.data_dependent_output in op.tags:
         return True
     if op is _ATEN.repeat_interleave.Tensor:
         return kwargs.get("output_size") is None
     return torch.Tag.dynamic_output_shape in op.tags
-
-
-# ---- a graph in the engine: its plan, run once ----
 
 
 class EngineWalk:

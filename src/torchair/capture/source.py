@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.capture.base import extent
+from torchair.engine.plan.records import extent
 
 _LARGEST = 1024  # elements of a constant that is written out
 _PLAIN = frozenset(
@@ -79,46 +79,66 @@ def assert_size_stride(tensor: torch.Tensor, size: Sequence[int], stride: Sequen
         )
 
 
-# ---- the text ----
+_PROGRAM = """\
+# {name} as a program: `python output_code.py` calls `kernel` twice with random
+# numbers. Custom operators have to be imported first.
+
+{imports}
+{constants}
+
+{body}
+
+compile_configs = {{}}
+{options}acl_graph = AclGraph(fx_forward=forward, config=compile_configs)
+aclgraph_cache_info = AclGraphCacheInfo(
+{fields})
+acl_graph.load(aclgraph_cache_info)
+
+_is_first_run = True
+
+
+def kernel(*args, **kwargs):
+{checks}    return acl_graph(*args, **kwargs)
+
+
+def main():
+{sample}    args = [{args}]
+    kernel(*args)
+    return kernel(*args)
+
+
+if __name__ == "__main__":
+    main()
+"""
 
 
 def render(
-    gm: fx.GraphModule,
-    configs: Mapping[str, Any],
-    cache_info: Any,
+    gm: fx.GraphModule, configs: Mapping[str, Any], cache_info: Any,
     inputs: Sequence[Any] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """The program of a graph.
 
     `configs` are the options of the run time and `cache_info` the dataclass that describes the
     graph to it, both plain values. `inputs` are example inputs, the ones of tracing by default.
     """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    names = [str(n.target) for n in placeholders]
     if inputs is None:
-        inputs = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
+        inputs = [n.meta.get("val") for n in placeholders]
     function = _Function(gm, "forward", "tensor_constants")
-    constants = "\n".join(function.constants())
-    body = "\n".join(function.lines("*args, node_info=[], is_capturing: bool = False"))
-    checked = "\n".join(_kernel(inputs))
-    sample = "\n".join(_main(gm, inputs))
-    names = "\n".join([constants, body, checked, sample])
-    parts = [
-        f"# {cache_info.fx_graph_name} as a program: `python output_code.py` calls `kernel` twice "
-        "with random\n# numbers. Custom operators have to be imported first.\n",
-        "\n".join(_imports(function.globals(), names)),
-        constants,
-        "",
-        body,
-        "",
-        "\n".join(_options(configs)),
-        "\n".join(_graph(cache_info)),
-        "",
-        checked,
-        "",
-        sample,
-        "",
-        'if __name__ == "__main__":\n    main()\n',
-    ]
-    return "\n".join(parts)
+    parts = {
+        "constants": "\n".join(function.constants()),
+        "body": "\n".join(function.lines("*args, node_info=[], is_capturing: bool = False")),
+        "checks": "".join(f"{line}\n" for line in _checks(inputs)),
+        "sample": "".join(f"    {line}\n" for line in _sample(names, inputs)),
+    }
+    known = [(f.name, getattr(cache_info, f.name)) for f in dataclasses.fields(cache_info)]
+    return _PROGRAM.format(
+        name=cache_info.fx_graph_name, args=", ".join(names),
+        imports="\n".join(_imports(function.globals(), "\n".join(parts.values()))),
+        options="".join(f'compile_configs["{k}"] = {_literal(v)}\n' for k, v in configs.items()),
+        fields="".join(f"    {k}={_literal(v)},\n" for k, v in known), **parts,
+    )  # fmt: skip
 
 
 def _imports(known: Mapping[str, Any], text: str) -> Iterator[str]:
@@ -156,21 +176,6 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         return None
-
-
-def _options(configs: Mapping[str, Any]) -> Iterator[str]:
-    yield "compile_configs = {}"
-    for name, value in configs.items():
-        yield f'compile_configs["{name}"] = {_literal(value)}'
-
-
-def _graph(cache_info: Any) -> Iterator[str]:
-    yield "acl_graph = AclGraph(fx_forward=forward, config=compile_configs)"
-    yield "aclgraph_cache_info = AclGraphCacheInfo("
-    for field in dataclasses.fields(cache_info):
-        yield f"    {field.name}={_literal(getattr(cache_info, field.name))},"
-    yield ")"
-    yield "acl_graph.load(aclgraph_cache_info)"
 
 
 def _literal(value: Any) -> str:
@@ -288,11 +293,8 @@ def _tensor_text(tensor: torch.Tensor) -> str:
     return text if tensor.device.type == "cpu" else f"{text}.to({str(tensor.device)!r})"
 
 
-# ---- calls ----
-
-
-def _kernel(inputs: Sequence[Any]) -> list[str]:
-    """The entry: the first call makes sure that its arguments are as the graph was traced for."""
+def _checks(inputs: Sequence[Any]) -> list[str]:
+    """The first call makes sure that its arguments are as the graph was traced for."""
     sources = _symbol_sources(inputs)
     checks, used = [], set()
     for i, value in enumerate(inputs):
@@ -303,36 +305,22 @@ def _kernel(inputs: Sequence[Any]) -> list[str]:
             used |= symbols
             size, stride = _dims(value.shape), _dims(value.stride())
             checks.append(f"        assert_size_stride(args[{i}], {size}, {stride})")
+    if not checks:
+        return []
     bound = [f"        {name} = {text}" for name, text in sources.items() if name in used]
-    first = ["    if _is_first_run:", *bound, *checks, "        _is_first_run = False"]
-    return [
-        "_is_first_run = True",
-        "",
-        "",
-        "def kernel(*args, **kwargs):",
-        *(["    global _is_first_run", *first] if checks else []),
-        "    return acl_graph(*args, **kwargs)",
-        "",
-    ]
+    head = ["    global _is_first_run", "    if _is_first_run:"]
+    return [*head, *bound, *checks, "        _is_first_run = False"]
 
 
-def _main(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[str]:
-    """A run on random inputs; symbols get small different sizes."""
-    names = [str(n.target) for n in gm.graph.find_nodes(op="placeholder")]
-    lines = [f"    {name} = {value}" for name, value in _sample_sizes(inputs).items()]
+def _sample(names: Sequence[str], inputs: Sequence[Any]) -> Iterator[str]:
+    """Random inputs; symbols get small different sizes."""
+    for name, size in _sample_sizes(inputs).items():
+        yield f"{name} = {size}"
     for name, value in zip(names, inputs, strict=True):
-        lines.append(f"    {name} = {_sample(value)}")
-    return [
-        "def main():",
-        *lines,
-        f"    args = [{', '.join(names)}]",
-        "    kernel(*args)",
-        "    return kernel(*args)",
-        "",
-    ]
+        yield f"{name} = {_sample_of(value)}"
 
 
-def _sample(value: Any) -> str:
+def _sample_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         size, stride = _dims(value.shape), _dims(value.stride())
         where = f"dtype={value.dtype}, device={str(value.device)!r}"

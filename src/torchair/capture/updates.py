@@ -138,9 +138,6 @@ class SitesInOrder:
             raise CaptureError(f"operators that are to be updated were not called: {left}")
 
 
-# ---- reading a graph ----
-
-
 def find_updates(gm: fx.GraphModule, on_device: bool = False) -> Updates:
     """Lists that replays of a graph update. On a device only operators with a form for capture."""
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -182,9 +179,7 @@ def _rule(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]
     return tuple(_element(node, name, v, positions) for v in value)
 
 
-def _element(
-    node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]
-) -> Element:
+def _element(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]) -> Element:
     if isinstance(value, int):
         return "fixed", value
     if value in positions and not isinstance(value.meta.get("val"), torch.Tensor):

@@ -64,9 +64,6 @@ def register(count: int) -> None:
     torch._C._set_multithreading_enabled(False)
 
 
-# ---- torch's own classes ----
-
-
 def install_methods() -> None:
     """Let torch's classes know the device."""
     torch.utils.generate_methods_for_privateuse1_backend(
@@ -173,10 +170,7 @@ _OF_DYNAMO = (
 def install_hooks() -> None:
     """Tell Dynamo now if it is there, else when it comes."""
     when_imported(
-        {
-            "torch._dynamo.device_interface": _add_interface,
-            "torch._dynamo.trace_rules": _add_rules,
-        }
+        {"torch._dynamo.device_interface": _add_interface, "torch._dynamo.trace_rules": _add_rules}
     )
 
 

@@ -86,15 +86,14 @@ def real_package() -> str | None:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds and makes the modules of the emulated package."""
+    """Finds and makes modules of the emulated package: those that `knows` tells."""
+
+    def __init__(self, knows: Callable[[str], bool]) -> None:
+        self._knows = knows
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name == PACKAGE or name in MODULES:
-            return self.spec(name)
-        return None
-
-    def spec(self, name: str) -> ModuleSpec:
-        """How to load a module of the package."""
+        if not self._knows(name):
+            return None
         return ModuleSpec(name, self, origin="torchair.emulate", is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -112,20 +111,9 @@ class Finder(MetaPathFinder, Loader):
                 getattr(found, on_import)()
 
 
-class OurModules(MetaPathFinder):
-    """Finds modules of torchair under their names in the package, before the path does: that would
-    find their files and load them a second time."""
-
-    def __init__(self, finder: Finder) -> None:
-        self._finder = finder
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return self._finder.spec(name) if name.startswith(f"{_OURS}.") else None
-
-
 def install_finder() -> None:
-    """Answer for the package from now on."""
+    """Answer for the package from now on; for modules of torchair under their names there before
+    the path does, which would find their files and load them a second time."""
     if not any(isinstance(f, Finder) for f in sys.meta_path):
-        finder = Finder()
-        sys.meta_path.append(finder)
-        sys.meta_path.insert(0, OurModules(finder))
+        sys.meta_path.append(Finder(lambda name: name == PACKAGE or name in MODULES))
+        sys.meta_path.insert(0, Finder(lambda name: name.startswith(f"{_OURS}.")))

@@ -13,11 +13,7 @@ import torch.distributed as dist
 
 from torchair.emulate.state import DEVICE_TYPE
 
-__all__ = [
-    "all_gather_into_tensor_uneven",
-    "is_hccl_available",
-    "reduce_scatter_tensor_uneven",
-]
+__all__ = ["all_gather_into_tensor_uneven", "is_hccl_available", "reduce_scatter_tensor_uneven"]
 
 
 def is_hccl_available() -> bool:

@@ -251,9 +251,6 @@ CELLS: dict[str, Callable[..., Any]] = {
 }
 
 
-# ---- which operator gets which kernel ----
-
-
 KEY = "PrivateUse1"
 
 # Torch would look for a kernel of the device's own behind these.

@@ -125,9 +125,6 @@ METERS: list[Meter] = []
 """One for each device, filled when the device is installed."""
 
 
-# ---- figures, under the names that scripts know from accelerators ----
-
-
 def _meter(device: Any) -> Meter:
     return METERS[STATE.index_of(device)]
 

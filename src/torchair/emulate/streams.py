@@ -265,9 +265,6 @@ def _fresh(result: Any, args: list[Any], kwargs: dict[str, Any]) -> list[torch.T
     return [t for t in tensors_in(result) if not any(t is g or shares(t, g) for g in given)]
 
 
-# ---- `torch.npu.NPUGraph` ----
-
-
 ErrorMode = Literal["global", "thread_local", "relaxed"]
 _private_pools = itertools.count(1)  # of graphs that share memory with no other
 

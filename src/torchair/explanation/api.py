@@ -64,9 +64,6 @@ def _timed(
     return time.perf_counter() - begun, collector.seconds - before
 
 
-# ---- what it tells, for programs and for people ----
-
-
 @dataclass(frozen=True)
 class Break:
     """A place where Dynamo ended a graph."""
@@ -189,9 +186,6 @@ def _amount(number: float) -> str:
             return f"{number:5.3g} {unit}"
         number /= 1000
     return f"{number:5.3g} T"
-
-
-# ---- looking on while graphs are compiled and called ----
 
 
 class _Timed:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -119,12 +119,15 @@ _PRODUCTS = ("MatMul", "BatchMatMul")
 _REPEATS = 3  # timed runs, of which the best counts
 
 
+UnitKind = Literal["native", "torch", "copy"]
+
+
 @dataclass(frozen=True)
 class UnitRow:
     """One step."""
 
     name: str  # torch operators that it computes
-    kind: str  # "native", "torch", "copy" or "view"
+    kind: UnitKind
     why: str  # what ended a unit, why a node is not native, why a copy is made
     moved: int  # bytes read and written
     operations: int
@@ -206,7 +209,8 @@ def _row(
     number: int, step: Step, seconds: float, given: list[Any], made: list[Any],
     reasons: dict[Node, str],
 ) -> UnitRow:  # fmt: skip
-    kind = step.kind if step.kind in ("native", "copy") else "torch"
+    kinds: dict[str, UnitKind] = {"native": "native", "copy": "copy"}
+    kind = kinds.get(step.kind, "torch")
     why = reasons.get(step.node, "")
     if kind == "copy":
         row = row_of(step.node.type)

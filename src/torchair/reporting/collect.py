@@ -204,9 +204,6 @@ def _pass_row(change: Change) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---- pictures of a plan ----
-
-
 _LONGEST = 120_000  # characters of one text of a kernel
 
 
@@ -282,9 +279,6 @@ def cut(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}\n… and {len(text) - _LONGEST:,} characters more"
-
-
-# ---- the lines of the model that nodes came from ----
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -108,9 +108,6 @@ class _Graph:
         return seen
 
 
-# ---- the page: a template, its style and its script, and the data as JSON ----
-
-
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 """So that no name of a model can end the element that the data are in."""
 

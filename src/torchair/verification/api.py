@@ -61,9 +61,7 @@ def verify(
     wish = Asked(Path(folder), every_node)
     verifier = Verifier(wish)
     plain = getattr(model, "_orig_mod", model)
-    compiled = torch.compile(
-        plain, backend=get_npu_backend(compiler_config=known), dynamic=dynamic
-    )
+    compiled = torch.compile(plain, backend=get_npu_backend(compiler_config=known), dynamic=dynamic)
     first = (inputs, keywords)
     calls = [first, tree_map(reordered, first), first, *((args, keywords) for args in more)]
     calls = [tree_map(_own, call) for call in calls]  # all at once: each has memory of its own
@@ -119,9 +117,6 @@ def _restored(model: Any) -> Iterator[None]:
                 p.grad = grad
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-# ---- one graph ----
 
 
 @dataclass(frozen=True)
@@ -188,9 +183,7 @@ class _Check:
         nodes = self._gm.graph.find_nodes(op="placeholder")
         mutated = set(mutated_arguments(self._gm))
         self._mutated = [i for i, n in enumerate(nodes) if n in mutated]
-        self._kept = [
-            i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static
-        ]
+        self._kept = [i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static]
         settings = Settings.of(compilation.config)
         self._mode = settings.mode
         replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)

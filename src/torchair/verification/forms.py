@@ -209,9 +209,6 @@ def _origins(step: Step) -> frozenset[str]:
     return frozenset(n.origin.fx_name for n in nodes if n.origin is not None)
 
 
-# ---- the check ----
-
-
 @dataclass(frozen=True)
 class Wrong:
     """The first value that is wrong."""

@@ -150,9 +150,6 @@ def leaves(tree: Any) -> Iterator[Any]:
             yield member
 
 
-# ---- FX nodes in float64 ----
-
-
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _BITS = {"aten.view.dtype"}  # what looks at bits means something else in another type
 

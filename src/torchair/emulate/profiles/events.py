@@ -280,9 +280,6 @@ def _nest(
             call.parent.products_total += call.products_total
 
 
-# ---- stacks of Python functions, as FlameGraph reads them ----
-
-
 StackMetric = Literal["self_cpu_time_total", "self_npu_time_total"]
 
 

@@ -281,9 +281,7 @@ class Marks:
     def events(self, shift: float) -> list[Event]:
         """Everything as events of a Chrome trace, with `shift` microseconds added to times."""
         with self._lock:
-            return [
-                {**e, "ts": e["ts"] / 1e3 + shift, "dur": e["dur"] / 1e3} for e in self._events
-            ]
+            return [{**e, "ts": e["ts"] / 1e3 + shift, "dur": e["dur"] / 1e3} for e in self._events]
 
 
 class mstx:
