@@ -13,7 +13,10 @@ DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
 
 
-def private_dir(path: str | os.PathLike[str], mode: int = DIRECTORY_MODE) -> Path:
+FilePath = str | os.PathLike[str]
+
+
+def private_dir(path: FilePath, mode: int = DIRECTORY_MODE) -> Path:
     """Create a folder and its missing parents, all with `mode`; RuntimeError when that fails."""
     folder = Path(path)
     try:
@@ -27,7 +30,7 @@ def private_dir(path: str | os.PathLike[str], mode: int = DIRECTORY_MODE) -> Pat
 
 
 def atomic_write(
-    path: str | os.PathLike[str],
+    path: FilePath,
     data: bytes | Sequence[bytes | memoryview],
     mode: int = FILE_MODE,
 ) -> Path:

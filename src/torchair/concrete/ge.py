@@ -32,10 +32,7 @@ class ConcreteGraph(abc.ABC):
     """A compiled graph of either mode."""
 
     def optimize_graph_without_runtime(
-        self,
-        *sample_args: Any,
-        observer: Trace | None = None,
-        aot_gm: fx.GraphModule | None = None,
+        self, *sample_args: Any, observer: Trace | None = None, aot_gm: fx.GraphModule | None = None
     ) -> None:
         """Everything that can be done before the first call, which will have arguments like these.
         `observer` keeps records of passes; `aot_gm` is the graph as it was before all of them."""

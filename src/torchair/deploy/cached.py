@@ -51,6 +51,7 @@ from torchair.errors import InputError
 from torchair.flags import Flags
 from torchair.log import logger, warn_once
 from torchair.process import no_garbage_collection
+from torchair.store import FilePath
 from torchair.trace import label, start_debug_log
 
 
@@ -81,9 +82,7 @@ def cache_compile(
     return CachedMethod(func, known, dynamic, cache_dir, ranks, custom_decompositions, ge_cache)
 
 
-def config_of(
-    config: CompilerConfig | None, backend: Callable[..., Any] | None
-) -> CompilerConfig:
+def config_of(config: CompilerConfig | None, backend: Callable[..., Any] | None) -> CompilerConfig:
     """The configuration that both arguments agree on."""
     theirs = getattr(backend, "keywords", {}).get("compiler_config")
     if config is not None and theirs is not None and config != theirs:
@@ -329,9 +328,6 @@ def _content_hash(path: str) -> str:
 # ---- files of the caller's choice, under names of the original's internal module ----
 
 
-Path_ = str | os.PathLike[str]
-
-
 class CacheFile:
     """Where `cache_compile` keeps a method, and in which version."""
 
@@ -354,7 +350,7 @@ class CacheSaver:
     """Files of compiled methods as a whole."""
 
     @staticmethod
-    def remove_cache(path: Path_) -> None:
+    def remove_cache(path: FilePath) -> None:
         """Remove a file of `get_cache_bin` with its folder, or that folder."""
         folder = Path(path).parent if Path(path).name == FILE else Path(path)
         shutil.rmtree(folder, ignore_errors=True)
@@ -381,7 +377,7 @@ class _Compiled:
         self._inputs = args, kwargs
         return self
 
-    def save_to(self, path: Path_) -> Any:
+    def save_to(self, path: FilePath) -> Any:
         """Compile, run once and write the file; the result of that call."""
         if self._inputs is None:
             raise RuntimeError("say what to compile for first: for_inputs(...).save_to(path)")
@@ -404,7 +400,7 @@ class NoGuardFunction(_Compiled):
     KIND, WORD = FunctionType, "function"
 
     @classmethod
-    def load(cls, path: Path_) -> FromFile:
+    def load(cls, path: FilePath) -> FromFile:
         """The function of a file; modules that it uses are globals of the caller."""
         known = sys._getframe(1).f_globals
         found = Artifact.read(Path(path))
@@ -421,7 +417,7 @@ class NoGuardMethod(_Compiled):
     KIND, WORD = MethodType, "bound method"
 
     @classmethod
-    def load(cls, path: Path_, *, self: torch.nn.Module) -> FromFile:
+    def load(cls, path: FilePath, *, self: torch.nn.Module) -> FromFile:
         """The method of a file, for a module that is like the first one."""
         return FromFile(Artifact.read(Path(path)), {"": self})
 

@@ -245,9 +245,7 @@ class Guards:
     def mismatch(self, args: Sequence[Any]) -> InputError | None:
         """The error that tells the first difference, None if there is none."""
         if len(args) != len(self.specs):
-            return InputError(
-                "wrong number of arguments", expected=len(self.specs), got=len(args)
-            )
+            return InputError("wrong number of arguments", expected=len(self.specs), got=len(args))
         sizes: dict[str, int] = {}
         for k, (spec, given) in enumerate(zip(self.specs, args, strict=True)):
             found = spec.problem(given, sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ from torchair.operators.generic import find_target
 from torchair.serde.air import mapped, read_air
 from torchair.serde.codec import read_elements
 from torchair.serde.convention import Convention, from_text
-from torchair.store import atomic_write
+from torchair.store import FilePath, atomic_write
 
 _LARGE = 4096  # constants of so many bytes are weights, whoever wrote the file
 _FORBIDDEN = ("aten::from_file",)  # torch operators that reach beyond their arguments
@@ -64,7 +63,7 @@ class Loaded:
     nested as the model's, or a tensor or tuple in the order of a file that does not tell."""
 
     def __init__(
-        self, path: str | os.PathLike[str], run: Runnable, call: PackagedCall, names: list[str],
+        self, path: FilePath, run: Runnable, call: PackagedCall, names: list[str],
         weights: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         self.path = Path(path)
@@ -102,7 +101,7 @@ class Loaded:
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     device: str | torch.device = "cpu",
     frozen_parameter: bool = False,

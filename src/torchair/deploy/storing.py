@@ -19,7 +19,7 @@ from torchair.errors import SerializationError
 from torchair.operators import infer
 from torchair.serde import canonical_text, from_bytes, same_graph, to_bytes
 from torchair.serde.convention import to_text
-from torchair.store import atomic_write
+from torchair.store import FilePath, atomic_write
 
 
 def stored(
@@ -113,9 +113,7 @@ _WIDTH = 100
 
 
 def readable_cache(
-    cache_bin: str | os.PathLike[str],
-    print_output: bool = True,
-    file: str | os.PathLike[str] | None = None,
+    cache_bin: FilePath, print_output: bool = True, file: FilePath | None = None
 ) -> str:
     """What a file of `cache_compile` holds: meta data, arguments, options, guards and graph.
 

@@ -58,9 +58,7 @@ class _Flat(torch.nn.Module):
 
 
 @contextmanager
-def _in_place(
-    homes: Sequence[Sequence[Home]], given: Sequence[torch.Tensor]
-) -> Iterator[None]:
+def _in_place(homes: Sequence[Sequence[Home]], given: Sequence[torch.Tensor]) -> Iterator[None]:
     """Modules with these tensors for their parameters and buffers. A buffer that is assigned anew
     is updated instead."""
     before = [places[0].read() for places in homes]
@@ -164,9 +162,7 @@ class CacheBackend:
     """Compiles the graph that AOTAutograd makes of a flat call, whose first arguments are
     parameters; `seen` gets what it was told."""
 
-    def __init__(
-        self, compiler: Callable[..., Any], parameters: int, seen: dict[str, Any]
-    ) -> None:
+    def __init__(self, compiler: Callable[..., Any], parameters: int, seen: dict[str, Any]) -> None:
         self._compiler, self._parameters, self._seen = compiler, parameters, seen
 
     def __call__(self, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:

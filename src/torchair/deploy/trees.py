@@ -132,7 +132,6 @@ class CallShape:
         values.reverse()
         return values[: self.count], dict(zip(self.keys, values[self.count :], strict=True))
 
-
     def forget(self) -> None:
         """Do not hold the arguments of the first call any more; nothing can be `restored` then."""
         self.leaves, self._records = [], {}

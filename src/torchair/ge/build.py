@@ -155,10 +155,7 @@ def _input_dims(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def NetOutput(
-    inputs: Sequence[Value],
-    *,
-    dependencies: Sequence[Value] = (),
-    node_name: str | None = None,
+    inputs: Sequence[Value], *, dependencies: Sequence[Value] = (), node_name: str | None = None
 ) -> None:
     """The graph's end: its results, each value once, and what else must have run."""
     graph = get_default_ge_graph()
@@ -391,9 +388,7 @@ def infer_node(node: Node) -> None:
         value.learn(fact)
 
 
-def _journal(
-    graph: Graph, name: str, args: list[Any], kwargs: dict[str, Any], result: Any
-) -> None:
+def _journal(graph: Graph, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
     if graph.depth:
         return
     single = result.node.name if isinstance(result, Value) and "node_name" not in kwargs else None

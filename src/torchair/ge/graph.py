@@ -326,12 +326,16 @@ class Operators(list[Node]):
         return Draft(self._graph)
 
 
+Infer = Callable[[Node], Sequence[Fact]]
+"""Shape rules: what is known of the results of a node."""
+
+
 @dataclass
 class Graph:
     """A GE graph, under construction or finished."""
 
     name: str = ""
-    infer: Callable[[Node], Sequence[Fact]] | None = None
+    infer: Infer | None = None
     attrs: dict[str, Attr] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -496,9 +500,7 @@ def _is_ready(node: Node, done: dict[Node, None]) -> bool:
     return all(before in done for before in node.control)
 
 
-def _produce(
-    root: Node, members: set[Node], done: dict[Node, None], graph_name: str
-) -> None:
+def _produce(root: Node, members: set[Node], done: dict[Node, None], graph_name: str) -> None:
     """Add what a node needs of the members, then itself."""
     begun = {root}
     stack = [(root, iter(_producers(root)))]
@@ -534,4 +536,3 @@ def get_default_ge_graph() -> Graph:
     if not stack:
         stack.append(Graph("default"))
     return stack[-1]
-

@@ -153,8 +153,6 @@ def known_types() -> list[str]:
 # ---- operators that users add; the catalogue makes rows of the kernels kept here ----
 
 
-
-
 @dataclass(frozen=True)
 class UserKernel:
     """The meaning of an operator type, given by a user."""

@@ -7,14 +7,14 @@ a FakeTensorMode is active, as it is when a dump is written in the middle of com
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from torchair.errors import SerializationError
-from torchair.ge.graph import Fact, Graph, Node
+from torchair.ge.graph import Graph, Infer
 from torchair.serde.literals import same_graph
 from torchair.serde.proto import (
     from_bytes,
@@ -26,7 +26,7 @@ from torchair.serde.proto import (
     to_txt,
 )
 from torchair.serde.pycode import canonical_text, load, original_text
-from torchair.store import atomic_write
+from torchair.store import FilePath, atomic_write
 
 __all__ = [
     "KINDS", "canonical_text", "dump_name", "from_bytes", "load", "original_text", "parse_txt",
@@ -48,16 +48,12 @@ def render(graph: Graph, kind: str, *, original: bool = False) -> bytes:
     return texts[kind](graph).encode("utf-8", "backslashreplace")
 
 
-def write_graph(
-    graph: Graph, path: str | os.PathLike[str], kind: str, *, original: bool = False
-) -> Path:
+def write_graph(graph: Graph, path: FilePath, kind: str, *, original: bool = False) -> Path:
     """Write a graph file whole or not at all; RuntimeError when the place may not be written."""
     return atomic_write(path, render(graph, kind, original=original))
 
 
-def read_graph(
-    path: str | os.PathLike[str], infer: Callable[[Node], Sequence[Fact]] | None = None
-) -> Graph:
+def read_graph(path: FilePath, infer: Infer | None = None) -> Graph:
     """The graph of a `.py`, `.txt`, `.air` or `.pb` file; SerializationError when it is not one."""
     kind = Path(path).suffix
     if kind not in (".py", ".txt", ".air", ".pb"):

@@ -18,19 +18,11 @@ from typing import Any
 import torch
 
 from torchair.errors import SerializationError
-from torchair.ge.graph import Graph
+from torchair.ge.graph import Graph, Infer
 from torchair.serde import ge_ir
 from torchair.serde.codec import MAX_BYTES, read_tensor, tensor_memory
-from torchair.serde.proto import (
-    PADDING,
-    Infer,
-    not_a_model,
-    parsed,
-    read_graph_def,
-    to_message,
-    too_big,
-)
-from torchair.store import atomic_write
+from torchair.serde.proto import PADDING, not_a_model, parsed, read_graph_def, to_message, too_big
+from torchair.store import FilePath, atomic_write
 
 ALIGNED = 64
 _SMALL = 4096  # payloads from here on are left where they are
@@ -45,7 +37,7 @@ _MARK = b"\xc2\x3e" + bytes([_DIGEST])  # field 1000, and its length
 # ---- writing ----
 
 
-def write_air(graph: Graph, path: str | os.PathLike[str]) -> Path:
+def write_air(graph: Graph, path: FilePath) -> Path:
     """Write a model file whole or not at all; SerializationError beyond 2 GiB."""
     parts = _model(graph)
     size = sum(len(p) for p in parts)
@@ -141,7 +133,7 @@ class _Payload:
     data: Span
 
 
-def read_air(path: str | os.PathLike[str], infer: Infer | None = None) -> Graph:
+def read_air(path: FilePath, infer: Infer | None = None) -> Graph:
     """The graph of a model file. Large constants are tensors over the mapped file; writing to one
     does not change the file. SerializationError for everything that is wrong with the file."""
     memory = mapped(path)
@@ -155,7 +147,7 @@ def read_air(path: str | os.PathLike[str], infer: Infer | None = None) -> Graph:
     return read_graph_def(message, infer, path, kept)
 
 
-def mapped(path: str | os.PathLike[str]) -> memoryview:
+def mapped(path: FilePath) -> memoryview:
     """The bytes of a file, as they are needed; writing to them does not change the file."""
     try:
         with open(path, "rb") as file:

@@ -4,8 +4,7 @@ same; what a file says is checked, and every fault in it is a SerializationError
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +15,7 @@ from torchair.errors import GraphError, SerializationError, TorchairError
 from torchair.ge.attrs import Attr
 from torchair.ge.build import add_output, const_fact, infer_node, slots_by_port
 from torchair.ge.dtypes import DataType, holds, torch_to_ge
-from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value, topological
+from torchair.ge.graph import INPUTS, Graph, Infer, Node, Value, topological
 from torchair.ge.prototypes import prototype
 from torchair.ge.shapes import Shape, Sym, is_static, on_wire, symbol
 from torchair.operators import infer
@@ -32,8 +31,7 @@ from torchair.serde.codec import (
     write_attrs,
     write_tensor,
 )
-
-Infer = Callable[[Node], Sequence[Fact]]
+from torchair.store import FilePath
 
 
 def to_model(graph: Graph) -> Any:
@@ -62,9 +60,7 @@ def to_bytes(graph: Graph) -> bytes:
     return data
 
 
-def from_bytes(
-    data: bytes, infer: Infer | None = None, *, file: str | os.PathLike[str] | None = None
-) -> Graph:
+def from_bytes(data: bytes, infer: Infer | None = None, *, file: FilePath | None = None) -> Graph:
     """The graph of ModelDef bytes.
 
     Types and dims are those of the file; `infer` adds what the file does not hold. Everything
@@ -73,7 +69,7 @@ def from_bytes(
     return read_graph_def(parsed(data, len(data), file), infer, file)
 
 
-def parsed(data: bytes, size: int, file: str | os.PathLike[str] | None) -> Any:
+def parsed(data: bytes, size: int, file: FilePath | None) -> Any:
     """The GraphDef of ModelDef bytes, which are those of a file of that size."""
     model = ge_ir.message("ModelDef")()
     try:
@@ -87,9 +83,7 @@ def parsed(data: bytes, size: int, file: str | os.PathLike[str] | None) -> Any:
     return model.graph[0]
 
 
-def not_a_model(
-    file: str | os.PathLike[str] | None, size: int, error: Exception
-) -> SerializationError:
+def not_a_model(file: FilePath | None, size: int, error: Exception) -> SerializationError:
     """The error of bytes that hold something else."""
     return SerializationError(
         f"these bytes are not a GE model: {error}",
@@ -235,8 +229,8 @@ PADDING = "_padding"  # an attribute that is there for the place of the next one
 @unset_fake_temporarily()
 def read_graph_def(
     message: Any,
-    infer: Callable[[Node], Sequence[Fact]] | None = None,
-    file: str | os.PathLike[str] | None = None,
+    infer: Infer | None = None,
+    file: FilePath | None = None,
     payloads: Mapping[int, torch.Tensor] | None = None,
 ) -> Graph:
     """The graph of a GraphDef, nodes in file order. `payloads` are attributes `value` that the
@@ -248,15 +242,12 @@ class _Reader:
     """One GraphDef on its way to a graph: all nodes first, then all edges."""
 
     def __init__(
-        self,
-        message: Any,
-        file: str | os.PathLike[str] | None,
-        payloads: Mapping[int, torch.Tensor],
+        self, message: Any, file: FilePath | None, payloads: Mapping[int, torch.Tensor]
     ) -> None:
         self.message, self.payloads = message, payloads
         self.file = file
 
-    def read(self, infer: Callable[[Node], Sequence[Fact]] | None) -> Graph:
+    def read(self, infer: Infer | None) -> Graph:
         with self.position("graph"):
             graph = Graph(self.message.name, infer=infer, attrs=read_attrs(self.message.attr))
         self.graph = graph
@@ -422,12 +413,7 @@ def to_txt(graph: Graph) -> str:
     return str(ge_ir.text_format().MessageToString(to_message(graph), as_utf8=True))
 
 
-def parse_txt(
-    text: str,
-    infer: Callable[[Node], Sequence[Fact]] | None = None,
-    *,
-    file: str | os.PathLike[str] | None = None,
-) -> Graph:
+def parse_txt(text: str, infer: Infer | None = None, *, file: FilePath | None = None) -> Graph:
     """The graph of such a text; SerializationError with line and column when it does not parse."""
     message = ge_ir.message("GraphDef")()
     try:

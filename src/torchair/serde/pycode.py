@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ast
 import keyword
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +21,7 @@ from torchair.ge import custom_op
 from torchair.ge.attrs import KINDS, Attr
 from torchair.ge.build import Cast, Clone, Data, builder, const_tensor
 from torchair.ge.dtypes import torch_to_ge
-from torchair.ge.graph import BuilderCall, Fact, Graph, Node, Origin, Value, topological
+from torchair.ge.graph import BuilderCall, Graph, Infer, Node, Origin, Value, topological
 from torchair.ge.shapes import Sym, on_wire, symbol
 from torchair.serde.literals import (
     INTERFACE,
@@ -37,6 +36,7 @@ from torchair.serde.literals import (
     same_attr,
 )
 from torchair.serde.proto import default_content
+from torchair.store import FilePath
 
 __all__ = ["canonical_text", "load", "original_text"]
 
@@ -323,11 +323,7 @@ _FACTS: dict[str, type] = {"dtype": int, "shape": tuple, "layout": str, "device_
 
 @unset_fake_temporarily()
 def load(
-    text: str,
-    infer: Callable[[Node], Sequence[Fact]] | None = None,
-    name: str = "",
-    *,
-    file: str | os.PathLike[str] | None = None,
+    text: str, infer: Infer | None = None, name: str = "", *, file: FilePath | None = None
 ) -> Graph:
     """The graph that a dump builds. SerializationError with the line number for anything that is
     not a dump, so that loading an unknown file is safe."""
@@ -350,7 +346,7 @@ def load(
 class _Interpreter:
     """Variables of one dump and the statements a dump may hold."""
 
-    def __init__(self, graph: Graph, lines: list[str], file: str | os.PathLike[str] | None) -> None:
+    def __init__(self, graph: Graph, lines: list[str], file: FilePath | None) -> None:
         self.graph = graph
         self.lines = lines
         self.file = file
