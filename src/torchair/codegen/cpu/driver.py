@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,45 @@ import torch
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
+
+# ---- the language of the texts here: LLVM's, with three words more ----
+
+
+_ELEMENT = re.compile(r"  %(\S+) = (word|byte) (\w+) (%\S+), (\S+)$", re.M)
+_EQUAL = re.compile(r"  equal (\w+) (\S+), (\S+) then (\S+)$", re.M)
+
+
+def written_out(text: str) -> str:
+    """A text in LLVM's language: `%x = word i64 %table, 3` loads a word, `byte` counts in bytes,
+    and `equal i64 %a, %b then next` goes to the label `other` if the two differ."""
+    return _EQUAL.sub(_equal, _ELEMENT.sub(_element, text))
+
+
+def filled(text: str, **words: str) -> str:
+    """A text with others in the place of some words."""
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
+
+
+def _element(found: re.Match[str]) -> str:
+    name, unit, kind, base, index = found.groups()
+    step = "i64" if unit == "word" else "i8"
+    place = f"  %{name}.place = getelementptr {step}, ptr {base}, i64 {index}\n"
+    return f"{place}  %{name} = load {kind}, ptr %{name}.place"
+
+
+def _equal(found: re.Match[str]) -> str:
+    kind, a, b, following = found.groups()
+    test = f"%to.{following}.{found.start()}"
+    return (
+        f"  {test} = icmp eq {kind} {a}, {b}\n"
+        f"  br i1 {test}, label %{following}, label %other"
+    )
+
+
+# ---- running programs ----
+
 
 BARRIER = 1
 """Flag of a step: wait for all threads before it."""
@@ -64,10 +104,8 @@ done:
 define internal void @ENTRY.walk(ptr %program, i64 %tid, i64 %nt) #0 {
 entry:
   %steps = load ptr, ptr %program
-  %count.at = getelementptr i64, ptr %program, i64 1
-  %count = load i64, ptr %count.at
-  %counter.at = getelementptr i64, ptr %program, i64 6
-  %counter = load ptr, ptr %counter.at
+  %count = word i64 %program, 1
+  %counter = word ptr %program, 6
   %alone = icmp eq i64 %nt, 1
   br label %head
 head:
@@ -79,10 +117,8 @@ step:
   %at = mul i64 %i, STEPWORDS
   %record = getelementptr i64, ptr %steps, i64 %at
   %function = load ptr, ptr %record
-  %words.at = getelementptr i64, ptr %record, i64 1
-  %words = load ptr, ptr %words.at
-  %flags.at = getelementptr i64, ptr %record, i64 2
-  %flags = load i64, ptr %flags.at
+  %words = word ptr %record, 1
+  %flags = word i64 %record, 2
   %b = and i64 %flags, 1
   %b1 = icmp ne i64 %b, 0
   %others = xor i1 %alone, true
@@ -112,12 +148,9 @@ define internal void @ENTRY.region(ptr %program) #0 {
 
 define void @ENTRY(ptr %program) #0 {
 entry:
-  %patches.at = getelementptr i64, ptr %program, i64 3
-  %patches = load ptr, ptr %patches.at
-  %count.at = getelementptr i64, ptr %program, i64 4
-  %count = load i64, ptr %count.at
-  %slots.at = getelementptr i64, ptr %program, i64 5
-  %slots = load ptr, ptr %slots.at
+  %patches = word ptr %program, 3
+  %count = word i64 %program, 4
+  %slots = word ptr %program, 5
   br label %head
 head:
   %i = phi i64 [ 0, %entry ], [ %i.next, %patch ]
@@ -127,19 +160,15 @@ patch:
   %at = mul i64 %i, PATCHWORDS
   %record = getelementptr i64, ptr %patches, i64 %at
   %target = load ptr, ptr %record
-  %slot.at = getelementptr i64, ptr %record, i64 1
-  %slot = load i64, ptr %slot.at
-  %plus.at = getelementptr i64, ptr %record, i64 2
-  %plus = load i64, ptr %plus.at
-  %address.at = getelementptr i64, ptr %slots, i64 %slot
-  %address = load i64, ptr %address.at
+  %slot = word i64 %record, 1
+  %plus = word i64 %record, 2
+  %address = word i64 %slots, %slot
   %moved = add i64 %address, %plus
   store i64 %moved, ptr %target
   %i.next = add i64 %i, 1
   br label %head
 go:
-  %threads.at = getelementptr i64, ptr %program, i64 2
-  %threads = load i64, ptr %threads.at
+  %threads = word i64 %program, 2
   %one = icmp sle i64 %threads, 1
   %child = load i64, ptr @FORKED
   %lost = icmp ne i64 %child, 0
@@ -149,8 +178,7 @@ alone:
   call void @ENTRY.walk(ptr %program, i64 0, i64 1)
   ret void
 together:
-  %counter.at = getelementptr i64, ptr %program, i64 6
-  %counter = load ptr, ptr %counter.at
+  %counter = word ptr %program, 6
   store i64 0, ptr %counter
   %wanted = trunc i64 %threads to i32
   call void @GOMP_parallel(ptr @ENTRY.region, ptr %program, i32 %wanted, i32 0)
@@ -172,18 +200,12 @@ one:
   %at = mul i64 %i, FILLWORDS
   %record = getelementptr i64, ptr %records, i64 %at
   %word = load i64, ptr %record
-  %a.at = getelementptr i64, ptr %record, i64 1
-  %a = load i64, ptr %a.at
-  %b.at = getelementptr i64, ptr %record, i64 2
-  %b = load i64, ptr %b.at
-  %c.at = getelementptr i64, ptr %record, i64 3
-  %c = load i64, ptr %c.at
-  %x.at = getelementptr i64, ptr %values, i64 %a
-  %x = load i64, ptr %x.at
-  %y.at = getelementptr i64, ptr %values, i64 %b
-  %y = load i64, ptr %y.at
-  %z.at = getelementptr i64, ptr %values, i64 %c
-  %z = load i64, ptr %z.at
+  %a = word i64 %record, 1
+  %b = word i64 %record, 2
+  %c = word i64 %record, 3
+  %x = word i64 %values, %a
+  %y = word i64 %values, %b
+  %z = word i64 %values, %c
   %xy = add i64 %x, %y
   %sum = add i64 %xy, %z
   %target = getelementptr i64, ptr %block, i64 %word
@@ -199,7 +221,7 @@ done:
 def filler(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """A Python callable that writes the words of a program that follow from sizes: of the addresses
     of its block and of records, their number, and the address of values."""
-    kernel = Kernel.of("fill", _FILL_TEXT.replace("FILLWORDS", str(FILL)), [])
+    kernel = Kernel.of("fill", written_out(_FILL_TEXT.replace("FILLWORDS", str(FILL))), [])
     address = ctypes.c_void_p
     return ctypes.CFUNCTYPE(None, address, address, ctypes.c_int64, address)(
         library.address(kernel)
@@ -209,9 +231,8 @@ def filler(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
 def driver(machine: Machine) -> Kernel:
     """The code of the driver for a processor."""
     pause = "call void @llvm.x86.sse2.pause()" if machine.arch == "x86_64" else "fence acquire"
-    text = _TEXT.replace("PAUSE", pause).replace("SPINS", str(_SPINS))
-    text = text.replace("STEPWORDS", str(STEP)).replace("PATCHWORDS", str(PATCH))
-    text = text.replace("FORKED", _FORKED)
+    counts = {"SPINS": str(_SPINS), "STEPWORDS": str(STEP), "PATCHWORDS": str(PATCH)}
+    text = written_out(filled(_TEXT, PAUSE=pause, FORKED=_FORKED, **counts))
     declared = [
         f"@{_FORKED} = external global i64",
         "declare i32 @sched_yield()",
@@ -304,8 +325,7 @@ entry:
   %found = alloca ptr
 WORDS
   %size = call i64 %size.of(ptr %given)
-  %complete = icmp eq i64 %size, %length
-  br i1 %complete, label %head, label %other
+  equal i64 %size, %length then head
 head:
   %i = phi i64 [ 0, %entry ], [ %i.next, %alike ]
   %more = icmp slt i64 %i, %records
@@ -315,35 +335,27 @@ look:
   %i.word = add i64 %i.at, HEADWORDS
   %record = getelementptr i64, ptr %table, i64 %i.word
   %position = load i64, ptr %record
-  %object.at = getelementptr i64, ptr %record, i64 1
-  %object = load ptr, ptr %object.at
+  %object = word ptr %record, 1
   %mine = call ptr %item(ptr %given, i64 %position)
   call void %release(ptr %mine)
-  %same.object = icmp eq ptr %mine, %object
-  br i1 %same.object, label %inner, label %other
+  equal ptr %mine, %object then inner
 inner:
   %handle = getelementptr i8, ptr %object, i64 %inside
   %impl = load i64, ptr %handle
-  %impl.at = getelementptr i64, ptr %record, i64 2
-  %impl.then = load i64, ptr %impl.at
-  %same.impl = icmp eq i64 %impl, %impl.then
-  br i1 %same.impl, label %place, label %other
+  %impl.then = word i64 %record, 2
+  equal i64 %impl, %impl.then then place
 place:
   %ignored = call i32 %address.of(ptr %handle, ptr %found)
   %address = load i64, ptr %found
-  %address.at = getelementptr i64, ptr %record, i64 3
-  %address.then = load i64, ptr %address.at
-  %same.address = icmp eq i64 %address, %address.then
-  br i1 %same.address, label %counted, label %other
+  %address.then = word i64 %record, 3
+  equal i64 %address, %address.then then counted
 counted:
-  %version.at = getelementptr i64, ptr %record, i64 4
-  %version.then = load i64, ptr %version.at
+  %version.then = word i64 %record, 4
   %counts = icmp sge i64 %version.then, 0
   br i1 %counts, label %written, label %alike
 written:
   %version = call i64 %version.of(ptr %handle)
-  %same.version = icmp eq i64 %version, %version.then
-  br i1 %same.version, label %alike, label %other
+  equal i64 %version, %version.then then alike
 alike:
   %i.next = add i64 %i, 1
   br label %head
@@ -362,15 +374,13 @@ sample:
   %pair = getelementptr i64, ptr %table, i64 %k.word
   %at = load ptr, ptr %pair
   %now = load i32, ptr %at, align 1
-  %then.at = getelementptr i64, ptr %pair, i64 1
-  %then = load i32, ptr %then.at
+  %then = word i32 %pair, 1
   %changed = xor i32 %now, %then
   %differ.next = or i32 %differ, %changed
   %k.next = add i64 %k, 1
   br label %samples.head
 sampled:
-  %untouched = icmp eq i32 %differ, 0
-  br i1 %untouched, label %yes, label %other
+  equal i32 %differ, 0 then yes
 yes:
   %hits = load i64, ptr %table
   %hits.next = add i64 %hits, 1
@@ -442,15 +452,12 @@ def _test(library: Library) -> Any:
 @cache
 def test_address(library: Library) -> int:
     """Where the test is: a function of a list or tuple and a table."""
-    lines = [
-        f"  %{name}.word = getelementptr i64, ptr %table, i64 {k}\n"
-        f"  %{name} = load {kind}, ptr %{name}.word"
-        for k, (kind, name) in enumerate(_WORDS, HITS + 1)
-    ]
-    text = _TEST_TEXT.replace("WORDS\n", "\n".join(lines) + "\n", 1)
-    for name, value in (("RECORD", _RECORD), ("HEAD", _HEAD), ("SAMPLE", _SAMPLE)):
-        text = text.replace(f"{name}WORDS", str(value))
-    return library.address(Kernel.of("same", text, ()))
+    head = "".join(
+        f"  %{name} = word {kind} %table, {k}\n" for k, (kind, name) in enumerate(_WORDS, HITS + 1)
+    )
+    counts = {"RECORDWORDS": str(_RECORD), "HEADWORDS": str(_HEAD), "SAMPLEWORDS": str(_SAMPLE)}
+    text = filled(_TEST_TEXT, **counts, **{"WORDS\n": head})
+    return library.address(Kernel.of("same", written_out(text), ()))
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import inside_of_tensors
+from torchair.codegen.cpu.driver import filled, inside_of_tensors, written_out
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.target import Kernel
 
@@ -43,7 +43,7 @@ ENTRY = ("home", "key", "object", "implementation", "address")
 """Words for each dict that is looked at."""
 
 
-class Asked(IntEnum):
+class ArgumentTest(IntEnum):
     """What is asked of an argument."""
 
     LIKE = 0  # a tensor of this kind
@@ -261,56 +261,30 @@ other:
 """
 
 _FIELD = re.compile(r"  %(\S+) = field (\w+) (record|entry)\.(\w+)$", re.M)
-_ELEMENT = re.compile(r"  %(\S+) = (word|byte) (\w+) (%\S+), (\S+)$", re.M)
-_EQUAL = re.compile(r"  equal (\w+) (\S+), (\S+) then (\S+)$", re.M)
-
 
 def gate_text() -> str:
     """The function in LLVM's language; its name is ENTRY."""
     names = [*(name for name, *_ in _FACTS[1:]), "dims"]
     facts = "".join(
-        _filled(_FACT, NAME=name, TYPE=kind, PLACE=place, NEXT=following)
+        filled(_FACT, NAME=name, TYPE=kind, PLACE=place, NEXT=following)
         for (name, kind, place), following in zip(_FACTS, names, strict=True)
     )
-    sides = "".join(_filled(_SIDE, NAME=n, LIST=held, INDEX=at) for n, held, at in _SIDES)
+    sides = "".join(filled(_SIDE, NAME=n, LIST=held, INDEX=at) for n, held, at in _SIDES)
     head = "".join(
         f"  %{name} = word {'i64' if name in _NUMBERS else 'ptr'} %table, {k}\n"
         for k, name in enumerate(HEAD)
     )
-    text = _filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
+    text = filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
     text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
     text = text.replace("mul i64 %i, RECORD", f"mul i64 %i, {len(RECORD)}")
-    text = _filled(text, **{f"KIND.{kind.name}": str(kind.value) for kind in Asked})
-    return _EQUAL.sub(_equal, _ELEMENT.sub(_element, _FIELD.sub(_field, text)))
-
-
-def _filled(text: str, **words: str) -> str:
-    for word, value in words.items():
-        text = text.replace(word, value)
-    return text
+    text = filled(text, **{f"KIND.{kind.name}": str(kind.value) for kind in ArgumentTest})
+    return written_out(_FIELD.sub(_field, text))
 
 
 def _field(found: re.Match[str]) -> str:
     name, kind, base, field = found.groups()
     index = (RECORD if base == "record" else ENTRY).index(field)
     return f"  %{name} = word {kind} %{base}.at, {index}"
-
-
-def _element(found: re.Match[str]) -> str:
-    name, unit, kind, base, index = found.groups()
-    step = "i64" if unit == "word" else "i8"
-    place = f"  %{name}.place = getelementptr {step}, ptr {base}, i64 {index}\n"
-    return f"{place}  %{name} = load {kind}, ptr %{name}.place"
-
-
-def _equal(found: re.Match[str]) -> str:
-    kind, a, b, following = found.groups()
-    test = f"%to.{following}"
-    start = found.start()
-    return (
-        f"  {test}.{start} = icmp eq {kind} {a}, {b}\n"
-        f"  br i1 {test}.{start}, label %{following}, label %other"
-    )
 
 
 ANY = -1
@@ -436,18 +410,19 @@ def _entry_words(entry: DictEntry) -> tuple[int, ...]:
 def _record(record: Record, known: dict[str, int]) -> dict[str, int]:
     """Words of a record by their names, all but those that are 0."""
     if isinstance(record, TensorTaken):
-        return {"position": record.position, "kind": Asked.TAKEN, "target": record.target}
+        return {"position": record.position, "kind": ArgumentTest.TAKEN, "target": record.target}
     if isinstance(record, Same):
-        kind, held = Asked.EQUAL, id(record.value)
+        kind, held = ArgumentTest.EQUAL, id(record.value)
         if type(record.value) is float:
-            kind, held = Asked.BITS, struct.unpack("q", struct.pack("d", record.value))[0]
+            kind, held = ArgumentTest.BITS, struct.unpack("q", struct.pack("d", record.value))[0]
         asked = {"kind": kind, "object": held, "class": id(type(record.value))}
         return {"position": record.position, **asked}
     t = record.sample
     keys = _signed(torch._C._dispatch_keys(t).raw_repr() & known["mask"] & (2**64 - 1))
     index = t.device.index if t.device.index is not None else -1
     asked = {"keys": keys, "type": _type_code(t.dtype), "index": index, "rank": t.dim()}
-    return {"position": record.position, "kind": Asked.LIKE, "target": record.target, **asked}
+    asked |= {"kind": ArgumentTest.LIKE, "target": record.target}
+    return {"position": record.position, **asked}
 
 
 def _callable(library: Library, table: Any) -> Callable[..., bool | None]:

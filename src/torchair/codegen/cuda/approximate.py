@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchair.codegen.loops import Nest, expressions
-from torchair.codegen.text.maths_tables import LOG2_E
 from torchair.codegen.text.maths_vector import Vector
-from torchair.codegen.text.maths_wide import positive_part
+from torchair.codegen.text.maths_wide import LOG2_E, positive_part
 from torchair.codegen.text.writer import Writer
 
 _SPARE = 60  # powers of two that keep a sum with e^125 finite

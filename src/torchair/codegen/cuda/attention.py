@@ -32,7 +32,7 @@ from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.numbers import BYTES, Size
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import Declined, Kernel, Launch
-from torchair.codegen.text.maths_tables import LOG2_E
+from torchair.codegen.text.maths_wide import LOG2_E
 from torchair.codegen.text.memory import memory_element, store_scalar
 from torchair.codegen.text.point import positions
 from torchair.codegen.text.writer import f32

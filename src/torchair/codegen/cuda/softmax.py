@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torchair.codegen.cuda.machine import WARP
 from torchair.codegen.cuda.packs import ZERO, added, fma
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.text.maths_tables import LOG2_E
+from torchair.codegen.text.maths_wide import LOG2_E
 from torchair.codegen.text.operators import function
 from torchair.codegen.text.writer import f32
 

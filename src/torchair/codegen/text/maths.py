@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.text import maths_tables as tables
 from torchair.codegen.text import maths_wide as wide
 from torchair.codegen.text.maths_vector import Vector, by_lane, rescued
 from torchair.codegen.text.maths_wide import (
@@ -91,14 +90,14 @@ def expm1(x: Vector) -> Vector:
 
 def log(x: Vector) -> Vector:
     """The natural logarithm."""
-    tiny = x < tables.SMALLEST_NORMAL_32
+    tiny = x < wide.SMALLEST_NORMAL_32
     bits = tiny.select(x * 2.0**23, x).bits()
     whole = (bits - 0x3F2AAAAB) >> 23  # leaves a number between 2/3 and 4/3
     f = (bits - (whole << 23)).bits() - 1.0
     n = whole.to("float") + tiny.select(x.like(-23.0), 0.0)
-    u = f.polynomial(tables.LOG_32)
-    near_0 = u.times_plus(f * f, n * tables.LN_2_LOW_32) + f
-    result = n.times_plus(tables.LN_2_HIGH_32, near_0)
+    u = f.polynomial(wide.LOG_32)
+    near_0 = u.times_plus(f * f, n * wide.LN_2_LOW_32) + f
+    result = n.times_plus(wide.LN_2_HIGH_32, near_0)
     return special_logarithms(x, result)
 
 
@@ -106,7 +105,7 @@ def tanh(x: Vector) -> Vector:
     """The hyperbolic tangent: a polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere."""
     a = abs(x)
     z = a * a
-    near = (a * z).times_plus(z.polynomial(tables.TANH_32), a)
+    near = (a * z).times_plus(z.polynomial(wide.TANH_32), a)
     double = a.at_most(10.0) * 2.0
     far = 1.0 - 2.0 / (_moderate_exp(*_split_exp(double)) + 1.0)
     return (a >= 0.6).select(far, near).signed(x)
@@ -134,8 +133,8 @@ def _one_plus_exp(whole: Vector, q: Vector) -> Vector:
 def erf(x: Vector) -> Vector:
     """The error function: a polynomial up to 1, and 1 - 2^p(x) elsewhere."""
     a = abs(x)
-    near = (a * a).polynomial(tables.ERF_32).times_plus(a, a)
-    exponent = a.at_most(4.0).polynomial(tables.LOG2_ERFC_32)
+    near = (a * a).polynomial(wide.ERF_32).times_plus(a, a)
+    exponent = a.at_most(4.0).polynomial(wide.LOG2_ERFC_32)
     far = 1.0 - _moderate_exp(*_split_exp2(exponent))
     return (a >= 1.0).select(far, near).signed(x)
 
@@ -162,16 +161,16 @@ def _tail_factor(a: Vector) -> tuple[Vector, Vector]:
 
     With s = 1 / (a + shift) it is a s m(s), and m is a polynomial.
     """
-    total = a + tables.NORMAL_TAIL_SHIFT
-    lost = a - (total - tables.NORMAL_TAIL_SHIFT)
+    total = a + wide.NORMAL_TAIL_SHIFT
+    lost = a - (total - wide.NORMAL_TAIL_SHIFT)
     s = 1.0 / total
     s_error = (-s).fused(lost, (-s).fused(total, 1.0))  # relative
     t = a * s
     t_error = t.fused(s_error, a.fused(s, -t))
-    distance = s - tables.NORMAL_TAIL_CENTER
-    slope = distance.polynomial(tables.NORMAL_TAIL_32[1:])
-    m = slope.fused(distance, tables.NORMAL_TAIL_32[0])
-    m_error = slope.fused(distance, tables.NORMAL_TAIL_32[0] - m)
+    distance = s - wide.NORMAL_TAIL_CENTER
+    slope = distance.polynomial(wide.NORMAL_TAIL_32[1:])
+    m = slope.fused(distance, wide.NORMAL_TAIL_32[0])
+    m_error = slope.fused(distance, wide.NORMAL_TAIL_32[0] - m)
     m_error = (s * slope).fused(s_error, m_error)
     product = t * m
     return product, t.fused(m_error, t_error.fused(m, t.fused(m, -product)))
@@ -197,36 +196,36 @@ def _sine(x: Vector, quarters: int) -> Vector:
     angle, count = reduced(x.to("double"))
     quadrant, r = count.to("i32") + quarters, angle.to("float")
     z = r * r
-    sine = (r * z).times_plus(z.polynomial(tables.SIN_32), r)
-    cosine = z.polynomial(tables.COS_32).times_plus(z, 1.0)
+    sine = (r * z).times_plus(z.polynomial(wide.SIN_32), r)
+    cosine = z.polynomial(wide.COS_32).times_plus(z, 1.0)
     size = (quadrant & 1).equals(0).select(sine, cosine)
     return (size.bits() ^ ((quadrant & 2) << 30)).bits()
 
 
 def _split_exp(x: Vector) -> tuple[Vector, Vector]:
     """e^x as 2^whole (1 + q): an integer and a number, for |x| < 2^20."""
-    whole, n = _rounded(x, tables.LOG2_E)
-    r = n.times_plus(-tables.LN_2_HIGH_32, x)
-    return whole, _small_expm1(n.times_plus(-tables.LN_2_LOW_32, r))
+    whole, n = _rounded(x, wide.LOG2_E)
+    r = n.times_plus(-wide.LN_2_HIGH_32, x)
+    return whole, _small_expm1(n.times_plus(-wide.LN_2_LOW_32, r))
 
 
 def _small_expm1(r: Vector) -> Vector:
     """e^r - 1 for |r| <= ln(2) / 2."""
-    return r.polynomial(tables.EXP_32).times_plus(r * r, r)
+    return r.polynomial(wide.EXP_32).times_plus(r * r, r)
 
 
 def _split_exp2(x: Vector) -> tuple[Vector, Vector]:
     """2^x as 2^whole (1 + q): an integer and a number, for |x| < 2^20."""
     whole, n = _rounded(x, 1.0)
     r = x - n
-    return whole, r.polynomial(tables.EXP2_32) * r
+    return whole, r.polynomial(wide.EXP2_32) * r
 
 
 def _rounded(x: Vector, factor: float) -> tuple[Vector, Vector]:
     """x times a factor as an integer, and that as a float, for results up to 2^22."""
-    shifted = x.times_plus(factor, tables.ROUNDER_32)
-    bits = shifted.bits() - shifted.like(tables.ROUNDER_32).bits()
-    return bits, shifted - tables.ROUNDER_32
+    shifted = x.times_plus(factor, wide.ROUNDER_32)
+    bits = shifted.bits() - shifted.like(wide.ROUNDER_32).bits()
+    return bits, shifted - wide.ROUNDER_32
 
 
 def _moderate_exp(whole: Vector, q: Vector) -> Vector:
@@ -259,7 +258,7 @@ def _silu(x: Vector) -> Vector:
 
 
 def _gelu_double(x: Vector) -> Vector:
-    return x * 0.5 * by_lane("erfc", x * -tables.ROOT_HALF)
+    return x * 0.5 * by_lane("erfc", x * -wide.ROOT_HALF)
 
 
 def _erfinv(x: Vector) -> Vector:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from torchair.codegen.cpu.attention.form import (
     FEW_ROWS,
     Areas,
-    AttentionForm,
+    AttentionText,
     dots_bf16,
     round_up,
 )
@@ -54,7 +54,7 @@ def decode_areas(spec: Attention, machine: Machine) -> Areas:
     return areas
 
 
-class Decode(AttentionForm):
+class Decode(AttentionText):
     """Writes the decode form of a spec into a kernel.
 
     A work item is a key head with its query rows, or a part of the rows if there are more threads

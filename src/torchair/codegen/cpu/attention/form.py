@@ -202,7 +202,7 @@ def _add_product(h: Writer, p: PrefillPlan, left: str, right: str, total: str) -
     return dot_pairs(h, left, h(f"bitcast <16 x float> {right} to <32 x i16>"), total)
 
 
-class AttentionForm:
+class AttentionText:
     """Writes attention into a kernel. `batch` and `head` are those of the current work item;
     the head is a key head, whose query rows are numbered: row r is query `r // group` of the
     query head `r % group` of those that share the key head.

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from torchair.codegen.cpu.attention.decode import Decode, decode_areas
 from torchair.codegen.cpu.attention.form import (
     FEW_ROWS,
-    AttentionForm,
     AttentionSizes,
+    AttentionText,
     dots_bf16,
     multiplier,
     plan,
@@ -42,7 +42,7 @@ from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 _NONE = "zeroinitializer"
 
 
-class Prefill(AttentionForm):
+class Prefill(AttentionText):
     """Writes the prefill form of a spec into a kernel.
 
     A work item is a block of query rows of one key head. Row r is query `r // group` of the

@@ -10,11 +10,11 @@ from typing import Protocol
 from torchair.codegen.cpu.matmul.pack import PackCode
 from torchair.codegen.cpu.matmul.spec import (
     USUAL,
-    Cut,
     MatMul,
     Numbers,
     Store,
     Tile,
+    TileCut,
     Values,
     divide_up,
     most,
@@ -68,7 +68,7 @@ class DotForm:
     block = 0
     one_round = True
 
-    def __init__(self, product: Values, rows: int, cut: Cut = USUAL) -> None:
+    def __init__(self, product: Values, rows: int, cut: TileCut = USUAL) -> None:
         self.product = product
         self.tile = Tile(rows, 1)
         self.strip = cut.strip or STRIP
@@ -103,7 +103,7 @@ class PanelForm:
     name = "panel"
     usual_strip = STRIP
 
-    def __init__(self, product: Values, tile: Tile, cut: Cut = USUAL) -> None:
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
         self.product = product
         self.tile = tile
         self._cut = cut
@@ -190,7 +190,7 @@ class CopyForm(PanelForm):
     name = "copy"
     usual_strip = COPY_STRIP
 
-    def __init__(self, product: Values, tile: Tile, cut: Cut = USUAL) -> None:
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         self._layout = product.numbers  # of the copy
         self._bytes = copied_bytes(product.spec, product.w.machine, tile, self.name, cut)
@@ -230,7 +230,7 @@ class DirectForm(CopyForm):
     name = "direct"
     usual_strip = STRIP
 
-    def __init__(self, product: Values, tile: Tile, cut: Cut = USUAL) -> None:
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         self._layout = replace(product.numbers, pair=1)
         self._interleave = product.numbers.pair == 2
@@ -249,7 +249,7 @@ class DirectForm(CopyForm):
         self._start(b, place, count)
 
 
-def most_of_k(numbers: Numbers, width: int, cut: Cut = USUAL) -> int:
+def most_of_k(numbers: Numbers, width: int, cut: TileCut = USUAL) -> int:
     """How many k of a panel one round takes."""
     return cut.panel // (width * numbers.bytes) // numbers.pair * numbers.pair
 
@@ -260,7 +260,7 @@ def contiguous(spec: MatMul) -> str:
 
 
 def copied_bytes(
-    spec: MatMul, machine: Machine, tile: Tile, form: str, cut: Cut = USUAL
+    spec: MatMul, machine: Machine, tile: Tile, form: str, cut: TileCut = USUAL
 ) -> int:
     """Bytes of scratch memory that copies of panels take, for one thread."""
     numbers, width = Numbers.of(spec.dtype, machine), tile.vectors * machine.lanes

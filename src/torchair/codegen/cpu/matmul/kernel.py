@@ -27,7 +27,7 @@ from torchair.codegen.cpu.matmul.forms import (
     copied_bytes,
     fits_cache,
 )
-from torchair.codegen.cpu.matmul.pack import PackPanels, PackScales, PackWeight, load_column
+from torchair.codegen.cpu.matmul.pack import PackPanels, PackPanelScales, PackWeight, load_column
 from torchair.codegen.cpu.matmul.quantised import (
     OFFSETS,
     SCALES,
@@ -39,10 +39,10 @@ from torchair.codegen.cpu.matmul.quantised import (
 )
 from torchair.codegen.cpu.matmul.spec import (
     USUAL,
-    Cut,
     Numbers,
     Store,
     Tile,
+    TileCut,
     Values,
     widest_tile,
 )
@@ -78,7 +78,7 @@ class Choice:
     limit: int
     tile: Tile
     dots: int  # rows of A at once in dot products
-    cut: Cut = USUAL
+    cut: TileCut = USUAL
 
     def known(self, m: Size) -> str | None:
         """The form, unless it turns out only at run time."""
@@ -112,7 +112,7 @@ def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     if chosen := way.word("tile"):
         tile = Tile.read(chosen)
         dots = min(dots, tile.rows)
-    cut = Cut(*(way.number(name, value) for name, value in asdict(USUAL).items()))
+    cut = TileCut(*(way.number(name, value) for name, value in asdict(USUAL).items()))
     return Choice(few, many, limit, tile, dots, cut)
 
 
@@ -197,7 +197,7 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     if spec.weight is None:
         return {}
     assert isinstance(spec.n, int)
-    scales = PackScales(machine, spec.n, turned)
+    scales = PackPanelScales(machine, spec.n, turned)
     weight = PackWeight(machine, spec.weight.bits, turned, choice.few == "digits")
     packs: dict[int, Pack] = {B: weight, SCALES: scales}
     return packs | ({OFFSETS: scales} if spec.weight.offsets else {})

@@ -335,7 +335,7 @@ def load_column(t: Writer, dtype: str, base: str, vector: str) -> str:
 
 
 @dataclass(frozen=True)
-class PackScales:
+class PackPanelScales:
     """Scales or offsets as [panel, group, column]."""
 
     machine: Machine

@@ -129,7 +129,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TileCut:
     """How the loops around tiles are cut."""
 
     panel: int = 192 * 1024
@@ -140,7 +140,7 @@ class Cut:
     """Bytes that the only tile of a panel fetches ahead."""
 
 
-USUAL = Cut()
+USUAL = TileCut()
 """The cut where nothing was measured."""
 
 
