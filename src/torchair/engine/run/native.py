@@ -157,7 +157,7 @@ class DirectProgram(NativeProgram):
     """A native plan over memory of its own, entered through a gate."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan = plan  # whose constants kernels have addresses of
         super().__init__(plan)
 
     def _take(self, segment: Segment, results: Sequence[int]) -> None:
