@@ -247,13 +247,15 @@ class SharedAreas:
     def apart(self, addresses: Sequence[int], lengths: Sequence[int]) -> bool:
         """Whether arguments, in bytes, lie apart from what is updated. No says nothing yet: they
         may lie between its elements."""
+        if not self._arguments:
+            return not any(map(self._areas[False].meet, addresses, lengths))
         spans = []
         for k, (start, length) in enumerate(zip(addresses, lengths, strict=True)):
             written = k in self._arguments
             if self._areas[written].meet(start, length):
                 return False
             spans.append((start, start + length, written))
-        return len(spans) < 2 or not self._arguments or _lie_apart(spans)
+        return _lie_apart(spans)
 
     def problem(self, arguments: Mapping[str, torch.Tensor]) -> SharedMemory | None:
         """The first overlap of a call; None if there is none."""
