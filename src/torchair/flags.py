@@ -20,6 +20,10 @@ def _given(variable: str, text: str, default: Any) -> Any:
     return text or default
 
 
+def _as_it_is(variable: str, text: str, default: Any) -> str:
+    return text
+
+
 def _is_one(variable: str, text: str, default: bool) -> bool:
     return text == "1"
 
@@ -75,7 +79,7 @@ class Flags:
     """
 
     compile_debug: bool = _of("TORCH_COMPILE_DEBUG", False, _is_one)  # log at DEBUG, write files
-    native_log_level: str | None = _of("TNG_LOG_LEVEL")  # the raw text, see ``log.py``
+    native_log_level: str | None = _of("TNG_LOG_LEVEL", None, _as_it_is)  # see ``log.py``
     cache_home: str | None = _of("TORCHAIR_CACHE_HOME")  # root of the compile caches
     cache_dir: str | None = _of("TORCHAIR_CACHE_DIR")  # folder of compiled kernels
     user_cache: str | None = _of("XDG_CACHE_HOME")  # where that is by default, else ``~/.cache``
@@ -92,12 +96,17 @@ class Flags:
     def read(cls, environ: Mapping[str, str] | None = None) -> Flags:
         """Read ``environ``, by default the environment of the process as it is now."""
         environ = os.environ if environ is None else environ
-        return cls(**{field.name: _read(field, environ) for field in dataclasses.fields(cls)})
+        given: list[Any] = [
+            usual if (text := environ.get(name)) is None else parse(name, text, usual)
+            for name, parse, usual in _VARIABLES
+        ]
+        return cls(*given)
 
 
-def _read(field: dataclasses.Field[Any], environ: Mapping[str, str]) -> Any:
-    variable = field.metadata["variable"]
-    return field.metadata["parse"](variable, environ.get(variable, ""), field.default)
+_VARIABLES = [
+    (field.metadata["variable"], field.metadata["parse"], field.default)
+    for field in dataclasses.fields(Flags)
+]
 
 
 def debug_level() -> int:

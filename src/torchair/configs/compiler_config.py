@@ -69,7 +69,7 @@ def _set_leaves(config: CompilerConfig) -> dict[str, Any]:
     return {path: value for path, value in leaves(config) if value is not None}
 
 
-OPTIONS: Mapping[str, OptionValue] = dict(declared(CompilerConfig()))
+OPTIONS: Mapping[str, OptionValue] = dict(declared(CompilerConfig))
 """The declaration of every option, by its path."""
 
 

@@ -83,6 +83,9 @@ class About:
     flat: FlatName | None = None
 
 
+_UNTOLD = About()
+
+
 class OptionValue:
     """An option that takes one of ``optional``, or anything when ``optional`` is None.
 
@@ -97,7 +100,7 @@ class OptionValue:
         self.assigned = False  # whether somebody has chosen the value
         self.name = type(self).__name__
         self.emissions: tuple[Emission, ...] = ()
-        self.about = About()
+        self.about = _UNTOLD
 
     @property
     def value(self) -> Any:
@@ -209,7 +212,7 @@ class OptionValue:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the engine keys with the declaration: they hold functions that do not pickle."""
-        return {**self.__dict__, "emissions": (), "about": About()}
+        return {**self.__dict__, "emissions": (), "about": _UNTOLD}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the value but share callables: a user's pass may hold a model or a lock."""
@@ -526,11 +529,11 @@ def leaves(section: Section | PlainSection, prefix: str = "") -> Iterator[tuple[
 
 
 def declared(
-    section: Section | PlainSection, prefix: str = ""
+    section: Section | type[Section] | PlainSection, prefix: str = ""
 ) -> Iterator[tuple[str, OptionValue]]:
     """Yield (dotted path, declaration) of every option below ``section``, in the same order."""
     members: Mapping[str, Any]
-    members = section.declared if isinstance(section, Section) else section.options
+    members = section.options if isinstance(section, PlainSection) else section.declared
     for name, member in members.items():
         if isinstance(member, OptionValue):
             yield prefix + name, member
