@@ -1,6 +1,6 @@
 """Reading and writing elements: contiguous, at distances, masked; bf16 and f16 as float32.
 
-Registers hold what `nest_values` says; memory holds bool as a byte and the short floats as 16 bits.
+Registers hold what `REGISTER` says; memory holds bool as a byte and the short floats as 16 bits.
 A mask of None means every lane.
 """
 

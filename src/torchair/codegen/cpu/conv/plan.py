@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from torchair.codegen.numbers import BYTES, Word
 from torchair.codegen.requests import Conv
@@ -85,6 +86,9 @@ def rounded(w: KernelWriter, vector: str, dtype: str, lanes: int | None = None) 
     return w(f"bitcast {short} {high} to <{n} x bfloat>")
 
 
+ConvKind = Literal["dense", "dot", "depthwise"]
+"""How products are made: of single numbers, of pairs of bf16, or for each channel by itself."""
+
 WINDOW_BYTES = 160 * 1024
 """Most bytes of input that a block keeps in scratch, so that it stays in the second cache."""
 
@@ -112,7 +116,7 @@ class ConvPlan:
 
     spec: Conv
     lanes: int
-    kind: str  # "dense", "dot" (pairs of bf16) or "depthwise"
+    kind: ConvKind
     planar: bool
     direct: bool
     vectors: int
@@ -254,7 +258,7 @@ def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> ConvPlan:
     return replace(cut, columns=columns, tile_rows=tile_rows, rows=rows, columns_of_block=wide)
 
 
-def _kind(spec: Conv, machine: Machine) -> str:
+def _kind(spec: Conv, machine: Machine) -> ConvKind:
     if spec.depthwise:
         return "depthwise"
     if spec.dtype != "bf16" or not machine.dot_bf16:
@@ -262,7 +266,7 @@ def _kind(spec: Conv, machine: Machine) -> str:
     return "dot" if spec.group_in % 2 == 0 or (spec.groups == 1 and spec.channels > 2) else "dense"
 
 
-def _readable(spec: Conv, kind: str) -> bool:
+def _readable(spec: Conv, kind: ConvKind) -> bool:
     """Whether tiles can read the input where it is: no padding, channels-last, the same type,
     sizes known, and columns that do not all fall into one set of the first cache."""
     _, channel, row, column = spec.x
@@ -275,7 +279,7 @@ def _readable(spec: Conv, kind: str) -> bool:
     return column * spec.stride[1] * BYTES[spec.dtype] % 4096 != 0 or spec.width == 1
 
 
-def _pitch(spec: Conv, kind: str, planar: bool, panel: int) -> int:
+def _pitch(spec: Conv, kind: ConvKind, planar: bool, panel: int) -> int:
     if planar:
         return spec.channels
     if kind == "depthwise":
@@ -301,13 +305,13 @@ class ConvTile:
     """Sums of `vectors` vectors of output channels at some pixels.
 
     `pixels` are their offsets in the input, in elements. `steps` is the sum as nested loops, each
-    (count, elements of the input between); the weights lie in the order of the loops. The kind is
-    "dense", "dot" (pairs of bf16) or "depthwise". If `turns` is given, the function also takes a
-    first and a last kernel row, each of so many turns of the outer loops, and leaves out others.
+    (count, elements of the input between); the weights lie in the order of the loops. If `turns`
+    is given, the function also takes a first and a last kernel row, each of so many turns of the
+    outer loops, and leaves out others.
     With `ahead`, weights are fetched so many bytes before they are needed.
     """
 
-    kind: str
+    kind: ConvKind
     pixels: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
     vectors: int

@@ -133,7 +133,7 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
             worth it; and it is the only way if neither stride is 1
     decoded, written   B holds integers, see quantised.py
     digits  the same, for bytes and bfloat16, see digits.py
-    bytes   A and B do, see integers.py
+    bytes   A and B do, see digits.py
     """
     if spec.dtype == "i8":
         return "bytes", "bytes", 0
