@@ -17,7 +17,7 @@ from torch import nn
 
 import torchair
 from torchair.runner import observed
-from torchair.verification.api import Asked, Verifier
+from torchair.verification.api import Verifier, VerifyOptions
 
 
 def mlp() -> tuple[nn.Module, dict[str, Any]]:
@@ -68,7 +68,7 @@ def main() -> None:
         torch.manual_seed(0)
         model, inputs = make()
         model.eval()
-        verifier = Verifier(Asked(Path("torchair_verify")))
+        verifier = Verifier(VerifyOptions(Path("torchair_verify")))
         fast = torch.compile(model, backend=torchair.get_npu_backend())
         with torch.no_grad(), observed(verifier):
             for _ in range(2):

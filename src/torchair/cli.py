@@ -104,9 +104,9 @@ def _verify(options: argparse.Namespace) -> int:
     """Run a program with a check around each graph that it compiles. Its own way to leave counts,
     unless something is wrong."""
     from torchair.runner import observed
-    from torchair.verification.api import Asked, Verifier
+    from torchair.verification.api import Verifier, VerifyOptions
 
-    verifier = Verifier(Asked(Path(options.output), options.every_node))
+    verifier = Verifier(VerifyOptions(Path(options.output), options.every_node))
     _run_observed(options, observed(verifier), lambda: _print(verifier.report))
     return 0 if verifier.report else 1
 

@@ -58,7 +58,7 @@ def verify(
     if (meant := mode_of(mode)) is not None:
         known.mode = meant
     begun = time.perf_counter()
-    wish = Asked(Path(folder), every_node)
+    wish = VerifyOptions(Path(folder), every_node)
     verifier = Verifier(wish)
     plain = getattr(model, "_orig_mod", model)
     compiled = torch.compile(plain, backend=get_npu_backend(compiler_config=known), dynamic=dynamic)
@@ -120,7 +120,7 @@ def _restored(model: Any) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class VerifyOptions:
     """What the user asks of a verification."""
 
     folder: Path  # for programs that show an error again
@@ -131,7 +131,7 @@ class Asked:
 class Verifier:
     """Puts a check around each graph that is compiled."""
 
-    def __init__(self, wish: Asked) -> None:
+    def __init__(self, wish: VerifyOptions) -> None:
         self.report = Report()
         self._wish = wish
         self._lines: dict[int, str] = {}  # of the model, see `lines_of`
@@ -175,8 +175,9 @@ class _Check:
     """One graph."""
 
     def __init__(
-        self, compilation: Compilation, entry: GraphReport, wish: Asked, lines: Mapping[int, str]
-    ) -> None:
+        self, compilation: Compilation, entry: GraphReport, wish: VerifyOptions,
+        lines: Mapping[int, str],
+    ) -> None:  # fmt: skip
         self._compilation, self._entry, self._wish = compilation, entry, wish
         self._lines = lines
         self._gm = compilation.gm
