@@ -92,7 +92,8 @@ def creator(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> fx.Node:
 
 def join_views(gm: fx.GraphModule) -> None:
     """Let traced views lie in the memory of what they are views of. Torch puts nodes into a graph
-    for the numbers of Python among its arguments, and their results have other memory."""
+    for the numbers of Python among its arguments, and their results have other memory. What
+    `as_strided` reads of a view is read of the tensor that was computed: it counts in memory."""
     mended: set[fx.Node] = set()
     for node in gm.graph.nodes:
         source: Any = node.args[0] if node.args else None
@@ -103,6 +104,22 @@ def join_views(gm: fx.GraphModule) -> None:
             with source.meta["val"].fake_mode:
                 node.meta["val"] = node.target(*args, **kwargs)
             mended.add(node)
+        if node.target is aten.as_strided.default:
+            _read_where_computed(node)
+
+
+def _read_where_computed(node: fx.Node) -> None:
+    source: Any = node.args[0]
+    owner, whole = creator(source, lambda n: n.meta.get("val")), source.meta["val"]
+    made = owner.meta["val"]
+    if owner is source or owner.op == "placeholder" or made.dtype != whole.dtype:
+        return
+    offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    if offset is None:
+        with node.graph.inserting_before(node):
+            offset = node.graph.call_function(aten.sym_storage_offset.default, (source,))
+        offset.meta["val"] = whole.storage_offset()
+    node.args, node.kwargs = (owner, *node.args[1:3], offset), {}
 
 
 def _is_elsewhere(node: fx.Node, source: Any) -> bool:
