@@ -132,3 +132,34 @@ def test_a_view_of_an_updated_part_begins_where_the_argument_does(backend: str) 
         assert all(map(torch.equal, results, wanted))
         memory = {t.untyped_storage().data_ptr() for t in (x, *results)}
         assert len(memory) == 1
+
+
+STRIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of a view": lambda x: x.flatten().as_strided((2, 2), (2, 1)) * 2,
+    "of a part": lambda x: x[1:].as_strided((2, 2), (2, 1)) + 1,
+    "from an offset": lambda x: x.as_strided((2, 2), (1, 2), 1) * 2,
+}
+
+
+@pytest.mark.parametrize("backend", ("torchair", "npugraph_ex"))
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided_of_arguments_that_begin_anywhere(name: str, backend: str) -> None:
+    call = torch.compile(STRIDED[name], backend=backend, dynamic=name == "of a view")
+    for offset in (0, 3, 5, 5):  # torch guards no offsets
+        x = torch.arange(60)[offset : offset + 24].view(4, 6)
+        assert torch.equal(call(x), STRIDED[name](x))
+
+
+def test_a_view_of_an_argument_that_is_updated_has_its_strides() -> None:
+    """torch's own tracing makes it with the strides of the new value."""
+
+    def fn(x: torch.Tensor) -> Tensors:
+        whole = x.unsqueeze(1)
+        part = whole.tensor_split(2, 0)[1]
+        whole.mul_(2)
+        return whole.double(), part
+
+    x = torch.randn(50)[1:49].view(4, 12)[:, ::2]
+    other = x.clone()
+    results, wanted = torch.compile(fn, backend="torchair", dynamic=True)(x), fn(other)
+    assert torch.equal(x, other) and all(map(torch.equal, results, wanted))

@@ -105,10 +105,10 @@ def compile_with_aot(
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.fx.passes import fx_text
         from torchair.fx.tracing import (
-            begun_like_arguments,
             kept_whole,
             partition,
             quicken_guards,
+            return_views_of_arguments,
         )
         from torchair.pipeline import NpuFxCompiler
 
@@ -124,10 +124,9 @@ def compile_with_aot(
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
 
         def compiled(graph: Any, inputs: Any) -> Callable[..., Any]:
+            return_views_of_arguments(graph)
             made = compiler(graph, inputs)
-            if finish is not None:
-                return begun_like_arguments(graph, boxed(finish(graph, made)))
-            return spoken_by(speaker, begun_like_arguments(graph, boxed(made)))
+            return spoken_by(speaker, boxed(made)) if finish is None else boxed(finish(graph, made))
 
         return compiled
 

@@ -439,14 +439,18 @@ def _reads_raw_memory(node: fx.Node) -> bool:
 
 
 def _owner_of_memory(node: fx.Node) -> tuple[fx.Node | None, Any]:
-    """The input that `as_strided` reads through views, and where it begins in its memory."""
+    """The input that `as_strided` reads through views, and where it begins in its memory, None if
+    that is where the input begins."""
     source: Any = node.args[0]
     given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
-    offset = source.meta["val"].storage_offset() if given is None else given
+    start = source.meta["val"].storage_offset()
     while is_view(source.target) or source.target is operator.getitem:
         source = source.args[0]
-    known = node.target is torch.ops.aten.as_strided.default and isinstance(offset, int)
-    return (source if known and source.op == "placeholder" else None), offset
+    if source.op != "placeholder" or node.target is not torch.ops.aten.as_strided.default:
+        return None, given
+    begin = source.meta["val"].storage_offset()
+    known = from_torch(start) == from_torch(begin) if given is None else isinstance(given, int)
+    return (source if known else None), given
 
 
 def _is_double(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from torchair.convert.control import value_of
 from torchair.convert.operands import Direct, dims_of, direct, members, promote, size_of, sizes
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import ge_to_torch
-from torchair.ge.graph import Node, Tensor, TensorSpec, Value
+from torchair.ge.graph import INPUTS, Node, Tensor, TensorSpec, Value
 from torchair.ge.shapes import Shape, Sym, contiguous_strides, from_torch, is_static, numel
 
 # ---- pending views ----
@@ -297,12 +297,24 @@ def _strided(self: Value, size: Any, stride: Any, offset: Any, fake: torch.Tenso
     return base
 
 
+def _inside(fake: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Whether a strided view that begins where the traced tensor does is in its own elements."""
+    reach = _reach(size, stride, 0)
+    dims = tuple(from_torch(d) for d in fake.shape)
+    return reach is not None and is_static(dims) and fake.is_contiguous() and reach <= numel(dims)
+
+
 @builtin(aten.as_strided.default)
 def as_strided(
     self: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
 ) -> Value:
+    fake = meta_inputs[0]
+    if storage_offset is None and _inside(fake, members(size), members(stride)):
+        return ge.AsStrided(self, size, stride, [0])
+    if storage_offset is not None and self.node.type in INPUTS and fake.dim() > 1:
+        raise Decline("an argument may begin anywhere in its memory, nobody guards where")
     offset = 0 if storage_offset is None else storage_offset
-    base = _strided(self, size, stride, offset, meta_inputs[0])
+    base = _strided(self, size, stride, offset, fake)
     return ge.AsStrided(base, size, stride, sizes([offset]))
 
 

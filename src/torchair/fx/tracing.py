@@ -1,5 +1,5 @@
 """How torch traces for us: the split of training graphs, guards of tensors that are made of others,
-operators that are kept whole, and where results begin in memory.
+operators that are kept whole, and results that are views of updated arguments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from operator import attrgetter
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -187,60 +187,50 @@ def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
     op._dispatch_cache.clear()
 
 
-def begun_like_arguments(gm: fx.GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call whose results begin in memory where eager's would. A view of an updated argument is
-    made anew by AOTAutograd, from strides and offset of what the graph returns. Kernels that update
-    a part of a tensor keep its offset; tracing does not know, and it differs from call to call."""
-    taken = _taken_over(gm)
-    if not taken:
-        return call
-
-    def placed(args: list[Any]) -> Any:
-        starts = {k: args[a].storage_offset() for k, a in taken.items()}
-        own = [args[a].untyped_storage().data_ptr() for a in taken.values()]
-        results = call(args)
-        if not any(starts.values()):
-            return results
-        results, moved = list(results), dict[int, torch.Tensor]()
-        for k, start in starts.items():
-            if start and results[k].untyped_storage().data_ptr() not in own:
-                results[k] = _moved(results[k], start, moved)
-        return tuple(results)
-
-    placed._boxed_call = True  # type: ignore[attr-defined]
-    return placed
-
-
-def _taken_over(gm: fx.GraphModule) -> dict[int, int]:
-    """Results that lie in memory which an argument takes over, and that argument. Where all sizes
-    are known, AOTAutograd repeats views instead of looking at results."""
-    metas = {n: n.meta.get("val") for n in gm.graph.nodes}
-    arguments = [n for n in metas if n.op == "placeholder"]
-    symbols = any(isinstance(metas[n], torch.SymInt) for n in arguments)
+def return_views_of_arguments(gm: fx.GraphModule) -> None:
+    """Results that are views of updated arguments are taken from these, in place. AOTAutograd makes
+    such a result anew, and where sizes are symbols it does so by the strides and the offset of what
+    the graph returns: a view of the new value, which lies in other memory than the argument."""
+    known = getattr(TracingContext.try_get(), "fw_metadata", None)
+    arguments = gm.graph.find_nodes(op="placeholder")
+    if known is None or not any(isinstance(n.meta.get("val"), torch.SymInt) for n in arguments):
+        return
     target = torch.ops.aten.copy_.default
-    updates = gm.graph.find_nodes(op="call_function", target=target, sort=False) if symbols else ()
-    owners: dict[int, int] = {}
-    for update in updates:
-        to, value = update.args[:2]
-        made = metas.get(value)
-        if to in arguments and isinstance(made, torch.Tensor) and made.storage_offset() == 0:
-            owners[_memory(made)] = arguments.index(to)
-    returned: Any = gm.graph.output_node().args[0]
-    found = {k: metas.get(r) for k, r in enumerate(returned) if isinstance(r, fx.Node)}
-    keys = {k: _memory(m) for k, m in found.items() if isinstance(m, torch.Tensor)}
-    return {k: owners[key] for k, key in keys.items() if key in owners}
+    updates = gm.graph.find_nodes(op="call_function", target=target, sort=False)
+    owners = {u.args[1]: u.args[0] for u in updates if u.args[0] in arguments}
+    last = gm.graph.output_node()
+    results: Any = list(last.args[0])  # type: ignore[arg-type]
+    before = len(known.mutated_inp_runtime_indices)
+    for k, info in enumerate(known.output_info if owners else (), before):
+        if info.output_type.name == "alias_of_input" and isinstance(results[k], fx.Node):
+            results[k] = _seen_in(results[k], owners, last)
+    last.args = (results,)
 
 
-def _memory(meta: torch.Tensor) -> int:
-    return meta.untyped_storage()._cdata
+def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Node:
+    """The same views, of the argument instead of the value that it takes over; the result itself
+    where it is no chain of views."""
+    chain: list[fx.Node] = []
+    walked: Any = result
+    while walked not in owners:
+        single = isinstance(walked, fx.Node) and (_is_view(walked) or walked.target is getitem)
+        if not single:
+            return result
+        chain.append(walked)
+        walked = walked.args[0]
+    made = owners[walked]
+    for node in reversed(chain):
+        with before.graph.inserting_before(before):
+            view = before.graph.call_function(node.target, (made, *node.args[1:]), node.kwargs)
+        given, options = fx.map_arg((view.args, view.kwargs), lambda n: n.meta["val"])
+        view.meta = dict(node.meta)
+        with walked.meta["val"].fake_mode:
+            view.meta["val"] = node.target(*given, **options)  # type: ignore[operator]
+        made = view
+    return made
 
 
-def _moved(result: torch.Tensor, start: int, moved: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A result so much further on in its memory. Results of one memory stay in one."""
-    held = result.untyped_storage()
-    whole = moved.get(held.data_ptr())
-    if whole is None:
-        old = torch.empty(0, dtype=result.dtype, device=result.device).set_(held)
-        whole = torch.cat([old.new_empty(start), old])
-        moved[held.data_ptr()] = whole
-    return whole.as_strided(result.shape, result.stride(), result.storage_offset() + start)
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    aliases = [r.alias_info for r in schema.returns] if schema is not None else []
+    return len(aliases) == 1 and aliases[0] is not None and not aliases[0].is_write
