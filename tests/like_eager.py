@@ -293,8 +293,9 @@ ALIASING = {
         lambda x: x.unbind(1)[0].as_strided((2, 2), (2, 1)) * 2,
         lambda: [torch.randn(6, 6)[:, ::2]]),
     "memory_of_computed_part": (
-        lambda x: (lambda y: (y[1:].flatten().as_strided((2, 2), (2, 1)), y[:, :1].flatten()
-                              .as_strided((2, 2), (2, 1)), y.t()[1:].as_strided((2,), (3,), 1)))(-x),
+        lambda x: (lambda y: (
+            y[1:].flatten().as_strided((2, 2), (2, 1)), y[:, :1].flatten().as_strided((2,), (2,)),
+            y.t()[1:].as_strided((2,), (3,), 1)))(-x),
         lambda: [x44()]),
     "row_and_whole": (lambda x: (lambda y: (y[..., 0], y))(x - x), lambda: [x23()]),
     "last_of_output": (lambda x: (lambda y: (y, y[:, -1], y[0, 1]))(x * x), lambda: [x44()]),
