@@ -221,7 +221,8 @@ def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Nod
     made = owners[walked]
     for node in reversed(chain):
         with before.graph.inserting_before(before):
-            view = before.graph.call_function(node.target, (made, *node.args[1:]), node.kwargs)
+            args = (made, *node.args[1:])
+            view = before.graph.create_node("call_function", node.target, args, node.kwargs)
         given, options = fx.map_arg((view.args, view.kwargs), lambda n: n.meta["val"])
         view.meta = dict(node.meta)
         with walked.meta["val"].fake_mode:
