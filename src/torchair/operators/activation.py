@@ -10,9 +10,19 @@ import torch
 
 from torchair.codegen.loops import Expr, cast, op
 from torchair.codegen.numbers import FLOATS
-from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
-from torchair.operators.core import NUMBERS, Kernel, Loops, Op, add_row, fixed, like_first, scalar
+from torchair.operators.core import (
+    NUMBERS,
+    Kernel,
+    Loops,
+    Op,
+    add_row,
+    call,
+    fixed,
+    like,
+    like_first,
+    scalar,
+)
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import LowerOp, Place, Tensor, elementwise
@@ -137,14 +147,6 @@ def _relu(x: torch.Tensor, out: Any = None) -> torch.Tensor:
     return torch.clamp_min(x, 0, out=out)  # what torch.relu calls, with a place for the result
 
 
-def _forward(fn: Kernel, *attrs: str) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        values = [op.attr(a) for a in attrs]
-        return lambda x, out=None: fn(x, *values, out=out)
-
-    return make if attrs else fixed(fn)
-
-
 _FORWARD: dict[str, tuple[Any, ...]] = {
     "Elu": (_nn.elu, _elu, "alpha", "scale", "input_scale"),
     "Gelu": (_nn.gelu, f.operator("gelu")),
@@ -159,7 +161,7 @@ _FORWARD: dict[str, tuple[Any, ...]] = {
 """A torch function, the formula, then the attributes that both take after the tensor."""
 
 for _type, (_function, _formula, *_names) in _FORWARD.items():
-    _row(_type, _forward(_function, *_names), _formula, *_names)
+    _row(_type, call(_function, *_names), _formula, *_names)
 _row("Relu", fixed(_relu), lambda x: f.most(x, 0), types=NUMBERS)
 
 
@@ -241,11 +243,6 @@ def _prelu(node: LowerOp) -> Tensor:
     return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
 
 
-def _prelu_grad_rule(op: Op) -> list[Fact]:
-    fact = Fact(op.dtype("features"), op.shape("features"))
-    return [fact, fact]
-
-
 def _prelu_grad(node: LowerOp) -> list[Tensor]:
     given = [node.tensor(p) for p in ("grads", "features", "weights")]
 
@@ -259,7 +256,7 @@ add_row(
     "PRelu", like_first, fixed(_prelu_kernel), loops=Loops(_prelu, declines=f.mixed), types=FLOATS
 )
 add_row(
-    "PReluGrad", _prelu_grad_rule, fixed(aten._prelu_kernel_backward.default),
+    "PReluGrad", like("features", "features"), fixed(aten._prelu_kernel_backward.default),
     loops=Loops(_prelu_grad, declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
@@ -415,20 +412,19 @@ def _elu_grad_kernel(op: Op) -> Kernel:
     return lambda grad, x: aten.elu_backward.default(grad, *values, x)
 
 
-def _log_sigmoid_grad_kernel(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))
-
-
-def _mish_grad_kernel(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
-    return aten.mish_backward.default(grad, x)
-
-
 _row("GeluGradV2", _gelu_grad_kernel, _gelu_grad, "approximate", out=False)
 _row("SwishGrad", _swish_grad_kernel, _swish_grad, "scale", out=False)
 _row(
     "EluGradV2", _elu_grad_kernel, _elu_grad, "alpha", "scale", "input_scale", "is_result",
     out=False,
 )  # fmt: skip
-_row("LogSigmoidGrad", fixed(_log_sigmoid_grad_kernel), _log_sigmoid_grad, out=False)
+_row(
+    "LogSigmoidGrad",
+    fixed(lambda grad, x: aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))),
+    _log_sigmoid_grad, out=False,
+)  # fmt: skip
 _row("HardSwishGrad", fixed(aten.hardswish_backward.default), _hard_swish_grad, out=False)
-_row("MishGrad", fixed(_mish_grad_kernel), _mish_grad, out=False)
+_row(
+    "MishGrad", fixed(lambda grad, x, _unread: aten.mish_backward.default(grad, x)), _mish_grad,
+    out=False,
+)  # fmt: skip

@@ -155,11 +155,6 @@ add_row("FlashAttentionScore", _training_rule, _training)
 add_row("FlashAttentionScoreGrad", _training_grad_rule, _training_grad)
 
 
-def fused_kernel(op: Op) -> Kernel:
-    """The torch kernel of FusedInferAttentionScore with all that it may be given."""
-    return infer_kernel(op, fused_request)
-
-
 # ---- the operator that torch has kernels for ----
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
@@ -177,7 +172,7 @@ def is_plain(op: Op) -> bool:
 
 def _attention(op: Op) -> Kernel:
     """Torch's own fused kernels, where they serve; `pse_shift` is added to the scaled scores."""
-    general, sums = fused_kernel(op), op.attr("softmax_lse_flag")
+    general, sums = infer_kernel(op, fused_request), op.attr("softmax_lse_flag")
     if not is_plain(op):
         return general
     swap = op.attr("input_layout") == "BNSD_BSND"
@@ -221,7 +216,6 @@ add_row("FusedInferAttentionScore", infer_facts, _attention, head="attention", t
 
 
 # ---- routing of tokens to experts and back ----
-
 
 _INT32 = DataType.DT_INT32
 

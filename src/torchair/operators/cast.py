@@ -11,15 +11,14 @@ from torchair.codegen.loops import Expr, cast, const, narrowed, op
 from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import broadcast
 from torchair.operators import formulas as f
 from torchair.operators.core import (
     NUMBERS,
     Kernel,
     Loops,
     Op,
-    Rule,
     add_row,
+    broadcast_over,
     broadcast_rule,
     call,
     fixed,
@@ -29,11 +28,6 @@ from torchair.operators.core import (
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import TYPES, LowerOp, Tensor, as_stored, elementwise
-
-
-def _broadcast_over(*ports: str) -> Rule:
-    """Dims broadcast over these inputs, type of the first."""
-    return lambda op: Fact(op.dtype(ports[0]), broadcast(*(op.shape(p) for p in ports)))
 
 
 def _cast_rule(op: Op) -> Fact:
@@ -82,7 +76,7 @@ def _unlike_branches(node: Op) -> str | None:
 
 
 add_row(
-    "SelectV2", _broadcast_over("then", "condition", "else"), fixed(torch.where), EW, out=True,
+    "SelectV2", broadcast_over("then", "condition", "else"), fixed(torch.where), EW, out=True,
     loops=f.pointwise(_select, declines=_unlike_branches),
 )  # fmt: skip
 
@@ -132,6 +126,6 @@ def _masked_fill(node: LowerOp) -> Tensor:
 
 
 add_row(
-    "MaskedFill", _broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True,
+    "MaskedFill", broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True,
     loops=Loops(_masked_fill),
 )  # fmt: skip

@@ -80,7 +80,6 @@ add_row("Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), CONTR
 
 # ---- convolutions, channels first, and their gradients ----
 
-
 aten = torch.ops.aten
 _convolution: Any = torch.convolution
 

@@ -35,7 +35,7 @@ TYPES: dict[int, str] = {
 ANY = frozenset(TYPES.values())
 NUMBERS = ANY - {"bool"}
 INTEGERS = NUMBERS - FLOATS
-SHORT = FLOATS - {"f64"}
+SHORT = FLOATS - {"f64"}  # computed with in float32
 
 
 class Trait(enum.Flag):
@@ -261,12 +261,14 @@ def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:
     """A kernel that calls a function with the tensors, then with arguments: a str is the attribute
     of that name, a function is asked what it finds in the node."""
 
+    def found(op: Op, a: Any) -> Any:
+        return op.attr(a) if isinstance(a, str) else a(op) if callable(a) else a
+
     def make(op: Op) -> Kernel:
-        asked = (a(op) if callable(a) else a for a in arguments)
-        values = [op.attr(a) if isinstance(a, str) else a for a in asked]
+        values = [found(op, a) for a in arguments]
         return lambda *tensors, **out: function(*tensors, *values, **out)
 
-    return make
+    return make if arguments else fixed(function)
 
 
 def writes_first(update: Callable[..., Any]) -> Kernel:
@@ -382,6 +384,16 @@ def broadcast_rule(op: Op) -> Fact:
     """Elementwise: dims broadcast over all inputs, type of the first."""
     facts = all_facts(op)
     return Fact(facts[0].dtype, broadcast(*_dims(op, facts)))
+
+
+def broadcast_over(*ports: str) -> Rule:
+    """Dims broadcast over these inputs, type of the first."""
+    return lambda op: Fact(op.dtype(ports[0]), broadcast(*(op.shape(p) for p in ports)))
+
+
+def like_each(port: str) -> Rule:
+    """Results have types and dims of the members of a variable input."""
+    return lambda op: [Fact(f.dtype, f.shape) for f in op.list(port)]
 
 
 def compare_rule(op: Op) -> Fact:

@@ -220,7 +220,6 @@ _triangle("Triu", torch.triu, f.ge)
 
 # ---- random numbers from a seed and an offset ----
 
-
 _WORD = 2**64 - 1
 
 
@@ -245,7 +244,6 @@ def generator(device: torch.device, seed: int, offset: torch.Tensor) -> torch.Ge
 
 
 # ---- results of given dims, filled by one function ----
-
 
 _Tensor = torch.Tensor
 
@@ -277,8 +275,6 @@ def _by_key(fill: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 _KEY = ("shape", "key", "alg")
 RANDOM = Trait.RANDOM | Trait.DRAWS
-
-
 for _type, _fill_in in (("Uniform", _Tensor.uniform_), ("Normal", _Tensor.normal_)):
     _kernel = _by_key(_fill_in)
     add_row(f"StatelessRandom{_type}V2", _dims_rule, _kernel, RANDOM, host=_KEY, out=True)

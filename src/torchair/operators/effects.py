@@ -7,6 +7,7 @@ gives it a lane (option `cc_parallel_enable`).
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,8 @@ import torch.distributed as dist
 
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import numel
-from torchair.operators.core import Kernel, Op, Trait, add_row, like_first
+from torchair.ge.shapes import Dim, numel
+from torchair.operators.core import Kernel, Op, Rule, Trait, add_row, call, like_each, like_first
 from torchair.ops.collectives import exchange, gather_uneven, named_group, reduce_uneven
 from torchair.ops.output import message, tensor_text
 
@@ -42,63 +43,42 @@ def _name(op: Op) -> str:
     return str(_group(op).group_name)
 
 
-def _row(op_type: str, rule: Callable[[Op], Any], start: Callable[[Op], Kernel]) -> None:
-    """A row from a rule and the maker of a function that starts the collective."""
+def _waited(function: Kernel) -> Kernel:
+    return lambda x, *values: _functional().wait_tensor(function(x.contiguous(), *values))
 
-    def make(op: Op) -> Kernel:
-        begin = start(op)
-        return lambda x: _functional().wait_tensor(begin(x.contiguous()))
 
-    add_row(op_type, rule, make, COLLECTIVE)
+def _row(op_type: str, rule: Rule, name: str, *arguments: Any) -> None:
+    """A row of what torch has a functional collective for, with what it takes after the tensor."""
+    start = _waited(lambda *args: getattr(_functional(), name)(*args))
+    add_row(op_type, rule, call(start, *arguments), COLLECTIVE)
 
 
 # ---- equal parts ----
 
 
-def _all_reduce(op: Op) -> Kernel:
-    reduction, group = _reduction(op), _name(op)
-    return lambda x: _functional().all_reduce(x, reduction, group)
+def _times(factor: Callable[[Dim, int], Dim]) -> Rule:
+    """As many rows as processes make of those that one has."""
+
+    def rule(op: Op) -> Fact:
+        first, *rest = op.shape("x")
+        return Fact(op.dtype("x"), (factor(first, op.attr("rank_size")), *rest))
+
+    return rule
 
 
-def _gathered(op: Op) -> Fact:
-    first, *rest = op.shape("x")
-    return Fact(op.dtype("x"), (first * op.attr("rank_size"), *rest))
+def _all_to_all(x: torch.Tensor, group: Any) -> Any:
+    size = dist.get_world_size(group)
+    rows, name = [x.numel() // size] * size, str(group.group_name)
+    return _functional().all_to_all_single(x.view(-1), rows, rows, name).view(x.shape)
 
 
-def _all_gather(op: Op) -> Kernel:
-    size, group = op.attr("rank_size"), _name(op)
-    return lambda x: _functional().all_gather_into_tensor(x, size, group)
-
-
-def _scattered(op: Op) -> Fact:
-    first, *rest = op.shape("x")
-    return Fact(op.dtype("x"), (first // op.attr("rank_size"), *rest))
-
-
-def _reduce_scatter(op: Op) -> Kernel:
-    reduction, size, group = _reduction(op), op.attr("rank_size"), _name(op)
-    return lambda x: _functional().reduce_scatter_tensor(x, reduction, size, group)
-
-
-def _all_to_all(op: Op) -> Kernel:
-    group = _group(op)
-    size, name = dist.get_world_size(group), str(group.group_name)
-
-    def start(x: torch.Tensor) -> Any:
-        rows = [x.numel() // size] * size
-        return _functional().all_to_all_single(x.view(-1), rows, rows, name).view(x.shape)
-
-    return start
-
-
-_row("HcomAllReduce", like_first, _all_reduce)
-_row("HcomAllGather", _gathered, _all_gather)
-_row("HcomReduceScatter", _scattered, _reduce_scatter)
-_row("HcomAllToAll", like_first, _all_to_all)
-
-
-def _broadcast_rule(op: Op) -> list[Fact]:
-    return [Fact(f.dtype, f.shape) for f in op.list("x")]
+_row("HcomAllReduce", like_first, "all_reduce", _reduction, _name)
+_row("HcomAllGather", _times(operator.mul), "all_gather_into_tensor", "rank_size", _name)
+_row(
+    "HcomReduceScatter", _times(operator.floordiv), "reduce_scatter_tensor",
+    _reduction, "rank_size", _name,
+)  # fmt: skip
+add_row("HcomAllToAll", like_first, call(_waited(_all_to_all), _group), COLLECTIVE)
 
 
 def _broadcast(op: Op) -> Kernel:
@@ -111,7 +91,7 @@ def _broadcast(op: Op) -> Kernel:
     return run
 
 
-add_row("HcomBroadcast", _broadcast_rule, _broadcast, COLLECTIVE)
+add_row("HcomBroadcast", like_each("x"), _broadcast, COLLECTIVE)
 
 
 # ---- parts of different sizes, counted in elements ----

@@ -12,7 +12,7 @@ from torchair.codegen.loops import Expr, cast, op
 from torchair.codegen.numbers import FLOATS
 from torchair.ge.dtypes import INT_TYPES, DataType
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Dim, broadcast, dim_max, dim_min
+from torchair.ge.shapes import Dim, dim_max, dim_min
 from torchair.operators import formulas as f
 from torchair.operators.core import (
     ANY,
@@ -23,7 +23,9 @@ from torchair.operators.core import (
     Op,
     Trait,
     add_row,
+    broadcast_over,
     broadcast_rule,
+    call,
     compare_rule,
     fixed,
     known_number,
@@ -122,18 +124,13 @@ for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
 
 # ---- truth values as a result ----
 
-
-def _is_nan(x: torch.Tensor, out: Any = None) -> torch.Tensor:
-    return torch.ne(x, x, out=out)
-
-
 _COMPARE: dict[str, tuple[Callable[..., Any], Formula]] = {
     "Equal": (torch.eq, f.eq),
     "Greater": (torch.gt, f.gt),
     "GreaterEqual": (torch.ge, f.ge),
     "IsFinite": (torch.isfinite, f.operator("isfinite")),
     "IsInf": (torch.isinf, f.operator("isinf")),
-    "IsNan": (_is_nan, f.operator("isnan")),
+    "IsNan": (lambda x, out=None: torch.ne(x, x, out=out), f.operator("isnan")),
     "Less": (torch.lt, f.lt),
     "LessEqual": (torch.le, f.le),
     "LogicalAnd": (torch.logical_and, lambda a, b: f.both(f.truth(a), f.truth(b))),
@@ -294,11 +291,6 @@ def _sxpy(op: Op) -> Kernel:
     return lambda x1, x2, alpha, out=None: torch.sub(x1, x2, alpha=factor(alpha), out=out)
 
 
-def _operands_rule(op: Op) -> Fact:
-    """Dims broadcast over both operands; the factor is a scalar."""
-    return Fact(op.dtype("x1"), broadcast(op.shape("x1"), op.shape("x2")))
-
-
 def _scaled_sum(combine: Formula) -> LoopRule:
     """`x1 + alpha * x2`, or the difference."""
 
@@ -325,7 +317,7 @@ def _no_scaled_sum(node: Op) -> str | None:
 
 for _type, _kernel, _formula in (("AxpyV2", _axpy, f.add), ("Sxpy", _sxpy, f.sub)):
     _loops = Loops(_scaled_sum(_formula), declines=_no_scaled_sum)
-    add_row(_type, _operands_rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
+    add_row(_type, broadcast_over("x1", "x2"), _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
 def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
@@ -379,17 +371,12 @@ def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
 add_row("Lerp", broadcast_rule, _lerp_kernel, EW, out=True, loops=f.pointwise(_lerp), types=FLOATS)
 
 
-def _scaled_kernel(op: Op) -> Kernel:
-    value = op.attr("value")
-    return lambda x, out=None: torch.mul(x, value, out=out)
-
-
 def _scaled(node: LowerOp) -> Formula:
     value: Any = node.attr("value")
     return lambda x: f.mul(x, value)
 
 
 add_row(
-    "Muls", same_as("x"), _scaled_kernel, EW, out=True,
+    "Muls", same_as("x"), call(torch.mul, "value"), EW, out=True,
     loops=Loops(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Shape, broadcast
-from torchair.operators.core import Kernel, Op, add_row, scalar
+from torchair.operators.core import Kernel, Op, add_row, like_each, scalar
 
 aten = torch.ops.aten
 
@@ -129,12 +129,8 @@ for _type, _overload in _overloads().items():
 # ---- rounding: the mode is an input ----
 
 
-def _round_rule(op: Op) -> list[Fact]:
-    return [Fact(f.dtype, f.shape) for f in op.list("x")]
-
-
 def _round(op: Op) -> Kernel:
     return getattr(aten, f"_foreach_{ROUNDING[op.int('roundMode')]}").default
 
 
-add_row("ForeachRoundOffNumber", _round_rule, _round, host=("roundMode",))
+add_row("ForeachRoundOffNumber", like_each("x"), _round, host=("roundMode",))

@@ -9,7 +9,7 @@ from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
-from torchair.operators.core import Loops, Op, axes_of
+from torchair.operators.core import SHORT, Loops, Op, axes_of
 from torchair.operators.loops import (
     TYPES,
     LoopRule,
@@ -38,22 +38,11 @@ def operator(kind: str) -> Formula:
 
 
 add, sub, div, neg, absolute = (operator(k) for k in ("add", "sub", "div", "neg", "abs"))
-
-
 least, most, where = (operator(k) for k in ("min", "max", "where"))
-
-
 eq, ne, lt, le, gt, ge = (operator(k) for k in ("eq", "ne", "lt", "le", "gt", "ge"))
-
-
 both, either, differ, flipped = (operator(k) for k in ("and", "or", "xor", "not"))
-
-
 exp, expm1, log, sqrt = (operator(k) for k in ("exp", "expm1", "log", "sqrt"))
-
-
 sigmoid, erf = (operator(k) for k in ("sigmoid", "erf"))
-
 
 _times = operator("mul")
 
@@ -86,8 +75,6 @@ def truth(x: Expr) -> Expr:
 
 _SCALING = frozenset({"Mul", "Div", "RealDiv"})
 """Operators in which torch takes the full value of a number beside short floats."""
-_SHORT = frozenset({"f32", "bf16", "f16"})
-"""Floats that are computed with in float32."""
 
 
 def operands(node: LowerOp) -> list[Tensor]:
@@ -133,7 +120,7 @@ def mixed(node: Op) -> str | None:
 
 def _beside_number(node: Op, types: set[str]) -> bool:
     """Whether floats of one type are scaled by a float without dims."""
-    if node.node.type not in _SCALING or not types <= _SHORT:
+    if node.node.type not in _SCALING or not types <= SHORT:
         return False
     kinds = {v.dtype for v in node.node.values() if v.shape != ()}
     return kinds == {node.output.dtype}

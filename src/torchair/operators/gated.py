@@ -11,7 +11,17 @@ from torchair.codegen.loops import Expr, op
 from torchair.codegen.numbers import FLOATS
 from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Loops, Op, add_row, broadcast_rule, call, like, same_as
+from torchair.operators.core import (
+    Kernel,
+    Loops,
+    Op,
+    add_row,
+    broadcast_rule,
+    call,
+    fixed,
+    like,
+    same_as,
+)
 from torchair.operators.loops import LowerOp, Place, Tensor, broadcast_index
 from torchair.ops.npu import activation
 
@@ -131,10 +141,6 @@ def rotary(o: LowerOp) -> Tensor:
     return Tensor(x.shape, x.dtype, element)
 
 
-def _half_grad(x: Any, r1: Any, r2: Any, dy: Any) -> Any:
-    return activation.rotary_backward(dy, x, r1, r2)
-
-
 def _factors_wanted(o: Op) -> str | None:
     read = any(v.uses for v in o.node.outputs[1:])
     return "gradients of the angles are sums over other dims" if read else f.mixed(o)
@@ -161,7 +167,8 @@ add_row(
     loops=Loops(rotary, "move", declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 add_row(
-    "RotaryMulGrad", like("x", "r1", "r2"), lambda op: _half_grad,
+    "RotaryMulGrad", like("x", "r1", "r2"),
+    fixed(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)),
     loops=Loops(rotary_grad, "move", declines=_factors_wanted), types=FLOATS,
 )  # fmt: skip
 

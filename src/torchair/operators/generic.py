@@ -198,7 +198,6 @@ add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, lay
 
 # ---- rows of the operators that users gave a kernel with `ge.register_kernel` ----
 
-
 _made: dict[str, tuple[UserKernel, Row]] = {}
 
 
@@ -262,9 +261,9 @@ def _facts(op: Op, kernel: UserKernel) -> list[Fact]:
     """Ask the rule, or the function, on tensors without data; symbols stay as tracing saw them."""
     slots = op.node.inputs.items()
     facts = [op.list(p) if isinstance(slot, list) else op.get(p) for p, slot in slots]
-    if not all(_is_static(f) for f in facts):
+    if not all(is_static(f.shape) for f in _flat(facts)):
         return [Fact(v.dtype, v.shape) for v in op.node.outputs]
-    tensors = [_meta(f) for f in facts]
+    tensors = _each(facts, _meta)
     try:
         results = _call(op, kernel, tensors, kernel.shape_rule or kernel.function)
     except Exception as e:
@@ -274,18 +273,16 @@ def _facts(op: Op, kernel: UserKernel) -> list[Fact]:
     return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
 
 
-def _is_static(fact: Any) -> bool:
-    if isinstance(fact, list):
-        return all(_is_static(f) for f in fact)
-    return fact is None or (fact.shape is not None and all(isinstance(d, int) for d in fact.shape))
+def _meta(fact: Fact) -> torch.Tensor:
+    dims: Any = fact.shape
+    return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
 
 
-def _meta(fact: Any) -> Any:
-    if isinstance(fact, list):
-        return [_meta(f) for f in fact]
-    if fact is None:
-        return None
-    return torch.empty(fact.shape, dtype=ge_to_torch(fact.dtype), device="meta")
+def _each(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Lists with their members changed, those that are None aside."""
+    if _is_list(tree):
+        return [_each(member, change) for member in tree]
+    return None if tree is None else change(tree)
 
 
 # ---- running ----
@@ -308,24 +305,15 @@ def _update(op: Op, kernel: UserKernel) -> Kernel:
     return writes_first(update)
 
 
+def _contiguous(tensors: Sequence[Any]) -> Any:
+    """A kernel may be C code that reads memory from begin to end."""
+    return _each(tensors, torch.Tensor.contiguous)
+
+
 def _owned(op: Op, kernel: UserKernel, tensors: Sequence[Any]) -> list[Any]:
     """Arguments with copies of what the function changes: values of a graph do not change."""
     ports = zip(op.node.inputs, tensors, strict=True)
-    return [_copy(t) if p in kernel.updates else t for p, t in ports]
-
-
-def _contiguous(tensors: Sequence[Any]) -> list[Any]:
-    """A kernel may be C code that reads memory from begin to end."""
-    return [
-        _contiguous(t) if isinstance(t, list) else None if t is None else t.contiguous()
-        for t in tensors
-    ]
-
-
-def _copy(x: Any) -> Any:
-    if isinstance(x, list):
-        return [_copy(t) for t in x]
-    return None if x is None else x.clone()
+    return [_each(t, torch.clone) if p in kernel.updates else t for p, t in ports]
 
 
 def _call(

@@ -315,19 +315,14 @@ add_row("SearchSorted", of_type("dtype", "values"), _search, out=True)
 
 # ---- gradients of reads ----
 
-
-def _embedding_grad_rule(op: Op) -> Fact:
-    return Fact(op.dtype("grad"), (op.attr("num_weights"), op.shape("grad")[-1]))
-
-
 add_row(
-    "EmbeddingDenseGrad", _embedding_grad_rule,
+    "EmbeddingDenseGrad",
+    lambda op: Fact(op.dtype("grad"), (op.attr("num_weights"), op.shape("grad")[-1])),
     call(aten.embedding_dense_backward, "num_weights", "padding_idx", "scale_grad_by_freq"),
 )  # fmt: skip
 
 
 # ---- bags of rows ----
-
 
 BAG_MODES = ("sum", "mean", "max")
 

@@ -18,7 +18,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import formulas as f
-from torchair.operators.core import INTEGERS, Kernel, Loops, Op, add_row, like_first
+from torchair.operators.core import INTEGERS, Kernel, Loops, Op, add_row, call, like_first
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
@@ -221,11 +221,6 @@ def _loss_grad_row(
     add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
 
 
-def _mse_kernel(op: Op) -> Kernel:
-    reduction = _reduction(op)
-    return lambda x, y: _nn.mse_loss(x, y, reduction)  # its `out` is resized on the way
-
-
 def _mse_grad(op: Op) -> Kernel:
     reduction = _reduction(op)
 
@@ -237,16 +232,15 @@ def _mse_grad(op: Op) -> Kernel:
     return run
 
 
-_loss_row("MseLoss", _mse_kernel, "predict label", lambda _: lambda a, b: f.square(f.sub(a, b)))
+# torch resizes its `out` on the way
+_loss_row(
+    "MseLoss", call(_nn.mse_loss, _reduction), "predict label",
+    lambda _: lambda a, b: f.square(f.sub(a, b)),
+)  # fmt: skip
 _loss_grad_row(
     "MseLossGrad", _mse_grad, "predict label dout", lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)),
     out=True,
 )  # fmt: skip
-
-
-def _smooth_l1(op: Op) -> Kernel:
-    reduction, beta = _reduction(op), op.attr("sigma")
-    return lambda x, y: _nn.smooth_l1_loss(x, y, reduction, beta)
 
 
 def _smooth_l1_grad(op: Op) -> Kernel:
@@ -281,13 +275,8 @@ def _smooth_slope(o: LowerOp) -> Formula:
     return each
 
 
-_loss_row("SmoothL1LossV2", _smooth_l1, "predict label", _smooth)
+_loss_row("SmoothL1LossV2", call(_nn.smooth_l1_loss, _reduction, "sigma"), "predict label", _smooth)
 _loss_grad_row("SmoothL1LossGradV2", _smooth_l1_grad, "predict label dout", _smooth_slope)
-
-
-def _bce_kernel(op: Op) -> Kernel:
-    reduction = _reduction(op)
-    return lambda x, y, w: _nn.binary_cross_entropy(x, y, w, reduction)
 
 
 def _bce_grad(op: Op) -> Kernel:
@@ -305,7 +294,7 @@ def _bce_slope(a: Expr, t: Expr) -> Expr:
     return f.div(f.sub(a, t), f.most(f.mul(f.sub(1.0, a), a), _SMALL))
 
 
-_loss_row("BinaryCrossEntropy", _bce_kernel, "x y", lambda _: _bce)
+_loss_row("BinaryCrossEntropy", call(_nn.binary_cross_entropy, _reduction), "x y", lambda _: _bce)
 _loss_grad_row("BinaryCrossEntropyGrad", _bce_grad, "x y grad_output", lambda _: _bce_slope)
 
 

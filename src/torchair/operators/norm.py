@@ -13,7 +13,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Loops, Op, add_row, call, like, same_as
+from torchair.operators.core import Kernel, Loops, Op, add_row, call, fixed, like, same_as
 from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
 from torchair.ops.npu import activation
 
@@ -185,11 +185,6 @@ add_row(
 )  # fmt: skip
 
 
-def _gamma_wanted(o: Op) -> str | None:
-    wanted = bool(o.node.outputs[1].uses)
-    return "the gradient of gamma is a sum over other dims" if wanted else None
-
-
 def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
     """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
     the normalised input."""
@@ -204,17 +199,11 @@ def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
     return [f.typed(elementwise(element, grad, hat, middle, rstd), o.out_dtype()), None]
 
 
-def _rms_norm_grad_rule(op: Op) -> list[Fact]:
-    return [Fact(op.dtype("x"), op.shape("x")), Fact(op.dtype("rstd"), op.shape("gamma"))]
-
-
-def _rms_norm_grad_kernel(dy: Any, x: Any, rstd: Any, gamma: Any) -> Any:
-    return activation.rms_norm_backward(dy, x, gamma, rstd)
-
-
 add_row(
-    "RmsNormGrad", _rms_norm_grad_rule, lambda op: _rms_norm_grad_kernel,
-    loops=Loops(rms_norm_grad, "reduce", "x", _like_gamma("x"), declines=_gamma_wanted),
+    "RmsNormGrad",
+    lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
+    fixed(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
+    loops=Loops(rms_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
 )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import SHORT, Kernel, Loops, Op, add_row, call, like, same_as
+from torchair.operators.core import SHORT, Kernel, Loops, Op, Rule, add_row, call, like, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
 from torchair.operators.loops import LowerOp, Place, Tensor, masked, number, split
 
@@ -123,12 +122,11 @@ def _average_grad(op: Op) -> Kernel:
     return run
 
 
-def _average_grad_rule(op: Op) -> Fact:
-    return Fact(op.dtype("input_grad"), op.ints("orig_input_shape"))
-
-
 add_row("AvgPoolV2", _average_rule, _average, out=True, head="pool", types=SHORT)
-add_row("AvgPoolV2Grad", _average_grad_rule, _average_grad, host=("orig_input_shape",))
+add_row(
+    "AvgPoolV2Grad", lambda op: Fact(op.dtype("input_grad"), op.ints("orig_input_shape")),
+    _average_grad, host=("orig_input_shape",),
+)  # fmt: skip
 
 
 def _adaptive_rule(op: Op) -> Fact:
@@ -140,19 +138,18 @@ def _adaptive_grad(op: Op) -> Kernel:
     return lambda grad: aten._adaptive_avg_pool2d_backward(grad, grad.new_empty(1).expand(size))
 
 
-def _adaptive_grad_rule(op: Op) -> Fact:
-    return Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape")))
-
-
 add_row("AdaptiveAvgPool2d", _adaptive_rule, call(aten._adaptive_avg_pool2d, "output_size"))
-add_row("AdaptiveAvgPool2dGrad", _adaptive_grad_rule, _adaptive_grad)
+add_row(
+    "AdaptiveAvgPool2dGrad",
+    lambda op: Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape"))), _adaptive_grad,
+)  # fmt: skip
 
 
 # ---- resizing ----
 
 
-def _resize_rule(op: Op) -> Fact:
-    return Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.ints("size")))
+def _resized(port: str) -> Rule:
+    return lambda op: Fact(op.dtype(port), (*op.shape(port)[:-2], *op.ints("size")))
 
 
 def _nearest_kernel(op: Op) -> Kernel:
@@ -162,10 +159,6 @@ def _nearest_kernel(op: Op) -> Kernel:
     if op.attr("half_pixel_centers"):
         return lambda x, out=None: _nn._upsample_nearest_exact2d(x, size, out=out)
     return lambda x, out=None: _nn.upsample_nearest2d(x, size, out=out)
-
-
-def _nearest_grad_rule(op: Op) -> Fact:
-    return Fact(op.dtype("grads"), (*op.shape("grads")[:-2], *op.ints("size")))
 
 
 def _nearest_grad(op: Op) -> Kernel:
@@ -212,49 +205,39 @@ def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
 
 
 add_row(
-    "ResizeNearestNeighborV2", _resize_rule, _nearest_kernel, host=("size",), out=True,
+    "ResizeNearestNeighborV2", _resized("x"), _nearest_kernel, host=("size",), out=True,
     loops=Loops(resize_nearest, "move", declines=_other_centres),
 )  # fmt: skip
-add_row("ResizeNearestNeighborV2Grad", _nearest_grad_rule, _nearest_grad, host=("size",))
-add_row("ResizeBilinearV2", _resize_rule, _bilinear, host=("size",), out=True)
+add_row("ResizeNearestNeighborV2Grad", _resized("grads"), _nearest_grad, host=("size",))
+add_row("ResizeBilinearV2", _resized("x"), _bilinear, host=("size",), out=True)
 
 
 # ---- sampling at given points ----
-
 
 SAMPLE_MODES = ("bilinear", "nearest", "bicubic")
 SAMPLE_PADDING = ("zeros", "border", "reflection")
 
 
-def _sampling(op: Op) -> tuple[int, int, bool]:
-    mode = SAMPLE_MODES.index(op.attr("interpolation_mode"))
-    return mode, SAMPLE_PADDING.index(op.attr("padding_mode")), op.attr("align_corners")
+_HOW = (
+    lambda op: SAMPLE_MODES.index(op.attr("interpolation_mode")),
+    lambda op: SAMPLE_PADDING.index(op.attr("padding_mode")),
+    "align_corners",
+)
 
 
 def _sampled(op: Op) -> Fact:
     return Fact(op.dtype("x"), (*op.shape("x")[:2], *op.shape("grid")[1:-1]))
 
 
-def _sample(overload: Any) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        how = _sampling(op)
-        return lambda x, grid: overload(x, grid, *how)
-
-    return make
-
-
-def _sample_grad(overload: Any) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        how = _sampling(op)
-        return lambda grad, x, grid: overload(grad, x, grid, *how, [True, True])
-
-    return make
+for _dim, _sample, _grad in (
+    ("2D", aten.grid_sampler_2d, aten.grid_sampler_2d_backward),
+    ("3D", aten.grid_sampler_3d, aten.grid_sampler_3d_backward),
+):
+    add_row(f"GridSampler{_dim}", _sampled, call(_sample, *_HOW))
+    add_row(f"GridSampler{_dim}Grad", like("x", "grid"), call(_grad, *_HOW, [True, True]))
 
 
-add_row("GridSampler2D", _sampled, _sample(aten.grid_sampler_2d))
-add_row("GridSampler3D", _sampled, _sample(aten.grid_sampler_3d))
-add_row("GridSampler2DGrad", like("x", "grid"), _sample_grad(aten.grid_sampler_2d_backward))
-add_row("GridSampler3DGrad", like("x", "grid"), _sample_grad(aten.grid_sampler_3d_backward))
+# ---- paddings ----
 
 
 def _paddings(op: Op) -> list[tuple[Any, Any]]:

@@ -337,7 +337,6 @@ add_row(
 
 # ---- products of groups ----
 
-
 _DTYPES = {0: torch.float16, 1: torch.bfloat16, 2: torch.int32}
 
 

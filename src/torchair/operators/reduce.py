@@ -129,16 +129,13 @@ def euclidean_norm(o: LowerOp) -> Tensor:
     return elementwise(f.sqrt, _reduced(o, "sum", elementwise(f.square, x)))
 
 
-def _finite_or_zero(x: Expr) -> Expr:
-    return f.where(op("isinf", x), 0.0, x)
-
-
 def log_sum_exp(o: LowerOp) -> Tensor:
     """The logarithm of the sum of exponentials, moved by the maximum as torch does."""
     x, axes = o.tensor("x"), _axes(o)
     if not axes:
         return x
-    top = elementwise(_finite_or_zero, o.reduce("max", x, axes, keep=True))
+    most = o.reduce("max", x, axes, keep=True)
+    top = elementwise(lambda m: f.where(op("isinf", m), 0.0, m), most)
     powers = elementwise(lambda e, m: f.exp(f.sub(e, m)), x, top)
     total = o.reduce("sum", powers, axes, keep=True)
     result = elementwise(lambda s, m: f.add(f.log(s), m), total, top)
@@ -194,20 +191,20 @@ add_row(
 # ---- axes as an attribute; no axes: all are reduced ----
 
 
-def _axes_of_attr(op: Op, name: str) -> tuple[int, ...]:
-    return axes_of(op.attr(name) or None, len(op.shape("x")))
+def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
+    return lambda o: f.axes_in(o.attr(name) or None, len(o.shape("x")))
 
 
 def _attr_rule(axes: str, keep: str, count: int) -> Rule:
     def rule(op: Op) -> list[Fact]:
-        dims = reduced_shape(op.shape("x"), _axes_of_attr(op, axes), op.attr(keep))
+        dims = reduced_shape(op.shape("x"), _attr_axes(axes)(op), op.attr(keep))
         return [Fact(op.dtype("x"), dims) for _ in range(count)]
 
     return rule
 
 
 def _lp_norm(op: Op) -> Kernel:
-    p, axes, keep = op.attr("p"), _axes_of_attr(op, "axes"), op.attr("keepdim")
+    p, axes, keep = op.attr("p"), _attr_axes("axes")(op), op.attr("keepdim")
     if abs(p) >= _INFINITE:
         p = math.copysign(math.inf, p)
     return lambda x, out=None: torch.linalg.vector_norm(x, p, axes, keep, out=out)
@@ -215,7 +212,7 @@ def _lp_norm(op: Op) -> Kernel:
 
 def _std(op: Op) -> Kernel:
     options = dict(
-        dim=_axes_of_attr(op, "dim"), correction=op.attr("correction"), keepdim=op.attr("keepdim")
+        dim=_attr_axes("dim")(op), correction=op.attr("correction"), keepdim=op.attr("keepdim")
     )
     if op.attr("is_mean_out"):
         return lambda x: torch.std_mean(x, **options)
@@ -228,12 +225,8 @@ def _std_rule(op: Op) -> list[Fact]:
 
 
 def _mean_variance(op: Op) -> Kernel:
-    options = dict(dim=_axes_of_attr(op, "axes"), correction=0, keepdim=op.attr("keep_dims"))
+    options = dict(dim=_attr_axes("axes")(op), correction=0, keepdim=op.attr("keep_dims"))
     return lambda x: torch.var_mean(x, **options)[::-1]
-
-
-def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
-    return lambda o: f.axes_in(o.attr(name) or None, len(o.shape("x")))
 
 
 def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[Expr], Expr]]:

@@ -35,7 +35,6 @@ VIEW = Trait.VIEW
 
 # ---- Data, Const and copies ----
 
-
 add_row("Const", lambda op: op.output, call(lambda value: value, "value"), Trait.CONSTANT)
 add_row("Data", lambda op: op.output, fixed(lambda x: x))
 add_row("RefData", lambda op: op.output, fixed(lambda x: x))
@@ -300,8 +299,6 @@ def _as_strided(op: Op) -> Kernel:
 
 
 LAYOUT = ("size", "stride", "storage_offset")
-
-
 add_row(
     "AsStrided", lambda op: Fact(op.dtype("x"), op.ints("size")), _as_strided, VIEW, host=LAYOUT
 )
@@ -323,7 +320,6 @@ add_row("Bitcast", _bitcast_rule, _bitcast, VIEW)
 
 
 # ---- complex numbers as pairs ----
-
 
 add_row("Real", of_type("Tout", "input"), fixed(torch.real), VIEW)
 add_row("Imag", of_type("Tout", "input"), fixed(torch.imag), VIEW)
