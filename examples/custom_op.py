@@ -18,7 +18,7 @@ import torchair
 from torchair import ge
 from torchair.codegen.loops import Expr
 from torchair.convert.registry import Decline, unregister
-from torchair.operators.core import FLOATS, Loops, Op, Trait, add_row, same_as
+from torchair.operators.core import FLOATS, Lowering, Op, Trait, add_row, same_as
 from torchair.operators.formulas import Formula, add, clamp, mul, sub, with_attributes
 from torchair.operators.loops import LowerOp
 
@@ -84,7 +84,7 @@ def leaky_clip_formula(op: LowerOp) -> Formula:
 
 add_row(
     "LeakyClip", same_as("x"), leaky_clip_kernel, Trait.ELEMENTWISE, out=True,
-    loops=Loops(with_attributes(leaky_clip_formula)), types=FLOATS,
+    loops=Lowering(with_attributes(leaky_clip_formula)), types=FLOATS,
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from torchair.codegen.text.writer import Machine
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
-from torchair.operators.core import FLOATS, Loops, Op, Trait, add_row, same_as
+from torchair.operators.core import FLOATS, Lowering, Op, Trait, add_row, same_as
 from torchair.operators.formulas import Formula, div, mul, operator, with_attributes
 from torchair.operators.loops import LowerOp, Tensor
 from torchair.pipeline import NpuFxCompiler
@@ -247,7 +247,7 @@ def soft_clip_formula(o: LowerOp) -> Formula:
     return lambda x: mul(tanh(div(x, bound)), bound)
 
 
-def enter(loops: Loops) -> None:
+def enter(loops: Lowering) -> None:
     row = (same_as("x"), soft_clip_kernel, Trait.ELEMENTWISE)
     add_row("SoftClip", *row, out=True, loops=loops, types=FLOATS, instead=True)
 
@@ -261,7 +261,7 @@ def lowering_rule() -> None:
     with fusion_report() as before:
         checked(compiled(clipped)[0], clipped, x)
     show("9 an operator without a rule", *before)
-    enter(Loops(with_attributes(soft_clip_formula)))
+    enter(Lowering(with_attributes(soft_clip_formula)))
     with fusion_report() as after:
         checked(compiled(clipped)[0], clipped, x)
     show("10 with a rule", *after)
@@ -275,7 +275,7 @@ def broken_rule(o: LowerOp) -> Tensor:
 
 
 def faults() -> None:
-    enter(Loops(broken_rule))
+    enter(Lowering(broken_rule))
     with warnings.catch_warnings(record=True) as said, redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")
         compiled(clipped)[0](torch.randn(4, 64))

@@ -14,7 +14,7 @@ from torchair.operators import formulas as f
 from torchair.operators.core import (
     NUMBERS,
     Kernel,
-    Loops,
+    Lowering,
     Op,
     add_row,
     call,
@@ -52,7 +52,7 @@ def _row(
 ) -> None:  # fmt: skip
     """A row whose formula takes elements, the gradient being the `last` or the first of them, and
     then attributes."""
-    loops = Loops(f.with_attributes(_attributes(formula, attrs, last)), declines=f.mixed)
+    loops = Lowering(f.with_attributes(_attributes(formula, attrs, last)), declines=f.mixed)
     add_row(op_type, like_first, kernel, EW, out=out, loops=loops, types=types)
 
 
@@ -165,11 +165,6 @@ for _type, (_function, _formula, *_names) in _FORWARD.items():
 _row("Relu", fixed(_relu), lambda x: f.most(x, 0), types=NUMBERS)
 
 
-def _gelu_kernel(op: Op) -> Kernel:
-    approximate = op.attr("approximate")
-    return lambda x, out=None: _nn.gelu(x, approximate=approximate, out=out)
-
-
 def _swish_kernel(op: Op) -> Kernel:
     scale = op.attr("scale")
     if scale == 1:
@@ -184,7 +179,10 @@ def _hard_sigmoid_kernel(op: Op) -> Kernel:
     return lambda x, out=None: torch.clamp(x * alpha + beta, 0, 1, out=out)
 
 
-_row("GeluV2", _gelu_kernel, _gelu, "approximate")
+_row(
+    "GeluV2", call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"), _gelu,
+    "approximate",
+)  # fmt: skip
 _row("Swish", _swish_kernel, _swish, "scale")
 _row("HardSigmoid", _hard_sigmoid_kernel, _hard_sigmoid, "alpha", "beta")
 _row("CeluV2", lambda op: lambda x: torch.celu(x, op.attr("alpha")), _celu, "alpha", out=False)
@@ -216,7 +214,7 @@ def _threshold(node: LowerOp) -> Tensor:
 
 add_row(
     "ThresholdV2", like_first, _threshold_kernel, EW, out=True,
-    loops=Loops(_threshold, declines=f.mixed), types=NUMBERS,
+    loops=Lowering(_threshold, declines=f.mixed), types=NUMBERS,
 )  # fmt: skip
 
 
@@ -253,11 +251,12 @@ def _prelu_grad(node: LowerOp) -> list[Tensor]:
 
 
 add_row(
-    "PRelu", like_first, fixed(_prelu_kernel), loops=Loops(_prelu, declines=f.mixed), types=FLOATS
-)
+    "PRelu", like_first, fixed(_prelu_kernel), loops=Lowering(_prelu, declines=f.mixed),
+    types=FLOATS,
+)  # fmt: skip
 add_row(
     "PReluGrad", like("features", "features"), fixed(aten._prelu_kernel_backward.default),
-    loops=Loops(_prelu_grad, declines=f.mixed), types=FLOATS,
+    loops=Lowering(_prelu_grad, declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -390,11 +389,6 @@ for _type, (_formula, *_call) in (_GRADIENT | _GRADIENT_LAST).items():
     )  # fmt: skip
 
 
-def _gelu_grad_kernel(op: Op) -> Kernel:
-    approximate = op.attr("approximate")
-    return lambda grad, x: aten.gelu_backward.default(grad, x, approximate=approximate)
-
-
 def _swish_grad_kernel(op: Op) -> Kernel:
     scale = op.attr("scale")
 
@@ -407,17 +401,15 @@ def _swish_grad_kernel(op: Op) -> Kernel:
     return run
 
 
-def _elu_grad_kernel(op: Op) -> Kernel:
-    values = [op.attr(a) for a in ("alpha", "scale", "input_scale", "is_result")]
-    return lambda grad, x: aten.elu_backward.default(grad, *values, x)
-
-
-_row("GeluGradV2", _gelu_grad_kernel, _gelu_grad, "approximate", out=False)
-_row("SwishGrad", _swish_grad_kernel, _swish_grad, "scale", out=False)
 _row(
-    "EluGradV2", _elu_grad_kernel, _elu_grad, "alpha", "scale", "input_scale", "is_result",
-    out=False,
+    "GeluGradV2",
+    call(lambda grad, x, way: aten.gelu_backward(grad, x, approximate=way), "approximate"),
+    _gelu_grad, "approximate", out=False,
 )  # fmt: skip
+_ELU = ("alpha", "scale", "input_scale", "is_result")
+_elu_backward = call(lambda grad, x, *how: aten.elu_backward.default(grad, *how, x), *_ELU)
+_row("SwishGrad", _swish_grad_kernel, _swish_grad, "scale", out=False)
+_row("EluGradV2", _elu_backward, _elu_grad, *_ELU, out=False)
 _row(
     "LogSigmoidGrad",
     fixed(lambda grad, x: aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))),

@@ -15,7 +15,7 @@ from torchair.operators import formulas as f
 from torchair.operators.core import (
     NUMBERS,
     Kernel,
-    Loops,
+    Lowering,
     Op,
     add_row,
     broadcast_over,
@@ -63,7 +63,7 @@ def _cast(node: LowerOp) -> Tensor:
     return elementwise(formula, x if TYPES[target] in FLOATS else as_stored(x), dtype=TYPES[target])
 
 
-add_row("Cast", _cast_rule, _cast_kernel, EW, out=True, loops=Loops(_cast))
+add_row("Cast", _cast_rule, _cast_kernel, EW, out=True, loops=Lowering(_cast))
 
 
 def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
@@ -106,7 +106,7 @@ def _nan_to_num(node: LowerOp) -> Formula:
 
 add_row(
     "NanToNum", same_as("x"), call(torch.nan_to_num, "nan", "posinf", "neginf"), EW, out=True,
-    loops=Loops(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
+    loops=Lowering(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -127,5 +127,5 @@ def _masked_fill(node: LowerOp) -> Tensor:
 
 add_row(
     "MaskedFill", broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True,
-    loops=Loops(_masked_fill),
+    loops=Lowering(_masked_fill),
 )  # fmt: skip

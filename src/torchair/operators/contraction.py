@@ -145,17 +145,6 @@ def _sized(port: str, like: str) -> Callable[[Op], Fact]:
     return lambda op: Fact(op.dtype(like), op.ints(port))
 
 
-def _grad_of_input(op: Op) -> Kernel:
-    size, arguments = op.ints("input_size"), Window(op).arguments()
-    mask = [True, False, False]
-
-    def run(kernel: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        x = _unread(size, grad)
-        return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[0]
-
-    return run
-
-
 def _unread(size: Sequence[Dim], grad: torch.Tensor) -> torch.Tensor:
     """A tensor of which torch reads the dims, and the format in which it is to compute."""
     last = is_channels_last(grad)
@@ -170,25 +159,25 @@ def is_channels_last(t: torch.Tensor) -> bool:
     return t.dim() == 4 and not plain and t.is_contiguous(memory_format=torch.channels_last)
 
 
+def _backward(op: Op, *wanted: int) -> Kernel:
+    """Gradients of the input (0) and of the filter (1), from that of the result and from both."""
+    rest = (None, *Window(op).arguments(), [k in wanted for k in range(3)])
+    return lambda grad, x, kernel: aten.convolution_backward(grad, x, kernel, *rest)
+
+
+def _grad_of_input(op: Op) -> Kernel:
+    size, backward = op.ints("input_size"), _backward(op, 0)
+    return lambda kernel, grad: backward(grad, _unread(size, grad), kernel)[0]
+
+
 def _grad_of_filter(op: Op) -> Kernel:
-    size, arguments = op.ints("filter_size"), Window(op).arguments()
-    mask = [False, True, False]
-
-    def run(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        kernel = grad.new_empty(size)  # nobody reads it
-        return aten.convolution_backward(grad, x, kernel, None, *arguments, mask)[1]
-
-    return run
+    size, backward = op.ints("filter_size"), _backward(op, 1)
+    return lambda x, grad: backward(grad, x, grad.new_empty(size))[1]  # which nobody reads
 
 
 def _gradients(op: Op) -> Kernel:
-    arguments = Window(op).arguments()
-    both = [True, True, False]
-
-    def run(x: torch.Tensor, kernel: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return aten.convolution_backward(grad, x, kernel, None, *arguments, both)[:2]
-
-    return run
+    backward = _backward(op, 0, 1)
+    return lambda x, kernel, grad: backward(grad, x, kernel)[:2]
 
 
 add_row(

@@ -179,7 +179,7 @@ Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Loops:
+class Lowering:
     """How generated code computes an operator: a rule over a `LowerOp`, and what fusion must know.
 
     Kinds: `map` - every operand is read at the result's own (broadcast) index; `move` - operands
@@ -216,7 +216,7 @@ class Row:
     out: bool = False
     also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
     layouts: Callable[[Node], Sequence[Order | None]] | None = None  # in the order of its values
-    loops: Loops | None = None
+    loops: Lowering | None = None
     head: HeadKind | None = None
     types: frozenset[str] = ANY
 
@@ -298,7 +298,7 @@ def has_loops(op_type: str) -> bool:
     return row is not None and row.loops is not None
 
 
-def loops_of(op_type: str) -> Loops:
+def loops_of(op_type: str) -> Lowering:
     """How generated code computes an operator that has loops."""
     row = row_of(op_type)
     assert row is not None and row.loops is not None, f"{op_type} has no loops"

@@ -22,7 +22,7 @@ from torchair.ge.signature import NO_OFFSET
 from torchair.operators import formulas as f
 from torchair.operators.core import (
     Kernel,
-    Loops,
+    Lowering,
     Op,
     Trait,
     add_row,
@@ -53,7 +53,7 @@ def _fill(node: LowerOp) -> Tensor:
 
 add_row(
     "Fill", lambda op: Fact(op.dtype("value"), tuple(op.ints("dims"))), _fill_kernel,
-    host=("dims",), out=True, loops=Loops(_fill),
+    host=("dims",), out=True, loops=Lowering(_fill),
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def _like(op_type: str, value: int) -> None:
         return Tensor(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
 
     ew = Trait.ELEMENTWISE
-    add_row(op_type, like_first, fixed(kernel), ew, out=True, loops=Loops(rule))
+    add_row(op_type, like_first, fixed(kernel), ew, out=True, loops=Lowering(rule))
 
 
 _like("ZerosLike", 0)
@@ -108,7 +108,7 @@ def _eye(node: LowerOp) -> Tensor:
     return Tensor(node.out_shape(), node.out_dtype(), element)
 
 
-add_row("Eye", _eye_rule, _eye_kernel, loops=Loops(_eye))
+add_row("Eye", _eye_rule, _eye_kernel, loops=Lowering(_eye))
 
 
 # ---- ranges ----
@@ -163,7 +163,7 @@ def _range(node: LowerOp) -> Tensor:
 
 add_row(
     "Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True,
-    loops=Loops(_range),
+    loops=Lowering(_range),
 )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _linspace(node: LowerOp) -> Tensor:
 
 add_row(
     "LinSpace", lambda op: Fact(op.dtype("start"), (op.int("num"),)), _linspace_kernel,
-    host=("num",), out=True, loops=Loops(_linspace),
+    host=("num",), out=True, loops=Lowering(_linspace),
 )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _triangle(op_type: str, function: Callable[..., torch.Tensor], keeps: f.Form
 
         return Tensor(x.shape, x.dtype, element)
 
-    add_row(op_type, like_first, call(function, "diagonal"), out=True, loops=Loops(rule))
+    add_row(op_type, like_first, call(function, "diagonal"), out=True, loops=Lowering(rule))
 
 
 _triangle("Tril", torch.tril, f.le)
@@ -327,22 +327,16 @@ def _permutation(op: Op) -> Kernel:
 add_row("StatelessRandperm", _permutation_rule, _permutation, RANDOM, host=("n", "seed"), out=True)
 
 
-def _multinomial_rule(op: Op) -> Fact:
-    return Fact(DataType.DT_INT64, (*op.shape("x")[:-1], op.attr("numsamples")))
+def _multinomial(x: _Tensor, offset: _Tensor, count: int, again: bool, seed: int) -> _Tensor:
+    return torch.multinomial(x, count, again, generator=generator(x.device, seed, offset))
 
 
-def _multinomial(op: Op) -> Kernel:
-    count, replacement = op.attr("numsamples"), op.attr("replacement")
-    seed = op.int("seed")
-
-    def run(x: _Tensor, offset: _Tensor) -> _Tensor:
-        source = generator(x.device, seed, offset)
-        return torch.multinomial(x, count, replacement, generator=source)
-
-    return run
-
-
-add_row("MultinomialWithReplacement", _multinomial_rule, _multinomial, RANDOM, host=("seed",))
+add_row(
+    "MultinomialWithReplacement",
+    lambda op: Fact(DataType.DT_INT64, (*op.shape("x")[:-1], op.attr("numsamples"))),
+    call(_multinomial, "numsamples", "replacement", lambda op: op.int("seed")), RANDOM,
+    host=("seed",),
+)  # fmt: skip
 
 
 # ---- dropout: the mask is one truth value for each element ----
@@ -383,4 +377,6 @@ def _dropout(node: LowerOp) -> Tensor:
     return elementwise(formula, node.tensor("x"), node.tensor("mask"))
 
 
-add_row("DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True, loops=Loops(_dropout))
+add_row(
+    "DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True, loops=Lowering(_dropout)
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -75,8 +76,8 @@ def _all_to_all(x: torch.Tensor, group: Any) -> Any:
 _row("HcomAllReduce", like_first, "all_reduce", _reduction, _name)
 _row("HcomAllGather", _times(operator.mul), "all_gather_into_tensor", "rank_size", _name)
 _row(
-    "HcomReduceScatter", _times(operator.floordiv), "reduce_scatter_tensor",
-    _reduction, "rank_size", _name,
+    "HcomReduceScatter", _times(operator.floordiv), "reduce_scatter_tensor", _reduction,
+    "rank_size", _name,
 )  # fmt: skip
 add_row("HcomAllToAll", like_first, call(_waited(_all_to_all), _group), COLLECTIVE)
 
@@ -108,42 +109,31 @@ def _parts(counts: str, x: str) -> Callable[[Op], Fact]:
     return rule
 
 
-def _all_to_all_v(op: Op) -> Kernel:
-    sent = op.ints("send_counts"), op.ints("send_displacements")
-    received, group = op.ints("recv_counts"), _group(op)
-    return lambda x: exchange(x, sent, received, group)
+def _counted(side: str) -> Callable[[Op], tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sizes and places of the parts; one after the other where no places are given."""
 
+    def find(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        counts, port = op.ints(f"{side}_counts"), f"{side}_displacements"
+        known = op.fed(port)
+        return counts, op.ints(port) if known else tuple(accumulate((0, *counts[:-1])))
 
-def _starts(op: Op, port: str, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Places of the parts; one after the other where none are given."""
-    if op.fed(port):
-        return op.ints(port)
-    return tuple(sum(counts[:k]) for k in range(len(counts)))
-
-
-def _all_gather_v(op: Op) -> Kernel:
-    counts, group = op.ints("recv_counts"), _group(op)
-    starts = _starts(op, "recv_displacements", counts)
-    return lambda x: gather_uneven(x, counts, starts, group)
-
-
-def _reduce_scatter_v(op: Op) -> Kernel:
-    counts, word, group = op.ints("send_counts"), _reduction(op), _group(op)
-    starts = _starts(op, "send_displacements", counts)
-    return lambda x: reduce_uneven(x, word, (counts, starts), group)
+    return find
 
 
 _SENT, _RECEIVED = ("send_counts", "send_displacements"), ("recv_counts", "recv_displacements")
 add_row(
-    "HcomAllToAllV", _parts("recv_counts", "send_data"), _all_to_all_v, COLLECTIVE,
+    "HcomAllToAllV", _parts("recv_counts", "send_data"),
+    call(exchange, _counted("send"), lambda op: op.ints("recv_counts"), _group), COLLECTIVE,
     host=(*_SENT, *_RECEIVED),
 )  # fmt: skip
 add_row(
-    "HcomAllGatherV", _parts("recv_counts", "x"), _all_gather_v, COLLECTIVE,
-    host=("send_count", *_RECEIVED),
+    "HcomAllGatherV", _parts("recv_counts", "x"),
+    call(lambda x, how, group: gather_uneven(x, how[0], how[1], group), _counted("recv"), _group),
+    COLLECTIVE, host=("send_count", *_RECEIVED),
 )  # fmt: skip
 add_row(
-    "HcomReduceScatterV", _parts("recv_count", "x"), _reduce_scatter_v, COLLECTIVE,
+    "HcomReduceScatterV", _parts("recv_count", "x"),
+    call(reduce_uneven, _reduction, _counted("send"), _group), COLLECTIVE,
     host=("recv_count", *_SENT),
 )  # fmt: skip
 

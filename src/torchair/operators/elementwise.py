@@ -19,7 +19,7 @@ from torchair.operators.core import (
     INTEGERS,
     NUMBERS,
     Kernel,
-    Loops,
+    Lowering,
     Op,
     Trait,
     add_row,
@@ -232,7 +232,7 @@ def _no_power(node: Op) -> str | None:
 
 add_row(
     "Pow", broadcast_rule, _pow, EW, out=True,
-    loops=Loops(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
+    loops=Lowering(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
 )  # fmt: skip
 
 _LOGARITHMS = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
@@ -261,7 +261,7 @@ def _logarithm(node: LowerOp) -> Formula:
 
 add_row(
     "Log", same_as("x"), _log, EW, out=True,
-    loops=Loops(f.with_attributes(_logarithm), declines=f.mixed), types=FLOATS,
+    loops=Lowering(f.with_attributes(_logarithm), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def _no_scaled_sum(node: Op) -> str | None:
 
 
 for _type, _kernel, _formula in (("AxpyV2", _axpy, f.add), ("Sxpy", _sxpy, f.sub)):
-    _loops = Loops(_scaled_sum(_formula), declines=_no_scaled_sum)
+    _loops = Lowering(_scaled_sum(_formula), declines=_no_scaled_sum)
     add_row(_type, broadcast_over("x1", "x2"), _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
@@ -378,5 +378,5 @@ def _scaled(node: LowerOp) -> Formula:
 
 add_row(
     "Muls", same_as("x"), call(torch.mul, "value"), EW, out=True,
-    loops=Loops(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
+    loops=Lowering(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
 )  # fmt: skip

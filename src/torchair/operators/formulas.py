@@ -9,7 +9,7 @@ from torchair.codegen.loops import Expr, Index, cast, const, op, size
 from torchair.codegen.numbers import Int, Number
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
-from torchair.operators.core import SHORT, Loops, Op, axes_of
+from torchair.operators.core import SHORT, Lowering, Op, axes_of
 from torchair.operators.loops import (
     TYPES,
     LoopRule,
@@ -128,10 +128,10 @@ def _beside_number(node: Op, types: set[str]) -> bool:
 
 def pointwise(
     formula: Formula, *, jumps: bool = False, declines: Callable[[Op], str | None] = mixed
-) -> Loops:
+) -> Lowering:
     """The loops of an operator whose result is a formula of all its operands. Of one that jumps
     the last digit of an operand may decide on a whole step of the result."""
-    return Loops((of_stored if jumps else of_elements)(formula), declines=declines)
+    return Lowering((of_stored if jumps else of_elements)(formula), declines=declines)
 
 
 def axes_in(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
 from torchair.operators.core import (
     Kernel,
-    Loops,
+    Lowering,
     Op,
     add_row,
     broadcast_rule,
@@ -44,16 +44,16 @@ def _halves(o: LowerOp, place: Place) -> tuple[Expr, Expr]:
     return x.at(place), x.at(f.replaced(place, axis, place[axis] + x.shape[axis] // 2))
 
 
-def _gated(formula: f.Formula) -> Loops:
+def _gated(formula: f.Formula) -> Lowering:
     """A formula of the elements of both halves."""
 
     def rule(o: LowerOp) -> Tensor:
         return Tensor(o.out_shape(), o.out_dtype(), lambda place: formula(*_halves(o, place)))
 
-    return Loops(rule, "move", declines=f.mixed)
+    return Lowering(rule, "move", declines=f.mixed)
 
 
-def _gated_grad(first: f.Formula, second: f.Formula) -> Loops:
+def _gated_grad(first: f.Formula, second: f.Formula) -> Lowering:
     """Formulas of the gradient and both halves: one for each half of the result."""
 
     def rule(o: LowerOp) -> Tensor:
@@ -66,7 +66,7 @@ def _gated_grad(first: f.Formula, second: f.Formula) -> Loops:
 
         return Tensor(x.shape, x.dtype, f.Joined(axis, [half, half], read).element)
 
-    return Loops(rule, "move", declines=f.mixed)
+    return Lowering(rule, "move", declines=f.mixed)
 
 
 def _glu_grad_of_gate(grad: Expr, value: Expr, gate: Expr) -> Expr:
@@ -101,9 +101,7 @@ add_row(
 )  # fmt: skip
 add_row(
     "SwiGluGrad", same_as("x"), call(activation.swiglu_backward, "dim"),
-    loops=_gated_grad(
-        _swiglu_grad_of_gate, lambda grad, a, _: f.mul(f.mul(grad, a), f.sigmoid(a))
-    ),
+    loops=_gated_grad(_swiglu_grad_of_gate, lambda grad, a, _: f.mul(f.mul(grad, a), f.sigmoid(a))),
     types=FLOATS,
 )  # fmt: skip
 
@@ -164,12 +162,12 @@ def rotary_grad(o: LowerOp) -> list[Tensor | None]:
 
 add_row(
     "RotaryMul", broadcast_rule, lambda op: _rotary, out=True,
-    loops=Loops(rotary, "move", declines=f.mixed), types=FLOATS,
+    loops=Lowering(rotary, "move", declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 add_row(
     "RotaryMulGrad", like("x", "r1", "r2"),
     fixed(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)),
-    loops=Loops(rotary_grad, "move", declines=_factors_wanted), types=FLOATS,
+    loops=Lowering(rotary_grad, "move", declines=_factors_wanted), types=FLOATS,
 )  # fmt: skip
 
 
@@ -186,10 +184,8 @@ def _rotary_any(op: Op) -> Kernel:
     return lambda x, cos, sin, rotate: activation.rotary(x, cos, sin, mode)
 
 
-def _rotary_grad(op: Op) -> Kernel:
-    mode = _mode(op)
-    return lambda dy, cos, sin, x: activation.rotary_backward(dy, x, cos, sin, mode)
-
-
 add_row("RotaryPositionEmbedding", same_as("x"), _rotary_any)
-add_row("RotaryPositionEmbeddingGrad", like("dy", "cos", "sin"), _rotary_grad)
+add_row(
+    "RotaryPositionEmbeddingGrad", like("dy", "cos", "sin"),
+    call(lambda dy, cos, sin, x, mode: activation.rotary_backward(dy, x, cos, sin, mode), _mode),
+)  # fmt: skip

@@ -19,7 +19,16 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast, is_static
-from torchair.operators.core import Kernel, Loops, Op, add_row, all_contiguous, call, fixed, of_type
+from torchair.operators.core import (
+    Kernel,
+    Lowering,
+    Op,
+    add_row,
+    all_contiguous,
+    call,
+    fixed,
+    of_type,
+)
 from torchair.operators.formulas import add, both, ge, lt, where
 from torchair.operators.loops import (
     TYPES,
@@ -163,7 +172,7 @@ def gather(o: LowerOp) -> Tensor:
 
 add_row(
     "GatherV2", _gather_rule, _gather, host=("axis",), out=True, also_host=_selected,
-    loops=Loops(gather, "move", declines=_gather_declines),
+    loops=Lowering(gather, "move", declines=_gather_declines),
 )  # fmt: skip
 
 
@@ -173,13 +182,8 @@ def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 add_row(
     "Gather", lambda op: _gathered(op, 0), fixed(_gather_first),
-    loops=Loops(lambda o: _rows(o, 0), "move", declines=_gather_declines),
+    loops=Lowering(lambda o: _rows(o, 0), "move", declines=_gather_declines),
 )  # fmt: skip
-
-
-def _gather_elements(op: Op) -> Kernel:
-    dim = op.attr("dim")
-    return lambda x, index, out=None: torch.gather(x, dim, index, out=out)
 
 
 def gather_elements(o: LowerOp) -> Tensor:
@@ -198,8 +202,9 @@ def gather_elements(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "GatherElements", lambda op: Fact(op.dtype("x"), op.shape("index")), _gather_elements, out=True,
-    loops=Loops(gather_elements, "move", declines=lambda o: not_positions([o["index"]])),
+    "GatherElements", lambda op: Fact(op.dtype("x"), op.shape("index")),
+    call(lambda x, index, dim, out=None: torch.gather(x, dim, index, out=out), "dim"), out=True,
+    loops=Lowering(gather_elements, "move", declines=lambda o: not_positions([o["index"]])),
 )  # fmt: skip
 
 
@@ -295,7 +300,7 @@ def index_by_tensor(o: LowerOp) -> Tensor:
 
 add_row(
     "IndexByTensor", _index_rule, _index, out=True,
-    loops=Loops(index_by_tensor, "move", declines=lambda o: not_positions(o.list("indices"))),
+    loops=Lowering(index_by_tensor, "move", declines=lambda o: not_positions(o.list("indices"))),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How a GE operator becomes expressions of the loop IR: what the rules of `Loops` are written with.
+"""What the rules of a `Lowering` are written with: operands, places, and how elements are read.
 
 A rule sees its operands as functions from an index to an expression and returns its results in the
 same form. Views are changes of the index, so they cost nothing. Sizes are integers or Numbers.
@@ -144,10 +144,7 @@ LoopRule = Callable[[LowerOp], Result]
 def broadcast_index(index: Sequence[Index], shape: Sequence[Int]) -> Place:
     """Where a result's index falls in an operand that is broadcast to it."""
     tail = index[len(index) - len(shape) :]
-    return tuple(
-        Index() if not isinstance(n, Number) and n == 1 else i
-        for i, n in zip(tail, shape, strict=True)
-    )
+    return tuple(Index() if is_one(n) else i for i, n in zip(tail, shape, strict=True))
 
 
 def broadcast_shape(*tensors: Tensor) -> tuple[Int, ...]:
@@ -156,7 +153,7 @@ def broadcast_shape(*tensors: Tensor) -> tuple[Int, ...]:
     shape: list[Int] = [1] * rank
     for t in tensors:
         for d, n in enumerate(t.shape, rank - t.rank):
-            if isinstance(n, Number) or n != 1:
+            if not is_one(n):
                 shape[d] = n
     return tuple(shape)
 
@@ -206,11 +203,6 @@ def _under(place: Access, mask: Expr, made: dict[int, Expr]) -> Access:
 def number(value: float | int | bool, like: Expr) -> Expr:
     """A constant of the type of another value."""
     return cast(const(value, "f64" if isinstance(value, float) else "i64"), like.dtype)
-
-
-def apply(kind: str) -> Callable[..., Expr]:
-    """An operator of the loop IR as a function of expressions."""
-    return lambda *args: op(kind, *args)
 
 
 def constant(tensor: Any, dtype: str) -> Tensor:

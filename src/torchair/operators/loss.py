@@ -18,7 +18,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import formulas as f
-from torchair.operators.core import INTEGERS, Kernel, Loops, Op, add_row, call, like_first
+from torchair.operators.core import INTEGERS, Kernel, Lowering, Op, add_row, call, like_first
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
@@ -35,7 +35,7 @@ def _reduction(op: Op) -> int:
 # ---- softmax ----
 
 
-def _softmax_axis(op: Op, attr: str) -> int:
+def _softmax_axis(op: Op, attr: str = "axes") -> int:
     axes = op.attr(attr)
     if len(axes) != 1:
         raise ValueError(f"{op.node}: softmax over {axes}; only one axis is supported")
@@ -53,14 +53,9 @@ def _softmax_kernel(op: Op) -> Kernel:
     return lambda x, out=None: torch._softmax(x.float(), axis, False, out=out)
 
 
-def _log_softmax(op: Op) -> Kernel:
-    axis = _softmax_axis(op, "axes")
-    return lambda x, out=None: torch._log_softmax(x, axis, False, out=out)
-
-
 def _over_axis(
     rule: Callable[[LowerOp, Tensor, tuple[int, ...]], Tensor], port: str, attr: str = "axes"
-) -> Loops:
+) -> Lowering:
     """A rule over one axis of the operand on a port."""
 
     def reduces(o: Op) -> tuple[int, ...]:
@@ -69,7 +64,9 @@ def _over_axis(
     def declines(o: Op) -> str | None:
         return None if len(o.attr(attr)) == 1 else f"softmax over {o.attr(attr)}"
 
-    return Loops(lambda o: rule(o, o.tensor(port), reduces(o)), "reduce", port, reduces, declines)
+    return Lowering(
+        lambda o: rule(o, o.tensor(port), reduces(o)), "reduce", port, reduces, declines
+    )
 
 
 def _powers(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,8 +94,8 @@ add_row(
     types=FLOATS,
 )  # fmt: skip
 add_row(
-    "LogSoftmaxV2", like_first, _log_softmax, out=True, loops=_over_axis(log_softmax, "logits"),
-    types=FLOATS,
+    "LogSoftmaxV2", like_first, call(torch._log_softmax, _softmax_axis, False), out=True,
+    loops=_over_axis(log_softmax, "logits"), types=FLOATS,
 )  # fmt: skip
 
 
@@ -138,8 +135,8 @@ def log_softmax_grad(o: LowerOp, grad: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 add_row(
-    "SoftmaxGrad", like_first, _softmax_grad, out=True,
-    loops=_over_axis(softmax_grad, "softmax"), types=FLOATS,
+    "SoftmaxGrad", like_first, _softmax_grad, out=True, loops=_over_axis(softmax_grad, "softmax"),
+    types=FLOATS,
 )  # fmt: skip
 add_row(
     "LogSoftmaxGrad", like_first, _log_softmax_grad, out=True,
@@ -198,7 +195,7 @@ def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Ea
         loss = elementwise(each(o), o.tensor(first), o.tensor(second))
         return _summed(o, _weighted(o, loss), reduces(o))
 
-    loops = Loops(rule, "reduce", first, reduces, _unequal(first, second))
+    loops = Lowering(rule, "reduce", first, reduces, _unequal(first, second))
     add_row(op_type, shape, kernel, loops=loops, types=FLOATS)
 
 
@@ -217,7 +214,7 @@ def _loss_grad_row(
         result = elementwise(f.mul, slope, o.tensor(grad))
         return f.divided(result, math.prod(x.shape)) if o.attr("reduction") == "mean" else result
 
-    loops = Loops(rule, declines=_unequal(first, second))
+    loops = Lowering(rule, declines=_unequal(first, second))
     add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
 
 
@@ -241,11 +238,6 @@ _loss_grad_row(
     "MseLossGrad", _mse_grad, "predict label dout", lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)),
     out=True,
 )  # fmt: skip
-
-
-def _smooth_l1_grad(op: Op) -> Kernel:
-    reduction, beta = _reduction(op), op.attr("sigma")
-    return lambda x, y, g: aten.smooth_l1_loss_backward.default(g, x, y, reduction, beta)
 
 
 def _smooth(o: LowerOp) -> Formula:
@@ -276,12 +268,11 @@ def _smooth_slope(o: LowerOp) -> Formula:
 
 
 _loss_row("SmoothL1LossV2", call(_nn.smooth_l1_loss, _reduction, "sigma"), "predict label", _smooth)
-_loss_grad_row("SmoothL1LossGradV2", _smooth_l1_grad, "predict label dout", _smooth_slope)
-
-
-def _bce_grad(op: Op) -> Kernel:
-    reduction = _reduction(op)
-    return lambda x, y, g, w: aten.binary_cross_entropy_backward.default(g, x, y, w, reduction)
+_loss_grad_row(
+    "SmoothL1LossGradV2",
+    call(lambda x, y, g, *how: aten.smooth_l1_loss_backward(g, x, y, *how), _reduction, "sigma"),
+    "predict label dout", _smooth_slope,
+)  # fmt: skip
 
 
 def _bce(a: Expr, t: Expr) -> Expr:
@@ -295,7 +286,11 @@ def _bce_slope(a: Expr, t: Expr) -> Expr:
 
 
 _loss_row("BinaryCrossEntropy", call(_nn.binary_cross_entropy, _reduction), "x y", lambda _: _bce)
-_loss_grad_row("BinaryCrossEntropyGrad", _bce_grad, "x y grad_output", lambda _: _bce_slope)
+_loss_grad_row(
+    "BinaryCrossEntropyGrad",
+    call(lambda x, y, g, *rest: aten.binary_cross_entropy_backward(g, x, y, *rest), _reduction),
+    "x y grad_output", lambda _: _bce_slope,
+)  # fmt: skip
 
 
 # ---- negative log likelihood ----
@@ -307,23 +302,14 @@ def _nll_rule(op: Op) -> list[Fact]:
     return [Fact(dtype, op.shape("target") if each else ()), Fact(dtype, ())]
 
 
-def _nll(op: Op) -> Kernel:
-    reduction, ignored = _reduction(op), op.attr("ignore_index")
-
-    def run(x: Any, target: Any, weight: Any) -> Any:
-        return aten.nll_loss_forward.default(x, target.long(), weight, reduction, ignored)
-
-    return run
+def _nll(x: Any, target: Any, *rest: Any) -> Any:
+    return aten.nll_loss_forward(x, target.long(), *rest)
 
 
-def _nll_grad(op: Op) -> Kernel:
-    reduction, ignored = _reduction(op), op.attr("ignore_index")
-
-    def run(x: Any, grad: Any, target: Any, weight: Any, total: Any) -> torch.Tensor:
-        target = target.long()
-        return aten.nll_loss_backward.default(grad, x, target, weight, reduction, ignored, total)
-
-    return run
+def _nll_grad(
+    x: Any, grad: Any, target: Any, weight: Any, total: Any, reduction: int, ignored: int
+) -> torch.Tensor:
+    return aten.nll_loss_backward(grad, x, target.long(), weight, reduction, ignored, total)
 
 
 def _not_rows(o: Op) -> str | None:
@@ -373,8 +359,8 @@ def nll_loss(o: LowerOp) -> list[Tensor]:
 
 
 add_row(
-    "NLLLoss", _nll_rule, _nll,
-    loops=Loops(nll_loss, "reduce", "target", _all_dims("target"), declines=_not_rows),
+    "NLLLoss", _nll_rule, call(_nll, _reduction, "ignore_index"),
+    loops=Lowering(nll_loss, "reduce", "target", _all_dims("target"), declines=_not_rows),
     types=FLOATS,
 )  # fmt: skip
 
@@ -398,6 +384,6 @@ def nll_loss_grad(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "NLLLossGrad", like_first, _nll_grad, loops=Loops(nll_loss_grad, "move", declines=_not_rows),
-    types=FLOATS,
+    "NLLLossGrad", like_first, call(_nll_grad, _reduction, "ignore_index"),
+    loops=Lowering(nll_loss_grad, "move", declines=_not_rows), types=FLOATS,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Loops, Op, add_row, call, fixed, like, same_as
+from torchair.operators.core import Kernel, Lowering, Op, add_row, call, fixed, like, same_as
 from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
 from torchair.ops.npu import activation
 
@@ -100,7 +100,7 @@ def layer_norm(o: LowerOp) -> list[Tensor]:
 
 add_row(
     "LayerNormV4", _layer_norm_rule, _layer_norm, host=("normalized_shape",),
-    loops=Loops(layer_norm, "reduce", "x", _normalised),
+    loops=Lowering(layer_norm, "reduce", "x", _normalised),
 )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def layer_norm_grad(o: LowerOp) -> list[Tensor | None]:
 
 add_row(
     "LayerNormGradV3", like("x", "gamma", "gamma"), lambda op: _layer_norm_grad,
-    loops=Loops(layer_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
+    loops=Lowering(layer_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
 )  # fmt: skip
 
 
@@ -177,11 +177,11 @@ def add_rms_norm(o: LowerOp) -> list[Tensor]:
 
 add_row(
     "RmsNorm", lambda op: _root_facts(op, "x"), call(_rms_norm, "epsilon"),
-    loops=Loops(rms_norm, "reduce", "x", _like_gamma("x")),
+    loops=Lowering(rms_norm, "reduce", "x", _like_gamma("x")),
 )  # fmt: skip
 add_row(
     "AddRmsNorm", _add_rms_norm_rule, call(_add_rms_norm, "epsilon"),
-    loops=Loops(add_rms_norm, "reduce", "x1", _like_gamma("x1"), declines=f.mixed), types=FLOATS,
+    loops=Lowering(add_rms_norm, "reduce", "x1", _like_gamma("x1"), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -200,10 +200,9 @@ def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
 
 
 add_row(
-    "RmsNormGrad",
-    lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
+    "RmsNormGrad", lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
     fixed(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
-    loops=Loops(rms_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
+    loops=Lowering(rms_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
 )  # fmt: skip
 
 
@@ -254,13 +253,6 @@ add_row("GroupNormGrad", _group_norm_grad_rule, _group_norm_grad)
 
 
 # ---- batch norm; the channel is dim 1 ----
-
-
-def _bn_infer(op: Op) -> Kernel:
-    eps = op.attr("epsilon")
-    return lambda x, scale, offset, mean, variance: torch.native_batch_norm(
-        x, scale, offset, mean, variance, False, 0.0, eps
-    )[0]
 
 
 def _batch_norm_rule(op: Op) -> list[Fact]:
@@ -318,7 +310,11 @@ def batch_norm_inference(o: LowerOp) -> Tensor:
     return f.typed(elementwise(f.add, elementwise(f.mul, x, factor), shift), o.out_dtype())
 
 
-add_row("BNInfer", same_as("x"), _bn_infer, loops=Loops(batch_norm_inference))
+add_row(
+    "BNInfer", same_as("x"),
+    call(lambda *args: aten.native_batch_norm(*args[:-1], False, 0.0, args[-1])[0], "epsilon"),
+    loops=Lowering(batch_norm_inference),
+)  # fmt: skip
 
 
 def _but_channels(o: Op) -> tuple[int, ...]:
@@ -362,7 +358,7 @@ def batch_norm(o: LowerOp) -> list[Tensor]:
 
 add_row(
     "BatchNormV3", _batch_norm_rule, _batch_norm,
-    loops=Loops(batch_norm, "reduce", "x", _but_channels, declines=_not_training),
+    loops=Lowering(batch_norm, "reduce", "x", _but_channels, declines=_not_training),
 )  # fmt: skip
 
 
@@ -388,5 +384,5 @@ def batch_norm_grad(o: LowerOp) -> list[Tensor]:
 
 add_row(
     "BatchNormGradV3", like("x", "weight", "weight"), _batch_norm_grad,
-    loops=Loops(batch_norm_grad, "reduce", "x", _but_channels, declines=_not_plain),
+    loops=Lowering(batch_norm_grad, "reduce", "x", _but_channels, declines=_not_plain),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import SHORT, Kernel, Loops, Op, Rule, add_row, call, like, same_as
+from torchair.operators.core import SHORT, Kernel, Lowering, Op, Rule, add_row, call, like, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
 from torchair.operators.loops import LowerOp, Place, Tensor, masked, number, split
 
@@ -129,19 +129,19 @@ add_row(
 )  # fmt: skip
 
 
-def _adaptive_rule(op: Op) -> Fact:
-    return Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.attr("output_size")))
+def _adaptive_grad(grad: torch.Tensor, size: list[int]) -> torch.Tensor:
+    return aten._adaptive_avg_pool2d_backward(grad, grad.new_empty(1).expand(size))
 
 
-def _adaptive_grad(op: Op) -> Kernel:
-    size = op.attr("orig_input_shape")
-    return lambda grad: aten._adaptive_avg_pool2d_backward(grad, grad.new_empty(1).expand(size))
-
-
-add_row("AdaptiveAvgPool2d", _adaptive_rule, call(aten._adaptive_avg_pool2d, "output_size"))
+add_row(
+    "AdaptiveAvgPool2d",
+    lambda op: Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.attr("output_size"))),
+    call(aten._adaptive_avg_pool2d, "output_size"),
+)  # fmt: skip
 add_row(
     "AdaptiveAvgPool2dGrad",
-    lambda op: Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape"))), _adaptive_grad,
+    lambda op: Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape"))),
+    call(_adaptive_grad, "orig_input_shape"),
 )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
 
 add_row(
     "ResizeNearestNeighborV2", _resized("x"), _nearest_kernel, host=("size",), out=True,
-    loops=Loops(resize_nearest, "move", declines=_other_centres),
+    loops=Lowering(resize_nearest, "move", declines=_other_centres),
 )  # fmt: skip
 add_row("ResizeNearestNeighborV2Grad", _resized("grads"), _nearest_grad, host=("size",))
 add_row("ResizeBilinearV2", _resized("x"), _bilinear, host=("size",), out=True)
@@ -356,6 +356,6 @@ def pad(o: LowerOp) -> Tensor:
 
 add_row(
     "PadV3", _pad_rule, _pad, host=("paddings",), out=True,
-    loops=Loops(pad, "move", declines=_not_constant),
+    loops=Lowering(pad, "move", declines=_not_constant),
 )  # fmt: skip
 add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))

@@ -13,7 +13,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import formulas as f
-from torchair.operators.core import SHORT, Kernel, Loops, Op, Trait, add_row, of_type
+from torchair.operators.core import SHORT, Kernel, Lowering, Op, Trait, add_row, of_type
 from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise
 from torchair.ops.npu import matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
@@ -66,35 +66,28 @@ def _along_last(*ports: str) -> Callable[[Op], str | None]:
     return declines
 
 
-def _moved(o: LowerOp, values: Tensor, port: str) -> Tensor:
-    """Values plus zero points, as the nearest ones of the result's type."""
-    zero, dtype = o.maybe(port), o.out_dtype()
-    if zero is None:
+def _scaled(combine: f.Formula, scale: str, zero: str) -> Lowering:
+    """Values and scales combined, plus zero points, as the nearest ones of the result's type."""
+
+    def rule(o: LowerOp) -> Tensor:
+        values, dtype = elementwise(combine, o.tensor("x"), o.tensor(scale)), o.out_dtype()
+        offset = o.maybe(zero)
+        if offset is not None:
+            values = elementwise(lambda v, z: f.add(v, cast(z, v.dtype)), values, offset)
         return elementwise(lambda v: _narrowed(v, dtype), values, dtype=dtype)
-    return elementwise(
-        lambda v, z: _narrowed(f.add(v, cast(z, v.dtype)), dtype), values, zero, dtype=dtype
-    )
 
-
-def quantize(o: LowerOp) -> Tensor:
-    """Values over a scale, plus a zero point."""
-    return _moved(o, elementwise(f.div, o.tensor("x"), o.tensor("scales")), "zero_points")
+    return Lowering(rule, declines=_along_last(scale, zero))
 
 
 add_row(
-    "Quantize", _quantize_rule, _quantize,
-    loops=Loops(quantize, declines=_along_last("scales", "zero_points")), types=FLOATS,
+    "Quantize", _quantize_rule, _quantize, loops=_scaled(f.div, "scales", "zero_points"),
+    types=FLOATS,
 )  # fmt: skip
 
 
-def ascend_quant(o: LowerOp) -> Tensor:
-    """Values times a scale, plus an offset."""
-    return _moved(o, elementwise(f.mul, o.tensor("x"), o.tensor("scale")), "offset")
-
-
 add_row(
-    "AscendQuantV2", of_type("dst_type"), _ascend_quant,
-    loops=Loops(ascend_quant, declines=_along_last("scale", "offset")), types=FLOATS,
+    "AscendQuantV2", of_type("dst_type"), _ascend_quant, loops=_scaled(f.mul, "scale", "offset"),
+    types=FLOATS,
 )  # fmt: skip
 
 
@@ -135,7 +128,7 @@ def quant_of_one_scale(o: LowerOp) -> Tensor:
 
 add_row(
     "AscendQuant", of_type("dst_type"), _quant_of_one_scale,
-    loops=Loops(quant_of_one_scale, declines=_quant_declines), types=FLOATS,
+    loops=Lowering(quant_of_one_scale, declines=_quant_declines), types=FLOATS,
 )  # fmt: skip
 
 
@@ -154,10 +147,7 @@ def dequant(o: LowerOp) -> Tensor:
     return elementwise(element, o.tensor("x"), o.tensor("deq_scale"), dtype=o.out_dtype())
 
 
-add_row(
-    "AscendDequant", of_type("dtype"), _dequant,
-    loops=Loops(dequant, declines=_patterned),
-)  # fmt: skip
+add_row("AscendDequant", of_type("dtype"), _dequant, loops=Lowering(dequant, declines=_patterned))
 
 
 # ---- scales from the values ----
@@ -218,7 +208,7 @@ def _of_rows(x: Tensor, kept: Tensor) -> Tensor:
 
 add_row(
     "DynamicQuant", _dynamic_rule, _dynamic,
-    loops=Loops(dynamic_quant, "reduce", "x", _last, declines=_dynamic_declines), types=FLOATS,
+    loops=Lowering(dynamic_quant, "reduce", "x", _last, declines=_dynamic_declines), types=FLOATS,
 )  # fmt: skip
 
 
@@ -244,7 +234,7 @@ def asymmetric_quant(o: LowerOp) -> list[Tensor]:
 
 add_row(
     "DynamicQuantV2", _dynamic_rule, _dynamic,
-    loops=Loops(asymmetric_quant, "reduce", "x", _last, declines=_asymmetric_declines),
+    loops=Lowering(asymmetric_quant, "reduce", "x", _last, declines=_asymmetric_declines),
     types=FLOATS,
 )  # fmt: skip
 

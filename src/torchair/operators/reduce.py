@@ -21,12 +21,13 @@ from torchair.operators.core import (
     ANY,
     NUMBERS,
     Kernel,
-    Loops,
+    Lowering,
     Op,
     Rule,
     Trait,
     add_row,
     axes_of,
+    call,
     reduced_shape,
     same_as,
 )
@@ -161,7 +162,7 @@ _REDUCTIONS: dict[str, _Reduction] = {
 for _name, (_fn, _rule, _types) in _REDUCTIONS.items():
     add_row(
         _name, lambda op: Fact(op.dtype("x"), _reduced_dims(op)), _reduction(_fn), REDUCTION,
-        host=("axes",), out=True, loops=Loops(_rule, "reduce", "x", _axes), types=_types,
+        host=("axes",), out=True, loops=Lowering(_rule, "reduce", "x", _axes), types=_types,
     )  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def _no_mean(o: Op) -> str | None:
 
 add_row(
     "ReduceMeanWithCast", _mean_with_cast_rule, _mean_with_cast, REDUCTION, host=("axes",),
-    out=True, loops=Loops(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
+    out=True, loops=Lowering(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
 )  # fmt: skip
 
 
@@ -256,7 +257,7 @@ def lp_norm(o: LowerOp) -> Tensor:
 
 add_row(
     "LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, out=True,
-    loops=Loops(lp_norm, "reduce", "x", _attr_axes("axes")), types=FLOATS,
+    loops=Lowering(lp_norm, "reduce", "x", _attr_axes("axes")), types=FLOATS,
 )  # fmt: skip
 
 
@@ -293,7 +294,7 @@ def reduce_std(o: LowerOp) -> list[Tensor | None]:
 
 add_row(
     "ReduceStdV2", _std_rule, _std, REDUCTION,
-    loops=Loops(reduce_std, "reduce", "x", _attr_axes("dim")), types=FLOATS,
+    loops=Lowering(reduce_std, "reduce", "x", _attr_axes("dim")), types=FLOATS,
 )  # fmt: skip
 
 
@@ -308,7 +309,7 @@ def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
 
 add_row(
     "ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION,
-    loops=Loops(reduce_mean_variance, "reduce", "x", _attr_axes("axes")), types=FLOATS,
+    loops=Lowering(reduce_mean_variance, "reduce", "x", _attr_axes("axes")), types=FLOATS,
 )  # fmt: skip
 
 
@@ -359,7 +360,7 @@ def _attr_axis(o: Op) -> tuple[int, ...]:
     return f.axes_in(o.attr("dimension"), len(o.shape("x")))
 
 
-def _extreme_loops(kind: Reduction) -> Loops:
+def _extreme_loops(kind: Reduction) -> Lowering:
     def rule(o: LowerOp) -> list[Tensor]:
         axes, keep = _attr_axis(o), o.attr("keep_dims")
         position, value = extreme(o, kind, axes)
@@ -368,7 +369,7 @@ def _extreme_loops(kind: Reduction) -> Loops:
             f.dropped(value, axes, keep),
         ]
 
-    return Loops(rule, "reduce", "x", _attr_axis)
+    return Lowering(rule, "reduce", "x", _attr_axis)
 
 
 _EXTREMES: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
@@ -400,12 +401,12 @@ def _port_axis(o: Op) -> tuple[int, ...]:
     return f.axes_in(o.int("dimension"), len(o.shape("x")))
 
 
-def _position_loops(kind: Reduction) -> Loops:
+def _position_loops(kind: Reduction) -> Lowering:
     def rule(o: LowerOp) -> Tensor:
         axes = _port_axis(o)
         return f.typed(f.dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
 
-    return Loops(rule, "reduce", "x", _port_axis)
+    return Lowering(rule, "reduce", "x", _port_axis)
 
 
 _POSITIONS: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
@@ -428,11 +429,6 @@ def _top_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), tuple(dims)), Fact(INT64, tuple(dims))]
 
 
-def _top(op: Op) -> Kernel:
-    k, axis, largest, order = op.int("k"), op.attr("dim"), op.attr("largest"), op.attr("sorted")
-    return lambda x, out=None: torch.topk(x, k, axis, largest, order, out=out)
-
-
 def _sort(op: Op) -> Kernel:
     options = dict(dim=op.attr("axis"), descending=op.attr("descending"), stable=op.attr("stable"))
     return lambda x, out=None: torch.sort(x, **options, out=out)
@@ -442,7 +438,8 @@ def _sort_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), op.shape("x")), Fact(INT64, op.shape("x"))]
 
 
-add_row("TopKV2", _top_rule, _top, host=("k",), out=True)
+_topk = call(torch.topk, lambda op: op.int("k"), "dim", "largest", "sorted")
+add_row("TopKV2", _top_rule, _topk, host=("k",), out=True)
 add_row("Sort", _sort_rule, _sort, out=True)
 
 

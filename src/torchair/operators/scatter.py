@@ -13,7 +13,7 @@ from torchair.codegen.loops import Expr, Index, at_value
 from torchair.ge.shapes import Shape
 from torchair.operators.core import (
     Kernel,
-    Loops,
+    Lowering,
     Op,
     Trait,
     add_row,
@@ -93,7 +93,7 @@ def cache_update(o: LowerOp) -> Update:
 
 add_row(
     "Scatter", same_as("var"), _cache_kernel, WRITES, out=True,
-    loops=Loops(cache_update, "update", "updates", declines=_no_cache),
+    loops=Lowering(cache_update, "update", "updates", declines=_no_cache),
 )  # fmt: skip
 
 
@@ -129,9 +129,8 @@ def scatter_nd_update(o: LowerOp) -> Update:
 
 
 add_row(
-    "ScatterNdUpdate", same_as("var"), lambda op: writes_first(scatter_nd_update_),
-    WRITES, out=True,
-    loops=Loops(scatter_nd_update, "update", "updates", declines=_points_decline),
+    "ScatterNdUpdate", same_as("var"), lambda op: writes_first(scatter_nd_update_), WRITES,
+    out=True, loops=Lowering(scatter_nd_update, "update", "updates", declines=_points_decline),
 )  # fmt: skip
 
 
@@ -175,7 +174,7 @@ def view_copy(o: LowerOp) -> Update:
 add_row(
     "ViewCopy", same_as("dst"), _view_copy, WRITES,
     host=[f"{side}_{part}" for side in ("dst", "src") for part in LAYOUT], out=True,
-    loops=Loops(view_copy, "update", "src", declines=_view_copy_declines),
+    loops=Lowering(view_copy, "update", "src", declines=_view_copy_declines),
 )  # fmt: skip
 
 
@@ -216,7 +215,7 @@ def index_put(o: LowerOp) -> Update:
 
 add_row(
     "IndexPutV2", same_as("x"), _index_put, WRITES, host=("indexed_sizes", "indexed_strides"),
-    out=True, loops=Loops(index_put, "update", "value", declines=_index_put_declines),
+    out=True, loops=Lowering(index_put, "update", "value", declines=_index_put_declines),
 )  # fmt: skip
 
 
@@ -275,6 +274,6 @@ def scatter_elements(o: LowerOp) -> Update:
 
 add_row(
     "ScatterElements", same_as("data"), _scatter, WRITES, out=True,
-    loops=Loops(scatter_elements, "update", "indices", declines=_scatter_declines),
+    loops=Lowering(scatter_elements, "update", "indices", declines=_scatter_declines),
 )  # fmt: skip
 add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))

@@ -16,7 +16,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, is_static, numel
 from torchair.operators.core import (
     Kernel,
-    Loops,
+    Lowering,
     Op,
     Trait,
     add_row,
@@ -40,14 +40,16 @@ add_row("Data", lambda op: op.output, fixed(lambda x: x))
 add_row("RefData", lambda op: op.output, fixed(lambda x: x))
 
 
-add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW, loops=Loops(lambda o: o.tensor("x")))
+add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW, loops=Lowering(lambda o: o.tensor("x")))
 
 
 def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
 
 
-add_row("TensorMove", copy_of("x"), fixed(_copy), out=True, loops=Loops(of_elements(lambda x: x)))
+add_row(
+    "TensorMove", copy_of("x"), fixed(_copy), out=True, loops=Lowering(of_elements(lambda x: x))
+)
 
 
 add_row("Assign", same_as("ref"), fixed(torch.Tensor.copy_), Trait.SIDE_EFFECT)
@@ -61,12 +63,10 @@ def _shape_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), (len(dims),), dims)
 
 
-def _shape(op: Op) -> Kernel:
-    target = ge_to_torch(op.attr("dtype"))
-    return lambda x: torch.tensor(x.shape, dtype=target)
-
-
-add_row("Shape", _shape_rule, _shape)
+add_row(
+    "Shape", _shape_rule,
+    call(lambda x, dtype: torch.tensor(x.shape, dtype=ge_to_torch(dtype)), "dtype"),
+)  # fmt: skip
 
 
 def _product_rule(op: Op) -> Fact:
@@ -159,7 +159,7 @@ def reshape(o: LowerOp) -> Tensor:
     return Tensor(shape, x.dtype, element)
 
 
-add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",), loops=Loops(reshape, "move"))
+add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",), loops=Lowering(reshape, "move"))
 
 
 def _transpose_rule(op: Op) -> Fact:
@@ -178,8 +178,9 @@ def transpose(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "Transpose", _transpose_rule, _transpose, VIEW, host=("perm",), loops=Loops(transpose, "move")
-)
+    "Transpose", _transpose_rule, _transpose, VIEW, host=("perm",),
+    loops=Lowering(transpose, "move"),
+)  # fmt: skip
 
 
 def _unsqueeze_rule(op: Op) -> Fact:
@@ -217,7 +218,7 @@ def unsqueeze(o: LowerOp) -> Tensor:
     )
 
 
-add_row("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW, loops=Loops(unsqueeze, "move"))
+add_row("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW, loops=Lowering(unsqueeze, "move"))
 
 
 def _squeezed(op: Op) -> tuple[int, ...]:
@@ -254,7 +255,7 @@ def squeeze(o: LowerOp) -> Tensor:
     return Tensor(shape, x.dtype, element)
 
 
-add_row("Squeeze", _squeeze_rule, _squeeze, VIEW, loops=Loops(squeeze, "move"))
+add_row("Squeeze", _squeeze_rule, _squeeze, VIEW, loops=Lowering(squeeze, "move"))
 
 
 def _broadcast_to_rule(op: Op) -> Fact:
@@ -280,7 +281,7 @@ def broadcast_to(o: LowerOp) -> Tensor:
 
 
 for _type in ("BroadcastTo", "Expand"):
-    _loops = Loops(broadcast_to)
+    _loops = Lowering(broadcast_to)
     add_row(_type, _broadcast_to_rule, _expand, VIEW, host=("shape",), loops=_loops)
 
 
@@ -304,11 +305,6 @@ add_row(
 )
 
 
-def _bitcast(op: Op) -> Kernel:
-    target = ge_to_torch(op.attr("type"))
-    return lambda x: x.view(target)
-
-
 def _bitcast_rule(op: Op) -> Fact:
     source, target = op.torch_dtype("x"), ge_to_torch(op.attr("type"))
     if source.itemsize != target.itemsize:
@@ -316,7 +312,10 @@ def _bitcast_rule(op: Op) -> Fact:
     return Fact(op.attr("type"), op.shape("x"))
 
 
-add_row("Bitcast", _bitcast_rule, _bitcast, VIEW)
+add_row(
+    "Bitcast", _bitcast_rule,
+    call(lambda x, target: x.view(target), lambda op: ge_to_torch(op.attr("type"))), VIEW,
+)  # fmt: skip
 
 
 # ---- complex numbers as pairs ----

@@ -16,7 +16,16 @@ from torchair.codegen.numbers import Int, Number, register_type
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
-from torchair.operators.core import Kernel, Loops, Op, Trait, add_row, call, same_as, writes_first
+from torchair.operators.core import (
+    Kernel,
+    Lowering,
+    Op,
+    Trait,
+    add_row,
+    call,
+    same_as,
+    writes_first,
+)
 from torchair.operators.formulas import Joined, replaced
 from torchair.operators.loops import LowerOp, Place, Tensor, Update, is_one, split
 
@@ -39,18 +48,23 @@ def _pack_rule(op: Op) -> Fact:
     return Fact(facts[0].dtype, dims, tuple(f.content for f in facts) if known else None)
 
 
+def _joined(
+    o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Tensor, Place], Expr]
+) -> Tensor:
+    """Operands one after the other, each read by `at`."""
+    parts, wide = o.tensors("x"), register_type(o.out_dtype())
+    pieces = Joined(axis, sizes, lambda k, place: cast(at(parts[k], place), wide))
+    return Tensor(o.out_shape(), o.out_dtype(), pieces.element)
+
+
 def pack(o: LowerOp) -> Tensor:
     """Operands side by side along a new dim."""
-    parts, shape = o.tensors("x"), o.out_shape()
-    axis, wide = o.attr("axis") % len(shape), register_type(o.out_dtype())
-
-    def read(k: int, place: Place) -> Expr:
-        return cast(parts[k].at((*place[:axis], *place[axis + 1 :])), wide)
-
-    return Tensor(shape, o.out_dtype(), Joined(axis, [1] * len(parts), read).element)
+    axis = o.attr("axis") % len(o.out_shape())
+    sizes = [1] * len(o.tensors("x"))
+    return _joined(o, axis, sizes, lambda x, place: x.at((*place[:axis], *place[axis + 1 :])))
 
 
-add_row("Pack", _pack_rule, call(torch.stack, "axis"), out=True, loops=Loops(pack, "move"))
+add_row("Pack", _pack_rule, call(torch.stack, "axis"), out=True, loops=Lowering(pack, "move"))
 
 
 def _concat_rule(op: Op) -> Fact:
@@ -81,19 +95,14 @@ def _ranks_differ(o: Op) -> str | None:
 
 def concat(o: LowerOp) -> Tensor:
     """Operands one after the other; a scalar counts as one element."""
-    parts, shape = o.tensors("x"), o.out_shape()
-    axis, wide = o.int("concat_dim") % len(shape), register_type(o.out_dtype())
-
-    def read(k: int, place: Place) -> Expr:
-        return cast(parts[k].at(place if parts[k].rank else ()), wide)
-
-    sizes = [p.shape[axis] if p.rank else 1 for p in parts]
-    return Tensor(shape, o.out_dtype(), Joined(axis, sizes, read).element)
+    axis = o.int("concat_dim") % len(o.out_shape())
+    sizes = [p.shape[axis] if p.rank else 1 for p in o.tensors("x")]
+    return _joined(o, axis, sizes, lambda x, place: x.at(place if x.rank else ()))
 
 
 add_row(
     "ConcatV2", _concat_rule, _concat, host=("concat_dim",), out=True,
-    loops=Loops(concat, "move", declines=_ranks_differ),
+    loops=Lowering(concat, "move", declines=_ranks_differ),
 )  # fmt: skip
 
 
@@ -115,11 +124,6 @@ def _split_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), (*shape[:axis], s, *shape[axis + 1 :])) for s in sizes]
 
 
-def _split(op: Op) -> Kernel:
-    axis, sizes = _split_sizes(op)
-    return lambda x: x.split(sizes, axis)
-
-
 def _shifted(x: Tensor, shape: Sequence[Int], axis: int, start: Int) -> Tensor:
     """A part of `x` that begins at `start` along one dim."""
     return Tensor(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
@@ -132,9 +136,10 @@ def split_parts(o: LowerOp) -> list[Tensor]:
     return [_shifted(x, o.out_shape(k), axis, start) for k, start in enumerate(starts)]
 
 
+_split = call(lambda x, parts: x.split(parts[1], parts[0]), _split_sizes)
 add_row(
     "SplitV", _split_rule, _split, VIEW, host=("size_splits", "split_dim"),
-    loops=Loops(split_parts, "move"),
+    loops=Lowering(split_parts, "move"),
 )  # fmt: skip
 
 
@@ -164,7 +169,7 @@ def unpack(o: LowerOp) -> list[Tensor]:
 
 
 _unbind = call(lambda x, axis: x.unbind(axis), "axis")
-add_row("Unpack", _unpack_rule, _unbind, VIEW, loops=Loops(unpack, "move"))
+add_row("Unpack", _unpack_rule, _unbind, VIEW, loops=Lowering(unpack, "move"))
 
 
 # ---- slices ----
@@ -219,11 +224,6 @@ def _slice_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(dims), content)
 
 
-def _slice(op: Op) -> Kernel:
-    ranges = _ranges(op)
-    return lambda x: sliced(x, ranges)
-
-
 def sliced(x: torch.Tensor, ranges: list[tuple[int, Any, Any, Any]]) -> torch.Tensor:
     """The part of `x` that the ranges select, as a view."""
     for axis, begin, end, step in ranges:
@@ -262,18 +262,22 @@ def strided_slice(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "StridedSliceV2", _slice_rule, _slice, VIEW, host=("axes", *_BOUNDS),
-    loops=Loops(strided_slice, "move", declines=_has_masks),
+    "StridedSliceV2", _slice_rule, call(sliced, _ranges), VIEW, host=("axes", *_BOUNDS),
+    loops=Lowering(strided_slice, "move", declines=_has_masks),
 )  # fmt: skip
 add_row(
-    "StridedSlice", _slice_rule, _slice, VIEW, host=_BOUNDS,
-    loops=Loops(strided_slice, "move", declines=_has_masks),
+    "StridedSlice", _slice_rule, call(sliced, _ranges), VIEW, host=_BOUNDS,
+    loops=Lowering(strided_slice, "move", declines=_has_masks),
 )  # fmt: skip
 
 
 def _slice_assign(op: Op) -> Kernel:
     ranges = _ranges(op)
     return writes_first(lambda var, value: sliced(var, ranges).copy_(value))
+
+
+def _overwritten(o: LowerOp) -> Update:
+    return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
 
 
 def _assign_declines(o: Op) -> str | None:
@@ -285,14 +289,9 @@ def _assign_declines(o: Op) -> str | None:
     return None if tuple(dims) == o.shape("input_value") else "a value that is broadcast"
 
 
-def strided_slice_assign(o: LowerOp) -> Update:
-    """A value written over a slice."""
-    return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
-
-
 add_row(
     "StridedSliceAssign", same_as("var"), _slice_assign, Trait.WRITES_FIRST, host=_BOUNDS, out=True,
-    loops=Loops(strided_slice_assign, "update", "input_value", declines=_assign_declines),
+    loops=Lowering(_overwritten, "update", "input_value", declines=_assign_declines),
 )  # fmt: skip
 
 
@@ -340,7 +339,7 @@ def tile(o: LowerOp) -> Tensor:
     return Tensor(o.out_shape(), x.dtype, element)
 
 
-add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True, loops=Loops(tile, "move"))
+add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True, loops=Lowering(tile, "move"))
 
 
 def reverse(o: LowerOp) -> Tensor:
@@ -355,12 +354,9 @@ def reverse(o: LowerOp) -> Tensor:
 
 
 add_row(
-    "ReverseV2",
-    same_as("x"),
-    call(torch.flip, lambda op: op.ints("axis")),
-    host=("axis",),
-    loops=Loops(reverse, "move"),
-)
+    "ReverseV2", same_as("x"), call(torch.flip, lambda op: op.ints("axis")), host=("axis",),
+    loops=Lowering(reverse, "move"),
+)  # fmt: skip
 
 
 def _flat_roll(o: Op) -> str | None:
@@ -388,8 +384,6 @@ def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
 
 
 add_row(
-    "Roll",
-    same_as("x"),
-    call(torch.roll, "shifts", "dims"),
-    loops=Loops(roll, "move", declines=_flat_roll),
-)
+    "Roll", same_as("x"), call(torch.roll, "shifts", "dims"),
+    loops=Lowering(roll, "move", declines=_flat_roll),
+)  # fmt: skip
