@@ -6,8 +6,7 @@ Run it: `python examples/gpu_kernel.py`. What it prints is explained in docs/gpu
 from __future__ import annotations
 
 from torchair import ge
-from torchair.codegen.cuda.jit import module_text
-from torchair.codegen.cuda.machine import describe
+from torchair.codegen.cuda.jit import describe, module_text
 from torchair.codegen.requests import Loops
 from torchair.engine.run.launches import DryRun, dry_run, entry_of
 from torchair.ge.dtypes import DataType

@@ -13,7 +13,7 @@ import torch
 from nest_plain import from_memory, into_memory
 from torchair.codegen.cuda.attention import AttentionForm, attention
 from torchair.codegen.cuda.gemv import GemvForm, Partner, gemv
-from torchair.codegen.cuda.machine import Gpu
+from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.cuda.tiles import TileForm, packs_of
 from torchair.codegen.loops import (
     Access,

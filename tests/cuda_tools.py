@@ -10,8 +10,7 @@ import torch
 
 from nest_plain import as_words
 from torchair.codegen.cuda.driver import Call, library
-from torchair.codegen.cuda.jit import Entry, foreign
-from torchair.codegen.cuda.machine import Gpu, describe
+from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.loops import Nest
 from torchair.codegen.target import Kernel, Launch

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchair.codegen.cuda.jit import Entry, ptx
-from torchair.codegen.cuda.machine import Gpu
+from torchair.codegen.cuda.jit import Entry, Gpu, ptx
 from torchair.codegen.target import Kernel, Launch
 
 WARP = 32

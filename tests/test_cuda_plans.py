@@ -14,7 +14,7 @@ import torch
 from cuda_tools import HOPPER, made
 from ptx_machine import Memory, launch
 from torchair import ge
-from torchair.codegen.cuda.approximate import APPROXIMATE, rounded_at_once
+from torchair.codegen.cuda.point import APPROXIMATE, rounded_at_once
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters

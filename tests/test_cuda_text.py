@@ -26,8 +26,7 @@ from native_check import capture
 from quantised import quantise
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
-from torchair.codegen.cuda.jit import Entry, foreign, ptx
-from torchair.codegen.cuda.machine import Gpu, describe
+from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign, ptx
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.tiles import Cut, default_tiles
 from torchair.codegen.loops import Nest

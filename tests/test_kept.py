@@ -20,8 +20,7 @@ from torchair.codegen import kept
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda import driver
-from torchair.codegen.cuda.jit import Entry
-from torchair.codegen.cuda.machine import describe
+from torchair.codegen.cuda.jit import Entry, describe
 from torchair.codegen.kept import KernelStore, key_of
 from torchair.codegen.target import Kernel
 

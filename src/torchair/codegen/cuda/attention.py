@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torchair.codegen.cuda.machine import WARP, Gpu
+from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.packs import (
     DTYPES,
     PACK,

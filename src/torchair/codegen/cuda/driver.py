@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from torchair.codegen import kept
-from torchair.codegen.cuda.jit import Entry, module_text, ptx
-from torchair.codegen.cuda.machine import Gpu, gpu
+from torchair.codegen.cuda.jit import Entry, Gpu, gpu, module_text, ptx
 
 _REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
 _CLUSTER, _EARLY = 4, 6  # numbers of launch attributes

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cuda.epilogue import Epilogue
-from torchair.codegen.cuda.machine import WARP, Gpu
+from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.packs import (
     DTYPES,
     PACK,
@@ -29,7 +28,13 @@ from torchair.codegen.cuda.packs import (
     stream_pack,
     unpacked,
 )
-from torchair.codegen.cuda.prologue import MOST_SHARED, RowsOfA, bytes_of_a, prologue_refusal
+from torchair.codegen.cuda.prologue import (
+    MOST_SHARED,
+    Epilogue,
+    RowsOfA,
+    bytes_of_a,
+    prologue_refusal,
+)
 from torchair.codegen.cuda.quantised import Tiles
 from torchair.codegen.cuda.tiles import TileForm, default_tiles, quantised_refusal, tile_forms
 from torchair.codegen.cuda.writer import GpuWriter

@@ -16,9 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchair.codegen.cuda.approximate import rounded_at_once
-from torchair.codegen.cuda.machine import WARP, Gpu
-from torchair.codegen.cuda.point import Spot, ThreadPoint
+from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
 from torchair.codegen.numbers import BYTES, Size

@@ -14,24 +14,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from torchair.codegen.cuda.epilogue import Epilogue, EpiloguePoint
-from torchair.codegen.cuda.integers import (
+from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.packs import (
     COLUMNS,
     EACH,
-    TILE,
-    UNIT,
-    bytes_of_packs,
-    factors,
-    multiplied,
-    ones,
-)
-from torchair.codegen.cuda.machine import WARP, Gpu
-from torchair.codegen.cuda.packs import (
     PACK,
     REGISTERS,
+    TILE,
+    UNIT,
     ZERO,
     added,
+    bytes_of_packs,
+    factors,
     gather_pack,
+    multiplied,
+    ones,
     placed_fma,
     repeated_pack,
     shared_pack,
@@ -39,7 +36,7 @@ from torchair.codegen.cuda.packs import (
     stream_words,
     unpacked,
 )
-from torchair.codegen.cuda.prologue import RowsOfA, bytes_of_a
+from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, bytes_of_a
 from torchair.codegen.cuda.tiles import OFFSETS, SCALES, SHARED, B, Cut, TileForm, weight_of
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cuda.machine import WARP
+from torchair.codegen.cuda.jit import WARP
 from torchair.codegen.cuda.packs import ZERO, added, fma
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.text.maths_wide import LOG2_E

@@ -1,20 +1,99 @@
-"""An NVIDIA GPU as a target: its generators, what they decline, and rates."""
+"""An NVIDIA GPU as a target: its generators, what they decline, rates, and the choice among forms
+of a kernel by running them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from torchair.codegen.cuda.attention import attention
-from torchair.codegen.cuda.driver import Library, available, library
+from torchair.codegen.cuda.driver import Call, Library, available, library
 from torchair.codegen.cuda.gemv import gemv
-from torchair.codegen.cuda.jit import Entry, foreign, ptx
-from torchair.codegen.cuda.machine import Gpu
+from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.tiles import packs_of
 from torchair.codegen.requests import Attention, Loops, Product, Request
 from torchair.codegen.target import AS_EVER, Choices, Declined, Generated, Head, Kernel, Launch, Way
+from torchair.log import logger
+
+# ---- forms, each run over and over in one device graph, once for each kernel ----
+
+
+Made = tuple[Kernel, Launch]
+CACHED = 128 << 20
+"""Bytes that no cache holds."""
+FAR = 1 << 20
+"""Bytes of an operand from which on it is worth having copies."""
+RUNS = 16
+"""Launches of a kernel in one measurement, at least."""
+
+
+def fastest(
+    library: Library, makers: Sequence[Callable[[], Made]], sizes: Mapping[int, int]
+) -> Made:
+    """The best of some kernels that do the same. `sizes` are the bytes behind each of their
+    address words, none of which must hold anything in particular."""
+    made = {m[0].entry: m for m in map(_tried, makers) if m is not None}
+    found = list(made.values())
+    entries = [Entry((kernel,), launch.block) for kernel, launch in found]
+    broken = library.add(entries)
+    with torch.cuda.device(library.index):
+        memory = {word: _copies(size) for word, size in sizes.items()}
+        times = {
+            entry.name: _time(library, entry, launch, memory)
+            for entry, (_, launch) in zip(entries, found, strict=True)
+            if entry.name not in broken
+        }
+    if not times:
+        return found[0]
+    best = min(times, key=times.__getitem__)
+    logger.info(
+        "%s: %s", best, ", ".join(f"{t:.1f} us" for t in times.values()),
+    )  # fmt: skip
+    return next(m for m, e in zip(found, entries, strict=True) if e.name == best)
+
+
+def _tried(make: Callable[[], Made]) -> Made | None:
+    try:
+        return make()
+    except Declined:
+        return None
+
+
+def _copies(size: int) -> list[torch.Tensor]:
+    count = min(RUNS, max(1, -(-CACHED // size))) if size >= FAR else 1
+    return [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+
+def _time(
+    library: Library, entry: Entry, launch: Launch, memory: Mapping[int, list[torch.Tensor]]
+) -> float:
+    """Microseconds of a launch."""
+    (kernel,) = entry.kernels
+    blocks = launch.blocks(lambda word: 0)
+    calls = []
+    for turn in range(RUNS):
+        given = [memory[w][turn % len(memory[w])].data_ptr() for w in kernel.words]
+        calls.append(Call(library, entry, blocks, [blocks, *given], launch.shared, launch.cluster))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call(torch.cuda.current_stream().cuda_stream)
+    graph.replay()
+    found = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) * 1e3 / RUNS)
+    return statistics.median(found)
+
 
 TYPES = ("f32", "bf16", "f16")
 WIDEST_HEAD = 256  # features of a head of attention

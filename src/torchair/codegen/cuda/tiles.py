@@ -7,9 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchair.codegen.cuda.integers import (
+from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.packs import (
     COLUMNS,
+    DTYPES,
     EACH,
+    REGISTERS,
     TILE,
     UNIT,
     Bits,
@@ -17,8 +20,6 @@ from torchair.codegen.cuda.integers import (
     PackScales,
     units_of_pack,
 )
-from torchair.codegen.cuda.machine import WARP, Gpu
-from torchair.codegen.cuda.packs import DTYPES, REGISTERS
 from torchair.codegen.cuda.prologue import MOST_SHARED, bytes_of_a, row_of_a
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import MatMul, Weight

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchair.codegen.cuda.jit import RESIDENT
-from torchair.codegen.cuda.machine import WARP, Gpu
+from torchair.codegen.cuda.jit import RESIDENT, WARP, Gpu
 from torchair.codegen.numbers import Size, Word
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float

@@ -23,10 +23,8 @@ import torch
 
 from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.gemv import Partner, forms, gemv
-from torchair.codegen.cuda.jit import Entry, ptx
-from torchair.codegen.cuda.machine import Gpu
-from torchair.codegen.cuda.target import CudaTarget, cuda
-from torchair.codegen.cuda.tuner import fastest
+from torchair.codegen.cuda.jit import Entry, Gpu, ptx
+from torchair.codegen.cuda.target import CudaTarget, cuda, fastest
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
 from torchair.codegen.requests import Loops, MatMul, Product
 from torchair.codegen.target import BrokenKernels, Declined, Kernel, Launch
