@@ -67,7 +67,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.emulate.profiles.recording", "torchair.engine.optimize.passes.ordering"): "likewise",
     ("torchair.emulate.profiles.recording", "torchair.ge.dtypes"): "loads GE graphs, for a profile",
     ("torchair.emulate.profiles.recording", "torchair.ge.shapes"): "likewise",
-    ("torchair.emulate.npu_module", "torchair.npugraph_ex"): "a script that wants it asks",
+    ("torchair.emulate.facade", "torchair.npugraph_ex"): "a script that wants it asks",
     ("torchair.ge.graph", "torchair.ge.compat"): "drafts are made of what the graph is made of",
     ("torchair.legacy", "torchair.convert.registry"): "loads all converters",
     ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",

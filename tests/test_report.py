@@ -22,8 +22,7 @@ import torch
 import torchair
 from gpu_kernel import HOPPER, feed_forward
 from torchair.engine.run.launches import dry_run
-from torchair.reporting.collect import kernel_rows
-from torchair.reporting.recorder import embedded
+from torchair.reporting.recorder import embedded, kernel_rows
 from torchair.reporting.recorder import page as page_of
 
 SCRIPT = '''

@@ -24,9 +24,8 @@ from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.tune import tuner
+from torchair.engine.tune import Wish, tuner, untunable
 from torchair.engine.tune.tuner import Entrant, agree
-from torchair.engine.tune.wish import Wish, untunable
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph

@@ -11,10 +11,10 @@ import torch
 
 from torchair.emulate import streams
 from torchair.emulate.choices import AttentionKernel, Autocast
+from torchair.emulate.facade import npu_module, set_device
 from torchair.emulate.kernels import Kernels
 from torchair.emulate.memory import FUNCTIONS as STATISTICS
 from torchair.emulate.memory import METERS, Meter, as_npu
-from torchair.emulate.npu_module import npu_module, set_device
 from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, make_generators
 from torchair.process import when_imported
 

@@ -1,18 +1,26 @@
-"""The module `torch_npu`: functions `npu_*`, the device, the profiler."""
+"""The modules `torch_npu` (functions `npu_*`, the device, the profiler) and `torch.npu` (what
+scripts ask of a device)."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, distribution
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+
+from torchair.emulate import memory, state, streams
+from torchair.emulate.choices import DTYPES
+from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu, mem_get_info
+from torchair.emulate.profiles.recording import mstx
+from torchair.emulate.state import DEVICE_TYPE, STATE, by_name
 
 _SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 
@@ -117,3 +125,172 @@ def install_finder() -> None:
     if not any(isinstance(f, Finder) for f in sys.meta_path):
         sys.meta_path.append(Finder(lambda name: name == PACKAGE or name in MODULES))
         sys.meta_path.insert(0, Finder(lambda name: name.startswith(f"{_OURS}.")))
+
+
+# ---- torch.npu ----
+
+
+NAME = "torchair emulation of an Ascend NPU"
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What is known of a device."""
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    major: int = 0
+    minor: int = 0
+
+
+def is_available() -> bool:
+    """Whether there is a device to work on."""
+    return STATE.count > 0
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    return STATE.count
+
+
+def current_device() -> int:
+    """The number of the device that this thread has chosen."""
+    return STATE.here.device
+
+
+def set_device(device: Any) -> None:
+    """Choose a device for this thread."""
+    STATE.here.device = STATE.index_of(device)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for all work on a device: it is done."""
+    STATE.index_of(device)
+
+
+def get_device_name(device: Any = None) -> str:
+    """A name that says what the device is."""
+    STATE.index_of(device)
+    return NAME
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """Figures of a device: the host's."""
+    return DeviceProperties(NAME, mem_get_info(device)[1], torch.get_num_threads())
+
+
+def get_device_capability(device: Any = None) -> None:
+    """There is none, as with the real devices."""
+    STATE.index_of(device)
+
+
+def can_device_access_peer(device_id: Any, peer_device_id: Any) -> bool:
+    """All devices share one memory."""
+    return STATE.index_of(device_id) != STATE.index_of(peer_device_id)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Types that autocast may choose."""
+    return list(DTYPES)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """bfloat16 works."""
+    return True
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """Of the real devices: whether operators are compiled when they are called. No effect."""
+
+
+def is_jit_compile_false() -> bool:
+    """Operators are never compiled when they are called."""
+    return True
+
+
+def set_option(option: dict[str, Any]) -> None:
+    """Of the real devices: options of their run time. No effect."""
+
+
+def _exchange_device(index: int) -> int:
+    """Choose a device; the one chosen before is returned. A negative number changes nothing."""
+    before = STATE.here.device
+    if index >= 0:
+        STATE.here.device = STATE.checked(index)
+    return before
+
+
+class NpuMemory:
+    """How the engine works on tensors of this device: they are in host memory."""
+
+    as_host = staticmethod(as_cpu)
+    kept_on_host = staticmethod(kept_on_cpu)
+    as_device = staticmethod(as_npu)
+
+    def generator(self, index: int) -> torch.Generator:
+        """The default generator of a device."""
+        return state.GENERATORS[index]
+
+    @property
+    def tape(self) -> Any:
+        """The capture that is under way in this thread, None if there is none."""
+        return STATE.here.tape
+
+    @property
+    def rows(self) -> Any:
+        """The profiler that wants to know what runs, None if there is none."""
+        return STATE.rows
+
+
+def npu_module() -> ModuleType:
+    """The module, ready to be registered as `torch.npu`."""
+    module = ModuleType("torch.npu", __doc__)
+    module.__path__ = []  # `import torch.npu.amp` is possible
+    names = by_name(
+        is_available, device_count, current_device, set_device, synchronize, get_device_name,
+        get_device_properties, get_device_capability, can_device_access_peer,
+        get_amp_supported_dtype, is_bf16_supported, set_compile_mode, is_jit_compile_false,
+        set_option, _exchange_device, mstx,
+    )  # fmt: skip
+    names |= memory.FUNCTIONS | streams.FUNCTIONS | state.FUNCTIONS
+    names |= {name: lambda: None for name in ("init", "_lazy_init", "ipc_collect")}
+    names |= {"is_initialized": lambda: True, "_is_in_bad_fork": lambda: False}
+    names |= {"_maybe_exchange_device": _exchange_device, "host": NpuMemory()}
+    names |= {"default_generators": tuple(state.GENERATORS)}
+    names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}
+    names |= {name: SimpleNamespace(allow_hf32=True) for name in ("conv", "matmul")}
+    for name, value in names.items():
+        setattr(module, name, value)
+    module.amp = _amp_module()  # type: ignore[attr-defined]
+    return module
+
+
+def _later(name: str) -> Any:
+    """What is loaded when it is first asked for."""
+    if name == "npugraph_ex":
+        return importlib.import_module("torchair.npugraph_ex")
+    raise AttributeError(f"torch.npu.{name} is not part of the emulation")
+
+
+class autocast(torch.autocast):
+    """`torch.autocast` for this device."""
+
+    def __init__(
+        self, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True
+    ) -> None:
+        super().__init__(DEVICE_TYPE, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler` for this device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(DEVICE_TYPE, *args, **kwargs)
+
+
+def _amp_module() -> ModuleType:
+    module = ModuleType("torch.npu.amp", "Mixed precision on the device.")
+    module.autocast, module.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    return module

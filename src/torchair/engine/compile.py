@@ -34,7 +34,7 @@ from torchair.engine.run.executor import ProgramPool
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.workspace import MemberPool, bound, new_spaces
 from torchair.engine.targets import usable_target
-from torchair.engine.tune.wish import Wish
+from torchair.engine.tune import Wish
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
 from torchair.log import native_logger

@@ -34,7 +34,7 @@ from torchair.engine.run.lanes import Watch
 from torchair.engine.run.memory import GivenMemory, constant_bytes
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.run.workspace import MemberPool
-from torchair.engine.tune.wish import untunable
+from torchair.engine.tune import untunable
 from torchair.engine.units.native_units import NativeUnits, quantised_inputs
 from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
 from torchair.flags import poisoning

@@ -11,7 +11,7 @@ from torchair.operators.reference import interpret
 __all__ = ["Op", "Order", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
 
 FAMILIES = (
-    "activation", "attention", "cast", "contraction", "create", "effects", "elementwise", "foreach",
+    "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
     "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce", "scatter", "shape",
     "slicing",
 )  # fmt: skip

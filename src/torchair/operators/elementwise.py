@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.loops import Expr, cast, op
-from torchair.codegen.numbers import FLOATS
-from torchair.ge.dtypes import INT_TYPES, DataType
+from torchair.codegen.loops import Expr, cast, const, narrowed, op
+from torchair.codegen.numbers import FLOATS, register_type
+from torchair.ge.dtypes import INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, dim_max, dim_min
 from torchair.operators import formulas as f
@@ -33,7 +33,15 @@ from torchair.operators.core import (
     scalar,
 )
 from torchair.operators.formulas import Formula
-from torchair.operators.loops import TYPES, LoopRule, LowerOp, Tensor, elementwise, number
+from torchair.operators.loops import (
+    TYPES,
+    LoopRule,
+    LowerOp,
+    Tensor,
+    as_stored,
+    elementwise,
+    number,
+)
 
 EW = Trait.ELEMENTWISE
 _Table = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[str]]]
@@ -379,4 +387,108 @@ def _scaled(node: LowerOp) -> Formula:
 add_row(
     "Muls", same_as("x"), call(torch.mul, "value"), EW, out=True,
     loops=Lowering(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
+)  # fmt: skip
+
+
+# ---- casts, selections and limits ----
+
+
+def _cast_rule(op: Op) -> Fact:
+    ints = (DataType.DT_INT32, DataType.DT_INT64)
+    whole = op.dtype("x") in ints and op.attr("dst_type") in ints
+    return Fact(op.attr("dst_type"), op.shape("x"), op["x"].content if whole else None)
+
+
+def _cast_kernel(op: Op) -> Kernel:
+    target = ge_to_torch(op.attr("dst_type"))
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return x.to(target) if out is None else out.copy_(x)
+
+    return run
+
+
+def _known_conversion(x: Expr, source: int, target: int) -> Expr:
+    """A constant as torch converts it, also where an integer cannot hold it."""
+    value = torch.tensor(x.data, dtype=ge_to_torch(source)).to(ge_to_torch(target)).item()
+    return const(value, register_type(TYPES[target]))
+
+
+def _cast(node: LowerOp) -> Tensor:
+    source, target = node.dtype("x"), node.attr("dst_type")
+
+    def formula(x: Expr) -> Expr:
+        if x.kind == "const" and source != target:
+            return _known_conversion(x, source, target)
+        return narrowed(cast(x, register_type(TYPES[target])), TYPES[target])
+
+    x = node.tensor("x")
+    return elementwise(formula, x if TYPES[target] in FLOATS else as_stored(x), dtype=TYPES[target])
+
+
+add_row("Cast", _cast_rule, _cast_kernel, EW, out=True, loops=Lowering(_cast))
+
+
+def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
+    return f.where(f.truth(condition), then, cast(other, then.dtype))
+
+
+def _unlike_branches(node: Op) -> str | None:
+    then, other = (TYPES[node.dtype(p)] for p in ("then", "else"))
+    return None if then == other else f"branches of the types {then} and {other}"
+
+
+add_row(
+    "SelectV2", broadcast_over("then", "condition", "else"), fixed(torch.where), EW, out=True,
+    loops=f.pointwise(_select, declines=_unlike_branches),
+)  # fmt: skip
+
+
+def _clip(op: Op) -> Kernel:
+    low, high = known_number(op, "clip_value_min"), known_number(op, "clip_value_max")
+    if low is None or high is None:
+        return torch.clamp
+    return lambda x, _low, _high, out=None: torch.clamp(x, low, high, out=out)
+
+
+for _clipping in ("ClipByValue", "ClipByValueV2"):
+    _limited = f.pointwise(f.clamp)
+    add_row(_clipping, broadcast_rule, _clip, EW, out=True, loops=_limited, types=NUMBERS)
+
+
+def _nan_to_num(node: LowerOp) -> Formula:
+    nan, top, bottom = (node.attr(a) for a in ("nan", "posinf", "neginf"))
+
+    def formula(x: Expr) -> Expr:
+        x = f.where(op("isnan", x), nan, x)
+        x = f.where(f.eq(x, math.inf), top, x)
+        return f.where(f.eq(x, -math.inf), bottom, x)
+
+    return formula
+
+
+add_row(
+    "NanToNum", same_as("x"), call(torch.nan_to_num, "nan", "posinf", "neginf"), EW, out=True,
+    loops=Lowering(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
+)  # fmt: skip
+
+
+def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch.Tensor:
+    return torch.where(mask, value.to(x.dtype), x, out=out)
+
+
+def _masked_fill(node: LowerOp) -> Tensor:
+    value = node.tensor("value")
+
+    def formula(x: Expr, mask: Expr, filling: Expr) -> Expr:
+        if filling.kind == "const":
+            filling = _known_conversion(filling, node.dtype("value"), node.dtype("x"))
+        return f.where(f.truth(mask), cast(filling, x.dtype), x)
+
+    return elementwise(formula, node.tensor("x"), node.tensor("mask"), value)
+
+
+add_row(
+    "MaskedFill", broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True,
+    loops=Lowering(_masked_fill),
 )  # fmt: skip

@@ -5,22 +5,342 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import linecache
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor, fx
 
+from torchair.codegen.target import KernelOrder
 from torchair.configs.settings import Settings
+from torchair.devices.call import GraphCall
+from torchair.engine.inspect.timeline import Slice, recorder, row_name
+from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.api import engine_call, own_arguments
+from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
+from torchair.fx.source import module_path
+from torchair.ge.graph import Node, topological
+from torchair.ge.rewrite import line_of
 from torchair.log import logger
-from torchair.reporting.collect import SeenGraph, graph_data
 from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write
+from torchair.trace import Change
 from torchair.verification.forms import Randomness
+
+# ---- what the page shows of one graph, as plain data ----
+
+
+@dataclass
+class SeenGraph:
+    """One graph with what a call of it showed."""
+
+    name: str
+    compilation: Compilation
+    mode: str
+    note: str  # why there is no more
+    call: GraphCall | None = None
+    plan: Plan | None = None
+    slices: list[Slice] = field(default_factory=list)
+    units: list[UnitRow] = field(default_factory=list)
+    rates: Rates | None = None  # what the machine can do
+
+    def look(self, call: GraphCall, args: Sequence[Any]) -> None:
+        """Run the graph once more, on its lanes, and time each step."""
+        inputs = call.collect(args)
+        call.compile(inputs)
+        call.session.run_watched(inputs, lambda plan: recorder(self, plan), on_lanes=True)
+        assert self.plan is not None
+        self.units = unit_rows(call, args, self.plan.device)
+        timed = [u for u in self.units if u.seconds]
+        self.rates = rates(
+            self.plan.device, lambda known: max((u.share(known) for u in timed), default=0.0)
+        )
+        for unit in timed:  # where others were busy with the machine when it was measured
+            self.rates = self.rates.with_seen(unit.moved, unit.operations, unit.seconds)
+        self.call = call
+
+    def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
+        """Take the times of the call."""
+        self.plan, self.slices = plan, list(slices)
+
+    @property
+    def changes(self) -> list[Change]:
+        """What all passes changed, in order."""
+        session = [] if self.call is None else self.call.session.trace.changes or []
+        return [*(self.compilation.runner.trace.changes or []), *session]
+
+
+def graph_data(seen: SeenGraph) -> dict[str, Any]:
+    """All of one graph."""
+    nodes = list(seen.compilation.gm.graph.nodes)
+    sources = Sources(nodes)
+    made: dict[str, Any] = {
+        "name": seen.name, "phase": seen.compilation.phase, "mode": seen.mode, "note": seen.note,
+        "source": sources.rows,
+        "fx": [[_fx_line(n), sources.row_of(n)] for n in nodes],
+        "ge": [], "steps": [], "kernels": [], "memory": None, "timeline": None,
+        "passes": [_pass_row(c) for c in seen.changes],
+    }  # fmt: skip
+    if seen.call is not None and seen.plan is not None:
+        links = _Links(nodes, seen)
+        kernels, kernel_of = kernel_rows(seen.plan)
+        made |= {
+            "fx": [[*row, links.ge_of(n)] for row, n in zip(made["fx"], nodes, strict=True)],
+            "ge": [[line_of(n), links.fx_of(n), n.type] for n in links.graph],
+            "steps": links.steps(kernel_of),
+            "kernels": kernels,
+            "memory": memory_picture(seen.plan),
+            "timeline": timeline_picture(seen.plan, seen.slices),
+            "rates": None if seen.rates is None else asdict(seen.rates),
+            "device": seen.plan.device,
+        }
+    return made
+
+
+class _Links:
+    """How FX nodes, GE nodes and steps belong together, by number."""
+
+    def __init__(self, nodes: Sequence[fx.Node], seen: SeenGraph) -> None:
+        assert seen.call is not None and seen.plan is not None
+        call = seen.call
+        self.graph = topological(call.graph.nodes)
+        self._plan, self._nodes = seen.plan, nodes
+        self._units = {u.step: u for u in seen.units}
+        self._fx = {n.name: k for k, n in enumerate(nodes)}
+        self._ge = {n: k for k, n in enumerate(self.graph)}
+        arguments = [k for k, n in enumerate(nodes) if n.op == "placeholder"]
+        self._argument = {
+            data: [arguments[a] for a in source.args if a < len(arguments)]
+            for data, source in zip(call.graph.data, call.state.inputs, strict=True)
+        }
+        self._of_fx = self._all_of_fx()
+
+    def fx_of(self, node: Node) -> list[int]:
+        """The FX nodes that a GE node came from."""
+        if node in self._argument:
+            return self._argument[node]
+        found = self._fx.get(node.origin.fx_name) if node.origin is not None else None
+        return [] if found is None else [found]
+
+    def ge_of(self, node: fx.Node) -> list[int]:
+        """The GE nodes of an FX node; of one that was merged into a later one, those of that."""
+        return self._of_fx[self._fx[node.name]]
+
+    def _all_of_fx(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self._nodes]
+        for k, node in enumerate(self.graph):
+            for f in self.fx_of(node):
+                found[f].append(k)
+        for f in reversed(range(len(self._nodes))):
+            users = (found[self._fx[u.name]] for u in self._nodes[f].users)
+            found[f] = found[f] or next((u for u in users if u), [])
+        return found
+
+    def steps(self, kernel_of: dict[int, int]) -> list[dict[str, Any]]:
+        """All that runs, in order. `reads` are steps whose results are read, as far as memory
+        tells nothing else: through views and what is no step of its own."""
+        owner = self._owners()
+        reach: dict[Node, frozenset[int]] = {}
+        reads: list[set[int]] = [set() for _ in self._plan.steps]
+        for node in self.graph:
+            sources = frozenset().union(*(reach[v.node] for v in node.values() if v.node in reach))
+            own = owner.get(node)
+            if own is not None:
+                reads[own] |= sources - {own}
+            reach[node] = sources if own is None else frozenset([own])
+        return [
+            self._step_row(k, step, sorted(reads[k]), kernel_of.get(k, -1))
+            for k, step in enumerate(self._plan.steps)
+        ]
+
+    def _owners(self) -> dict[Node, int]:
+        """The step that computes a node, if one does."""
+        found: dict[Node, int] = {}
+        for k, step in enumerate(self._plan.steps):
+            if step.kind != "copy":
+                found |= {n: k for n in step.also or [step.node]}
+        return found
+
+    def _step_row(self, k: int, step: Step, reads: list[int], kernel: int) -> dict[str, Any]:
+        nodes = step.also or [step.node]
+        name = row_name(step).removeprefix("torchair::")
+        row = {
+            "name": name if step.kind != "copy" else f"copy for {name}",
+            "kind": "torch" if step.kind in ("out", "call", "late") else step.kind,
+            "ge": sorted(self._ge[n] for n in nodes if n in self._ge), "reads": reads,
+            "module": self._module(nodes), "kernel": kernel,
+        }  # fmt: skip
+        unit = self._units.get(k)
+        if unit is not None:
+            row |= {
+                "why": unit.why, "us": round(unit.seconds * 1e6, 3), "bytes": unit.moved,
+                "operations": unit.operations,
+            }  # fmt: skip
+        return row
+
+    def _module(self, nodes: Sequence[Node]) -> str:
+        """Where in the model most of these nodes are."""
+        paths = [module_path(self._nodes[f]) for n in nodes for f in self.fx_of(n)]
+        return max(paths, key=paths.count) if paths else ""
+
+
+def _fx_line(node: fx.Node) -> str:
+    """`name: float32[2, 3] = aten.add.Tensor(a, b)`."""
+    value = node.meta.get("val")
+    kind = ""
+    if isinstance(value, Tensor):
+        dims = ", ".join(map(str, value.shape))
+        kind = f": {str(value.dtype).removeprefix('torch.')}[{dims}]"
+    if node.op == "placeholder":
+        return f"{node.name}{kind}  argument"
+    given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    if node.op == "output":
+        return f"return {', '.join(given)}"
+    target = node._pretty_print_target(node.target).removeprefix("torch.ops.")
+    return f"{node.name}{kind} = {target}({', '.join(given)})"
+
+
+def _pass_row(change: Change) -> dict[str, Any]:
+    return {
+        "kind": change.kind, "name": change.name, "about": change.about,
+        "seconds": change.seconds, "before": change.nodes_before, "after": change.nodes_after,
+        "lines": change.lines,
+    }  # fmt: skip
+
+
+_LONGEST = 120_000  # characters of one text of a kernel
+
+
+def memory_picture(plan: Plan) -> dict[str, Any]:
+    """Boxes `[name, steps that write it, first, last, offset, bytes]` of the arena, one for each
+    buffer, and what else has memory."""
+    buffers: dict[int, list[Any]] = {}
+    for k, step in enumerate(plan.steps):
+        named = dict(zip(step.outs, step.made, strict=False))
+        for slot in [*flat_slots(step.args), *step.outs]:
+            root = plan.place(slot)[0]
+            if root.offset < 0:
+                continue
+            box = buffers.setdefault(root.buffer, [[], [], k, k, root.offset, root.bytes])
+            box[3] = k
+            if slot in step.outs:
+                box[0] += [named[slot].node.name] if slot in named else []
+                box[1].append(k)
+    boxes = [[", ".join(names[:4]) or "copy", *rest] for names, *rest in buffers.values()]
+    others: Counter[str] = Counter()
+    for root in plan.roots:
+        if root.offset < 0:
+            others[root.kind] += root.size
+    return {
+        "size": plan.arena_size, "floor": plan.arena_floor, "steps": len(plan.steps),
+        "boxes": boxes, "others": dict(others),
+    }  # fmt: skip
+
+
+def timeline_picture(plan: Plan, slices: Sequence[Slice]) -> dict[str, Any]:
+    """Slices `[lane, step, begin, end]` in microseconds since the first, and the events between
+    lanes."""
+    lanes = plan.schedule.lanes if plan.schedule is not None else [""]
+    begin = min((t0 for _, _, t0, _ in slices), default=0.0)
+    return {
+        "lanes": [lane or "default stream" for lane in lanes],
+        "slices": [
+            [lanes.index(lane), k, round(t0 - begin, 3), round(t1 - begin, 3)]
+            for lane, k, t0, t1 in slices
+        ],
+        "events": plan.schedule.events if plan.schedule is not None else [],
+    }
+
+
+def kernel_rows(plan: Plan) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """Kernels, each once, with what was asked for and the text that was generated; and the kernel
+    of each native step."""
+    rows: list[dict[str, Any]] = []
+    number: dict[str, int] = {}
+    kernel_of: dict[int, int] = {}
+    for k, step in enumerate(plan.steps):
+        if step.native is None:
+            continue
+        kernel = step.native.kernel
+        if kernel.entry not in number:
+            number[kernel.entry] = len(rows)
+            order = step.native.order
+            texts = {"nest": str(order.request), "text": kernel.text, "machine": _code(order)}
+            rows.append({"name": kernel.entry, **{k: cut(text) for k, text in texts.items()}})
+        kernel_of[k] = number[kernel.entry]
+    return rows, kernel_of
+
+
+def _code(order: KernelOrder) -> str:
+    try:
+        return order.machine_text()
+    except RuntimeError as e:  # LLVM's
+        return f"no machine code: {e}"
+
+
+def cut(text: str) -> str:
+    """A text that a page can hold."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}\n… and {len(text) - _LONGEST:,} characters more"
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_AROUND = 3  # lines shown before and after one that is needed
+_HOMES = (torch.__file__, os.path.dirname(__file__))
+_NOT_THE_MODEL = tuple(os.path.dirname(os.path.realpath(home)) + os.sep for home in _HOMES)
+
+Place = tuple[str, int]
+
+
+class Sources:
+    """Rows of text: `[file]`, or `[number, text]`; between lines that are not neighbours `[]`."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self._place = {n: place_of(n) for n in nodes}
+        used: dict[str, set[int]] = {}
+        for place in self._place.values():
+            if place is not None:
+                used.setdefault(place[0], set()).add(place[1])
+        self.rows: list[list[str | int]] = []
+        self._row: dict[Place, int] = {}
+        for file, numbers in used.items():
+            self._add(file, numbers)
+
+    def _add(self, file: str, numbers: set[int]) -> None:
+        self.rows.append([file])
+        near = {n + d for n in numbers for d in range(-_AROUND, _AROUND + 1) if n + d > 0}
+        last = 0
+        for number in sorted(near):
+            text = linecache.getline(file, number)
+            if not text and number not in numbers:
+                continue  # after the end
+            if last and number != last + 1:
+                self.rows.append([])
+            self._row[file, number] = len(self.rows)
+            self.rows.append([number, text.rstrip("\n")])
+            last = number
+
+    def row_of(self, node: fx.Node) -> int:
+        """Where the line of a node is, -1 if tracing left none."""
+        place = self._place[node]
+        return -1 if place is None else self._row[place]
+
+
+def place_of(node: fx.Node) -> Place | None:
+    """File and line of the innermost frame of the model, which is not torch and not we."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+    theirs = [f for f in frames if not os.path.realpath(f[0]).startswith(_NOT_THE_MODEL)]
+    chosen = (theirs or frames)[-1:]
+    return (chosen[0][0], int(chosen[0][1])) if chosen else None
 
 
 class Reporter:

@@ -31,7 +31,7 @@ from torchair.codegen.target import (
 from torchair.codegen.tuned import NAME, TunedWay, hash_of, tuned_file, version
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.trial import Content, Stage, Trial, far_bytes, threads_of
-from torchair.engine.tune.wish import KINDS, Wish
+from torchair.engine.tune import KINDS, Wish
 from torchair.log import logger
 from torchair.process import Bar
 
