@@ -18,13 +18,19 @@ from torch._dynamo.utils import counters
 
 import npugraph_ex
 import torchair
+from torchair import pipeline
 from torchair.capture import AclGraph
+
+_before = 0
+"""The number of the last graph that somebody else has made, and perhaps keeps."""
 
 
 def fresh() -> None:
     """As in a new process: no compiled function, no counter."""
+    global _before
     torch._dynamo.reset()
     gc.collect()
+    _before = pipeline.latest_graph_id
     counters["npugraph_ex"].clear()
     torch.manual_seed(0)
 
@@ -50,9 +56,10 @@ def counted(what: str = "captured") -> list[int]:
 
 
 def graphs() -> list[AclGraph]:
-    """Run times of the compiled graphs that are alive, the oldest first."""
+    """Run times of the graphs compiled since `fresh` that are alive, the oldest first."""
     found = [o for o in gc.get_objects() if type(o) is AclGraph and o.captured]
-    return sorted(found, key=lambda g: int(g.name.rpartition("_")[2]))
+    numbers = {int(g.name.rpartition("_")[2]): g for g in found}
+    return [g for n, g in sorted(numbers.items()) if n > _before]
 
 
 class Lines(logging.Handler):

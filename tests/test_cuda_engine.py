@@ -126,20 +126,26 @@ def test_weights_of_torch_npu(group: int, dtype: torch.dtype) -> None:
     rows = k // group if group else 1
     scale = (torch.rand(rows, n, device="cuda") * 0.01).to(dtype)
     offset = torch.randint(-9, 9, (rows, n), device="cuda").to(dtype)
-    model = torch.nn.ParameterList(
-        [torch.nn.Parameter(x, requires_grad=False) for x in (weight, scale, offset)]
-    )
-    fast = compiled(
-        lambda x: torch.ops.npu.npu_weight_quant_batchmatmul(x, *model, antiquant_group_size=group),
-        dynamic=False,
-    )
+
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight, requires_grad=False)
+            self.scale, self.offset = torch.nn.Parameter(scale), torch.nn.Parameter(offset)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.npu.npu_weight_quant_batchmatmul(
+                x, self.weight, self.scale, self.offset, antiquant_group_size=group
+            )
+
+    model = Product().requires_grad_(False)
+    fast = compiled(model, dynamic=False)
     shifts, factors = (x.double().repeat_interleave(k // rows, 0) for x in (offset, scale))
     whole = (weight.double() + shifts) * factors
     for length in (1, 4, 7):
         x = torch.randn(length, k, device="cuda", dtype=dtype)
         truth = x.double() @ whole
-        eager = torch.ops.npu.npu_weight_quant_batchmatmul(x, *model, antiquant_group_size=group)
-        assert_close(fast(x), eager, truth)
+        assert_close(fast(x), model(x), truth)
 
 
 def test_sizes_that_vary() -> None:
