@@ -109,7 +109,8 @@ MORE = {
     "casts": ("{a}.type(f32)", "{a}.to(f64).to(f32)"),
     "any": (
         "torch.triu({a}, 1)", "{a}.unfold({d}, 2, 2)", "{a}.T", "{a}.repeat_interleave(2)",
-        "{a}.flatten().as_strided((2, 2), (2, 1))", "torch.where({m}, {a}, {b})", "{a}.rot90()",
+        "{a}.flatten().narrow(0, 0, 4).as_strided((2, 2), (2, 1))", "torch.where({m}, {a}, {b})",
+        "{a}.rot90()",
         "{a}.tensor_split(2, {d})[1]", "torch.stack([{a}, {a}])[1]", "{a}.masked_fill({m}, 1)",
         "{a}.select_scatter({b}.select({d}, 0), {d}, 0)", "{a}.index_add(0, {j}, {b}[:3])",
         "{a}.scatter(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b})", "{a}.fliplr()",

@@ -295,7 +295,7 @@ def test_arguments_are_checked():
     with pytest.raises(AssertionError, match="one tensor for each of 3 ranks, got 2"):
         define.allgather([x, x], x, "", [0, 1, 2], 3)
     with pytest.raises(AssertionError, match="do not add up to the 4 rows"):
-        hcom._checked([1, 2], x, 2)
+        hcom._checked_counts(x, [1, 2], 2)
     with pytest.raises(ValueError, match="rank 5 is not in the group"):
         define._send(x, 5, [0, 1], "", 0, None, [4, 2])
 
