@@ -279,8 +279,11 @@ def viewer(
     def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         known = dims(*sizes)
         base = base if cast is None else cast(base)
-        start = base.storage_offset() + known[-1]
-        return torch.as_strided(base, known[:rank], known[rank : 2 * rank], start)
+        shape, strides, lead = known[:rank], known[rank : 2 * rank], rank - base.dim()
+        tail = (shape[lead:], strides[lead:]) == (base.shape, base.stride()) if lead >= 0 else False
+        if tail and not known[-1] and not any(strides[:lead]):
+            return base.expand(shape)  # gradients of other views of what repeats are shared out
+        return torch.as_strided(base, shape, strides, base.storage_offset() + known[-1])
 
     return make
 
