@@ -36,7 +36,7 @@ from torchair.ge.rewrite import No
 from torchair.operators import core, row_of
 from torchair.operators.formulas import add as plus
 from torchair.operators.formulas import mul
-from torchair.operators.loops import Tensor as Lowered
+from torchair.operators.loops import Lowered
 from torchair.verification.report import Author, Finding, Report
 
 aten = torch.ops.aten

@@ -1,9 +1,4 @@
-"""The sections of dumps, checks, capture and export.
-
-Each option is declared here once: its type and default, the engine keys it becomes and the field of
-the engine's options that is read back from each, where it has an effect, the line of
-docs/options.md about it, and its flat name.
-"""
+"""The sections of dumps, checks, capture and export, each option declared once as in engine.py."""
 
 from __future__ import annotations
 

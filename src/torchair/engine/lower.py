@@ -23,8 +23,8 @@ from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
 from torchair.operators.core import TYPES, Op, loops_of
 from torchair.operators.loops import (
+    Lowered,
     LowerOp,
-    Tensor,
     Update,
     broadcast_index,
     constant,
@@ -128,7 +128,7 @@ class _Build:
         self.group, self.operands, self.fact, self.fault = group, operands, fact, fault
         self.axes: tuple[Int, ...] = tuple(fact(group.domain).shape or ())  # type: ignore[arg-type]
         self.domain = tuple(at_axis(k) for k in range(len(self.axes)))
-        self.made: dict[Value, Tensor | Update] = {
+        self.made: dict[Value, Lowered | Update] = {
             v: self._given(k, v) for k, v in enumerate(group.given)
         }
 
@@ -136,35 +136,35 @@ class _Build:
         """Put the results of a node into the table."""
         view = LowerOp(node, self.fact, self.tensor, self.domain, self.axes, self.fault)
         result = loops_of(node.type).rule(view)
-        results = [result] if isinstance(result, (Tensor, Update)) else list(result)
+        results = [result] if isinstance(result, (Lowered, Update)) else list(result)
         for value, tensor in zip(node.outputs, results, strict=False):
             if tensor is not None:
                 self.made[value] = tensor
-                if isinstance(tensor, Tensor) and value in self.group.spaces:
+                if isinstance(tensor, Lowered) and value in self.group.spaces:
                     tensor.at(self._place(value))  # known from now on: readers do not ask far back
 
-    def tensor(self, value: Value) -> Tensor:
+    def tensor(self, value: Value) -> Lowered:
         """A value as an operand."""
         known = self.made.get(value)
-        if isinstance(known, Tensor):
+        if isinstance(known, Lowered):
             return known
         if value.node.type == "Const" and value.shape == ():
             return constant(value.node.attr("value"), TYPES[value.dtype])
         self.made[value] = made = self._outside(self.operands[value])
         return made
 
-    def _outside(self, where: Operand) -> Tensor:
+    def _outside(self, where: Operand) -> Lowered:
         def element(place: tuple[Index, ...]) -> Expr:
             positions, strides = joined(place, where.strides)
             return load(access(where.word, where.dtype, strides, positions, len(self.axes)))
 
-        return Tensor(where.shape, where.dtype, element)
+        return Lowered(where.shape, where.dtype, element)
 
-    def _given(self, k: int, value: Value) -> Tensor:
+    def _given(self, k: int, value: Value) -> Lowered:
         dtype = TYPES[value.dtype]
         wide = register_type(dtype)
         shape: tuple[Int, ...] = tuple(self.fact(value).shape or ())  # type: ignore[arg-type]
-        made = Tensor(shape, dtype, lambda _: Expr("given", wide, data=k))
+        made = Lowered(shape, dtype, lambda _: Expr("given", wide, data=k))
         if self.group.bias is None:
             return made
         bias, dim = self.group.bias
@@ -175,7 +175,7 @@ class _Build:
             there = broadcast_index(along, added.shape)
             return op("add", made.at(place), cast(added.at(there), wide))
 
-        return Tensor(shape, dtype, element)
+        return Lowered(shape, dtype, element)
 
     def store(self, value: Value) -> Store:
         """Write a value to where it lives."""

@@ -25,7 +25,7 @@ from torchair.operators.core import (
 )
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
-from torchair.operators.loops import LowerOp, Place, Tensor, elementwise
+from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn
@@ -201,7 +201,7 @@ def _threshold_kernel(op: Op) -> Kernel:
     return run
 
 
-def _threshold(node: LowerOp) -> Tensor:
+def _threshold(node: LowerOp) -> Lowered:
     limit, other = node.tensor("threshold"), node.maybe("value")
 
     def formula(x: Expr) -> Expr:
@@ -224,7 +224,7 @@ def _prelu_kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return aten._prelu_kernel.default(x, weight)
 
 
-def _slope_of_channel(weight: Tensor, rank: int) -> Tensor:
+def _slope_of_channel(weight: Lowered, rank: int) -> Lowered:
     """The weight of a PRelu in a form that broadcasts: a vector runs along dim 1."""
     if weight.rank != 1 or rank < 2:
         return weight
@@ -233,15 +233,15 @@ def _slope_of_channel(weight: Tensor, rank: int) -> Tensor:
     def element(place: Place) -> Expr:
         return weight.at(place[:1])
 
-    return Tensor((weight.shape[0], *(1,) * after), weight.dtype, element)
+    return Lowered((weight.shape[0], *(1,) * after), weight.dtype, element)
 
 
-def _prelu(node: LowerOp) -> Tensor:
+def _prelu(node: LowerOp) -> Lowered:
     x = node.tensor("x")
     return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
 
 
-def _prelu_grad(node: LowerOp) -> list[Tensor]:
+def _prelu_grad(node: LowerOp) -> list[Lowered]:
     given = [node.tensor(p) for p in ("grads", "features", "weights")]
 
     def of_weight(grad: Expr, x: Expr, _weight: Expr) -> Expr:

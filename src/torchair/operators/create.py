@@ -33,7 +33,7 @@ from torchair.operators.core import (
     same_as,
     scalar,
 )
-from torchair.operators.loops import LowerOp, Place, Tensor, elementwise
+from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
 
 
 def _fill_kernel(op: Op) -> Kernel:
@@ -46,9 +46,9 @@ def _fill_kernel(op: Op) -> Kernel:
     return run
 
 
-def _fill(node: LowerOp) -> Tensor:
+def _fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
-    return Tensor(node.out_shape(), value.dtype, lambda _: f.single_element(value))
+    return Lowered(node.out_shape(), value.dtype, lambda _: f.single_element(value))
 
 
 add_row(
@@ -61,8 +61,8 @@ def _like(op_type: str, value: int) -> None:
     def kernel(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.full_like(x, value) if out is None else out.fill_(value)
 
-    def rule(node: LowerOp) -> Tensor:
-        return Tensor(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
+    def rule(node: LowerOp) -> Lowered:
+        return Lowered(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
 
     ew = Trait.ELEMENTWISE
     add_row(op_type, like_first, fixed(kernel), ew, out=True, loops=Lowering(rule))
@@ -101,11 +101,11 @@ def _eye_kernel(op: Op) -> Kernel:
     return lambda: torch.eye(*dims[-2:], dtype=dtype).repeat(*dims[:-2], 1, 1).reshape(dims)
 
 
-def _eye(node: LowerOp) -> Tensor:
+def _eye(node: LowerOp) -> Lowered:
     def element(place: Place) -> Expr:
         return f.eq(place[-2].value(), place[-1].value())
 
-    return Tensor(node.out_shape(), node.out_dtype(), element)
+    return Lowered(node.out_shape(), node.out_dtype(), element)
 
 
 add_row("Eye", _eye_rule, _eye_kernel, loops=Lowering(_eye))
@@ -147,7 +147,7 @@ def _range_kernel(op: Op) -> Kernel:
     return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
 
 
-def _range(node: LowerOp) -> Tensor:
+def _range(node: LowerOp) -> Lowered:
     dtype = node.out_dtype()
     exact = "f64" if dtype in FLOATS else "i64"
     start, step = (_bound(node, p) for p in ("start", "delta"))
@@ -158,7 +158,7 @@ def _range(node: LowerOp) -> Tensor:
     def element(place: Place) -> Expr:
         return f.add(f.mul(cast(place[0].value(), exact), bound(step)), bound(start))
 
-    return Tensor(node.out_shape(), dtype, element)
+    return Lowered(node.out_shape(), dtype, element)
 
 
 add_row(
@@ -176,7 +176,7 @@ def _linspace_kernel(op: Op) -> Kernel:
     return run
 
 
-def _linspace(node: LowerOp) -> Tensor:
+def _linspace(node: LowerOp) -> Lowered:
     """Each half is counted from its own end, so that both ends are met exactly."""
     (count,) = node.out_shape()
     start, stop = (node.tensor(p) for p in ("start", "stop"))
@@ -189,7 +189,7 @@ def _linspace(node: LowerOp) -> Tensor:
         falling = f.sub(last, f.mul(step, f.sub(gaps, cast(index, "f64"))))
         return f.where(f.lt(index, f.most(size(count // 2), 1)), rising, falling)
 
-    return Tensor((count,), node.out_dtype(), element)
+    return Lowered((count,), node.out_dtype(), element)
 
 
 add_row(
@@ -202,14 +202,14 @@ add_row(
 
 
 def _triangle(op_type: str, function: Callable[..., torch.Tensor], keeps: f.Formula) -> None:
-    def rule(node: LowerOp) -> Tensor:
+    def rule(node: LowerOp) -> Lowered:
         x, diagonal = node.tensor("x"), node.attr("diagonal")
 
         def element(place: Place) -> Expr:
             row, column = place[-2].value(), place[-1].value()
             return f.where(keeps(f.sub(column, row), diagonal), x.at(place), 0)
 
-        return Tensor(x.shape, x.dtype, element)
+        return Lowered(x.shape, x.dtype, element)
 
     add_row(op_type, like_first, call(function, "diagonal"), out=True, loops=Lowering(rule))
 
@@ -366,7 +366,7 @@ _MASK_HOST = ("shape", "seed", "seed1")
 add_row("StatelessDropOutGenMask", _mask_rule, _mask, RANDOM, host=_MASK_HOST, out=True)
 
 
-def _dropout(node: LowerOp) -> Tensor:
+def _dropout(node: LowerOp) -> Lowered:
     keep = node.tensor("keep_prob")
 
     def formula(x: Expr, mask: Expr) -> Expr:

@@ -36,8 +36,8 @@ from torchair.operators.formulas import Formula
 from torchair.operators.loops import (
     TYPES,
     LoopRule,
+    Lowered,
     LowerOp,
-    Tensor,
     as_stored,
     elementwise,
     number,
@@ -302,7 +302,7 @@ def _sxpy(op: Op) -> Kernel:
 def _scaled_sum(combine: Formula) -> LoopRule:
     """`x1 + alpha * x2`, or the difference."""
 
-    def rule(node: LowerOp) -> Tensor:
+    def rule(node: LowerOp) -> Lowered:
         alpha = node.maybe("alpha")
 
         def formula(a: Expr, b: Expr) -> Expr:
@@ -414,7 +414,7 @@ def _known_conversion(x: Expr, source: int, target: int) -> Expr:
     return const(value, register_type(TYPES[target]))
 
 
-def _cast(node: LowerOp) -> Tensor:
+def _cast(node: LowerOp) -> Lowered:
     source, target = node.dtype("x"), node.attr("dst_type")
 
     def formula(x: Expr) -> Expr:
@@ -477,7 +477,7 @@ def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch
     return torch.where(mask, value.to(x.dtype), x, out=out)
 
 
-def _masked_fill(node: LowerOp) -> Tensor:
+def _masked_fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
 
     def formula(x: Expr, mask: Expr, filling: Expr) -> Expr:

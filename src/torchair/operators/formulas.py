@@ -13,9 +13,9 @@ from torchair.operators.core import SHORT, Lowering, Op, axes_of
 from torchair.operators.loops import (
     TYPES,
     LoopRule,
+    Lowered,
     LowerOp,
     Place,
-    Tensor,
     as_stored,
     elementwise,
     masked,
@@ -77,7 +77,7 @@ _SCALING = frozenset({"Mul", "Div", "RealDiv"})
 """Operators in which torch takes the full value of a number beside short floats."""
 
 
-def operands(node: LowerOp) -> list[Tensor]:
+def operands(node: LowerOp) -> list[Lowered]:
     """The operands on all fed ports, in order."""
     return [node.tensor(p) for p, v in node.node.inputs.items() if isinstance(v, Value)]
 
@@ -90,7 +90,7 @@ def of_elements(formula: Formula) -> LoopRule:
 def of_stored(formula: Formula) -> LoopRule:
     """The same for a formula that jumps: it gets its operands rounded to their types."""
 
-    def rule(node: LowerOp) -> Tensor:
+    def rule(node: LowerOp) -> Lowered:
         rounded = [as_stored(x) for x in operands(node)]
         return elementwise(formula, *rounded, dtype=node.out_dtype())
 
@@ -100,13 +100,13 @@ def of_stored(formula: Formula) -> LoopRule:
 def with_attributes(make: Callable[[LowerOp], Formula]) -> LoopRule:
     """The rule of an operator whose formula depends on its attributes or types."""
 
-    def rule(node: LowerOp) -> Tensor:
+    def rule(node: LowerOp) -> Lowered:
         return elementwise(make(node), *operands(node), dtype=node.out_dtype())
 
     return rule
 
 
-def single_element(x: Tensor) -> Expr:
+def single_element(x: Lowered) -> Expr:
     """The only element of a tensor that stands for a number."""
     return x.at((Index(),) * x.rank)
 
@@ -139,12 +139,12 @@ def axes_in(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     return axes_of(axes, rank) if rank else ()
 
 
-def typed(x: Tensor, dtype: str) -> Tensor:
+def typed(x: Lowered, dtype: str) -> Lowered:
     """The same elements in another type."""
-    return x if x.dtype == dtype else Tensor(x.shape, dtype, x.at)
+    return x if x.dtype == dtype else Lowered(x.shape, dtype, x.at)
 
 
-def dropped(x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
+def dropped(x: Lowered, axes: Sequence[int], keep: bool = False) -> Lowered:
     """A reduced tensor without the dims of size 1 that the reduction left, unless they stay."""
     if keep or not axes:
         return x
@@ -154,26 +154,26 @@ def dropped(x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
         kept = iter(place)
         return x.at([Index() if d in axes else next(kept) for d in range(x.rank)])
 
-    return Tensor(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, element)
 
 
-def count(x: Tensor, axes: Sequence[int]) -> Int:
+def count(x: Lowered, axes: Sequence[int]) -> Int:
     """How many elements a reduction sums up."""
     return math.prod(n for d, n in enumerate(x.shape) if d in axes)
 
 
-def refuse_nothing(x: Tensor, axes: Sequence[int]) -> None:
+def refuse_nothing(x: Lowered, axes: Sequence[int]) -> None:
     """Nothing has no extreme: torch's kernel knows the error to raise."""
     if axes and count(x, axes) == 0:
         raise Declined("the extreme of no elements")
 
 
-def divided(x: Tensor, by: Int) -> Tensor:
+def divided(x: Lowered, by: Int) -> Lowered:
     """Elements divided by a size."""
     return elementwise(lambda e: op("div", e, cast(size(by), e.dtype)), x)
 
 
-def mean(o: LowerOp, x: Tensor, axes: Sequence[int]) -> Tensor:
+def mean(o: LowerOp, x: Lowered, axes: Sequence[int]) -> Lowered:
     """The mean over axes, which stay as dims of size 1."""
     return divided(o.reduce("sum", x, axes, keep=True), count(x, axes))
 

@@ -22,7 +22,7 @@ from torchair.operators.core import (
     like,
     same_as,
 )
-from torchair.operators.loops import LowerOp, Place, Tensor, broadcast_index
+from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index
 from torchair.ops.npu import activation
 
 _nn: Any = torch._C._nn
@@ -47,8 +47,8 @@ def _halves(o: LowerOp, place: Place) -> tuple[Expr, Expr]:
 def _gated(formula: f.Formula) -> Lowering:
     """A formula of the elements of both halves."""
 
-    def rule(o: LowerOp) -> Tensor:
-        return Tensor(o.out_shape(), o.out_dtype(), lambda place: formula(*_halves(o, place)))
+    def rule(o: LowerOp) -> Lowered:
+        return Lowered(o.out_shape(), o.out_dtype(), lambda place: formula(*_halves(o, place)))
 
     return Lowering(rule, "move", declines=f.mixed)
 
@@ -56,7 +56,7 @@ def _gated(formula: f.Formula) -> Lowering:
 def _gated_grad(first: f.Formula, second: f.Formula) -> Lowering:
     """Formulas of the gradient and both halves: one for each half of the result."""
 
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         x, grad = o.tensor("x"), o.tensor("y_grad")
         axis = o.attr("dim") % x.rank
         half = x.shape[axis] // 2
@@ -64,7 +64,7 @@ def _gated_grad(first: f.Formula, second: f.Formula) -> Lowering:
         def read(k: int, place: Place) -> Expr:
             return (second if k else first)(grad.at(place), *_halves(o, place))
 
-        return Tensor(x.shape, x.dtype, f.Joined(axis, [half, half], read).element)
+        return Lowered(x.shape, x.dtype, f.Joined(axis, [half, half], read).element)
 
     return Lowering(rule, "move", declines=f.mixed)
 
@@ -115,7 +115,7 @@ def _rotary(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, out: Any = None
     return torch.add(x * r1, turned * r2, out=out)
 
 
-def _turned(x: Tensor, element: Callable[[Place], Expr], back: bool = False) -> f.Joined:
+def _turned(x: Lowered, element: Callable[[Place], Expr], back: bool = False) -> f.Joined:
     """Elements with the halves of the last dim exchanged; the new first one is negated, or the new
     second one where it is turned back."""
     last, half = x.rank - 1, x.shape[-1] // 2
@@ -127,7 +127,7 @@ def _turned(x: Tensor, element: Callable[[Place], Expr], back: bool = False) -> 
     return f.Joined(last, [half, half], other)
 
 
-def rotary(o: LowerOp) -> Tensor:
+def rotary(o: LowerOp) -> Lowered:
     """x * r1, plus r2 times x with its halves exchanged and the new first one negated."""
     x, r1, r2 = o.tensor("x"), o.tensor("r1"), o.tensor("r2")
     turned = _turned(x, x.at)
@@ -136,7 +136,7 @@ def rotary(o: LowerOp) -> Tensor:
         along, across = (t.at(broadcast_index(place, t.shape)) for t in (r1, r2))
         return f.add(f.mul(x.at(place), along), f.mul(turned.element(place), across))
 
-    return Tensor(x.shape, x.dtype, element)
+    return Lowered(x.shape, x.dtype, element)
 
 
 def _factors_wanted(o: Op) -> str | None:
@@ -144,7 +144,7 @@ def _factors_wanted(o: Op) -> str | None:
     return "gradients of the angles are sums over other dims" if read else f.mixed(o)
 
 
-def rotary_grad(o: LowerOp) -> list[Tensor | None]:
+def rotary_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of what was turned: turned the other way."""
     grad, r1, r2 = o.tensor("dy"), o.tensor("r1"), o.tensor("r2")
 
@@ -157,7 +157,7 @@ def rotary_grad(o: LowerOp) -> list[Tensor | None]:
         along = r1.at(broadcast_index(place, r1.shape))
         return f.add(f.mul(grad.at(place), along), turned.element(place))
 
-    return [Tensor(grad.shape, grad.dtype, element), None, None]
+    return [Lowered(grad.shape, grad.dtype, element), None, None]
 
 
 add_row(

@@ -32,9 +32,9 @@ from torchair.operators.core import (
 from torchair.operators.formulas import add, both, ge, lt, where
 from torchair.operators.loops import (
     TYPES,
+    Lowered,
     LowerOp,
     Place,
-    Tensor,
     broadcast_index,
     broadcast_shape,
     elementwise,
@@ -104,7 +104,7 @@ def wide(e: Expr) -> Expr:
     return cast(e, "i64")
 
 
-def wrapped(positions: Tensor, n: Int) -> Tensor:
+def wrapped(positions: Lowered, n: Int) -> Lowered:
     """Positions of which negative ones count from the end of a dim of size `n`."""
 
     def element(e: Expr) -> Expr:
@@ -120,7 +120,7 @@ def verified(o: LowerOp, e: Expr, n: Int) -> Expr:
     return where(o.verify(inside(e, n)), e, const(0, "i64"))
 
 
-def all_verified(o: LowerOp, positions: Tensor, n: Int) -> Tensor:
+def all_verified(o: LowerOp, positions: Lowered, n: Int) -> Lowered:
     """Positions in a dim of size `n`."""
     return elementwise(lambda e: verified(o, wide(e), n), positions, dtype="i64")
 
@@ -150,7 +150,7 @@ def _known_position(o: LowerOp, n: Int) -> Index | None:
     return Index(offset=known + n if known < 0 else known)
 
 
-def _rows(o: LowerOp, axis: int) -> Tensor:
+def _rows(o: LowerOp, axis: int) -> Lowered:
     """Rows of `x` along an axis, for each index."""
     x, indices = o.tensor("x"), o.tensor("indices")
     n, last = x.shape[axis], axis + indices.rank
@@ -162,10 +162,10 @@ def _rows(o: LowerOp, axis: int) -> Tensor:
         row = known if known is not None else at_value(rows.at(place[axis:last]))
         return x.at([*place[:axis], row, *place[last:]])
 
-    return Tensor((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, element)
+    return Lowered((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, element)
 
 
-def gather(o: LowerOp) -> Tensor:
+def gather(o: LowerOp) -> Lowered:
     """Rows along any axis: embeddings, selections."""
     return _rows(o, o.int("axis") % len(o.shape("x")))
 
@@ -186,11 +186,11 @@ add_row(
 )  # fmt: skip
 
 
-def gather_elements(o: LowerOp) -> Tensor:
+def gather_elements(o: LowerOp) -> Lowered:
     """Elements whose position along one dim is given for each."""
     x, index = o.tensor("x"), o.tensor("index")
     if not x.rank:
-        return Tensor(index.shape, x.dtype, lambda _: x.at(()))
+        return Lowered(index.shape, x.dtype, lambda _: x.at(()))
     dim = o.attr("dim") % x.rank
     positions = all_verified(o, index, x.shape[dim])
 
@@ -198,7 +198,7 @@ def gather_elements(o: LowerOp) -> Tensor:
         found = at_value(positions.at(place))
         return x.at([found if d == dim else place[d] for d in range(x.rank)])
 
-    return Tensor(index.shape, x.dtype, element)
+    return Lowered(index.shape, x.dtype, element)
 
 
 add_row(
@@ -248,7 +248,7 @@ class Points:
     """An advanced index: which dims of `x` have an index tensor, and where the dims of the indices
     stand in the result."""
 
-    def __init__(self, x: Tensor, indices: Sequence[Tensor], mask: Sequence[int]) -> None:
+    def __init__(self, x: Lowered, indices: Sequence[Lowered], mask: Sequence[int]) -> None:
         self.x = x
         self.covered = [d for d, m in enumerate(mask) if m]
         adjacent = self.covered == list(range(self.covered[0], self.covered[-1] + 1))
@@ -287,7 +287,7 @@ class Points:
         return valid
 
 
-def index_by_tensor(o: LowerOp) -> Tensor:
+def index_by_tensor(o: LowerOp) -> Lowered:
     """Elements at the points that index tensors name."""
     x, indices = o.tensor("x"), o.tensors("indices")
     points = Points(x, indices, o.attr("indices_mask") or [1] * len(indices))
@@ -295,7 +295,7 @@ def index_by_tensor(o: LowerOp) -> Tensor:
     def near(e: Expr, n: Int) -> Expr:
         return verified(o, e, n)
 
-    return Tensor(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
+    return Lowered(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
 
 
 add_row(

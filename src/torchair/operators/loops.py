@@ -34,7 +34,7 @@ Place = tuple[Index, ...]
 _DIVISIONS = frozenset({"div", "floordiv", "remainder", "fmod"})
 
 
-class Tensor:
+class Lowered:
     """A value inside a group: its dims, its type, and what its element at an index is."""
 
     def __init__(self, shape: Sequence[Int], dtype: str, element: Callable[[Place], Expr]) -> None:
@@ -61,7 +61,7 @@ class Update:
     """Result of a rule that writes parts of its first input: `value` at an index of its own dims
     goes to `place(index)`; elsewhere the input stays. `mask(index)` false means no write."""
 
-    value: Tensor
+    value: Lowered
     place: Callable[[Place], Place]
     mask: Callable[[Place], Expr] | None = None
 
@@ -76,7 +76,7 @@ class LowerOp(Op):
         self,
         node: Node,
         fact: Callable[[Value], Fact],
-        tensor: Callable[[Value], Tensor],
+        tensor: Callable[[Value], Lowered],
         domain: Sequence[Index],
         extents: Sequence[Int] = (),
         fault: Callable[[], int] | None = None,
@@ -87,17 +87,17 @@ class LowerOp(Op):
         self._domain = tuple(domain)
         self.extents = tuple(extents)  # how far the axes of the nest go
 
-    def tensor(self, port: str) -> Tensor:
+    def tensor(self, port: str) -> Lowered:
         """The operand on a port that is fed."""
         value = self.node.inputs[port]
         assert isinstance(value, Value), f"{self.node}: input {port!r} is not one tensor"
         return self._tensor(value)
 
-    def maybe(self, port: str) -> Tensor | None:
+    def maybe(self, port: str) -> Lowered | None:
         """The operand on a port, None when it is unfed."""
         return self.tensor(port) if self.fed(port) else None
 
-    def tensors(self, port: str) -> list[Tensor]:
+    def tensors(self, port: str) -> list[Lowered]:
         """The operands of a variable port."""
         values = self.node.inputs.get(port) or []
         assert isinstance(values, list)
@@ -118,7 +118,7 @@ class LowerOp(Op):
         """Dims of a result, for operators that have no operand to take them from."""
         return tuple(self._fact(self.node.outputs[k]).shape or ())  # type: ignore[arg-type]
 
-    def reduce(self, kind: Reduction, x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    def reduce(self, kind: Reduction, x: Lowered, axes: Sequence[int], keep: bool) -> Lowered:
         """A reduction over axes of an operand that has the dims of
         the group's loop nest."""
         axes = axes_of(tuple(axes), x.rank)
@@ -131,10 +131,10 @@ class LowerOp(Op):
             whole = [self._domain[d] if d in axes else next(kept) for d in range(x.rank)]
             return reduce(kind, x.at(whole))
 
-        return Tensor(shape, x.dtype, element)
+        return Lowered(shape, x.dtype, element)
 
 
-Result = Tensor | Update | Sequence[Tensor | None]
+Result = Lowered | Update | Sequence[Lowered | None]
 LoopRule = Callable[[LowerOp], Result]
 
 
@@ -147,7 +147,7 @@ def broadcast_index(index: Sequence[Index], shape: Sequence[Int]) -> Place:
     return tuple(Index() if is_one(n) else i for i, n in zip(tail, shape, strict=True))
 
 
-def broadcast_shape(*tensors: Tensor) -> tuple[Int, ...]:
+def broadcast_shape(*tensors: Lowered) -> tuple[Int, ...]:
     """Dims of a result over broadcast operands."""
     rank = max(t.rank for t in tensors)
     shape: list[Int] = [1] * rank
@@ -158,22 +158,22 @@ def broadcast_shape(*tensors: Tensor) -> tuple[Int, ...]:
     return tuple(shape)
 
 
-def elementwise(fn: Callable[..., Expr], *tensors: Tensor, dtype: str | None = None) -> Tensor:
+def elementwise(fn: Callable[..., Expr], *tensors: Lowered, dtype: str | None = None) -> Lowered:
     """`fn` of the operands' elements, which come in the register types of the operands."""
     shape = broadcast_shape(*tensors)
 
     def element(place: Place) -> Expr:
         return fn(*(t.at(broadcast_index(place, t.shape)) for t in tensors))
 
-    return Tensor(shape, dtype or tensors[0].dtype, element)
+    return Lowered(shape, dtype or tensors[0].dtype, element)
 
 
-def as_stored(x: Tensor) -> Tensor:
+def as_stored(x: Lowered) -> Lowered:
     """The same elements, rounded to the tensor's type even if they were computed just now: what
     jumps (comparisons, integers) must not see more digits than torch does."""
     if x.dtype not in ("bf16", "f16"):
         return x
-    return Tensor(x.shape, x.dtype, lambda place: narrowed(x.at(place), x.dtype))
+    return Lowered(x.shape, x.dtype, lambda place: narrowed(x.at(place), x.dtype))
 
 
 def masked(x: Expr, mask: Expr) -> Expr:
@@ -205,10 +205,10 @@ def number(value: float | int | bool, like: Expr) -> Expr:
     return cast(const(value, "f64" if isinstance(value, float) else "i64"), like.dtype)
 
 
-def constant(tensor: Any, dtype: str) -> Tensor:
+def constant(tensor: Any, dtype: str) -> Lowered:
     """A 0-d constant, part of the code."""
     value = tensor.item()
-    return Tensor((), dtype, lambda _: const(value, register_type(dtype)))
+    return Lowered((), dtype, lambda _: const(value, register_type(dtype)))
 
 
 # ---- positions taken apart and put together again: what a reshape does to an index ----

@@ -21,7 +21,7 @@ from torchair.operators import formulas as f
 from torchair.operators.core import INTEGERS, Kernel, Lowering, Op, add_row, call, like_first
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
-from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
+from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn
@@ -54,7 +54,7 @@ def _softmax_kernel(op: Op) -> Kernel:
 
 
 def _over_axis(
-    rule: Callable[[LowerOp, Tensor, tuple[int, ...]], Tensor], port: str, attr: str = "axes"
+    rule: Callable[[LowerOp, Lowered, tuple[int, ...]], Lowered], port: str, attr: str = "axes"
 ) -> Lowering:
     """A rule over one axis of the operand on a port."""
 
@@ -69,21 +69,21 @@ def _over_axis(
     )
 
 
-def _powers(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def _powers(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lowered, Lowered]:
     """Elements less their maximum, the exponentials, and the sum of those."""
     moved = elementwise(f.sub, x, o.reduce("max", x, axes, keep=True))
     powers = elementwise(f.exp, moved)
     return moved, powers, o.reduce("sum", powers, axes, keep=True)
 
 
-def softmax(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def softmax(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> Lowered:
     """Exponentials divided by their sum: one division for each sum. A row of -inf gives NaN."""
     _, powers, total = _powers(o, x, axes)
     inverse = elementwise(lambda t: f.div(1.0, t), total)
     return f.typed(elementwise(f.mul, powers, inverse), o.out_dtype())
 
 
-def log_softmax(o: LowerOp, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def log_softmax(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> Lowered:
     """The logarithm of softmax, without computing softmax itself."""
     moved, _, total = _powers(o, x, axes)
     return elementwise(f.sub, moved, elementwise(f.log, total))
@@ -121,14 +121,14 @@ def _log_softmax_grad(op: Op) -> Kernel:
     return run
 
 
-def softmax_grad(o: LowerOp, y: Tensor, axes: tuple[int, ...]) -> Tensor:
+def softmax_grad(o: LowerOp, y: Lowered, axes: tuple[int, ...]) -> Lowered:
     """y * (grad - sum(y * grad))."""
     grad = o.tensor("grad_softmax")
     total = o.reduce("sum", elementwise(f.mul, y, grad), axes, keep=True)
     return elementwise(lambda a, g, s: f.mul(a, f.sub(g, s)), y, grad, total)
 
 
-def log_softmax_grad(o: LowerOp, grad: Tensor, axes: tuple[int, ...]) -> Tensor:
+def log_softmax_grad(o: LowerOp, grad: Lowered, axes: tuple[int, ...]) -> Lowered:
     """grad - exp(y) * sum(grad)."""
     y, total = o.tensor("x"), o.reduce("sum", grad, axes, keep=True)
     return elementwise(lambda g, a, s: f.sub(g, f.mul(f.exp(a), s)), grad, y, total)
@@ -164,12 +164,12 @@ def _unequal(first: str, second: str) -> Callable[[Op], str | None]:
     return lambda o: None if o.shape(first) == o.shape(second) else "operands of different dims"
 
 
-def _weighted(o: LowerOp, loss: Tensor) -> Tensor:
+def _weighted(o: LowerOp, loss: Lowered) -> Lowered:
     weight = o.maybe("weight")
     return loss if weight is None else elementwise(f.mul, loss, weight)
 
 
-def _summed(o: LowerOp, loss: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _summed(o: LowerOp, loss: Lowered, axes: tuple[int, ...]) -> Lowered:
     """The loss of all elements as `reduction` says."""
     if o.attr("reduction") == "none":
         return loss
@@ -191,7 +191,7 @@ def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Ea
         dims = _pair_shape(op, first, second) if op.attr("reduction") == "none" else ()
         return Fact(op.dtype(first), dims)
 
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         loss = elementwise(each(o), o.tensor(first), o.tensor(second))
         return _summed(o, _weighted(o, loss), reduces(o))
 
@@ -208,7 +208,7 @@ def _loss_grad_row(
     def shape(op: Op) -> Fact:
         return Fact(op.dtype(first), _pair_shape(op, first, second))
 
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         x = o.tensor(first)
         slope = _weighted(o, elementwise(each(o), x, o.tensor(second)))
         result = elementwise(f.mul, slope, o.tensor(grad))
@@ -324,7 +324,7 @@ def _counts(o: LowerOp, target: Expr) -> Expr:
     return f.ne(target, const(o.attr("ignore_index"), "i64"))
 
 
-def nll_loss(o: LowerOp) -> list[Tensor]:
+def nll_loss(o: LowerOp) -> list[Lowered]:
     """The negated prediction of the right class, and the sum of the weights."""
     x, target, weight = o.tensor("x"), o.tensor("target"), o.maybe("weight")
     axes, wide = _all_dims("target")(o), register_type(x.dtype)
@@ -342,15 +342,15 @@ def nll_loss(o: LowerOp) -> list[Tensor]:
         one = cast(const(1, "i64"), wide) if weight is None else weight.at([at_value(known)])
         return f.where(_counts(o, t), one, zero)
 
-    shares = Tensor(target.shape, x.dtype, share)
+    shares = Lowered(target.shape, x.dtype, share)
 
     def each(place: Place) -> Expr:
         _, known = chosen(place)
         return f.neg(f.mul(shares.at(place), x.at([*place, at_value(known)])))
 
-    losses = Tensor(target.shape, x.dtype, each)
+    losses = Lowered(target.shape, x.dtype, each)
     if o.attr("reduction") == "none" and target.rank:
-        return [losses, Tensor((), x.dtype, lambda _: zero)]
+        return [losses, Lowered((), x.dtype, lambda _: zero)]
     total = f.dropped(o.reduce("sum", shares, axes, keep=True), axes)
     result = f.dropped(o.reduce("sum", losses, axes, keep=True), axes)
     if o.attr("reduction") == "mean":
@@ -365,7 +365,7 @@ add_row(
 )  # fmt: skip
 
 
-def nll_loss_grad(o: LowerOp) -> Tensor:
+def nll_loss_grad(o: LowerOp) -> Lowered:
     """The negated gradient at the right class of each row, zero elsewhere."""
     x, target, grad = o.tensor("x"), o.tensor("target"), o.tensor("y_grad")
     weight, total = o.maybe("weight"), o.tensor("total_weight")
@@ -380,7 +380,7 @@ def nll_loss_grad(o: LowerOp) -> Tensor:
             share = f.div(share, total.at(()))
         return f.where(here, share, 0.0)
 
-    return Tensor(x.shape, x.dtype, element)
+    return Lowered(x.shape, x.dtype, element)
 
 
 add_row(

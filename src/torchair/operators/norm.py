@@ -14,7 +14,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
 from torchair.operators.core import Kernel, Lowering, Op, add_row, call, fixed, like, same_as
-from torchair.operators.loops import TYPES, LowerOp, Place, Tensor, elementwise
+from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
 from torchair.ops.npu import activation
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def inverse_root(eps: float) -> Callable[[Expr], Expr]:
     return lambda v: f.div(1.0, f.sqrt(f.add(v, float(eps))))
 
 
-def layer_norm(o: LowerOp) -> list[Tensor]:
+def layer_norm(o: LowerOp) -> list[Lowered]:
     """Elements less their mean over their deviation, in two passes."""
     x, axes = o.tensor("x"), _normalised(o)
     middle = f.mean(o, x, axes)
@@ -109,7 +109,7 @@ def _parameters_wanted(o: Op) -> str | None:
     return "gradients of parameters are sums over other dims" if read else None
 
 
-def layer_norm_grad(o: LowerOp) -> list[Tensor | None]:
+def layer_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
     and hat is the normalised input."""
     axes, rstd = _like_gamma("x")(o), o.tensor("rstd")
@@ -156,20 +156,20 @@ def _add_rms_norm(x1: Any, x2: Any, gamma: Any, eps: float) -> tuple[torch.Tenso
     return (*_rms_norm(x, gamma, eps), x)
 
 
-def _over_root(o: LowerOp, x: Tensor, port: str) -> list[Tensor]:
+def _over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
     """Elements over the root of the mean of their squares, and one over that root."""
     squares = f.mean(o, elementwise(f.square, x), _like_gamma(port)(o))
     rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
     return [elementwise(f.mul, elementwise(f.mul, x, rstd), o.tensor("gamma")), rstd]
 
 
-def rms_norm(o: LowerOp) -> list[Tensor]:
+def rms_norm(o: LowerOp) -> list[Lowered]:
     """The norm and the inverse root."""
     results = _over_root(o, o.tensor("x"), "x")
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(results)]
 
 
-def add_rms_norm(o: LowerOp) -> list[Tensor]:
+def add_rms_norm(o: LowerOp) -> list[Lowered]:
     """The same of a sum, and the sum itself."""
     x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*_over_root(o, x, "x1"), x])]
@@ -185,7 +185,7 @@ add_row(
 )  # fmt: skip
 
 
-def rms_norm_grad(o: LowerOp) -> list[Tensor | None]:
+def rms_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
     the normalised input."""
     rstd = o.tensor("rstd")
@@ -290,17 +290,17 @@ def _batch_norm_grad(op: Op) -> Kernel:
     return run
 
 
-def by_channel(x: Tensor, rank: int) -> Tensor:
+def by_channel(x: Lowered, rank: int) -> Lowered:
     """A vector over channels as a tensor that is broadcast against data of this rank."""
     shape = [1, x.shape[0], *[1] * (rank - 2)]
 
     def element(place: Place) -> Expr:
         return x.at((place[1],))
 
-    return Tensor(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, element)
 
 
-def batch_norm_inference(o: LowerOp) -> Tensor:
+def batch_norm_inference(o: LowerOp) -> Lowered:
     """Scale and shift each channel; both are computed from the statistics first."""
     x = o.tensor("x")
     ports = ("scale", "offset", "mean", "variance")
@@ -335,7 +335,7 @@ def _blended(momentum: float) -> Callable[[Expr, Expr], Expr]:
     return lambda old, new: f.add(f.mul(1 - momentum, old), f.mul(float(momentum), new))
 
 
-def batch_norm(o: LowerOp) -> list[Tensor]:
+def batch_norm(o: LowerOp) -> list[Lowered]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), _but_channels(o)
     middle = f.mean(o, x, axes)
@@ -362,7 +362,7 @@ add_row(
 )  # fmt: skip
 
 
-def batch_norm_grad(o: LowerOp) -> list[Tensor]:
+def batch_norm_grad(o: LowerOp) -> list[Lowered]:
     """Gradients of input, weight and bias: all of them sum over the same dims."""
     x, dy, axes = o.tensor("x"), o.tensor("dy"), _but_channels(o)
     train = o.attr("is_training")

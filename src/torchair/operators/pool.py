@@ -14,7 +14,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
 from torchair.operators.core import SHORT, Kernel, Lowering, Op, Rule, add_row, call, like, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
-from torchair.operators.loops import LowerOp, Place, Tensor, masked, number, split
+from torchair.operators.loops import Lowered, LowerOp, Place, masked, number, split
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn  # the calls that take `out`
@@ -181,7 +181,7 @@ def _other_centres(o: Op) -> str | None:
     return None if known else "corners or centres of pixels"
 
 
-def resize_nearest(o: LowerOp) -> Tensor:
+def resize_nearest(o: LowerOp) -> Lowered:
     """Each element again as often as the sizes ask for."""
     x, shape = o.tensor("x"), o.out_shape()
 
@@ -189,7 +189,7 @@ def resize_nearest(o: LowerOp) -> Tensor:
         near = [_nearest(o, place[d], x.shape[d], shape[d]) for d in (-2, -1)]
         return x.at([*place[:-2], *near])
 
-    return Tensor(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, element)
 
 
 def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
@@ -330,7 +330,7 @@ def _not_constant(o: Op) -> str | None:
     return None if mode == "constant" else f"padding of mode {mode}"
 
 
-def pad(o: LowerOp) -> Tensor:
+def pad(o: LowerOp) -> Lowered:
     """A number around the operand; a negative padding takes elements away."""
     x, pads, value = o.tensor("x"), _paddings(o), o.maybe("constant_values")
 
@@ -351,7 +351,7 @@ def pad(o: LowerOp) -> Tensor:
         filling = number(0, part) if value is None else value.at([Index()] * value.rank)
         return where(inside, masked(part, inside), cast(filling, part.dtype))
 
-    return Tensor(o.out_shape(), x.dtype, element)
+    return Lowered(o.out_shape(), x.dtype, element)
 
 
 add_row(

@@ -14,7 +14,7 @@ from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import formulas as f
 from torchair.operators.core import SHORT, Kernel, Lowering, Op, Trait, add_row, of_type
-from torchair.operators.loops import TYPES, LowerOp, Tensor, elementwise
+from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
 from torchair.ops.npu import matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
 
@@ -69,7 +69,7 @@ def _along_last(*ports: str) -> Callable[[Op], str | None]:
 def _scaled(combine: f.Formula, scale: str, zero: str) -> Lowering:
     """Values and scales combined, plus zero points, as the nearest ones of the result's type."""
 
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         values, dtype = elementwise(combine, o.tensor("x"), o.tensor(scale)), o.out_dtype()
         offset = o.maybe(zero)
         if offset is not None:
@@ -119,7 +119,7 @@ def _quant_declines(o: Op) -> str | None:
     return None if o.attr("dst_type") == DataType.DT_INT8 and rounds else "only floats become int8"
 
 
-def quant_of_one_scale(o: LowerOp) -> Tensor:
+def quant_of_one_scale(o: LowerOp) -> Lowered:
     """Values times a number, plus a number."""
     scale = o.attr("scale") ** (2 if o.attr("sqrt_mode") else 1)
     moved = elementwise(lambda v: f.add(f.mul(v, scale), o.attr("offset")), o.tensor("x"))
@@ -136,7 +136,7 @@ def _patterned(o: Op) -> str | None:
     return None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns"
 
 
-def dequant(o: LowerOp) -> Tensor:
+def dequant(o: LowerOp) -> Lowered:
     """Whole sums times scales."""
 
     def element(x: Expr, s: Expr) -> Expr:
@@ -183,13 +183,13 @@ def _last(o: Op) -> tuple[int, ...]:
     return (len(o.shape("x")) - 1,)
 
 
-def _smoothed(o: LowerOp) -> tuple[Tensor, Tensor]:
+def _smoothed(o: LowerOp) -> tuple[Lowered, Lowered]:
     """The operand, and what is quantised of it."""
     x, smooth = o.tensor("x"), o.maybe("smooth_scales")
     return x, x if smooth is None else elementwise(f.mul, x, smooth)
 
 
-def dynamic_quant(o: LowerOp) -> list[Tensor]:
+def dynamic_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale that lets the largest of a row just fit."""
     x, values = _smoothed(o)
     top = o.reduce("max", elementwise(f.absolute, values), _last(o), keep=True)
@@ -201,9 +201,9 @@ def dynamic_quant(o: LowerOp) -> list[Tensor]:
     return [elementwise(element, values, scale, dtype="i8"), _of_rows(x, scale)]
 
 
-def _of_rows(x: Tensor, kept: Tensor) -> Tensor:
+def _of_rows(x: Lowered, kept: Lowered) -> Lowered:
     """What a row has one of, without the dim that was reduced."""
-    return Tensor(x.shape[:-1], "f32", lambda place: kept.at((*place, Index())))
+    return Lowered(x.shape[:-1], "f32", lambda place: kept.at((*place, Index())))
 
 
 add_row(
@@ -219,7 +219,7 @@ def _asymmetric_declines(o: Op) -> str | None:
     return _dynamic_declines(o)
 
 
-def asymmetric_quant(o: LowerOp) -> list[Tensor]:
+def asymmetric_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale, plus the offset, that let both ends of a row just fit."""
     x, values = _smoothed(o)
     top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))

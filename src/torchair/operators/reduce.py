@@ -34,9 +34,9 @@ from torchair.operators.core import (
 from torchair.operators.loops import (
     TYPES,
     LoopRule,
+    Lowered,
     LowerOp,
     Place,
-    Tensor,
     as_stored,
     elementwise,
     number,
@@ -86,13 +86,13 @@ def _sum(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) ->
     return torch.sum(x, axes, keep, dtype=x.dtype, out=out)  # torch would widen integers
 
 
-def _reduced(o: LowerOp, kind: Reduction, x: Tensor) -> Tensor:
+def _reduced(o: LowerOp, kind: Reduction, x: Lowered) -> Lowered:
     axes = _axes(o)
     return f.dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
 
 
 def _total(kind: Reduction, inside: Mapping[str, str] | None = None) -> LoopRule:
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         x, dtype = o.tensor("x"), o.out_dtype()
         return f.typed(_reduced(o, kind, f.typed(x, (inside or {}).get(dtype, dtype))), dtype)
 
@@ -100,7 +100,7 @@ def _total(kind: Reduction, inside: Mapping[str, str] | None = None) -> LoopRule
 
 
 def _most(kind: Reduction, of_truth: Reduction) -> LoopRule:
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         x = o.tensor("x")
         f.refuse_nothing(x, _axes(o))
         return _reduced(o, of_truth if x.dtype == "bool" else kind, x)
@@ -109,20 +109,20 @@ def _most(kind: Reduction, of_truth: Reduction) -> LoopRule:
 
 
 def _truth(kind: Reduction) -> LoopRule:
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         return f.typed(_reduced(o, kind, f.typed(as_stored(o.tensor("x")), "bool")), o.out_dtype())
 
     return rule
 
 
-def reduce_mean(o: LowerOp) -> Tensor:
+def reduce_mean(o: LowerOp) -> Lowered:
     """The mean, computed in the type of the result."""
     axes = _axes(o)
     x = f.typed(o.tensor("x"), o.out_dtype())
     return f.dropped(f.mean(o, x, axes) if axes else x, axes, o.attr("keep_dims"))
 
 
-def euclidean_norm(o: LowerOp) -> Tensor:
+def euclidean_norm(o: LowerOp) -> Lowered:
     """The root of the sum of squares; without axes nothing happens."""
     x = o.tensor("x")
     if not _axes(o):
@@ -130,7 +130,7 @@ def euclidean_norm(o: LowerOp) -> Tensor:
     return elementwise(f.sqrt, _reduced(o, "sum", elementwise(f.square, x)))
 
 
-def log_sum_exp(o: LowerOp) -> Tensor:
+def log_sum_exp(o: LowerOp) -> Lowered:
     """The logarithm of the sum of exponentials, moved by the maximum as torch does."""
     x, axes = o.tensor("x"), _axes(o)
     if not axes:
@@ -247,7 +247,7 @@ def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[E
     )
 
 
-def lp_norm(o: LowerOp) -> Tensor:
+def lp_norm(o: LowerOp) -> Lowered:
     """A vector norm of any order."""
     axes = _attr_axes("axes")(o)
     each, kind, last = _power_sum(float(o.attr("p")))
@@ -269,7 +269,7 @@ def _freedom(n: Int, correction: int) -> Expr:
     return const(max(left, 0), "i64")
 
 
-def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Tensor, Tensor]:
+def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Lowered, Lowered]:
     """Mean and variance in two passes, over axes that stay; in float64 as torch has it, so that no
     square overflows."""
     x = f.typed(o.tensor("x"), "f64")
@@ -280,7 +280,7 @@ def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Tensor, 
     return middle, elementwise(lambda s: f.div(s, cast(degrees, s.dtype)), total)
 
 
-def reduce_std(o: LowerOp) -> list[Tensor | None]:
+def reduce_std(o: LowerOp) -> list[Lowered | None]:
     """The deviation, and the mean where it is wanted."""
     axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
     middle, variance = _moments(o, axes, o.attr("correction"))
@@ -298,7 +298,7 @@ add_row(
 )  # fmt: skip
 
 
-def reduce_mean_variance(o: LowerOp) -> list[Tensor]:
+def reduce_mean_variance(o: LowerOp) -> list[Lowered]:
     """Mean and variance of all elements, without correction."""
     axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
     return [
@@ -335,12 +335,12 @@ def _extreme(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     return make
 
 
-def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered, Lowered]:
     """Position and value of the first extreme along an axis, which stays. NaN is more extreme than
     any number, so that the first one wins."""
     x = as_stored(o.tensor("x"))
     if not axes:
-        return Tensor((), "i64", lambda _: const(0, "i64")), x
+        return Lowered((), "i64", lambda _: const(0, "i64")), x
     f.refuse_nothing(x, axes)
     (axis,) = axes
     best = o.reduce(kind, x, axes, keep=True)
@@ -353,7 +353,7 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Tensor,
             match = f.either(match, op("isnan", here))
         return f.where(match, place[axis].value(), const(_LARGE, "i64"))
 
-    return o.reduce("min", Tensor(x.shape, "i64", candidate), axes, keep=True), best
+    return o.reduce("min", Lowered(x.shape, "i64", candidate), axes, keep=True), best
 
 
 def _attr_axis(o: Op) -> tuple[int, ...]:
@@ -361,7 +361,7 @@ def _attr_axis(o: Op) -> tuple[int, ...]:
 
 
 def _extreme_loops(kind: Reduction) -> Lowering:
-    def rule(o: LowerOp) -> list[Tensor]:
+    def rule(o: LowerOp) -> list[Lowered]:
         axes, keep = _attr_axis(o), o.attr("keep_dims")
         position, value = extreme(o, kind, axes)
         return [
@@ -402,7 +402,7 @@ def _port_axis(o: Op) -> tuple[int, ...]:
 
 
 def _position_loops(kind: Reduction) -> Lowering:
-    def rule(o: LowerOp) -> Tensor:
+    def rule(o: LowerOp) -> Lowered:
         axes = _port_axis(o)
         return f.typed(f.dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
 

@@ -33,9 +33,9 @@ from torchair.operators.index import (
     wide,
 )
 from torchair.operators.loops import (
+    Lowered,
     LowerOp,
     Place,
-    Tensor,
     Update,
     elementwise,
     flattened,
@@ -266,7 +266,7 @@ def scatter_elements(o: LowerOp) -> Update:
     def place(index: Place) -> Place:
         return tuple(at_value(positions.at(index)) if d == dim else p for d, p in enumerate(index))
 
-    value = Tensor(indices.shape, updates.dtype, updates.at)
+    value = Lowered(indices.shape, updates.dtype, updates.at)
     return Update(
         value, place, lambda index: o.verify(inside(positions.at(index), data.shape[dim]))
     )

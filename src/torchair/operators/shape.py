@@ -28,7 +28,7 @@ from torchair.operators.core import (
     same_as,
 )
 from torchair.operators.formulas import of_elements
-from torchair.operators.loops import LowerOp, Place, Tensor, flattened, is_one, unflattened
+from torchair.operators.loops import Lowered, LowerOp, Place, flattened, is_one, unflattened
 
 VIEW = Trait.VIEW
 
@@ -137,12 +137,12 @@ def _must_hold(condition: bool) -> None:
         raise ValueError("a reshape to another number of elements")
 
 
-def reshape(o: LowerOp) -> Tensor:
+def reshape(o: LowerOp) -> Lowered:
     """Other dims over the same order of elements. Dims that stay are left alone, dims that are cut
     cost nothing, dims that are joined are divided again unless the axes of the nest tell."""
     x, shape = o.tensor("x"), o.out_shape()
     if any(value_of(n) == 0 and n == 0 for n in (*x.shape, *shape)):
-        return Tensor(shape, x.dtype, lambda _: cast(const(0, "i64"), x.dtype))
+        return Lowered(shape, x.dtype, lambda _: cast(const(0, "i64"), x.dtype))
     runs = list(matched(x.shape, shape))
     for old, new in runs:
         _must_hold(math.prod(x.shape[d] for d in old) == math.prod(shape[d] for d in new))
@@ -156,7 +156,7 @@ def reshape(o: LowerOp) -> Tensor:
                 source[d] = part
         return x.at(source)
 
-    return Tensor(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, element)
 
 
 add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",), loops=Lowering(reshape, "move"))
@@ -167,12 +167,12 @@ def _transpose_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(shape[p] for p in op.ints("perm")))
 
 
-def transpose(o: LowerOp) -> Tensor:
+def transpose(o: LowerOp) -> Lowered:
     """Dims in another order."""
     x, perm = o.tensor("x"), o.ints("perm")
     shape = [x.shape[p] for p in perm]
     order = [p % x.rank for p in perm]
-    return Tensor(
+    return Lowered(
         shape, x.dtype, lambda place: x.at([place[order.index(d)] for d in range(x.rank)])
     )
 
@@ -206,14 +206,14 @@ def _unsqueeze(op: Op) -> Kernel:
     return run
 
 
-def unsqueeze(o: LowerOp) -> Tensor:
+def unsqueeze(o: LowerOp) -> Lowered:
     """New dims of size 1."""
     x, axes = o.tensor("x"), o.attr("axes")
     rank = x.rank + len(axes)
     new = {a % rank for a in axes}
     dims = iter(x.shape)
     shape = [1 if d in new else next(dims) for d in range(rank)]
-    return Tensor(
+    return Lowered(
         shape, x.dtype, lambda place: x.at([place[d] for d in range(rank) if d not in new])
     )
 
@@ -241,7 +241,7 @@ def _squeeze(op: Op) -> Kernel:
     return lambda x: x.squeeze(gone)
 
 
-def squeeze(o: LowerOp) -> Tensor:
+def squeeze(o: LowerOp) -> Lowered:
     """Dims of size 1 left out."""
     x, axes = o.tensor("x"), o.attr("axis")
     named = axes_of(axes, x.rank) if axes else range(x.rank)
@@ -252,7 +252,7 @@ def squeeze(o: LowerOp) -> Tensor:
         kept = iter(place)
         return x.at([Index() if d in gone else next(kept) for d in range(x.rank)])
 
-    return Tensor(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, element)
 
 
 add_row("Squeeze", _squeeze_rule, _squeeze, VIEW, loops=Lowering(squeeze, "move"))
@@ -265,7 +265,7 @@ def _broadcast_to_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(dims))
 
 
-def broadcast_to(o: LowerOp) -> Tensor:
+def broadcast_to(o: LowerOp) -> Lowered:
     """Dims of size 1 repeated, and new dims in front."""
     x, shape = o.tensor("x"), o.out_shape()
     lead = len(shape) - x.rank
@@ -277,7 +277,7 @@ def broadcast_to(o: LowerOp) -> Tensor:
         tail = place[lead:]
         return x.at([Index() if r else p for r, p in zip(repeated, tail, strict=True)])
 
-    return Tensor(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, element)
 
 
 for _type in ("BroadcastTo", "Expand"):

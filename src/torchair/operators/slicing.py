@@ -27,7 +27,7 @@ from torchair.operators.core import (
     writes_first,
 )
 from torchair.operators.formulas import Joined, replaced
-from torchair.operators.loops import LowerOp, Place, Tensor, Update, is_one, split
+from torchair.operators.loops import Lowered, LowerOp, Place, Update, is_one, split
 
 aten = torch.ops.aten
 VIEW = Trait.VIEW
@@ -49,15 +49,15 @@ def _pack_rule(op: Op) -> Fact:
 
 
 def _joined(
-    o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Tensor, Place], Expr]
-) -> Tensor:
+    o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Lowered, Place], Expr]
+) -> Lowered:
     """Operands one after the other, each read by `at`."""
     parts, wide = o.tensors("x"), register_type(o.out_dtype())
     pieces = Joined(axis, sizes, lambda k, place: cast(at(parts[k], place), wide))
-    return Tensor(o.out_shape(), o.out_dtype(), pieces.element)
+    return Lowered(o.out_shape(), o.out_dtype(), pieces.element)
 
 
-def pack(o: LowerOp) -> Tensor:
+def pack(o: LowerOp) -> Lowered:
     """Operands side by side along a new dim."""
     axis = o.attr("axis") % len(o.out_shape())
     sizes = [1] * len(o.tensors("x"))
@@ -93,7 +93,7 @@ def _ranks_differ(o: Op) -> str | None:
     return None if len(ranks) == 1 else "operands of different ranks"
 
 
-def concat(o: LowerOp) -> Tensor:
+def concat(o: LowerOp) -> Lowered:
     """Operands one after the other; a scalar counts as one element."""
     axis = o.int("concat_dim") % len(o.out_shape())
     sizes = [p.shape[axis] if p.rank else 1 for p in o.tensors("x")]
@@ -124,12 +124,12 @@ def _split_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), (*shape[:axis], s, *shape[axis + 1 :])) for s in sizes]
 
 
-def _shifted(x: Tensor, shape: Sequence[Int], axis: int, start: Int) -> Tensor:
+def _shifted(x: Lowered, shape: Sequence[Int], axis: int, start: Int) -> Lowered:
     """A part of `x` that begins at `start` along one dim."""
-    return Tensor(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
+    return Lowered(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
 
 
-def split_parts(o: LowerOp) -> list[Tensor]:
+def split_parts(o: LowerOp) -> list[Lowered]:
     """Parts of given sizes."""
     x, (axis, sizes) = o.tensor("x"), _split_sizes(o)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
@@ -154,14 +154,14 @@ def _unpack_rule(op: Op) -> list[Fact]:
     ]
 
 
-def unpack(o: LowerOp) -> list[Tensor]:
+def unpack(o: LowerOp) -> list[Lowered]:
     """One tensor for each position along a dim."""
     x = o.tensor("x")
     axis = o.attr("axis") % x.rank
 
-    def taken(k: int) -> Tensor:
+    def taken(k: int) -> Lowered:
         here = Index(offset=k)
-        return Tensor(
+        return Lowered(
             o.out_shape(k), x.dtype, lambda place: x.at((*place[:axis], here, *place[axis:]))
         )
 
@@ -239,7 +239,7 @@ def _start(begin: Int, n: Int) -> Int:
     return from_end if from_end >= 0 else 0
 
 
-def _source(o: Op, x: Tensor) -> Callable[[Place], Place]:
+def _source(o: Op, x: Lowered) -> Callable[[Place], Place]:
     """The place in the sliced tensor that a place in the slice means."""
     starts: dict[int, tuple[Int, int]] = {}
     for axis, begin, _, step in _ranges(o):
@@ -254,11 +254,11 @@ def _source(o: Op, x: Tensor) -> Callable[[Place], Place]:
     return place
 
 
-def strided_slice(o: LowerOp) -> Tensor:
+def strided_slice(o: LowerOp) -> Lowered:
     """Every so many elements between two bounds."""
     x = o.tensor("x")
     source = _source(o, x)
-    return Tensor(o.out_shape(), x.dtype, lambda place: x.at(source(place)))
+    return Lowered(o.out_shape(), x.dtype, lambda place: x.at(source(place)))
 
 
 add_row(
@@ -323,7 +323,7 @@ def _tile(op: Op) -> Kernel:
     return run
 
 
-def tile(o: LowerOp) -> Tensor:
+def tile(o: LowerOp) -> Lowered:
     """The operand again and again."""
     x, times = o.tensor("x"), o.ints("multiples")
     lead = len(times) - x.rank
@@ -336,13 +336,13 @@ def tile(o: LowerOp) -> Tensor:
     def element(place: Place) -> Expr:
         return x.at([once(d, p) for d, p in enumerate(place[lead:])])
 
-    return Tensor(o.out_shape(), x.dtype, element)
+    return Lowered(o.out_shape(), x.dtype, element)
 
 
 add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True, loops=Lowering(tile, "move"))
 
 
-def reverse(o: LowerOp) -> Tensor:
+def reverse(o: LowerOp) -> Lowered:
     """Dims from the last element to the first."""
     x = o.tensor("x")
     axes = {a % x.rank for a in o.ints("axis")} if x.rank else set()
@@ -350,7 +350,7 @@ def reverse(o: LowerOp) -> Tensor:
     def element(place: Place) -> Expr:
         return x.at([p * -1 + (x.shape[d] - 1) if d in axes else p for d, p in enumerate(place)])
 
-    return Tensor(x.shape, x.dtype, element)
+    return Lowered(x.shape, x.dtype, element)
 
 
 add_row(
@@ -363,7 +363,7 @@ def _flat_roll(o: Op) -> str | None:
     return None if o.attr("dims") or len(o.shape("x")) == 1 else "a roll across dims"
 
 
-def roll(o: LowerOp) -> Tensor:
+def roll(o: LowerOp) -> Lowered:
     """Elements moved along dims, those that leave come in again at the other end."""
     x = o.tensor("x")
     for axis, shift in zip(o.attr("dims") or [0], o.attr("shifts"), strict=True):
@@ -371,7 +371,7 @@ def roll(o: LowerOp) -> Tensor:
     return x
 
 
-def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
+def _rolled(x: Lowered, axis: int, shift: int) -> Lowered:
     n = x.shape[axis]
     if shift == 0 or n == 0:
         return x
@@ -380,7 +380,7 @@ def _rolled(x: Tensor, axis: int, shift: int) -> Tensor:
     def read(k: int, place: Place) -> Expr:
         return x.at(replaced(place, axis, place[axis] + (n - first)) if k == 0 else place)
 
-    return Tensor(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
+    return Lowered(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
 
 
 add_row(

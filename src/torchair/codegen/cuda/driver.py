@@ -52,7 +52,7 @@ def _check(code: int, what: str) -> None:
         raise DriverError(f"{what}: {(text.value or b'').decode()} ({code})")
 
 
-class Library:
+class GpuLibrary:
     """Kernels of one GPU. A text is compiled once."""
 
     def __init__(self, index: int, machine: Gpu | None = None) -> None:
@@ -116,9 +116,9 @@ class Library:
 
 
 @cache
-def library(index: int) -> Library:
+def library(index: int) -> GpuLibrary:
     """The kernels that this process has for a GPU."""
-    return Library(index)
+    return GpuLibrary(index)
 
 
 def image(entry: Entry, gpu: Gpu, device: str, store: kept.KernelStore | None) -> bytes:
@@ -192,7 +192,7 @@ class Call:
     """A launch with its arguments, which can be changed between calls: `words`."""
 
     def __init__(
-        self, library: Library, entry: Entry, blocks: int, words: Sequence[int],
+        self, library: GpuLibrary, entry: Entry, blocks: int, words: Sequence[int],
         shared: int = 0, cluster: int = 1, early: bool = False,
     ) -> None:  # fmt: skip
         self.name = entry.name

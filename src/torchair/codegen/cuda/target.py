@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.cuda.attention import attention
-from torchair.codegen.cuda.driver import Call, Library, available, library
+from torchair.codegen.cuda.driver import Call, GpuLibrary, available, library
 from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.nest import print_nest
@@ -33,7 +33,7 @@ RUNS = 16
 
 
 def fastest(
-    library: Library, makers: Sequence[Callable[[], Made]], sizes: Mapping[int, int]
+    library: GpuLibrary, makers: Sequence[Callable[[], Made]], sizes: Mapping[int, int]
 ) -> Made:
     """The best of some kernels that do the same. `sizes` are the bytes behind each of their
     address words, none of which must hold anything in particular."""
@@ -70,7 +70,7 @@ def _copies(size: int) -> list[torch.Tensor]:
 
 
 def _time(
-    library: Library, entry: Entry, launch: Launch, memory: Mapping[int, list[torch.Tensor]]
+    library: GpuLibrary, entry: Entry, launch: Launch, memory: Mapping[int, list[torch.Tensor]]
 ) -> float:
     """Microseconds of a launch."""
     (kernel,) = entry.kernels
@@ -116,11 +116,11 @@ class CudaTarget:
         """With a `machine` kernels are generated for that one, which need not be here."""
         self.index = index
         self.name = f"cuda:{index}"
-        self._own = None if machine is None else Library(index, machine)
+        self._own = None if machine is None else GpuLibrary(index, machine)
         self._joined: dict[Any, tuple[Kernel, Launch] | None] = {}
 
     @property
-    def library(self) -> Library:
+    def library(self) -> GpuLibrary:
         """The kernels of this GPU."""
         return self._own or library(self.index)
 
