@@ -31,7 +31,7 @@ from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
 from torchair.operators.core import FLOATS, Lowering, Op, Trait, add_row, same_as
 from torchair.operators.formulas import Formula, div, mul, operator, with_attributes
-from torchair.operators.loops import LowerOp, Points
+from torchair.operators.loops import Lowered, LowerOp
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace
 
@@ -270,7 +270,7 @@ def lowering_rule() -> None:
 # ---- when something goes wrong
 
 
-def broken_rule(o: LowerOp) -> Points:
+def broken_rule(o: LowerOp) -> Lowered:
     raise ValueError("this rule has a fault")
 
 
