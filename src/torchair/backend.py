@@ -104,12 +104,7 @@ def compile_with_aot(
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.fx.passes import fx_text
-        from torchair.fx.tracing import (
-            kept_whole,
-            partition,
-            quicken_guards,
-            return_views_of_arguments,
-        )
+        from torchair.fx.tracing import kept_whole, partition, quicken_guards
         from torchair.pipeline import NpuFxCompiler
 
     gears = _gears(gm, example_inputs, config)
@@ -122,13 +117,9 @@ def compile_with_aot(
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
-
-        def compiled(graph: Any, inputs: Any) -> Callable[..., Any]:
-            return_views_of_arguments(graph)
-            made = compiler(graph, inputs)
-            return spoken_by(speaker, boxed(made)) if finish is None else boxed(finish(graph, made))
-
-        return compiled
+        if finish is not None:
+            return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
+        return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations
     with kept_whole():

@@ -35,7 +35,7 @@ from torchair.configs.options import MAX_AUTOTUNE
 from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
 from torchair.convert.registry import find, summary_csv
-from torchair.convert.results import join_views
+from torchair.convert.results import join_views, return_views_of_arguments
 from torchair.devices import device_of
 from torchair.errors import ConversionError, pretty_error_msg
 from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_each_node
@@ -110,6 +110,7 @@ class NpuFxCompiler:
         if dumps_instead(settings):
             return dumping(gm, _next_name(), settings, find)
         aot_gm, gm = gm, own_copy(gm)
+        return_views_of_arguments(gm)
         join_views(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchair import ge
@@ -120,6 +121,50 @@ def _read_where_computed(node: fx.Node) -> None:
             offset = node.graph.call_function(aten.sym_storage_offset.default, (source,))
         offset.meta["val"] = whole.storage_offset()
     node.args, node.kwargs = (owner, *node.args[1:3], offset), {}
+
+
+def return_views_of_arguments(gm: fx.GraphModule) -> None:
+    """Results that are views of updated arguments are taken from these, in place. AOTAutograd makes
+    such a result anew, and where sizes are symbols it does so by the strides and the offset of what
+    the graph returns: a view of the new value, which lies in other memory than the argument."""
+    known = getattr(TracingContext.try_get(), "fw_metadata", None)
+    arguments = gm.graph.find_nodes(op="placeholder")
+    if known is None or not any(isinstance(n.meta.get("val"), torch.SymInt) for n in arguments):
+        return
+    target = torch.ops.aten.copy_.default
+    updates = gm.graph.find_nodes(op="call_function", target=target, sort=False)
+    owners = {u.args[1]: u.args[0] for u in updates if u.args[0] in arguments}
+    last = gm.graph.output_node()
+    results: Any = list(last.args[0])  # type: ignore[arg-type]
+    before = len(known.mutated_inp_runtime_indices)
+    for k, info in enumerate(known.output_info if owners else (), before):
+        if info.output_type.name == "alias_of_input" and isinstance(results[k], fx.Node):
+            results[k] = _seen_in(results[k], owners, last)
+    last.args = (results,)
+
+
+def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Node:
+    """The same views, of the argument instead of the value that it takes over; the result itself
+    where it is no chain of views."""
+    chain: list[fx.Node] = []
+    walked: Any = result
+    while walked not in owners:
+        single = isinstance(walked, fx.Node) and (is_view(walked.target) or walked.target is operator.getitem)
+        if not single:
+            return result
+        chain.append(walked)
+        walked = walked.args[0]
+    made = owners[walked]
+    for node in reversed(chain):
+        with before.graph.inserting_before(before):
+            args = (made, *node.args[1:])
+            view = before.graph.create_node("call_function", node.target, args, node.kwargs)
+        given, options = fx.map_arg((view.args, view.kwargs), lambda n: n.meta["val"])
+        view.meta = dict(node.meta)
+        with walked.meta["val"].fake_mode:
+            view.meta["val"] = node.target(*given, **options)  # type: ignore[operator]
+        made = view
+    return made
 
 
 def _is_elsewhere(node: fx.Node, source: Any) -> bool:

@@ -1,5 +1,5 @@
 """How torch traces for us: the split of training graphs, guards of tensors that are made of others,
-operators that are kept whole, and results that are views of updated arguments.
+and operators that are kept whole.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from operator import attrgetter, getitem
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -185,53 +185,3 @@ def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
         op.py_kernels.pop(key, None)
     op.py_kernels.update(kernels)
     op._dispatch_cache.clear()
-
-
-def return_views_of_arguments(gm: fx.GraphModule) -> None:
-    """Results that are views of updated arguments are taken from these, in place. AOTAutograd makes
-    such a result anew, and where sizes are symbols it does so by the strides and the offset of what
-    the graph returns: a view of the new value, which lies in other memory than the argument."""
-    known = getattr(TracingContext.try_get(), "fw_metadata", None)
-    arguments = gm.graph.find_nodes(op="placeholder")
-    if known is None or not any(isinstance(n.meta.get("val"), torch.SymInt) for n in arguments):
-        return
-    target = torch.ops.aten.copy_.default
-    updates = gm.graph.find_nodes(op="call_function", target=target, sort=False)
-    owners = {u.args[1]: u.args[0] for u in updates if u.args[0] in arguments}
-    last = gm.graph.output_node()
-    results: Any = list(last.args[0])  # type: ignore[arg-type]
-    before = len(known.mutated_inp_runtime_indices)
-    for k, info in enumerate(known.output_info if owners else (), before):
-        if info.output_type.name == "alias_of_input" and isinstance(results[k], fx.Node):
-            results[k] = _seen_in(results[k], owners, last)
-    last.args = (results,)
-
-
-def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Node:
-    """The same views, of the argument instead of the value that it takes over; the result itself
-    where it is no chain of views."""
-    chain: list[fx.Node] = []
-    walked: Any = result
-    while walked not in owners:
-        single = isinstance(walked, fx.Node) and (_is_view(walked) or walked.target is getitem)
-        if not single:
-            return result
-        chain.append(walked)
-        walked = walked.args[0]
-    made = owners[walked]
-    for node in reversed(chain):
-        with before.graph.inserting_before(before):
-            args = (made, *node.args[1:])
-            view = before.graph.create_node("call_function", node.target, args, node.kwargs)
-        given, options = fx.map_arg((view.args, view.kwargs), lambda n: n.meta["val"])
-        view.meta = dict(node.meta)
-        with walked.meta["val"].fake_mode:
-            view.meta["val"] = node.target(*given, **options)  # type: ignore[operator]
-        made = view
-    return made
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    aliases = [r.alias_info for r in schema.returns] if schema is not None else []
-    return len(aliases) == 1 and aliases[0] is not None and not aliases[0].is_write
