@@ -149,8 +149,9 @@ def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Nod
     chain: list[fx.Node] = []
     walked: Any = result
     while walked not in owners:
-        single = isinstance(walked, fx.Node) and (is_view(walked.target) or walked.target is operator.getitem)
-        if not single:
+        if not isinstance(walked, fx.Node):
+            return result
+        if not is_view(walked.target) and walked.target is not operator.getitem:
             return result
         chain.append(walked)
         walked = walked.args[0]
