@@ -17,26 +17,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 __all__ = [
-    "CaptureError",
-    "ConversionError",
-    "EngineOptionError",
-    "GraphError",
-    "InputError",
-    "MissingHostValue",
-    "ScopeError",
-    "SerializationError",
-    "TorchairError",
-    "UnsupportedModeError",
-    "did_you_mean",
-    "pretty_error_msg",
-]
+    "CaptureError", "ConversionError", "EngineOptionError", "GraphError", "InputError",
+    "MissingHostValue", "ScopeError", "SerializationError", "TorchairError",
+    "UnsupportedModeError", "did_you_mean", "pretty_error_msg",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MARK = "_torchair_explained"
 _MAX_LISTED = 12
-_NAMES = ("node", "graph", "file", "value")  # kept as text: an error does not hold a graph
 
 
 class TorchairError(Exception):
@@ -50,20 +40,18 @@ class TorchairError(Exception):
     LABELS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
-        self,
-        message: str,
-        *,
-        facts: Mapping[str, object] | None = None,
-        hint: str | None = None,
+        self, message: str, *, facts: Mapping[str, object] | None = None, hint: str | None = None,
         **known: object,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not known.keys() <= self.LABELS.keys():
             raise TypeError(f"{type(self).__name__} knows {list(self.LABELS)}, not {list(known)}")
         rows: dict[str, object] = {}
         for name, label in self.LABELS.items():
             value = known.get(name)
-            rows[label] = _text(value) if name in _NAMES else value
-            setattr(self, name, rows[label])
+            if name in _KEPT:
+                value = _KEPT[name](value)
+            setattr(self, name, value)
+            rows[label] = _SHOWN[name](value) if name in _SHOWN else value
         self.hint = hint
         rows |= {**(facts or {}), "what to do": hint}
         super().__init__("\n".join([message, *_fact_lines(rows)]))
@@ -72,18 +60,9 @@ class TorchairError(Exception):
 class UnsupportedModeError(TorchairError, ValueError):
     """``CompilerConfig.mode`` holds a value that no strategy serves."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        mode: object = None,
-        supported: Iterable[str] = (),
-        hint: str | None = None,
-    ) -> None:
-        self.mode = mode
-        self.supported = tuple(supported)
-        facts = {"mode": _quoted(mode), "supported": _listed(self.supported)}
-        super().__init__(message, facts=facts, hint=hint)
+    LABELS = {"mode": "mode", "supported": "supported"}
+    mode: Any
+    supported: tuple[str, ...]
 
 
 class ConversionError(TorchairError, RuntimeError):
@@ -94,32 +73,22 @@ class ConversionError(TorchairError, RuntimeError):
     Without a ``hint`` the text shows the decorator that would add the missing converter.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        op: object = None,
-        schema: object = None,
-        source: str | None = None,
-        overloads: Iterable[object] = (),
-        hint: str | None = None,
-    ) -> None:
-        self.op = _text(op)
-        self.schema = _text(schema)
-        self.source = source
-        self.overloads = tuple(str(overload) for overload in overloads)
-        if hint is None and self.op is not None:
+    LABELS = {
+        "op": "op", "schema": "schema", "source": "called from",
+        "overloads": "overloads with a converter",
+    }  # fmt: skip
+    op: str | None
+    schema: str | None
+    source: str | None
+    overloads: tuple[str, ...]
+
+    def __init__(self, message: str, *, hint: str | None = None, **known: Any) -> None:
+        if hint is None and known.get("op") is not None:
             hint = (
                 "write a converter and register it with "
-                f"@torchair.register_fx_node_ge_converter(torch.ops.{self.op})"
+                f"@torchair.register_fx_node_ge_converter(torch.ops.{known['op']})"
             )
-        facts = {
-            "op": self.op,
-            "schema": self.schema,
-            "called from": source,
-            "overloads with a converter": _listed(self.overloads),
-        }
-        super().__init__(message, facts=facts, hint=hint)
+        super().__init__(message, hint=hint, **known)
 
 
 class EngineOptionError(TorchairError, ValueError):
@@ -129,12 +98,9 @@ class EngineOptionError(TorchairError, ValueError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        differences: Mapping[str, tuple[object, object]] | None = None,
+        self, message: str, *, differences: Mapping[str, tuple[object, object]] | None = None,
         hint: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.differences = dict(differences or {})
         facts = {
             option: f"{in_force!r} is in force, {asked_for!r} was asked for"
@@ -264,10 +230,6 @@ def _listed(names: tuple[str, ...]) -> str:
     return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 
-def _quoted(value: object) -> str | None:
-    return None if value is None else repr(value)
-
-
 _MARKS = re.compile(r"(\s{4,}|^)[\^~]+(?=\s{4,}|$)")
 
 
@@ -278,3 +240,15 @@ def without_marks(line: str) -> str:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+# How facts are kept, as text where an error must not hold a graph, and how they are shown.
+_KEPT: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("node", "graph", "file", "value", "op", "schema"), _text),
+    **dict.fromkeys(("supported", "overloads"), lambda names: tuple(map(str, names or ()))),
+}
+_SHOWN: dict[str, Callable[[Any], object]] = {
+    "mode": lambda mode: None if mode is None else repr(mode),
+    "supported": _listed,
+    "overloads": _listed,
+}

@@ -21,18 +21,9 @@ from typing import Any, Literal, ParamSpec, TextIO, TypeVar, cast
 from .flags import Flags, debug_level
 
 __all__ = [
-    "EVENT_LEVEL",
-    "TorchairLogger",
-    "add_debug_file",
-    "follow_environment",
-    "logger",
-    "native_logger",
-    "npugraph_ex_logger",
-    "speaking",
-    "spoken_by",
-    "tell",
-    "warn_once",
-]
+    "EVENT_LEVEL", "TorchairLogger", "add_debug_file", "follow_environment", "logger",
+    "native_logger", "npugraph_ex_logger", "speaking", "spoken_by", "tell", "warn_once",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,12 +32,9 @@ EVENT_LEVEL = 35
 """Level of milestones: between WARNING and ERROR, so they can be had without the warnings."""
 
 _NATIVE_LEVELS = {
-    "0": logging.DEBUG,
-    "1": logging.INFO,
-    "2": logging.WARNING,
-    "3": logging.ERROR,
+    "0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": logging.ERROR,
     "4": EVENT_LEVEL,
-}
+}  # fmt: skip
 _PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 _PROGRAM = os.path.basename(sys.executable or "python")
 _THREAD = threading.get_native_id()  # of the importing thread: one id for all lines of a process
@@ -229,15 +217,13 @@ def add_debug_file(
     if any(getattr(handler, "baseFilename", None) == target for handler in first.handlers):
         return lambda: None
     Path(target).parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-    added: list[tuple[logging.Logger, logging.Handler]] = []
     lines: list[tuple[logging.Logger, _CompilerLine]] = [(first, _CompilerLine(first.name.upper()))]
     if first is logger:
         lines.append((native_logger, _NativeLine()))
-    for owner, line in lines:
-        handler = logging.FileHandler(target, encoding="utf-8")
+    added = [(owner, logging.FileHandler(target, encoding="utf-8")) for owner, _ in lines]
+    for (owner, handler), (_, line) in zip(added, lines, strict=True):
         handler.setFormatter(line)
         owner.addHandler(handler)
-        added.append((owner, handler))
 
     def stop() -> None:
         for owner, handler in added:
@@ -248,14 +234,11 @@ def add_debug_file(
 
 
 def _make_logger(
-    name: str,
-    level: int,
-    handler: _StandardStream,
-    line: logging.Formatter,
-    kind: type[TorchairLogger] = TorchairLogger,
-    propagate: bool = True,
-) -> TorchairLogger:
+    name: str, level: int, stream: Literal["stdout", "stderr"], line: logging.Formatter,
+    kind: type[TorchairLogger] = TorchairLogger, propagate: bool = True,
+) -> TorchairLogger:  # fmt: skip
     """The logger ``name``, made ours; a level that the user set before the import stays."""
+    handler = _StandardStream(stream)
     found = logging.getLogger(name)
     # Not logging.setLoggerClass: that is process-wide, and too late when the logger exists already.
     found.__class__ = kind
@@ -273,7 +256,7 @@ def _make_logger(
 def _native_level(flags: Flags) -> int:
     """The level that ``TNG_LOG_LEVEL`` asks for; nonsense is reported and read as ERROR."""
     if flags.native_log_level is None:
-        return logging.DEBUG if flags.compile_debug else logging.ERROR
+        return _compiler_level(flags)
     if flags.native_log_level in _NATIVE_LEVELS:
         return _NATIVE_LEVELS[flags.native_log_level]
     print(
@@ -305,10 +288,9 @@ def follow_environment() -> None:
         for ours in (logger, npugraph_ex_logger):
             if now.compile_debug:
                 _before_debugging[ours.name] = ours.level
-            ours.setLevel(
-                logging.DEBUG if now.compile_debug
-                else _before_debugging.pop(ours.name, logging.ERROR)
-            )  # fmt: skip
+                ours.setLevel(logging.DEBUG)
+            else:
+                ours.setLevel(_before_debugging.pop(ours.name, logging.ERROR))
     asked = (now.native_log_level, now.compile_debug)
     if asked != (_flags.native_log_level, _flags.compile_debug):
         native_logger.setLevel(_native_level(now))
@@ -317,24 +299,14 @@ def follow_environment() -> None:
 
 logging.addLevelName(EVENT_LEVEL, "EVENT")
 _flags = Flags.read()
-logger = _make_logger(
-    "torchair",
-    _compiler_level(_flags),
-    _StandardStream("stdout"),
-    _CompilerLine(),
-    _CompilerLogger,
-)
-npugraph_ex_logger = _make_logger(
-    "npugraph_ex",
-    _compiler_level(_flags),
-    _StandardStream("stdout"),
-    _CompilerLine("NPUGRAPH_EX"),
-)
+_level = _compiler_level(_flags)
+logger = _make_logger("torchair", _level, "stdout", _CompilerLine(), _CompilerLogger)
+npugraph_ex_logger = _make_logger("npugraph_ex", _level, "stdout", _CompilerLine("NPUGRAPH_EX"))
 native_logger = _make_logger(
-    "torchair.native", _native_level(_flags), _StandardStream("stderr"), _NativeLine(),
+    "torchair.native", _native_level(_flags), "stderr", _NativeLine(),
     propagate=False,  # to the compiler's logger, which has another layout and place
 )  # fmt: skip
 native_logger.addFilter(_events_on_request)
 _teller = _make_logger(
-    "torchair.debug", logging.INFO, _StandardStream("stdout"), logging.Formatter(), propagate=False
+    "torchair.debug", logging.INFO, "stdout", logging.Formatter(), propagate=False
 )

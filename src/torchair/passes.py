@@ -163,10 +163,7 @@ class PassRunner:
 
     def _change(self, step: Pass, record: PassRecord, before: Look, after: Look) -> Change:
         lines = difflib.unified_diff(before.lines, after.lines, n=1, lineterm="")
-        return Change(
-            self.kind.name, record.name, step.doc, record.seconds, record.nodes_before,
-            record.nodes_after, tuple(lines)[2:],
-        )  # fmt: skip
+        return Change(**vars(record), kind=self.kind.name, about=step.doc, lines=tuple(lines)[2:])
 
     def _verify(self, step: Pass, graph: Any) -> None:
         try:

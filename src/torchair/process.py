@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from threading import Lock
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
 # ---- doing something when a module is imported, without importing it
@@ -117,12 +117,7 @@ class _Shown:
     def _tell(self, what: str) -> None:
         raise AssertionError("abstract")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: Any) -> None:
         if self._shown is not None:
             self._shown.stop()
             self._shown = None

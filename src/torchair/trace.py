@@ -51,15 +51,11 @@ class PassRecord:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What one pass made of a graph: the lines that differ, as in a unified difference."""
+class Change(PassRecord):
+    """What it made of a graph: the lines that differ, as in a unified difference."""
 
     kind: str  # of graph: "fx" or "ge"
-    name: str
     about: str  # what the pass says of itself
-    seconds: float
-    nodes_before: int
-    nodes_after: int
     lines: tuple[str, ...]
 
 

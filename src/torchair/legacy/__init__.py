@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from torchair.legacy.table import PACKAGE, TABLE
+from torchair.legacy.table import TABLE
 
-_PACKAGES = {name.rpartition(".")[0] for name in TABLE} | {
-    name for name, names in TABLE.items() if names is PACKAGE
-}
+_PACKAGES = {name.rpartition(".")[0] for name in TABLE}
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -6,278 +6,194 @@ original that have no meaning here are listed in docs/ascend.md.
 
 from __future__ import annotations
 
-PACKAGE: dict[str, str] = {}  # a package that only holds modules
+_NAMES = """\
+# "module: home names", or a line for each home; `old=new` where the name is another one there, `-`
+# for modules themselves. A star forwards every other name to the home.
+torchair.core.utils: torchair.log logger EVENT_LEVEL
+torchair.core.backend: torchair.core._backend *
+torchair.core.concrete_graph: torchair.core._concrete_graph *
+torchair.core._npu_graph_executor: torchair.devices.hosted GetNpuStorageSizes=storage_sizes
+torchair.core._torchair:
+    torchair.devices.hosted TorchNpuGraphBase=HandmadeGraph
+    torchair.engine.options InitializeGraphEngine=initialize_graph_engine
+    torchair.engine.options FinalizeGraphEngine=finalize_graph_engine
+    torchair.ge.compat check_cann_compat=is_cann_compat
+torchair.core._concrete_graph:
+    torchair.concrete.ge ConcreteGraphBase=ConcreteGraph
+    torchair.convert.interpreter ValuePack
+torchair.core._backend:
+    torchair.devices.hosted TorchNpuGraph=HandmadeGraph
+    torchair.engine.options initialize_graph_engine finalize_graph_engine
+    torchair.engine.options.engine _GLOBAL_COMPILE_OPTION=_options
+torchair.ge._ge_graph:
+    torchair.ge.graph get_default_ge_graph TensorSpec
+    torchair.serde.proto GeGraph
+    torchair.ge.compat Tensor=DraftTensor next_unique_name compat_as_bytes_list
+    torchair.ge.dtypes DataType Format torch_type_to_ge_type=torch_to_ge
+    torchair.ge Const
+    os compat_as_bytes=fsencode
+    # descriptions of values have the numbers of DataType, too
+    operator _ge_dtype_to_ge_proto_dtype=index _ge_proto_dtype_to_ge_dtype=index
+    torchair.legacy.stand_ins _GeInputInfo=GeInputInfo _ValueType=ValueType
+torchair.ge.attr: torchair.ge.attrs *
+torchair._ge_concrete_graph: torchair ge_apis=ge
+torchair._ge_concrete_graph.ge_apis: torchair.ge *
+torchair._ge_concrete_graph.fx2ge_converter:
+    torchair.concrete GeConcreteGraph
+    torchair.convert.registry Converter register_fx_node_ge_converter
+    torchair.convert.samples declare_supported
+    torchair.ge.dtypes ExecutorType Placement torch_type_to_ge_type=torch_to_ge
+    torchair.ge.rewrite _normalize_ge_graph=verify
+    torchair.engine.optimize.passes.inputs
+        _mapping_assign_op_to_graph_output=mapping_assign_op_to_graph_output
+    torchair.deploy.package replace_data_to_refdata
+    torchair.convert.automatic _validate_support=validate_support
+    torchair.concrete.GeConcreteGraph _normalize_ge_option=options
+torchair._ge_concrete_graph.ge_graph: torchair.ge._ge_graph *
+torchair._ge_concrete_graph.graph_pass:
+    torchair.engine.optimize.passes.inputs
+        optimize_sym_pack remove_dead_data_and_reorder_data_index
+        optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output
+    torchair.engine.optimize.passes.ordering
+        explicit_order_for_side_effect_nodes explicit_order_for_cmo
+    torchair.engine.optimize.passes.forms
+        move_transpose_into_mm move_mm_weight_transpose_after_bitcast
+    torchair.deploy.package replace_data_to_refdata
+torchair._ge_concrete_graph.compat_ir: torchair.ge.compat *
+torchair._ge_concrete_graph.ge_ir_pb2: torchair.serde.ge_ir *
+torchair._ge_concrete_graph.ge_converter.custom: torchair.convert *
+# what a converter of the original imports with a star
+torchair._ge_concrete_graph.ge_converter.converter_utils:
+    - torch math operator sys np=numpy
+    typing Any Callable Iterator List Literal NamedTuple Optional Sequence Tuple TypeVar Union
+        overload
+    torch Generator SymInt contiguous_format inf strided
+    torch.types Device Number
+    torch._ops OpOverload
+    torchair ge
+    torchair.ge DataType Tensor TensorSpec
+    torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
+    torchair.convert.registry register_fx_node_ge_converter
+    torchair.convert.operands dtype_promote
+    torchair.convert.samples declare_supported Support _TypedTensor=SampleTensor
+        F32 F16 BF16 F64 I32 I16 I64 I8 U8 BOOL C64 T
+torchair._ge_concrete_graph.supported_declaration:
+    torchair.convert.samples _TypedTensor=SampleTensor *
+torchair._ge_concrete_graph.utils:
+    torchair.convert.operands dtype_promote
+    torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
+torchair._acl_concrete_graph.fx2acl_converter: torchair.concrete AclConcreteGraph
+torchair._acl_concrete_graph.acl_graph:
+    torchair.capture.graph AclGraph AclGraphCacheInfo
+    torchair.legacy.stand_ins _REPLACE_FUNC_MAP=REPLACE_FUNC_MAP StaticWorkspaceReplaceFunc
+    torchair.fx.passes.allocation replace_dynamic_workspace_ops
+torchair._acl_concrete_graph.cat_optimization:
+    torchair.fx.passes.allocation optimize_cat_with_out_tensor=remove_cat_ops
+torchair._acl_concrete_graph.graph_pass:
+    torchair.fx.passes.streams apply_event_closure_with_multi_stream apply_event_record
+        replace_core_limit_nodes
+    torchair.fx.passes.inplace reinplace_inplaceable_ops_pass reinplace_input_mutated_ops
+        _mutated_input_reinplace=reinplace_input_mutated_ops
+    torchair.ops.streams._here _GLOBAL_SCOPE_TAG_TO_EVENT=events
+# a public name, with its operators
+torchair.scope: torchair.ops.scope *
+torchair.scope._scope_attr: torchair.ops.streams.STREAMS _GLOBAL_TAG_TO_STREAM=_streams
+torchair._acl_concrete_graph.utils:
+    torchair.legacy.stand_ins LazyMessage WeakRef reconstruct_args_kwargs
+torchair._utils.error_code: torchair.errors pretty_error_msg
+torchair._utils.error_messages: torchair.ge.dtypes ConverterErrorMsg
+torchair._utils.graph_transform_observer: torchair.trace DebugContext=torchair_folders
+torchair.configs._option_base: torchair.configs.options *
+torchair.configs.npugraphex_config:
+    torchair.legacy.stand_ins _process_kwargs_options=process_kwargs_options
+    torchair.configs.compiler_config NpugraphexConfig
+torchair.fx_dumper: torchair.fx.dump _as_numpy=as_array
+torchair.patterns._recover_view_inplace_pattern:
+    torchair.fx.passes.builtin _INPLACE_OPS_MAP=INPLACE_OPS InplaceOpInfo
+        recover_view_inplace_pattern
+torchair.patterns.pattern_util: torchair.fx.passes.user _apply_pattern_passes=apply_pattern_passes
+torchair.npu_fx_compiler:
+    torchair.backend get_npu_backend get_compiler _npu_backend=npu_backend
+    torchair.pipeline _NpuFxCompiler=NpuFxCompiler _next_unique_graph_id=next_graph_id
+        _GLOBAL_GRAPH_ID=latest_graph_id _optimize_fx=optimize_fx
+    torchair.pipeline.NpuFxCompiler _get_compiled_gm=__call__
+    torchair.convert.interpreter _NpuGraphConverter=GraphConverter
+    torchair.runner _GmRunner=GmRunner
+    torchair.fx.passes.builtin _optimize_sym_input=optimize_sym_input
+torchair.npu_export: torchair.deploy.export dynamo_export ExportSuccess
+torchair.inference._gear_utils:
+    torchair.legacy.stand_ins generate_dynamic_dims_option get_dim_gears
+    torchair.fx.gears set_dim_gears
+torchair.inference._cache_compiler:
+    torchair.deploy.tracing CacheBackend
+    torchair.deploy.cached CompiledModel=CacheFile ModelCacheSaver=CacheSaver cache_compile
+        _NoGuardCompiledFunction=NoGuardFunction _NoGuardCompiledMethod=NoGuardMethod
+    torchair.deploy.storing readable_cache
+torchair.experimental.inference:
+    torchair.deploy.formats npu_format_cast_via_cpu use_internal_format_weight
+torchair.ge_concrete_graph: torchair ge_apis=ge
+torchair.ge_concrete_graph.ge_apis: torchair.ge *
+torchair.ge_concrete_graph.ge_graph: torchair.ge._ge_graph *
+torchair.ge_concrete_graph.fx2ge_converter: torchair._ge_concrete_graph.fx2ge_converter *
+torchair.ge_concrete_graph.utils: torchair._ge_concrete_graph.utils *
+torchair.ge_concrete_graph.supported_declaration:
+    torchair._ge_concrete_graph.supported_declaration *
+# importing it let collectives into graphs, where they are now anyway
+torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce
+npugraph_ex._acl_concrete_graph.fx2acl_converter: torchair._acl_concrete_graph.fx2acl_converter *
+npugraph_ex.npu_fx_compiler:
+    torchair.npugraph_ex.backend get_compiler get_npu_backend
+    torchair.pipeline _GLOBAL_GRAPH_ID=latest_graph_id
+npugraph_ex._utils.graph_transform_observer: torchair.trace DebugContext=npugraph_ex_folders
+npugraph_ex.inference:
+    torchair.npugraph_ex.backend cache_compile
+    torchair.deploy.storing readable_cache
+npugraph_ex.ops: torchair.npugraph_ex.backend *
+npugraph_ex.scope: torchair.ops.scope limit_core_num
+npugraph_ex.core.utils: torchair.log logger=npugraph_ex_logger EVENT_LEVEL
+npugraph_ex.configs._option_base: torchair.configs.options *
+npugraph_ex.configs.compiler_config:
+    torchair.configs.compiler_config CompilerConfig=FlatConfig
+    torchair.legacy.stand_ins _process_kwargs_options=process_kwargs_options
+npugraph_ex.tools.aclgraph_check: torchair.tools.gegraph_check *
+"""
 
 
-def _in(module: str, names: str) -> dict[str, str]:
-    """Names that a module of ours has, too."""
-    return {name: f"{module}.{name}" for name in names.split()}
+def _read(text: str) -> dict[str, dict[str, str]]:
+    table: dict[str, dict[str, str]] = {}
+    names, home = {}, ""
+    for line in text.splitlines():
+        if not line or line.lstrip().startswith("#"):
+            continue
+        if not line.startswith(" "):
+            module, _, line = line.partition(":")
+            names = table[module] = {}
+        words = line.split()
+        if words and not line.startswith(" " * 8):
+            home = words.pop(0)
+        for name, _, there in (word.partition("=") for word in words):
+            found = there or name
+            names[name] = home if name == "*" else found if home == "-" else f"{home}.{found}"
+    return table
 
 
+TABLE = _read(_NAMES)
+"""module: {name: "module.name"}; "*" forwards every other name to one module."""
 
-_SAMPLES = ("F32", "F16", "BF16", "F64", "I32", "I16", "I64", "I8", "U8", "BOOL", "C64", "T")
-# what a converter of the original imports with a star, beside the samples
-_CONVERTER_UTILS: dict[str, str] = {
-    name: f"{module}.{name}" if module else name
-    for module, names in (
-        ("", "torch math operator sys"),
-        ("typing", "Any Callable Iterator List Literal NamedTuple Optional Sequence Tuple TypeVar "
-                   "Union overload"),
-        ("torch", "Generator SymInt contiguous_format inf strided"),
-        ("torch.types", "Device Number"),
-        ("torch._ops", "OpOverload"),
-        ("torchair.ge", "DataType Tensor TensorSpec"),
-        ("torchair.convert.registry", "register_fx_node_ge_converter"),
-        ("torchair.convert.samples", "declare_supported Support"),
-        ("torchair.convert.operands", "dtype_promote"),
-    )
-    for name in names.split()
-} | {
-    "ge": "torchair.ge",
-    "np": "numpy",
-    "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
-}  # fmt: skip
+_PACKAGES = """
+    torchair.core torchair._utils torchair.patterns torchair.experimental
+    torchair._ge_concrete_graph.ge_converter torchair._acl_concrete_graph
+    torchair.ge_concrete_graph.ge_converter torchair.ge_concrete_graph.ge_converter.experimental
+    npugraph_ex._acl_concrete_graph npugraph_ex._utils npugraph_ex.core npugraph_ex.configs
+    npugraph_ex.tools
+"""  # they hold modules only
+TABLE |= {name: {} for name in _PACKAGES.split()}
 
-_CACHE_COMPILER = {
-    "CacheBackend": "torchair.deploy.tracing.CacheBackend",
-    "CompiledModel": "torchair.deploy.cached.CacheFile",
-    "ModelCacheSaver": "torchair.deploy.cached.CacheSaver",
-    "_NoGuardCompiledFunction": "torchair.deploy.cached.NoGuardFunction",
-    "_NoGuardCompiledMethod": "torchair.deploy.cached.NoGuardMethod",
-    "cache_compile": "torchair.deploy.cached.cache_compile",
-    "readable_cache": "torchair.deploy.storing.readable_cache",
-}
-
-# module: {name: "module.name"}; "*" forwards every other name to one module.
-TABLE: dict[str, dict[str, str]] = {
-    "torchair.core": PACKAGE,
-    "torchair.core.utils": {
-        "logger": "torchair.log.logger",
-        "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
-    },
-    "torchair.core.backend": {"*": "torchair.core._backend"},
-    "torchair.core.concrete_graph": {"*": "torchair.core._concrete_graph"},
-    "torchair.core._npu_graph_executor": {
-        "GetNpuStorageSizes": "torchair.devices.hosted.storage_sizes",
-    },
-    "torchair.core._torchair": {
-        "TorchNpuGraphBase": "torchair.devices.hosted.HandmadeGraph",
-        "InitializeGraphEngine": "torchair.engine.options.initialize_graph_engine",
-        "FinalizeGraphEngine": "torchair.engine.options.finalize_graph_engine",
-        "check_cann_compat": "torchair.ge.compat.is_cann_compat",
-    },
-    "torchair.core._concrete_graph": {
-        "ConcreteGraphBase": "torchair.concrete.ge.ConcreteGraph",
-        "ValuePack": "torchair.convert.interpreter.ValuePack",
-    },
-    "torchair.core._backend": {
-        "TorchNpuGraph": "torchair.devices.hosted.HandmadeGraph",
-        "initialize_graph_engine": "torchair.engine.options.initialize_graph_engine",
-        "finalize_graph_engine": "torchair.engine.options.finalize_graph_engine",
-        "_GLOBAL_COMPILE_OPTION": "torchair.engine.options.engine._options",
-    },
-    "torchair.ge._ge_graph": {
-        "get_default_ge_graph": "torchair.ge.graph.get_default_ge_graph",
-        "GeGraph": "torchair.serde.proto.GeGraph",
-        "Tensor": "torchair.ge.compat.DraftTensor",
-        "next_unique_name": "torchair.ge.compat.next_unique_name",
-        "compat_as_bytes_list": "torchair.ge.compat.compat_as_bytes_list",
-        "TensorSpec": "torchair.ge.graph.TensorSpec",
-        "DataType": "torchair.ge.dtypes.DataType",
-        "Format": "torchair.ge.dtypes.Format",
-        "Const": "torchair.ge.Const",
-        "compat_as_bytes": "os.fsencode",
-        # descriptions of values have the numbers of DataType, too
-        "_ge_dtype_to_ge_proto_dtype": "operator.index",
-        "_ge_proto_dtype_to_ge_dtype": "operator.index",
-        "_GeInputInfo": "torchair.legacy.stand_ins.GeInputInfo",
-        "_ValueType": "torchair.legacy.stand_ins.ValueType",
-        "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
-    },
-    "torchair.ge.attr": {"*": "torchair.ge.attrs"},
-    "torchair._ge_concrete_graph": {"ge_apis": "torchair.ge"},
-    "torchair._ge_concrete_graph.ge_apis": {"*": "torchair.ge"},
-    "torchair._ge_concrete_graph.fx2ge_converter": {
-        "GeConcreteGraph": "torchair.concrete.GeConcreteGraph",
-        "Converter": "torchair.convert.registry.Converter",
-        "register_fx_node_ge_converter": "torchair.convert.registry.register_fx_node_ge_converter",
-        "declare_supported": "torchair.convert.samples.declare_supported",
-        "ExecutorType": "torchair.ge.dtypes.ExecutorType",
-        "Placement": "torchair.ge.dtypes.Placement",
-        "_normalize_ge_graph": "torchair.ge.rewrite.verify",
-        "_mapping_assign_op_to_graph_output": (
-            "torchair.engine.optimize.passes.inputs.mapping_assign_op_to_graph_output"
-        ),
-        "replace_data_to_refdata": "torchair.deploy.package.replace_data_to_refdata",
-        "_validate_support": "torchair.convert.automatic.validate_support",
-        "_normalize_ge_option": "torchair.concrete.GeConcreteGraph.options",
-        "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
-    },
-    "torchair._ge_concrete_graph.ge_graph": {"*": "torchair.ge._ge_graph"},
-    "torchair._ge_concrete_graph.graph_pass": _in(
-        "torchair.engine.optimize.passes.inputs",
-        "optimize_sym_pack remove_dead_data_and_reorder_data_index "
-        "optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output",
-    )
-    | _in(
-        "torchair.engine.optimize.passes.ordering",
-        "explicit_order_for_side_effect_nodes explicit_order_for_cmo",
-    )
-    | _in(
-        "torchair.engine.optimize.passes.forms",
-        "move_transpose_into_mm move_mm_weight_transpose_after_bitcast",
-    )
-    | _in("torchair.deploy.package", "replace_data_to_refdata"),
-    "torchair._ge_concrete_graph.compat_ir": {"*": "torchair.ge.compat"},
-    "torchair._ge_concrete_graph.ge_ir_pb2": {"*": "torchair.serde.ge_ir"},
-    "torchair._ge_concrete_graph.ge_converter": PACKAGE,
-    "torchair._ge_concrete_graph.ge_converter.custom": {"*": "torchair.convert"},
-    "torchair._ge_concrete_graph.ge_converter.converter_utils": _CONVERTER_UTILS
-    | {name: f"torchair.convert.samples.{name}" for name in _SAMPLES}
-    | {"_TypedTensor": "torchair.convert.samples.SampleTensor"},
-    "torchair._ge_concrete_graph.supported_declaration": {
-        "_TypedTensor": "torchair.convert.samples.SampleTensor",
-        "*": "torchair.convert.samples",
-    },
-    "torchair._ge_concrete_graph.utils": {
-        "dtype_promote": "torchair.convert.operands.dtype_promote",
-        "torch_type_to_ge_type": "torchair.ge.dtypes.torch_to_ge",
-    },
-    "torchair._acl_concrete_graph": PACKAGE,
-    "torchair._acl_concrete_graph.fx2acl_converter": {
-        "AclConcreteGraph": "torchair.concrete.AclConcreteGraph",
-    },
-    "torchair._acl_concrete_graph.acl_graph": {
-        "AclGraph": "torchair.capture.graph.AclGraph",
-        "AclGraphCacheInfo": "torchair.capture.graph.AclGraphCacheInfo",
-        "_REPLACE_FUNC_MAP": "torchair.legacy.stand_ins.REPLACE_FUNC_MAP",
-        "StaticWorkspaceReplaceFunc": "torchair.legacy.stand_ins.StaticWorkspaceReplaceFunc",
-        "replace_dynamic_workspace_ops": (
-            "torchair.fx.passes.allocation.replace_dynamic_workspace_ops"
-        ),
-    },
-    "torchair._acl_concrete_graph.cat_optimization": {
-        "optimize_cat_with_out_tensor": "torchair.fx.passes.allocation.remove_cat_ops",
-    },
-    "torchair._acl_concrete_graph.graph_pass": _in(
-        "torchair.fx.passes.streams",
-        "apply_event_closure_with_multi_stream apply_event_record replace_core_limit_nodes",
-    )
-    | _in(
-        "torchair.fx.passes.inplace", "reinplace_inplaceable_ops_pass reinplace_input_mutated_ops"
-    )
-    | {
-        "_mutated_input_reinplace": "torchair.fx.passes.inplace.reinplace_input_mutated_ops",
-        "_GLOBAL_SCOPE_TAG_TO_EVENT": "torchair.ops.streams._here.events",
-    },
-    "torchair.scope": {"*": "torchair.ops.scope"},  # a public name, with its operators
-    "torchair.scope._scope_attr": {
-        "_GLOBAL_TAG_TO_STREAM": "torchair.ops.streams.STREAMS._streams",
-    },
-    "torchair._acl_concrete_graph.utils": {
-        name: f"torchair.legacy.stand_ins.{name}"
-        for name in ("LazyMessage", "WeakRef", "reconstruct_args_kwargs")
-    },
-    "torchair._utils": PACKAGE,
-    "torchair._utils.error_code": {"pretty_error_msg": "torchair.errors.pretty_error_msg"},
-    "torchair._utils.error_messages": {
-        "ConverterErrorMsg": "torchair.ge.dtypes.ConverterErrorMsg",
-    },
-    "torchair._utils.graph_transform_observer": {"DebugContext": "torchair.trace.torchair_folders"},
-    "torchair.configs._option_base": {"*": "torchair.configs.options"},
-    "torchair.configs.npugraphex_config": {
-        "_process_kwargs_options": "torchair.legacy.stand_ins.process_kwargs_options",
-        "NpugraphexConfig": "torchair.configs.compiler_config.NpugraphexConfig",
-    },
-    "torchair.fx_dumper": {"_as_numpy": "torchair.fx.dump.as_array"},
-    "torchair.patterns": PACKAGE,
-    "torchair.patterns._recover_view_inplace_pattern": {
-        "_INPLACE_OPS_MAP": "torchair.fx.passes.builtin.INPLACE_OPS",
-        "InplaceOpInfo": "torchair.fx.passes.builtin.InplaceOpInfo",
-        "recover_view_inplace_pattern": (
-            "torchair.fx.passes.builtin.recover_view_inplace_pattern"
-        ),
-    },
-    "torchair.patterns.pattern_util": {
-        "_apply_pattern_passes": "torchair.fx.passes.user.apply_pattern_passes",
-    },
-    "torchair.npu_fx_compiler": {
-        "get_npu_backend": "torchair.backend.get_npu_backend",
-        "get_compiler": "torchair.backend.get_compiler",
-        "_npu_backend": "torchair.backend.npu_backend",
-        "_NpuFxCompiler": "torchair.pipeline.NpuFxCompiler",
-        "_NpuGraphConverter": "torchair.convert.interpreter.GraphConverter",
-        "_GmRunner": "torchair.runner.GmRunner",
-        "_get_compiled_gm": "torchair.pipeline.NpuFxCompiler.__call__",
-        "_next_unique_graph_id": "torchair.pipeline.next_graph_id",
-        "_GLOBAL_GRAPH_ID": "torchair.pipeline.latest_graph_id",
-        "_optimize_fx": "torchair.pipeline.optimize_fx",
-        "_optimize_sym_input": "torchair.fx.passes.builtin.optimize_sym_input",
-    },
-    "torchair.npu_export": {
-        "dynamo_export": "torchair.deploy.export.dynamo_export",
-        "ExportSuccess": "torchair.deploy.export.ExportSuccess",
-    },
-    "torchair.experimental": PACKAGE,
-    "torchair.inference._gear_utils": {
-        "generate_dynamic_dims_option": "torchair.legacy.stand_ins.generate_dynamic_dims_option",
-        "get_dim_gears": "torchair.legacy.stand_ins.get_dim_gears",
-        "set_dim_gears": "torchair.fx.gears.set_dim_gears",
-    },
-    "torchair.inference._cache_compiler": _CACHE_COMPILER,
-    "torchair.inference.cache_compiler": _CACHE_COMPILER,
-    "npugraph_ex.inference._cache_compiler": _CACHE_COMPILER
+_CACHE = TABLE["torchair.inference._cache_compiler"]
+TABLE |= {
+    "torchair.inference.cache_compiler": _CACHE,
+    "npugraph_ex.inference._cache_compiler": _CACHE
     | {"CompiledModel": "torchair.deploy.cached.NpugraphExCacheFile"},
-    "torchair.experimental.inference": {
-        "npu_format_cast_via_cpu": "torchair.deploy.formats.npu_format_cast_via_cpu",
-        "use_internal_format_weight": "torchair.deploy.formats.use_internal_format_weight",
-    },
-    "torchair.ge_concrete_graph": {"ge_apis": "torchair.ge"},
-    "torchair.ge_concrete_graph.ge_apis": {"*": "torchair.ge"},
-    "torchair.ge_concrete_graph.ge_graph": {"*": "torchair.ge._ge_graph"},
-    "torchair.ge_concrete_graph.fx2ge_converter": {
-        "*": "torchair._ge_concrete_graph.fx2ge_converter"
-    },
-    "torchair.ge_concrete_graph.utils": {"*": "torchair._ge_concrete_graph.utils"},
-    "torchair.ge_concrete_graph.supported_declaration": {
-        "*": "torchair._ge_concrete_graph.supported_declaration"
-    },
-    "torchair.ge_concrete_graph.ge_converter": PACKAGE,
-    "torchair.ge_concrete_graph.ge_converter.experimental": PACKAGE,
-    # importing it let collectives into graphs, where they are now anyway
-    "torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce": {},
-    "npugraph_ex._acl_concrete_graph": PACKAGE,
-    "npugraph_ex._acl_concrete_graph.fx2acl_converter": {
-        "*": "torchair._acl_concrete_graph.fx2acl_converter"
-    },
-    "npugraph_ex.npu_fx_compiler": {
-        "get_compiler": "torchair.npugraph_ex.backend.get_compiler",
-        "get_npu_backend": "torchair.npugraph_ex.backend.get_npu_backend",
-        "_GLOBAL_GRAPH_ID": "torchair.pipeline.latest_graph_id",
-    },
-    "npugraph_ex._utils": PACKAGE,
-    "npugraph_ex._utils.graph_transform_observer": {
-        "DebugContext": "torchair.trace.npugraph_ex_folders",
-    },
-    "npugraph_ex.inference": {
-        "cache_compile": "torchair.npugraph_ex.backend.cache_compile",
-        "readable_cache": "torchair.deploy.storing.readable_cache",
-    },
-    "npugraph_ex.ops": {"*": "torchair.npugraph_ex.backend"},
-    "npugraph_ex.scope": _in("torchair.ops.scope", "limit_core_num"),
-    "npugraph_ex.core": PACKAGE,
-    "npugraph_ex.core.utils": {
-        "logger": "torchair.log.npugraph_ex_logger",
-        "EVENT_LEVEL": "torchair.log.EVENT_LEVEL",
-    },
-    "npugraph_ex.configs": PACKAGE,
-    "npugraph_ex.configs._option_base": {"*": "torchair.configs.options"},
-    "npugraph_ex.configs.compiler_config": {
-        "CompilerConfig": "torchair.configs.compiler_config.FlatConfig",
-        "_process_kwargs_options": "torchair.legacy.stand_ins.process_kwargs_options",
-    },
-    "npugraph_ex.tools": PACKAGE,
-    "npugraph_ex.tools.aclgraph_check": {"*": "torchair.tools.gegraph_check"},
 } | {
     f"npugraph_ex.tools.aclgraph_check.{tool}": {"*": f"torchair.tools.gegraph_check.{tool}"}
     for tool in ("align_trace", "deadlock_check", "filter_operators")
