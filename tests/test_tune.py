@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,17 @@ from torchair import ge, process
 from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
-from torchair.codegen.requests import Attention, Conv, Convolution, MatMul, Product, stored
+from torchair.codegen.loops import Access, Nest, Store, load, op, reduce
+from torchair.codegen.requests import (
+    Attention,
+    Conv,
+    Convolution,
+    Loops,
+    MatMul,
+    Pool,
+    Product,
+    stored,
+)
 from torchair.codegen.target import AS_EVER, Generated, KernelOrder, Way
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file, write
 from torchair.engine.plan.records import Native, Plan, Root, Step
@@ -508,3 +519,47 @@ def test_all_ways_of_attention_are_right(dtype: str, length: int, span: int) -> 
     exact = torch.nn.functional.scaled_dot_product_attention(*(t.double() for t in args))
     got = stage.results()[0][: exact.numel()].view(exact.shape).double()
     assert (got - exact).abs().max() <= (1e-5 if dtype == "f32" else 1e-2) * exact.abs().max()
+
+
+def softmax_of(rows: int, columns: int) -> Loops:
+    """Rows of numbers at word 0 to their softmax at word 1."""
+    x = load(Access(0, "f32", (columns, 1)))
+    e = op("exp", op("sub", x, reduce("max", x)))
+    y = op("div", e, reduce("sum", e))
+    return Loops(Nest((rows, columns), (Store(Access(1, "f32", (columns, 1)), y),), frozenset([1])))
+
+
+def test_all_ways_of_loops_and_pools_are_right() -> None:
+    image, few = (1, 9, 9, 70), (1, 4, 4, 70)
+    strides = (81 * 70, 1, 9 * 70, 70), (16 * 70, 1, 4 * 70, 70)
+    window = ((3, 3), (2, 2), (0, 0, 0, 0), (1, 1))
+    pool = Pool("max", "f32", 1, 70, 9, 9, 4, 4, *window, *strides)
+    for request, operands in ((softmax_of(5, 1000), [(5, 1000)] * 2), (pool, [image, few])):
+        order, stage = stage_of(request, operands, {}, [1], torch.float32)
+        race, choices = tuner.Race(order, cpu(), stage, 2), cpu().choices(request)
+        ways = [Way(((name, v),)) for name, values in choices.items() for v in values]
+        found = race.enter(ways)
+        assert {name for e in found for name, _ in e.way.settings} == choices.keys()
+        stage.clear()
+        found[-1].run()
+        x = stage._roots[0, 0][: math.prod(operands[0])].view(operands[0])
+        exact = (
+            torch.softmax(x, -1) if request is not pool
+            else torch.nn.functional.max_pool2d(x.permute(0, 3, 1, 2), 3, 2).permute(0, 2, 3, 1)
+        )  # fmt: skip
+        got = stage.results()[0][: exact.numel()].view(exact.shape)
+        torch.testing.assert_close(got, exact)
+
+
+def test_kernels_of_little_work_are_not_measured(tmp_path: Path, raced: list[str]) -> None:
+    class Both(Small):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(super().forward(x), -1)
+
+    model, x, wish = Both(), torch.randn(5, 48), tmp_path / "wish.json"
+    for share, kinds in ((0.3, {"matmul"}), (0.0, {"matmul", "loops"})):
+        (tmp_path / NAME).unlink(missing_ok=True)
+        wish.write_text(json.dumps({"share": share}))
+        with torch.no_grad():
+            called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
+        assert {name.split()[0] for name in names(tmp_path)} == kinds

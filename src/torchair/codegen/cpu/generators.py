@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torchair.codegen.cpu.attention.kernel import attention, attention_choices
 from torchair.codegen.cpu.conv.kernel import conv_choices, convolution
 from torchair.codegen.cpu.matmul.kernel import matmul_choices, product
-from torchair.codegen.cpu.nest import loops
-from torchair.codegen.cpu.pool import pool
+from torchair.codegen.cpu.nest import loops, loops_choices
+from torchair.codegen.cpu.pool import pool, pool_choices
 from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product
 from torchair.codegen.target import Choices, Generated
 
@@ -24,5 +24,6 @@ CHOICES: dict[type, Callable[..., Choices]] = {
     Product: matmul_choices,
     Convolution: conv_choices,
     Attention: attention_choices,
+    Loops: loops_choices,
+    Pool: pool_choices,
 }
-"""For these a generator takes a `way`."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torchair.codegen.loops import Access, Expr, Nest, expressions
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Loops
-from torchair.codegen.target import Generated, Kernel
+from torchair.codegen.target import AS_EVER, Choices, Generated, Kernel, Way
 from torchair.codegen.text.memory import load_vector, memory_element
 from torchair.codegen.text.plan import NestPlan, make_plan
 from torchair.codegen.text.point import Slot
@@ -249,30 +249,43 @@ ENOUGH = 64
 """Units that are enough for any number of threads."""
 
 
-def loops(request: Loops, machine: Machine, label: str) -> Generated:
+UNROLLED = ("1", "2", "4", "8")
+
+
+def loops_choices(request: Loops, machine: Machine) -> Choices:
+    """The width of vectors and how many of them a round takes."""
+    return {"bits": machine.narrower, "unroll": UNROLLED}
+
+
+def loops(request: Loops, machine: Machine, label: str, way: Way = AS_EVER) -> Generated:
     """The kernel of a nest. Its scratch memory is on the stack."""
-    return Generated(print_nest(request.nest, machine, label, request.more))
+    unroll = way.number("unroll", 0)
+    return Generated(print_nest(request.nest, machine, label, request.more, unroll))
 
 
 def print_nest(
-    nest: Nest, machine: Machine, label: str = "nest", more: Sequence[Nest] = ()
+    nest: Nest,
+    machine: Machine,
+    label: str = "nest",
+    more: Sequence[Nest] = (),
+    unroll: int = 0,
 ) -> Kernel:
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
     that vectors lie along. A store must not change what another point of the nest loads. With
-    `more`, one kernel does the work of several nests."""
+    `more`, one kernel does the work of several nests. `unroll` is as in `make_plan`."""
     w, walks = KernelWriter(machine), Walks()
     for one in (nest, *more):
-        _write(w, one, machine, walks)
+        _write(w, one, machine, walks, unroll)
     walks.write()
     return w.kernel(label)
 
 
-def _write(w: KernelWriter, nest: Nest, machine: Machine, walks: Walks) -> None:
+def _write(w: KernelWriter, nest: Nest, machine: Machine, walks: Walks, unroll: int) -> None:
     crossed = crossing(nest, w.lanes)
     if crossed is not None:
         CrossPrinter(w, make_plan(nest, w.lanes, machine.fma, form=((), 1)), crossed).run()
         return
-    plan = make_plan(nest, w.lanes, machine.fma)
+    plan = make_plan(nest, w.lanes, machine.fma, unroll=unroll)
     if plan.row_limit is None:
         _Printer(w, plan, walks).run()
         return

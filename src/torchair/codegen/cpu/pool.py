@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchair.codegen.cpu.conv.plan import rounded
 from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Pool
-from torchair.codegen.target import Generated
+from torchair.codegen.target import AS_EVER, Choices, Generated, Way
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine
 
 MOST_VECTORS = 4
@@ -15,14 +15,19 @@ MOST_STRIDE = 4
 """Widest stride at which columns are picked out of whole vectors."""
 
 
-def pool(spec: Pool, machine: Machine, label: str = "pool") -> Generated:
+def pool_choices(spec: Pool, machine: Machine) -> Choices:
+    """The width of vectors and, along the channels, how many are pooled together."""
+    return {"vectors": ("1", "2", "4", "8"), "bits": machine.narrower}
+
+
+def pool(spec: Pool, machine: Machine, label: str = "pool", way: Way = AS_EVER) -> Generated:
     """The kernel of a pooling: vectors lie along the channels if these are dense in the input, else
     along the columns."""
     w = KernelWriter(machine)
     if _across(spec):
         _along_columns(w, spec)
     else:
-        _along_channels(w, spec)
+        _along_channels(w, spec, way.number("vectors", MOST_VECTORS))
     return Generated(w.kernel(label))
 
 
@@ -31,10 +36,9 @@ def _across(spec: Pool) -> bool:
     return spec.x[1] != 1 or (spec.channels == 1 and spec.x[3] == 1)
 
 
-def _along_channels(w: KernelWriter, spec: Pool) -> None:
+def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
     """Units are (pixel of the result, block of channels)."""
     channels = w.size(spec.channels)
-    vectors = MOST_VECTORS
     while isinstance(spec.channels, int) and vectors > 1 and spec.channels < vectors * w.lanes:
         vectors //= 2
     size = vectors * w.lanes

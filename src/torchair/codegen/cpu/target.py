@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -81,20 +82,19 @@ class CpuTarget:
         return None
 
     def choices(self, request: Request) -> Choices:
-        """What may be chosen for products, convolutions and attention."""
+        """What may be chosen for a kernel."""
         from torchair.codegen.cpu.generators import CHOICES
 
-        find = CHOICES.get(type(request))
-        return {} if find is None else find(request, self.library.machine)
+        return CHOICES[type(request)](request, self.library.machine)
 
     def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
         """The kernel of a request."""
         from torchair.codegen.cpu.generators import GENERATORS
 
-        make = GENERATORS[type(request)]
-        if not way:
-            return make(request, self.library.machine, label)
-        return make(request, self.library.machine, label, way=way)
+        machine = self.library.machine
+        if bits := way.number("bits", 0):
+            machine = replace(machine, bits=bits)
+        return GENERATORS[type(request)](request, machine, label, way)
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Make machine code of those that are new."""

@@ -226,9 +226,11 @@ def make_plan(
     unlimited: bool = False,
     form: Form | None = None,
     scratch: int = SCRATCH,
+    unroll: int = 0,
 ) -> NestPlan:
     """The plan of a nest whose sizes are ints or words. Where the size of a row is not known the
-    plan may have a limit; an `unlimited` one keeps nothing in memory then."""
+    plan may have a limit; an `unlimited` one keeps nothing in memory then. `unroll` are rounds of
+    the innermost loops at a time, 0: as many as suit each."""
     nest = _shared(_with_axis(nest))
     order = expressions(nest)
     vector_axis = len(nest.axes) - 1
@@ -241,7 +243,7 @@ def make_plan(
     for x in order:
         plan.level[id(x)] = _level(x, plan)
     plan.splats = _splats(order, plan)
-    _Phases(plan, order, costs, lanes, fma, scratch).build()
+    _Phases(plan, order, costs, lanes, fma, scratch, unroll).build()
     return plan
 
 
@@ -370,9 +372,10 @@ class _Phases:
         lanes: int,
         fma: bool,
         scratch: int,
+        unroll: int,
     ) -> None:
         self.plan, self.order, self.costs, self.lanes = plan, order, costs, lanes
-        self.fma = fma
+        self.fma, self.wanted = fma, unroll
         self.home: dict[int, int] = {}  # the phase in which a row value is computed first
         self.kept: set[int] = set()
         self.stage: dict[int, int] = {}
@@ -442,7 +445,7 @@ class _Phases:
         if plan.compact:
             return 1
         work = sum(self.costs[id(x)] for x in phase.steps[-1] if id(x) not in self.kept)
-        rounds = 4 if work <= LIGHT else 2 if work <= 3 * LIGHT else 1
+        rounds = self.wanted or (4 if work <= LIGHT else 2 if work <= 3 * LIGHT else 1)
         if plan.slots:  # several vectors are open already
             rounds = max(1, rounds // plan.slots) if phase.reductions else 1
         last = plan.nest.axes[plan.loops[-1]] if plan.loops else 1

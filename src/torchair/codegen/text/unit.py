@@ -227,7 +227,7 @@ class UnitWriter:
         w, whole = self.w, self._whole_vectors()
         length = w.sub(stop, start)
         # Where a round is long, single vectors are masked like the rest, to have less code.
-        counts = [phase.unroll, 1] if whole or phase.unroll == 4 else [phase.unroll]
+        counts = [phase.unroll, 1] if whole or phase.unroll >= 4 else [phase.unroll]
         for count in dict.fromkeys(counts if whole or not self.plan.compact else ()):
             step = str(count * self.lanes)
             end = w.add(self.bounds[0], w.mul(w.div(length, step), step))

@@ -33,6 +33,11 @@ class Machine:
         return self.bits // 32
 
     @property
+    def narrower(self) -> tuple[str, ...]:
+        """Widths of shorter vectors that may be as fast."""
+        return tuple(str(bits) for bits in (256, 128) if 2 * bits == self.bits)
+
+    @property
     def has_bf16(self) -> bool:
         """Whether conversions to bfloat16 are instructions that our text may ask for."""
         return False

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
+from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.target import Generated, Pack
 from torchair.engine.plan.records import Plan, Room, Root, Step, extent
@@ -99,7 +100,7 @@ class Stage:
         if key not in self._packed:
             first = self._packed.get((word, pack, 0))
             made = self._content(self._code.constants[word], pack) if first is None else first
-            self._packed[key] = made if turn == 0 else _aligned_copy(made)
+            self._packed[key] = made if turn == 0 else _another(made, pack)
         return self._packed[key]
 
     def clear(self) -> None:
@@ -165,6 +166,11 @@ def _memory(root: Root, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         return _aligned_copy(torch.randn(count, generator=generator).to(dtype))
     return _aligned_copy(torch.full((count,), dtype == torch.bool, dtype=dtype))
+
+
+def _another(made: torch.Tensor, pack: Pack | None) -> torch.Tensor:
+    """A copy of a constant in memory like its own: in large pages if it is packed."""
+    return _aligned_copy(made) if pack is None else empty(made.shape, made.dtype).copy_(made)
 
 
 def _aligned_copy(t: torch.Tensor) -> torch.Tensor:

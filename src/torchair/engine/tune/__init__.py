@@ -30,6 +30,7 @@ class Wish:
     kernels: tuple[str, ...] = ("*",)  # patterns of their names
     budget_seconds: float = 120.0  # for one graph
     margin: float = 0.03  # by which a way must be faster than the usual one
+    share: float = 0.005  # of the work of a graph, that a kernel is not measured below
 
     @classmethod
     def read(cls, path: str | None) -> Wish:
@@ -57,6 +58,7 @@ def _checked(path: str, found: Any) -> dict[str, Any]:
         raise ValueError(f"aoe_config_file {path} must hold an object, not {found!r}")
     readers = {
         "kinds": _kinds, "kernels": _texts, "budget_seconds": _number, "margin": _number,
+        "share": _number,
     }  # fmt: skip
     made = {}
     for name, value in found.items():

@@ -189,7 +189,7 @@ class Tuning:
         machine = self._machine(plan)
         todo = [
             (step, choices)
-            for step in _distinct(plan)
+            for step in _distinct(plan, wish.share)
             if wish.includes(step.code.order.request, step.code.order.label)
             and not step.code.numbers
             and self._known(step.code.order, machine) is None
@@ -312,9 +312,15 @@ def _native(plan: Plan) -> list[Step]:
     return [s for s in plan.steps if s.native is not None]
 
 
-def _distinct(plan: Plan) -> Sequence[Step]:
-    """One step for each request."""
-    return list({hash_of(s.code.order.request): s for s in reversed(_native(plan))}.values())[::-1]
+def _distinct(plan: Plan, share: float) -> Sequence[Step]:
+    """One step for each request that makes up a share of the work; those that make up most come
+    first, so that the time for tuning is spent where it pays."""
+    found: dict[str, list[Step]] = {}
+    for step in _native(plan):
+        found.setdefault(hash_of(step.code.order.request), []).append(step)
+    work = {name: sum(s.code.work for s in steps) for name, steps in found.items()}
+    order = sorted(found, key=lambda name: -work[name])
+    return [found[name][0] for name in order if work[name] >= share * plan.work]
 
 
 # ---- the graph as a whole ----
