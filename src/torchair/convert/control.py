@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -26,84 +26,67 @@ from torchair.ge.shapes import Dim, Sym, from_torch
 aten = torch.ops.aten
 INT64, DOUBLE, BOOL = DataType.DT_INT64, DataType.DT_DOUBLE, DataType.DT_BOOL
 
-_ARITHMETIC = {
-    operator.add: "Add",
-    operator.sub: "Sub",
-    operator.mul: "Mul",
-    operator.floordiv: "FloorDiv",
-    operator.truediv: "Div",
-    operator.pow: "Pow",
-    operator.mod: "FloorMod",  # sign of the divisor, as in Python
-    operator.lshift: "LeftShift",
-    operator.rshift: "RightShift",
-    torch.sym_max: "Maximum",
-    torch.sym_min: "Minimum",
-}
-_COMPARE = {
-    operator.eq: "Equal",
-    operator.ne: "NotEqual",
-    operator.gt: "Greater",
-    operator.ge: "GreaterEqual",
-    operator.lt: "Less",
-    operator.le: "LessEqual",
-}
-_LOGIC = {operator.and_: "LogicalAnd", operator.or_: "LogicalOr"}
-_UNARY = {operator.neg: "Neg", torch.sym_not: "LogicalNot"}
-
-
 def _exact(dtype: int) -> int:
     return DOUBLE if dtype in FLOAT_TYPES else dtype
 
 
-def _arithmetic(op_type: str) -> Callable[..., Value]:
-    def convert(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
-        """Symbolic arithmetic: P(out) Op"""
-        return builder(op_type)(*promote(_exact(meta_outputs.dtype), a, b))
-
-    return convert
-
-
-def _compare(op_type: str) -> Callable[..., Value]:
-    def convert(a: Any, b: Any) -> Value:
-        """Symbolic comparison of two numbers."""
-        return builder(op_type)(*promote(_common(a, b), a, b))
-
-    return convert
-
-
-def _common(*numbers: Any) -> int:
+def _common(numbers: Sequence[Any], _result: int) -> int:
     def is_float(x: Any) -> bool:
         return x.dtype in FLOAT_TYPES if isinstance(x, Value) else isinstance(x, float)
 
     return DOUBLE if any(is_float(x) for x in numbers) else INT64
 
 
-def _logic(op_type: str) -> Callable[..., Value]:
-    def convert(a: Any, b: Any) -> Value:
-        """Symbolic truth of two truths."""
-        return builder(op_type)(*promote(BOOL, a, b))
+_Type = Callable[[Sequence[Any], int], int]
+"""In which type numbers are combined: by themselves and the type of the result."""
+
+_NUMBERS: dict[_Type, dict[Any, str]] = {
+    lambda _, result: _exact(result): {
+        operator.add: "Add",
+        operator.sub: "Sub",
+        operator.mul: "Mul",
+        operator.floordiv: "FloorDiv",
+        operator.truediv: "Div",
+        operator.pow: "Pow",
+        operator.mod: "FloorMod",  # sign of the divisor, as in Python
+        operator.lshift: "LeftShift",
+        operator.rshift: "RightShift",
+        torch.sym_max: "Maximum",
+        torch.sym_min: "Minimum",
+    },
+    _common: {
+        operator.eq: "Equal",
+        operator.ne: "NotEqual",
+        operator.gt: "Greater",
+        operator.ge: "GreaterEqual",
+        operator.lt: "Less",
+        operator.le: "LessEqual",
+    },
+    lambda *_: BOOL: {operator.and_: "LogicalAnd", operator.or_: "LogicalOr"},
+}
+
+
+def _combined(op_type: str, wide: _Type) -> Callable[..., Value]:
+    def convert(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
+        return builder(op_type)(*promote(wide((a, b), meta_outputs.dtype), a, b))
 
     return convert
 
 
-def _unary(op_type: str) -> Callable[..., Value]:
-    return lambda a: builder(op_type)(a)
-
-
-for _table, _make in (
-    (_ARITHMETIC, _arithmetic), (_COMPARE, _compare), (_LOGIC, _logic), (_UNARY, _unary)
-):  # fmt: skip
+for _wide, _table in _NUMBERS.items():
     for _target, _type in _table.items():
-        builtin(_target)(_make(_type))
+        builtin(_target)(_combined(_type, _wide))
+builtin(operator.neg)(lambda a: ge.Neg(a))
+builtin(torch.sym_not)(lambda a: ge.LogicalNot(a))
 
 
 def _rounded(op_type: str) -> Callable[..., Value]:
+    """A whole number near a float; an integer stays what it is."""
+
     def convert(x: Value) -> Value:
-        """A whole number near a float; an integer stays what it is."""
         if x.dtype == INT64:
             return x
-        x = promote(DOUBLE, x)
-        return ge.Cast(builder(op_type)(x), dst_type=INT64)
+        return ge.Cast(builder(op_type)(promote(DOUBLE, x)), dst_type=INT64)
 
     return convert
 
@@ -121,7 +104,6 @@ for _rounding, _type in _ROUND.items():
 
 @builtin(torch.sym_ite)
 def sym_ite(b: Value, t: Any, f: Any, *, meta_outputs: TensorSpec) -> Value:
-    """t if b else f"""
     return ge.SelectV2(b, *promote(_exact(meta_outputs.dtype), t, f))
 
 

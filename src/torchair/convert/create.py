@@ -13,8 +13,15 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.elementwise import factor
-from torchair.convert.operands import Direct, cast_result, direct, plain, promote, real
+from torchair.convert.operands import (
+    Direct,
+    cast_result,
+    direct,
+    factor,
+    plain,
+    promote,
+    real,
+)
 from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder, const_tensor
@@ -43,13 +50,6 @@ def typed(value: Any, dtype: int) -> Value:
 def full(size: Any, fill_value: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
     value = promote(meta_outputs.dtype, fill_value)
     return value if size == [] else ge.Fill(size, value)
-
-
-@builtin(aten.new_full.default)
-def new_full(
-    self: Value, size: Any, fill_value: Any, *, meta_outputs: TensorSpec, **options: Any
-) -> Value:
-    return ge.Fill(size, promote(meta_outputs.dtype, fill_value))
 
 
 @builtin(aten.ones.default)
@@ -94,11 +94,14 @@ def empty_like(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Valu
 
 direct(
     {
+        aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
+        aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
         aten.ones_like.default: Direct("OnesLike", promoted=True),
         aten.tril.default: Direct("Tril", "self", "diagonal"),
         aten.triu.default: Direct("Triu", "self", "diagonal"),
         aten.zero.default: Direct("ZerosLike", promoted=True),
         aten.zeros_like.default: Direct("ZerosLike", promoted=True),
+        prims.convert_element_type.default: Direct("Cast", "a", "dst_type=@"),
     }
 )
 
@@ -160,13 +163,6 @@ def _representable(x: Any, dtype: int) -> bool:
     return not isinstance(x, Value) and torch.tensor(x, dtype=ge_to_torch(dtype)).item() == x
 
 
-@builtin(aten.linspace.default)
-def linspace(
-    start: Any, end: Any, steps: Any, *, meta_outputs: TensorSpec, **options: Any
-) -> Value:
-    return ge.LinSpace(*promote(meta_outputs.dtype, start, end), steps)
-
-
 # ---- casts ----
 
 
@@ -187,11 +183,6 @@ def _changes_device(device: torch.device) -> bool:
     target = "CPU" if device.type == "cpu" else "NPU"
     tensors = [n.outputs[0] for n in get_default_ge_graph().data if n.outputs[0].shape != ()]
     return any(v.device_type != target for v in tensors)
-
-
-@builtin(prims.convert_element_type.default)
-def convert_element_type(a: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
-    return ge.Cast(a, dst_type=meta_outputs.dtype)
 
 
 INT64, UINT64, DOUBLE = DataType.DT_INT64, DataType.DT_UINT64, DataType.DT_DOUBLE

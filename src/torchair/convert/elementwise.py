@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import HALF, cast_result, direct, plain, promote
+from torchair.convert.operands import (
+    HALF,
+    Direct,
+    cast_result,
+    direct,
+    factor,
+    of_aten,
+    plain,
+    promote,
+)
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
@@ -30,17 +39,6 @@ def _stand_in(x: Any) -> Any:
     if not isinstance(x, Value):
         return x
     return torch.empty((1,) * x.rank, dtype=ge_to_torch(x.dtype), device="meta")
-
-
-def factor(dtype: int, x: Any) -> Value:
-    """A scale. Beside 16 bit tensors torch keeps a number in float32, so it is not rounded here."""
-    if dtype not in HALF or isinstance(x, complex):
-        return promote(dtype, x)
-    if isinstance(x, Value):
-        keep = x.shape == () and x.dtype not in HALF
-        return promote(DataType.DT_FLOAT if keep else dtype, x)
-    exact = torch.tensor(x, dtype=ge_to_torch(dtype)).item() == x
-    return ge.Const(x, dtype=dtype if exact else DataType.DT_FLOAT)
 
 
 # ---- arithmetic ----
@@ -65,12 +63,6 @@ def sub(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> V
     return ge.Sub(self, other)
 
 
-@builtin(aten.rsub.Scalar)
-def rsub_scalar(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
-    dtype = meta_outputs.dtype
-    return ge.Sxpy(*promote(dtype, other, self), factor(dtype, alpha))
-
-
 @builtin(aten.rsub.Tensor)
 def rsub(self: Any, other: Any, *, alpha: Any = 1, meta_outputs: TensorSpec) -> Value:
     return sub(other, self, alpha, meta_outputs=meta_outputs)
@@ -93,92 +85,52 @@ def mul_scalar(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
     return ge.Mul(promote(dtype, self), factor(dtype, other))
 
 
-@builtin(aten.div.Tensor, aten.true_divide.Tensor, aten.div.Scalar)
-def div(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    dtype = meta_outputs.dtype
-    return ge.RealDiv(promote(dtype, self), factor(dtype, other))
-
-
 @builtin(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(
     self: Any, other: Any, *, rounding_mode: str | None = None, meta_outputs: TensorSpec
 ) -> Value:
-    if rounding_mode is None:
-        return div(self, other, meta_outputs=meta_outputs)
-    if rounding_mode == "floor":
-        return floor_divide(self, other, meta_outputs=meta_outputs)
     dtype = meta_outputs.dtype
     operands = promote(dtype, self), factor(dtype, other)
+    if rounding_mode != "trunc":
+        return ge.FloorDiv(*operands) if rounding_mode == "floor" else ge.RealDiv(*operands)
     if dtype in (DataType.DT_FLOAT, DataType.DT_DOUBLE):
         return ge.Trunc(ge.RealDiv(*operands))
     return ge.TruncateDiv(*operands)  # integers stay exact, 16 bit quotients are not rounded up
 
 
-@builtin(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    dtype = meta_outputs.dtype
-    return ge.FloorDiv(promote(dtype, self), factor(dtype, other))
-
-
-def _scaled(op_type: str) -> Callable[..., Value]:
-    def convert(
-        self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, meta_outputs: TensorSpec
-    ) -> Value:
-        dtype = meta_outputs.dtype
-        return builder(op_type)(*promote(dtype, self, tensor1, tensor2), factor(dtype, value))
-
-    return convert
-
-
-builtin(aten.addcmul.default)(_scaled("Addcmul"))
-builtin(aten.addcdiv.default)(_scaled("Addcdiv"))
-
-
-@builtin(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(self: Any, end: Any, weight: Any, *, meta_outputs: TensorSpec) -> Value:
-    dtype = meta_outputs.dtype
-    return ge.Lerp(*promote(dtype, self, end), factor(dtype, weight))
-
+direct(
+    {
+        aten.addcdiv.default: Direct("Addcdiv", "self tensor1 tensor2 ~value", promoted=True),
+        aten.addcmul.default: Direct("Addcmul", "self tensor1 tensor2 ~value", promoted=True),
+        aten.rsub.Scalar: Direct("Sxpy", "other self ~alpha", promoted=True),
+    }
+)
+direct(of_aten({"Lerp": "lerp.Scalar lerp.Tensor"}), inputs="self end ~weight", promoted=True)
+direct(
+    of_aten(
+        {
+            "FloorDiv": "floor_divide floor_divide.Scalar",
+            "RealDiv": "div.Tensor true_divide.Tensor div.Scalar",
+        }
+    ),
+    inputs="self ~other", promoted=True,
+)  # fmt: skip
 
 # Both operands in the type of the result, then one operator.
-_BINARY: dict[Any, str] = {
-    aten.atan2.default: "Atan2",
-    aten.fmod.Scalar: "Mod",
-    aten.fmod.Tensor: "Mod",
-    aten.maximum.default: "Maximum",
-    aten.pow.Scalar: "Pow",
-    aten.pow.Tensor_Scalar: "Pow",
-    aten.pow.Tensor_Tensor: "Pow",
-    aten.remainder.Scalar: "FloorMod",
-    aten.remainder.Scalar_Tensor: "FloorMod",
-    aten.remainder.Tensor: "FloorMod",
-    aten.xlogy.Scalar_Other: "Xlogy",
-    aten.xlogy.Scalar_Self: "Xlogy",
-    aten.xlogy.Tensor: "Xlogy",
-    aten.bitwise_left_shift.Tensor: "LeftShift",
-    aten.bitwise_left_shift.Tensor_Scalar: "LeftShift",
-    aten.bitwise_right_shift.Tensor: "RightShift",
-    aten.bitwise_right_shift.Tensor_Scalar: "RightShift",
-    aten.__lshift__.Scalar: "LeftShift",
-    aten.__lshift__.Tensor: "LeftShift",
-    aten.__rshift__.Scalar: "RightShift",
-    aten.__rshift__.Tensor: "RightShift",
-    prims.add.default: "Add",
-    prims.maximum.default: "Maximum",
-    prims.minimum.default: "Minimum",
-    prims.mul.default: "Mul",
+_BINARY = {
+    "Atan2": "atan2",
+    "FloorMod": "remainder.Scalar remainder.Scalar_Tensor remainder.Tensor",
+    "LeftShift": "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar "
+    "__lshift__.Scalar __lshift__.Tensor",
+    "Maximum": "maximum",
+    "Mod": "fmod.Scalar fmod.Tensor",
+    "Pow": "pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor",
+    "RightShift": "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar "
+    "__rshift__.Scalar __rshift__.Tensor",
+    "Xlogy": "xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor",
 }
-
-
-def _binary(op_type: str) -> Callable[..., Value]:
-    def convert(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-        return builder(op_type)(*promote(meta_outputs.dtype, self, other))
-
-    return convert
-
-
-for _target, _type in _BINARY.items():
-    builtin(_target)(_binary(_type))
+_PRIMS = {getattr(prims, n.lower()).default: n for n in ("Add", "Maximum", "Minimum", "Mul")}
+direct(of_aten(_BINARY) | _PRIMS, inputs="*", promoted=True)
 
 
 @builtin(aten.minimum.default)
@@ -194,56 +146,22 @@ def minimum(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 
 # ---- one operand ----
 
-_UNARY: dict[Any, str] = {
-    aten.acos.default: "Acos",
-    aten.acosh.default: "Acosh",
-    aten.asin.default: "Asin",
-    aten.asinh.default: "Asinh",
-    aten.atan.default: "Atan",
-    aten.atanh.default: "Atanh",
-    aten.cos.default: "Cos",
-    aten.cosh.default: "Cosh",
-    aten.erf.default: "Erf",
-    aten.erfc.default: "Erfc",
-    aten.erfinv.default: "Erfinv",
-    aten.exp.default: "Exp",
-    aten.expm1.default: "Expm1",
-    aten.log.default: "Log",
-    aten.log1p.default: "Log1p",
-    aten.neg.default: "Neg",
-    aten.reciprocal.default: "Reciprocal",
-    aten.round.default: "Round",
-    aten.rsqrt.default: "Rsqrt",
-    aten.sgn.default: "Sign",
-    aten.sign.default: "Sign",
-    aten.sin.default: "Sin",
-    aten.sinh.default: "Sinh",
-    aten.sqrt.default: "Sqrt",
-    aten.tan.default: "Tan",
-    aten.trunc.default: "Trunc",
-}
-# The same, with the result cast to its type once more.
-_ROUNDING: dict[Any, str] = {
-    aten.ceil.default: "Ceil",
-    aten.floor.default: "Floor",
-}
-_LOGARITHMS = {aten.log2.default: 2.0, aten.log10.default: 10.0}
+_SAME_NAME = (
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Erf", "Erfc", "Erfinv",
+    "Exp", "Expm1", "Log", "Log1p", "Neg", "Reciprocal", "Round", "Rsqrt", "Sin", "Sinh", "Sqrt",
+    "Tan", "Trunc",
+)  # fmt: skip
 
-
-def _unary(op_type: str, recast: bool = False, **attrs: Any) -> Callable[..., Value]:
-    def convert(self: Any, *, meta_outputs: TensorSpec) -> Value:
-        done = builder(op_type)(promote(meta_outputs.dtype, self), **attrs)
-        return cast_result(done, meta_outputs.dtype) if recast else done
-
-    return convert
-
-
-for _target, _type in _UNARY.items():
-    builtin(_target)(_unary(_type))
-for _target, _type in _ROUNDING.items():
-    builtin(_target)(_unary(_type, recast=True))
-for _target, _base in _LOGARITHMS.items():
-    builtin(_target)(_unary("Log", base=_base))
+direct(of_aten({t: t.lower() for t in _SAME_NAME} | {"Sign": "sgn sign"}), promoted=True)
+direct(of_aten({"Ceil": "ceil", "Floor": "floor"}), promoted=True, recast=True)
+direct(
+    {
+        aten.isinf.default: "IsInf",
+        aten.isnan.default: "IsNan",
+        aten.log10.default: Direct("Log", promoted=True, fixed={"base": 10.0}),
+        aten.log2.default: Direct("Log", promoted=True, fixed={"base": 2.0}),
+    }
+)
 
 
 @builtin(aten.abs.default)
@@ -251,9 +169,6 @@ def absolute(self: Value, *, meta_outputs: TensorSpec) -> Value:
     if self.dtype in _COMPLEX:
         raise Decline("absolute value of a complex tensor")
     return self if self.dtype == DataType.DT_UINT8 else ge.Abs(self)
-
-
-direct({aten.isnan.default: "IsNan", aten.isinf.default: "IsInf"})
 
 
 @builtin(aten.nan_to_num.default)
@@ -329,24 +244,21 @@ def _compare(op_type: str, ordered: bool) -> Callable[..., Value]:
 for _type, (_ordered, _targets) in _COMPARE.items():
     builtin(*_targets)(_compare(_type, _ordered))
 
-_LOGIC = {
-    aten.logical_and.default: "LogicalAnd",
-    aten.logical_or.default: "LogicalOr",
-    aten.logical_xor.default: "NotEqual",
-}
+_TRUTHS = of_aten(
+    {"LogicalAnd": "logical_and", "LogicalOr": "logical_or", "NotEqual": "logical_xor"}
+)
+direct(_TRUTHS, inputs="self:BOOL other:BOOL")
+direct({aten.logical_not.default: Direct("LogicalNot", "self:BOOL", recast=True)})
+direct({aten.where.self: Direct("SelectV2", "condition:BOOL self other", promoted=True)})
+_FILLED = of_aten({"MaskedFill": "masked_fill.Scalar masked_fill.Tensor"})
+direct(_FILLED, inputs="self mask:BOOL value", promoted=True)
+
 # (on integers, on truth values)
 _BITS = {
     aten.bitwise_and: ("BitwiseAnd", "LogicalAnd"),
     aten.bitwise_or: ("BitwiseOr", "LogicalOr"),
     aten.bitwise_xor: ("BitwiseXor", "NotEqual"),
 }
-
-
-def _logic(op_type: str) -> Callable[..., Value]:
-    def convert(self: Any, other: Any) -> Value:
-        return builder(op_type)(*promote(DataType.DT_BOOL, self, other))
-
-    return convert
 
 
 def _bits(on_integers: str, on_truth: str) -> Callable[..., Value]:
@@ -358,29 +270,10 @@ def _bits(on_integers: str, on_truth: str) -> Callable[..., Value]:
     return convert
 
 
-for _target, _type in _LOGIC.items():
-    builtin(_target)(_logic(_type))
 for _target, _pair in _BITS.items():
     builtin(_target.Tensor, _target.Scalar, _target.Scalar_Tensor)(_bits(*_pair))
-
-
-@builtin(aten.logical_not.default)
-def logical_not(self: Value, *, meta_outputs: TensorSpec) -> Value:
-    return cast_result(ge.LogicalNot(promote(DataType.DT_BOOL, self)), meta_outputs.dtype)
 
 
 @builtin(aten.bitwise_not.default)
 def bitwise_not(self: Value) -> Value:
     return ge.LogicalNot(self) if self.dtype == DataType.DT_BOOL else ge.Invert(self)
-
-
-@builtin(aten.where.self)
-def where(condition: Value, self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
-    condition = promote(DataType.DT_BOOL, condition)
-    return ge.SelectV2(condition, *promote(meta_outputs.dtype, self, other))
-
-
-@builtin(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(self: Value, mask: Value, value: Any, *, meta_outputs: TensorSpec) -> Value:
-    mask = promote(DataType.DT_BOOL, mask)
-    return ge.MaskedFill(self, mask, promote(meta_outputs.dtype, value))

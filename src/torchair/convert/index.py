@@ -22,12 +22,20 @@ _LAST_OFFSET = 7  # position of include_last_offset
 _MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
 
 
+def _scattered(how: str) -> Direct:
+    return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed={"reduction": how})
+
+
 direct(
     {
         aten.embedding_dense_backward.default: Direct(
             "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
         ),
+        aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
+        aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
         aten.masked_scatter.default: "MaskedScatter",
+        aten.scatter.src: _scattered("none"),
+        aten.scatter_add.default: _scattered("add"),
     }
 )
 
@@ -91,11 +99,6 @@ def _vector(self: Value, index: Value) -> Value:
     return ge.Unsqueeze(index, axes=[0]) if index.rank == 0 else index
 
 
-@builtin(aten.gather.default)
-def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    return ge.GatherElements(self, promote(INT64, index), dim=dim)
-
-
 @builtin(aten.searchsorted.Tensor)
 def searchsorted(
     sorted_sequence: Value, self: Value, *, out_int32: bool = False, right: bool = False,
@@ -103,14 +106,6 @@ def searchsorted(
 ) -> Value:  # fmt: skip
     right = side == "right" if side is not None else right
     return ge.SearchSorted(sorted_sequence, self, sorter, dtype=meta_outputs.dtype, right=right)
-
-
-@builtin(aten.bucketize.Tensor)
-def bucketize(
-    self: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
-    return ge.SearchSorted(boundaries, self, None, dtype=meta_outputs.dtype, right=right)
 
 
 # ---- elements written by index ----
@@ -179,19 +174,9 @@ def _filled(self: Value, index: Value, value: Any) -> Value:
     return ge.Fill(dims_of(index), promote(self.dtype, value))
 
 
-@builtin(aten.scatter.src)
-def scatter(self: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(self, dim, index, src, "none")
-
-
 @builtin(aten.scatter.value)
 def scatter_value(self: Value, dim: int, index: Value, value: Any) -> Value:
     return _scatter(self, dim, index, _filled(self, index, value), "none")
-
-
-@builtin(aten.scatter_add.default)
-def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(self, dim, index, src, "add")
 
 
 _REDUCTIONS = {

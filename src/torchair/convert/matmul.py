@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import HALF, INT64, dims_of, direct, plain, promote
+from torchair.convert.operands import HALF, INT64, Direct, dims_of, direct, plain, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.graph import TensorSpec, Value
@@ -45,17 +45,6 @@ def addmm(
     return ge.Add(product, self)
 
 
-@builtin(aten.mm.default)
-def mm(self: Value, mat2: Value) -> Value:
-    return ge.MatMul(self, mat2, None)
-
-
-@builtin(aten.bmm.default)
-def bmm(self: Value, mat2: Value, *, meta_outputs: TensorSpec) -> Value:
-    self, mat2 = promote(meta_outputs.dtype, self, mat2)
-    return ge.BatchMatMul(self, mat2)
-
-
 @builtin(aten.baddbmm.default)
 def baddbmm(
     self: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1,
@@ -71,7 +60,13 @@ def baddbmm(
 
 # ---- vectors: a matrix with one row or column ----
 
-direct({aten.dot.default: "Dot"})
+direct(
+    {
+        aten.bmm.default: Direct("BatchMatMul", promoted=True),
+        aten.dot.default: "Dot",
+        aten.mm.default: Direct("MatMul", "self mat2 None"),
+    }
+)
 
 
 def _row(x: Value) -> Value:
@@ -113,7 +108,6 @@ def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
         product = ge.BatchMatMul(*promote(meta_outputs.dtype, a, b))
     gone = [-2] if self.rank == 1 else [-1]
     return product if 1 not in (self.rank, other.rank) else ge.Squeeze(product, axis=gone)
-
 
 
 

@@ -9,11 +9,13 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
+import torch
+
 from torchair import ge
 from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
-from torchair.ge.dtypes import FLOAT_TYPES, DataType
+from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Node, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import is_static
 
@@ -44,6 +46,17 @@ def dtype_promote(*operands: Any, target_dtype: int) -> Any:
 def cast_result(x: Value, dtype: int) -> Value:
     """A Cast that is emitted even when the type agrees, as the documented graphs show it."""
     return ge.Cast(x, dst_type=dtype)
+
+
+def factor(dtype: int, x: Any) -> Value:
+    """A scale. Beside 16 bit tensors torch keeps a number in float32, so it is not rounded here."""
+    if dtype not in HALF or isinstance(x, complex):
+        return promote(dtype, x)
+    if isinstance(x, Value):
+        keep = x.shape == () and x.dtype not in HALF
+        return promote(DataType.DT_FLOAT if keep else dtype, x)
+    exact = torch.tensor(x, dtype=ge_to_torch(dtype)).item() == x
+    return ge.Const(x, dtype=dtype if exact else DataType.DT_FLOAT)
 
 
 def plain(*arguments: Any) -> None:
@@ -120,9 +133,11 @@ def kept(value: Value) -> Value:
 class Direct:
     """A torch operator that is one GE operator.
 
-    `inputs` are arguments of the schema in the order of GE's ports, all tensors if none are named.
-    `attrs` are those that become attributes: `ge=torch` where names differ, `ge=[torch]` where GE
-    has a list of one. `words` has the words for what torch numbers.
+    `inputs` are arguments of the schema in the order of GE's ports, all tensors if none are named,
+    all arguments for `*`. `x:INT64` is cast to that type and `x:` to none, `~x` is a scale beside
+    the result, `None` an unfed port. `attrs` are those that become attributes: `ge=torch` where
+    names differ, `ge=[torch]` where GE has a list of one, `ge=@` the type of the result. `words`
+    has the words for what torch numbers, `fixed` the attributes that are always the same.
     """
 
     type: str
@@ -130,17 +145,30 @@ class Direct:
     attrs: str = ""
     promoted: bool = False  # inputs are cast to the type of the result
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    recast: bool = False  # a Cast of the result, whatever its type is
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def direct(table: Mapping[Any, Direct | str]) -> None:
-    """Register rows, or just types, for torch operators."""
+def direct(table: Mapping[Any, Direct | str], **same: Any) -> None:
+    """Register rows, or just types with what is the `same` for all of them, for torch operators."""
     for target, row in table.items():
-        row = Direct(row) if isinstance(row, str) else row
+        row = Direct(row, **same) if isinstance(row, str) else row
         builtin(target, depth=2)(_converter(target, row))
 
 
+def of_aten(names: Mapping[str, str]) -> dict[Any, str]:
+    """A table for `direct` from GE types and torch's names for them: `pow.Scalar`, or `sqrt` for
+    `sqrt.default`."""
+    named = [(name.partition("."), op_type) for op_type, n in names.items() for name in n.split()]
+    aten = torch.ops.aten
+    return {getattr(getattr(aten, p), o or "default"): op_type for (p, _, o), op_type in named}
+
+
+_UNFED = {"None": None}
+
+
 def _converter(target: Any, row: Direct) -> Callable[..., Any]:
-    op_type, words = row.type, row.words
+    op_type, words, scale = row.type, row.words, factor if "~" in row.inputs else promote
     renamed = [(ge_name, name or ge_name) for ge_name, _, name in _parted(row.attrs)]
 
     @cache
@@ -148,26 +176,43 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
         found = resolve_name(f"torch:ops.{target}") if isinstance(target, str) else target
         return found._schema
 
-    def arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        given, attrs = bound(schema(), args, kwargs), {}
+    @cache
+    def ports() -> list[tuple[str, str, str]]:
+        named = [a for a in schema().arguments if row.inputs == "*" or "Tensor" in str(a.type)]
+        every = "" if row.inputs == "*" else row.inputs
+        return [n.partition(":") for n in every.split() or (a.name for a in named)]
+
+    def attributes(given: dict[str, Any], dtype: Any) -> dict[str, Any]:
+        attrs = dict(row.fixed)
         for ge_name, name in renamed:
-            value = given[name.strip("[]")]
+            value = dtype if name == "@" else given[name.strip("[]")]
             plain(value)
             value = words[ge_name][value] if ge_name in words else value
             attrs[ge_name] = [value] if name.startswith("[") else value
-        tensors = (a.name for a in schema().arguments if "Tensor" in str(a.type))
-        return [given[name] for name in row.inputs.split() or tensors], attrs
+        return attrs
 
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
-        values, attrs = arguments(args, kwargs)
-        made = builder(op_type)(*values, **attrs)
+        given = bound(schema(), args, kwargs) | _UNFED
+        attrs = attributes(given, getattr(meta_outputs, "dtype", None))
+        made = builder(op_type)(*(given[name] for name, _, _ in ports()), **attrs)
         return wanted(made, meta_outputs) if isinstance(meta_outputs, list) else made
 
     def promoting(*args: Any, meta_outputs: TensorSpec, **kwargs: Any) -> Any:
-        values, attrs = arguments(args, kwargs)
-        return builder(op_type)(*(promote(meta_outputs.dtype, v) for v in values), **attrs)
+        given, result = bound(schema(), args, kwargs) | _UNFED, meta_outputs.dtype
+        values = []
+        for name, marked, dtype in ports():
+            if name.startswith("~"):
+                values.append(scale(result, given[name[1:]]))
+            elif dtype or (row.promoted and not marked):
+                wished = DataType[f"DT_{dtype}"] if dtype else result
+                values.append(promote(wished, given[name]))
+            else:
+                values.append(given[name])
+        made = builder(op_type)(*values, **attributes(given, result))
+        return cast_result(made, result) if row.recast else made
 
-    return promoting if row.promoted else convert
+    casts = row.promoted or row.recast or any(mark in row.inputs for mark in ":~")
+    return promoting if casts else convert
 
 
 def _parted(attrs: str) -> list[tuple[str, str, str]]:

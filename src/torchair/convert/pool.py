@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import INT64, Direct, cast_result, direct, promote
+from torchair.convert.operands import INT64, cast_result, direct, of_aten, promote
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -180,16 +180,8 @@ def upsample_bilinear2d(
 _WORDS = {"interpolation_mode": SAMPLE_MODES, "padding_mode": SAMPLE_PADDING}
 _SAMPLING = "interpolation_mode padding_mode align_corners"
 
-direct(
-    {
-        aten._adaptive_avg_pool2d.default: Direct("AdaptiveAvgPool2d", "self", "output_size"),
-        aten.grid_sampler_2d.default: Direct("GridSampler2D", "", _SAMPLING, words=_WORDS),
-        aten.grid_sampler_3d.default: Direct("GridSampler3D", "", _SAMPLING, words=_WORDS),
-        aten.grid_sampler_2d_backward.default: Direct(
-            "GridSampler2DGrad", "", _SAMPLING, words=_WORDS
-        ),
-        aten.grid_sampler_3d_backward.default: Direct(
-            "GridSampler3DGrad", "", _SAMPLING, words=_WORDS
-        ),
-    }
-)
+_SAMPLERS = {f"GridSampler{d}D": f"grid_sampler_{d}d" for d in (2, 3)}
+_GRADIENTS = {f"{op_type}Grad": f"{name}_backward" for op_type, name in _SAMPLERS.items()}
+
+direct(of_aten({"AdaptiveAvgPool2d": "_adaptive_avg_pool2d"}), inputs="self", attrs="output_size")
+direct(of_aten(_SAMPLERS | _GRADIENTS), attrs=_SAMPLING, words=_WORDS)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import INT64, cast_result, promote, real
+from torchair.convert.operands import INT64, cast_result, direct, of_aten, promote, real
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
@@ -169,15 +169,7 @@ def _sort(x: Value, descending: bool, stable: bool | None) -> tuple[Value, Value
 # ---- scans ----
 
 
-def _scan(op_type: str) -> Callable[..., Value]:
-    def convert(self: Value, dim: int, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
-        return builder(op_type)(promote(meta_outputs.dtype, self), dim)
-
-    return convert
-
-
-builtin(aten.cumsum.default)(_scan("Cumsum"))
-builtin(aten.cumprod.default)(_scan("Cumprod"))
+direct(of_aten({"Cumprod": "cumprod", "Cumsum": "cumsum"}), inputs="self dim:", promoted=True)
 
 
 # ---- norms and deviations ----

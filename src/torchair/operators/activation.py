@@ -17,10 +17,12 @@ from torchair.operators.core import (
     Lowering,
     Op,
     add_row,
+    backward,
     call,
     fixed,
     like,
     like_first,
+    native,
     scalar,
 )
 from torchair.operators.elementwise import EW
@@ -201,6 +203,7 @@ def _threshold_kernel(op: Op) -> Kernel:
     return run
 
 
+@native("ThresholdV2", like_first, _threshold_kernel, EW, declines=f.mixed, out=True, types=NUMBERS)
 def _threshold(node: LowerOp) -> Lowered:
     limit, other = node.tensor("threshold"), node.maybe("value")
 
@@ -210,12 +213,6 @@ def _threshold(node: LowerOp) -> Lowered:
         return f.where(f.le(x, bound), value, x)
 
     return elementwise(formula, node.tensor("x"))
-
-
-add_row(
-    "ThresholdV2", like_first, _threshold_kernel, EW, out=True,
-    loops=Lowering(_threshold, declines=f.mixed), types=NUMBERS,
-)  # fmt: skip
 
 
 def _prelu_kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -236,11 +233,16 @@ def _slope_of_channel(weight: Lowered, rank: int) -> Lowered:
     return Lowered((weight.shape[0], *(1,) * after), weight.dtype, element)
 
 
+@native("PRelu", like_first, fixed(_prelu_kernel), declines=f.mixed, types=FLOATS)
 def _prelu(node: LowerOp) -> Lowered:
     x = node.tensor("x")
     return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
 
 
+@native(
+    "PReluGrad", like("features", "features"), fixed(aten._prelu_kernel_backward.default),
+    declines=f.mixed, types=FLOATS,
+)  # fmt: skip
 def _prelu_grad(node: LowerOp) -> list[Lowered]:
     given = [node.tensor(p) for p in ("grads", "features", "weights")]
 
@@ -248,16 +250,6 @@ def _prelu_grad(node: LowerOp) -> list[Lowered]:
         return f.where(f.gt(x, 0), 0, f.mul(x, grad))
 
     return [elementwise(_leaky_relu_grad, *given), elementwise(of_weight, *given)]
-
-
-add_row(
-    "PRelu", like_first, fixed(_prelu_kernel), loops=Lowering(_prelu, declines=f.mixed),
-    types=FLOATS,
-)  # fmt: skip
-add_row(
-    "PReluGrad", like("features", "features"), fixed(aten._prelu_kernel_backward.default),
-    loops=Lowering(_prelu_grad, declines=f.mixed), types=FLOATS,
-)  # fmt: skip
 
 
 # ---- gradients: formulas of the gradient, the tensor, then the attributes ----
@@ -347,21 +339,6 @@ def _mish_grad(grad: Expr, x: Expr) -> Expr:
     return f.mul(grad, f.add(curve, f.mul(f.mul(x, f.sigmoid(x)), f.sub(1, f.square(curve)))))
 
 
-def _gradient(packet: Any, *arguments: Any, last: bool = False) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        values = [op.attr(a) if isinstance(a, str) else a for a in arguments]
-
-        def run(first: Any, second: Any, _unread: Any = None, out: Any = None) -> Any:
-            grad, x = (second, first) if last else (first, second)
-            if out is None:
-                return packet.default(grad, x, *values)
-            return packet.grad_input(grad, x, *values, grad_input=out)
-
-        return run
-
-    return make
-
-
 _GRADIENT: dict[str, tuple[Any, ...]] = {
     "GeluGrad": (_gelu_grad, aten.gelu_backward),  # its third input is not read
     "HardShrinkGrad": (_outside, aten.hardshrink_backward, "lambd"),
@@ -384,21 +361,17 @@ _OF_ANY = ("ReluGrad", "ThresholdGradV2D")  # compare and select only
 for _type, (_formula, *_call) in (_GRADIENT | _GRADIENT_LAST).items():
     _last = _type in _GRADIENT_LAST
     _row(
-        _type, _gradient(*_call, last=_last), _formula, *(a for a in _call if isinstance(a, str)),
-        last=_last, types=NUMBERS if _type in _OF_ANY else FLOATS,
+        _type, backward(*_call, order=(1, 0) if _last else (0, 1)), _formula,
+        *(a for a in _call if isinstance(a, str)), last=_last,
+        types=NUMBERS if _type in _OF_ANY else FLOATS,
     )  # fmt: skip
 
 
-def _swish_grad_kernel(op: Op) -> Kernel:
-    scale = op.attr("scale")
-
-    def run(grad: torch.Tensor, x: torch.Tensor, _unread: Any) -> torch.Tensor:
-        if scale == 1:
-            return aten.silu_backward.default(grad, x)
-        gate = torch.sigmoid(x * scale)
-        return grad * gate * (1 + x * scale * (1 - gate))
-
-    return run
+def _swish_grad_kernel(grad: Any, x: Any, _unread: Any, scale: float) -> torch.Tensor:
+    if scale == 1:
+        return aten.silu_backward.default(grad, x)
+    gate = torch.sigmoid(x * scale)
+    return grad * gate * (1 + x * scale * (1 - gate))
 
 
 _row(
@@ -408,7 +381,7 @@ _row(
 )  # fmt: skip
 _ELU = ("alpha", "scale", "input_scale", "is_result")
 _elu_backward = call(lambda grad, x, *how: aten.elu_backward.default(grad, *how, x), *_ELU)
-_row("SwishGrad", _swish_grad_kernel, _swish_grad, "scale", out=False)
+_row("SwishGrad", call(_swish_grad_kernel, "scale"), _swish_grad, "scale", out=False)
 _row("EluGradV2", _elu_backward, _elu_grad, *_ELU, out=False)
 _row(
     "LogSigmoidGrad",

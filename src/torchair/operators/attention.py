@@ -238,16 +238,13 @@ def _finalize_rule(op: Op) -> Fact:
     return Fact(op.dtype("expanded_x"), (rows // choices, width))
 
 
-def _finalize_v2(op: Op) -> Kernel:
-    mode = op.attr("drop_pad_mode")
-
-    def run(x: Any, rows: Any, x1: Any, x2: Any, bias: Any, scales: Any, experts: Any) -> Any:
-        return routing.finalize_routing(x, x1, x2, bias, scales, rows, experts, mode)
-
-    return run
+def _finalize_v2(
+    x: Any, rows: Any, x1: Any, x2: Any, bias: Any, scales: Any, experts: Any, mode: int
+) -> torch.Tensor:
+    return routing.finalize_routing(x, x1, x2, bias, scales, rows, experts, mode)
 
 
 add_row("MoeGatingTopKSoftmax", _gating_rule, call(routing.gating_top_k_softmax, "k"))
 add_row("MoeInitRouting", _init_rule, call(routing.init_routing, "active_num"))
 add_row("MoeFinalizeRouting", _finalize_rule, fixed(routing.finalize_routing))
-add_row("MoeFinalizeRoutingV2", _finalize_rule, _finalize_v2)
+add_row("MoeFinalizeRoutingV2", _finalize_rule, call(_finalize_v2, "drop_pad_mode"))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
-from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, fixed
+from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call, fixed
 
 CONTRACTION = Trait.CONTRACTION
 IMAGES = CONTRACTION | Trait.KEEPS_FORMAT
@@ -212,15 +212,14 @@ def _transposed_product_rule(op: Op) -> Fact:
     return Fact(op.dtype("x1"), tuple(_permuted((batch, m, n), op.attr("perm_y"))))
 
 
-def _transposed_product(op: Op) -> Kernel:
-    orders = [list(op.attr(f"perm_{p}") or range(3)) for p in ("x1", "x2", "y")]
-
-    def run(x1: Any, x2: Any, bias: Any = None, scale: Any = None) -> torch.Tensor:
-        if bias is not None or scale is not None:
-            raise ValueError("bias and scale are not supported")
-        return torch.bmm(x1.permute(orders[0]), x2.permute(orders[1])).permute(orders[2])
-
-    return run
+def _transposed_product(x1: Any, x2: Any, bias: Any, scale: Any, *orders: Any) -> torch.Tensor:
+    if bias is not None or scale is not None:
+        raise ValueError("bias and scale are not supported")
+    first, second, last = (list(order or range(3)) for order in orders)
+    return torch.bmm(x1.permute(first), x2.permute(second)).permute(last)
 
 
-add_row("TransposeBatchMatMul", _transposed_product_rule, _transposed_product, CONTRACTION)
+add_row(
+    "TransposeBatchMatMul", _transposed_product_rule,
+    call(_transposed_product, "perm_x1", "perm_x2", "perm_y"), CONTRACTION,
+)  # fmt: skip

@@ -176,6 +176,7 @@ def all_contiguous(node: Node) -> list[Order | None]:
 
 Rule = Callable[[Op], "Fact | Sequence[Fact]"]
 Kernel = Callable[..., Any]
+LoopKind = Literal["map", "move", "reduce", "update"]
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Lowering:
     """
 
     rule: Callable[[Any], Any]
-    kind: Literal["map", "move", "reduce", "update"] = "map"
+    kind: LoopKind = "map"
     domain: str = ""
     reduces: Callable[[Op], tuple[int, ...]] | None = None
     declines: Callable[[Op], str | None] | None = None
@@ -252,26 +253,84 @@ def add_row(
     _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), **more)
 
 
+def native(
+    op_type: str, rule: Rule, kernel: Callable[[Op], Kernel], traits: Trait = Trait.NONE, *,
+    kind: LoopKind = "map", domain: str = "",
+    reduces: Callable[[Op], tuple[int, ...]] | None = None,
+    declines: Callable[[Op], str | None] | None = None, **more: Any,
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:  # fmt: skip
+    """Enter an operator whose loops are the function below: what `add_row` and `Lowering` take."""
+
+    def enter(loops: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        lowering = Lowering(loops, kind, domain, reduces, declines)
+        add_row(op_type, rule, kernel, traits, loops=lowering, **more)
+        return loops
+
+    return enter
+
+
 def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
     """A kernel that needs no attributes."""
     return lambda _op: fn
+
+
+def _values(op: Op, arguments: Sequence[Any]) -> list[Any]:
+    return [op.attr(a) if isinstance(a, str) else a(op) if callable(a) else a for a in arguments]
 
 
 def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:
     """A kernel that calls a function with the tensors, then with arguments: a str is the attribute
     of that name, a function is asked what it finds in the node."""
 
-    def found(op: Op, a: Any) -> Any:
-        return op.attr(a) if isinstance(a, str) else a(op) if callable(a) else a
-
     def make(op: Op) -> Kernel:
-        values = [found(op, a) for a in arguments]
+        values = _values(op, arguments)
         return lambda *tensors, **out: function(*tensors, *values, **out)
 
     return make if arguments else fixed(function)
 
 
-def writes_first(update: Callable[..., Any]) -> Kernel:
+def update(function: Callable[..., Any], *arguments: Any) -> Callable[[Op], Kernel]:
+    """The same of a function that changes its first tensor."""
+
+    def make(op: Op) -> Kernel:
+        values = _values(op, arguments)
+        return writes_first(lambda *tensors: function(*tensors, *values))
+
+    return make
+
+
+def backward(
+    packet: Any, *arguments: Any, order: Sequence[int] = (0, 1), out: str = "grad_input"
+) -> Callable[[Op], Kernel]:
+    """A kernel that calls a gradient of torch: the tensors of these numbers, then arguments as for
+    `call`. `out` is the overload that writes to `grad_input`, an argument of that name."""
+    into = getattr(packet, out)
+
+    def make(op: Op) -> Kernel:
+        values = _values(op, arguments)
+
+        def run(*given: Any, out: Any = None) -> Any:
+            tensors = [given[k] for k in order]
+            if out is None:
+                return packet.default(*tensors, *values)
+            return into(*tensors, *values, **{into._schema.arguments[-1].name: out})
+
+        return run
+
+    return make
+
+
+def ints(port: str) -> Callable[[Op], tuple[Any, ...]]:
+    """An argument for `call`: the content of a host input."""
+    return lambda op: op.ints(port)
+
+
+def torch_type(attr: str) -> Callable[[Op], torch.dtype]:
+    """An argument for `call`: the type that an attribute names."""
+    return lambda op: ge_to_torch(op.attr(attr))
+
+
+def writes_first(change: Callable[..., Any]) -> Kernel:
     """A kernel from one that updates its first tensor: without `out` a copy is updated, `out` being
     the first tensor itself means in place, any other `out` gets a copy first."""
 
@@ -280,7 +339,7 @@ def writes_first(update: Callable[..., Any]) -> Kernel:
             out = x.clone(memory_format=torch.contiguous_format)
         elif out is not x:
             out.copy_(x)
-        update(out, *rest)
+        change(out, *rest)
         return out
 
     return run

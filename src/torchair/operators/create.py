@@ -28,33 +28,29 @@ from torchair.operators.core import (
     add_row,
     call,
     fixed,
+    ints,
     known_number,
     like_first,
+    native,
     same_as,
     scalar,
+    torch_type,
 )
 from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
 
 
-def _fill_kernel(op: Op) -> Kernel:
-    dims = op.ints("dims")
-
-    def run(value: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        made = torch.empty(dims, dtype=value.dtype, device=value.device) if out is None else out
-        return made.fill_(value.reshape(()))
-
-    return run
+def _fill_kernel(value: torch.Tensor, dims: Any, out: Any = None) -> torch.Tensor:
+    made = torch.empty(dims, dtype=value.dtype, device=value.device) if out is None else out
+    return made.fill_(value.reshape(()))
 
 
+@native(
+    "Fill", lambda op: Fact(op.dtype("value"), tuple(op.ints("dims"))),
+    call(_fill_kernel, ints("dims")), host=("dims",), out=True,
+)  # fmt: skip
 def _fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
     return Lowered(node.out_shape(), value.dtype, lambda _: f.single_element(value))
-
-
-add_row(
-    "Fill", lambda op: Fact(op.dtype("value"), tuple(op.ints("dims"))), _fill_kernel,
-    host=("dims",), out=True, loops=Lowering(_fill),
-)  # fmt: skip
 
 
 def _like(op_type: str, value: int) -> None:
@@ -76,17 +72,13 @@ def _dims_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), tuple(op.ints("shape")))
 
 
-def _empty(op: Op) -> Kernel:
-    dims, dtype, init = op.ints("shape"), ge_to_torch(op.attr("dtype")), op.attr("init")
-
-    def run(out: torch.Tensor | None = None) -> torch.Tensor:
-        made = torch.empty(dims, dtype=dtype) if out is None else out
-        return made.zero_() if init else made
-
-    return run
+def _empty(dims: Any, dtype: torch.dtype, init: bool, out: Any = None) -> torch.Tensor:
+    made = torch.empty(dims, dtype=dtype) if out is None else out
+    return made.zero_() if init else made
 
 
-add_row("Empty", _dims_rule, _empty, host=("shape",), out=True)
+_made = call(_empty, ints("shape"), torch_type("dtype"), "init")
+add_row("Empty", _dims_rule, _made, host=("shape",), out=True)
 
 
 def _eye_rule(op: Op) -> Fact:
@@ -101,14 +93,12 @@ def _eye_kernel(op: Op) -> Kernel:
     return lambda: torch.eye(*dims[-2:], dtype=dtype).repeat(*dims[:-2], 1, 1).reshape(dims)
 
 
+@native("Eye", _eye_rule, _eye_kernel)
 def _eye(node: LowerOp) -> Lowered:
     def element(place: Place) -> Expr:
         return f.eq(place[-2].value(), place[-1].value())
 
     return Lowered(node.out_shape(), node.out_dtype(), element)
-
-
-add_row("Eye", _eye_rule, _eye_kernel, loops=Lowering(_eye))
 
 
 # ---- ranges ----
@@ -147,6 +137,7 @@ def _range_kernel(op: Op) -> Kernel:
     return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
 
 
+@native("Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True)
 def _range(node: LowerOp) -> Lowered:
     dtype = node.out_dtype()
     exact = "f64" if dtype in FLOATS else "i64"
@@ -161,21 +152,14 @@ def _range(node: LowerOp) -> Lowered:
     return Lowered(node.out_shape(), dtype, element)
 
 
-add_row(
-    "Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True,
-    loops=Lowering(_range),
+def _linspace_kernel(start: Any, stop: Any, count: int, out: Any = None) -> torch.Tensor:
+    return torch.linspace(start.item(), stop.item(), count, dtype=start.dtype, out=out)
+
+
+@native(
+    "LinSpace", lambda op: Fact(op.dtype("start"), (op.int("num"),)),
+    call(_linspace_kernel, lambda op: op.int("num")), host=("num",), out=True,
 )  # fmt: skip
-
-
-def _linspace_kernel(op: Op) -> Kernel:
-    count, dtype = op.int("num"), op.torch_dtype("start")
-
-    def run(start: torch.Tensor, stop: torch.Tensor, out: Any = None) -> torch.Tensor:
-        return torch.linspace(start.item(), stop.item(), count, dtype=dtype, out=out)
-
-    return run
-
-
 def _linspace(node: LowerOp) -> Lowered:
     """Each half is counted from its own end, so that both ends are met exactly."""
     (count,) = node.out_shape()
@@ -190,12 +174,6 @@ def _linspace(node: LowerOp) -> Lowered:
         return f.where(f.lt(index, f.most(size(count // 2), 1)), rising, falling)
 
     return Lowered((count,), node.out_dtype(), element)
-
-
-add_row(
-    "LinSpace", lambda op: Fact(op.dtype("start"), (op.int("num"),)), _linspace_kernel,
-    host=("num",), out=True, loops=Lowering(_linspace),
-)  # fmt: skip
 
 
 # ---- triangles: what stays depends on the place, so these are not elementwise ----
@@ -366,6 +344,7 @@ _MASK_HOST = ("shape", "seed", "seed1")
 add_row("StatelessDropOutGenMask", _mask_rule, _mask, RANDOM, host=_MASK_HOST, out=True)
 
 
+@native("DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True)
 def _dropout(node: LowerOp) -> Lowered:
     keep = node.tensor("keep_prob")
 
@@ -375,8 +354,3 @@ def _dropout(node: LowerOp) -> Lowered:
         return f.mul(f.mul(x, cast(mask, x.dtype)), factor)
 
     return elementwise(formula, node.tensor("x"), node.tensor("mask"))
-
-
-add_row(
-    "DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True, loops=Lowering(_dropout)
-)

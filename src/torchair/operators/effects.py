@@ -16,10 +16,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, numel
-from torchair.operators.core import Kernel, Op, Rule, Trait, add_row, call, like_each, like_first
+from torchair.operators.core import (
+    Kernel,
+    Op,
+    Rule,
+    Trait,
+    add_row,
+    call,
+    like_each,
+    like_first,
+    torch_type,
+)
 from torchair.ops.collectives import exchange, gather_uneven, named_group, reduce_uneven
 from torchair.ops.output import message, tensor_text
 
@@ -82,17 +92,13 @@ _row(
 add_row("HcomAllToAll", like_first, call(_waited(_all_to_all), _group), COLLECTIVE)
 
 
-def _broadcast(op: Op) -> Kernel:
-    root, group = op.attr("root_rank"), _name(op)
-
-    def run(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-        started = [_functional().broadcast(x.contiguous(), root, group) for x in xs]
-        return [_functional().wait_tensor(x) for x in started]
-
-    return run
+def _broadcast(xs: list[torch.Tensor], root: int, group: str) -> list[torch.Tensor]:
+    started = [_functional().broadcast(x.contiguous(), root, group) for x in xs]
+    return [_functional().wait_tensor(x) for x in started]
 
 
-add_row("HcomBroadcast", like_each("x"), _broadcast, COLLECTIVE)
+_sent = call(_broadcast, "root_rank", _name)
+add_row("HcomBroadcast", like_each("x"), _sent, COLLECTIVE)
 
 
 # ---- parts of different sizes, counted in elements ----
@@ -141,25 +147,18 @@ add_row(
 # ---- one to one ----
 
 
-def _send(op: Op) -> Kernel:
-    group, tag, peer = _group(op), op.attr("sr_tag"), op.attr("dest_rank")
-    return lambda x: dist.send(x.contiguous(), group=group, tag=tag, group_dst=peer)
+def _send(x: torch.Tensor, group: Any, tag: int, peer: int) -> None:
+    dist.send(x.contiguous(), group=group, tag=tag, group_dst=peer)
 
 
 def _receive_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), tuple(op.attr("shape")))
 
 
-def _receive(op: Op) -> Kernel:
-    group, tag, peer = _group(op), op.attr("sr_tag"), op.attr("src_rank")
-    shape, dtype = tuple(op.attr("shape")), ge_to_torch(op.attr("dtype"))
-
-    def run() -> torch.Tensor:
-        made = torch.empty(shape, dtype=dtype, device=_device(group))
-        dist.recv(made, group=group, tag=tag, group_src=peer)
-        return made
-
-    return run
+def _receive(group: Any, tag: int, peer: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.empty(tuple(shape), dtype=dtype, device=_device(group))
+    dist.recv(made, group=group, tag=tag, group_src=peer)
+    return made
 
 
 def _device(group: Any) -> torch.device:
@@ -168,23 +167,21 @@ def _device(group: Any) -> torch.device:
     return torch.device("cpu" if "cpu" in types else types[0])
 
 
-add_row("HcomSend", lambda op: [], _send, COLLECTIVE)
-add_row("HcomReceive", _receive_rule, _receive, COLLECTIVE)
+add_row("HcomSend", lambda op: [], call(_send, _group, "sr_tag", "dest_rank"), COLLECTIVE)
+add_row(
+    "HcomReceive", _receive_rule,
+    call(_receive, _group, "sr_tag", "src_rank", "shape", torch_type("dtype")), COLLECTIVE,
+)  # fmt: skip
 
 
 # ---- checks that stop a run ----
 
 
-def _assert(op: Op) -> Kernel:
-    message = op.attr("_message", "assertion failed")
-
-    def run(condition: torch.Tensor, _data: list[torch.Tensor]) -> None:
-        torch._assert_async(condition, message)
-
-    return run
+def _assert(condition: torch.Tensor, _data: list[torch.Tensor], text: str | None) -> None:
+    torch._assert_async(condition, text or "assertion failed")
 
 
-add_row("Assert", lambda op: [], _assert, Trait.SIDE_EFFECT)
+add_row("Assert", lambda op: [], call(_assert, "_message"), Trait.SIDE_EFFECT)
 
 
 # ---- printing from a graph ----
@@ -195,26 +192,18 @@ def _text_rule(op: Op) -> Fact:
     return Fact(DataType.DT_STRING)
 
 
-def _string_format(op: Op) -> Kernel:
-    template, placeholder = op.attr("template"), op.attr("placeholder")
-    size = op.attr("summarize")
-
-    def run(tensors: list[torch.Tensor]) -> torch.Tensor:
-        text = message(template, placeholder, [tensor_text(t, size) for t in tensors])
-        return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-    return run
+def _string_format(
+    tensors: list[torch.Tensor], template: str, placeholder: str, size: int
+) -> torch.Tensor:
+    text = message(template, placeholder, [tensor_text(t, size) for t in tensors])
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def _print(op: Op) -> Kernel:
-    stream = op.attr("output_stream")
-
-    def run(text: torch.Tensor) -> None:
-        print(bytes(text.tolist()).decode(), file=sys.stdout if stream == "stdout" else sys.stderr)
-
-    return run
+def _print(text: torch.Tensor, stream: str) -> None:
+    print(bytes(text.tolist()).decode(), file=sys.stdout if stream == "stdout" else sys.stderr)
 
 
 # No constant of a graph can hold text: RANDOM keeps StringFormat from being folded into one.
-add_row("StringFormat", _text_rule, _string_format, Trait.RANDOM)
-add_row("PrintV2", lambda op: [], _print, Trait.SIDE_EFFECT)
+_text = call(_string_format, "template", "placeholder", "summarize")
+add_row("StringFormat", _text_rule, _text, Trait.RANDOM)
+add_row("PrintV2", lambda op: [], call(_print, "output_stream"), Trait.SIDE_EFFECT)

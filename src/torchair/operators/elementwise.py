@@ -29,8 +29,10 @@ from torchair.operators.core import (
     compare_rule,
     fixed,
     known_number,
+    native,
     same_as,
     scalar,
+    torch_type,
 )
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import (
@@ -190,11 +192,17 @@ for _type, (_kernel, _formula) in _DIVISION.items():
 # ---- powers and logarithms ----
 
 
-def _pow(op: Op) -> Kernel:
-    exponent = known_number(op, "x2")  # a known exponent of 2 or 0.5 is far cheaper than a tensor
-    if exponent is None:
-        return torch.pow
-    return lambda x, _, out=None: torch.pow(x, exponent, out=out)
+def _with_numbers(function: Kernel, *ports: str) -> Callable[[Op], Kernel]:
+    """A kernel that gets numbers where constants feed the ports, which come last: an exponent of 2
+    or 0.5 is far cheaper than a tensor."""
+
+    def make(op: Op) -> Kernel:
+        numbers = [known_number(op, p) for p in ports]
+        if None in numbers:
+            return function
+        return lambda *given, out=None: function(*given[: -len(ports)], *numbers, out=out)
+
+    return make
 
 
 _POWERS: dict[float, Formula] = {
@@ -239,7 +247,7 @@ def _no_power(node: Op) -> str | None:
 
 
 add_row(
-    "Pow", broadcast_rule, _pow, EW, out=True,
+    "Pow", broadcast_rule, _with_numbers(torch.pow, "x2"), EW, out=True,
     loops=Lowering(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
 )  # fmt: skip
 
@@ -359,13 +367,6 @@ for _type, _function, _formula in (
     add_row(_type, broadcast_rule, _fused(_function), EW, out=True, loops=_loops, types=NUMBERS)
 
 
-def _lerp_kernel(op: Op) -> Kernel:
-    weight = known_number(op, "weight")
-    if weight is None:
-        return torch.lerp
-    return lambda start, end, _, out=None: torch.lerp(start, end, weight, out=out)
-
-
 def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
     """Between two values, from the nearer end, so that both ends are met exactly."""
     way = f.sub(end, start)
@@ -376,7 +377,10 @@ def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
     return f.where(f.lt(f.absolute(weight), 0.5), from_start, from_end)
 
 
-add_row("Lerp", broadcast_rule, _lerp_kernel, EW, out=True, loops=f.pointwise(_lerp), types=FLOATS)
+add_row(
+    "Lerp", broadcast_rule, _with_numbers(torch.lerp, "weight"), EW, out=True,
+    loops=f.pointwise(_lerp), types=FLOATS,
+)  # fmt: skip
 
 
 def _scaled(node: LowerOp) -> Formula:
@@ -399,13 +403,8 @@ def _cast_rule(op: Op) -> Fact:
     return Fact(op.attr("dst_type"), op.shape("x"), op["x"].content if whole else None)
 
 
-def _cast_kernel(op: Op) -> Kernel:
-    target = ge_to_torch(op.attr("dst_type"))
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return x.to(target) if out is None else out.copy_(x)
-
-    return run
+def _cast_kernel(x: torch.Tensor, target: torch.dtype, out: Any = None) -> torch.Tensor:
+    return x.to(target) if out is None else out.copy_(x)
 
 
 def _known_conversion(x: Expr, source: int, target: int) -> Expr:
@@ -414,6 +413,7 @@ def _known_conversion(x: Expr, source: int, target: int) -> Expr:
     return const(value, register_type(TYPES[target]))
 
 
+@native("Cast", _cast_rule, call(_cast_kernel, torch_type("dst_type")), EW, out=True)
 def _cast(node: LowerOp) -> Lowered:
     source, target = node.dtype("x"), node.attr("dst_type")
 
@@ -424,9 +424,6 @@ def _cast(node: LowerOp) -> Lowered:
 
     x = node.tensor("x")
     return elementwise(formula, x if TYPES[target] in FLOATS else as_stored(x), dtype=TYPES[target])
-
-
-add_row("Cast", _cast_rule, _cast_kernel, EW, out=True, loops=Lowering(_cast))
 
 
 def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
@@ -444,13 +441,7 @@ add_row(
 )  # fmt: skip
 
 
-def _clip(op: Op) -> Kernel:
-    low, high = known_number(op, "clip_value_min"), known_number(op, "clip_value_max")
-    if low is None or high is None:
-        return torch.clamp
-    return lambda x, _low, _high, out=None: torch.clamp(x, low, high, out=out)
-
-
+_clip = _with_numbers(torch.clamp, "clip_value_min", "clip_value_max")
 for _clipping in ("ClipByValue", "ClipByValueV2"):
     _limited = f.pointwise(f.clamp)
     add_row(_clipping, broadcast_rule, _clip, EW, out=True, loops=_limited, types=NUMBERS)
@@ -477,6 +468,7 @@ def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch
     return torch.where(mask, value.to(x.dtype), x, out=out)
 
 
+@native("MaskedFill", broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True)
 def _masked_fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
 
@@ -486,9 +478,3 @@ def _masked_fill(node: LowerOp) -> Lowered:
         return f.where(f.truth(mask), cast(filling, x.dtype), x)
 
     return elementwise(formula, node.tensor("x"), node.tensor("mask"), value)
-
-
-add_row(
-    "MaskedFill", broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True,
-    loops=Lowering(_masked_fill),
-)  # fmt: skip

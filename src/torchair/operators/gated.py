@@ -20,6 +20,7 @@ from torchair.operators.core import (
     call,
     fixed,
     like,
+    native,
     same_as,
 )
 from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index
@@ -127,6 +128,10 @@ def _turned(x: Lowered, element: Callable[[Place], Expr], back: bool = False) ->
     return f.Joined(last, [half, half], other)
 
 
+@native(
+    "RotaryMul", broadcast_rule, lambda op: _rotary, kind="move", declines=f.mixed, out=True,
+    types=FLOATS,
+)  # fmt: skip
 def rotary(o: LowerOp) -> Lowered:
     """x * r1, plus r2 times x with its halves exchanged and the new first one negated."""
     x, r1, r2 = o.tensor("x"), o.tensor("r1"), o.tensor("r2")
@@ -144,6 +149,11 @@ def _factors_wanted(o: Op) -> str | None:
     return "gradients of the angles are sums over other dims" if read else f.mixed(o)
 
 
+@native(
+    "RotaryMulGrad", like("x", "r1", "r2"),
+    fixed(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)), kind="move",
+    declines=_factors_wanted, types=FLOATS,
+)  # fmt: skip
 def rotary_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of what was turned: turned the other way."""
     grad, r1, r2 = o.tensor("dy"), o.tensor("r1"), o.tensor("r2")
@@ -158,17 +168,6 @@ def rotary_grad(o: LowerOp) -> list[Lowered | None]:
         return f.add(f.mul(grad.at(place), along), turned.element(place))
 
     return [Lowered(grad.shape, grad.dtype, element), None, None]
-
-
-add_row(
-    "RotaryMul", broadcast_rule, lambda op: _rotary, out=True,
-    loops=Lowering(rotary, "move", declines=f.mixed), types=FLOATS,
-)  # fmt: skip
-add_row(
-    "RotaryMulGrad", like("x", "r1", "r2"),
-    fixed(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)),
-    loops=Lowering(rotary_grad, "move", declines=_factors_wanted), types=FLOATS,
-)  # fmt: skip
 
 
 # ---- rotary embeddings in all their modes ----

@@ -27,6 +27,7 @@ from torchair.operators.core import (
     all_contiguous,
     call,
     fixed,
+    native,
     of_type,
 )
 from torchair.operators.formulas import add, both, ge, lt, where
@@ -165,15 +166,13 @@ def _rows(o: LowerOp, axis: int) -> Lowered:
     return Lowered((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, element)
 
 
+@native(
+    "GatherV2", _gather_rule, _gather, kind="move", declines=_gather_declines, host=("axis",),
+    out=True, also_host=_selected,
+)  # fmt: skip
 def gather(o: LowerOp) -> Lowered:
     """Rows along any axis: embeddings, selections."""
     return _rows(o, o.int("axis") % len(o.shape("x")))
-
-
-add_row(
-    "GatherV2", _gather_rule, _gather, host=("axis",), out=True, also_host=_selected,
-    loops=Lowering(gather, "move", declines=_gather_declines),
-)  # fmt: skip
 
 
 def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -186,6 +185,11 @@ add_row(
 )  # fmt: skip
 
 
+@native(
+    "GatherElements", lambda op: Fact(op.dtype("x"), op.shape("index")),
+    call(lambda x, index, dim, out=None: torch.gather(x, dim, index, out=out), "dim"), kind="move",
+    declines=lambda o: not_positions([o["index"]]), out=True,
+)  # fmt: skip
 def gather_elements(o: LowerOp) -> Lowered:
     """Elements whose position along one dim is given for each."""
     x, index = o.tensor("x"), o.tensor("index")
@@ -199,13 +203,6 @@ def gather_elements(o: LowerOp) -> Lowered:
         return x.at([found if d == dim else place[d] for d in range(x.rank)])
 
     return Lowered(index.shape, x.dtype, element)
-
-
-add_row(
-    "GatherElements", lambda op: Fact(op.dtype("x"), op.shape("index")),
-    call(lambda x, index, dim, out=None: torch.gather(x, dim, index, out=out), "dim"), out=True,
-    loops=Lowering(gather_elements, "move", declines=lambda o: not_positions([o["index"]])),
-)  # fmt: skip
 
 
 def indexed_shape(shape: Shape, indices: Sequence[Shape], mask: Sequence[int]) -> Shape:
@@ -287,6 +284,10 @@ class Points:
         return valid
 
 
+@native(
+    "IndexByTensor", _index_rule, _index, kind="move",
+    declines=lambda o: not_positions(o.list("indices")), out=True,
+)  # fmt: skip
 def index_by_tensor(o: LowerOp) -> Lowered:
     """Elements at the points that index tensors name."""
     x, indices = o.tensor("x"), o.tensors("indices")
@@ -298,24 +299,15 @@ def index_by_tensor(o: LowerOp) -> Lowered:
     return Lowered(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
 
 
-add_row(
-    "IndexByTensor", _index_rule, _index, out=True,
-    loops=Lowering(index_by_tensor, "move", declines=lambda o: not_positions(o.list("indices"))),
-)  # fmt: skip
+def _search(
+    rows: Any, values: Any, sorter: Any, code: int, right: bool, out: Any = None
+) -> torch.Tensor:
+    how: Any = dict(out_int32=code == DataType.DT_INT32, right=right, sorter=sorter)
+    return torch.searchsorted(rows, values, **how, out=out)
 
 
-def _search(op: Op) -> Kernel:
-    narrow = op.attr("dtype") == DataType.DT_INT32
-    right = op.attr("right")
-    return lambda rows, values, sorter, out=None: torch.searchsorted(
-        rows, values, out_int32=narrow, right=right, sorter=sorter, out=out
-    )
-
-
-add_row("SearchSorted", of_type("dtype", "values"), _search, out=True)
-
-
-# ---- writes: output 0 is input 0 updated ----
+_found = call(_search, "dtype", "right")
+add_row("SearchSorted", of_type("dtype", "values"), _found, out=True)
 
 
 # ---- gradients of reads ----

@@ -14,11 +14,21 @@ import torch
 
 from torchair.codegen.loops import Expr, at_value, cast, const, op
 from torchair.codegen.numbers import FLOATS, register_type
-from torchair.ge.dtypes import DataType
+from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import formulas as f
-from torchair.operators.core import INTEGERS, Kernel, Lowering, Op, add_row, call, like_first
+from torchair.operators.core import (
+    INTEGERS,
+    Kernel,
+    Lowering,
+    Op,
+    add_row,
+    backward,
+    call,
+    like_first,
+    native,
+)
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
@@ -32,6 +42,10 @@ def _reduction(op: Op) -> int:
     return _REDUCTIONS[op.attr("reduction")]
 
 
+def _type(op: Op) -> torch.dtype:
+    return ge_to_torch(op.node.values()[0].dtype)
+
+
 # ---- softmax ----
 
 
@@ -42,12 +56,16 @@ def _softmax_axis(op: Op, attr: str = "axes") -> int:
     return axes[0]
 
 
+def _log_axis(op: Op) -> int:
+    return _softmax_axis(op, "axis")
+
+
 def _softmax_rule(op: Op) -> Fact:
     return Fact(DataType.DT_FLOAT if op.attr("half_to_float") else op.dtype("x"), op.shape("x"))
 
 
 def _softmax_kernel(op: Op) -> Kernel:
-    axis = _softmax_axis(op, "axes")
+    axis = _softmax_axis(op)
     if not op.attr("half_to_float"):
         return lambda x, out=None: torch._softmax(x, axis, False, out=out)
     return lambda x, out=None: torch._softmax(x.float(), axis, False, out=out)
@@ -99,28 +117,6 @@ add_row(
 )  # fmt: skip
 
 
-def _softmax_grad(op: Op) -> Kernel:
-    axis = _softmax_axis(op, "axes")
-
-    def run(y: torch.Tensor, grad: torch.Tensor, out: Any = None) -> torch.Tensor:
-        if out is None:
-            return aten._softmax_backward_data.default(grad, y, axis, y.dtype)
-        return aten._softmax_backward_data.out(grad, y, axis, y.dtype, grad_input=out)
-
-    return run
-
-
-def _log_softmax_grad(op: Op) -> Kernel:
-    axis = _softmax_axis(op, "axis")
-
-    def run(grad: torch.Tensor, y: torch.Tensor, out: Any = None) -> torch.Tensor:
-        if out is None:
-            return aten._log_softmax_backward_data.default(grad, y, axis, y.dtype)
-        return aten._log_softmax_backward_data.out(grad, y, axis, y.dtype, out=out)
-
-    return run
-
-
 def softmax_grad(o: LowerOp, y: Lowered, axes: tuple[int, ...]) -> Lowered:
     """y * (grad - sum(y * grad))."""
     grad = o.tensor("grad_softmax")
@@ -135,11 +131,13 @@ def log_softmax_grad(o: LowerOp, grad: Lowered, axes: tuple[int, ...]) -> Lowere
 
 
 add_row(
-    "SoftmaxGrad", like_first, _softmax_grad, out=True, loops=_over_axis(softmax_grad, "softmax"),
-    types=FLOATS,
+    "SoftmaxGrad", like_first,
+    backward(aten._softmax_backward_data, _softmax_axis, _type, order=(1, 0), out="out"), out=True,
+    loops=_over_axis(softmax_grad, "softmax"), types=FLOATS,
 )  # fmt: skip
 add_row(
-    "LogSoftmaxGrad", like_first, _log_softmax_grad, out=True,
+    "LogSoftmaxGrad", like_first,
+    backward(aten._log_softmax_backward_data, _log_axis, _type, out="out"), out=True,
     loops=_over_axis(log_softmax_grad, "grad", "axis"), types=FLOATS,
 )  # fmt: skip
 
@@ -218,25 +216,14 @@ def _loss_grad_row(
     add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
 
 
-def _mse_grad(op: Op) -> Kernel:
-    reduction = _reduction(op)
-
-    def run(x: Any, y: Any, grad: Any, out: Any = None) -> torch.Tensor:
-        if out is None:
-            return aten.mse_loss_backward.default(grad, x, y, reduction)
-        return aten.mse_loss_backward.grad_input(grad, x, y, reduction, grad_input=out)
-
-    return run
-
-
 # torch resizes its `out` on the way
 _loss_row(
     "MseLoss", call(_nn.mse_loss, _reduction), "predict label",
     lambda _: lambda a, b: f.square(f.sub(a, b)),
 )  # fmt: skip
 _loss_grad_row(
-    "MseLossGrad", _mse_grad, "predict label dout", lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)),
-    out=True,
+    "MseLossGrad", backward(aten.mse_loss_backward, _reduction, order=(2, 0, 1)),
+    "predict label dout", lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)), out=True,
 )  # fmt: skip
 
 
@@ -324,6 +311,10 @@ def _counts(o: LowerOp, target: Expr) -> Expr:
     return f.ne(target, const(o.attr("ignore_index"), "i64"))
 
 
+@native(
+    "NLLLoss", _nll_rule, call(_nll, _reduction, "ignore_index"), kind="reduce", domain="target",
+    reduces=_all_dims("target"), declines=_not_rows, types=FLOATS,
+)  # fmt: skip
 def nll_loss(o: LowerOp) -> list[Lowered]:
     """The negated prediction of the right class, and the sum of the weights."""
     x, target, weight = o.tensor("x"), o.tensor("target"), o.maybe("weight")
@@ -358,13 +349,10 @@ def nll_loss(o: LowerOp) -> list[Lowered]:
     return [result, total]
 
 
-add_row(
-    "NLLLoss", _nll_rule, call(_nll, _reduction, "ignore_index"),
-    loops=Lowering(nll_loss, "reduce", "target", _all_dims("target"), declines=_not_rows),
-    types=FLOATS,
+@native(
+    "NLLLossGrad", like_first, call(_nll_grad, _reduction, "ignore_index"), kind="move",
+    declines=_not_rows, types=FLOATS,
 )  # fmt: skip
-
-
 def nll_loss_grad(o: LowerOp) -> Lowered:
     """The negated gradient at the right class of each row, zero elsewhere."""
     x, target, grad = o.tensor("x"), o.tensor("target"), o.tensor("y_grad")
@@ -381,9 +369,3 @@ def nll_loss_grad(o: LowerOp) -> Lowered:
         return f.where(here, share, 0.0)
 
     return Lowered(x.shape, x.dtype, element)
-
-
-add_row(
-    "NLLLossGrad", like_first, call(_nll_grad, _reduction, "ignore_index"),
-    loops=Lowering(nll_loss_grad, "move", declines=_not_rows), types=FLOATS,
-)  # fmt: skip

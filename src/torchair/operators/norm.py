@@ -13,7 +13,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Lowering, Op, add_row, call, fixed, like, same_as
+from torchair.operators.core import Kernel, Op, add_row, call, fixed, like, native, same_as
 from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
 from torchair.ops.npu import activation
 
@@ -84,6 +84,10 @@ def inverse_root(eps: float) -> Callable[[Expr], Expr]:
     return lambda v: f.div(1.0, f.sqrt(f.add(v, float(eps))))
 
 
+@native(
+    "LayerNormV4", _layer_norm_rule, _layer_norm, kind="reduce", domain="x", reduces=_normalised,
+    host=("normalized_shape",),
+)  # fmt: skip
 def layer_norm(o: LowerOp) -> list[Lowered]:
     """Elements less their mean over their deviation, in two passes."""
     x, axes = o.tensor("x"), _normalised(o)
@@ -98,17 +102,15 @@ def layer_norm(o: LowerOp) -> list[Lowered]:
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
 
 
-add_row(
-    "LayerNormV4", _layer_norm_rule, _layer_norm, host=("normalized_shape",),
-    loops=Lowering(layer_norm, "reduce", "x", _normalised),
-)  # fmt: skip
-
-
 def _parameters_wanted(o: Op) -> str | None:
     read = any(v.uses for v in o.node.outputs[1:])
     return "gradients of parameters are sums over other dims" if read else None
 
 
+@native(
+    "LayerNormGradV3", like("x", "gamma", "gamma"), lambda op: _layer_norm_grad, kind="reduce",
+    domain="x", reduces=_like_gamma("x"), declines=_parameters_wanted,
+)  # fmt: skip
 def layer_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
     and hat is the normalised input."""
@@ -122,12 +124,6 @@ def layer_norm_grad(o: LowerOp) -> list[Lowered | None]:
         return f.mul(r, f.sub(f.sub(g, m), f.mul(h, a)))
 
     return [elementwise(last, grad, middle, hat, along, rstd), None, None]
-
-
-add_row(
-    "LayerNormGradV3", like("x", "gamma", "gamma"), lambda op: _layer_norm_grad,
-    loops=Lowering(layer_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
-)  # fmt: skip
 
 
 # ---- root mean square norm ----
@@ -163,28 +159,31 @@ def _over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
     return [elementwise(f.mul, elementwise(f.mul, x, rstd), o.tensor("gamma")), rstd]
 
 
+@native(
+    "RmsNorm", lambda op: _root_facts(op, "x"), call(_rms_norm, "epsilon"), kind="reduce",
+    domain="x", reduces=_like_gamma("x"),
+)  # fmt: skip
 def rms_norm(o: LowerOp) -> list[Lowered]:
     """The norm and the inverse root."""
     results = _over_root(o, o.tensor("x"), "x")
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(results)]
 
 
+@native(
+    "AddRmsNorm", _add_rms_norm_rule, call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1",
+    reduces=_like_gamma("x1"), declines=f.mixed, types=FLOATS,
+)  # fmt: skip
 def add_rms_norm(o: LowerOp) -> list[Lowered]:
     """The same of a sum, and the sum itself."""
     x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*_over_root(o, x, "x1"), x])]
 
 
-add_row(
-    "RmsNorm", lambda op: _root_facts(op, "x"), call(_rms_norm, "epsilon"),
-    loops=Lowering(rms_norm, "reduce", "x", _like_gamma("x")),
+@native(
+    "RmsNormGrad", lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
+    fixed(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
+    kind="reduce", domain="x", reduces=_like_gamma("x"), declines=_parameters_wanted,
 )  # fmt: skip
-add_row(
-    "AddRmsNorm", _add_rms_norm_rule, call(_add_rms_norm, "epsilon"),
-    loops=Lowering(add_rms_norm, "reduce", "x1", _like_gamma("x1"), declines=f.mixed), types=FLOATS,
-)  # fmt: skip
-
-
 def rms_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
     the normalised input."""
@@ -197,13 +196,6 @@ def rms_norm_grad(o: LowerOp) -> list[Lowered | None]:
         return f.mul(r, f.sub(g, f.mul(h, m)))
 
     return [f.typed(elementwise(element, grad, hat, middle, rstd), o.out_dtype()), None]
-
-
-add_row(
-    "RmsNormGrad", lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
-    fixed(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
-    loops=Lowering(rms_norm_grad, "reduce", "x", _like_gamma("x"), declines=_parameters_wanted),
-)  # fmt: skip
 
 
 # ---- group norm, channels first ----
@@ -277,17 +269,13 @@ def _batch_norm(op: Op) -> Kernel:
     return run
 
 
-def _batch_norm_grad(op: Op) -> Kernel:
-    train, eps = op.attr("is_training"), op.attr("epsilon")
-
-    def run(dy: Any, x: Any, weight: Any, *statistics: Any) -> Any:
-        *running, mean, rstd = _for_parameters(x, weight, *statistics)
-        if train and mean is not statistics[2]:  # narrowed on the way here: find them again
-            _, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, weight, True, 0, eps)
-        arguments = (dy, x, weight, *running, mean, rstd, train, eps, [True, True, True])
-        return aten.native_batch_norm_backward(*arguments)
-
-    return run
+def _batch_norm_grad(dy: Any, x: Any, weight: Any, *rest: Any) -> Any:
+    *statistics, train, eps = rest
+    *running, mean, rstd = _for_parameters(x, weight, *statistics)
+    if train and mean is not statistics[2]:  # narrowed on the way here: find them again
+        _, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, weight, True, 0, eps)
+    arguments = (dy, x, weight, *running, mean, rstd, train, eps, [True, True, True])
+    return aten.native_batch_norm_backward(*arguments)
 
 
 def by_channel(x: Lowered, rank: int) -> Lowered:
@@ -300,6 +288,10 @@ def by_channel(x: Lowered, rank: int) -> Lowered:
     return Lowered(shape, x.dtype, element)
 
 
+@native(
+    "BNInfer", same_as("x"),
+    call(lambda *args: aten.native_batch_norm(*args[:-1], False, 0.0, args[-1])[0], "epsilon"),
+)  # fmt: skip
 def batch_norm_inference(o: LowerOp) -> Lowered:
     """Scale and shift each channel; both are computed from the statistics first."""
     x = o.tensor("x")
@@ -308,13 +300,6 @@ def batch_norm_inference(o: LowerOp) -> Lowered:
     factor = elementwise(f.mul, scale, elementwise(inverse_root(o.attr("epsilon")), variance))
     shift = elementwise(f.sub, offset, elementwise(f.mul, middle, factor))
     return f.typed(elementwise(f.add, elementwise(f.mul, x, factor), shift), o.out_dtype())
-
-
-add_row(
-    "BNInfer", same_as("x"),
-    call(lambda *args: aten.native_batch_norm(*args[:-1], False, 0.0, args[-1])[0], "epsilon"),
-    loops=Lowering(batch_norm_inference),
-)  # fmt: skip
 
 
 def _but_channels(o: Op) -> tuple[int, ...]:
@@ -335,6 +320,10 @@ def _blended(momentum: float) -> Callable[[Expr, Expr], Expr]:
     return lambda old, new: f.add(f.mul(1 - momentum, old), f.mul(float(momentum), new))
 
 
+@native(
+    "BatchNormV3", _batch_norm_rule, _batch_norm, kind="reduce", domain="x", reduces=_but_channels,
+    declines=_not_training,
+)  # fmt: skip
 def batch_norm(o: LowerOp) -> list[Lowered]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), _but_channels(o)
@@ -356,12 +345,11 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
     ]
 
 
-add_row(
-    "BatchNormV3", _batch_norm_rule, _batch_norm,
-    loops=Lowering(batch_norm, "reduce", "x", _but_channels, declines=_not_training),
+@native(
+    "BatchNormGradV3", like("x", "weight", "weight"),
+    call(_batch_norm_grad, "is_training", "epsilon"), kind="reduce", domain="x",
+    reduces=_but_channels, declines=_not_plain,
 )  # fmt: skip
-
-
 def batch_norm_grad(o: LowerOp) -> list[Lowered]:
     """Gradients of input, weight and bias: all of them sum over the same dims."""
     x, dy, axes = o.tensor("x"), o.tensor("dy"), _but_channels(o)
@@ -380,9 +368,3 @@ def batch_norm_grad(o: LowerOp) -> list[Lowered]:
         dx = elementwise(f.sub, elementwise(f.sub, dy, f.divided(bias_grad, n)), along)
     dx = elementwise(f.mul, dx, elementwise(f.mul, weight, rstd))
     return [dx, f.dropped(weight_grad, axes), f.dropped(bias_grad, axes)]
-
-
-add_row(
-    "BatchNormGradV3", like("x", "weight", "weight"), _batch_norm_grad,
-    loops=Lowering(batch_norm_grad, "reduce", "x", _but_channels, declines=_not_plain),
-)  # fmt: skip

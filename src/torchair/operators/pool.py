@@ -12,7 +12,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import SHORT, Kernel, Lowering, Op, Rule, add_row, call, like, same_as
+from torchair.operators.core import SHORT, Kernel, Op, Rule, add_row, call, like, native, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
 from torchair.operators.loops import Lowered, LowerOp, Place, masked, number, split
 
@@ -181,6 +181,10 @@ def _other_centres(o: Op) -> str | None:
     return None if known else "corners or centres of pixels"
 
 
+@native(
+    "ResizeNearestNeighborV2", _resized("x"), _nearest_kernel, kind="move", declines=_other_centres,
+    host=("size",), out=True,
+)  # fmt: skip
 def resize_nearest(o: LowerOp) -> Lowered:
     """Each element again as often as the sizes ask for."""
     x, shape = o.tensor("x"), o.out_shape()
@@ -204,10 +208,6 @@ def _nearest(o: LowerOp, position: Index, before: Int, after: Int) -> Index:
     return at_value(least(near, last))
 
 
-add_row(
-    "ResizeNearestNeighborV2", _resized("x"), _nearest_kernel, host=("size",), out=True,
-    loops=Lowering(resize_nearest, "move", declines=_other_centres),
-)  # fmt: skip
 add_row("ResizeNearestNeighborV2Grad", _resized("grads"), _nearest_grad, host=("size",))
 add_row("ResizeBilinearV2", _resized("x"), _bilinear, host=("size",), out=True)
 
@@ -330,6 +330,7 @@ def _not_constant(o: Op) -> str | None:
     return None if mode == "constant" else f"padding of mode {mode}"
 
 
+@native("PadV3", _pad_rule, _pad, kind="move", declines=_not_constant, host=("paddings",), out=True)
 def pad(o: LowerOp) -> Lowered:
     """A number around the operand; a negative padding takes elements away."""
     x, pads, value = o.tensor("x"), _paddings(o), o.maybe("constant_values")
@@ -354,8 +355,4 @@ def pad(o: LowerOp) -> Lowered:
     return Lowered(o.out_shape(), x.dtype, element)
 
 
-add_row(
-    "PadV3", _pad_rule, _pad, host=("paddings",), out=True,
-    loops=Lowering(pad, "move", declines=_not_constant),
-)  # fmt: skip
 add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))

@@ -13,7 +13,18 @@ from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import formulas as f
-from torchair.operators.core import SHORT, Kernel, Lowering, Op, Trait, add_row, of_type
+from torchair.operators.core import (
+    SHORT,
+    Kernel,
+    Lowering,
+    Op,
+    Trait,
+    add_row,
+    call,
+    native,
+    of_type,
+    torch_type,
+)
 from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
 from torchair.ops.npu import matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
@@ -100,18 +111,12 @@ def _quant_of_one_scale(op: Op) -> Kernel:
     return lambda x: quant.narrowed(x.to(quant.wide(x.dtype)) * scale + op.attr("offset"), dtype)
 
 
-def _dequant(op: Op) -> Kernel:
+def _dequant(x: Any, scale: Any, dtype: torch.dtype, twice: bool, positive: bool) -> torch.Tensor:
     """AscendDequant: whole sums times scales along the last dim, or one for all; with `sqrt_mode`
     the scale counts twice."""
-    dtype = ge_to_torch(op.attr("dtype"))
-    twice, positive = op.attr("sqrt_mode"), op.attr("relu_flag")
-
-    def run(x: Any, scale: Any) -> torch.Tensor:
-        factor = matmul.scale_values(scale)
-        values = x.to(torch.float32) * (factor * factor if twice else factor)
-        return (values.relu() if positive else values).to(dtype)
-
-    return run
+    factor = matmul.scale_values(scale)
+    values = x.to(torch.float32) * (factor * factor if twice else factor)
+    return (values.relu() if positive else values).to(dtype)
 
 
 def _quant_declines(o: Op) -> str | None:
@@ -119,6 +124,9 @@ def _quant_declines(o: Op) -> str | None:
     return None if o.attr("dst_type") == DataType.DT_INT8 and rounds else "only floats become int8"
 
 
+@native(
+    "AscendQuant", of_type("dst_type"), _quant_of_one_scale, declines=_quant_declines, types=FLOATS
+)
 def quant_of_one_scale(o: LowerOp) -> Lowered:
     """Values times a number, plus a number."""
     scale = o.attr("scale") ** (2 if o.attr("sqrt_mode") else 1)
@@ -126,16 +134,14 @@ def quant_of_one_scale(o: LowerOp) -> Lowered:
     return elementwise(lambda v: _narrowed(v, "i8"), moved, dtype="i8")
 
 
-add_row(
-    "AscendQuant", of_type("dst_type"), _quant_of_one_scale,
-    loops=Lowering(quant_of_one_scale, declines=_quant_declines), types=FLOATS,
-)  # fmt: skip
-
-
 def _patterned(o: Op) -> str | None:
     return None if TYPES.get(o.dtype("deq_scale")) in FLOATS else "scales are patterns"
 
 
+@native(
+    "AscendDequant", of_type("dtype"),
+    call(_dequant, torch_type("dtype"), "sqrt_mode", "relu_flag"), declines=_patterned,
+)  # fmt: skip
 def dequant(o: LowerOp) -> Lowered:
     """Whole sums times scales."""
 
@@ -145,9 +151,6 @@ def dequant(o: LowerOp) -> Lowered:
         return f.most(value, 0.0) if o.attr("relu_flag") else value
 
     return elementwise(element, o.tensor("x"), o.tensor("deq_scale"), dtype=o.out_dtype())
-
-
-add_row("AscendDequant", of_type("dtype"), _dequant, loops=Lowering(dequant, declines=_patterned))
 
 
 # ---- scales from the values ----
@@ -189,6 +192,10 @@ def _smoothed(o: LowerOp) -> tuple[Lowered, Lowered]:
     return x, x if smooth is None else elementwise(f.mul, x, smooth)
 
 
+@native(
+    "DynamicQuant", _dynamic_rule, _dynamic, kind="reduce", domain="x", reduces=_last,
+    declines=_dynamic_declines, types=FLOATS,
+)  # fmt: skip
 def dynamic_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale that lets the largest of a row just fit."""
     x, values = _smoothed(o)
@@ -206,12 +213,6 @@ def _of_rows(x: Lowered, kept: Lowered) -> Lowered:
     return Lowered(x.shape[:-1], "f32", lambda place: kept.at((*place, Index())))
 
 
-add_row(
-    "DynamicQuant", _dynamic_rule, _dynamic,
-    loops=Lowering(dynamic_quant, "reduce", "x", _last, declines=_dynamic_declines), types=FLOATS,
-)  # fmt: skip
-
-
 def _asymmetric_declines(o: Op) -> str | None:
     rows = o.attr("quant_mode") == "pertoken" and not o.attr("dst_type_max")
     if not rows or o.attr("is_symmetrical"):
@@ -219,6 +220,10 @@ def _asymmetric_declines(o: Op) -> str | None:
     return _dynamic_declines(o)
 
 
+@native(
+    "DynamicQuantV2", _dynamic_rule, _dynamic, kind="reduce", domain="x", reduces=_last,
+    declines=_asymmetric_declines, types=FLOATS,
+)  # fmt: skip
 def asymmetric_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale, plus the offset, that let both ends of a row just fit."""
     x, values = _smoothed(o)
@@ -230,13 +235,6 @@ def asymmetric_quant(o: LowerOp) -> list[Lowered]:
         lambda v, s, z: _narrowed(f.add(f.div(v, s), z), "i8"), values, safe, offset, dtype="i8"
     )
     return [y, _of_rows(x, scale), _of_rows(x, offset)]
-
-
-add_row(
-    "DynamicQuantV2", _dynamic_rule, _dynamic,
-    loops=Lowering(asymmetric_quant, "reduce", "x", _last, declines=_asymmetric_declines),
-    types=FLOATS,
-)  # fmt: skip
 
 
 # ---- scales as a device wants them ----
@@ -275,15 +273,9 @@ def _product_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), (*batch, x1[-2], x2[-1]))
 
 
-def _product(op: Op) -> Kernel:
-    dtype = ge_to_torch(op.attr("dtype"))
-    flags = op.attr("transpose_x1"), op.attr("transpose_x2")
-
-    def run(x1: Any, x2: Any, scale: Any, offset: Any, bias: Any, tokens: Any) -> torch.Tensor:
-        x1, x2 = (_turned(x, flag) for x, flag in zip((x1, x2), flags, strict=True))
-        return matmul.quant_matmul(x1, x2, scale, offset, bias, tokens, dtype)
-
-    return run
+def _product(x1: Any, x2: Any, *rest: Any) -> torch.Tensor:
+    *others, turned1, turned2 = rest
+    return matmul.quant_matmul(_turned(x1, turned1), _turned(x2, turned2), *others)
 
 
 def _by_groups(part: Any, columns: Any) -> Any:
@@ -316,8 +308,9 @@ def _weight_product(op: Op) -> Kernel:
 
 
 add_row(
-    "QuantBatchMatmulV3", _product_rule, _product, Trait.CONTRACTION, head="matmul",
-    types=frozenset({"i8"}),
+    "QuantBatchMatmulV3", _product_rule,
+    call(_product, torch_type("dtype"), "transpose_x1", "transpose_x2"), Trait.CONTRACTION,
+    head="matmul", types=frozenset({"i8"}),
 )  # fmt: skip
 add_row(
     "WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION,

@@ -28,8 +28,10 @@ from torchair.operators.core import (
     add_row,
     axes_of,
     call,
+    native,
     reduced_shape,
     same_as,
+    torch_type,
 )
 from torchair.operators.loops import (
     TYPES,
@@ -69,11 +71,10 @@ def _reduced_dims(op: Op) -> Shape:
 
 
 def _reduction(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        axes, keep = _input_axes(op), op.attr("keep_dims")
-        return (lambda x, out=None: fn(x, axes, keep, out=out)) if axes else _copy
+    def run(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -> torch.Tensor:
+        return fn(x, axes, keep, out=out) if axes else _copy(x, out)
 
-    return make
+    return call(run, _input_axes, "keep_dims")
 
 
 def _prod(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -> torch.Tensor:
@@ -247,18 +248,16 @@ def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[E
     )
 
 
+@native(
+    "LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, kind="reduce", domain="x",
+    reduces=_attr_axes("axes"), out=True, types=FLOATS,
+)  # fmt: skip
 def lp_norm(o: LowerOp) -> Lowered:
     """A vector norm of any order."""
     axes = _attr_axes("axes")(o)
     each, kind, last = _power_sum(float(o.attr("p")))
     total = o.reduce(kind, elementwise(each, o.tensor("x")), axes, keep=True)
     return f.dropped(elementwise(last, total), axes, o.attr("keepdim"))
-
-
-add_row(
-    "LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, out=True,
-    loops=Lowering(lp_norm, "reduce", "x", _attr_axes("axes")), types=FLOATS,
-)  # fmt: skip
 
 
 def _freedom(n: Int, correction: int) -> Expr:
@@ -280,6 +279,10 @@ def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Lowered,
     return middle, elementwise(lambda s: f.div(s, cast(degrees, s.dtype)), total)
 
 
+@native(
+    "ReduceStdV2", _std_rule, _std, REDUCTION, kind="reduce", domain="x", reduces=_attr_axes("dim"),
+    types=FLOATS,
+)  # fmt: skip
 def reduce_std(o: LowerOp) -> list[Lowered | None]:
     """The deviation, and the mean where it is wanted."""
     axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
@@ -292,12 +295,10 @@ def reduce_std(o: LowerOp) -> list[Lowered | None]:
     ]
 
 
-add_row(
-    "ReduceStdV2", _std_rule, _std, REDUCTION,
-    loops=Lowering(reduce_std, "reduce", "x", _attr_axes("dim")), types=FLOATS,
+@native(
+    "ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION,
+    kind="reduce", domain="x", reduces=_attr_axes("axes"), types=FLOATS,
 )  # fmt: skip
-
-
 def reduce_mean_variance(o: LowerOp) -> list[Lowered]:
     """Mean and variance of all elements, without correction."""
     axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
@@ -305,12 +306,6 @@ def reduce_mean_variance(o: LowerOp) -> list[Lowered]:
         f.typed(f.dropped(t, axes, keep), o.out_dtype(k))
         for k, t in enumerate(_moments(o, axes, 0))
     ]
-
-
-add_row(
-    "ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION,
-    loops=Lowering(reduce_mean_variance, "reduce", "x", _attr_axes("axes")), types=FLOATS,
-)  # fmt: skip
 
 
 # ---- extremes and their positions ----
@@ -323,16 +318,11 @@ def _extreme_rule(op: Op) -> list[Fact]:
 
 
 def _extreme(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        axis, keep = op.attr("dimension"), op.attr("keep_dims")
+    def run(x: torch.Tensor, axis: int, keep: bool, out: Any = None) -> Any:
+        values, positions = fn(x, axis, keep, out=out and (out[1], out[0]))
+        return positions, values
 
-        def run(x: torch.Tensor, out: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-            values, positions = fn(x, axis, keep, out=out and (out[1], out[0]))
-            return positions, values
-
-        return run
-
-    return make
+    return call(run, "dimension", "keep_dims")
 
 
 def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered, Lowered]:
@@ -388,13 +378,11 @@ def _position_rule(op: Op) -> Fact:
 
 
 def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        axis, dtype = op.int("dimension"), ge_to_torch(op.attr("dtype"))
-        if dtype is torch.int64:
-            return lambda x, out=None: fn(x, axis, out=out)
-        return lambda x, out=None: _copy(fn(x, axis).to(dtype), out)
+    def run(x: torch.Tensor, axis: int, dtype: torch.dtype, out: Any = None) -> torch.Tensor:
+        whole = dtype is torch.int64
+        return fn(x, axis, out=out) if whole else _copy(fn(x, axis).to(dtype), out)
 
-    return make
+    return call(run, lambda op: op.int("dimension"), torch_type("dtype"))
 
 
 def _port_axis(o: Op) -> tuple[int, ...]:
@@ -447,22 +435,17 @@ add_row("Sort", _sort_rule, _sort, out=True)
 
 
 def _scan(fn: Callable[..., Any], start: int) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        axis, exclusive, reverse = op.int("axis"), op.attr("exclusive"), op.attr("reverse")
+    def run(x: Any, axis: int, exclusive: bool, reverse: bool, out: Any = None) -> torch.Tensor:
         if not exclusive and not reverse:
-            return lambda x, out=None: fn(x, axis, dtype=x.dtype, out=out)
+            return fn(x, axis, dtype=x.dtype, out=out)
+        x = x.flip(axis) if reverse else x
+        if exclusive:
+            head = torch.full_like(x.narrow(axis, 0, 1), start)
+            x = torch.cat([head, x.narrow(axis, 0, x.shape[axis] - 1)], axis)
+        x = fn(x, axis, dtype=x.dtype)
+        return _copy(x.flip(axis) if reverse else x, out)
 
-        def run(x: torch.Tensor, out: Any = None) -> torch.Tensor:
-            x = x.flip(axis) if reverse else x
-            if exclusive:
-                head = torch.full_like(x.narrow(axis, 0, 1), start)
-                x = torch.cat([head, x.narrow(axis, 0, x.shape[axis] - 1)], axis)
-            x = fn(x, axis, dtype=x.dtype)
-            return _copy(x.flip(axis) if reverse else x, out)
-
-        return run
-
-    return make
+    return call(run, lambda op: op.int("axis"), "exclusive", "reverse")
 
 
 add_row("Cumsum", same_as("x"), _scan(torch.cumsum, 0), host=("axis",), out=True)

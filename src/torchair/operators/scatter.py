@@ -13,13 +13,15 @@ from torchair.codegen.loops import Expr, Index, at_value
 from torchair.ge.shapes import Shape
 from torchair.operators.core import (
     Kernel,
-    Lowering,
     Op,
     Trait,
     add_row,
     broadcast_rule,
     fixed,
+    ints,
+    native,
     same_as,
+    update,
     writes_first,
 )
 from torchair.operators.formulas import add, both, replaced
@@ -68,6 +70,10 @@ def _no_cache(o: Op) -> str | None:
     return not_positions([o["indices"]])
 
 
+@native(
+    "Scatter", same_as("var"), _cache_kernel, WRITES, kind="update", domain="updates",
+    declines=_no_cache, out=True,
+)  # fmt: skip
 def cache_update(o: LowerOp) -> Update:
     """Rows of each batch written from a position on, that an index gives."""
     var, updates, indices = o.tensor("var"), o.tensor("updates"), o.tensor("indices")
@@ -91,12 +97,6 @@ def cache_update(o: LowerOp) -> Update:
     return Update(updates, place, valid)
 
 
-add_row(
-    "Scatter", same_as("var"), _cache_kernel, WRITES, out=True,
-    loops=Lowering(cache_update, "update", "updates", declines=_no_cache),
-)  # fmt: skip
-
-
 def _points_decline(o: Op) -> str | None:
     var, updates, indices = (o.shape(p) for p in ("var", "updates", "indices"))
     depth = indices[-1] if indices else 0
@@ -107,6 +107,10 @@ def _points_decline(o: Op) -> str | None:
     return not_positions([o["indices"]])
 
 
+@native(
+    "ScatterNdUpdate", same_as("var"), update(scatter_nd_update_), WRITES, kind="update",
+    domain="updates", declines=_points_decline, out=True,
+)  # fmt: skip
 def scatter_nd_update(o: LowerOp) -> Update:
     """Rows written at the points that indices name."""
     var, updates, indices = o.tensor("var"), o.tensor("updates"), o.tensor("indices")
@@ -128,27 +132,15 @@ def scatter_nd_update(o: LowerOp) -> Update:
     return Update(updates, place, valid)
 
 
-add_row(
-    "ScatterNdUpdate", same_as("var"), lambda op: writes_first(scatter_nd_update_), WRITES,
-    out=True, loops=Lowering(scatter_nd_update, "update", "updates", declines=_points_decline),
-)  # fmt: skip
-
-
 # ---- memory laid out anew ----
 
 
-def _view_copy(op: Op) -> Kernel:
-    size, stride = op.ints("dst_size"), op.ints("dst_stride")
-    offset, src_size = op.int("dst_storage_offset"), op.ints("src_size")
-
-    def update(dst: torch.Tensor, src: torch.Tensor) -> None:
-        whole = dst.contiguous()
-        part = whole.as_strided(size, stride, whole.storage_offset() + offset)
-        part.copy_(src.reshape(src_size))
-        if whole is not dst:
-            dst.copy_(whole)
-
-    return writes_first(update)
+def _view_copy(dst: Any, src: Any, size: Any, stride: Any, offset: Any, src_size: Any) -> None:
+    whole = dst.contiguous()
+    part = whole.as_strided(size, stride, whole.storage_offset() + offset[0])
+    part.copy_(src.reshape(src_size))
+    if whole is not dst:
+        dst.copy_(whole)
 
 
 def _view_copy_declines(o: Op) -> str | None:
@@ -156,6 +148,13 @@ def _view_copy_declines(o: Op) -> str | None:
     return None if same else "a source that is broadcast"
 
 
+_COPIED = [f"{side}_{part}" for side in ("dst", "src") for part in LAYOUT]
+
+
+@native(
+    "ViewCopy", same_as("dst"), update(_view_copy, *map(ints, _COPIED[:4])), WRITES, kind="update",
+    domain="src", declines=_view_copy_declines, host=_COPIED, out=True,
+)  # fmt: skip
 def view_copy(o: LowerOp) -> Update:
     """Elements written where sizes and strides over the contiguous order of `dst` say."""
     dst, src = o.tensor("dst"), o.tensor("src")
@@ -171,24 +170,12 @@ def view_copy(o: LowerOp) -> Update:
     return Update(src, place)
 
 
-add_row(
-    "ViewCopy", same_as("dst"), _view_copy, WRITES,
-    host=[f"{side}_{part}" for side in ("dst", "src") for part in LAYOUT], out=True,
-    loops=Lowering(view_copy, "update", "src", declines=_view_copy_declines),
-)  # fmt: skip
-
-
 # ---- points and elements ----
 
 
-def _index_put(op: Op) -> Kernel:
-    """`indexed_sizes` is the mask of leading dims that have an index."""
-    mask, accumulate = op.ints("indexed_sizes"), bool(op.attr("accumulate"))
-
-    def update(x: torch.Tensor, value: torch.Tensor, indices: list[torch.Tensor]) -> None:
-        aten.index_put_(x, spread(mask, indices), value, accumulate)
-
-    return writes_first(update)
+def _index_put(x: Any, value: Any, indices: Any, mask: Any, accumulate: bool) -> None:
+    """`mask` tells the leading dims that have an index."""
+    aten.index_put_(x, spread(mask, indices), value, bool(accumulate))
 
 
 def _index_put_declines(o: Op) -> str | None:
@@ -202,6 +189,11 @@ def _index_put_declines(o: Op) -> str | None:
     return not_positions(o.list("indices"))
 
 
+@native(
+    "IndexPutV2", same_as("x"), update(_index_put, ints("indexed_sizes"), "accumulate"), WRITES,
+    kind="update", domain="value", declines=_index_put_declines,
+    host=("indexed_sizes", "indexed_strides"), out=True,
+)  # fmt: skip
 def index_put(o: LowerOp) -> Update:
     """Values written at the points that index tensors name. Where points meet, one of them stays:
     as in torch, which one is not said."""
@@ -213,39 +205,23 @@ def index_put(o: LowerOp) -> Update:
     )
 
 
-add_row(
-    "IndexPutV2", same_as("x"), _index_put, WRITES, host=("indexed_sizes", "indexed_strides"),
-    out=True, loops=Lowering(index_put, "update", "value", declines=_index_put_declines),
-)  # fmt: skip
+def _index_add(var: Any, indices: Any, updates: Any, alpha: Any, axis: int) -> None:
+    var.index_add_(axis, indices, updates, alpha=1 if alpha is None else alpha.item())
 
 
-def _index_add(op: Op) -> Kernel:
-    axis = op.attr("axis")
-
-    def update(var: Any, indices: Any, updates: Any, alpha: Any) -> None:
-        var.index_add_(axis, indices, updates, alpha=1 if alpha is None else alpha.item())
-
-    return writes_first(update)
-
-
-add_row("InplaceIndexAdd", same_as("var"), _index_add, WRITES, out=True)
+add_row("InplaceIndexAdd", same_as("var"), update(_index_add, "axis"), WRITES, out=True)
 
 
 _REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
-def _scatter(op: Op) -> Kernel:
-    axis, reduction = op.attr("axis"), op.attr("reduction")
-
-    def update(data: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> None:
-        if reduction == "none":
-            data.scatter_(axis, indices, updates)
-        elif reduction == "add":
-            data.scatter_add_(axis, indices, updates)
-        else:
-            data.scatter_reduce_(axis, indices, updates, _REDUCE[reduction])
-
-    return writes_first(update)
+def _scatter(data: Any, indices: Any, updates: Any, axis: int, reduction: str) -> None:
+    if reduction == "none":
+        data.scatter_(axis, indices, updates)
+    elif reduction == "add":
+        data.scatter_add_(axis, indices, updates)
+    else:
+        data.scatter_reduce_(axis, indices, updates, _REDUCE[reduction])
 
 
 def _scatter_declines(o: Op) -> str | None:
@@ -257,6 +233,10 @@ def _scatter_declines(o: Op) -> str | None:
     return not_positions([o["indices"]])
 
 
+@native(
+    "ScatterElements", same_as("data"), update(_scatter, "axis", "reduction"), WRITES,
+    kind="update", domain="indices", declines=_scatter_declines, out=True,
+)  # fmt: skip
 def scatter_elements(o: LowerOp) -> Update:
     """Elements written where an index says along one dim."""
     data, indices, updates = o.tensor("data"), o.tensor("indices"), o.tensor("updates")
@@ -272,8 +252,4 @@ def scatter_elements(o: LowerOp) -> Update:
     )
 
 
-add_row(
-    "ScatterElements", same_as("data"), _scatter, WRITES, out=True,
-    loops=Lowering(scatter_elements, "update", "indices", declines=_scatter_declines),
-)  # fmt: skip
 add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))

@@ -24,8 +24,11 @@ from torchair.operators.core import (
     call,
     copy_of,
     fixed,
+    ints,
+    native,
     of_type,
     same_as,
+    torch_type,
 )
 from torchair.operators.formulas import of_elements
 from torchair.operators.loops import Lowered, LowerOp, Place, flattened, is_one, unflattened
@@ -84,7 +87,7 @@ add_row("ReduceProdD", _product_rule, fixed(lambda x: torch.prod(x, dtype=x.dtyp
 
 
 def _method(name: str, port: str) -> Callable[[Op], Kernel]:
-    return call(lambda x, numbers: getattr(x, name)(numbers), lambda op: op.ints(port))
+    return call(lambda x, numbers: getattr(x, name)(numbers), ints(port))
 
 
 _reshape, _transpose = _method("reshape", "shape"), _method("permute", "perm")
@@ -137,6 +140,7 @@ def _must_hold(condition: bool) -> None:
         raise ValueError("a reshape to another number of elements")
 
 
+@native("Reshape", _reshape_rule, _reshape, VIEW, kind="move", host=("shape",))
 def reshape(o: LowerOp) -> Lowered:
     """Other dims over the same order of elements. Dims that stay are left alone, dims that are cut
     cost nothing, dims that are joined are divided again unless the axes of the nest tell."""
@@ -159,14 +163,12 @@ def reshape(o: LowerOp) -> Lowered:
     return Lowered(shape, x.dtype, element)
 
 
-add_row("Reshape", _reshape_rule, _reshape, VIEW, host=("shape",), loops=Lowering(reshape, "move"))
-
-
 def _transpose_rule(op: Op) -> Fact:
     shape = op.shape("x")
     return Fact(op.dtype("x"), tuple(shape[p] for p in op.ints("perm")))
 
 
+@native("Transpose", _transpose_rule, _transpose, VIEW, kind="move", host=("perm",))
 def transpose(o: LowerOp) -> Lowered:
     """Dims in another order."""
     x, perm = o.tensor("x"), o.ints("perm")
@@ -177,48 +179,37 @@ def transpose(o: LowerOp) -> Lowered:
     )
 
 
-add_row(
-    "Transpose", _transpose_rule, _transpose, VIEW, host=("perm",),
-    loops=Lowering(transpose, "move"),
-)  # fmt: skip
+def _new_axes(op: Op) -> list[int]:
+    axes = op.attr("axes")
+    rank = len(op.shape("x")) + len(axes)
+    return sorted(a % rank for a in axes)
 
 
 def _unsqueeze_rule(op: Op) -> Fact:
     dims = list(op.shape("x"))
-    axes = op.attr("axes")
-    rank = len(dims) + len(axes)
-    for a in sorted(a % rank for a in axes):
+    for a in _new_axes(op):
         dims.insert(a, 1)
     content = op["x"].content
     known = len(dims) == 1 and content is not None
     return Fact(op.dtype("x"), tuple(dims), (content,) if known else None)
 
 
-def _unsqueeze(op: Op) -> Kernel:
-    rank = len(op.shape("x")) + len(op.attr("axes"))
-    axes = sorted(a % rank for a in op.attr("axes"))
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        for a in axes:
-            x = x.unsqueeze(a)
-        return x
-
-    return run
+def _unsqueeze(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    for a in axes:
+        x = x.unsqueeze(a)
+    return x
 
 
+@native("Unsqueeze", _unsqueeze_rule, call(_unsqueeze, _new_axes), VIEW, kind="move")
 def unsqueeze(o: LowerOp) -> Lowered:
     """New dims of size 1."""
-    x, axes = o.tensor("x"), o.attr("axes")
-    rank = x.rank + len(axes)
-    new = {a % rank for a in axes}
+    x, new = o.tensor("x"), _new_axes(o)
+    rank = x.rank + len(new)
     dims = iter(x.shape)
     shape = [1 if d in new else next(dims) for d in range(rank)]
     return Lowered(
         shape, x.dtype, lambda place: x.at([place[d] for d in range(rank) if d not in new])
     )
-
-
-add_row("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW, loops=Lowering(unsqueeze, "move"))
 
 
 def _squeezed(op: Op) -> tuple[int, ...]:
@@ -236,11 +227,9 @@ def _squeeze_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), dims, content)
 
 
-def _squeeze(op: Op) -> Kernel:
-    gone = _squeezed(op)
-    return lambda x: x.squeeze(gone)
-
-
+@native(
+    "Squeeze", _squeeze_rule, call(lambda x, gone: x.squeeze(gone), _squeezed), VIEW, kind="move"
+)
 def squeeze(o: LowerOp) -> Lowered:
     """Dims of size 1 left out."""
     x, axes = o.tensor("x"), o.attr("axis")
@@ -253,9 +242,6 @@ def squeeze(o: LowerOp) -> Lowered:
         return x.at([Index() if d in gone else next(kept) for d in range(x.rank)])
 
     return Lowered(shape, x.dtype, element)
-
-
-add_row("Squeeze", _squeeze_rule, _squeeze, VIEW, loops=Lowering(squeeze, "move"))
 
 
 def _broadcast_to_rule(op: Op) -> Fact:
@@ -288,21 +274,17 @@ for _type in ("BroadcastTo", "Expand"):
 # ---- memory laid out anew ----
 
 
-def _as_strided(op: Op) -> Kernel:
+def _as_strided(x: torch.Tensor, size: Any, stride: Any, offset: Sequence[int]) -> torch.Tensor:
     """Strides count in the contiguous layout of `x`, whatever strides its tensor has."""
-    size, stride, offset = op.ints("size"), op.ints("stride"), op.int("storage_offset")
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        return x.as_strided(size, stride, x.storage_offset() + offset)
-
-    return run
+    x = x.contiguous()
+    return x.as_strided(size, stride, x.storage_offset() + offset[0])
 
 
 LAYOUT = ("size", "stride", "storage_offset")
 add_row(
-    "AsStrided", lambda op: Fact(op.dtype("x"), op.ints("size")), _as_strided, VIEW, host=LAYOUT
-)
+    "AsStrided", lambda op: Fact(op.dtype("x"), op.ints("size")),
+    call(_as_strided, *map(ints, LAYOUT)), VIEW, host=LAYOUT,
+)  # fmt: skip
 
 
 def _bitcast_rule(op: Op) -> Fact:
@@ -314,7 +296,7 @@ def _bitcast_rule(op: Op) -> Fact:
 
 add_row(
     "Bitcast", _bitcast_rule,
-    call(lambda x, target: x.view(target), lambda op: ge_to_torch(op.attr("type"))), VIEW,
+    call(lambda x, target: x.view(target), torch_type("type")), VIEW,
 )  # fmt: skip
 
 

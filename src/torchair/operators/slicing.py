@@ -18,13 +18,13 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
 from torchair.operators.core import (
     Kernel,
-    Lowering,
     Op,
     Trait,
-    add_row,
     call,
+    ints,
+    native,
     same_as,
-    writes_first,
+    update,
 )
 from torchair.operators.formulas import Joined, replaced
 from torchair.operators.loops import Lowered, LowerOp, Place, Update, is_one, split
@@ -57,14 +57,12 @@ def _joined(
     return Lowered(o.out_shape(), o.out_dtype(), pieces.element)
 
 
+@native("Pack", _pack_rule, call(torch.stack, "axis"), kind="move", out=True)
 def pack(o: LowerOp) -> Lowered:
     """Operands side by side along a new dim."""
     axis = o.attr("axis") % len(o.out_shape())
     sizes = [1] * len(o.tensors("x"))
     return _joined(o, axis, sizes, lambda x, place: x.at((*place[:axis], *place[axis + 1 :])))
-
-
-add_row("Pack", _pack_rule, call(torch.stack, "axis"), out=True, loops=Lowering(pack, "move"))
 
 
 def _concat_rule(op: Op) -> Fact:
@@ -93,17 +91,15 @@ def _ranks_differ(o: Op) -> str | None:
     return None if len(ranks) == 1 else "operands of different ranks"
 
 
+@native(
+    "ConcatV2", _concat_rule, _concat, kind="move", declines=_ranks_differ, host=("concat_dim",),
+    out=True,
+)  # fmt: skip
 def concat(o: LowerOp) -> Lowered:
     """Operands one after the other; a scalar counts as one element."""
     axis = o.int("concat_dim") % len(o.out_shape())
     sizes = [p.shape[axis] if p.rank else 1 for p in o.tensors("x")]
     return _joined(o, axis, sizes, lambda x, place: x.at(place if x.rank else ()))
-
-
-add_row(
-    "ConcatV2", _concat_rule, _concat, host=("concat_dim",), out=True,
-    loops=Lowering(concat, "move", declines=_ranks_differ),
-)  # fmt: skip
 
 
 # ---- splits ----
@@ -129,18 +125,15 @@ def _shifted(x: Lowered, shape: Sequence[Int], axis: int, start: Int) -> Lowered
     return Lowered(shape, x.dtype, lambda place: x.at(replaced(place, axis, place[axis] + start)))
 
 
+@native(
+    "SplitV", _split_rule, call(lambda x, parts: x.split(parts[1], parts[0]), _split_sizes), VIEW,
+    kind="move", host=("size_splits", "split_dim"),
+)  # fmt: skip
 def split_parts(o: LowerOp) -> list[Lowered]:
     """Parts of given sizes."""
     x, (axis, sizes) = o.tensor("x"), _split_sizes(o)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     return [_shifted(x, o.out_shape(k), axis, start) for k, start in enumerate(starts)]
-
-
-_split = call(lambda x, parts: x.split(parts[1], parts[0]), _split_sizes)
-add_row(
-    "SplitV", _split_rule, _split, VIEW, host=("size_splits", "split_dim"),
-    loops=Lowering(split_parts, "move"),
-)  # fmt: skip
 
 
 def _unpack_rule(op: Op) -> list[Fact]:
@@ -154,6 +147,7 @@ def _unpack_rule(op: Op) -> list[Fact]:
     ]
 
 
+@native("Unpack", _unpack_rule, call(lambda x, axis: x.unbind(axis), "axis"), VIEW, kind="move")
 def unpack(o: LowerOp) -> list[Lowered]:
     """One tensor for each position along a dim."""
     x = o.tensor("x")
@@ -166,10 +160,6 @@ def unpack(o: LowerOp) -> list[Lowered]:
         )
 
     return [taken(k) for k in range(len(o.node.outputs))]
-
-
-_unbind = call(lambda x, axis: x.unbind(axis), "axis")
-add_row("Unpack", _unpack_rule, _unbind, VIEW, loops=Lowering(unpack, "move"))
 
 
 # ---- slices ----
@@ -254,6 +244,14 @@ def _source(o: Op, x: Lowered) -> Callable[[Place], Place]:
     return place
 
 
+@native(
+    "StridedSlice", _slice_rule, call(sliced, _ranges), VIEW, kind="move", declines=_has_masks,
+    host=_BOUNDS,
+)  # fmt: skip
+@native(
+    "StridedSliceV2", _slice_rule, call(sliced, _ranges), VIEW, kind="move", declines=_has_masks,
+    host=("axes", *_BOUNDS),
+)  # fmt: skip
 def strided_slice(o: LowerOp) -> Lowered:
     """Every so many elements between two bounds."""
     x = o.tensor("x")
@@ -261,23 +259,8 @@ def strided_slice(o: LowerOp) -> Lowered:
     return Lowered(o.out_shape(), x.dtype, lambda place: x.at(source(place)))
 
 
-add_row(
-    "StridedSliceV2", _slice_rule, call(sliced, _ranges), VIEW, host=("axes", *_BOUNDS),
-    loops=Lowering(strided_slice, "move", declines=_has_masks),
-)  # fmt: skip
-add_row(
-    "StridedSlice", _slice_rule, call(sliced, _ranges), VIEW, host=_BOUNDS,
-    loops=Lowering(strided_slice, "move", declines=_has_masks),
-)  # fmt: skip
-
-
-def _slice_assign(op: Op) -> Kernel:
-    ranges = _ranges(op)
-    return writes_first(lambda var, value: sliced(var, ranges).copy_(value))
-
-
-def _overwritten(o: LowerOp) -> Update:
-    return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
+def _slice_assign(var: torch.Tensor, value: torch.Tensor, ranges: Any) -> None:
+    sliced(var, ranges).copy_(value)
 
 
 def _assign_declines(o: Op) -> str | None:
@@ -289,10 +272,12 @@ def _assign_declines(o: Op) -> str | None:
     return None if tuple(dims) == o.shape("input_value") else "a value that is broadcast"
 
 
-add_row(
-    "StridedSliceAssign", same_as("var"), _slice_assign, Trait.WRITES_FIRST, host=_BOUNDS, out=True,
-    loops=Lowering(_overwritten, "update", "input_value", declines=_assign_declines),
+@native(
+    "StridedSliceAssign", same_as("var"), update(_slice_assign, _ranges), Trait.WRITES_FIRST,
+    kind="update", domain="input_value", declines=_assign_declines, host=_BOUNDS, out=True,
 )  # fmt: skip
+def _overwritten(o: LowerOp) -> Update:
+    return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
 
 
 # ---- repetitions and other orders ----
@@ -308,21 +293,17 @@ def _tile_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(d * t for d, t in zip(shape, times, strict=True)))
 
 
-def _tile(op: Op) -> Kernel:
-    shape, times = _tile_dims(op)
-    single: list[Any] = [n for d in shape for n in (1, d)]
+def _tile(x: torch.Tensor, dims: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    shape, times = dims
+    if out is None or not out.is_contiguous():
+        made = x.repeat(times)
+        return made if out is None else out.copy_(made)
     repeated: list[Any] = [n for d, t in zip(shape, times, strict=True) for n in (t, d)]
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is None or not out.is_contiguous():
-            made = x.repeat(times)
-            return made if out is None else out.copy_(made)
-        out.view(repeated).copy_(x.reshape(single))
-        return out
-
-    return run
+    out.view(repeated).copy_(x.reshape([n for d in shape for n in (1, d)]))
+    return out
 
 
+@native("Tile", _tile_rule, call(_tile, _tile_dims), kind="move", host=("multiples",), out=True)
 def tile(o: LowerOp) -> Lowered:
     """The operand again and again."""
     x, times = o.tensor("x"), o.ints("multiples")
@@ -339,9 +320,7 @@ def tile(o: LowerOp) -> Lowered:
     return Lowered(o.out_shape(), x.dtype, element)
 
 
-add_row("Tile", _tile_rule, _tile, host=("multiples",), out=True, loops=Lowering(tile, "move"))
-
-
+@native("ReverseV2", same_as("x"), call(torch.flip, ints("axis")), kind="move", host=("axis",))
 def reverse(o: LowerOp) -> Lowered:
     """Dims from the last element to the first."""
     x = o.tensor("x")
@@ -353,16 +332,11 @@ def reverse(o: LowerOp) -> Lowered:
     return Lowered(x.shape, x.dtype, element)
 
 
-add_row(
-    "ReverseV2", same_as("x"), call(torch.flip, lambda op: op.ints("axis")), host=("axis",),
-    loops=Lowering(reverse, "move"),
-)  # fmt: skip
-
-
 def _flat_roll(o: Op) -> str | None:
     return None if o.attr("dims") or len(o.shape("x")) == 1 else "a roll across dims"
 
 
+@native("Roll", same_as("x"), call(torch.roll, "shifts", "dims"), kind="move", declines=_flat_roll)
 def roll(o: LowerOp) -> Lowered:
     """Elements moved along dims, those that leave come in again at the other end."""
     x = o.tensor("x")
@@ -381,9 +355,3 @@ def _rolled(x: Lowered, axis: int, shift: int) -> Lowered:
         return x.at(replaced(place, axis, place[axis] + (n - first)) if k == 0 else place)
 
     return Lowered(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
-
-
-add_row(
-    "Roll", same_as("x"), call(torch.roll, "shifts", "dims"),
-    loops=Lowering(roll, "move", declines=_flat_roll),
-)  # fmt: skip
