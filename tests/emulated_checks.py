@@ -190,7 +190,7 @@ def eager_attention_is_the_cpus():
 
 
 def eager_fused_attention_is_chosen_as_torch_does():
-    """Where a tracer has no memory to ask about, the choice is made from dims alone."""
+    """A tracer has no memory to ask about: the choice is made from dims alone."""
     from torchair.emulate.choices import suits
 
     q = torch.randn(2, 4, 5, 8)
@@ -206,7 +206,7 @@ def eager_fused_attention_is_chosen_as_torch_does():
                     choice = torch._fused_sdp_choice(q, k, k, mask, drop, enable_gqa=groups)
                 except RuntimeError:
                     continue
-                ours = suits(q, k, k, mask, drop, False, None, groups)
+                ours = suits(q, k, k, mask, drop, groups)
                 about = (tuple(k.shape), mask is not None and tuple(mask.shape), drop, groups)
                 assert ours == (choice == 1), about
 

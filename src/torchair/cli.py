@@ -16,12 +16,7 @@ import torch
 
 from torchair.codegen.kept import store
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, merge, read
-from torchair.configs.compiler_config import (
-    OPTION_ALIASES,
-    OPTIONS,
-    CompilerConfig,
-    public_path,
-)
+from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
 from torchair.convert.registry import TableLine, lines
 from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher
@@ -133,7 +128,7 @@ def _run_observed(
     code: Any = 0
     try:
         with looking:
-            code = launcher.run(launcher.RunOptions(options.script, options.arguments))
+            code = launcher.run_script(options.script, options.arguments)
     except SystemExit as leaving:
         code = leaving.code
     finally:
@@ -414,10 +409,6 @@ def _env(_options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
-    return launcher.run(launcher.options_of(options))
-
-
 _COMMANDS = {
     "ops": Command("which torch operators become which GE operators", _ops, _table_options),
     "options": Command("the options of CompilerConfig", _options, _table_options),
@@ -426,7 +417,7 @@ _COMMANDS = {
     "verify": Command("run a program, compare its graphs with eager", _verify, _verify_options),
     "report": Command("run a program, write a page about its graphs", _report, _report_options),
     "compare": Command("two data dumps, matched by FX names", _compare, _compare_options),
-    "run": Command("run a script, with an emulated npu", _run, launcher.add_options),
+    "run": Command("run a script, with an emulated npu", launcher.run, launcher.add_options),
     "run-air": Command("run a model file on arrays", run_air, add_run_air_options),
     "cache": Command("kernels that are kept on disk", _cache, _cache_options),
     "tune": Command("results of tuning: show files, or merge them", _tune, _tune_options),

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
 from torchair.emulate.kernels import overload
-from torchair.emulate.memory import as_cpu
 from torchair.emulate.state import DEVICE_TYPE, tensors_in
 
 # ---- attention: the CPU's fused kernel where the CPU would, which torch does not know of here ----
@@ -43,10 +42,8 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """The fused kernel, or torch's own way to do without."""
-    traced = type(query) not in (torch.Tensor, torch.nn.Parameter)  # no memory to ask about
-    choose = suits if traced else _suits_cpu
     both = is_causal and attn_mask is not None  # an error that torch explains
-    if both or not choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    if both or not suits(query, key, value, attn_mask, dropout_p, enable_gqa):
         made: Tensor = _attention._op_dk(
             _COMPOSITE, query, key, value, attn_mask, dropout_p, is_causal,
             scale=scale, enable_gqa=enable_gqa,
@@ -61,26 +58,12 @@ def attention(
     return result
 
 
-def _suits_cpu(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float,
-    is_causal: bool, scale: float | None, enable_gqa: bool,
-) -> bool:  # fmt: skip
-    """What torch chooses for the same tensors on the CPU."""
-    if mask is not None and mask.requires_grad:
-        return False
-    q, k, v = (as_cpu(t) for t in (query, key, value))
-    choice = torch._fused_sdp_choice(
-        q, k, v, None if mask is None else as_cpu(mask), dropout_p, is_causal,
-        scale=scale, enable_gqa=enable_gqa,
-    )  # fmt: skip
-    return bool(choice == _FLASH)
-
-
 def suits(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float,
-    is_causal: bool, scale: float | None, enable_gqa: bool,
+    enable_gqa: bool,
 ) -> bool:  # fmt: skip
-    """The same from dims, strides and types alone, for tensors that a tracer holds."""
+    """What torch chooses for the same tensors on the CPU, from dims, strides and types alone: those
+    that a tracer holds have no memory to ask about."""
     tensors = (query, key, value)
     if dropout_p > 0 or not torch._C._get_flash_sdp_enabled():
         return False

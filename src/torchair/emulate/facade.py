@@ -20,7 +20,7 @@ from torchair.emulate import memory, state, streams
 from torchair.emulate.choices import DTYPES
 from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu, mem_get_info
 from torchair.emulate.profiles.recording import mstx
-from torchair.emulate.state import DEVICE_TYPE, STATE, by_name
+from torchair.emulate.state import DEVICE_TYPE, STATE
 
 _SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 
@@ -144,73 +144,44 @@ class DeviceProperties:
     minor: int = 0
 
 
-def is_available() -> bool:
-    """Whether there is a device to work on."""
-    return STATE.count > 0
-
-
-def device_count() -> int:
-    """How many devices there are."""
-    return STATE.count
-
-
-def current_device() -> int:
-    """The number of the device that this thread has chosen."""
-    return STATE.here.device
-
-
 def set_device(device: Any) -> None:
     """Choose a device for this thread."""
     STATE.here.device = STATE.index_of(device)
 
 
-def synchronize(device: Any = None) -> None:
-    """Wait for all work on a device: it is done."""
-    STATE.index_of(device)
+def _always(answer: Any) -> Callable[..., Any]:
+    """A function that has one answer, whatever it is asked with."""
+    return lambda *args, **kwargs: answer
 
 
-def get_device_name(device: Any = None) -> str:
-    """A name that says what the device is."""
-    STATE.index_of(device)
-    return NAME
+def _of_device(answer: Any) -> Callable[..., Any]:
+    """A function with one answer for every device that there is."""
+    return lambda device=None: (answer, STATE.index_of(device))[0]
 
 
-def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Figures of a device: the host's."""
-    return DeviceProperties(NAME, mem_get_info(device)[1], torch.get_num_threads())
-
-
-def get_device_capability(device: Any = None) -> None:
-    """There is none, as with the real devices."""
-    STATE.index_of(device)
-
-
-def can_device_access_peer(device_id: Any, peer_device_id: Any) -> bool:
-    """All devices share one memory."""
-    return STATE.index_of(device_id) != STATE.index_of(peer_device_id)
-
-
-def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Types that autocast may choose."""
-    return list(DTYPES)
-
-
-def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """bfloat16 works."""
-    return True
-
-
-def set_compile_mode(jit_compile: bool = False) -> None:
-    """Of the real devices: whether operators are compiled when they are called. No effect."""
-
-
-def is_jit_compile_false() -> bool:
-    """Operators are never compiled when they are called."""
-    return True
-
-
-def set_option(option: dict[str, Any]) -> None:
-    """Of the real devices: options of their run time. No effect."""
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "is_available": lambda: STATE.count > 0,
+    "device_count": lambda: STATE.count,
+    "current_device": lambda: STATE.here.device,
+    "set_device": set_device,
+    "synchronize": _of_device(None),  # all work is done
+    "get_device_name": _of_device(NAME),
+    "get_device_properties": lambda device=None: DeviceProperties(
+        NAME, mem_get_info(device)[1], torch.get_num_threads()
+    ),  # the host's
+    "get_device_capability": _of_device(None),  # there is none, as with the real devices
+    "can_device_access_peer": lambda device_id, peer_device_id: (  # all share one memory
+        STATE.index_of(device_id) != STATE.index_of(peer_device_id)
+    ),
+    "get_amp_supported_dtype": lambda: list(DTYPES),  # that autocast may choose
+    "is_bf16_supported": _always(True),
+    "is_jit_compile_false": _always(True),  # operators are never compiled when they are called
+    # Of the real devices: whether they are, and options of the run time. No effect.
+    **dict.fromkeys(("set_compile_mode", "set_option"), _always(None)),
+    **dict.fromkeys(("init", "_lazy_init", "ipc_collect"), _always(None)),
+    "is_initialized": _always(True),
+    "_is_in_bad_fork": _always(False),
+}
 
 
 def _exchange_device(index: int) -> int:
@@ -247,17 +218,9 @@ def npu_module() -> ModuleType:
     """The module, ready to be registered as `torch.npu`."""
     module = ModuleType("torch.npu", __doc__)
     module.__path__ = []  # `import torch.npu.amp` is possible
-    names = by_name(
-        is_available, device_count, current_device, set_device, synchronize, get_device_name,
-        get_device_properties, get_device_capability, can_device_access_peer,
-        get_amp_supported_dtype, is_bf16_supported, set_compile_mode, is_jit_compile_false,
-        set_option, _exchange_device, mstx,
-    )  # fmt: skip
-    names |= memory.FUNCTIONS | streams.FUNCTIONS | state.FUNCTIONS
-    names |= {name: lambda: None for name in ("init", "_lazy_init", "ipc_collect")}
-    names |= {"is_initialized": lambda: True, "_is_in_bad_fork": lambda: False}
-    names |= {"_maybe_exchange_device": _exchange_device, "host": NpuMemory()}
-    names |= {"default_generators": tuple(state.GENERATORS)}
+    names = {**_ANSWERS, **memory.FUNCTIONS, **streams.FUNCTIONS, **state.FUNCTIONS}
+    names |= dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), _exchange_device)
+    names |= {"mstx": mstx, "host": NpuMemory(), "default_generators": tuple(state.GENERATORS)}
     names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}
     names |= {name: SimpleNamespace(allow_hf32=True) for name in ("conv", "matmul")}
     for name, value in names.items():

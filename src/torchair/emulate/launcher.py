@@ -15,7 +15,6 @@ import platform
 import random
 import runpy
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing import spawn
 from pathlib import Path
@@ -32,20 +31,6 @@ if TYPE_CHECKING:
     from torchair.explanation.api import Collector
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What the user asked for."""
-
-    script: str
-    arguments: list[str]
-    module: bool = False
-    devices: int | None = None
-    seed: int | None = None
-    dump: str | None = None
-    timeline: str | None = None
-    explain: bool = False
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `torchair run`."""
     parser.add_argument("--devices", type=int, metavar="N", help="number of emulated devices")
@@ -59,13 +44,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 
 
-def options_of(parsed: argparse.Namespace) -> RunOptions:
-    """The command line as options."""
-    names = RunOptions.__dataclass_fields__
-    return RunOptions(**{name: getattr(parsed, name) for name in names})
+def run_script(script: str, arguments: list[str]) -> int:
+    """Execute a script without options of ours."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return run(parser.parse_args([script, *arguments]))
 
 
-def run(options: RunOptions) -> int:
+def run(options: argparse.Namespace) -> int:
     """Execute the script; the exit code is 0 if it comes to its end."""
     if not options.module and not os.path.exists(options.script):
         print(f"torchair run: can't open file {options.script!r}: no such file", file=sys.stderr)
@@ -86,7 +72,7 @@ def run(options: RunOptions) -> int:
     return 0
 
 
-def _prepare(options: RunOptions) -> None:
+def _prepare(options: argparse.Namespace) -> None:
     """Everything that the script finds in place."""
     folders = {"TORCHAIR_DUMP": options.dump, "TORCHAIR_TIMELINE": options.timeline}
     for variable, folder in folders.items():
@@ -102,7 +88,7 @@ def _prepare(options: RunOptions) -> None:
             sys.modules["numpy"].random.seed(options.seed % 2**32)
 
 
-def _execute(options: RunOptions) -> None:
+def _execute(options: argparse.Namespace) -> None:
     sys.argv = [options.script, *options.arguments]
     try:
         if options.module:

@@ -97,8 +97,7 @@ class Event(torch.Event):
     def wait(self, stream: Any = None) -> None:
         """Nothing to wait for."""
 
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
+    synchronize = wait
 
     def query(self) -> bool:
         """Whether the moment has come: it has."""
