@@ -457,6 +457,30 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     assert (got - exact).abs().max() <= limit * exact.abs().max()
 
 
+def test_seven_products_keep_what_is_not_finite_in_its_row() -> None:
+    m, n, k = 40, 256, 256
+    spec = MatMul("f32", 1, m, n, k, (0, k, 1), (0, 1, k), "nk")
+    request = Product(spec, stored((1, m, n), (0, n, 1), "f32", 3))
+    weight = torch.randn(n, k)
+    operands = [(m, k), (n, k), "scratch", (m, n)]
+    order, stage = stage_of(request, operands, {1: weight}, [3], torch.float32)
+    ways = [Way.read(f"form=seven {more}") for more in ("", "tile=6x4", "tile=8x2", "panel=16384")]
+    found = tuner.Race(order, cpu(), stage, 2).enter(ways)
+    assert "seven" in cpu().choices(request)["form"] and len(found) == len(ways)
+    a = stage._roots[0, 0][: m * k].view(m, k)
+    for row, strange in ((None, 0.0), (3, float("nan")), (30, float("inf")), (7, 3e38)):
+        if row is not None:
+            a[row, 5] = strange
+        expected = (a.double() @ weight.double().t()).float()
+        for entrant in found:
+            stage.clear()
+            entrant.run()
+            got = stage.results()[0][: m * n].view(m, n)
+            assert agree(got, expected) or row == 7
+            assert torch.equal(got.isfinite(), expected.isfinite())
+            assert agree(got[8:20], expected[8:20])
+
+
 @pytest.mark.parametrize(
     ("dtype", "channels", "side", "kernel", "stride"),
     [("f32", 32, 9, 3, 1), ("f32", 20, 11, 3, 2), ("bf16", 32, 9, 3, 1), ("f32", 3, 12, 5, 2)],

@@ -37,6 +37,7 @@ from torchair.codegen.cpu.matmul.quantised import (
     staged_bytes,
     written_bytes,
 )
+from torchair.codegen.cpu.matmul.seven import PackHalves, SevenLoops, suits_seven, sum_bytes
 from torchair.codegen.cpu.matmul.spec import (
     USUAL,
     Numbers,
@@ -61,7 +62,7 @@ LONG = 512
 FAR = 1 << 20
 """Bytes of B that do not stay in a near cache."""
 
-PACKED = ("panel", "decoded", "digits", "bytes")
+PACKED = ("panel", "decoded", "digits", "bytes", "seven")
 """Forms that read B as it was laid out ahead of time."""
 
 FEW = 6
@@ -96,6 +97,7 @@ class Choice:
             "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
             "written": lambda form: written_bytes(spec, machine, self.tile),
             "bytes": lambda form: integer_scratch(spec, machine, self.tile),
+            "seven": lambda form: sum_bytes(spec),
             "copy": lambda form: copied_bytes(spec, machine, self.tile, form, self.cut),
             "direct": lambda form: copied_bytes(spec, machine, self.tile, form, self.cut),
         }
@@ -133,6 +135,7 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
             worth it; and it is the only way if neither stride is 1
     decoded, written   B holds integers, see quantised.py
     digits  the same, for bytes and bfloat16, see digits.py
+    seven   of halves, see seven.py; never chosen without having been measured
     bytes   A and B do, see digits.py
     """
     if spec.dtype == "i8":
@@ -177,7 +180,9 @@ def matmul(
     if choice.few == "bytes":
         store = whole(store, machine)
     values, known = Values(w, spec), choice.known(spec.m)
-    if known:
+    if known == "seven":
+        SevenLoops(values, choice.tile, choice.cut, store).write()
+    elif known:
         TileLoops(values, _form(known, values, choice), store).write()
     else:
         for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
@@ -192,6 +197,8 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     if choice.few == "panel":
         usual = choice.tile.vectors == widest_tile(spec.dtype, machine).vectors
         return {B: PackPanels(machine, turned, 0 if usual else choice.tile.vectors)}
+    if choice.few == "seven":
+        return {B: PackHalves(machine, turned, choice.tile.vectors)}
     if choice.few == "bytes":
         return {B: PackBytes(machine, turned), SUMS: PackSums(machine, turned)}
     if spec.weight is None:
@@ -283,7 +290,9 @@ def _balanced(m: Size, tallest: int) -> int:
 # ---- choices ----
 
 
-TILES = ("14x2", "12x2", "9x3", "8x3", "6x4", "5x4", "4x4", "3x8", "2x8", "1x8", "1x4", "1x2")
+TILES = (
+    "14x2", "12x2", "8x2", "9x3", "8x3", "6x4", "5x4", "4x4", "3x8", "2x8", "1x8", "1x4", "1x2",
+)  # fmt: skip
 """Shapes of tiles, as far as registers hold them."""
 PANELS = tuple(str(k << 10) for k in (192, 96, 32, 16))
 STRIPS = ("48", "24", "96", "192")
@@ -298,8 +307,10 @@ def matmul_choices(request: Product, machine: Machine) -> Choices:
         return {}
     usual = choose(spec, machine)
     found: dict[str, tuple[str, ...]] = {
-        "form": _ways_of(spec), "tile": _tiles(spec, machine, usual.tile), "panel": PANELS,
-    }  # fmt: skip
+        "form": _ways_of(spec, machine, usual.tile),
+        "tile": _tiles(spec, machine, usual.tile),
+        "panel": PANELS,
+    }
     assert isinstance(spec.m, int)
     if spec.m > 24:
         found["strip"] = STRIPS
@@ -312,9 +323,10 @@ def _known(size: object) -> bool:
     return isinstance(size, int) and size > 0
 
 
-def _ways_of(spec: MatMul) -> tuple[str, ...]:
+def _ways_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
     """Ways to read B that are right for its layout."""
     found = ["panel"] if spec.constant else []
+    found += ["seven"] if suits_seven(spec, machine, tile.vectors) else []
     if contiguous(spec) == "n":
         found.append("direct")
     elif contiguous(spec) == "k" and spec.a[2] == 1:
