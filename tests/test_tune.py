@@ -8,7 +8,6 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.tune import Wish, tuner, untunable
+from torchair.engine.tune import Wish, tuner
 from torchair.engine.tune.tuner import Entrant, agree
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
@@ -370,14 +369,6 @@ def _method(model: torch.nn.Module, folder: Path) -> Any:
     return cache_compile(model.forward, config=config, dynamic=False, cache_dir=str(folder))
 
 
-def test_devices_whose_kernels_are_not_measured_say_so_once() -> None:
-    graph, target = Graph("g", infer), SimpleNamespace(name="cuda:0")
-    with pytest.warns(UserWarning, match="kernels of cuda:0 are not tuned yet"):
-        assert untunable(graph, target)  # type: ignore[arg-type]
-    with warnings.catch_warnings(action="error"):
-        assert untunable(graph, target)  # type: ignore[arg-type]
-
-
 def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, made = (tmp_path / name for name in ("a.sqlite", "b.sqlite", "c.sqlite"))
     row = TunedWay("r", "m", "1", "matmul first", "tile=6x4", 50.0, 100.0)
@@ -433,7 +424,7 @@ def stage_of(
     slots = [x if isinstance(x, str) else slot for slot, x in enumerate(operands)]
     native = Native(order, slots, (), 1.0, constants=dict(constants))
     step = Step(None, "native", None, [0], list(outs), native=native)  # type: ignore[arg-type]
-    return order, Stage(step, plan, lambda x, pack: x if pack is None else pack(x))
+    return order, Stage([step], plan, lambda x, pack: x if pack is None else pack(x))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

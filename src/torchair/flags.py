@@ -87,7 +87,6 @@ class Flags:
     debug: int = _of("TORCHAIR_DEBUG", 0, _debug_level)  # what the compiler tells, see above
     native: bool = _of("TORCHAIR_NATIVE", True, _switch)  # our kernels, or torch's
     timeline: str | None = _of("TORCHAIR_TIMELINE")  # folder for timelines of all graphs
-    tune: bool = _of("TORCHAIR_TUNE", False, _is_one)  # forms of GPU kernels are measured
     tuned: str | None = _of("TORCHAIR_TUNED")  # file of tuning results to use
     dump: str | None = _of("TORCHAIR_DUMP")  # folder for dumps of all graphs
     visible_npus: int | None = _of("ASCEND_RT_VISIBLE_DEVICES", None, _named_devices)  # how many

@@ -81,6 +81,31 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Partner:
+    """A second matrix as large as B of a product: whoever takes rows of B takes the same ones of
+    it, and the epilogue gets its results as `given` 1. Scales and offsets are as far behind it as
+    those of B."""
+
+    word: int  # its address
+    b: Strides3
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A product with what the same kernel computes: a `partner`, and a `prologue`, a nest whose one
+    store is A itself, which with `keep` is also stored where it belongs. Words of the steps after
+    the first are further on."""
+
+    product: Product
+    partner: Partner | None = None
+    prologue: Nest | None = None
+    keep: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.product}\n{self.partner}\n{self.prologue}\n{self.keep}"
+
+
+@dataclass(frozen=True)
 class Conv:
     """A convolution over (batch, channels, height, width); in one dimension the height is 1.
 
@@ -234,7 +259,7 @@ class Pool:
     divisor_override: int | None = None
 
 
-Request = Loops | Product | Convolution | Attention | Pool
+Request = Loops | Product | Joint | Convolution | Attention | Pool
 
 
 def stored(

@@ -235,6 +235,9 @@ class Target(Protocol):
         """Make machine code of those that are new. Raises BrokenKernels for those that cannot be;
         the others are there then."""
 
+    def compile_alone(self, made: Sequence[Generated]) -> None:
+        """The same for kernels that are to be run by themselves."""
+
     def machine_text(self, generated: Generated) -> str:
         """The code of a kernel as a text, for people: assembly, or PTX."""
 
@@ -254,13 +257,19 @@ class KernelOrder:
     def __init__(self, target: Target, request: Request, label: str) -> None:
         self.request, self.label = request, label
         self._target = target
-        self.way = AS_EVER  # chosen before the code is asked for
+        self.way = AS_EVER
         self.failed: Exception | None = None  # why there is no code
 
     @cached_property
     def generated(self) -> Generated:
         """The code that serves the request."""
         return self._target.generate(self.request, self.label, self.way)
+
+    def choose(self, way: Way) -> None:
+        """Have the code made in some way; what was made in another is forgotten."""
+        if way != self.way:
+            self.way = way
+            self.__dict__.pop("generated", None)
 
     def machine_text(self) -> str:
         """Its machine code as a text."""

@@ -33,6 +33,7 @@ from torchair.engine.run.held import Editions, Held, same_as
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.memory import GivenMemory, constant_bytes
 from torchair.engine.run.native import DirectProgram
+from torchair.engine.run.trial import replay_of
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.tune import untunable
 from torchair.engine.units.native_units import NativeUnits, quantised_inputs
@@ -191,7 +192,7 @@ class TorchNpuGraph:
     @pretty_error_msg
     def auto_tune(self, inputs: Sequence[torch.Tensor], stream: Any = None) -> None:
         """Compile the graph, and choose among forms of its kernels by measuring them. Where sizes
-        vary, or on a device whose kernels are not measured, it is compiled as ever."""
+        vary it is compiled as ever."""
         self.compile(inputs)
         if untunable(self.graph, self._compiled.target):
             return
@@ -201,10 +202,12 @@ class TorchNpuGraph:
         tuning.settle(session, inputs)
 
     def alone(self, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
-        """A call of this edition, on copies of what it updates; None where other than native code
-        runs, which may have effects."""
+        """A call of this edition, on copies of what it updates; None where what runs may have
+        effects. A GPU replays it."""
         pool, updated = self._find(self.seen(inputs)), set(self._state.assigned.values())
         own = [t.clone() if i in updated else t for i, t in enumerate(inputs)]
+        if isinstance(pool, ProgramPool) and not pool.plan.on_host:
+            return replay_of(pool, own)
         return partial(pool.run, own) if pool.native else None
 
     def untuned(self, inputs: Sequence[torch.Tensor]) -> TorchNpuGraph:

@@ -100,6 +100,10 @@ class CpuTarget:
         """Make machine code of those that are new."""
         compile_all(self.library, kernels)
 
+    def compile_alone(self, made: Sequence[Generated]) -> None:
+        """All kernels can be run by themselves."""
+        self.compile([m.kernel for m in made])
+
     def machine_text(self, generated: Generated) -> str:
         """Assembly of this processor."""
         return assembly(generated.kernel, self.library.machine)

@@ -60,6 +60,9 @@ class AttentionForm:
     warps: int  # of a block
     blocks: int  # of a cluster
 
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.keys}x{self.warps}x{self.blocks}"
+
 
 def attention(
     request: Attention,

@@ -84,12 +84,18 @@ class GpuLibrary:
             with torch.cuda.device(self.index):
                 torch.cuda.current_stream().query()  # the context is this thread's now
                 self._functions[entry.name] = _loaded(
-                    image(entry, self.machine, self._device(), store), entry.name
+                    image(entry, self.machine, self.device, store), entry.name
                 )
         except (RuntimeError, ValueError) as e:
             self._errors[entry.name] = e
 
-    def _device(self) -> str:
+    @property
+    def driver(self) -> str:
+        """The version of who makes machine code."""
+        return _driver_version()
+
+    @property
+    def device(self) -> str:
         """What machine code is for; PTX may be for chips before it."""
         found = torch.cuda.get_device_properties(self.index)
         return f"{found.name} {found.major}.{found.minor}"

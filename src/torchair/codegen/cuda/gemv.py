@@ -39,7 +39,7 @@ from torchair.codegen.cuda.quantised import Tiles
 from torchair.codegen.cuda.tiles import TileForm, default_tiles, quantised_refusal, tile_forms
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
-from torchair.codegen.requests import MatMul, Product, Strides3
+from torchair.codegen.requests import Joint, MatMul, Partner, Product
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
 
@@ -61,16 +61,12 @@ class GemvForm:
     held: bool = True  # A stays in registers, and not in shared memory
 
 
+    def __str__(self) -> str:
+        more = ("" if self.ahead else "-late") + ("" if self.held else "-shared")
+        return f"{self.rows}x{self.split}x{self.warps}{more}"
+
+
 AnyForm = GemvForm | TileForm
-
-
-@dataclass(frozen=True)
-class Partner:
-    """A second matrix as large as B: the same group takes the same rows of it, and the epilogue
-    gets its results as `given` 1. Scales and offsets are as far behind it as those of B."""
-
-    word: int  # its address
-    b: Strides3
 
 
 def gemv(
@@ -148,6 +144,27 @@ def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     return GemvForm(rows, split, warps)
 
 
+def joint(
+    request: Product | Joint, gpu: Gpu, label: str, form: AnyForm | None
+) -> tuple[Kernel, Launch]:
+    """The kernel of a product, with what is computed beside it."""
+    if isinstance(request, Product):
+        return gemv(request, gpu, label, form=form)
+    return gemv(
+        request.product, gpu, label, form=form, partner=request.partner, prologue=request.prologue,
+        keep=request.keep,
+    )  # fmt: skip
+
+
+def forms_of(request: Product | Joint, gpu: Gpu) -> Sequence[AnyForm]:
+    """Forms of a product that are worth measuring, nothing of one that is not served."""
+    product = request.product if isinstance(request, Joint) else request
+    partner = request.partner if isinstance(request, Joint) else None
+    if _refusal(product.matmul, gpu, partner, None):
+        return ()
+    return forms(product.matmul, gpu, partner is not None)
+
+
 def forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> Sequence[AnyForm]:
     """Forms that are worth measuring, the default first."""
     if matmul.weight is not None:
@@ -158,6 +175,11 @@ def forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> Sequence[AnyForm]:
         for ahead, held in ((True, True), (False, True), (False, False), (True, False)):
             warps = max(first.warps, first.split * split)
             form = GemvForm(first.rows * rows, first.split * split, warps, ahead, held)
+            if _is_sound(matmul, form, 1 + pair):
+                found[form] = None
+    for times in (2, 4):
+        for ahead in (True, False):
+            form = GemvForm(first.rows, first.split, first.warps * times, ahead)
             if _is_sound(matmul, form, 1 + pair):
                 found[form] = None
     return list(found)

@@ -21,7 +21,7 @@ from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
 from torchair.codegen.numbers import BYTES, Size
-from torchair.codegen.target import Kernel, Launch
+from torchair.codegen.target import Choices, Kernel, Launch
 from torchair.codegen.text.operators import across, combine
 from torchair.codegen.text.plan import NestPlan, Phase, make_plan
 from torchair.codegen.text.point import varying
@@ -40,6 +40,8 @@ BUSY = 4096
 """Rows that keep the whole device busy with one warp for each."""
 CROWD = 256
 """Threads for each multiprocessor, below which they take shorter vectors."""
+MUCH = 1 << 15
+"""Points of a nest from which on its pieces are worth measuring."""
 WAVES = 32
 """Blocks for each multiprocessor, beyond which a block takes several turns."""
 
@@ -54,13 +56,34 @@ class Crew:
     threads: int | None = None
 
 
+@dataclass(frozen=True)
+class NestShape:
+    """How large the pieces are that a nest is cut into; 0 leaves that to the printer."""
+
+    lanes: int = 0  # elements of a vector, as far as there are vectors so long
+    threads: int = 0  # of a block where threads work alone, of a team where rows are reduced
+
+
+AS_USUAL = NestShape()
+
+
+def shapes(nest: Nest) -> Choices:
+    """Pieces of a nest that are worth measuring: of one with much to do, whose sizes are known."""
+    if not all(isinstance(n, int) for n in nest.axes) or math.prod(nest.axes) < MUCH:
+        return {}
+    lanes = [1 << k for k in range(_vector_lanes(nest).bit_length())]
+    threads = (32, 64, 128, 256, 512, 1024) if _has_rows(nest) else (64, 128, 256, 512)
+    return {"lanes": [str(n) for n in reversed(lanes)], "threads": [str(n) for n in threads]}
+
+
 def print_nest(
-    nest: Nest, gpu: Gpu, label: str = "nest", *, early: bool = False
-) -> tuple[Kernel, Launch]:
+    nest: Nest, gpu: Gpu, label: str = "nest", *, early: bool = False,
+    shape: NestShape = AS_USUAL,
+) -> tuple[Kernel, Launch]:  # fmt: skip
     """The kernel of a nest whose sizes and strides are ints or words, and how to launch it. An
     `early` one may begin before the launch before it ends."""
     w = GpuWriter(gpu)
-    form = form_of(w, nest)
+    form = form_of(w, nest, shape=shape)
     early = early and gpu.has_clusters
     if early:
         w.wait()
@@ -76,14 +99,22 @@ def print_nest(
     return w.kernel(label), launch
 
 
-def form_of(w: GpuWriter, nest: Nest, crew: Crew | None = None) -> Form:
+def form_of(
+    w: GpuWriter, nest: Nest, crew: Crew | None = None, shape: NestShape = AS_USUAL
+) -> Form:
     """How a nest is run, to be written into a kernel: into one of its own, or, by a crew of one
     block, into another one that every block runs for itself."""
-    lanes = _vector_lanes(nest)
-    rows = bool(nest.axes) and len(nest.axes) - 1 in nest.reduced and nest.axes[-1] != 1
-    if not rows and crew is None:
+    lanes, rows = _vector_lanes(nest), _has_rows(nest)
+    if shape.lanes:
+        lanes = math.gcd(lanes, shape.lanes)
+    elif not rows and crew is None:
         lanes = _spread(nest, lanes, w.gpu)
-    return (_Rows if rows else _Apart)(w, nest, lanes, crew or Crew())
+    return (_Rows if rows else _Apart)(w, nest, lanes, crew or Crew(), shape.threads)
+
+
+def _has_rows(nest: Nest) -> bool:
+    """Whether the vector axis is reduced."""
+    return bool(nest.axes) and len(nest.axes) - 1 in nest.reduced and nest.axes[-1] != 1
 
 
 # ---- vectors ----
@@ -300,8 +331,9 @@ def _both(w: GpuWriter, a: str, b: str | None) -> str:
 class Form:
     """How the points of a nest are given to threads. The same threads do either version."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, crew: Crew) -> None:
-        self.w, self.nest, self.lanes, self.crew = w, nest, lanes, crew
+    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, crew: Crew, asked: int) -> None:
+        """`asked` is the number of threads of a block or a team, 0 if nobody asks for one."""
+        self.w, self.nest, self.lanes, self.crew, self.asked = w, nest, lanes, crew, asked
         self.last = max(0, len(nest.axes) - 1)
         self.outer = [a for a in range(self.last) if a not in nest.reduced]
         self.around = tuple(a for a in sorted(nest.reduced) if a != self.last)
@@ -360,7 +392,7 @@ class _Apart(Form):
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.crew.threads or BLOCK
+        return self.crew.threads or self.asked or BLOCK
 
     def write(self, lanes: int) -> None:
         w = self.w
@@ -397,12 +429,12 @@ class _Apart(Form):
 class _Rows(Form):
     """The vector axis is reduced: a team for every row."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, crew: Crew) -> None:
-        super().__init__(w, nest, lanes, crew)
+    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, crew: Crew, asked: int) -> None:
+        super().__init__(w, nest, lanes, crew, asked)
         size, rows = nest.axes[-1], [nest.axes[a] for a in self.outer]
         vectors = -(-size // lanes) if isinstance(size, int) else 4 * BLOCK
         known = math.prod(n if isinstance(n, int) else 64 for n in rows)
-        self.team = _team(vectors, known, crew.threads or TEAM)
+        self.team = min(asked, TEAM) or _team(vectors, known, crew.threads or TEAM)
         self.slots = -(-vectors // self.team) if isinstance(size, int) else 0
         if self.slots * lanes > (ROW if not self.around else ROW // 4):
             self.slots = 0

@@ -1,99 +1,32 @@
-"""An NVIDIA GPU as a target: its generators, what they decline, rates, and the choice among forms
-of a kernel by running them."""
+"""An NVIDIA GPU as a target: its generators, what they decline, rates, and which forms of a kernel
+may be chosen by measuring."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import torch
-
 from torchair.codegen.cuda.attention import attention
-from torchair.codegen.cuda.driver import Call, GpuLibrary, available, library
-from torchair.codegen.cuda.gemv import gemv
+from torchair.codegen.cuda.attention import forms as forms_of_attention
+from torchair.codegen.cuda.driver import GpuLibrary, available, library
+from torchair.codegen.cuda.gemv import forms_of, joint
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
-from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.cuda.tiles import packs_of
-from torchair.codegen.requests import Attention, Loops, Product, Request
-from torchair.codegen.target import AS_EVER, Choices, Declined, Generated, Head, Kernel, Launch, Way
-from torchair.log import logger
-
-# ---- forms, each run over and over in one device graph, once for each kernel ----
-
-
-Made = tuple[Kernel, Launch]
-CACHED = 128 << 20
-"""Bytes that no cache holds."""
-FAR = 1 << 20
-"""Bytes of an operand from which on it is worth having copies."""
-RUNS = 16
-"""Launches of a kernel in one measurement, at least."""
-
-
-def fastest(
-    library: GpuLibrary, makers: Sequence[Callable[[], Made]], sizes: Mapping[int, int]
-) -> Made:
-    """The best of some kernels that do the same. `sizes` are the bytes behind each of their
-    address words, none of which must hold anything in particular."""
-    made = {m[0].entry: m for m in map(_tried, makers) if m is not None}
-    found = list(made.values())
-    entries = [Entry((kernel,), launch.block) for kernel, launch in found]
-    broken = library.add(entries)
-    with torch.cuda.device(library.index):
-        memory = {word: _copies(size) for word, size in sizes.items()}
-        times = {
-            entry.name: _time(library, entry, launch, memory)
-            for entry, (_, launch) in zip(entries, found, strict=True)
-            if entry.name not in broken
-        }
-    if not times:
-        return found[0]
-    best = min(times, key=times.__getitem__)
-    logger.info(
-        "%s: %s", best, ", ".join(f"{t:.1f} us" for t in times.values()),
-    )  # fmt: skip
-    return next(m for m, e in zip(found, entries, strict=True) if e.name == best)
-
-
-def _tried(make: Callable[[], Made]) -> Made | None:
-    try:
-        return make()
-    except Declined:
-        return None
-
-
-def _copies(size: int) -> list[torch.Tensor]:
-    count = min(RUNS, max(1, -(-CACHED // size))) if size >= FAR else 1
-    return [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
-
-
-def _time(
-    library: GpuLibrary, entry: Entry, launch: Launch, memory: Mapping[int, list[torch.Tensor]]
-) -> float:
-    """Microseconds of a launch."""
-    (kernel,) = entry.kernels
-    blocks = launch.blocks(lambda word: 0)
-    calls = []
-    for turn in range(RUNS):
-        given = [memory[w][turn % len(memory[w])].data_ptr() for w in kernel.words]
-        calls.append(Call(library, entry, blocks, [blocks, *given], launch.shared, launch.cluster))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call(torch.cuda.current_stream().cuda_stream)
-    graph.replay()
-    found = []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1e3 / RUNS)
-    return statistics.median(found)
-
+from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
+from torchair.codegen.cuda.tiles import B, packs_of
+from torchair.codegen.requests import Attention, Joint, Loops, Product, Request
+from torchair.codegen.target import (
+    AS_EVER,
+    BrokenKernels,
+    Choices,
+    Declined,
+    Generated,
+    Head,
+    Kernel,
+    KernelOrder,
+    Pack,
+    Way,
+)
 
 TYPES = ("f32", "bf16", "f16")
 WIDEST_HEAD = 256  # features of a head of attention
@@ -117,7 +50,8 @@ class CudaTarget:
         self.index = index
         self.name = f"cuda:{index}"
         self._own = None if machine is None else GpuLibrary(index, machine)
-        self._joined: dict[Any, tuple[Kernel, Launch] | None] = {}
+        self._joints: dict[Any, Joint | None] = {}
+        self._orders: dict[tuple[Any, Way], KernelOrder | None] = {}
 
     @property
     def library(self) -> GpuLibrary:
@@ -126,8 +60,11 @@ class CudaTarget:
 
     @property
     def processor(self) -> str:
-        """The architecture of the GPU."""
-        return f"cuda {self.library.machine.name}"
+        """The GPU and its driver, which makes the machine code; one that is not here is known by
+        its architecture."""
+        if self._own is not None:
+            return f"cuda {self._own.machine.name}"
+        return f"{self.library.device}, driver {self.library.driver}"
 
     def available(self) -> str | None:
         """The driver, a device or LLVM may be missing."""
@@ -151,41 +88,71 @@ class CudaTarget:
         return "its heads are too wide" if wide else None
 
     def choices(self, request: Request) -> Choices:
-        """Nothing yet: forms of large products are measured where launches are made."""
+        """The form of a product or an attention, and the pieces of a nest."""
+        if isinstance(request, Loops):
+            return shapes(request.nest)
+        forms = self._forms(request)
+        return {"form": list(forms)} if len(forms) > 1 else {}
+
+    def _forms(self, request: Request) -> dict[str, Any]:
+        """Forms of a kernel by their texts, the usual first."""
+        machine = self.library.machine
+        if isinstance(request, Product | Joint):
+            return {str(form): form for form in forms_of(request, machine)}
+        if isinstance(request, Attention):
+            return {str(form): form for form in forms_of_attention(request, machine)}
         return {}
 
     def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
         """The kernel of a request."""
-        make = GENERATORS.get(type(request))
-        if make is None:
+        machine, word = self.library.machine, way.word("form")
+        form = self._forms(request)[word] if word else None
+        if isinstance(request, Loops):
+            shape = NestShape(way.number("lanes", 0), way.number("threads", 0))
+            kernel, launch = print_nest(request.nest, machine, label, shape=shape)
+        elif isinstance(request, Product | Joint):
+            kernel, launch = joint(request, machine, label, form)
+        elif isinstance(request, Attention):
+            kernel, launch = attention(request, machine, label, form=form)
+        else:
             raise Declined(f"no GPU kernel for {type(request).__name__}")
-        kernel, launch = make(request, self.library.machine, label)
         unknown = foreign([kernel])
         if unknown:
             raise Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
-        pack = packs_of(request.matmul) if isinstance(request, Product) else {}
-        return Generated(kernel, 0, pack, launch)
+        return Generated(kernel, 0, _packs(request), launch)
 
     def joined(
-        self, key: Any, make: Callable[[], tuple[Kernel, Launch]]
-    ) -> tuple[Kernel, Launch] | None:
+        self, key: Any, make: Callable[[], Joint | None], label: str,
+        way_of: Callable[[Joint], Way],
+    ) -> KernelOrder | None:  # fmt: skip
         """A kernel for several requests at once, made once for requests like these; None if there
         is none."""
-        if key not in self._joined:
-            try:
-                self._joined[key] = make()
-            except Declined:
-                self._joined[key] = None
-        return self._joined[key]
+        if key not in self._joints:
+            self._joints[key] = make()
+        request = self._joints[key]
+        if request is None:
+            return None
+        way = way_of(request)
+        if (key, way) not in self._orders:
+            order = KernelOrder(self, request, label)
+            order.way = way
+            self._orders[key, way] = order if _is_served(order) else None
+        return self._orders[key, way]
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Kernels are compiled with those that stand beside them in a launch."""
 
+    def compile_alone(self, made: Sequence[Generated]) -> None:
+        """Machine code of kernels that stand alone in a launch, several at a time."""
+        entries = {m.kernel.entry: entry_alone(m) for m in made}
+        errors = self.library.add(list(entries.values()))
+        broken = {k: errors[e.name] for k, e in entries.items() if e.name in errors}
+        if broken:
+            raise BrokenKernels(broken)
+
     def machine_text(self, generated: Generated) -> str:
         """PTX of a launch of this kernel alone."""
-        assert generated.launch is not None
-        entry = Entry((generated.kernel,), generated.launch.block)
-        return ptx([entry], self.library.machine)
+        return ptx([entry_alone(generated)], self.library.machine)
 
     @property
     def seconds(self) -> float:
@@ -197,15 +164,25 @@ class CudaTarget:
         return 2.0 + moved / 3e6
 
 
-def _loops(request: Loops, gpu: Any, label: str) -> tuple[Kernel, Launch]:
-    return print_nest(request.nest, gpu, label)
+def entry_alone(made: Generated) -> Entry:
+    """A launch of one kernel."""
+    assert made.launch is not None
+    return Entry((made.kernel,), made.launch.block)
 
 
-GENERATORS: dict[type, Callable[..., tuple[Kernel, Launch]]] = {
-    Loops: _loops,
-    Product: gemv,
-    Attention: attention,
-}
+def _packs(request: Request) -> Mapping[int, Pack]:
+    """How the constants of a product, and those of its partner, are to be laid out."""
+    if isinstance(request, Joint):
+        own, partner = packs_of(request.product.matmul), request.partner
+        return own if partner is None else {**own, **{w - B + partner.word: own[w] for w in own}}
+    return packs_of(request.matmul) if isinstance(request, Product) else {}
+
+
+def _is_served(order: KernelOrder) -> bool:
+    try:
+        return order.generated.launch is not None
+    except Declined:
+        return False
 
 
 @cache

@@ -48,6 +48,9 @@ class TileForm:
     warps: int  # of a block
     shared: bool = False  # A is copied to shared memory first
 
+    def __str__(self) -> str:
+        return f"{self.depth}x{self.split}x{self.warps}{'-shared' if self.shared else ''}"
+
 
 def weight_of(matmul: MatMul) -> Weight:
     """What the integers mean."""

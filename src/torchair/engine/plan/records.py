@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from torchair.codegen.target import Generated, Kernel
+from torchair.codegen.target import AS_EVER, Generated, Kernel, Way
 from torchair.engine.plan.memory import Arena, Laid
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ class Plan:
     places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
     outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
     schedule: Schedule | None = None  # if there is more than one lane
+    way_of: Callable[[Any], Way] = lambda request: AS_EVER  # of kernels for several steps
 
     @property
     def on_host(self) -> bool:

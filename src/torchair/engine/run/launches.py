@@ -15,33 +15,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from torchair.codegen.cuda.driver import Call
-from torchair.codegen.cuda.gemv import Partner, forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, ptx
-from torchair.codegen.cuda.target import CudaTarget, cuda, fastest
+from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
-from torchair.codegen.requests import Loops, MatMul, Product
-from torchair.codegen.target import BrokenKernels, Declined, Kernel, Launch
+from torchair.codegen.requests import Joint, Loops, Partner, Product
+from torchair.codegen.target import BrokenKernels, Kernel, KernelOrder, Launch
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import SIZES_AT, Native, Plan, Step
 from torchair.engine.run.memory import Memory
 from torchair.engine.run.segment import BadIndex, NativePart, Outline, Range, Segment, meet
 from torchair.engine.units.native_units import NativeUnits
-from torchair.flags import Flags
 from torchair.ge.graph import Graph, Value
 
 Place = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
 SMALL = 1 << 14
 """Points of a nest that every block may compute for itself."""
-LARGE = 4 << 20
-"""Bytes of a matrix for which forms of its product are measured."""
 FAR = 1 << 16
 """Words of the second step of a kernel begin here, those of the third at twice that."""
 MOST = 8
@@ -53,13 +48,24 @@ class Job:
     """One kernel for one or several steps, in whose order its words count."""
 
     steps: list[int]
-    kernel: Kernel
-    launch: Launch
+    order: KernelOrder
     reads: list[Range]
     writes: list[Range]
     product: Product | None = None  # a product that may still get a partner
     prologue: int | None = None  # the step that is computed inside
     absorbed: bool = False  # others compute it
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its code."""
+        return self.order.generated.kernel
+
+    @property
+    def launch(self) -> Launch:
+        """How it is launched."""
+        launch = self.order.generated.launch
+        assert launch is not None
+        return launch
 
     def meets(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """Whether it must not run beside something that reads and writes these."""
@@ -71,6 +77,16 @@ class Bundle:
     """The kernels of one launch."""
 
     jobs: list[Job] = field(default_factory=list)
+
+
+def launches_of(plan: Plan, target: CudaTarget) -> list[tuple[list[Step], list[Bundle]]]:
+    """The native parts of a plan, and the launches of each."""
+    found = []
+    for native, part in groupby(plan.steps, key=lambda step: step.native is not None):
+        if native:
+            steps = list(part)
+            found.append((steps, bundles(steps, plan, Outline(steps, plan, []), target)))
+    return found
 
 
 def bundles(
@@ -137,16 +153,9 @@ class _Jobs:
         return [self._place(slot) for slot in self._code(k).slots]
 
     def _plain(self, k: int) -> Job:
-        code, (reads, writes) = self._code(k), self.touched[k]
-        launch, request = code.generated.launch, code.order.request
-        assert launch is not None
-        product = request if isinstance(request, Product) else None
-        job = Job([k], code.kernel, launch, list(reads), list(writes), product)
-        if product is not None and self._is_measured(k):
-            make = partial(gemv, product, self.target.library.machine, _label(code.kernel))
-            made = self.target.joined(product, lambda: self._fastest(product.matmul, [k], make))
-            job.kernel, job.launch = made or (job.kernel, job.launch)
-        return job
+        order, (reads, writes) = self._code(k).order, self.touched[k]
+        product = order.request if isinstance(order.request, Product) else None
+        return Job([k], order, list(reads), list(writes), product)
 
     # ---- products with a prologue ----
 
@@ -163,11 +172,8 @@ class _Jobs:
         keep, nest = not maker.absorbed, self._code(first).order.request
         made = self.target.joined(
             (request, nest, keep),
-            lambda: self._fastest(
-                request.matmul, [k, first],
-                partial(gemv, request, self.target.library.machine, _label(code.kernel),
-                        prologue=self._prologue(first), keep=keep),
-            ),
+            lambda: Joint(request, prologue=self._prologue(first), keep=keep),
+            code.order.label, self.plan.way_of,
         )  # fmt: skip
         if made is None:
             return None
@@ -175,7 +181,7 @@ class _Jobs:
         (reads, writes), (more, result) = self.touched[k], self.touched[first]
         reads = [*(r for r in reads if r not in result), *more]
         writes = [*writes, *(result if keep else ())]
-        return Job([k, first], *made, reads, writes, request, first)
+        return Job([k, first], made, reads, writes, request, first)
 
     def _may_be_prologue(self, maker: Job, k: int) -> bool:
         """Whether a job can be computed at the place of step `k` instead: it is a nest with one
@@ -229,8 +235,9 @@ class _Jobs:
         nest = None if last.prologue is None else self._code(last.prologue).order.request
         made = self.target.joined(
             (last.product, request, nest, same_as, at, kept),
-            lambda: self._pair(last, request, [*last.steps, k], places, kept),
-        )
+            lambda: self._pair(last, request, at, places, kept),
+            other.order.label, self.plan.way_of,
+        )  # fmt: skip
         if made is None:
             return None
         reads, writes = self.touched[k]
@@ -239,53 +246,22 @@ class _Jobs:
         last.reads += [r for r in reads if r not in halves and r not in h]
         last.writes += writes
         last.steps.append(k)
-        (last.kernel, last.launch), last.product = made, None
+        last.order, last.product = made, None
         return last
 
     def _pair(
-        self, last: Job, request: Product, steps: list[int],
+        self, last: Job, request: Product, at: int,
         places: tuple[list[Place], list[Place]], kept: bool,
-    ) -> tuple[Kernel, Launch]:  # fmt: skip
-        """The kernel of two products at once: the first and the last of these steps."""
+    ) -> Joint | None:  # fmt: skip
+        """Two products at once, the words of the second from `at` on; None where one does not read
+        the other element by element."""
         assert last.product is not None
-        at = FAR * (len(steps) - 1)
         epilogue = _together(last.product.epilogue, request.epilogue, at, *places)
         if epilogue is None:
-            raise Declined("one does not read the other element by element")
+            return None
         prologue = None if last.prologue is None else self._prologue(last.prologue)
-        make = partial(
-            gemv, Product(last.product.matmul, epilogue), self.target.library.machine,
-            _label(self._code(steps[0]).kernel), partner=Partner(at + 1, request.matmul.b),
-            prologue=prologue, keep=kept,
-        )  # fmt: skip
-        return self._fastest(request.matmul, steps, make, pair=True)
-
-    def _is_measured(self, k: int) -> bool:
-        """Whether forms of a product are measured: the matrix must be large enough."""
-        code = self._code(k)
-        return Flags.read().tune and self._bytes(code.slots[1]) >= LARGE and not code.numbers
-
-    def _fastest(
-        self, matmul: MatMul, steps: list[int], make: Callable[..., Any], pair: bool = False
-    ) -> tuple[Kernel, Launch]:
-        """The kernel for some steps: in its default form, or in the fastest if that is measured."""
-        if not self._is_measured(steps[0]):
-            made: tuple[Kernel, Launch] = make()
-            return made
-        machine = self.target.library.machine
-        makers = [partial(make, form=form) for form in forms(matmul, machine, pair)]
-        sizes = {
-            FAR * part + word: self._bytes(slot)
-            for part, k in enumerate(steps)
-            for word, slot in enumerate(self._code(k).slots)
-        }
-        return fastest(self.target.library, makers, sizes)
-
-    def _bytes(self, slot: Any) -> int:
-        """How much memory is behind a word, at least."""
-        if isinstance(slot, torch.Tensor):
-            return slot.numel() * slot.element_size()
-        return 64 if not isinstance(slot, int) else max(64, self.plan.place(slot)[0].size)
+        product, partner = Product(last.product.matmul, epilogue), Partner(at + 1, request.matmul.b)
+        return Joint(product, partner, prologue, kept)
 
 
 def _label(kernel: Kernel) -> str:
@@ -483,9 +459,5 @@ def dry_run(
     target = CudaTarget(0, gpu)
     planner = Planner(graph, "meta", assigned, layouts, NativeUnits(graph, target, frozen))
     plan = planner.plan([n.outputs[0].fact for n in graph.data])
-    found: list[Bundle] = []
-    for native, part in groupby(plan.steps, key=lambda step: step.native is not None):
-        steps = list(part)
-        if native:
-            found += bundles(steps, plan, Outline(steps, plan, []), target)
+    found = [bundle for _, part in launches_of(plan, target) for bundle in part]
     return DryRun(plan, found, gpu)

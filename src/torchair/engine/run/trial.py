@@ -1,5 +1,5 @@
-"""Kernels of one native step by themselves, over memory like that of its plan: what is measured
-when forms of a kernel are compared.
+"""Kernels by themselves, each for one native step or several, over memory like that of their plan:
+what is measured when forms of a kernel are compared.
 
 The memory that a model reads from far away, its weights, comes in so many copies that runs read as
 much of it as a call of the model does before they come to the same copy again. A run is short: on a
@@ -9,7 +9,9 @@ busy machine only those that nobody interrupts tell anything.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -18,76 +20,127 @@ import torch
 from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.target import cpu
-from torchair.codegen.target import Generated, Pack
+from torchair.codegen.cuda.driver import Call
+from torchair.codegen.cuda.target import CudaTarget, cuda, entry_alone
+from torchair.codegen.target import Generated, KernelOrder, Pack, Target
 from torchair.engine.plan.records import Plan, Room, Root, Step, extent
+from torchair.engine.run.executor import ProgramPool
+from torchair.engine.run.fixed import check_capturable
+from torchair.engine.run.launches import FAR as APART
+from torchair.engine.run.launches import launches_of
 from torchair.engine.run.memory import aligned_bytes
 from torchair.engine.run.segment import ALONE, LINE
+from torchair.errors import CaptureError
+from torchair.log import logger
+from torchair.operators import Trait, row_of
 
-FAR = 64 << 20
-"""Bytes that no cache holds."""
+FAR = {"cpu": 64 << 20, "cuda": 128 << 20}
+"""Bytes that no cache holds, by the type of a device."""
 TURNS = 64
 """Most copies, each of which is a step of some run."""
+LAUNCHES = 16
+"""Launches of a GPU in one run, at least."""
 LONG = 40_000.0
 """Microseconds that all copies should not take longer than, about."""
 RUN = 1_000.0
 """The same for the steps of one run."""
 
+_EFFECTS = (Trait.SIDE_EFFECT, Trait.COMMUNICATION, Trait.RANDOM)
 Content = Callable[[Any, Pack | None], torch.Tensor]
 """A constant of a step as a kernel wants it."""
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a kernel, and the steps that it computes, by whose order words count."""
+
+    order: KernelOrder
+    steps: Sequence[Step]
+    beside: bool = False  # others stand beside it in a launch, which asks for blocks of one size
+
+    @property
+    def work(self) -> float:
+        """Microseconds, roughly."""
+        return sum(step.code.work for step in self.steps)
+
+
+def subjects(plan: Plan, target: Target) -> list[Subject]:
+    """The kernels of a plan, in order."""
+    if not isinstance(target, CudaTarget):
+        return [Subject(s.code.order, [s]) for s in plan.native_steps]
+    return [
+        Subject(job.order, [steps[k] for k in job.steps], len(bundle.jobs) > 1)
+        for steps, part in launches_of(plan, target)
+        for bundle in part
+        for job in bundle.jobs
+    ]
+
+
 def threads_of(plan: Plan) -> int:
-    """Threads that run the native steps of a plan, as a rule."""
+    """Threads that run the native steps of a plan, as a rule; a GPU has all that it wants."""
     return torch.get_num_threads() if plan.work > ALONE and bind_threads() else 1
 
 
 def far_bytes(plan: Plan) -> int:
     """How much memory from outside of it a call reads, at most."""
-    return sum(r.size for r in plan.roots if _is_far(r))
+    return sum(r.size for r in plan.roots if r.kind in ("input", "const"))
 
 
 class Stage:
-    """Memory for one native step: operands hold random numbers, constants what they are."""
+    """Memory for the steps of one kernel: operands hold random numbers, constants what they are."""
 
-    def __init__(self, step: Step, plan: Plan, content: Content) -> None:
-        self._code, self._plan, self._content = step.code, plan, content
-        self._outs = set(step.outs)
+    def __init__(self, steps: Sequence[Step], plan: Plan, content: Content) -> None:
+        self._steps, self._plan, self._content = steps, plan, content
+        self._device = torch.device(plan.device)
+        self._slots = {
+            APART * part + k: slot
+            for part, step in enumerate(steps)
+            for k, slot in enumerate(step.code.slots)
+        }
+        self._constants = {
+            APART * part + k: x
+            for part, step in enumerate(steps)
+            for k, x in step.code.constants.items()
+        }
+        self._work = max(sum(step.code.work for step in steps), 0.1)
         self._packed: dict[tuple[int, Pack | None, int], torch.Tensor] = {}
-        self._fault = torch.zeros(1, dtype=torch.int64)
-        self.turns = self._turns(min(far_bytes(plan), FAR))
+        self._fault = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self.turns = self._turns(min(far_bytes(plan), FAR[self._device.type]))
         self._roots = {
-            (r.slot, turn): _memory(r, seed)
+            (r.slot, turn): _memory(r, seed, self._device)
             for seed, r in enumerate(self._distinct(constants=False))
             for turn in range(self.turns if _is_far(r) else 1)
         }
 
     def _distinct(self, constants: bool) -> list[Root]:
         """The memory of operands, with or without that of constants, which is made for kernels."""
-        known = () if constants else self._code.constants
-        slots = [s for k, s in enumerate(self._code.slots) if isinstance(s, int) and k not in known]
+        known = () if constants else self._constants
+        slots = [s for k, s in self._slots.items() if isinstance(s, int) and k not in known]
         roots = [self._plan.place(s)[0] for s in slots]
         return list({r.slot: r for r in roots}.values())
 
     def _turns(self, reach: int) -> int:
         own = sum(r.size for r in self._distinct(constants=True) if _is_far(r))
-        patient = int(LONG / max(self._code.work, 0.1))
-        wanted = max(1, min(TURNS, patient, -(-reach // max(own, 1))))
-        self.steps = max(1, min(wanted, int(RUN / max(self._code.work, 0.1))))
+        wanted = max(1, min(TURNS, int(LONG / self._work), -(-reach // max(own, 1))))
+        self.steps = max(1, min(wanted, int(RUN / self._work)))
         return wanted // self.steps * self.steps
 
-    def trial(self, made: Generated, threads: int) -> Trial:
-        """A kernel of this step, ready to be run on so many threads. It is compiled."""
+    def trial(self, made: Generated, threads: int) -> Trial | GpuTrial:
+        """A kernel of these steps, ready to be run, on a CPU on so many threads. It is compiled."""
         room = aligned_bytes(made.scratch * threads)
         words = [
-            [self._word(k, slot, made, room, turn) for k, slot in enumerate(self._code.slots)]
+            {k: self._word(k, slot, made, room, turn) for k, slot in self._slots.items()}
             for turn in range(self.turns)
         ]
-        return Trial(made, words, self.steps, threads, (self, room))
+        if made.launch is not None:
+            return GpuTrial(made, words, cuda(self._device.index or 0), (self, room))
+        listed = [list(w.values()) for w in words]
+        return Trial(made, listed, self.steps, threads, (self, room))
 
     def _word(
         self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int
     ) -> int:
-        if k in self._code.constants:
+        if k in self._constants:
             return self._constant(k, made.pack.get(k), turn).data_ptr()
         if not isinstance(slot, int):
             return (room if slot == Room.SCRATCH else self._fault).data_ptr()
@@ -99,7 +152,7 @@ class Stage:
         key = word, pack, turn
         if key not in self._packed:
             first = self._packed.get((word, pack, 0))
-            made = self._content(self._code.constants[word], pack) if first is None else first
+            made = self._content(self._constants[word], pack) if first is None else first
             self._packed[key] = made if turn == 0 else _another(made, pack)
         return self._packed[key]
 
@@ -113,16 +166,19 @@ class Stage:
         return [m.clone() for m in self._results()]
 
     def _results(self) -> list[torch.Tensor]:
-        roots = {self._plan.place(s)[0].slot for s in self._outs}
+        roots = {self._plan.place(s)[0].slot for step in self._steps for s in step.outs}
         return [self._roots[slot, 0] for slot in sorted(roots)]
 
     @property
     def overwrites(self) -> bool:
-        """Whether the step updates memory that it reads, so that no two runs are alike."""
-        read = [s for s in self._code.slots if isinstance(s, int) and s not in self._outs]
-        roots = {self._plan.place(s)[0].slot for s in self._outs}
-        kinds = {self._plan.place(s)[0].kind for s in self._outs}
-        return "tied" in kinds or any(self._plan.place(s)[0].slot in roots for s in read)
+        """Whether a step updates memory that it reads, so that no two runs are alike."""
+        return any(map(self._updates, self._steps))
+
+    def _updates(self, step: Step) -> bool:
+        read = [s for s in step.code.slots if isinstance(s, int) and s not in step.outs]
+        made = [self._plan.place(s)[0] for s in step.outs]
+        roots, tied = {r.slot for r in made}, any(r.kind == "tied" for r in made)
+        return tied or any(self._plan.place(s)[0].slot in roots for s in read)
 
 
 class Trial:
@@ -153,27 +209,137 @@ class Trial:
         self._drive(next(self._programs))
 
 
+class Replay:
+    """Work that a GPU has recorded."""
+
+    def __init__(self, work: Callable[[], object], device: torch.device, keep: Any = None) -> None:
+        self._device, self._keep = device, keep
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                self._graph.capture_end()
+        torch.cuda.synchronize(device)
+
+    def __call__(self) -> None:
+        """All of it once more."""
+        self._graph.replay()
+
+    def seconds(self, window: float) -> float:
+        """What the best of some replays takes on the device."""
+        best, end = float("inf"), time.monotonic() + window
+        with torch.cuda.device(self._device):
+            while True:
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                self._graph.replay()
+                last.record()
+                last.synchronize()
+                best = min(best, first.elapsed_time(last) * 1e-3)
+                if time.monotonic() >= end:
+                    return best
+
+
+def replay_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Replay | None:
+    """A program of a GPU with these inputs, recorded; None where it cannot be, or where a step does
+    more than to compute results."""
+    rows = [row_of(step.node.type) for step in pool.plan.steps]
+    if any(row is None or row.has(trait) for row in rows for trait in _EFFECTS):
+        return None
+    try:
+        with torch.no_grad():
+            check_capturable(pool.plan)
+            _, program = pool.once(inputs)  # libraries are initialised then
+            device = torch.device(pool.plan.device)
+            return Replay(lambda: program.run(inputs), device, (program, inputs))
+    except (CaptureError, RuntimeError) as e:
+        logger.info("a graph cannot be measured as a whole: %s", e)
+        return None
+
+
+class GpuTrial:
+    """Launches of one kernel alone. A call is one launch; a run, which is recorded when it is first
+    measured, is one for each copy of the memory, and some `LAUNCHES` at least."""
+
+    threads = 1
+
+    def __init__(
+        self, made: Generated, words: Sequence[dict[int, int]], target: CudaTarget, keep: Any
+    ) -> None:
+        launch, entry, self._keep = made.launch, entry_alone(made), keep
+        assert launch is not None
+        blocks = launch.blocks(lambda word: 0)
+        self._device = torch.device("cuda", target.index)
+        self._calls = [
+            Call(
+                target.library, entry, blocks, [blocks, *(w[k] for k in made.kernel.words)],
+                launch.shared, launch.cluster,
+            )
+            for w in words
+        ]  # fmt: skip
+        self._calls *= -(-LAUNCHES // len(self._calls))
+        self.steps = len(self._calls)
+        self._recorded: Replay | None = None
+
+    def __call__(self) -> None:
+        """One launch, and all that was asked of the device before."""
+        self._calls[0](torch.cuda.current_stream(self._device).cuda_stream)
+        torch.cuda.synchronize(self._device)
+
+    def seconds(self, window: float) -> float:
+        """What a run takes on the device."""
+        self._recorded = self._recorded or Replay(self._run, self._device)
+        return self._recorded.seconds(window)
+
+    def _run(self) -> None:
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        for call in self._calls:
+            call(stream)
+
+
+def least_time(call: Callable[[], object], threads: int, window: float) -> float:
+    """Seconds of the best call in a window of so many seconds of a core. One thread is measured by
+    the time that it had a core for, several by the clock: while one waits for another that has
+    none, it only seems to be busy. A GPU has a clock of its own."""
+    if isinstance(call, Replay | GpuTrial):
+        return call.seconds(window)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    best, end, now = float("inf"), time.thread_time() + window, clock()
+    while True:
+        call()
+        before, now = now, clock()
+        best = min(best, now - before)
+        if time.thread_time() >= end:
+            return best
+
+
 def _is_far(root: Root) -> bool:
-    return root.kind in ("input", "const")
+    return root.kind in ("input", "const", "tied")
 
 
-def _memory(root: Root, seed: int) -> torch.Tensor:
+def _memory(root: Root, seed: int, device: torch.device) -> torch.Tensor:
     """Memory as a root has it, of its type: normal numbers, true, or the index 0."""
     meta = root.meta
     count = extent(meta.shape, meta.stride()) + 64
     dtype = meta.dtype
     if dtype.is_floating_point:
-        generator = torch.Generator().manual_seed(seed)
-        return _aligned_copy(torch.randn(count, generator=generator).to(dtype))
-    return _aligned_copy(torch.full((count,), dtype == torch.bool, dtype=dtype))
+        generator = torch.Generator(device).manual_seed(seed)
+        return _aligned_copy(torch.randn(count, generator=generator, device=device).to(dtype))
+    return _aligned_copy(torch.full((count,), dtype == torch.bool, dtype=dtype, device=device))
 
 
 def _another(made: torch.Tensor, pack: Pack | None) -> torch.Tensor:
     """A copy of a constant in memory like its own: in large pages if it is packed."""
-    return _aligned_copy(made) if pack is None else empty(made.shape, made.dtype).copy_(made)
+    large = pack is not None and made.is_cpu
+    return empty(made.shape, made.dtype).copy_(made) if large else _aligned_copy(made)
 
 
 def _aligned_copy(t: torch.Tensor) -> torch.Tensor:
+    if not t.is_cpu:
+        return t.clone()
     room = aligned_bytes(t.numel() * t.element_size())
     size = t.numel() * t.element_size()
     return room[:size].view(t.dtype).view(t.shape).copy_(t)

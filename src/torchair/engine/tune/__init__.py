@@ -10,23 +10,25 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product, Request
+from torchair.codegen.requests import Attention, Convolution, Joint, Loops, Pool, Product, Request
 from torchair.codegen.target import Target
 from torchair.errors import did_you_mean
 from torchair.ge.graph import Graph
 from torchair.log import warn_once
 
 KINDS: Mapping[type, str] = {
-    Product: "matmul", Convolution: "conv", Attention: "attention", Loops: "loops", Pool: "pool",
+    Product: "matmul", Joint: "matmul", Convolution: "conv", Attention: "attention",
+    Loops: "loops", Pool: "pool",
 }  # fmt: skip
 """Names of kinds of requests."""
+NAMES = tuple(dict.fromkeys(KINDS.values()))
 
 
 @dataclass(frozen=True)
 class Wish:
     """Which requests of a graph are measured, and how long that may take."""
 
-    kinds: tuple[str, ...] = tuple(KINDS.values())
+    kinds: tuple[str, ...] = NAMES
     kernels: tuple[str, ...] = ("*",)  # patterns of their names
     budget_seconds: float = 120.0  # for one graph
     margin: float = 0.03  # by which a way must be faster than the usual one
@@ -81,9 +83,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _kinds(value: Any) -> tuple[str, ...]:
-    unknown = sorted(set(_texts(value)) - set(KINDS.values()))
+    unknown = sorted(set(_texts(value)) - set(NAMES))
     if unknown:
-        raise ValueError(f"but kinds are {', '.join(KINDS.values())}, not {', '.join(unknown)}")
+        raise ValueError(f"but kinds are {', '.join(NAMES)}, not {', '.join(unknown)}")
     return tuple(value)
 
 
@@ -97,14 +99,10 @@ def untunable(graph: Graph, target: Target | None) -> bool:
     """Whether a graph cannot be tuned, which is said once."""
     if target is None:
         return True
-    why = None
-    if target.name != "cpu":
-        why = f"kernels of {target.name} are not tuned yet, they are compiled as ever"
-    elif graph.is_dynamic:
-        why = (
-            f"graph {graph.name} is not tuned: its sizes vary. Compile with dynamic=False for "
-            "sizes that are worth it"
+    if graph.is_dynamic:
+        warn_once(
+            f"tuning: graph {graph.name} is not tuned: its sizes vary. Compile with dynamic=False "
+            "for sizes that are worth it",
+            stacklevel=3,
         )
-    if why is not None:
-        warn_once(f"tuning: {why}", stacklevel=3)
-    return why is not None
+    return graph.is_dynamic

@@ -19,18 +19,30 @@ from typing import Any, Protocol
 
 import torch
 
+from torchair.codegen.requests import Request
 from torchair.codegen.target import (
     AS_EVER,
     BrokenKernels,
     Choices,
     Generated,
     KernelOrder,
+    Launch,
     Target,
     Way,
 )
 from torchair.codegen.tuned import NAME, TunedWay, hash_of, tuned_file, version
-from torchair.engine.plan.records import Plan, Step
-from torchair.engine.run.trial import Content, Stage, Trial, far_bytes, threads_of
+from torchair.engine.plan.records import Plan
+from torchair.engine.run.trial import (
+    Content,
+    GpuTrial,
+    Stage,
+    Subject,
+    Trial,
+    far_bytes,
+    least_time,
+    subjects,
+    threads_of,
+)
 from torchair.engine.tune import KINDS, Wish
 from torchair.log import logger
 from torchair.process import Bar
@@ -49,19 +61,24 @@ class Entrant:
 
     way: Way
     made: Generated
-    run: Trial
+    run: Trial | GpuTrial
 
 
 class Race:
     """The kernels of one request. The usual one is always among them, and is what the results of
     the others are compared with."""
 
-    def __init__(self, order: KernelOrder, target: Target, stage: Stage, threads: int) -> None:
+    def __init__(
+        self, order: KernelOrder, target: Target, stage: Stage, threads: int, beside: bool = False
+    ) -> None:
+        """With `beside` all are launched in blocks of one size: others stand beside them."""
         self._order, self._target = order, target
         self._stage, self._threads = stage, threads
         self._seen: set[str] = set()
+        self._launch: Launch | None = None
         (usual,) = self._made([AS_EVER])
         self.usual = self._ready(AS_EVER, usual)
+        self._launch = self.usual.made.launch if beside else None
         self._expected = self._results(self.usual.run)
 
     def enter(self, ways: Iterable[Way]) -> list[Entrant]:
@@ -82,7 +99,7 @@ class Race:
         made = [self._generated(way) for way in ways]
         broken: set[str] = set()
         try:
-            self._target.compile([m.kernel for m in made if m is not None])
+            self._target.compile_alone([m for m in made if m is not None])
         except BrokenKernels as e:
             broken = set(e.errors)
         return [None if m is None or m.kernel.entry in broken else m for m in made]
@@ -93,16 +110,23 @@ class Race:
         except Exception as e:  # Declined, or a generator that was not made for this
             logger.debug("tuning: %s has no kernel with %s: %s", self._order.label, way, e)
             return None
-        if made.kernel.entry in self._seen:
+        if made.kernel.entry in self._seen or not self._fits(made):
             return None
         self._seen.add(made.kernel.entry)
         return made
+
+    def _fits(self, made: Generated) -> bool:
+        """Whether the others of its launch can stay where they are."""
+        old, new = self._launch, made.launch
+        if old is None or new is None:
+            return True
+        return (old.block, old.cluster, old.shared) == (new.block, new.cluster, new.shared)
 
     def _ready(self, way: Way, made: Generated | None) -> Entrant:
         assert made is not None, "the usual kernel is there"
         return Entrant(way, made, self._stage.trial(made, self._threads))
 
-    def _results(self, run: Trial) -> list[torch.Tensor]:
+    def _results(self, run: Trial | GpuTrial) -> list[torch.Tensor]:
         self._stage.clear()
         run()
         return self._stage.results()
@@ -120,20 +144,6 @@ def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
             if best[k] <= limit:
                 best[k] = min(best[k], least_time(entrant.run, entrant.run.threads, WINDOW))
     return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
-
-
-def least_time(call: Callable[[], object], threads: int, window: float) -> float:
-    """Seconds of the best call in a window of so many seconds of a core. One thread is measured by
-    the time that it had a core for, several by the clock: while one waits for another that has
-    none, it only seems to be busy."""
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    best, end, now = float("inf"), time.thread_time() + window, clock()
-    while True:
-        call()
-        before, now = now, clock()
-        best = min(best, now - before)
-        if time.thread_time() >= end:
-            return best
 
 
 def _agree(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -174,13 +184,24 @@ class Tuning:
     def choose(self, plan: Plan) -> None:
         """Take the ways that are known for the kernels of a plan, before they are generated."""
         machine = self._machine(plan)
-        for order in {id(s.code.order): s.code.order for s in _native(plan)}.values():
-            found = self._known(order, machine)
-            way = AS_EVER if found is None else Way.read(found.way)
-            if way.within(self._target.choices(order.request)):
-                order.way = way
-            else:
-                logger.warning("tuning: %s cannot be served with %s", order.label, way)
+        known: dict[int, tuple[Request, Way]] = {}
+
+        def way_of(request: Request) -> Way:
+            if id(request) not in known:
+                known[id(request)] = request, self._way(request, machine)
+            return known[id(request)][1]
+
+        plan.way_of = way_of
+        for order in {id(s.code.order): s.code.order for s in plan.native_steps}.values():
+            order.choose(way_of(order.request))
+
+    def _way(self, request: Request, machine: str) -> Way:
+        found = self._known(request, machine)
+        way = AS_EVER if found is None else Way.read(found.way)
+        if way.within(self._target.choices(request)):
+            return way
+        logger.warning("tuning: a %s cannot be served with %s", KINDS[type(request)], way)
+        return AS_EVER
 
     def tune(self, plan: Plan, content: Content, wish: Wish) -> None:
         """Measure what is not known yet, and keep it at once. It ends early when its time is over
@@ -188,22 +209,22 @@ class Tuning:
         assert self._own is not None, "results need a place"
         machine = self._machine(plan)
         todo = [
-            (step, choices)
-            for step in _distinct(plan, wish.share)
-            if wish.includes(step.code.order.request, step.code.order.label)
-            and not step.code.numbers
-            and self._known(step.code.order, machine) is None
-            and (choices := self._target.choices(step.code.order.request))
+            (subject, choices)
+            for subject in _distinct(subjects(plan, self._target), wish.share)
+            if wish.includes(subject.order.request, subject.order.label)
+            and not any(step.code.numbers for step in subject.steps)
+            and self._known(subject.order.request, machine) is None
+            and (choices := self._target.choices(subject.order.request))
         ]
         end = time.monotonic() + wish.budget_seconds
         done = 0
         try:
             with Bar("tuning kernels", len(todo)) as bar:
-                for step, choices in todo:
+                for subject, choices in todo:
                     if time.monotonic() >= end:
                         break
-                    bar.next(step.code.order.label)
-                    found = self._measured(step, plan, content, choices, wish, machine)
+                    bar.next(subject.order.label)
+                    found = self._measured(subject, plan, content, choices, wish, machine)
                     if found is not None:
                         self._own.add(found)
                         self.chosen += [found] if found.way else []
@@ -247,39 +268,42 @@ class Tuning:
                 self._own.add(replace(found, way="", microseconds=found.usual))
         self.chosen = kept
 
-    def _measured(self, step: Step, *rest: Any) -> TunedWay | None:
-        """What was found for a step, None where it cannot be measured: that costs no graph."""
+    def _measured(self, subject: Subject, *rest: Any) -> TunedWay | None:
+        """What was found for a kernel, None where it cannot be measured: that costs no graph."""
         try:
-            return self._tuned(step, *rest)
+            return self._tuned(subject, *rest)
         except Exception as e:
-            logger.warning("tuning: %s is not measured: %r", step.code.order.label, e)
+            logger.warning("tuning: %s is not measured: %r", subject.order.label, e)
             return None
 
     def _tuned(
-        self, step: Step, plan: Plan, content: Content, choices: Choices, wish: Wish, machine: str
-    ) -> TunedWay:
-        order = step.code.order
-        stage = Stage(step, plan, content)
+        self, subject: Subject, plan: Plan, content: Content, choices: Choices, wish: Wish,
+        machine: str,
+    ) -> TunedWay:  # fmt: skip
+        order = subject.order
+        stage = Stage(subject.steps, plan, content)
         about = f"{KINDS[type(order.request)]} {order.label}"
         if stage.overwrites:
             return TunedWay(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
-        race = Race(order, self._target, stage, threads_of(plan))
+        race = Race(order, self._target, stage, threads_of(plan), subject.beside)
         way, usual, spent = _proven(race.usual, _walk(race, choices), wish.margin)
         logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
         return TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
 
-    def _known(self, order: KernelOrder, machine: str) -> TunedWay | None:
+    def _known(self, request: Request, machine: str) -> TunedWay | None:
         for file in self._files:
-            found = file.find(order.request, machine)
+            found = file.find(request, machine)
             if found is not None:
                 return found
         return None
 
     def _machine(self, plan: Plan) -> str:
-        """Where a kernel runs: processor, threads, and how far the memory of its plan is."""
+        """Where a kernel runs: processor, threads that are counted, and how far the memory of its
+        plan is."""
         size = far_bytes(plan)
         far = "near" if size < _NEAR else "middle" if size < _MIDDLE else "far"
-        return f"{self._target.processor}, {threads_of(plan)} threads, {far} memory"
+        threads = f", {threads_of(plan)} threads" if plan.on_host else ""
+        return f"{self._target.processor}{threads}, {far} memory"
 
 
 def _walk(race: Race, choices: Choices) -> Entrant:
@@ -308,19 +332,20 @@ def _proven(usual: Entrant, best: Entrant, margin: float) -> tuple[Way, float, f
     return AS_EVER, before, before
 
 
-def _native(plan: Plan) -> list[Step]:
-    return [s for s in plan.steps if s.native is not None]
-
-
-def _distinct(plan: Plan, share: float) -> Sequence[Step]:
-    """One step for each request that makes up a share of the work; those that make up most come
-    first, so that the time for tuning is spent where it pays."""
-    found: dict[str, list[Step]] = {}
-    for step in _native(plan):
-        found.setdefault(hash_of(step.code.order.request), []).append(step)
-    work = {name: sum(s.code.work for s in steps) for name, steps in found.items()}
-    order = sorted(found, key=lambda name: -work[name])
-    return [found[name][0] for name in order if work[name] >= share * plan.work]
+def _distinct(found: Sequence[Subject], share: float) -> list[Subject]:
+    """One kernel for each request that makes up a share of the work; those that make up most come
+    first, so that the time for tuning is spent where it pays. It stands beside others if any of its
+    kind does."""
+    kinds: dict[str, list[Subject]] = {}
+    for subject in found:
+        kinds.setdefault(hash_of(subject.order.request), []).append(subject)
+    work = {name: sum(s.work for s in alike) for name, alike in kinds.items()}
+    least = share * sum(work.values())
+    return [
+        replace(kinds[name][0], beside=any(s.beside for s in kinds[name]))
+        for name in sorted(kinds, key=lambda name: -work[name])
+        if work[name] >= least
+    ]
 
 
 # ---- the graph as a whole ----

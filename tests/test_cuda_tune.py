@@ -1,0 +1,188 @@
+"""Tuning for GPUs: which kernels of a plan are measured and in which forms. Candidates run on the
+machine of `ptx_machine`; what needs a GPU is marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_tools import HOPPER
+from ptx_machine import Memory, launch
+from test_cuda_plans import data
+from torchair import ge
+from torchair.codegen.cuda.target import CudaTarget
+from torchair.codegen.requests import Joint, Loops, Product
+from torchair.codegen.target import AS_EVER, Generated, Way
+from torchair.codegen.tuned import NAME, read
+from torchair.engine.plan.records import Plan
+from torchair.engine.run import trial
+from torchair.engine.run.launches import dry_run, launches_of
+from torchair.engine.tune import Wish, tuner
+from torchair.engine.tune.tuner import Entrant, Tuning
+from torchair.ge.graph import Graph
+from torchair.operators import infer
+
+WIDTH, INNER = 64, 32
+
+
+def planned() -> Plan:
+    """One token through the second half of a decoder layer."""
+    with Graph("layer", infer) as graph:
+        x, scale = data(0, 1, WIDTH), data(1, WIDTH)
+        gate, up = data(2, INNER, WIDTH), data(3, INNER, WIDTH)
+        down = data(4, WIDTH, INNER)
+        h, _ = ge.RmsNorm(x, scale, epsilon=1e-5)
+        left = ge.Swish(ge.MatMul(h, gate, transpose_x2=True), scale=1.0)
+        middle = ge.Mul(left, ge.MatMul(h, up, transpose_x2=True))
+        ge.NetOutput([ge.Add(ge.MatMul(middle, down, transpose_x2=True), x)])
+    plan = dry_run(graph, HOPPER).plan
+    plan.device = "cpu"  # memory of the host stands for that of the GPU
+    return plan
+
+
+class NumpyTrial:
+    """A kernel on the machine of the tests, over copies of the memory of its stage."""
+
+    threads = steps = 1
+    launched: list[str] = []
+
+    def __init__(
+        self, made: Generated, words: Sequence[dict[int, int]], target: Any, keep: Any
+    ) -> None:
+        self._made, self._words, self._stage = made, words[0], keep[0]
+
+    def __call__(self) -> None:
+        memory, given = Memory(), {}
+        tensors = [t for (_, turn), t in self._stage._roots.items() if turn == 0]
+        for t in tensors:
+            raw = t.view(torch.uint8).numpy()
+            given[t.data_ptr()] = memory.place(raw), raw
+        launch_of, words = self._made.launch, [0] * (1 + max(self._made.kernel.words))
+        assert launch_of is not None
+        for word in self._made.kernel.words:
+            words[word] = self._moved(self._words[word], given)
+        launch(self._made.kernel, launch_of, HOPPER, memory, words)
+        for at, raw in given.values():
+            raw[:] = memory.read(at, np.empty(raw.shape, np.uint8))
+        self.launched.append(self._made.kernel.entry)
+
+    @staticmethod
+    def _moved(address: int, given: dict[int, tuple[int, np.ndarray]]) -> int:
+        for start, (at, raw) in given.items():
+            if start <= address < start + raw.nbytes:
+                return at + address - start
+        raise AssertionError("an address outside of the stage")
+
+
+@pytest.fixture
+def numpy_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaTarget]:
+    """A target whose candidates run on the machine of the tests; each is faster than all before."""
+
+    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
+        return [100.0 / (1 + k) for k in range(len(entrants))]
+
+    monkeypatch.setattr(trial, "GpuTrial", NumpyTrial)
+    monkeypatch.setattr(trial, "cuda", lambda index: None)
+    monkeypatch.setattr(CudaTarget, "compile_alone", lambda self, made: None)
+    monkeypatch.setattr(tuner, "times", times)
+    NumpyTrial.launched.clear()
+    yield CudaTarget(0, HOPPER)
+
+
+def tuned(plan: Plan, target: CudaTarget, folder: Path) -> Tuning:
+    """Results for the products of a plan."""
+    found = Tuning(target, str(folder), None)
+    found.tune(plan, lambda x, pack: x, Wish(kinds=("matmul",)))
+    return found
+
+
+def ways(plan: Plan, target: CudaTarget) -> dict[type, Way]:
+    jobs = [j for _, part in launches_of(plan, target) for b in part for j in b.jobs]
+    return {type(j.order.request): j.order.way for j in jobs}
+
+
+def test_kernels_of_several_steps_are_measured_as_they_run(
+    numpy_gpu: CudaTarget, tmp_path: Path
+) -> None:
+    plan = planned()
+    kernels = {type(s.order.request): s for s in trial.subjects(plan, numpy_gpu)}
+    assert set(kernels) == {Joint, Product} and len(kernels[Joint].steps) == 3
+    tuning = tuned(plan, numpy_gpu, tmp_path)
+    rows = read(tmp_path / NAME)
+    assert len(rows) == 2 and all("form=" in row.way and row.usual for row in rows)
+    assert {row.machine for row in rows} == {rows[0].machine} and "sm_90" in rows[0].machine
+    assert len(NumpyTrial.launched) > 12
+    NumpyTrial.launched.clear()
+    tuned(plan, numpy_gpu, tmp_path)
+    assert NumpyTrial.launched == []
+
+    assert set(ways(planned(), numpy_gpu).values()) == {AS_EVER}
+    again = planned()
+    tuning.choose(again)
+    found = ways(again, numpy_gpu)
+    assert {str(way) for way in found.values()} == {row.way for row in rows}
+    usual = [j.kernel.entry for _, p in launches_of(planned(), numpy_gpu) for b in p for j in b.jobs]
+    mine = [j.kernel.entry for _, p in launches_of(again, numpy_gpu) for b in p for j in b.jobs]
+    assert len(mine) == len(usual) == 2 and not set(mine) & set(usual)
+
+
+def test_a_wrong_kernel_of_a_gpu_does_not_win(
+    numpy_gpu: CudaTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = CudaTarget.generate
+    product = next(s for s in trial.subjects(planned(), numpy_gpu) if len(s.steps) == 1)
+    usual, wrong, *others = numpy_gpu.choices(product.order.request)["form"]
+
+    def planted(self: CudaTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
+        """One form sums up the first half only."""
+        if way.word("form") == wrong:
+            matmul = request.matmul
+            request = replace(request, matmul=replace(matmul, k=matmul.k // 2))
+        return generate(self, request, label, way)
+
+    monkeypatch.setattr(CudaTarget, "generate", planted)
+    stage = trial.Stage(product.steps, planned(), lambda x, pack: x)
+    race = tuner.Race(product.order, numpy_gpu, stage, 1)
+    entered = race.enter(Way((("form", x),)) for x in (wrong, others[0]))
+    assert [e.way.word("form") for e in entered] == others[:1]
+
+
+def test_kernels_that_stand_beside_others_keep_the_size_of_their_blocks(
+    numpy_gpu: CudaTarget,
+) -> None:
+    product = next(s for s in trial.subjects(planned(), numpy_gpu) if len(s.steps) == 1)
+    forms = numpy_gpu.choices(product.order.request)["form"]
+    chosen = [Way((("form", x),)) for x in (forms[1], forms[-1])]
+    for beside in (False, True):
+        stage = trial.Stage(product.steps, planned(), lambda x, pack: x)
+        race = tuner.Race(product.order, numpy_gpu, stage, 1, beside)
+        blocks = [e.made.launch.block for e in race.enter(chosen)]  # type: ignore[union-attr]
+        assert blocks == [128] if beside else blocks == [128, 512]
+
+
+def test_pieces_of_nests_are_choices_where_there_is_much_to_do() -> None:
+    target = CudaTarget(0, HOPPER)
+    with Graph("norm", infer) as graph:
+        rows, few = data(0, 512, 1024), data(1, 2, 1024)
+        scale = data(2, 1024)
+        many, _ = ge.RmsNorm(rows, scale, epsilon=1e-5)
+        small, _ = ge.RmsNorm(few, scale, epsilon=1e-5)
+        ge.NetOutput([many, small, ge.Relu(rows)])
+    requests = [s.order.request for s in trial.subjects(dry_run(graph, HOPPER).plan, target)]
+    assert all(isinstance(r, Loops) for r in requests)
+    choices = [target.choices(r) for r in requests]
+    assert sorted(bool(c) for c in choices) == [False, True, True]
+    for request, choice in zip(requests, choices, strict=True):
+        usual = target.generate(request, "nest").kernel.entry
+        made = {
+            target.generate(request, "nest", AS_EVER.having(name, value)).kernel.entry
+            for name, values in choice.items()
+            for value in values
+        }
+        assert not choice or (usual in made and len(made) > 3)
