@@ -22,7 +22,7 @@ from torchair.codegen.target import AS_EVER, Generated, Way
 from torchair.codegen.tuned import NAME, read
 from torchair.engine.plan.records import Plan
 from torchair.engine.run import trial
-from torchair.engine.run.launches import dry_run, launches_of
+from torchair.engine.run.launches import Job, dry_run, launches_of
 from torchair.engine.tune import Wish, tuner
 from torchair.engine.tune.tuner import Entrant, Tuning
 from torchair.ge.graph import Graph
@@ -102,9 +102,12 @@ def tuned(plan: Plan, target: CudaTarget, folder: Path) -> Tuning:
     return found
 
 
+def jobs(plan: Plan, target: CudaTarget) -> list[Job]:
+    return [job for _, part in launches_of(plan, target) for bundle in part for job in bundle.jobs]
+
+
 def ways(plan: Plan, target: CudaTarget) -> dict[type, Way]:
-    jobs = [j for _, part in launches_of(plan, target) for b in part for j in b.jobs]
-    return {type(j.order.request): j.order.way for j in jobs}
+    return {type(job.order.request): job.order.way for job in jobs(plan, target)}
 
 
 def test_kernels_of_several_steps_are_measured_as_they_run(
@@ -127,9 +130,8 @@ def test_kernels_of_several_steps_are_measured_as_they_run(
     tuning.choose(again)
     found = ways(again, numpy_gpu)
     assert {str(way) for way in found.values()} == {row.way for row in rows}
-    usual = [j.kernel.entry for _, p in launches_of(planned(), numpy_gpu) for b in p for j in b.jobs]
-    mine = [j.kernel.entry for _, p in launches_of(again, numpy_gpu) for b in p for j in b.jobs]
-    assert len(mine) == len(usual) == 2 and not set(mine) & set(usual)
+    usual, mine = ({j.kernel.entry for j in jobs(p, numpy_gpu)} for p in (planned(), again))
+    assert len(mine) == len(usual) == 2 and not mine & usual
 
 
 def test_a_wrong_kernel_of_a_gpu_does_not_win(
@@ -137,7 +139,7 @@ def test_a_wrong_kernel_of_a_gpu_does_not_win(
 ) -> None:
     generate = CudaTarget.generate
     product = next(s for s in trial.subjects(planned(), numpy_gpu) if len(s.steps) == 1)
-    usual, wrong, *others = numpy_gpu.choices(product.order.request)["form"]
+    _, wrong, *others = numpy_gpu.choices(product.order.request)["form"]
 
     def planted(self: CudaTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
         """One form sums up the first half only."""

@@ -257,8 +257,8 @@ class AoeConfig(Section):
 
     aoe_mode = (
         OptionValue(None, ["2"]).emits(when="aoe_mode", field="tune_mode")
-        .doc("both", "works on CPU: forms of kernels are measured when a graph of fixed sizes is "
-            "compiled, see [tuning.md](tuning.md); on CUDA a warning says that nothing is")
+        .doc("both", "works on CPU and CUDA: forms of kernels are measured when a graph of fixed "
+            "sizes is compiled, see [tuning.md](tuning.md)")
     )
     work_path = (
         MustExistedPathValue("./").emits(when="aoe_mode", field="tune")
