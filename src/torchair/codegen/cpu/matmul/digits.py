@@ -5,15 +5,19 @@ Rows of bytes are first written to memory of the thread, for strides, for a k th
 four, and because the instruction of x86 wants its first factor without a sign: 128 is added to each
 byte, and what that adds to a column is taken from its sum.
 
-A row of bfloat16 becomes three rows of bytes, which processors with AVX-512 VNNI multiply with the
+A row of bfloat16 becomes rows of bytes, which processors with AVX-512 VNNI multiply with the
 weights as they lie in memory. A number of a row is `digits * 2^e`, with three signed digits of
-eight bits and one exponent for the row. That is exact for all numbers down to 2^-15 of the largest,
-and sums of digits are whole. What is left of smaller numbers is multiplied in float32 afterwards,
-as is all of a row that has an infinite number or NaN; most rows leave nothing.
+eight bits and one exponent for the row. That is exact for all numbers down to 2^-16 of the largest,
+and sums of digits are whole. Numbers down to 2^-8 of the largest have no lowest digit, so all
+weights are multiplied with two digits, and then those of fours of numbers that have a third one.
+What is left of still smaller numbers is multiplied in float32 afterwards, again by fours that have
+such numbers, as is all of a row that has an infinite number or NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +44,7 @@ from torchair.codegen.cpu.matmul.spec import (
 from torchair.codegen.cpu.matmul.tile import TileCode
 from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul
-from torchair.codegen.text.writer import KernelWriter, Machine, Writer
+from torchair.codegen.text.writer import KernelWriter, Loop, Machine, Writer, lane_numbers
 
 # ---- bytes ----
 
@@ -178,12 +182,12 @@ class PackSums:
 
 
 OFFSETS = 4  # word of their address
-MOST_ROWS = 2
+MOST_ROWS = 3
 """Rows of a tile: its sums fill the registers."""
 
-_DIGITS = 3
-_REST = 4  # bytes of what is left of a number
-_TOP = 22  # all numbers of a row are below 2 to this, as whole numbers
+_DIGITS = 2  # besides the lowest
+_TOP = 8 * _DIGITS + 7  # all numbers of a row are below 2 to this, as whole numbers
+_REST = 7  # bytes for what few numbers have: see _Rest
 _HEAD = 64  # bytes for what is known of a row: see _Head
 _LONGEST = 1 << 16  # numbers whose sums fit 32 bits
 
@@ -191,9 +195,16 @@ _LONGEST = 1 << 16  # numbers whose sums fit 32 bits
 class _Head:
     """Where things are in the head of a row, counted in 32 bits."""
 
-    UNIT, SUM, LEFT, DIGITS = 0, 1, 2, 4
-    """2^e; the sum of the row; how many numbers to look at for what is left, in 64 bits; the sums
-    of digits, times 128."""
+    UNIT, SUM, LOW, LEFT, DIGITS = 0, 1, 2, 4, 6
+    """2^e; the sum of the row; how many fours have lowest digits, and numbers of which something is
+    left, both in 64 bits; the sums of digits, times 128."""
+
+
+class _Rest:
+    """Where things are in the memory for the rest of a row, counted in numbers of the row."""
+
+    LEFT, LOW, FOURS_LOW, FOURS_LEFT = 0, 4, 5, 6
+    """What digits have left, in float32; the lowest digits; the fours that have such."""
 
 
 def in_digits(spec: MatMul, machine: Machine) -> bool:
@@ -239,7 +250,7 @@ class DigitForm:
     def define(self, rows: int) -> None:
         p = self.product
         machine, k = p.w.machine, p.k
-        numbers = Numbers("i8", machine.lanes, BYTES_AT_ONCE, True, swapped=True)
+        numbers = _numbers(machine)
         tile = Tile(_DIGITS * rows, self.tile.vectors)
         width = self.tile.vectors * machine.lanes
         # Nothing is fetched ahead: that took a fifth more time where pages were small.
@@ -268,6 +279,11 @@ class DigitForm:
         return [("ptr", w.offset(at, "i8", w.mul(row, str(size)))) for at, size in sizes]
 
 
+def _numbers(machine: Machine) -> Numbers:
+    """Digits times weights without a sign."""
+    return Numbers("i8", machine.lanes, BYTES_AT_ONCE, True, swapped=True)
+
+
 @dataclass(frozen=True)
 class _DigitsOfRow:
     """A function that writes a row of A as digits, and its head."""
@@ -278,20 +294,18 @@ class _DigitsOfRow:
     def text(self, name: str) -> tuple[str, dict[str, str]]:
         """The function, and the declarations it needs."""
         t = Writer(self.machine)
-        top = self._largest(t)
-        power = t(f"lshr i32 {top}, 23")
+        # The number before a power of two would need one digit more.
+        power = t(f"lshr i32 {t(f'add i32 {self._largest(t)}, 1')}, 7")
         finite = t(f"icmp ult i32 {power}, 255")
-        low = t(f"icmp ult i32 {power}, 30")  # numbers below 2^-96 are digits of that
-        power = t(f"select i1 {low}, i32 30, i32 {power}")
+        small = t(f"icmp ult i32 {power}, 30")  # numbers below 2^-96 are digits of that
+        power = t(f"select i1 {small}, i32 30, i32 {power}")
         up = self._power_of_two(t, t(f"sub i32 {_TOP + 126 + 127}, {power}"))
-        up = t(f"select i1 {finite}, float {up}, float 0.0")  # all digits are 0
+        up = t(f"select i1 {finite}, float {up}, float 0.0")
         unit = self._power_of_two(t, t(f"sub i32 {power}, {_TOP - 1}"))
-        *sums, left = self._write(t, up)
-        some = t(f"icmp ne i32 {left}, 0")
-        count = t(f"select i1 {some}, i64 {self.spec.k}, i64 0")
-        self._keep(t, _Head.LEFT, "i64", count)
+        sums, low, left = self._write(t, up, unit, finite)
+        self._keep(t, _Head.LOW, "i64", low)
+        self._keep(t, _Head.LEFT, "i64", left)
         self._keep(t, _Head.UNIT, "float", unit)
-        self._write_rest(t, count, finite, up, unit)
         total = "0.0"
         for number, digits in reversed(list(enumerate(sums))):
             shifted = t(f"shl i32 {digits}, 7")
@@ -302,69 +316,82 @@ class _DigitsOfRow:
         arguments = "ptr %a, ptr noalias %to, ptr noalias %rest, ptr noalias %head"
         return t.text(f"internal void @{name}({arguments})"), t.declared
 
+    def _cells(self, t: Writer, at: str) -> str:
+        return t(f"load <{self.machine.lanes} x i16>, ptr {t.offset('%a', 'i16', at)}, align 2")
+
     def _numbers(self, t: Writer, at: str) -> str:
-        numbers = Numbers("bf16", self.machine.lanes, 1)
-        cells = t(f"load {numbers.cells}, ptr {t.offset('%a', 'i16', at)}, align 2")
-        return numbers.factors(t, cells)
+        return Numbers("bf16", self.machine.lanes, 1).factors(t, self._cells(t, at))
 
     def _largest(self, t: Writer) -> str:
         """The bits of the largest number without its sign; those of NaN are above all."""
-        lanes, kind = self.machine.lanes, f"<{self.machine.lanes} x i32>"
+        lanes, kind = self.machine.lanes, f"<{self.machine.lanes} x i16>"
         with t.loop("0", str(self.spec.k), lanes, [(kind, "zeroinitializer")]) as loop:
-            values = self._numbers(t, loop.index)
-            bits = t(f"bitcast <{lanes} x float> {values} to {kind}")
-            plain = t(f"and {kind} {bits}, splat (i32 {0x7FFFFFFF})")
-            name = f"llvm.smax.v{lanes}i32"
+            plain = t(f"and {kind} {self._cells(t, loop.index)}, splat (i16 {0x7FFF})")
+            name = f"llvm.umax.v{lanes}i16"
             loop.next = [t.call(kind, name, (kind, loop.carried[0]), (kind, plain))]
-        return t.call("i32", f"llvm.vector.reduce.smax.v{lanes}i32", (kind, loop.results[0]))
+        top = t.call("i16", f"llvm.vector.reduce.umax.v{lanes}i16", (kind, loop.results[0]))
+        return t(f"zext i16 {top} to i32")
 
     def _power_of_two(self, t: Writer, exponent: str) -> str:
         return t(f"bitcast i32 {t(f'shl i32 {exponent}, 23')} to float")
 
-    def _write(self, t: Writer, up: str) -> list[str]:
-        """Write the digits, the lowest first; gives the sum of each, and at the end whether
-        anything is left."""
+    def _write(self, t: Writer, up: str, unit: str, finite: str) -> tuple[list[str], str, str]:
+        """Write the digits, all 0 where not all numbers are finite, and what they leave; gives the
+        sums of digits, the lowest first, and how many fours have lowest ones, or more."""
         lanes, k = self.machine.lanes, int(str(self.spec.k))
-        kind, floats = f"<{lanes} x i32>", f"<{lanes} x float>"
-        factor = t.splat("float", up)
-        carried = [(kind, "zeroinitializer")] * (_DIGITS + 1)
-        with t.loop("0", str(k), lanes, carried) as loop:
-            near, spare = self._parts(t, loop.index, factor)
-            rest = t.call(kind, f"llvm.fptosi.sat.v{lanes}i32.v{lanes}f32", (floats, near))
-            for number in range(_DIGITS):
-                digit = rest
-                if number + 1 < _DIGITS:
-                    high = t(f"shl {kind} {rest}, splat (i32 24)")
-                    digit = t(f"ashr {kind} {high}, splat (i32 24)")
-                    left = t(f"sub {kind} {rest}, {digit}")
-                    rest = t(f"ashr {kind} {left}, splat (i32 8)")
-                short = t(f"trunc {kind} {digit} to <{lanes} x i8>")
-                at = t.offset("%to", "i8", t.add(loop.index, str(number * k)))
-                t.do(f"store <{lanes} x i8> {short}, ptr {at}, align 1")
-                loop.next.append(t(f"add {kind} {loop.carried[number]}, {digit}"))
-            some = t(f"fcmp une {floats} {spare}, zeroinitializer")
-            some = t(f"zext <{lanes} x i1> {some} to {kind}")
-            loop.next.append(t(f"or {kind} {loop.carried[_DIGITS]}, {some}"))
-        name = f"llvm.vector.reduce.add.v{lanes}i32"
-        return [t.call("i32", name, (kind, x)) for x in loop.results]
+        kind, ones, half = f"<{lanes} x i32>", _numbers(self.machine), 0x808080
+        factor, some = t.splat("float", up), t.splat("i32", t(f"sext i1 {finite} to i32"))
+        places = [("%rest", _Rest.LOW), *(("%to", i) for i in range(_DIGITS))]
+        sums = [(kind, "zeroinitializer") for _ in places]
+        with t.loop("0", str(k), lanes, [*sums, ("i64", "0"), ("i64", "0")]) as loop:
+            whole, left = self._parts(t, loop.index, factor, unit, finite)
+            moved = t(f"add {kind} {whole}, splat (i32 {half})")
+            digits = t(f"and {kind} {t(f'xor {kind} {moved}, splat (i32 {half})')}, {some}")
+            bytes_ = []
+            for number, (base, place) in enumerate(places):
+                digit = t(f"lshr {kind} {digits}, splat (i32 {8 * number})")
+                bytes_.append(t(f"trunc {kind} {digit} to <{lanes} x i8>"))
+                at = t.offset(base, "i8", t.add(loop.index, str(place * k)))
+                t.do(f"store <{lanes} x i8> {bytes_[-1]}, ptr {at}, align 1")
+                one = f"splat (i32 {1 << 8 * number})"
+                loop.next.append(ones.multiply_add(t, digits, one, loop.carried[number]))
+            lists = ((_Rest.FOURS_LOW, bytes_[0]), (_Rest.FOURS_LEFT, left))
+            for (place, flags), count in zip(lists, loop.carried[-2:], strict=True):
+                loop.next.append(self._list_fours(t, loop.index, flags, place, count))
+        name, (*found, low, more) = f"llvm.vector.reduce.add.v{lanes}i32", loop.results
+        return [t.call("i32", name, (kind, x)) for x in found], low, more
 
-    def _parts(self, t: Writer, at: str, factor: str) -> tuple[str, str]:
-        """Numbers in units of the row: as whole numbers, and what that leaves."""
+    def _parts(self, t: Writer, at: str, factor: str, unit: str, finite: str) -> tuple[str, str]:
+        """Numbers in units of the row as whole ones, and a byte for each of which that leaves
+        something, which is written: of a row that is not finite all of it."""
         lanes, floats = self.machine.lanes, f"<{self.machine.lanes} x float>"
-        scaled = t(f"fmul {floats} {self._numbers(t, at)}, {factor}")
+        flags, all_ = f"<{lanes} x i1>", t.splat("i1", t(f"xor i1 {finite}, true"))
+        numbers = self._numbers(t, at)
+        scaled = t(f"fmul {floats} {numbers}, {factor}")
         near = t.call(floats, f"llvm.nearbyint.v{lanes}f32", (floats, scaled))
-        return near, t(f"fsub {floats} {scaled}, {near}")
+        spare = t(f"fsub {floats} {scaled}, {near}")
+        rest = t(f"fmul {floats} {spare}, {t.splat('float', unit)}")
+        rest = t(f"select i1 {finite}, {floats} {rest}, {floats} {numbers}")
+        t.do(f"store {floats} {rest}, ptr {t.offset('%rest', 'float', at)}, align 4")
+        some = t(f"or {flags} {t(f'fcmp une {floats} {spare}, zeroinitializer')}, {all_}")
+        left = t(f"zext {flags} {some} to <{lanes} x i8>")
+        return t(f"freeze <{lanes} x i32> {t(f'fptosi {floats} {near} to <{lanes} x i32>')}"), left
 
-    def _write_rest(self, t: Writer, count: str, finite: str, up: str, unit: str) -> None:
-        """Write what is left of the first numbers: of a row that is not finite all of it."""
-        lanes, floats = self.machine.lanes, f"<{self.machine.lanes} x float>"
-        factor, units = t.splat("float", up), t.splat("float", unit)
-        with t.loop("0", count, lanes, []) as loop:
-            left = t(f"fmul {floats} {self._parts(t, loop.index, factor)[1]}, {units}")
-            all_ = self._numbers(t, loop.index)
-            left = t(f"select i1 {finite}, {floats} {left}, {floats} {all_}")
-            at = t.offset("%rest", "float", loop.index)
-            t.do(f"store {floats} {left}, ptr {at}, align 4")
+    def _list_fours(self, t: Writer, first: str, bytes_: str, place: int, count: str) -> str:
+        """Note down which fours of a vector of bytes are not 0; gives how many are listed now."""
+        lanes = self.machine.lanes // BYTES_AT_ONCE
+        kind, flags = f"<{lanes} x i32>", f"<{lanes} x i1>"
+        fours = t(f"bitcast <{self.machine.lanes} x i8> {bytes_} to {kind}")
+        some = t(f"icmp ne {kind} {fours}, zeroinitializer")
+        base = t.splat("i32", t(f"trunc i64 {first} to i32"), lanes)
+        numbers = t(f"add {kind} {base}, {lane_numbers(lanes, 32, BYTES_AT_ONCE)}")
+        given = (kind, numbers), (flags, some), (kind, "poison")
+        kept = t.call(kind, f"llvm.experimental.vector.compress.v{lanes}i32", *given)
+        start = t.offset("%rest", "i8", str(place * int(str(self.spec.k))))
+        t.do(f"store {kind} {kept}, ptr {t.offset(start, 'i32', count)}, align 4")
+        bits = t(f"bitcast {flags} {some} to i{lanes}")
+        more = t.call(f"i{lanes}", f"llvm.ctpop.i{lanes}", (f"i{lanes}", bits))
+        return t.add(count, t(f"zext i{lanes} {more} to i64"))
 
     def _keep(self, t: Writer, place: int, kind: str, value: str) -> None:
         t.do(f"store {kind} {value}, ptr {t.offset('%head', 'i32', str(place))}, align 4")
@@ -391,20 +418,21 @@ class _Sums:
         assert weight is not None
         for row in range(rows):
             head = t.offset("%head", "i8", str(row * _HEAD))
+            rest = t.offset("%rest", "i8", str(row * _REST * int(k)))
             unit, total = (
                 t.splat("float", t(f"load float, ptr {t.offset(head, 'i32', str(x))}, align 4"))
                 for x in (_Head.UNIT, _Head.SUM)
             )
-            values = []
+            lowest, values = self._lowest(t, head, rest), []
             for j in range(vectors):
-                value = self._number(t, whole, head, row, j)
+                value = self._number(t, whole, head, row, j, lowest[j])
                 value = t(f"fmul {self._floats} {value}, {unit}")
                 if weight.offsets:
                     shift = load_column(t, weight.offsets, "%offsets", str(j))
                     more = t(f"fmul {self._floats} {shift}, {total}")
                     value = t(f"fadd {self._floats} {value}, {more}")
                 values.append(value)
-            for j, value in enumerate(self._with_rest(t, head, row, values)):
+            for j, value in enumerate(self._with_rest(t, head, rest, values)):
                 at = t.offset("%totals", self._floats, str(row * vectors + j))
                 t.do(f"store {self._floats} {value}, ptr {at}, align 16")
         arguments = "ptr %digits, ptr %rest, ptr %head, ptr %b, ptr %offsets, ptr noalias %totals"
@@ -414,18 +442,43 @@ class _Sums:
     def _floats(self) -> str:
         return f"<{self.machine.lanes} x float>"
 
-    def _with_rest(self, t: Writer, head: str, row: int, values: list[str]) -> list[str]:
+    @contextmanager
+    def _listed(
+        self, t: Writer, head: str, rest: str, which: tuple[int, int], sums: list[tuple[str, str]]
+    ) -> Iterator[tuple[Loop, str, str]]:
+        """A loop over fours that were noted down: itself, the first number of a four, and where
+        weights of the four begin."""
+        counted, place = which
+        listed = t.offset(rest, "i8", str(place * int(str(self.spec.k))))
+        count = t(f"load i64, ptr {t.offset(head, 'i32', str(counted))}, align 4")
+        with t.loop("0", count, 1, sums) as loop:
+            first = t(f"load i32, ptr {t.offset(listed, 'i32', loop.index)}, align 4")
+            first = t(f"zext i32 {first} to i64")
+            width = str(len(sums) * self.machine.lanes)
+            yield loop, first, t.offset("%b", "i8", t.mul(first, width))
+
+    def _lowest(self, t: Writer, head: str, rest: str) -> list[str]:
+        """Sums of the lowest digits of a row."""
+        kind, numbers = f"<{self.machine.lanes} x i32>", _numbers(self.machine)
+        low = t.offset(rest, "i8", str(_Rest.LOW * int(str(self.spec.k))))
+        zeros = [(kind, "zeroinitializer")] * self.tile.vectors
+        which = (_Head.LOW, _Rest.FOURS_LOW)
+        with self._listed(t, head, rest, which, zeros) as (loop, first, line):
+            digits = t.splat("i32", t(f"load i32, ptr {t.offset(low, 'i8', first)}, align 4"))
+            for j, total in enumerate(loop.carried):
+                cells = t(f"load {kind}, ptr {t.offset(line, kind, str(j))}, align 4")
+                loop.next.append(numbers.multiply_add(t, digits, cells, total))
+        return loop.results
+
+    def _with_rest(self, t: Writer, head: str, rest: str, values: list[str]) -> list[str]:
         """The sums of a row with what its digits have left, if they have."""
         weight, floats, bytes_ = self.spec.weight, self._floats, f"<{self.machine.lanes} x i32>"
         assert weight is not None
-        count = t(f"load i64, ptr {t.offset(head, 'i32', str(_Head.LEFT))}, align 4")
-        first = t.offset("%rest", "float", str(row * int(str(self.spec.k))))
-        width = len(values) * self.machine.lanes
-        with t.loop("0", count, BYTES_AT_ONCE, [(floats, v) for v in values]) as loop:
-            line = t.offset("%b", "i8", t.mul(loop.index, str(width)))
+        which, before = (_Head.LEFT, _Rest.FOURS_LEFT), [(floats, v) for v in values]
+        with self._listed(t, head, rest, which, before) as (loop, first, line):
             sums = list(loop.carried)
             for q in range(BYTES_AT_ONCE):
-                at = t.offset(first, "float", t.add(loop.index, str(q)))
+                at = t.offset(rest, "float", t.add(first, str(q)))
                 left = t.splat("float", t(f"load float, ptr {at}, align 4"))
                 for j in range(len(values)):
                     cells = t(f"load {bytes_}, ptr {t.offset(line, bytes_, str(j))}, align 4")
@@ -441,13 +494,13 @@ class _Sums:
             loop.next = sums
         return loop.results
 
-    def _number(self, t: Writer, whole: str, head: str, row: int, vector: int) -> str:
+    def _number(self, t: Writer, whole: str, head: str, row: int, vector: int, lowest: str) -> str:
         """The digits of a vector of results, put together. Weights are stored without a sign, so
         each sum is too large by 128 times the digits of the row."""
         kind, value = f"<{self.machine.lanes} x i32>", ""
-        for number in reversed(range(_DIGITS)):
-            place = (row * _DIGITS + number) * self.tile.vectors + vector
-            total = t(f"load {kind}, ptr {t.offset(whole, kind, str(place))}, align 16")
+        places = [(row * _DIGITS + i) * self.tile.vectors + vector for i in range(_DIGITS)]
+        sums = [t(f"load {kind}, ptr {t.offset(whole, kind, str(x))}, align 16") for x in places]
+        for number, total in reversed(list(enumerate([lowest, *sums]))):
             at = t.offset(head, "i32", str(_Head.DIGITS + number))
             extra = t.splat("i32", t(f"load i32, ptr {at}, align 4"))
             digits = t(f"sub {kind} {total}, {extra}")
