@@ -590,6 +590,8 @@ def test_memory_around_an_argument_is_not_in_its_copy():
             Captured(function, (part,))
         (got,) = Captured(function, (part,), clone_input=False)(part)
         assert torch.equal(got, function(part)[0])
+    with pytest.raises(CaptureError, match="reads memory around an argument"):  # nor of later ones
+        Captured(lambda x: (x.as_strided((2, 2), (2, 1), 3) * 2,), (whole,))
 
 
 def test_refused_nodes_are_named():

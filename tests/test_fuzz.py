@@ -16,7 +16,7 @@ from fuzz import Trial, judged, quiet, tried
 NEW = [random.SystemRandom().randrange(1 << 30) for _ in range(4)]
 
 
-MENDED = (31004617, 31005474, 32001193, 32002490, 32002625)
+MENDED = (31004617, 31005474, 32001193, 32002490, 32002625, 34000742)
 """Programs that were wrong once."""
 
 

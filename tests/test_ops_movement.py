@@ -171,6 +171,8 @@ DYNAMIC_VIEWS: dict[str, Any] = {
     "flip": lambda x: x.flip(0, 1),
     "copy": lambda x: aten.copy(x, x[0, 0]),
     "as_strided": lambda x: aten.as_strided(x, [x.shape[0], 2], [x.shape[1] * 4, 1], 1),
+    "as_strided_cut": lambda x: x[:, 1:].flatten().as_strided((2, 2), (2, 1), 1),
+    "as_strided_turned": lambda x: aten.as_strided(x.transpose(0, 1) * 2, [2, 2], [5, 1], 2),
     "numel": lambda x: x.sum() * x.numel(),
     "stride": lambda x: x.sum() * x.stride(0),
 }

@@ -63,8 +63,8 @@ class EngineRecording(Recording):
         self._graph, args = graph, request.args
         inputs = graph.collect(args)
         graph.compile(inputs)
-        graph.session.planned(inputs)
         kept = () if request.options.clone_input else request.kinds.users
+        graph.session.planned(inputs, copied=bool(kept))
         self._buffers = {i: args[i] for i in kept}
         self._inputs: Sequence[torch.Tensor] = ()
         self._outputs: Sequence[torch.Tensor] = ()

@@ -155,11 +155,11 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self,
         lists: Callable[[Any], Mapping[str, HostList]] | None = None,
-        parts: Collection[torch.Tensor] = (),
+        copies: Collection[tuple[torch.Tensor, bool]] = (),
     ) -> None:
-        """`parts` stand for tensors that share their memory with more than is in them."""
+        """`copies` stand for arguments, which are or are not all there is in their memory."""
         super().__init__()
-        self._parts = {storage_id(t) for t in parts}
+        self._copies = {storage_id(t): whole for t, whole in copies}
         self.tape = Tape()
         self.node: fx.Node | None = None  # where we are, when an FX graph is being run
         self._lists = lists or (lambda op: {})
@@ -232,8 +232,8 @@ class Recorder(TorchDispatchMode):
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         _refuse_dependence(func, args, kwargs, place)
-        if func is _ATEN.as_strided.default and storage_id(args[0]) in self._parts:
-            raise place.error("reads memory around an argument, of which a replay has a copy")
+        if func is _ATEN.as_strided.default:
+            self._refuse_around(place, *args, **kwargs)
         for tensor in tensors:
             self._of(tensor, place)
         for leaf in leaves:
@@ -243,6 +243,15 @@ class Recorder(TorchDispatchMode):
         for value in written(func, args, kwargs) if is_op else tensors:
             if isinstance(value, torch.Tensor):
                 self._save(value)
+
+    def _refuse_around(
+        self, place: CallSite, tensor: torch.Tensor, size: Any, stride: Any,
+        storage_offset: int | None = None,
+    ) -> None:  # fmt: skip
+        """Arguments of later calls may begin anywhere in their memory."""
+        whole = self._copies.get(storage_id(tensor))
+        if whole is False or (whole and storage_offset is not None):
+            raise place.error("reads memory around an argument, of which a replay has a copy")
 
     def _of(self, tensor: torch.Tensor, place: CallSite) -> _Memory:
         _refuse_layout(tensor, place)

@@ -88,10 +88,10 @@ class TapeRecording(PooledRecording):
             given = self._place_inputs(request)
         self.feed(request.args)
         sites = updates.in_order()
-        copied = [b for b in self._buffers if b.address is None]
-        parts = [b.tensor for b in copied if not _is_whole(request.args[b.position])]
+        own = [b for b in self._buffers if b.address is None]
+        copies = [(b.tensor, _is_whole(request.args[b.position])) for b in own]
         lists = self._lists
-        recorder = Recorder(lambda op: {k: lists[n] for k, n in sites.take(op).items()}, parts)
+        recorder = Recorder(lambda op: {k: lists[n] for k, n in sites.take(op).items()}, copies)
         try:
             with torch.inference_mode(False), below_autograd(), recorder:
                 results = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -19,16 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torchair import ge
 from torchair.convert.air import Scopes
 from torchair.convert.automatic import attach_rule, automatic_entry, is_users
+from torchair.convert.control import value_of
 from torchair.convert.generic import FUNCTIONALIZED, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
-from torchair.convert.results import SYMBOLS, Results, bases, is_view
+from torchair.convert.results import SYMBOLS, Results, bases, creator
 from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
 from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
-from torchair.ge.shapes import Sym, contiguous_strides, from_torch, symbol
+from torchair.ge.shapes import Dim, Sym, contiguous_strides, from_torch, symbol
 from torchair.ge.signature import (
     Conversion,
     InputSource,
@@ -37,6 +38,7 @@ from torchair.ge.signature import (
 from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
 
+aten = torch.ops.aten
 NUMBERS = (bool, int, float)
 
 
@@ -217,7 +219,10 @@ class GraphConverter:
         plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))
         if entry is None and plain and not _is_operator(target):
             return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
-        return self._generic(node, meta) if entry is None else self._convert(node, entry, meta)
+        placed = _offset_of(node) is not None and self._begins_anywhere(node)
+        if entry is None or (placed and not entry.by_user):
+            return self._generic(node, meta)
+        return self._convert(node, entry, meta)
 
     def _generated(self, target: Any) -> Registration | None:
         """A converter made from the schema; where that fails, strict mode says why."""
@@ -326,15 +331,37 @@ class GraphConverter:
         args, kwargs = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
         if changes and (found := self._functional(node, kwargs, metas)) is not None:
             return found
+        if self._begins_anywhere(node):
+            return self._read_of_argument(node, meta, argument)
         if _reads_raw_memory(node):
-            owner, offset = _owner_of_memory(node)
-            if owner is None:
-                raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
-            args = (argument(owner), *args[1:3], offset)
+            raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
         made = torch_call(node.target, args, kwargs, _places(meta), metas)
         if meta is None or _mutates(node.target):
             self.graph.keep_alive.append(made)
         return _fill(meta, iter(made.outputs))
+
+    def _begins_anywhere(self, node: fx.Node) -> bool:
+        """Whether a node reads memory of an argument by `as_strided`. Nobody guards where arguments
+        begin, but for those that are memory alone."""
+        if node.target is not aten.as_strided.default:
+            return False
+        owner = creator(node.args[0], lambda n: self._env[n].meta)  # type: ignore[arg-type]
+        return owner.op == "placeholder" and owner not in self._bases
+
+    def _read_of_argument(self, node: fx.Node, meta: torch.Tensor, value: Any) -> Value:
+        """What `as_strided` finds in the memory of an argument, where that lies in each call."""
+        place = _place_in_argument(node, lambda n: self._env[n].meta)
+        if self._env[place.owner].meta.dtype != meta.dtype:
+            raise self._error(node, f"{node.target} of an argument that is seen as another type")
+        size, stride = (list(fx.map_arg(a, value)) for a in node.args[1:3])  # type: ignore[arg-type]
+        given = [value(place.owner), size, stride, fx.map_arg(place.offset, value)]
+        if place.after != 0:  # nobody knows yet where that is: the second of two windows
+            given[1:3] = [2, *size], [_number(place.after), *stride]
+        (read,) = torch_call(node.target, given, {}, 1, {}).outputs
+        if place.after == 0:
+            return read
+        read.learn(Fact(torch_to_ge(meta.dtype), (2, *self._dims(node, meta))))
+        return ge.GatherV2(read, ge.Const(1, dtype=DataType.DT_INT64), [0])
 
     def _functional(self, node: fx.Node, kwargs: Any, metas: dict[Value, torch.Tensor]) -> Any:
         """A generic node that changes arguments, None where views of them are too involved."""
@@ -438,19 +465,38 @@ def _reads_raw_memory(node: fx.Node) -> bool:
     return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)
 
 
-def _owner_of_memory(node: fx.Node) -> tuple[fx.Node | None, Any]:
-    """The input that `as_strided` reads through views, and where it begins in its memory, None if
-    that is where the input begins."""
+class _Place(NamedTuple):
+    """Where `as_strided` begins to read: at an `offset` in the memory of an argument, or if that
+    is None so many elements `after` the argument begins."""
+
+    owner: fx.Node
+    offset: Any
+    after: Dim = 0
+
+
+def _place_in_argument(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> _Place:
     source: Any = node.args[0]
-    given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
-    start = source.meta["val"].storage_offset()
-    while is_view(source.target) or source.target is operator.getitem:
+    owner = creator(source, meta_of)
+    if (offset := _offset_of(node)) is not None:
+        return _Place(owner, offset)
+    start = from_torch(meta_of(source).storage_offset())
+    while source is not owner:
+        if _offset_of(source) is not None:
+            return _Place(owner, _number(start))
         source = source.args[0]
-    if source.op != "placeholder" or node.target is not torch.ops.aten.as_strided.default:
-        return None, given
-    begin = source.meta["val"].storage_offset()
-    known = from_torch(start) == from_torch(begin) if given is None else isinstance(given, int)
-    return (source if known else None), given
+    return _Place(owner, None, start - from_torch(meta_of(owner).storage_offset()))
+
+
+def _offset_of(node: fx.Node) -> Any:
+    """The place in memory that a node names."""
+    if node.target is not aten.as_strided.default:
+        return None
+    return node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+
+
+def _number(dim: Dim) -> Any:
+    """A size as an operator of torch takes it."""
+    return dim if isinstance(dim, int) else Scalar(value_of(dim))
 
 
 def _is_double(node: fx.Node) -> bool:

@@ -354,10 +354,10 @@ def _may_be_base(whole: torch.Tensor, item: fx.Node, owner: fx.Node) -> bool:
     while walked is not owner:
         raw = raw or walked.target is torch.ops.aten.as_strided.default
         walked = walked.args[0]
-    return _fills_memory(whole) if raw else _apart(whole)
+    return fills_memory(whole) if raw else _apart(whole)
 
 
-def _fills_memory(meta: torch.Tensor) -> bool:
+def fills_memory(meta: torch.Tensor) -> bool:
     """Whether a traced tensor is all of its memory, without gaps."""
     dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
     if is_static((*dims, *strides)):

@@ -17,9 +17,17 @@ from torchair import ge
 from torchair.convert.control import value_of
 from torchair.convert.operands import Direct, dims_of, direct, members, promote, size_of, sizes
 from torchair.convert.registry import Decline, builtin
+from torchair.convert.results import fills_memory, order_of
 from torchair.ge.dtypes import ge_to_torch
-from torchair.ge.graph import INPUTS, Node, Tensor, TensorSpec, Value
-from torchair.ge.shapes import Shape, Sym, contiguous_strides, from_torch, is_static, numel
+from torchair.ge.graph import Node, Tensor, TensorSpec, Value
+from torchair.ge.shapes import (
+    Shape,
+    contiguous_strides,
+    equal_unless_empty,
+    from_torch,
+    is_static,
+    numel,
+)
 
 # ---- pending views ----
 
@@ -267,16 +275,13 @@ def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
     if from_torch(fake.storage_offset()) != 0:
         raise Decline("the traced tensor starts inside its storage")
     nbytes = from_torch(fake.untyped_storage().nbytes())
-    spare = nbytes - numel(dims) * fake.element_size()
-    whole = (spare.expr.expand() if isinstance(spare, Sym) else spare) == 0
+    whole = equal_unless_empty(nbytes, numel(dims) * fake.element_size())
     if strides == contiguous_strides(dims):
         return self, whole
-    if not is_static(dims) or not is_static(strides):
-        raise Decline("symbolic strides")
-    order = sorted(range(len(dims)), key=lambda i: (-strides[i], dims[i] == 1))
-    if tuple(strides[i] for i in order) != contiguous_strides([dims[i] for i in order]):
+    order = order_of(fake)
+    if order is None or not fills_memory(fake):
         raise Decline("the traced tensor does not fill its memory")
-    return ge.Transpose(self, order), whole
+    return self if order == list(range(len(dims))) else ge.Transpose(self, order), whole
 
 
 def _reach(size: Sequence[Any], stride: Sequence[Any], offset: int) -> Any:
@@ -311,8 +316,6 @@ def as_strided(
     fake = meta_inputs[0]
     if storage_offset is None and _inside(fake, members(size), members(stride)):
         return ge.AsStrided(self, size, stride, [0])
-    if storage_offset is not None and self.node.type in INPUTS and fake.dim() > 1:
-        raise Decline("an argument may begin anywhere in its memory, nobody guards where")
     offset = 0 if storage_offset is None else storage_offset
     base = _strided(self, size, stride, offset, fake)
     return ge.AsStrided(base, size, stride, sizes([offset]))

@@ -389,18 +389,21 @@ class TorchNpuGraph:
         self._recorded(inputs).forget()
 
     def _recorded(self, inputs: Sequence[torch.Tensor]) -> ProgramPool:
-        pool = self.planned(inputs)
+        pool = self.planned(inputs, copied=True)
         assert isinstance(pool, ProgramPool), "plans of a device have memory of their own"
         return pool
 
-    def planned(self, inputs: Sequence[torch.Tensor]) -> ProgramPool | MemberPool:
-        """Programs for inputs like these, for capture: CaptureError if only the data tell all
-        that a plan must know."""
+    def planned(
+        self, inputs: Sequence[torch.Tensor], copied: bool = False
+    ) -> ProgramPool | MemberPool:
+        """Programs for inputs like these, or copies of such, for capture: CaptureError if only the
+        data tell all that a plan must know."""
         session = self.edition_for(inputs)
         pool = session._find(session.seen(inputs))
         if isinstance(pool, GraphDump):
             raise CaptureError(f"{self.name} dumps its data")
-        check_capturable(pool.member.family.plan if isinstance(pool, MemberPool) else pool.plan)
+        plan = pool.member.family.plan if isinstance(pool, MemberPool) else pool.plan
+        check_capturable(plan, copied)
         return pool
 
     def seen(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -435,7 +438,7 @@ class TorchNpuGraph:
 
         def bind(found: Plan | Member) -> FixedProgram:
             plan = found.plan() if isinstance(found, Member) else found
-            check_capturable(plan)
+            check_capturable(plan, copied=True)
             return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
         return self._made(inputs, self.inputs.reader(inputs), bind)

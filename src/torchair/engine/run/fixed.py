@@ -185,20 +185,25 @@ SIZE_HINT = "use an operator whose result has a fixed size, and torch.where for 
 _DATA = "makes a result whose size depends on data"
 _PRINTS = "npu_print prints on the host, which a device does not wait for"
 _NO_META = "has no meta kernel that tells the sizes of its results"
+_AROUND = "reads memory around an argument, of which a replay has a copy"
 _PYTHON = "runs functions of Python, which do not tell the sizes of their results"
 # Why a graph cannot be captured, and what the user can do about it.
 _HINTS = {
     _DATA: SIZE_HINT,
     _PRINTS: "print outside of the compiled function, or use the mode max-autotune",
+    _AROUND: "say it with slices, select, unfold or reshape",
     _NO_META: "register one with torch.library.register_fake",
     _PYTHON: "make them an operator with torch.library.custom_op and register_fake",
 }
 _SIZES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
-def check_capturable(plan: Plan) -> None:
-    """CaptureError if only the data tell some dims of a plan, or if it prints and runs on a device;
-    it names the first node."""
+def check_capturable(plan: Plan, copied: bool = False) -> None:
+    """CaptureError if only the data tell some dims of a plan, if it prints and runs on a device, or
+    if it reads memory of arguments that are to be `copied`; it names the first node."""
+    around = next((s.node for s in plan.steps if copied and _reads_around(s.node)), None)
+    if around is not None:
+        raise _error(around, f"{find_target(around)} {_AROUND}", _HINTS[_AROUND])
     if not plan.on_host:
         said = next((s.node for s in plan.steps if s.node.type == "PrintV2"), None)
         if said is not None:
@@ -216,6 +221,11 @@ def _error(node: Node, message: str, hint: str) -> CaptureError:
     name = origin.fx_name if origin is not None and origin.fx_name else node.name
     source = None if origin is None else origin.line
     return CaptureError(message, node=name, source=source, hint=hint)
+
+
+def _reads_around(node: Node) -> bool:
+    """Whether a node reads memory by where an argument lies."""
+    return node.type == "TorchCall" and node.attr("target") == "aten::as_strided"
 
 
 def _is_only_said(node: Node) -> bool:
