@@ -283,6 +283,11 @@ ALIASING = {
     "parts_of_hidden_strided": (
         lambda x: (lambda y: (y[1:], y.unsqueeze(2), y.t()))(x.slice_scatter(x[:1] * 2, 0, 1, 2)),
         lambda: [torch.randn(3, 8)[:, ::2].t()]),
+    "scattered_into_repeats": (
+        lambda x: (lambda y: (y, y[1:], y.t() * 2, y.diagonal_scatter(x[0])))(
+            x[0].expand(4, 3).select_scatter(x[1], 0, 2)), lambda: [x23()]),
+    "zeros_in_place": (lambda x: (lambda y: (y.zero_() + 1, y))(x.exp()),
+                       lambda: [torch.randn(3, 2).t()]),
     "copied_and_turned": (
         lambda x: (lambda y: (y.copy_(x * 2), y.t()))(x.relu()), lambda: [x23()]),
     "cloned_and_turned": (lambda x: (lambda y: (y, y.t()))(x.relu().clone()), lambda: [x23()]),

@@ -19,6 +19,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_function, aot_module_simplified
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchair
 from like_eager import LIKE_EAGER, assert_like_eager, check, compiled, x23, x44
@@ -34,6 +35,7 @@ from torchair.errors import (
     InputError,
     ScopeError,
 )
+from torchair.fx.tracing import mend
 from torchair.ge.build import Data, builder
 from torchair.ge.graph import Graph, TensorSpec
 
@@ -95,6 +97,33 @@ def test_strides_of_results_follow_those_of_arguments():
     sizes = ((5, 10, 2), (6, 18, 3), (7, 21, 3), (7, 7, 1))
     first, *others = [[torch.randn(n, m)[:, ::step]] for n, m, step in sizes]
     check(fn, *first, dynamic=True, others=others)
+
+
+def test_what_torch_traces_wrongly_is_mended():
+    """As torch 2.11 has it: what is scattered into a tensor that repeats, zeros that replace a
+    transposed one, and the sums of attention in float64."""
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def fn(x, y, q):
+        sums = attention(q, q, q)[1]
+        return aten.select_scatter(x, x[0] * 2, 0, 0), aten.zero(y) + 1, sums.exp()
+
+    x, y = torch.randn(3).expand(4, 3), torch.randn(3, 4).t()
+    args = x, y, torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    gm = make_fx(fn, tracing_mode="fake")(*args)
+    for node in gm.graph.nodes:
+        meta = node.meta.get("val")
+        if node.target is aten.select_scatter.default:
+            node.meta["val"] = meta.as_strided(meta.shape, (0, 1))
+        elif node.target is attention:
+            node.meta["val"] = meta[0], meta[1].float()
+        elif node.op == "call_function" and isinstance(meta, torch.Tensor):
+            node.meta["val"] = meta.float().contiguous()
+    mend(gm)
+    results = gm.graph.output_node().args[0]
+    for result, wanted in zip(results, fn(*args), strict=True):
+        meta = result.meta["val"]
+        assert (meta.dtype, meta.stride()) == (wanted.dtype, wanted.stride()), result
 
 
 def test_argument_may_begin_elsewhere_in_its_memory():

@@ -41,6 +41,7 @@ from torchair.errors import ConversionError, pretty_error_msg
 from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
+from torchair.fx.tracing import mend
 from torchair.log import logger, tell
 from torchair.operators import infer
 from torchair.ops.streams import mark_side_effects
@@ -111,6 +112,7 @@ class NpuFxCompiler:
             return dumping(gm, _next_name(), settings, find)
         aot_gm, gm = gm, own_copy(gm)
         return_views_of_arguments(gm)
+        mend(gm)
         join_views(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
         check_scopes(gm)

@@ -1,5 +1,5 @@
 """How torch traces for us: the split of training graphs, guards of tensors that are made of others,
-and operators that are kept whole.
+operators that are kept whole, and what is traced wrongly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from operator import attrgetter
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torch._C import DispatchKey
 from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
 from torch._dynamo.source import SubclassAttrListSource
 from torch._functorch.partitioners import default_partition
-from torch._guards import Guard, TracingContext
+from torch._guards import Guard, TracingContext, detect_fake_mode
+from torch._prims_common import get_computation_dtype
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
@@ -185,3 +187,76 @@ def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
         op.py_kernels.pop(key, None)
     op.py_kernels.update(kernels)
     op._dispatch_cache.clear()
+
+
+# ---- what some versions of torch trace wrongly
+
+
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_ITS_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def mend(gm: fx.GraphModule) -> None:
+    """Let tensors be as kernels make them: what is scattered into a tensor that repeats has places
+    of its own, zeros lie as what they replace, and attention sums up in the type it computes in.
+    What is computed from them is traced again."""
+    mended: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if _follows(node, mended) or _is_zero(node) or _repeats(node) or _sums_up(node):
+            mended.add(node)
+
+
+def _follows(node: fx.Node, mended: set[fx.Node]) -> bool:
+    """Whether a node is computed from what was mended, and was traced again."""
+    given = node.all_input_nodes
+    pure = node.target is getitem or not getattr(_schema(node), "is_mutable", True)
+    if mended.isdisjoint(given) or not pure or "unbacked_bindings" in node.meta:
+        return False
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with detect_fake_mode([n.meta["val"] for n in given]):  # type: ignore[union-attr]
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return True
+
+
+def _is_zero(node: fx.Node) -> bool:
+    """Whether zeros were traced otherwise than what they replace, and now are not."""
+    if node.target is not torch.ops.aten.zero.default:
+        return False
+    source, meta = (n.meta["val"] for n in (node.all_input_nodes[0], node))
+    with meta.fake_mode:
+        node.meta["val"] = torch.empty_like(source)
+    return str(node.meta["val"].stride()) != str(meta.stride())  # symbols compared are guarded
+
+
+def _repeats(node: fx.Node) -> bool:
+    """Whether a tensor in new memory was traced as one that repeats, and now is none."""
+    schema, meta = _schema(node), node.meta.get("val")
+    if schema is None or not isinstance(meta, FakeTensor) or 0 not in meta.stride():
+        return False
+    sizes = [n for n, step in zip(meta.shape, meta.stride(), strict=True) if step == 0]
+    if schema.returns[0].alias_info or all(isinstance(n, int) and n < 2 for n in sizes):
+        return False
+    with meta.fake_mode:
+        node.meta["val"] = torch.empty_like(meta)
+    return True
+
+
+def _sums_up(node: fx.Node) -> bool:
+    """Whether a node is attention whose sums were traced in another type than they have."""
+    given: Any = node.args
+    if node.target is _ITS_BACKWARD:
+        given[5].meta["val"] = _typed(given[5].meta["val"], given[1].meta["val"])
+    if node.target is not _ATTENTION:
+        return False
+    out, sums = node.meta["val"]
+    node.meta["val"] = (out, _typed(sums, given[0].meta["val"]))
+    return node.meta["val"][1] is not sums
+
+
+def _typed(sums: Any, query: Any) -> Any:
+    with sums.fake_mode:
+        return sums.to(get_computation_dtype(query.dtype))
+
+
+def _schema(node: fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
