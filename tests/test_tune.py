@@ -27,10 +27,12 @@ from torchair.codegen.requests import (
     MatMul,
     Pool,
     Product,
+    Weight,
     stored,
 )
 from torchair.codegen.target import AS_EVER, Generated, KernelOrder, Way
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file, write
+from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
@@ -208,6 +210,50 @@ def test_ways_stay_if_the_whole_graph_is_faster(
     kept = [bool(f.way) for f in read(tmp_path / NAME)]
     assert asked == [] and kept == [verdicts[-1]] * 2
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("faster", [True, False])
+def test_threads_of_a_graph_are_counted(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    model, x, most = torch.nn.Linear(256, 512), torch.randn(32, 256), torch.get_num_threads()
+    asked: list[Sequence[int]] = []
+
+    def with_threads(call: Any, counts: Sequence[int]) -> tuple[float, dict[int, float]]:
+        asked.append(counts)
+        torch.testing.assert_close(call(), [model(x)])
+        return 1.0, dict.fromkeys(counts[1:], 0.5 if faster else 0.99)
+
+    used: list[int] = []
+    bind = GraphCompiler.bind
+    monkeypatch.setattr(tuner, "with_threads", with_threads)
+    monkeypatch.setattr(
+        GraphCompiler, "bind", lambda self, plan, *a, **k: (
+            used.append(plan.threads), bind(self, plan, *a, **k)
+        )[1],
+    )  # fmt: skip
+    torch.set_num_threads(2)
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(called(model, x, config_for(tmp_path)), model(x))
+            assert used[-1] == (1 if faster else 0)
+        (row,) = [f for f in read(tmp_path / NAME) if f.about.startswith("program")]
+        assert row.way == ("threads=1" if faster else "") and asked == [[2, 1]]
+        wish = tmp_path / "wish.json"
+        wish.write_text('{"kinds": ["matmul"]}')
+        (tmp_path / NAME).unlink()
+        called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
+        assert len(asked) == 1 and used[-1] == 0
+    finally:
+        torch.set_num_threads(most)
+
+
+def test_threads_take_turns() -> None:
+    most, seen = torch.get_num_threads(), []
+    usual, others = tuner.with_threads(lambda: seen.append(torch.get_num_threads()), [2, 1])
+    assert set(seen) == {1, 2} and usual > 0 and others.keys() == {1}
+    assert torch.get_num_threads() == most
 
 
 def test_what_shows() -> None:
@@ -446,6 +492,39 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     exact, got = a @ weight.double().t(), stage.results()[0][: m * n].view(m, n).double()
     limit = 1e-5 if dtype == "f32" else 1e-2
     assert (got - exact).abs().max() <= limit * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "group", "m"),
+    [("bf16", 8, 256, 3), ("bf16", 4, 256, 8), ("f32", 8, 64, 8), ("i8", 8, 256, 7)],
+)
+def test_all_ways_of_a_product_of_integers_are_right(
+    dtype: str, bits: int, group: int, m: int
+) -> None:
+    n, k, end = 70, 256, 8 if bits == 4 else 128
+    weight = Weight(bits, group, "f32", "") if dtype != "i8" else None  # type: ignore[arg-type]
+    spec = MatMul(dtype, 1, m, n, k, (0, k, 1), (0, 1, k), "nk", weight)
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.int8}[dtype]
+    out, given = ("i32", "i32") if dtype == "i8" else (dtype, "f32")
+    request = Product(spec, stored((1, m, n), (0, n, 1), out, 4, given))
+    integers = torch.randint(-end, end, (n, k), dtype=torch.int8)
+    scales = torch.rand(n, k // group) if weight else integers
+    constants = {1: integers, 3: scales}
+    operands = [(m, k), (n, k), "scratch", tuple(scales.shape), (4, m, n)]  # bytes at least
+    order, stage = stage_of(request, operands, constants, [4], kind)
+    if dtype == "i8":
+        stage._roots[0, 0].copy_(torch.randint(-128, 128, stage._roots[0, 0].shape))
+    choices = cpu().choices(request)
+    ways = [Way(((name, v),)) for name, values in choices.items() for v in values]
+    found = tuner.Race(order, cpu(), stage, 2).enter(ways)
+    assert {name for e in found for name, _ in e.way.settings} == choices.keys()
+    a = stage._roots[0, 0][: m * k].view(m, k).double()
+    numbers = integers.double()
+    if weight:
+        numbers = numbers * scales.double().repeat_interleave(group, 1)
+    got = stage.results()[0].view(torch.int32 if dtype == "i8" else kind)[: m * n]
+    exact, limit = a @ numbers.t(), 1e-2 if dtype == "bf16" else 1e-5
+    assert (got.view(m, n).double() - exact).abs().max() <= limit * exact.abs().max()
 
 
 def test_seven_products_keep_what_is_not_finite_in_its_row() -> None:

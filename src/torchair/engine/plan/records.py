@@ -208,6 +208,7 @@ class Plan:
     outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
     schedule: Schedule | None = None  # if there is more than one lane
     way_of: Callable[[Any], Way] = lambda request: AS_EVER  # of kernels for several steps
+    threads: int = 0  # most that run its native steps, 0: as many as torch has
 
     @property
     def on_host(self) -> bool:

@@ -35,7 +35,7 @@ from torchair.engine.run.native import NativeProgram
 if TYPE_CHECKING:
     from torchair.ge.graph import Value
 
-_FORMAT = 2
+_FORMAT = 3
 _MOST = 1 << 20  # bytes of constants that are kept twice: with the graph, and here
 
 Data = dict[str, Any]
@@ -114,6 +114,7 @@ def recipe_of(
         "maker": maker(),
         "inputs": plan.inputs,
         "arena": plan.arena_size,
+        "threads": plan.threads,
         "kernels": [
             [entry, key_of(c.kernel, cpu().library.machine), c.scratch]
             for entry, c in kernels.items()
@@ -200,7 +201,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     places = {s: (roots[root], offset) for s, root, offset in data["places"]}
     plan = Plan(
         inputs=data["inputs"], roots=list(roots.values()), places=places,
-        arena_size=data["arena"], arena_floor=data["arena"],
+        arena_size=data["arena"], arena_floor=data["arena"], threads=int(data["threads"]),
         constants={int(s): _tensor(*t) for s, t in data["constants"].items()},
         outputs=[OutputSpec(s, _tupled(st), shape=_tupled(n)) for s, st, n in data["outputs"]],
     )  # fmt: skip

@@ -208,7 +208,8 @@ class Segment(NativePart):
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps = list(steps)
         calls = [s.code for s in steps]
-        self.threads = self.most = self._threads_of(threads)  # for the sizes of this plan
+        most = self._threads_of(min(threads, memory.plan.threads or threads))
+        self.threads = self.most = most  # for the sizes of this plan
         room = max((c.scratch for c in calls), default=0) * self.threads
         self._scratch = (memory.scratch or aligned_bytes)(room)
         outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)

@@ -21,7 +21,9 @@ KINDS: Mapping[type, str] = {
     Loops: "loops", Pool: "pool",
 }  # fmt: skip
 """Names of kinds of requests."""
-NAMES = tuple(dict.fromkeys(KINDS.values()))
+PROGRAM = "program"
+"""The kind of what is chosen for a whole graph."""
+NAMES = (*dict.fromkeys(KINDS.values()), PROGRAM)
 
 
 @dataclass(frozen=True)

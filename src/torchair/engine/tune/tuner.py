@@ -43,7 +43,7 @@ from torchair.engine.run.trial import (
     subjects,
     threads_of,
 )
-from torchair.engine.tune import KINDS, Wish
+from torchair.engine.tune import KINDS, PROGRAM, Wish
 from torchair.log import logger
 from torchair.process import Bar
 
@@ -180,6 +180,7 @@ class Tuning:
         given = tuned_file(tuned) if tuned is not None else None
         self._files = [f for f in (self._own, given) if f is not None]
         self.chosen: list[TunedWay] = []  # ways that were found here, other than the usual
+        self._open: Program | None = None  # whose threads are to be counted
 
     def choose(self, plan: Plan) -> None:
         """Take the ways that are known for the kernels of a plan, before they are generated."""
@@ -194,6 +195,9 @@ class Tuning:
         plan.way_of = way_of
         for order in {id(s.code.order): s.code.order for s in plan.native_steps}.values():
             order.choose(way_of(order.request))
+        program = self._known(program_of(plan), machine)
+        fewer = AS_EVER if program is None else Way.read(program.way)
+        plan.threads = fewer.number("threads", 0) if fewer.within(_fewer()) else 0
 
     def _way(self, request: Request, machine: str) -> Way:
         found = self._known(request, machine)
@@ -216,6 +220,10 @@ class Tuning:
             and self._known(subject.order.request, machine) is None
             and (choices := self._target.choices(subject.order.request))
         ]
+        program, small = program_of(plan), plan.on_host and plan.work <= SMALL
+        several = small and threads_of(plan) > 1
+        if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
+            self._open = Program(program, machine, wish.margin)
         end = time.monotonic() + wish.budget_seconds
         done = 0
         try:
@@ -240,16 +248,18 @@ class Tuning:
             logger.info("%d of %d kernels are tuned", done, len(todo))
 
     def settle(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
-        """Keep the ways that were just found if the graph is faster with them."""
+        """Keep the ways that were just found if the graph is faster with them, then see whether
+        it is with fewer threads."""
         try:
             for least in (LITTLE, float("inf")):
                 if not self.chosen:
-                    return
+                    break
                 tuned, usual = session.alone(inputs), session.untuned(inputs).alone(inputs)
                 if tuned is None or usual is None or shows(tuned, usual):
-                    return
+                    break
                 self._drop(least)
                 session.take(inputs, True)
+            self._count_threads(session, inputs)
         except KeyboardInterrupt:
             warnings.warn(
                 "tuning was interrupted before the whole graph was measured: it runs with what was "
@@ -257,6 +267,28 @@ class Tuning:
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _count_threads(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
+        call = session.alone(inputs) if self._open is not None else None
+        if self._open is None or call is None:
+            return
+        assert self._own is not None
+        counts = _fewer()["threads"]
+        program, self._open = self._open, None
+        call()
+        usual, spent = with_threads(call, [torch.get_num_threads(), *map(int, counts)])
+        best = min(spent, key=lambda n: spent[n])
+        way = f"threads={best}" if spent[best] <= (1 - program.margin) * usual else ""
+        about = f"{PROGRAM} of {len(program.request)} kernels"
+        least = 1e6 * (spent[best] if way else usual)
+        self._own.add(
+            TunedWay(
+                hash_of(program.request), program.machine, version(), about, way, least,
+                1e6 * usual,
+            )
+        )  # fmt: skip
+        if way:
+            session.take(inputs, True)
 
     def _drop(self, least: float) -> None:
         """Forget ways that were found here and gain less than this part of their time: the usual
@@ -290,7 +322,7 @@ class Tuning:
         logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
         return TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
 
-    def _known(self, request: Request, machine: str) -> TunedWay | None:
+    def _known(self, request: object, machine: str) -> TunedWay | None:
         for file in self._files:
             found = file.find(request, machine)
             if found is not None:
@@ -372,6 +404,44 @@ class Tuned(Protocol):
 
     def take(self, inputs: Sequence[torch.Tensor], frozen: bool) -> None:
         """Begin anew."""
+
+
+SMALL = 2_000.0
+"""Microseconds of work, about, that fewer threads than there are might do as well."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph whose threads are to be counted."""
+
+    request: tuple[str, ...]
+    machine: str
+    margin: float
+
+
+def program_of(plan: Plan) -> tuple[str, ...]:
+    """What the native steps of a plan are known by."""
+    return tuple(hash_of(s.code.order.request) for s in plan.native_steps)
+
+
+def _fewer() -> Choices:
+    """Numbers of threads below that of torch."""
+    most = torch.get_num_threads()
+    return {"threads": [str(n) for n in (1, 2, 4, 8, 16) if n < most]}
+
+
+def with_threads(call: Call, counts: Sequence[int]) -> tuple[float, dict[int, float]]:
+    """Seconds of a call with the first number of threads, and with each of the others. They take
+    turns, and all are measured by the clock."""
+    most, best = torch.get_num_threads(), dict.fromkeys(counts, float("inf"))
+    try:
+        for _ in range(ROUNDS):
+            for n in counts:
+                torch.set_num_threads(n)
+                best[n] = min(best[n], least_time(call, counts[0], GRAPH_WINDOW))
+    finally:
+        torch.set_num_threads(most)
+    return best.pop(counts[0]), best
 
 
 def shows(tuned: Call, usual: Call) -> bool:

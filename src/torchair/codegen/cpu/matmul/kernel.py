@@ -110,7 +110,8 @@ def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     few, many, limit = _forms(spec, machine)
     if form := way.word("form"):
         few, many, limit = form, form, 0
-    tile, dots = _tile(spec, machine, few in PACKED), _rows_of_dots(spec, machine)
+    packed = few in PACKED or spec.weight is not None
+    tile, dots = _tile(spec, machine, packed), _rows_of_dots(spec, machine)
     if chosen := way.word("tile"):
         tile = Tile.read(chosen)
         dots = min(dots, tile.rows)
@@ -205,7 +206,7 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
         return {}
     assert isinstance(spec.n, int)
     scales = PackPanelScales(machine, spec.n, turned)
-    weight = PackWeight(machine, spec.weight.bits, turned, choice.few == "digits")
+    weight = PackWeight(machine, spec.weight.bits, turned, in_digits(spec, machine))
     packs: dict[int, Pack] = {B: weight, SCALES: scales}
     return packs | ({OFFSETS: scales} if spec.weight.offsets else {})
 
@@ -294,18 +295,22 @@ TILES = (
     "14x2", "12x2", "8x2", "9x3", "8x3", "6x4", "5x4", "4x4", "3x8", "2x8", "1x8", "1x4", "1x2",
 )  # fmt: skip
 """Shapes of tiles, as far as registers hold them."""
+HEIGHTS = (6, 5, 4, 3, 2, 1)
+"""Rows of tiles over panels of integers."""
 PANELS = tuple(str(k << 10) for k in (192, 96, 32, 16))
 STRIPS = ("48", "24", "96", "192")
 AHEAD = tuple(str(k << 10) for k in (16, 8, 4, 32, 0))
 
 
 def matmul_choices(request: Product, machine: Machine) -> Choices:
-    """Nothing for integers and for sizes that vary: their forms are not alternatives."""
+    """Nothing for sizes that vary, and for float64."""
     spec = request.matmul
     sizes = (spec.batch, spec.m, spec.n, spec.k)
-    if spec.weight is not None or spec.dtype in ("i8", "f64") or not all(_known(s) for s in sizes):
+    if spec.dtype == "f64" or not all(_known(s) for s in sizes):
         return {}
     usual = choose(spec, machine)
+    if spec.weight is not None or spec.dtype == "i8":
+        return _integer_choices(spec, machine, usual.tile)
     found: dict[str, tuple[str, ...]] = {
         "form": _ways_of(spec, machine, usual.tile),
         "tile": _tiles(spec, machine, usual.tile),
@@ -317,6 +322,17 @@ def matmul_choices(request: Product, machine: Machine) -> Choices:
     elif spec.m <= usual.tile.rows and not fits_cache(spec):
         found["ahead"] = AHEAD
     return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
+    """Where B holds integers: rows of a tile, which is as wide as the panels, and whether few rows
+    decode them in registers."""
+    assert isinstance(spec.m, int)
+    found = {"tile": tuple(f"{rows}x{usual.vectors}" for rows in HEIGHTS if rows <= spec.m)}
+    few, most = ("digits", FEW) if in_digits(spec, machine) else ("decoded", 2 * FEW)
+    if spec.weight is not None and spec.m <= most:
+        found = {"form": (few, "written")} | found
+    return found
 
 
 def _known(size: object) -> bool:
