@@ -11,6 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import torchair
+from torchair import process
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import InputError
@@ -163,6 +164,7 @@ def test_progress_is_shown_on_terminals_only(plans, monkeypatch):
         def isatty(self):
             return True
 
+    monkeypatch.setattr(process, "_PATIENCE", 0.0)
     for stream, shown in ((io.StringIO(), False), (Terminal(), True)):
         torch._dynamo.reset()
         monkeypatch.setattr(sys, "stderr", stream)

@@ -17,6 +17,7 @@ from torchair.emulate.profiles import output
 from torchair.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
 from torchair.emulate.profiles.output import analyse, save, trace_view, write_output
 from torchair.emulate.profiles.recording import Marks, Work, of_call
+from torchair.store import csv_bytes
 
 BASE = 1_700_000_000_123_456_000  # nanoseconds
 HOST, WORKER = 70, 71
@@ -77,7 +78,7 @@ def example() -> Profile:
 
 
 def table(rows: list[output.Row]) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(output.as_csv(rows).decode(), newline="")))
+    return list(csv.DictReader(io.StringIO(csv_bytes(rows).decode(), newline="")))
 
 
 def test_operators_and_what_they_launched() -> None:

@@ -39,12 +39,16 @@ def get_npu_backend(
     teach_dynamo()  # again: torch_npu may have come since Dynamo did
     start_debug_log()
     config = given(compiler_config, CompilerConfig)
-    warn_ineffective(config)
-    warn_unsupported(config)
-    warn_frozen_parameter(config)
+    warn_about(config)
     return partial(
         npu_backend, compiler_config=config, decompositions=dict(custom_decompositions or {})
     )
+
+
+def warn_about(config: CompilerConfig) -> None:
+    """Tell what a configuration asks for in vain."""
+    for warn in (warn_ineffective, warn_unsupported, warn_frozen_parameter):
+        warn(config)
 
 
 def torchair_backend(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -62,13 +66,9 @@ def npu_backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph. `options` and `mode` are torch.compile's arguments of that name."""
-    config = compiler_config if compiler_config is not None else CompilerConfig()
-    if options or mode:
-        config = copy.deepcopy(config)
-    meant = mode_of(mode)
-    if meant is not None:
-        config.mode = meant
+    config = config_in(mode, compiler_config)
     if options:
+        config = copy.deepcopy(config)
         apply_options(config, options)
     return compile_with_aot(gm, example_inputs, config, decompositions or {})
 
@@ -80,6 +80,15 @@ def mode_of(name: str | None) -> str | None:
             f"unknown mode {name!r} for torch.compile", mode=name, supported=TORCH_MODES
         )
     return None if name is None else TORCH_MODES[name]
+
+
+def config_in(mode: str | None, config: CompilerConfig | None) -> CompilerConfig:
+    """The user's configuration; a copy of it where `mode` is given, as `torch.compile` takes it."""
+    known, meant = given(config, CompilerConfig), mode_of(mode)
+    if meant is not None:
+        known = copy.deepcopy(known)
+        known.mode = meant
+    return known
 
 
 def compile_with_aot(

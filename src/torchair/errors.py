@@ -1,4 +1,4 @@
-"""Errors that teach: what is wrong, where, and who can fix it. Imports no torch, no other room.
+"""Errors that teach: what is wrong, where, and who can fix it. Imports no torch.
 
 Every class also derives from a builtin, so code that catches ``ValueError`` or ``RuntimeError``
 keeps working, and every class can be built from one finished string, so that
@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, ParamSpec, TypeVar
+
+from torchair.process import world
 
 __all__ = [
     "CaptureError", "ConversionError", "EngineOptionError", "GraphError", "InputError",
@@ -207,16 +208,9 @@ def _rebuilt(error: Exception) -> Exception | None:
 
 def _code_line() -> str:
     now = time.strftime("%Y-%m-%d-%H:%M:%S")
-    where = f"(PID:{os.getpid()}, Device:-1, RankID:{_rank()})"
+    _, rank = world() or (1, -1)
+    where = f"(PID:{os.getpid()}, Device:-1, RankID:{rank})"
     return f"[ERROR] {now} {where} ERR03005 GRAPH internal error"
-
-
-def _rank() -> int:
-    """The distributed rank, -1 when there is none; looks torch up instead of importing it."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return -1
-    return int(distributed.get_rank())
 
 
 def _fact_lines(rows: Mapping[str, object]) -> list[str]:

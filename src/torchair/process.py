@@ -1,5 +1,5 @@
-"""The process we run in: imports that are waited for, its garbage collection, progress on its
-terminal. Imports nothing of torchair.
+"""The process we run in: imports that are waited for, others that work with it, its garbage
+collection, progress on its terminal. Imports nothing of torchair.
 """
 
 from __future__ import annotations
@@ -58,6 +58,18 @@ class _AfterImport(MetaPathFinder, Loader):
         module.__spec__.loader = loader
         loader.exec_module(module)
         self._hooks[name](module)
+
+
+# ---- which of several processes this is
+
+
+def world() -> tuple[int, int] | None:
+    """How many processes work together, and the number of this one; None where it is alone. Looked
+    up, not imported: without torch.distributed there is only this one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return int(distributed.get_world_size()), int(distributed.get_rank())
 
 
 # ---- work during which no garbage is collected

@@ -20,7 +20,8 @@ from torchair.trace import Trace, label
 class GmRunner:
     """A compiled graph and the trace of its compilation."""
 
-    def __init__(self, runner: Callable[..., Any], trace: Trace) -> None:
+    def __init__(self, runner: Any, trace: Trace) -> None:
+        """`runner` is called with a list of arguments where it has an `entry`, else with them."""
         self.runner = runner
         self.trace = trace
         self._run = getattr(runner, "entry", None) or (lambda args: runner(*args))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
@@ -52,6 +55,22 @@ def atomic_write(
             temporary.unlink()
         raise RuntimeError(f"cannot write {target}: {error.strerror}") from error
     return target
+
+
+def csv_bytes(rows: Iterable[Sequence[object]]) -> bytes:
+    """A table as the content of a file."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()
+
+
+def npy_bytes(array: Any) -> bytes:
+    """An array as the content of a .npy file."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _check_target(target: Path) -> None:

@@ -21,6 +21,7 @@ from torchair.log import (
     logger,
     npugraph_ex_logger,
 )
+from torchair.process import world
 from torchair.store import atomic_write
 
 T = TypeVar("T")
@@ -140,11 +141,9 @@ def model_directory(
 def debug_root(speaker: TorchairLogger = logger) -> Path:
     """The folder of torch's debug run directory that is named after a logger."""
     from torch._dynamo.utils import get_debug_dir
-    from torch.distributed import get_rank, is_available, is_initialized
 
-    base = get_debug_dir()
-    if is_available() and is_initialized():
-        base += f"-rank_{get_rank()}"
+    together = world()
+    base = get_debug_dir() + ("" if together is None else f"-rank_{together[1]}")
     return Path(base) / speaker.name
 
 

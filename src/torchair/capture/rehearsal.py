@@ -5,7 +5,7 @@ order. Knows graphs and operators, no device."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -188,7 +188,7 @@ def _is_written(node: fx.Node) -> bool:
 
 
 def written(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Any]:
     """Arguments that an operator updates."""
     for i, argument in enumerate(op._schema.arguments):

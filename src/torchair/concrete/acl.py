@@ -22,6 +22,7 @@ from torchair.capture import (
     substrate_for,
 )
 from torchair.capture.base import capture_options
+from torchair.capture.rehearsal import written
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig
@@ -196,16 +197,10 @@ def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
     """Placeholders that a node writes to."""
     found: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        arguments = node.target._schema.arguments
-        given = [*node.args, *[node.kwargs.get(a.name) for a in arguments[len(node.args) :]]]
-        for schema, value in zip(arguments, given, strict=False):
-            if schema.alias_info is None or not schema.alias_info.is_write:
-                continue
-            for member in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(member, fx.Node) and member.op == "placeholder":
-                    found[member] = None
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            members = written(node.target, node.args, node.kwargs)
+            nodes = (m for m in members if isinstance(m, fx.Node))
+            found |= {m: None for m in nodes if m.op == "placeholder"}
     return list(found)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
 from torchair.ge.signature import Conversion
 from torchair.log import logger, tell
 from torchair.passes import PassRunner
+from torchair.process import Bar
 from torchair.serde import dump_name, render, write_graph
 from torchair.trace import Trace
 
@@ -155,11 +156,13 @@ Sizes = Mapping[str, int]
 def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[Sizes]) -> None:
     """Plan for all gears, like the inputs of the first call but for their sizes."""
     made = 0
-    for sizes in _told(gears):
-        wanted = _inputs(call, inputs, sizes)
-        if wanted is not None:
-            call.session.plan_ahead(wanted)
-            made += 1
+    with Bar("planning gears", len(gears)) as bar:
+        for sizes in gears:
+            bar.next(", ".join(f"{name} = {size}" for name, size in sizes.items()))
+            wanted = _inputs(call, inputs, sizes)
+            if wanted is not None:
+                call.session.plan_ahead(wanted)
+                made += 1
     logger.info("graph %s: %s gears planned ahead", call.graph.name, made)
 
 
@@ -201,13 +204,3 @@ def _like(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda i: (-strides[i], i))
     return torch.empty_permuted(tuple(dims), order, dtype=t.dtype, device=t.device)
-
-
-def _told(gears: Sequence[Sizes]) -> Iterable[Sizes]:
-    """The gears, with a progress bar on a terminal."""
-    if len(gears) < 2 or not sys.stderr.isatty():
-        return gears
-    from rich.console import Console  # takes a tenth of a second to import
-    from rich.progress import track
-
-    return track(gears, "planning gears", console=Console(stderr=True))

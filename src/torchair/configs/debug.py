@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from torchair.configs.options import (
@@ -23,6 +22,7 @@ from torchair.configs.options import (
     StrOptionValue,
     flag,
 )
+from torchair.process import world
 
 # fmt: off: each declaration is a row of a table
 
@@ -254,16 +254,8 @@ class ExportConfig(OpenSection):
 
 def rank_directory(root: str) -> str:
     """The sub-directory of ``root`` that belongs to this process of the job."""
-    size, rank = _world()
+    size, rank = world() or (1, 0)
     return os.path.join(root, f"worldsize{size}_global_rank{rank}")
-
-
-def _world() -> tuple[int, int]:
-    # Looked up instead of imported: without torch.distributed loaded there is only this process.
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 1, 0
-    return distributed.get_world_size(), distributed.get_rank()
 
 
 def _text_or_nothing(text: str) -> str | None:

@@ -8,9 +8,8 @@ package, and the types that a table row closes over.
 
 from __future__ import annotations
 
-import csv
+import codecs
 import inspect
-import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import torch
 from torch import fx
 
 from torchair.ge.prototypes import known_types
+from torchair.store import csv_bytes
 
 
 class Decline(Exception):
@@ -265,15 +265,13 @@ def summary_csv(gm: fx.GraphModule) -> bytes:
     for node in gm.graph.nodes:
         if node.op == "call_function":
             calls.setdefault(node.target, []).append(node)
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(HEAD)
+    rows: list[Any] = [HEAD]
     for target, nodes in sorted(calls.items(), key=lambda item: -len(item[1])):
         inputs = _statistics([", ".join(_value(a) for a in n.args) for n in nodes])
         outputs = _statistics([_value(n) for n in nodes])
         row = (target_name(target), _kind(target), status(find(target)), len(nodes))
-        writer.writerow([*row, inputs, outputs])
-    return text.getvalue().encode("utf-8-sig")
+        rows.append([*row, inputs, outputs])
+    return codecs.BOM_UTF8 + csv_bytes(rows)
 
 
 def status(entry: Registration | None) -> str:

@@ -24,14 +24,10 @@ from typing import Any
 
 import torch
 
+from torchair.backend import warn_about
 from torchair.configs.compiler_config import CompilerConfig, engine_keys
-from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX
-from torchair.configs.settings import (
-    Settings,
-    warn_frozen_parameter,
-    warn_ineffective,
-    warn_unsupported,
-)
+from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
+from torchair.configs.settings import Settings
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.guards import Traced
 from torchair.deploy.homes import Roots, SharedMemory, roots_of
@@ -50,7 +46,7 @@ from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
 from torchair.flags import Flags
 from torchair.log import logger, warn_once
-from torchair.process import no_garbage_collection
+from torchair.process import no_garbage_collection, world
 from torchair.store import FilePath
 from torchair.trace import label, start_debug_log
 
@@ -75,20 +71,18 @@ def cache_compile(
     options>`, then one for each rank, then one of the method's name.
     """
     start_debug_log()
-    known = config_of(config, backend)
-    for warn in (warn_ineffective, warn_unsupported, warn_frozen_parameter):
-        warn(known)
+    known = given(config_of(config, backend), CompilerConfig)
+    warn_about(known)
     ranks = Ranks(global_rank, tp_rank, pp_rank)
     return CachedMethod(func, known, dynamic, cache_dir, ranks, custom_decompositions, ge_cache)
 
 
-def config_of(config: CompilerConfig | None, backend: Callable[..., Any] | None) -> CompilerConfig:
-    """The configuration that both arguments agree on."""
+def config_of(config: Any, backend: Callable[..., Any] | None) -> Any:
+    """The configuration that both arguments agree on, None where none has one."""
     theirs = getattr(backend, "keywords", {}).get("compiler_config")
     if config is not None and theirs is not None and config != theirs:
         raise ValueError("the config given to cache_compile is not that of the backend; give one")
-    found = config if config is not None else theirs
-    return found if found is not None else CompilerConfig()
+    return config if config is not None else theirs
 
 
 @dataclass(frozen=True)
@@ -101,12 +95,9 @@ class Ranks:
 
     def folder(self) -> str:
         """The name of the folder of this process, empty where it is alone."""
-        parts, distributed = [], torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            size = distributed.get_world_size()
-            if size > 1:
-                rank = distributed.get_rank() if self.world is None else self.world
-                parts.append(f"world{size}global_rank{rank}")
+        parts, (size, rank) = [], world() or (1, 0)
+        if size > 1:
+            parts.append(f"world{size}global_rank{rank if self.world is None else self.world}")
         if self.tensor is not None:
             parts.append(f"tp_rank{self.tensor}")
         if self.pipeline is not None:
@@ -368,7 +359,7 @@ class _Compiled:
     ) -> None:  # fmt: skip
         if not isinstance(func, self.KIND):
             raise ValueError(f"{type(self).__name__} takes a {self.WORD}, not {func!r}")
-        self._func, self._config, self._dynamic = func, config_of(config, None), dynamic
+        self._func, self._config, self._dynamic = func, given(config, CompilerConfig), dynamic
         self._inputs: tuple[Any, Any] | None = None
         self._saved = False
 

@@ -6,7 +6,6 @@ through it. A compiled model is called as the model is, and finds the version.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.autograd import profiler
 
-from torchair.backend import mode_of
+from torchair.backend import config_in, warn_about
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.options import given
-from torchair.configs.settings import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
 from torchair.deploy.homes import (
     Home,
@@ -188,11 +185,6 @@ class Version:
         graph.compile(graph.collect([*self.state.tensors, *unknown]))
         return graph.session
 
-    def _plain_graph(self) -> Any:
-        """The graph, if inputs are arguments as they are and results new tensors."""
-        graph: Any = None if self._traced.runner is None else self._traced.runner.runner
-        return graph if getattr(graph, "plain", False) else None
-
     def forget(self) -> None:
         """The quick way is not to be gone any more: it has memory of its own."""
         self._made = None
@@ -208,8 +200,8 @@ class Version:
         if self._calls < self._patience or not self._shape.simple or not self.state.native:
             return None
         self._calls, self._patience = 0, min(2 * self._patience, _LONGEST)
-        graph = self._plain_graph()
-        if graph is None:
+        graph: Any = None if self._traced.runner is None else self._traced.runner.runner
+        if not getattr(graph, "plain", False):  # inputs are arguments as they are, results new
             return None
         inputs = graph.collect(self._arguments(flat))
         found = graph.direct(inputs)
@@ -421,13 +413,8 @@ def compile(
     if on_mismatch not in ("error", "recompile"):
         raise ValueError(f"on_mismatch is 'error' or 'recompile', not {on_mismatch!r}")
     start_debug_log()
-    known = given(config, CompilerConfig)
-    meant = mode_of(mode)
-    if meant is not None:
-        known = copy.deepcopy(known)
-        known.mode = meant
-    for warn in (warn_ineffective, warn_unsupported, warn_frozen_parameter):
-        warn(known)
+    known = config_in(mode, config)
+    warn_about(known)
     args = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
     made = CompiledModel(model, known, dynamic, on_mismatch, dict(custom_decompositions or {}))
     made.add(args, dict(example_kwargs or {}))

@@ -26,6 +26,7 @@ from torchair.devices.call import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
 from torchair.ge.graph import Graph
 from torchair.log import logger, warn_once
+from torchair.process import world
 from torchair.serde import to_message
 from torchair.serde.air import write_air
 from torchair.serde.codec import tensor_memory
@@ -62,7 +63,8 @@ def dynamo_export(
     With several processes each writes `<export_name><rank>.air`. The model is not run.
     """
     config = given(config, CompilerConfig)
-    name, rank = os.path.basename(export_name), _rank()
+    name, together = os.path.basename(export_name), world()
+    rank = None if together is None else together[1]
     file = Path(export_path) / f"{name}{'' if rank is None else rank}.air"
     for place in (Path(export_path), file):
         if place.is_symlink():
@@ -100,12 +102,6 @@ def _copied(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, A
     except Exception as e:  # of any class that the user has
         logger.info("dynamo_export: results have no structure, as the model has no copy: %s", e)
         return model, args, kwargs, False
-
-
-def _rank() -> int | None:
-    distributed = torch.distributed
-    ready = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_rank() if ready else None
 
 
 def _check(config: CompilerConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ dims stay as they are; what the original refuses is refused."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torchair.ge.dtypes import Format
 from torchair.log import logger
 
 FRACTAL_Z, FRACTAL_NZ = 4, 29
-Change = Callable[[nn.Module], None]
 
 
 def npu_format_cast_via_cpu(
@@ -43,7 +42,7 @@ def use_internal_format_weight(model: nn.Module) -> None:
     for module in model.modules():
         change = _CHANGES.get(type(module).__name__)
         if change is not None:
-            change(module)
+            change.make(module)
 
 
 def _cast(module: nn.Module, name: str, acl_format: int) -> None:
@@ -54,34 +53,6 @@ def _cast(module: nn.Module, name: str, acl_format: int) -> None:
             "use_internal_format_weight"
         )
     weight.data = torch.ops.npu.npu_format_cast(weight.data, acl_format)
-
-
-def _linear(module: nn.Module) -> None:
-    _cast(module, "weight", FRACTAL_NZ)
-
-
-def _conv2d(module: Any) -> None:
-    if module.groups == 1 and module.weight.dtype == torch.float16:
-        _cast(module, "weight", FRACTAL_Z)
-
-
-def _quantised_conv2d(module: Any) -> None:
-    if module.groups != 1 or module.weight.dtype != torch.int8:
-        return
-    _cast(module, "weight", FRACTAL_Z)
-    if module.scale.dtype == torch.float32:
-        _pack_scale(module, "scale")
-
-
-def _quantised_linear(scale: str, *devices: str) -> Change:
-    """A layer whose scale is packed, and whose weight is cast on some devices only."""
-
-    def change(module: nn.Module) -> None:
-        _pack_scale(module, scale)
-        if any(name in _device_name() for name in devices):
-            _cast(module, "weight", FRACTAL_NZ)
-
-    return change
 
 
 def _pack_scale(module: nn.Module, name: str) -> None:
@@ -99,14 +70,31 @@ def _device_name() -> str:
     return str(torch.npu.get_device_name())  # type: ignore[attr-defined]
 
 
-_CHANGES: dict[str, Change] = {
-    "Conv2d": _conv2d,
-    "Linear": _linear,
-    "LinearLayer": _linear,
-    "LinearAllreduce": _linear,
-    "LinearQuant": _linear,
-    "LinearA8W8Quant": _quantised_linear("scale", "Ascend310P"),
-    "LinearWeightQuant": _quantised_linear("quant_scale", "Ascend310P", "Ascend910B"),
-    "QuantConv2d": _quantised_conv2d,
+@dataclass(frozen=True)
+class _Change:
+    """What is done to layers of a class: a scale is packed, and the weight is cast. Convolutions
+    are changed only if they have no groups, and weights of this type."""
+
+    acl_format: int = FRACTAL_NZ
+    dtype: torch.dtype | None = None  # of convolutions
+    scale: str = ""
+    devices: tuple[str, ...] = ()  # parts of names of those that weights are cast on; () for all
+
+    def make(self, module: Any) -> None:
+        if self.dtype is not None and (module.groups != 1 or module.weight.dtype != self.dtype):
+            return
+        packed = self.scale and (self.dtype is None or module.scale.dtype == torch.float32)
+        if packed:
+            _pack_scale(module, self.scale)
+        if not self.devices or any(name in _device_name() for name in self.devices):
+            _cast(module, "weight", self.acl_format)
+
+
+_CHANGES = {
+    "Conv2d": _Change(FRACTAL_Z, torch.float16),
+    "QuantConv2d": _Change(FRACTAL_Z, torch.int8, "scale"),
+    **dict.fromkeys(("Linear", "LinearLayer", "LinearAllreduce", "LinearQuant"), _Change()),
+    "LinearA8W8Quant": _Change(scale="scale", devices=("Ascend310P",)),
+    "LinearWeightQuant": _Change(scale="quant_scale", devices=("Ascend310P", "Ascend910B")),
 }
 """By the name of a module's class: those of torch_npu and DeepSpeed are not imported for this."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import statistics
 import time
@@ -19,9 +18,10 @@ from torchair.deploy.package import (
     CALL,
     CHECKSUM,
     WEIGHT,
-    Builder,
     PackagedCall,
+    builder,
     checksum,
+    leaves_of,
     put_in_place,
 )
 from torchair.deploy.runnable import Runnable, convention_of
@@ -38,7 +38,7 @@ from torchair.operators.generic import find_target
 from torchair.serde.air import mapped, read_air
 from torchair.serde.codec import read_elements
 from torchair.serde.convention import Convention, from_text
-from torchair.store import FilePath, atomic_write
+from torchair.store import FilePath, atomic_write, npy_bytes
 
 _LARGE = 4096  # constants of so many bytes are weights, whoever wrote the file
 _FORBIDDEN = ("aten::from_file",)  # torch operators that reach beyond their arguments
@@ -75,7 +75,7 @@ class Loaded:
         self._build = None
         if call.nesting is not None:
             count = len(call.convention.signature.results)
-            self._build = Builder(call.nesting, count, _reach, weights).build
+            self._build = builder(call.nesting, leaves_of(count, weights, _reach))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self._named(args, kwargs)
@@ -504,10 +504,3 @@ _NUMPY = {
     torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
     torch.int32, torch.int64, torch.complex64, torch.complex128,
 }  # fmt: skip
-
-
-def npy_bytes(array: Any) -> bytes:
-    """The content of a .npy file."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()

@@ -57,8 +57,8 @@ def outline(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: int
             raise NotNested("a dict has keys that are neither numbers nor texts")
         return {kind: [[k, outline(v, leaf, depth + 1)] for k, v in value.items()]}
     if is_dataclass(value):
-        named = {f.name: getattr(value, f.name) for f in fields(value)}
-        return {"fields": [[k, outline(v, leaf, depth + 1)] for k, v in named.items()]}
+        held = ((f.name, getattr(value, f.name)) for f in fields(value))
+        return {"fields": [[name, outline(v, leaf, depth + 1)] for name, v in held]}
     return {"fields": _attributes(value, leaf, depth)}
 
 
@@ -76,79 +76,56 @@ def _attributes(value: Any, leaf: Callable[[Any], Any], depth: int) -> list[Any]
 
 
 Build = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+"""Makes a result of the flat ones of a call, and of its arguments."""
+
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "list": list, "tuple": tuple, "dict": dict, "fields": Fields,
+}  # fmt: skip
+_NAMED = ("dict", "fields")
 
 
-class Builder:
-    """Makes results of the flat ones of a call, and of what else they may be: `reach` finds an
-    argument by its path, `weights` are tensors of the model."""
-
-    def __init__(
-        self, tree: Any, count: int, reach: Callable[[Mapping[str, Any], Steps], Any],
-        weights: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        self._count, self._reach, self._weights = count, reach, weights
-        self.build: Build = self._read(tree, 0)
-
-    def _read(self, tree: Any, depth: int) -> Build:
-        if not isinstance(tree, dict) or len(tree) != 1 or depth > _DEEP:
-            raise SerializationError(f"no nesting of results: {tree!r:.60}")
-        ((kind, inner),) = tree.items()
-        made = getattr(self, f"_{kind}", None) if kind in _KINDS else None
+def builder(tree: Any, leaf: Callable[[str, Any], Build | None], depth: int = 0) -> Build:
+    """What makes results of such a nesting; `leaf` tells how to make what is no container."""
+    if not isinstance(tree, dict) or len(tree) != 1 or depth > _DEEP:
+        raise SerializationError(f"no nesting of results: {tree!r:.60}")
+    ((kind, inner),) = tree.items()
+    if kind not in _CONTAINERS:
+        made = leaf(kind, inner)
         if made is None:
-            raise SerializationError(f"results are nested in {kind!r}, which is not known")
-        found: Build = made(inner, depth + 1)
-        return found
-
-    def _result(self, index: Any, depth: int) -> Build:
-        if type(index) is not int or not 0 <= index < self._count:
-            raise SerializationError(f"there is no result {index!r}")
-        return lambda results, given: results[index]
-
-    def _argument(self, path: Any, depth: int) -> Build:
-        keys = tuple(path) if isinstance(path, list) else ()
-        if not keys or not all(isinstance(k, (str, int)) for k in keys):
-            raise SerializationError(f"a result is the argument {path!r}, which is no path")
-        return lambda results, given: self._reach(given, keys)
-
-    def _weight(self, name: Any, depth: int) -> Build:
-        tensor = self._weights.get(name) if isinstance(name, str) else None
-        if tensor is None:
-            raise SerializationError(f"a result is the weight {name!r}, which is not in the file")
-        return lambda results, given: tensor
-
-    def _constant(self, value: Any, depth: int) -> Build:
-        if not isinstance(value, _PLAIN):
-            raise SerializationError("a result is neither a number nor a text")
-        return lambda results, given: value
-
-    def _several(self, inner: Any, depth: int) -> list[Build]:
-        if not isinstance(inner, list):
-            raise SerializationError("results are nested in nothing")
-        return [self._read(part, depth) for part in inner]
-
-    def _list(self, inner: Any, depth: int) -> Build:
-        parts = self._several(inner, depth)
-        return lambda results, given: [part(results, given) for part in parts]
-
-    def _tuple(self, inner: Any, depth: int) -> Build:
-        build = self._list(inner, depth)
-        return lambda results, given: tuple(build(results, given))
-
-    def _dict(self, inner: Any, depth: int, kind: type[dict[Any, Any]] = dict) -> Build:
-        pairs: list[Any] = inner if isinstance(inner, list) else [None]
-        if not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], _PLAIN) for p in pairs):
-            raise SerializationError("a dict of results is damaged")
-        keys = [k for k, _ in pairs]
-        parts = self._several([v for _, v in pairs], depth)
-        return lambda results, given: kind(
-            zip(keys, [part(results, given) for part in parts], strict=True)
-        )
-
-    def _fields(self, inner: Any, depth: int) -> Build:
-        return self._dict(inner, depth, Fields)
+            raise SerializationError(f"a result is the {kind} {inner!r:.60}, which is not known")
+        return made
+    if not isinstance(inner, list):
+        raise SerializationError("results are nested in nothing")
+    pairs = inner if kind in _NAMED else [[k, part] for k, part in enumerate(inner)]
+    if not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], _PLAIN) for p in pairs):
+        raise SerializationError("a dict of results is damaged")
+    make, keys = _CONTAINERS[kind], [key for key, _ in pairs]
+    parts = [builder(part, leaf, depth + 1) for _, part in pairs]
+    if kind in _NAMED:
+        return lambda *call: make(zip(keys, [part(*call) for part in parts], strict=True))
+    return lambda *call: make([part(*call) for part in parts])
 
 
-_KINDS = ("result", "argument", "weight", "constant", "list", "tuple", "dict", "fields")
+def leaves_of(
+    count: int, weights: Mapping[str, Any], reach: Callable[[Mapping[str, Any], Steps], Any]
+) -> Callable[[str, Any], Build | None]:
+    """How leaves of results are made, of which the call has `count`: `reach` finds an argument by
+    its path, `weights` are tensors of the model."""
+
+    def leaf(kind: str, what: Any) -> Build | None:
+        if kind == "result" and type(what) is int and 0 <= what < count:
+            return lambda results, given: results[what]
+        path = tuple(what) if isinstance(what, list) else ()
+        if kind == "argument" and path and all(isinstance(k, (str, int)) for k in path):
+            return lambda results, given: reach(given, path)
+        if kind == "weight" and isinstance(what, str) and what in weights:
+            tensor = weights[what]
+            return lambda results, given: tensor
+        if kind == "constant" and isinstance(what, _PLAIN):
+            return lambda results, given: what
+        return None
+
+    return leaf
 
 
 CALL = "_torchair_call"  # graph attribute: how the file is called

@@ -26,6 +26,7 @@ from torchair.emulate.profiles.events import StackMetric, read, stacks
 from torchair.emulate.profiles.output import analyse, save, write_output
 from torchair.emulate.profiles.recording import Marks, Rows
 from torchair.emulate.state import STATE
+from torchair.process import world
 from torchair.store import atomic_write
 
 __all__ = [
@@ -271,14 +272,10 @@ class profile(torch.profiler.profile):
             self._save(folder, None)
 
     def _save(self, parent: str, worker: str | None) -> Path:
-        groups = torch.distributed
-        grouped = groups.is_available() and groups.is_initialized()
+        _, rank = world() or (1, -1)
         chosen = {"common_config": self._chosen, "experimental_config": self._settings.as_dict()}
         version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
-        info = {
-            "config": chosen, "rank_id": groups.get_rank() if grouped else -1,
-            "torch_npu_version": version,
-        }  # fmt: skip
+        info = {"config": chosen, "rank_id": rank, "torch_npu_version": version}
         metadata = {key: json.loads(text) for key, text in self._trace_metadata.items()}
         return save(parent, worker, self._recorded(), info, metadata)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import linecache
 import time
 from collections import Counter
@@ -13,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchair.backend import get_npu_backend, mode_of
+from torchair.backend import config_in, get_npu_backend
 from torchair.concrete.acl import AclConcreteGraph, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.options import given
 from torchair.devices.call import GraphCall, engine_graph
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.log import logger
@@ -34,15 +32,11 @@ def explain(
 ) -> Callable[..., Explanation]:
     """A function that compiles the model, calls it as it is called, and tells about it:
     `torchair.explain(model)(*inputs)`."""
-    known = copy.deepcopy(given(config, CompilerConfig))
-    if (meant := mode_of(mode)) is not None:
-        known.mode = meant
+    backend = get_npu_backend(compiler_config=config_in(mode, config))
     plain = getattr(model, "_orig_mod", model)
 
     def run(*args: Any, **keywords: Any) -> Explanation:
-        compiled = torch.compile(
-            plain, backend=get_npu_backend(compiler_config=known), dynamic=dynamic
-        )
+        compiled = torch.compile(plain, backend=backend, dynamic=dynamic)
         with torch.no_grad():
             collector = Collector()
             with observed(collector):
@@ -196,9 +190,6 @@ class _Timed:
         self.calls, self.seconds, self.best = 0, 0.0, float("inf")
         self.args: list[Any] = []  # of the last call
 
-    def __call__(self, *args: Any) -> Any:
-        return self.entry(args)
-
     def entry(self, args: Sequence[Any]) -> Any:
         """Run the graph."""
         self.args = list(args)
@@ -208,11 +199,6 @@ class _Timed:
         self.seconds, self.best = self.seconds + spent, min(self.best, spent)
         self.calls += 1
         return results
-
-    @property
-    def graph(self) -> GraphCall | None:
-        """The graph in the engine, if it is there."""
-        return engine_call(self.compilation)
 
 
 def engine_call(compilation: Compilation) -> GraphCall | None:
@@ -277,7 +263,7 @@ class Collector:
         return next((str(a.device) for a in every if a.is_cuda), "cpu")
 
     def _row(self, number: int, timed: _Timed) -> GraphRow:
-        compilation, graph = timed.compilation, timed.graph
+        compilation, graph = timed.compilation, engine_call(timed.compilation)
         nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
         dynamic = any(isinstance(x, torch.SymInt) for x in compilation.inputs)
         generic = dict(getattr(graph, "generic", {}))

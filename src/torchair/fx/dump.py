@@ -6,7 +6,6 @@ Says what to run instead of a compiled graph; knows neither converters nor captu
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from torchair.configs.debug import rank_directory
 from torchair.configs.options import CAPTURE_MODES, NPUGRAPH_EX
 from torchair.configs.settings import Settings
 from torchair.log import logger
-from torchair.store import DIRECTORY_MODE, atomic_write
+from torchair.store import DIRECTORY_MODE, atomic_write, npy_bytes
 
 _SAVE = torch.ops.air.save_tensor.default
 _WITHOUT_NUMPY = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
@@ -164,9 +163,7 @@ def _write_all(stem: str, values: Sequence[Any]) -> None:
 
 
 def _write(path: str, value: Any) -> None:
-    file = io.BytesIO()
-    np.save(file, as_array(value), allow_pickle=False)
-    atomic_write(path, file.getvalue())
+    atomic_write(path, npy_bytes(as_array(value)))
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:

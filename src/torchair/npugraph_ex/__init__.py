@@ -13,13 +13,9 @@ if TYPE_CHECKING:
     from torchair.fx.passes.user import register_replacement
 
 __all__ = [
-    "get_npu_backend",
-    "get_compiler",
-    "compile_fx",
-    "CompilerConfig",
-    "logger",
+    "get_npu_backend", "get_compiler", "compile_fx", "CompilerConfig", "logger",
     "register_replacement",
-]
+]  # fmt: skip
 
 _MODULES = ("inference", "ops", "scope")  # names that live elsewhere, see `legacy/table.py`
 

@@ -33,13 +33,9 @@ def get_npu_backend(
 ) -> Callable[..., Any]:
     """A backend for `torch.compile(model, backend=...)`."""
     start_debug_log(npugraph_ex_logger)
-    config = given(compiler_config, FlatConfig)
+    config, own = given(compiler_config, FlatConfig), dict(custom_decompositions or {})
     _warn(config)
-    return partial(
-        npugraph_ex_backend,
-        compiler_config=config,
-        decompositions=dict(custom_decompositions or {}),
-    )
+    return partial(npugraph_ex_backend, compiler_config=config, decompositions=own)
 
 
 def npugraph_ex_backend(
@@ -157,13 +153,10 @@ def cache_compile(
 ) -> CachedMethod:
     """A bound method of a module, compiled and captured at its first call, or taken from its
     folder. All else that `torchair.inference.cache_compile` takes may be `given`."""
-    from torchair.deploy.cached import cache_compile
+    from torchair.deploy.cached import cache_compile, config_of
 
     start_debug_log(npugraph_ex_logger)
-    theirs = getattr(backend, "keywords", {}).get("compiler_config")
-    if config is not None and theirs is not None and config != theirs:
-        raise ValueError("the config given to cache_compile is not that of the backend; give one")
-    known = _with_options(config if config is not None else theirs, options or {})
+    known = _with_options(config_of(config, backend), options or {})
     return cache_compile(func, config=tree_of(known), **given)
 
 

@@ -391,9 +391,6 @@ class _Graph:
         if self._call is not None:
             self._call.session.trace.changes = []
 
-    def __call__(self, *args: Any) -> Any:
-        return self.entry(args)
-
     def entry(self, args: Sequence[Any]) -> Any:
         """Run the graph."""
         return self._run(args)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from torchair.errors import SerializationError
 from torchair.ge.graph import Graph, Infer
+from torchair.process import world
 from torchair.serde.literals import same_graph
 from torchair.serde.proto import (
     from_bytes,
@@ -77,10 +76,5 @@ def read_graph(path: FilePath, infer: Infer | None = None) -> Graph:
 def dump_name(stem: str, kind: str) -> str:
     """File name of a dump: stem, rank, process and UTC time."""
     time = datetime.now(UTC).strftime("%Y%m%d%H%M%S%f")
-    return f"{stem}_rank_{_rank()}_pid_{os.getpid()}_ts_{time}.{kind}"
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    ready = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_rank() if ready else 0
+    _, rank = world() or (1, 0)
+    return f"{stem}_rank_{rank}_pid_{os.getpid()}_ts_{time}.{kind}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import pickle
 import re
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.store import atomic_write
+from torchair.store import atomic_write, csv_bytes
 
 # ---- what is in the files of a dump; nothing in them is executed
 
@@ -189,10 +188,7 @@ class Comparison:
 
     def csv(self) -> bytes:
         """The table as a file."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerows([_COLUMNS, *(row.cells() for row in self.rows)])
-        return text.getvalue().encode()
+        return csv_bytes([_COLUMNS, *(row.cells() for row in self.rows)])
 
     def __str__(self) -> str:
         lines = [f"{len(self.rows)} tensors in both, {len(self.diverging)} diverge"]

@@ -3,7 +3,6 @@ each call: against eager, and where that differs by more than a few bits against
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchair.backend import get_npu_backend, mode_of
+from torchair.backend import config_in, get_npu_backend
 from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.options import given
 from torchair.configs.settings import Settings
 from torchair.log import logger
 from torchair.process import Steps
@@ -54,9 +52,7 @@ def verify(
     names the node, the line and who made the error. `training` runs the backward of all results as
     well. With `every_node` all nodes are compared even where results are right.
     """
-    known = copy.deepcopy(given(config, CompilerConfig))
-    if (meant := mode_of(mode)) is not None:
-        known.mode = meant
+    known = config_in(mode, config)
     begun = time.perf_counter()
     wish = VerifyOptions(Path(folder), every_node)
     verifier = Verifier(wish)
@@ -190,9 +186,6 @@ class _Check:
         replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
         self._owned = replays and not settings.share_results  # results belong to the caller
         self._before: list[_Held] = []  # results of the call before
-
-    def __call__(self, *args: Any) -> Any:
-        return self.entry(args)
 
     def entry(self, args: Sequence[Any]) -> Any:
         """Run the compiled graph, and look at what it gave."""

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import socket
@@ -22,7 +20,7 @@ from typing import Any
 
 from torchair.emulate.profiles.events import HostCall, KernelSlice, Profile, ProfileStep, read
 from torchair.emulate.profiles.recording import Event, Operand
-from torchair.store import atomic_write
+from torchair.store import atomic_write, csv_bytes
 
 SUFFIX = "_ascend_pt"
 _RECORDED = Path("FRAMEWORK", "trace.json")
@@ -51,7 +49,7 @@ def write_output(folder: Path) -> Path:
     output = folder / _OUTPUT
     tables = (operator_details, kernel_details, op_statistic, step_trace_time)
     for table in tables if profile.kernels else tables[:1]:
-        atomic_write(output / f"{table.__name__}.csv", as_csv(table(profile)))
+        atomic_write(output / f"{table.__name__}.csv", csv_bytes(table(profile)))
     atomic_write(output / "trace_view.json", json.dumps(trace_view(profile)).encode())
     return output
 
@@ -216,13 +214,6 @@ def op_statistic(profile: Profile) -> list[Row]:
 
 def _us(time: float) -> str:
     return f"{time:.3f}"
-
-
-def as_csv(rows: Iterable[Row]) -> bytes:
-    """A table as a file."""
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
-    return text.getvalue().encode()
 
 
 # ---- `trace_view.json`, for MindStudio Insight, Perfetto and chrome://tracing ----

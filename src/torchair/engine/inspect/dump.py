@@ -6,8 +6,6 @@ Says besides, in a JSON file, what is dumped of which graph of the process.
 from __future__ import annotations
 
 import atexit
-import csv
-import io
 import itertools
 import json
 import os
@@ -33,7 +31,7 @@ from torchair.fx.dump import as_array
 from torchair.ge.graph import NO_WORK, Graph, Node, Value, topological
 from torchair.log import logger
 from torchair.operators.reference import placed, run_node, tensor_fact
-from torchair.store import atomic_write
+from torchair.store import atomic_write, csv_bytes, npy_bytes
 
 _STARTED = time.time()  # an older file is of another process that had the same id
 _LOCK = Lock()  # of the JSON file
@@ -202,18 +200,12 @@ class _Files:
                 self._write(f"{node.type}.{stem}.{side}.{i}.npy", tensor)
 
     def _write(self, name: str, tensor: torch.Tensor) -> None:
-        file = io.BytesIO()
-        np.save(file, as_array(tensor), allow_pickle=False)
-        atomic_write(self._folder / name.replace("/", "_"), file.getvalue())
+        atomic_write(self._folder / name.replace("/", "_"), npy_bytes(as_array(tensor)))
 
     def close(self) -> None:
         """Write the statistics, if they are what is wanted."""
-        if not self._rows:
-            return
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerows([_COLUMNS, *self._rows])
-        atomic_write(self._folder / "stats.csv", text.getvalue().encode())
+        if self._rows:
+            atomic_write(self._folder / "stats.csv", csv_bytes([_COLUMNS, *self._rows]))
 
 
 def fx_name(value: Value) -> str:
