@@ -24,21 +24,10 @@ if TYPE_CHECKING:
     from torchair.verification.api import verify
 
 __all__ = [
-    "CompilerConfig",
-    "compile",
-    "dynamo_export",
-    "explain",
-    "get_compiler",
-    "get_npu_backend",
-    "load",
-    "logger",
-    "npu_format_cast_via_cpu",
-    "patch_for_hcom",
-    "register_fx_node_ge_converter",
-    "register_replacement",
-    "use_internal_format_weight",
-    "verify",
-]
+    "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler", "get_npu_backend",
+    "load", "logger", "npu_format_cast_via_cpu", "patch_for_hcom",
+    "register_fx_node_ge_converter", "register_replacement", "use_internal_format_weight", "verify",
+]  # fmt: skip
 
 _LAZY = {
     "compile": "torchair.deploy.compiled",
@@ -55,7 +44,6 @@ _LAZY = {
     "llm_datadist": "torchair.llm_datadist",
     "verify": "torchair.verification.api",
 }
-
 
 
 def _teach_dynamo(_module: Any) -> None:

@@ -60,18 +60,13 @@ class CaptureOptions:
 def capture_options(settings: Settings, fresh_results: bool) -> CaptureOptions:
     """The options of capture among all settings; a pool of the user's is never shared by keys."""
     return CaptureOptions(
-        clone_input=settings.clone_input,
+        clone_input=settings.clone_input, frozen_parameter=settings.frozen_parameter,
         share_results=settings.share_results and not settings.clone_output and not fresh_results,
-        frozen_parameter=settings.frozen_parameter,
         reuse=settings.reuse_graph_pool and settings.capture_pool is None,
-        limit=settings.capture_limit,
-        evict=settings.evict_captures,
-        pool=settings.capture_pool,
-        error_mode=settings.capture_error_mode,
-        fallback=settings.capture_fallback,
-        warmups=settings.capture_warmups,
-        force_recapture=settings.force_recapture,
-    )
+        limit=settings.capture_limit, evict=settings.evict_captures, pool=settings.capture_pool,
+        error_mode=settings.capture_error_mode, fallback=settings.capture_fallback,
+        warmups=settings.capture_warmups, force_recapture=settings.force_recapture,
+    )  # fmt: skip
 
 
 def options_of(config: Mapping[str, Any]) -> CaptureOptions:

@@ -156,15 +156,9 @@ class _Export:
     """The backend of one export, and what its graph does when it is called: write files."""
 
     def __init__(
-        self,
-        config: CompilerConfig,
-        model: torch.nn.Module,
-        file: Path,
-        name: str,
-        rank: int | None,
-        leaves: Mapping[Keys, tuple[int, Any]],
-        goes_on: bool,
-    ) -> None:
+        self, config: CompilerConfig, model: torch.nn.Module, file: Path, name: str,
+        rank: int | None, leaves: Mapping[Keys, tuple[int, Any]], goes_on: bool,
+    ) -> None:  # fmt: skip
         """With `goes_on` the call ends as a call does, and hands `write` its result."""
         self._config, self._file, self._name, self._rank = config, file, name, rank
         self._leaves, self._goes_on = leaves, goes_on
@@ -400,13 +394,9 @@ def model_relation(name: str, groups: dict[str, list[int]], world: int) -> dict[
 def numa(ranks: Sequence[int]) -> dict[str, Any]:
     """`numa_config.json`: one node with a device for each rank."""
     node = {
-        "node_id": 0,
-        "node_type": "ATLAS800",
-        "ipaddr": "127.0.0.1",
-        "port": 29500,
-        "is_local": True,
-        "item_list": [{"item_id": rank} for rank in ranks],
-    }
+        "node_id": 0, "node_type": "ATLAS800", "ipaddr": "127.0.0.1", "port": 29500,
+        "is_local": True, "item_list": [{"item_id": rank} for rank in ranks],
+    }  # fmt: skip
     return {
         "cluster": [{"cluster_nodes": [node]}],
         "item_def": [{"item_type": "Ascend910"}],

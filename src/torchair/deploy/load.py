@@ -180,13 +180,10 @@ def _call_of(graph: Graph, device: str) -> PackagedCall:
     try:
         found = json.loads(str(note.value))
         made = PackagedCall(
-            from_text(found["convention"]),
-            [str(n) for n in found["names"]],
-            [tuple(p) for p in found["paths"]],
-            [(int(a), int(d)) for a, d in found["sizes"]],
-            [str(n) for n in found["states"]],
-            found.get("nesting"),
-        )
+            from_text(found["convention"]), [str(n) for n in found["names"]],
+            [tuple(p) for p in found["paths"]], [(int(a), int(d)) for a, d in found["sizes"]],
+            [str(n) for n in found["states"]], found.get("nesting"),
+        )  # fmt: skip
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, SerializationError):
             raise
@@ -202,10 +199,8 @@ def _check_call(call: PackagedCall) -> None:
         for p in call.paths
     )
     fits = fits and all(0 <= a < count and d >= 0 for a, d in call.sizes)
-    fits = fits and count + len(call.sizes) + len(call.states) == (
-        call.convention.signature.arguments
-    )
-    if not fits:
+    known = count + len(call.sizes) + len(call.states)
+    if not fits or known != call.convention.signature.arguments:
         raise SerializationError(f"the note {CALL} does not fit the graph")
 
 
@@ -393,8 +388,9 @@ def run_air(options: argparse.Namespace) -> int:
             options.model, device=options.device, frozen_parameter=options.frozen,
             check=options.check,
         )  # fmt: skip
-        _show("input", model.inputs)
-        _show("result", model.outputs)
+        for word, ports in (("input", model.inputs), ("result", model.outputs)):
+            for k, port in enumerate(ports):
+                print(f"{word} {k}: {port}")
         if not options.input and model.inputs:
             return 0
         tensors = _tensors(model, options.input, options.device)
@@ -410,11 +406,6 @@ def _plainly(error: BaseException) -> BaseException:
     cause = error.__cause__
     longer = cause is not None and str(error).startswith(f"{cause}\nTraceback")
     return _plainly(cause) if cause is not None and longer else error
-
-
-def _show(word: str, ports: Sequence[ModelPort]) -> None:
-    for k, port in enumerate(ports):
-        print(f"{word} {k}: {port}")
 
 
 def _tensors(model: Loaded, given: Sequence[str], device: str) -> list[torch.Tensor]:
@@ -459,30 +450,23 @@ def _tensor(file: str, port: ModelPort) -> torch.Tensor:
 
 
 def _run(model: Loaded, tensors: list[torch.Tensor], folder: str | None, repeat: int) -> None:
-    start = time.perf_counter()
-    results = model.flat(tensors)
-    _wait()
-    print(f"first call: {(time.perf_counter() - start) * 1e3:.1f} ms, with planning and kernels")
+    results, seconds = _timed(model, tensors)
+    print(f"first call: {seconds * 1e3:.1f} ms, with planning and kernels")
     for k, result in enumerate(results):
         _print_result(k, result, folder)
     if repeat > 0:
-        times = [_timed(model, tensors) for _ in range(repeat)]
-        print(
-            f"{repeat} calls: median {statistics.median(times) * 1e3:.3f} ms, "
-            f"best {min(times) * 1e3:.3f} ms"
-        )
+        times = [_timed(model, tensors)[1] * 1e3 for _ in range(repeat)]
+        median, best = statistics.median(times), min(times)
+        print(f"{repeat} calls: median {median:.3f} ms, best {best:.3f} ms")
 
 
-def _timed(model: Loaded, tensors: list[torch.Tensor]) -> float:
+def _timed(model: Loaded, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], float]:
+    """Results of a call, and its seconds."""
     start = time.perf_counter()
-    model.flat(tensors)
-    _wait()
-    return time.perf_counter() - start
-
-
-def _wait() -> None:
+    results = model.flat(tensors)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    return results, time.perf_counter() - start
 
 
 def _print_result(k: int, result: Any, folder: str | None) -> None:

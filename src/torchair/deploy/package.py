@@ -282,13 +282,9 @@ class Package:
         order = [a.place for a in arguments]
         places = {place: k for k, place in enumerate([*order, *sizes, *states])}
         found = PackagedCall(
-            self._convention(places),
-            [a.name for a in arguments],
-            [a.path for a in arguments],
-            [(places[a], dim) for a, dim in sizes.values()],
-            list(states.values()),
-            nesting,
-        )
+            self._convention(places), [a.name for a in arguments], [a.path for a in arguments],
+            [(places[a], dim) for a, dim in sizes.values()], list(states.values()), nesting,
+        )  # fmt: skip
         self.graph.sort()
         for node in self.graph.nodes:
             if (value := node.attrs.get("value")) is not None and value.kind == "Tensor":

@@ -92,14 +92,10 @@ def _put(homes: Sequence[Sequence[Home]], tensors: Sequence[torch.Tensor]) -> No
 
 
 def trace(
-    call: Callable[[Sequence[Any]], Any],
-    homes: Sequence[Sequence[Home]],
-    leaves: Sequence[Any],
-    labels: Sequence[str],
-    dynamic: Callable[[str, torch.Tensor], Sequence[int]],
-    config: CompilerConfig,
-    decompositions: Mapping[Any, Callable[..., Any]],
-) -> Traced:
+    call: Callable[[Sequence[Any]], Any], homes: Sequence[Sequence[Home]], leaves: Sequence[Any],
+    labels: Sequence[str], dynamic: Callable[[str, torch.Tensor], Sequence[int]],
+    config: CompilerConfig, decompositions: Mapping[Any, Callable[..., Any]],
+) -> Traced:  # fmt: skip
     """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
     of an argument may vary."""
     tensors = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
@@ -145,17 +141,11 @@ def trace(
     ]
     assert flat.spec is not None
     bare = _is_bare(seen, len(given))
+    written = _written(seen["metadata"].input_info, len(homes), len(tensors))
     return Traced(
-        seen["runner"] if bare else None,
-        wrapped,
-        specs,
-        _conditions(env, specs),
-        tensors,
-        flat.spec,
-        flat.constants,
-        _written(seen["metadata"].input_info, len(homes), len(tensors)),
-        seen["unread"] & fixed if bare else frozenset(),
-    )
+        seen["runner"] if bare else None, wrapped, specs, _conditions(env, specs), tensors,
+        flat.spec, flat.constants, written, seen["unread"] & fixed if bare else frozenset(),
+    )  # fmt: skip
 
 
 class CacheBackend:

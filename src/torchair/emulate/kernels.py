@@ -160,19 +160,12 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
 
 
 OWN: dict[str, Kernel] = {
-    "empty.memory_format": empty,
-    "empty_strided": empty_strided,
-    "_efficientzerotensor": zero_tensor,
-    "resize_": resize_,
-    "set_": set_,
-    "copy_": copy_,
-    "_copy_from": copy_from,
-    "_copy_from_and_resize": copy_from_and_resize,
-    "_to_copy": to_copy,
-    "_local_scalar_dense": local_scalar_dense,
-    "record_stream": record_stream,
+    "empty.memory_format": empty, "empty_strided": empty_strided, "resize_": resize_, "set_": set_,
+    "_efficientzerotensor": zero_tensor, "copy_": copy_, "_copy_from": copy_from,
+    "_copy_from_and_resize": copy_from_and_resize, "_to_copy": to_copy,
+    "_local_scalar_dense": local_scalar_dense, "record_stream": record_stream,
     "native_dropout": native_dropout,
-}
+}  # fmt: skip
 
 
 # ---- fused cells of LSTM and GRU, written with tensors of the device ----

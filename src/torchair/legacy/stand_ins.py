@@ -103,12 +103,10 @@ class _ReplaceFuncs(MutableMapping[Any, StaticWorkspaceReplaceFunc]):
     def __getitem__(self, op: Any) -> StaticWorkspaceReplaceFunc:
         known = WORKSPACE_OPS[self._key(op)]
         updates = UPDATABLE.get(str(op))
+        workspaces = [known.workspace] if known.asks is not None else []
+        lists = list(updates.parameters) if updates is not None else []
         return StaticWorkspaceReplaceFunc(
-            known.asks,
-            known.out,
-            [known.workspace] if known.asks is not None else [],
-            list(known.outputs),
-            list(updates.parameters) if updates is not None else [],
+            known.asks, known.out, workspaces, list(known.outputs), lists
         )
 
     def __delitem__(self, op: Any) -> None:

@@ -28,15 +28,15 @@ NO_GRAPH = 4294967295
 class KernelSlice:
     """A slice of work on a stream of the device."""
 
-    device: int
-    stream: int
     begin: float
     end: float
+    work: Work
+    label: str
+    device: int
+    stream: int
     caller: int  # the thread of the host that waited for it
     thread: int  # the one that it ran on
     threads: int  # that it may have used
-    work: Work
-    label: str
     task: int = 0  # its number on the stream
     wait: float = 0.0  # since the kernel before it
 
@@ -122,10 +122,10 @@ class MarkedRange:
     """A moment or a range that the script named; `device` and `stream` if it was on one."""
 
     message: str
-    domain: str
-    thread: int
     begin: float
     end: float
+    domain: str
+    thread: int
     device: int | None
     stream: int | None
 
@@ -185,31 +185,23 @@ def read(trace: Mapping[str, Any]) -> Profile:
     return Profile(
         int(trace.get("baseTimeNanoseconds", 0)), process, kernels,
         sorted(operators, key=lambda o: o.begin), sorted(steps, key=lambda s: s.begin),
-        [_mark(e) for e in by_kind["mstx"]], lanes,
+        [MarkedRange(e["name"], *_span(e), **e["args"]) for e in by_kind["mstx"]], lanes,
     )  # fmt: skip
+
+
+def _span(event: Mapping[str, Any]) -> tuple[float, float]:
+    begin = float(event["ts"])
+    return begin, begin + float(event.get("dur", 0))
 
 
 def _kernel(event: Mapping[str, Any]) -> KernelSlice:
-    args, begin = event["args"], float(event["ts"])
-    known = {name: args[name] for name in _WORK}
-    return KernelSlice(
-        args["device"], args["stream"], begin, begin + event["dur"], args["caller"],
-        args["thread"], args["threads"], Work(**known), event["name"],
-    )  # fmt: skip
+    args = dict(event["args"])
+    work = Work(**{name: args.pop(name) for name in _WORK})
+    return KernelSlice(*_span(event), work, event["name"], **args)
 
 
 def _operator(event: Mapping[str, Any]) -> HostCall:
-    begin = float(event["ts"])
-    end = begin + float(event.get("dur", 0))
-    return HostCall(event["name"], event["tid"], begin, end, event.get("args", {}))
-
-
-def _mark(event: Mapping[str, Any]) -> MarkedRange:
-    args, begin = event["args"], float(event["ts"])
-    return MarkedRange(
-        event["name"], args["domain"], args["thread"], begin, begin + event["dur"],
-        args["device"], args["stream"],
-    )  # fmt: skip
+    return HostCall(event["name"], event["tid"], *_span(event), event.get("args", {}))
 
 
 def _numbered(kernels: Iterable[KernelSlice]) -> list[KernelSlice]:
