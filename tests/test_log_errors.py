@@ -204,7 +204,7 @@ def test_values_and_interrupts_pass_untouched():
 def test_code_line_names_the_rank(monkeypatch):
     class Distributed:
         is_available = is_initialized = staticmethod(lambda: True)
-        get_rank = staticmethod(lambda: 5)
+        get_world_size, get_rank = staticmethod(lambda: 8), staticmethod(lambda: 5)
 
     monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)
     with pytest.raises(ValueError, match="RankID:5"):

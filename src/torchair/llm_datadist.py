@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.devices.hosted import HostMemory, host_memory
+from torchair.devices.hosted import host_memory
 
 _TYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16,
@@ -32,7 +32,7 @@ def create_npu_tensors(
         raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
     if dtype not in _TYPES:
         raise ValueError(f"create_npu_tensors takes no {dtype}; the types are {_TYPES}")
-    memory = _emulated()
+    memory = host_memory("npu") if hasattr(torch, "npu") else None
     made = [_over(address, shape, dtype) for address in addresses]
     if memory is None:
         return made
@@ -46,10 +46,6 @@ def _check_numbers(name: str, given: Any) -> None:
     wrong = [x for x in given if not isinstance(x, int) or isinstance(x, bool)]
     if wrong:
         raise TypeError(f"{name} must hold integers, not {wrong[0]!r}")
-
-
-def _emulated() -> HostMemory | None:
-    return host_memory("npu") if hasattr(torch, "npu") else None
 
 
 def _over(address: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -60,7 +60,7 @@ class _AfterImport(MetaPathFinder, Loader):
         self._hooks[name](module)
 
 
-# ---- which of several processes this is
+# ---- which of several processes this is, and what it runs on
 
 
 def world() -> tuple[int, int] | None:
@@ -70,6 +70,16 @@ def world() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return int(distributed.get_world_size()), int(distributed.get_rank())
+
+
+def processor() -> str | None:
+    """What the system calls the processor, None where it does not tell."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if "model name" in line]
+    except OSError:
+        return None
+    return names[0] if names else None
 
 
 # ---- work during which no garbage is collected

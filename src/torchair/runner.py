@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import profiler
 
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.log import logger
@@ -35,7 +36,7 @@ class GmRunner:
             # A default device is one: it is meant for tensors of the user, not for our memory.
             with torch._C.DisableTorchFunction():
                 return self.run(args)
-        if not _watched() and not logger.isEnabledFor(logging.DEBUG):
+        if not profiler._is_profiler_enabled and not logger.isEnabledFor(logging.DEBUG):
             return self._run(args)
         with label("npu_fx_compiler inference"):
             if not logger.isEnabledFor(logging.DEBUG):
@@ -44,10 +45,6 @@ class GmRunner:
             results = self._run(args)
             _log_values("runtime outputs", "  output", results)
             return results
-
-
-def _watched() -> bool:
-    return torch.autograd.profiler._is_profiler_enabled
 
 
 def _log_values(head: str, word: str, values: Sequence[Any]) -> None:

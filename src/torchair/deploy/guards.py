@@ -235,12 +235,14 @@ class Guards:
 
     def records(self, args: Sequence[Any]) -> list[TensorLike | Same]:
         """The native comparison with arguments that fit."""
-        return [
-            TensorLike(k, t, tuple(t.shape), _with_any(spec.strides_for(t.shape)))
-            if isinstance(spec, Expected)
-            else Same(k, spec.value)
-            for k, (spec, t) in enumerate(zip(self.specs, args, strict=True))
-        ]
+        found: list[TensorLike | Same] = []
+        for k, (spec, t) in enumerate(zip(self.specs, args, strict=True)):
+            if isinstance(spec, Expected):
+                strides = tuple(ANY if s is None else s for s in spec.strides_for(t.shape))
+                found.append(TensorLike(k, t, tuple(t.shape), strides))
+            else:
+                found.append(Same(k, spec.value))
+        return found
 
     def mismatch(self, args: Sequence[Any]) -> InputError | None:
         """The error that tells the first difference, None if there is none."""
@@ -314,10 +316,6 @@ def _dense_order(t: torch.Tensor) -> tuple[int, ...] | None:
             return None
         step *= max(t.shape[i], 1)
     return tuple(order)
-
-
-def _with_any(strides: Sequence[int | None]) -> tuple[int, ...]:
-    return tuple(ANY if s is None else s for s in strides)
 
 
 # ---- what tracing a model gives ----

@@ -329,7 +329,8 @@ class _Walk:
         self._note(function.__qualname__, repr([*map(_text, function.__defaults__ or ())]))
         known = function.__globals__
         for code in _codes(function.__code__):
-            self._note(code.co_name, code.co_code.hex(), repr(code.co_names), _constants(code))
+            constants = [_text(c) for c in code.co_consts if not isinstance(c, CodeType)]
+            self._note(code.co_name, code.co_code.hex(), repr(code.co_names), repr(constants))
             named = [known[n] for n in code.co_names if n in known]
             modules = [v for v in named if isinstance(v, ModuleType)]
             modules = [m for m in modules if not self._is_known(m.__name__)]
@@ -367,10 +368,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
         work += [c for c in found.co_consts if isinstance(c, CodeType)]
 
 
-def _constants(code: CodeType) -> str:
-    return repr([_text(c) for c in code.co_consts if not isinstance(c, CodeType)])
-
-
 def _text(value: Any) -> str:
     """The same in every process."""
     if isinstance(value, frozenset):
@@ -395,7 +392,10 @@ def loaded(
     if found.arguments != arguments_of(shape):
         raise NotStored("arguments are nested or named otherwise")
     homes = _homes(found.weights, roots)
-    _compare(found.attributes, numbers_of(roots))
+    then, now = found.attributes, numbers_of(roots)
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            raise NotStored(f"{name} was {then.get(name)}, now it is {now.get(name)}")
     guards = Guards.from_data(found.guards)
     ready = ReadyCall.of(found.plan, lambda: _runnable(found, engine).call)
     run: Any = ready or _run_of(_runnable(found, engine), found, config)
@@ -497,9 +497,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return len(value) < 64 and all(isinstance(v, PLAIN) for v in value)
     return isinstance(value, (*PLAIN, torch.dtype, torch.device, Enum))
-
-
-def _compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    for name in sorted({*then, *now}):
-        if then.get(name) != now.get(name):
-            raise NotStored(f"{name} was {then.get(name)}, now it is {now.get(name)}")

@@ -31,8 +31,10 @@ def stored(
         raise AssertionError("random numbers are drawn: a cached graph has no generator")
     if any(not isinstance(v, PLAIN) for v in traced.constants.values()):
         raise NotStored("a result is neither a tensor nor a number")
-    if graph.graph.objects:
-        raise NotStored(f"a file cannot hold the Python objects that it calls, {_objects(graph)}")
+    objects = sorted({name.rpartition(":")[2] for name in graph.graph.objects})
+    if objects:
+        called = ", ".join(objects)
+        raise NotStored(f"a file cannot hold the Python objects that it calls, {called}")
     hidden = HomeWalk(roots).hidden
     if hidden:
         raise NotStored(f"{hidden[0]} is a tensor in a tuple or of a special kind; register it")
@@ -53,10 +55,6 @@ def stored(
         }
     except (SerializationError, NotImplementedError) as e:
         raise NotStored(str(e).partition("\n")[0]) from e
-
-
-def _objects(graph: GraphCall) -> str:
-    return ", ".join(sorted({name.rpartition(":")[2] for name in graph.graph.objects}))
 
 
 def finish(made: Artifact, traced: Traced) -> None:

@@ -302,8 +302,8 @@ def on_host(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph in which the host stands for every emulated device."""
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     for node in made.graph.nodes:
-        node.args = _map_devices(node.args)
-        node.kwargs = _map_devices(node.kwargs)
+        node.args = fx.node.map_aggregate(node.args, _host_device)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, _host_device)
         if node.op == "get_attr":
             _replace_attribute(made, str(node.target))
     made.recompile()
@@ -320,10 +320,6 @@ def _replace_attribute(gm: fx.GraphModule, name: str) -> None:
     elif isinstance(value, torch.Tensor) and (host := host_memory(value.device)) is not None:
         delattr(owner, last)
         setattr(owner, last, host.kept_on_host(value))
-
-
-def _map_devices(tree: Any) -> Any:
-    return fx.node.map_aggregate(tree, _host_device)
 
 
 def _host_device(value: Any) -> Any:

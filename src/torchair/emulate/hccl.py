@@ -5,7 +5,6 @@ This is also the module `torch_npu.distributed`.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,12 +25,8 @@ def install_backend() -> None:
     through the boxed kernel, which runs them on the host."""
     if not is_hccl_available():
         return
-    dist.Backend.register_backend("hccl", _make_group, devices=[DEVICE_TYPE, "cpu"])
+    dist.Backend.register_backend("hccl", dist.ProcessGroupGloo, devices=[DEVICE_TYPE, "cpu"])
     dist.is_hccl_available = is_hccl_available  # type: ignore[attr-defined]
-
-
-def _make_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
 def all_gather_into_tensor_uneven(

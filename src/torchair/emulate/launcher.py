@@ -26,6 +26,7 @@ import torch
 from torchair import emulate
 from torchair.emulate.facade import real_package
 from torchair.emulate.state import STATE
+from torchair.process import processor
 
 if TYPE_CHECKING:
     from torchair.explanation.api import Collector
@@ -196,11 +197,12 @@ def _times(utils: Any) -> list[str]:
 def environment() -> str:
     """What a bug report should say about this machine and this installation."""
     there, reason = torch.cuda.is_available(), emulate.why_not()
+    chip = processor() or platform.processor() or platform.machine()
     rows = [("python", f"{platform.python_version()} ({sys.executable})")]
     rows += [(name, version) for name in _PACKAGES if (version := _version(name)) is not None]
     rows += [
         ("system", platform.platform()),
-        ("processor", f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
+        ("processor", f"{chip}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
         ("vector units", torch.backends.cpu.get_cpu_capability()),
         ("cuda", f"{torch.version.cuda}, {torch.cuda.get_device_name()}" if there else "none"),
         ("torch_npu", real_package() or "not installed"),
@@ -217,12 +219,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            named = [line.partition(":")[2].strip() for line in file if "model name" in line]
-    except OSError:
-        named = []
-    return named[0] if named else platform.processor() or platform.machine()

@@ -20,6 +20,7 @@ from torchair.engine.run.executor import Run
 from torchair.ge.graph import Node, Value
 from torchair.log import logger
 from torchair.operators import Trait, row_of
+from torchair.process import processor
 
 # ---- what this machine can do, measured once and kept on disk ----
 
@@ -62,7 +63,9 @@ def rates(device: str, shares: Callable[[Rates], float] = lambda made: 0.0) -> R
     of them that a kernel has; if that is more than all, the machine was busy when they were
     measured, and they are measured again."""
     threads = torch.get_num_threads()
-    key = key_of("rates of a machine 1", _name(device), str(threads), torch.__version__)
+    gpu = device.startswith("cuda")
+    name = torch.cuda.get_device_name(device) if gpu else processor() or "cpu"
+    key = key_of("rates of a machine 2", name, str(threads), torch.__version__)
     known = _kept(key)
     if known is not None and shares(known) <= 1:
         return known
@@ -79,16 +82,6 @@ def _kept(key: str) -> Rates | None:
     except (ValueError, TypeError) as e:
         logger.warning("rates of this machine are measured again: %s", e)
         return None
-
-
-def _name(device: str) -> str:
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line for line in file if "model name" in line), "cpu").strip()
-    except OSError:
-        return "cpu"
 
 
 def _measured(device: str) -> Rates:

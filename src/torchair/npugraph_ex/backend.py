@@ -172,14 +172,11 @@ _NAMES = (
 _lib = torch.library.Library("npugraph_ex", "FRAGMENT")
 
 
-def _calling(operator: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: operator(*args, **kwargs)
-
-
 def _define(name: str) -> Any:
     operator = getattr(torch.ops.air, name).default
     _lib.define(str(operator._schema).removeprefix("air::"))
-    _lib.impl(name, _calling(operator), "CompositeImplicitAutograd")
+    key = "CompositeImplicitAutograd"
+    _lib.impl(name, lambda *args, **kwargs: operator(*args, **kwargs), key)
     return operator
 
 

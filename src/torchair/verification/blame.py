@@ -90,16 +90,12 @@ class Suspects:
 
     @cached_property
     def _optimized_fx(self) -> fx.GraphModule:
-        return self._after_passes(_EVERYTHING)
+        return self._passed(self._gm, FX_PASSES)
 
-    def _after_passes(self, count: int) -> fx.GraphModule:
-        """The FX graph after so many of the FX passes."""
-        return self._passed(self._gm, FX_PASSES, count)
-
-    def _after_capture_passes(self, count: int) -> fx.GraphModule:
-        return self._passed(self._optimized_fx, CAPTURE_PASSES, count)
-
-    def _passed(self, gm: fx.GraphModule, passes: Sequence[Pass], count: int) -> fx.GraphModule:
+    def _passed(
+        self, gm: fx.GraphModule, passes: Sequence[Pass], count: int = _EVERYTHING
+    ) -> fx.GraphModule:
+        """An FX graph after so many passes."""
         own, asked = own_copy(gm), self._compilation
         runner = PassRunner(FX_KIND, self._settings, Trace(most=count))
         runner.run(passes, own, FxContext(asked.inputs, asked.config, "verified"))
@@ -140,9 +136,6 @@ class Suspects:
     def _check(self, base: fx.GraphModule, seen: SeenRun) -> Wrong | None:
         return LocalCheck(base, seen).first_wrong(self._arguments(), self._start)
 
-    def _check_fx(self, base: fx.GraphModule, gm: fx.GraphModule) -> Wrong | None:
-        return self._check(base, self._observe(lambda args: run_fx(gm, args)))
-
     def _check_ge(self, graph: GeConcreteGraph) -> Wrong | None:
         device = self._device.info.name
         return self._check(
@@ -172,23 +165,20 @@ class Suspects:
         return not isinstance(made, AclConcreteGraph) or made.storable() is not None
 
     def _of_fx_passes(self) -> Blame | None:
-        if self._check_fx(self._gm, self._optimized_fx) is None:
-            return None
-        return self._bisected_fx(Author.FX_PASS, FX_PASSES, self._gm, self._after_passes)
+        return self._bisected(Author.FX_PASS, FX_PASSES, self._gm)
 
     def _of_capture_passes(self) -> Blame | None:
-        base, after = self._optimized_fx, self._after_capture_passes
-        if self._check_fx(base, after(_EVERYTHING)) is None:
-            return None
-        return self._bisected_fx(Author.CAPTURE_PASS, CAPTURE_PASSES, base, after)
+        return self._bisected(Author.CAPTURE_PASS, CAPTURE_PASSES, self._optimized_fx)
 
-    def _bisected_fx(
-        self, stage: Author, passes: Sequence[Pass], base: fx.GraphModule,
-        after: Callable[[int], fx.GraphModule],
-    ) -> Blame:  # fmt: skip
+    def _bisected(
+        self, stage: Author, passes: Sequence[Pass], base: fx.GraphModule
+    ) -> Blame | None:
         def wrong(count: int) -> Wrong | None:
-            return self._check_fx(base, after(count))
+            after = self._passed(base, passes, count)
+            return self._check(base, self._observe(lambda args: run_fx(after, args)))
 
+        if wrong(_EVERYTHING) is None:
+            return None
         enabled = [p.name for p in passes if p.enabled(self._settings)]
         count = first_true(len(enabled), lambda k: wrong(k) is not None, self._steps)
         found = wrong(count)
