@@ -17,13 +17,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from torchair.configs.settings import Settings
 from torchair.engine.plan.records import extent
-from torchair.engine.run.executor import Program
 from torchair.engine.run.held import Held
 from torchair.errors import InputError
 
@@ -217,20 +216,6 @@ class ToCapture:
     args: Sequence[Any]  # of the call that asks for it
     kinds: ArgumentKinds
     options: CaptureOptions
-
-
-class Recorded(Protocol):
-    """A graph in the engine that is recorded."""
-
-    @property
-    def updated(self) -> list[int]:
-        """Arguments that a run updates."""
-
-    def prepare(self, args: Sequence[Any]) -> None:
-        """Make its plan for arguments like these."""
-
-    def once(self, args: Sequence[Any]) -> tuple[Any, Program]:
-        """Results by a program that is made for this run, and the program."""
 
 
 class Substrate(abc.ABC):

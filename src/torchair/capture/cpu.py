@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,6 @@ from torchair.capture.base import (
     OfArgument,
     Pooled,
     PooledRecording,
-    Recorded,
     Recording,
     ResultSource,
     Substrate,
@@ -29,18 +28,19 @@ from torchair.capture.base import (
 )
 from torchair.codegen.cpu.jit import ALIGNMENT
 from torchair.engine.inputs import result_maker, viewer
-from torchair.engine.optimize.passes import GraphState
 from torchair.engine.run.fixed import Placed
 from torchair.engine.run.held import Held, same_as
 from torchair.engine.run.native import picker
-from torchair.engine.session import TorchNpuGraph
-from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView, Signature
+from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView
+
+if TYPE_CHECKING:
+    from torchair.devices.call import GraphCall
 
 
 class EngineSubstrate(Substrate):
     """Captures of one graph, all with the kernels of one session."""
 
-    def __init__(self, graph: EngineGraph, pool: tuple[int, int] | None) -> None:
+    def __init__(self, graph: GraphCall, pool: tuple[int, int] | None) -> None:
         self._graph = graph
         self._pool = POOLS.get(pool)
 
@@ -59,7 +59,7 @@ class EngineSubstrate(Substrate):
 class EngineRecording(Recording):
     """A plan of the session, which keeps it ready."""
 
-    def __init__(self, graph: EngineGraph, request: ToCapture) -> None:
+    def __init__(self, graph: GraphCall, request: ToCapture) -> None:
         self._graph, args = graph, request.args
         inputs = graph.collect(args)
         graph.compile(inputs)
@@ -105,26 +105,10 @@ class EngineRecording(Recording):
 # ---- shared results: the graph's plan bound to fixed memory ----
 
 
-class EngineGraph(Recorded, Protocol):
-    """A converted graph with its session in the engine."""
-
-    session: TorchNpuGraph
-    signature: Signature
-    state: GraphState
-    collect: Callable[[Sequence[Any]], Sequence[Any]]
-    build_results: Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
-
-    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Make the session ready."""
-
-    def call(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """One call without capture."""
-
-
 class FixedRecording(PooledRecording):
     """A fixed program and where it gets its inputs from."""
 
-    def __init__(self, graph: EngineGraph, request: ToCapture, pool: CapturePool) -> None:
+    def __init__(self, graph: GraphCall, request: ToCapture, pool: CapturePool) -> None:
         self._graph, kinds, options = graph, request.kinds, request.options
         super().__init__(options.share_results)
         args = request.args

@@ -25,7 +25,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,13 +43,16 @@ from torchair.capture.base import (
     pooled,
     view_of,
 )
-from torchair.capture.rehearsal import EngineWalk, GraphWalk, Recorded, Rehearsal
+from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.plan.records import extent
 from torchair.engine.run.held import same_as
 from torchair.engine.run.native import picker
 from torchair.errors import CaptureError, InputError
 from torchair.process import no_garbage_collection
+
+if TYPE_CHECKING:
+    from torchair.devices.call import GraphCall
 
 Handle = tuple[int, int]
 Feed = Callable[[Sequence[Any]], None]
@@ -194,7 +197,7 @@ class DeviceSubstrate(Substrate):
     def __init__(
         self, device: torch.device, pool: Handle | None = None,
         updates: Updates | None = None, accelerator: Accelerator | None = None,
-        graph: Recorded | None = None,
+        graph: GraphCall | None = None,
     ) -> None:  # fmt: skip
         """With `graph` the engine's program of it is recorded, not the FX graph."""
         self._accelerator = accelerator or Accelerator.of(device.type)

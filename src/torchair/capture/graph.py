@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -29,7 +29,7 @@ from torchair.capture.base import (
     capture_options,
     options_of,
 )
-from torchair.capture.cpu import EngineGraph, EngineSubstrate
+from torchair.capture.cpu import EngineSubstrate
 from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.keys import KeyMaker, Raw
 from torchair.capture.tape import TapeSubstrate
@@ -39,6 +39,9 @@ from torchair.devices import Device
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
 from torchair.log import logger, npugraph_ex_logger, speaking
+
+if TYPE_CHECKING:
+    from torchair.devices.call import GraphCall
 
 Run = Callable[[Sequence[Any]], Any]
 
@@ -431,7 +434,7 @@ def _labelled(name: str) -> Any:
 
 
 def substrate_for(
-    args: Sequence[Any], engine: EngineGraph | None, pool: tuple[int, int] | None, updates: Updates
+    args: Sequence[Any], engine: GraphCall | None, pool: tuple[int, int] | None, updates: Updates
 ) -> Substrate:
     """The device's own graphs on an accelerator, of the engine's program or of the FX graph; on the
     CPU the engine, or the tape. The engine is not for graphs that it does not take and for host
@@ -451,7 +454,7 @@ class CapturedGraph:
     """A graph in the engine, captured as an AclConcreteGraph is, without the FX graph."""
 
     def __init__(
-        self, engine: EngineGraph, name: str, device: Device, known: Mapping[str, Any],
+        self, engine: GraphCall, name: str, device: Device, known: Mapping[str, Any],
         settings: Settings,
     ) -> None:  # fmt: skip
         """`known` comes from `storable`."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchair.capture.base import Forward, Recorded
+from torchair.capture.base import Forward
 from torchair.engine.run.launches import Launches
 from torchair.engine.run.native import StepError, explain
 from torchair.engine.run.segment import BadIndex
@@ -22,6 +22,9 @@ from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
 from torchair.ge.graph import Origin
 from torchair.ops.streams import scopes_closed
+
+if TYPE_CHECKING:
+    from torchair.devices.call import GraphCall
 
 _ATEN = torch.ops.aten
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index",
@@ -300,7 +303,7 @@ class EngineWalk:
     which kernels note bad indices) is held by the recording.
     """
 
-    def __init__(self, graph: Recorded) -> None:
+    def __init__(self, graph: GraphCall) -> None:
         self._graph = graph
         self._launches: list[Launches] = []
         self._constants: list[torch.Tensor] = []

@@ -15,7 +15,6 @@ from torchair.capture import (
     AclGraph,
     AclGraphCacheInfo,
     CaptureOptions,
-    EngineGraph,
     find_updates,
     key_entries,
     render,
@@ -37,15 +36,11 @@ from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
 
-_OPTIONS = frozenset(
-    {
-        "clone_input",
-        "disable_mempool_reuse_in_same_fx",
-        "enable_output_clone",
-        "frozen_parameter",
-        "static_capture_size_limit",
-    }
-)  # those that the run time reads
+# Those that the run time reads.
+_OPTIONS = (
+    "clone_input", "disable_mempool_reuse_in_same_fx", "enable_output_clone", "frozen_parameter",
+    "static_capture_size_limit",
+)  # fmt: skip
 
 
 class AclConcreteGraph(ConcreteGraph):
@@ -57,15 +52,9 @@ class AclConcreteGraph(ConcreteGraph):
     """
 
     def __init__(
-        self,
-        gm: fx.GraphModule,
-        name: str,
-        settings: Settings,
-        static: frozenset[int],
-        engine: EngineGraph | None,
-        fresh_results: bool,
-        config: CompilerConfig | None = None,
-    ) -> None:
+        self, gm: fx.GraphModule, name: str, settings: Settings, static: frozenset[int],
+        engine: GraphCall | None, fresh_results: bool, config: CompilerConfig | None = None,
+    ) -> None:  # fmt: skip
         """`config` is for passes of the user; `static` are arguments that stay where they are;
         `fresh_results` is for graphs whose results outlive the next replay, as what a forward graph
         saves for its backward."""
@@ -116,7 +105,7 @@ class AclConcreteGraph(ConcreteGraph):
             fixed = () if engine is None else (*kinds.parameters, *kinds.mutated)
             self._way = device.hosted(self.graph.call, results, kinds.mutated, fixed)
 
-    def storable(self) -> tuple[EngineGraph, dict[str, Any]] | None:
+    def storable(self) -> tuple[GraphCall, dict[str, Any]] | None:
         """The graph in the engine and what `CapturedGraph` needs to know, in plain values; None
         where devices capture the FX graph."""
         info = self._info
@@ -174,15 +163,12 @@ def describe(
     }
     parameters = [i for n, i in tensors.items() if i in static or _stays(n)]
     users = {n.name: i for n, i in tensors.items() if i not in parameters}
+    mutated = [n.name for n in mutated_arguments(gm) if n.name in users]
     return AclGraphCacheInfo(
-        fx_graph_name=name,
-        pool=options.pool,
-        capture_error_mode=options.error_mode,
-        num_warmup_iters=options.warmups,
-        user_inputs_mapping=users,
-        parameter_user_inputs=parameters,
-        mutated_user_inputs=[n.name for n in mutated_arguments(gm) if n.name in users],
-    )
+        fx_graph_name=name, pool=options.pool, capture_error_mode=options.error_mode,
+        num_warmup_iters=options.warmups, user_inputs_mapping=users,
+        parameter_user_inputs=parameters, mutated_user_inputs=mutated,
+    )  # fmt: skip
 
 
 def devices_of_results(gm: fx.GraphModule) -> list[str]:
