@@ -97,7 +97,8 @@ def test_rates_are_kept_and_measured_again_where_they_are_beaten(monkeypatch, tm
     monkeypatch.setattr(units, "store", Store)
     monkeypatch.setattr(units, "_measured", lambda device: next(made))
     assert units.rates("cpu") == units.rates("cpu") == Rates(1.0, 9.0, 3.0)
-    assert units.rates("cpu", lambda known: 1.5 - known.bytes / 4) == Rates(2.0, 9.0, 3.0)
+    busy = units.UnitRow("unit", "native", "", 0, 6, 1.0, "")  # twice what was measured
+    assert units.rates("cpu", [busy]) == Rates(2.0, 9.0, 3.0)
     (data,) = kept.values()
     assert json.loads(data) == {"bytes": 2.0, "near": 9.0, "operations": 3.0}
 

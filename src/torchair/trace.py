@@ -83,7 +83,10 @@ class Trace:
     def show_program(self, name: str, render: Callable[[], str]) -> None:
         """A generated program for those who look: a file for nobody else to change, our log at
         DEBUG, and `TORCH_LOGS=output_code`."""
-        logs = [log for log in (logger, _torch_log()) if log.isEnabledFor(logging.DEBUG)]
+        from torch._logging import getArtifactLogger
+
+        torchs = getArtifactLogger("torch.torchair", "output_code")
+        logs = [log for log in (logger, torchs) if log.isEnabledFor(logging.DEBUG)]
         if not logs and not self.writes:
             return
         text = render()
@@ -101,13 +104,6 @@ class Trace:
     def writes(self) -> bool:
         """Whether files are wanted at all."""
         return self.directory is not None
-
-
-def _torch_log() -> logging.Logger:
-    """The log that torch shows with `TORCH_LOGS=output_code`."""
-    from torch._logging import getArtifactLogger
-
-    return getArtifactLogger("torch.torchair", "output_code")
 
 
 @dataclass

@@ -39,6 +39,7 @@ from torchair.devices import Device
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
 from torchair.log import logger, npugraph_ex_logger, speaking
+from torchair.trace import label
 
 if TYPE_CHECKING:
     from torchair.devices.call import GraphCall
@@ -189,7 +190,7 @@ class AclGraph:
             self._keys.text(args)
         with _timed("process input", recording.feed):
             recording.feed(args)
-        with _labelled("acl_graph_replay"):
+        with label("acl_graph_replay"):
             recording.replay()
         with _timed("get updated params", self._updates.values):
             self._updates.values(args)
@@ -204,7 +205,7 @@ class AclGraph:
             return None if meta is None else meta.key
 
     def _eagerly(self, args: Sequence[Any]) -> Any:
-        with _labelled("fx_run_eagerly"):
+        with label("fx_run_eagerly"):
             if self._uncaptured is None or self.substrate.busy():  # nothing can be planned then
                 with self.shown():
                     return self.forward(*args)
@@ -269,7 +270,7 @@ class AclGraph:
         kind, numbers = ("cuda", []) if device is None else (device.type, [device.index or 0])
         with torch.no_grad(), torch.random.fork_rng(numbers, device_type=kind):
             for _ in range(self._warmups):
-                with _labelled("acl_graph_warm_up"):
+                with label("acl_graph_warm_up"):
                     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
                     self.forward(*copies)
 
@@ -313,7 +314,7 @@ class AclGraph:
 
     def _capture(self, key: str, args: Sequence[Any]) -> GraphMeta:
         request = ToCapture(self.name, self.forward, args, self.kinds, self.options)
-        with _labelled("acl_graph_capture"), torch.no_grad():
+        with label("acl_graph_capture"), torch.no_grad():
             recording = self.substrate.capture(request)
         mutated = [(i, _layout(args[i])) for i in self.kinds.mutated]
         limits, frozen = self.substrate.limits(), self._keys.parameters(args)
@@ -425,12 +426,6 @@ def _timed(phase: str, function: Callable[..., Any]) -> Iterator[None]:
         "The operation of [npugraph_ex overhead] %s phase (function name: %s) cost %.9fs.",
         phase, function.__name__, time.perf_counter() - start,
     )  # fmt: skip
-
-
-def _labelled(name: str) -> Any:
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.profiler.record_function(name)
-    return nullcontext()
 
 
 def substrate_for(

@@ -277,18 +277,14 @@ def _from_file(node: Node, path: Path) -> torch.Tensor:
     for place in places:
         real = place.resolve()
         if real.is_file() and real.is_relative_to(home):
-            return _mapped(real, dims, code)
+            try:
+                return read_elements(dims, code, mapped(real))
+            except SerializationError as error:
+                raise SerializationError(f"{real.name}: {error}") from error
     raise SerializationError(
         f"the weight {node.name} is in a file {named.name!r} that is not beside the model",
         hint=f"copy it to {home}",
     )
-
-
-def _mapped(path: Path, dims: list[int], code: int) -> torch.Tensor:
-    try:
-        return read_elements(dims, code, mapped(path))
-    except SerializationError as error:
-        raise SerializationError(f"{path.name}: {error}") from error
 
 
 def _place(graph: Graph, convention: Convention, device: str) -> None:

@@ -73,19 +73,15 @@ def _redirect_methods() -> None:
 
 
 def _redirect_function(owner: Any, name: str) -> None:
-    function = getattr(owner, name, None)
+    function: Any = getattr(owner, name, None)
     if function is None:
         return
-    redirected = _redirected(function)
-    setattr(owner, name, staticmethod(redirected) if name == "__new__" else redirected)
 
-
-def _redirected(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*[_here(a) for a in args], **{k: _here(v) for k, v in kwargs.items()})
 
-    return call
+    setattr(owner, name, staticmethod(call) if name == "__new__" else call)
 
 
 def _here(argument: Any) -> Any:

@@ -249,9 +249,9 @@ class Collector:
         `inside` of graphs."""
         rows = [self._row(k, graph) for k, graph in enumerate(self.graphs)]
         made = Explanation(rows, self._break_rows(), self._recompiles())
-        timed = [u for r in rows for u in r.units if u.seconds]
-        if timed:
-            made.rates = rates(self._device(), lambda known: max(u.share(known) for u in timed))
+        units = [u for r in rows for u in r.units]
+        if any(u.seconds for u in units):
+            made.rates = rates(self._device(), units)
         if call is not None:
             calls = max((r.calls for r in rows), default=1) or 1
             kernels = sum(r.kernels * r.calls for r in rows) / calls

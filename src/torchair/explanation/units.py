@@ -58,16 +58,15 @@ class Rates:
         )  # fmt: skip
 
 
-def rates(device: str, shares: Callable[[Rates], float] = lambda made: 0.0) -> Rates:
-    """Of a device, as `cpu` or `cuda:0`: measured once, and kept. `shares` tells the largest share
-    of them that a kernel has; if that is more than all, the machine was busy when they were
-    measured, and they are measured again."""
+def rates(device: str, units: Sequence[UnitRow] = ()) -> Rates:
+    """Of a device, as `cpu` or `cuda:0`: measured once, and kept. If one of these kernels has more
+    than all, the machine was busy when they were measured, and they are measured again."""
     threads = torch.get_num_threads()
     gpu = device.startswith("cuda")
     name = torch.cuda.get_device_name(device) if gpu else processor() or "cpu"
     key = key_of("rates of a machine 2", name, str(threads), torch.__version__)
     known = _kept(key)
-    if known is not None and shares(known) <= 1:
+    if known is not None and all(u.share(known) <= 1 for u in units if u.seconds):
         return known
     made = _measured(device)
     made = made if known is None else made.or_better(known)

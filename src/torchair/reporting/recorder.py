@@ -59,12 +59,10 @@ class SeenGraph:
         call.session.run_watched(inputs, lambda plan: recorder(self, plan), on_lanes=True)
         assert self.plan is not None
         self.units = unit_rows(call, args, self.plan.device)
-        timed = [u for u in self.units if u.seconds]
-        self.rates = rates(
-            self.plan.device, lambda known: max((u.share(known) for u in timed), default=0.0)
-        )
-        for unit in timed:  # where others were busy with the machine when it was measured
-            self.rates = self.rates.with_seen(unit.moved, unit.operations, unit.seconds)
+        self.rates = rates(self.plan.device, self.units)
+        for u in self.units:  # where others were busy with the machine when it was measured
+            if u.seconds:
+                self.rates = self.rates.with_seen(u.moved, u.operations, u.seconds)
         self.call = call
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:

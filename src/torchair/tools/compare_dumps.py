@@ -103,17 +103,13 @@ def _results(folder: Path) -> Iterator[tuple[tuple[int, str, int], Dumped]]:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         if path.name == _STATISTICS:
             yield from _rows(path)
-        elif path.suffix == ".npy" and (match := _array_name(path.name)) is not None:
+        elif match := (_GE if ".output." in path.name else _EAGER).match(path.name):
             groups = match.groupdict()
             moment = int(groups.get("moment") or path.stat().st_mtime_ns)
             key = (_step_of(path), groups["node"], int(groups["index"]))
             yield key, Dumped(path, groups["target"], moment)
         elif (match := _CAPTURED.match(path.name)) is not None:
             yield (int(match["step"]), match["node"], 0), Dumped(path, "", path.stat().st_mtime_ns)
-
-
-def _array_name(name: str) -> re.Match[str] | None:
-    return _EAGER.match(name) if ".output." not in name else _GE.match(name)
 
 
 def _rows(path: Path) -> Iterator[tuple[tuple[int, str, int], Dumped]]:
