@@ -28,6 +28,7 @@ class Device:
     """A place to run graphs: `cpu`, `cuda:0`, ..."""
 
     name: str
+    memory: HostMemory | None = None  # of an emulated one, which is the CPU for the engine
 
     @property
     def info(self) -> DeviceInfo:
@@ -54,57 +55,34 @@ class Device:
 
     def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
         """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""
-        return TorchNpuGraph(graph_name)
+        if self.memory is None:
+            return TorchNpuGraph(graph_name)
+        return HostedGraph(graph_name, self.memory, _places(outputs))
 
     def noted(self, run: Run, mutated: Sequence[int]) -> Run:
         """A graph of the engine, called so that a capture by the device sees it as one operator."""
-        return run
+        return run if self.memory is None else Hosted(self.memory, run, mutated).unless_captured
 
     def hosted(
         self, run: Run, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
     ) -> Run:
         """A graph that takes tensors of the host, called with tensors of the device. `mutated` are
         the arguments that it updates, `fixed` those of which it wants the address only."""
-        return run
-
-    def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """The graph for such a call."""
-        return gm
-
-    def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The arguments of such a call, all of them as tensors of the host."""
-        return args
-
-    def shown(self) -> AbstractContextManager[Any]:
-        """A block of operators on the host that a profile shows as work of the device."""
-        return nullcontext()
-
-
-@dataclass(frozen=True)
-class EmulatedDevice(Device):
-    """A device in host memory: for the engine it is the CPU."""
-
-    memory: HostMemory
-
-    def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
-        return HostedGraph(graph_name, self.memory, _places(outputs))
-
-    def noted(self, run: Run, mutated: Sequence[int]) -> Run:
-        return Hosted(self.memory, run, mutated).unless_captured
-
-    def hosted(
-        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
-    ) -> Run:
+        if self.memory is None:
+            return run
         return Hosted(self.memory, run, mutated, _places(outputs), fixed)
 
     def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
-        return forward_on_host(gm, self.memory)
+        """The graph for such a call."""
+        return gm if self.memory is None else forward_on_host(gm, self.memory)
 
     def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
-        return aliased(self.memory, args)
+        """The arguments of such a call, all of them as tensors of the host."""
+        return args if self.memory is None else aliased(self.memory, args)
 
     def shown(self) -> AbstractContextManager[Any]:
-        rows = self.memory.rows
+        """A block of operators on the host that a profile shows as work of the device."""
+        rows = None if self.memory is None else self.memory.rows
         return nullcontext() if rows is None else rows.operators()
 
 
@@ -119,7 +97,7 @@ def device_of(inputs: Iterable[Any]) -> Device:
 def device_named(name: str) -> Device:
     """The device of that name, as `cpu` or `cuda:0`."""
     memory = host_memory(name)
-    return Device(name) if memory is None else EmulatedDevice("cpu", memory)
+    return Device(name if memory is None else "cpu", memory)
 
 
 def _places(devices: Sequence[str]) -> list[int | None]:

@@ -207,27 +207,23 @@ def _lent(generator: torch.Generator) -> Iterator[None]:
         host.set_state(before)
 
 
-class Return:
-    """The way back for the results of one call."""
-
-    def __init__(self, host: HostMemory, aliases: Sequence[Any], args: Sequence[Any]) -> None:
-        self._host, self.aliases, self._args = host, aliases, args
-
-    def of(self, result: Any, place: int | None) -> Any:
-        """A result of the host as one of the device: an argument, a view of one, or new."""
-        if not isinstance(result, torch.Tensor) or not result.is_cpu:
-            return result
-        for alias, arg in zip(self.aliases, self._args, strict=True):
-            if alias is result:
-                return arg
-            if alias is arg:
-                continue
-            if torch._C._is_alias_of(alias, result):  # type: ignore[attr-defined]
-                if result.dtype is not arg.dtype:
-                    return self._host.as_device(result, arg.get_device())
-                start = arg.storage_offset() + result.storage_offset()
-                return torch.as_strided(arg, result.shape, result.stride(), start)
-        return result if place is None else self._host.as_device(result, place)
+def _returned(
+    host: HostMemory, result: Any, place: int | None, aliases: Sequence[Any], args: Sequence[Any]
+) -> Any:
+    """A result of the host as one of the device: an argument, a view of one, or new."""
+    if not isinstance(result, torch.Tensor) or not result.is_cpu:
+        return result
+    for alias, arg in zip(aliases, args, strict=True):
+        if alias is result:
+            return arg
+        if alias is arg:
+            continue
+        if torch._C._is_alias_of(alias, result):  # type: ignore[attr-defined]
+            if result.dtype is not arg.dtype:
+                return host.as_device(result, arg.get_device())
+            start = arg.storage_offset() + result.storage_offset()
+            return torch.as_strided(arg, result.shape, result.stride(), start)
+    return result if place is None else host.as_device(result, place)
 
 
 class Hosted:
@@ -270,7 +266,7 @@ class Hosted:
             return made
         start = result.untyped_storage().data_ptr()
         if any(given[k].untyped_storage().data_ptr() == start for k in self._moving or ()):
-            return Return(self._host, given, args).of(result, place)
+            return _returned(self._host, result, place, given, args)
         if place is None:
             return result
         made = self._host.as_device(result, place)
@@ -282,8 +278,10 @@ class Hosted:
         aliases = aliased(self._host, args, keep=True)
         written = [aliases[k] for k in self._mutated]
         results = tape.call(lambda *a: self._run(list(a)), aliases, {}, written)
-        back = Return(self._host, aliases, args)
-        return tuple(back.of(r, place) for r, place in zip_longest(results, self._places))
+        return tuple(
+            _returned(self._host, r, place, aliases, args)
+            for r, place in zip_longest(results, self._places)
+        )
 
     def unless_captured(self, args: Sequence[Any]) -> Any:
         """For what takes tensors of the device itself: aliases are for captures only."""
