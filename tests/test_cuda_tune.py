@@ -3,6 +3,8 @@ machine of `ptx_machine`; what needs a GPU is marked."""
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+import torchair
 from cuda_tools import HOPPER
+from models import LLAMA, Llama, build, llama_inputs
 from ptx_machine import Memory, launch
+from quantised import quantise
 from test_cuda_plans import data
+from tolerance import assert_close, double_copy
 from torchair import ge
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.requests import Joint, Loops, Product
@@ -188,3 +194,79 @@ def test_pieces_of_nests_are_choices_where_there_is_much_to_do() -> None:
             for value in values
         }
         assert not choice or (usual in made and len(made) > 3)
+
+
+# ---- on a GPU
+
+
+def config_for(folder: Path, mode: str, tuned: bool = False) -> torchair.CompilerConfig:
+    config = torchair.CompilerConfig()
+    with warnings.catch_warnings(action="ignore"):
+        config.mode = mode
+    if tuned:
+        config.experimental_config.tuned_kernels = str(folder / NAME)
+        return config
+    config.aoe_config.aoe_mode = "2"
+    config.aoe_config.work_path = str(folder)
+    return config
+
+
+def called(model: Any, inputs: Any, config: torchair.CompilerConfig) -> torch.Tensor:
+    torch._dynamo.reset()
+    backend = torchair.get_npu_backend(compiler_config=config)
+    fast = torch.compile(model, backend=backend, dynamic=False)
+    return [fast(*inputs) for _ in range(3)][-1]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@torch.no_grad()
+def test_a_decode_step_is_tuned(
+    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(LLAMA["4 layers"], layers=2)
+    model = build(Llama, config).to("cuda", torch.bfloat16)
+    if bits < 16:
+        quantise(model, bits, 0 if bits == 8 else 32)
+    inputs = tuple(x.cuda() for x in llama_inputs(config, 1, start=8))
+    wide = double_copy(model)
+    expected, exact = model(*inputs), wide(*inputs)
+    for mode in ("max-autotune", "reduce-overhead"):
+        got = called(model, inputs, config_for(tmp_path, mode))
+        assert_close([got], [expected], [exact])
+    rows = read(tmp_path / NAME)
+    kinds = {row.about.partition(" ")[0] for row in rows}
+    assert kinds >= {"matmul", "attention"} and any(row.usual > 0 for row in rows)
+    assert torch.cuda.get_device_name() in rows[0].machine and "driver" in rows[0].machine
+
+    def measured(*given: Any) -> None:
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr(trial.Stage, "__init__", measured)
+    got = called(model, inputs, config_for(tmp_path, "max-autotune", tuned=True))
+    assert_close([got], [expected], [exact])
+
+
+@pytest.mark.cuda
+def test_ways_of_a_gpu_that_do_not_show_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
+        return [100.0 / (1 + k) for k in range(len(entrants))]
+
+    seen: list[list[float]] = []
+
+    def shows(tuned: trial.Replay, usual: trial.Replay) -> bool:
+        seen.append([call.seconds(0.0) for call in (tuned, usual)])
+        return False
+
+    monkeypatch.setattr(tuner, "times", times)
+    monkeypatch.setattr(tuner, "shows", shows)
+    layers = torch.nn.Linear(256, 512), torch.nn.SiLU(), torch.nn.Linear(512, 64)
+    model, x = torch.nn.Sequential(*layers).cuda(), torch.randn(1, 256, device="cuda")
+    with torch.no_grad():
+        got = called(model, (x,), config_for(tmp_path, "max-autotune"))
+        torch.testing.assert_close(got, model(x), atol=1e-4, rtol=1e-4)
+    rows = read(tmp_path / NAME)
+    assert len(seen) == 2 and all(0 < t < 1 for pair in seen for t in pair)
+    assert rows and not any(row.way for row in rows)

@@ -113,3 +113,16 @@ def test_several_may_look_on():
         told = torchair.explain(lambda x: x + 1)(torch.randn(3))
     assert [u.name for g in told.graphs for u in g.units] == ["add"]
     assert [u.name for g in outer.explanation().graphs for u in g.units] == ["add"]
+
+
+def test_bytes_of_a_table_are_those_that_are_picked() -> None:
+    table, cache = torch.randn(1000, 16), torch.randn(500, 16)
+
+    def model(ids: torch.Tensor, table: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        rows = table[ids]
+        cache.index_copy_(0, ids, rows)
+        return rows * 2
+
+    found = torchair.explain(model)(torch.tensor([3, 5]), table, cache)
+    units = found.graphs[0].units
+    assert units and all(0 < u.moved < 1000 for u in units), units

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from torch import fx
 
 import torchair
 from planted import MODELS, PLANTS, blamed_rightly, converter, look, scaled
@@ -26,7 +27,8 @@ from torchair.concrete import acl
 from torchair.engine.options import finalize_graph_engine
 from torchair.tools.compare_dumps import compare
 from torchair.verification import api
-from torchair.verification.judge import close, difference
+from torchair.verification.forms import LocalCheck, Randomness, SeenRun
+from torchair.verification.judge import close, difference, run_wide
 from torchair.verification.report import Author
 
 SOME = ("aten.native_layer_norm.default", "LayerNormFusion", "SoftmaxV2", "run twice")
@@ -275,3 +277,30 @@ def test_files_that_hold_more_than_a_tensor_are_refused(tmp_path):
     (tmp_path / "a" / "add_device_0_0.pt").write_bytes(pickle.dumps(print, 2))
     with pytest.raises(ValueError, match="is not a tensor"):
         compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_results_that_nobody_reads_may_be_anything():
+    x, w = torch.randn(3, 4), torch.rand(4)
+    gm = fx.symbolic_trace(lambda x, w: torch.ops.aten.native_layer_norm(x, [4], w, None, 1e-5)[0])
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    results = torch.ops.aten.native_layer_norm(x, [4], w, None, 1e-5)
+    values = {(node.name, i): t.clone() for i, t in enumerate(results)}
+    for number, right in ((1, True), (0, False)):
+        values[node.name, number] = results[number] + 1
+        made = SeenRun([results[0]], (x, w), dict(values))
+        assert (LocalCheck(gm, made).first_wrong((x, w), Randomness()) is None) == right
+
+
+def test_fused_attention_of_a_gpu_has_a_truth():
+    target = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    graph = fx.Graph()
+    given = [graph.placeholder(name) for name in "qkv"]
+    node = graph.call_function(target, (*given, None, False), {"scale": 0.5})
+    q, k, v = (torch.randn(1, 2, 3, 8, dtype=torch.float64) for _ in range(3))
+    env = dict(zip(given, (q, k, v), strict=True))
+    eager = (torch.zeros(1, 2, 3, 8), torch.zeros(1), torch.tensor(7), torch.tensor(8))
+    made = run_wide(node, env.__getitem__, eager)
+    torch.testing.assert_close(made[0], F.scaled_dot_product_attention(q, k, v, scale=0.5))
+    assert len(made) == 4 and made[2] == 7
+    node.kwargs = {**node.kwargs, "dropout_p": 0.5}
+    assert run_wide(node, env.__getitem__, eager)[0].count_nonzero() == 0

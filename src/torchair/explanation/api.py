@@ -55,6 +55,7 @@ def _timed(
     """Seconds of a call, and of its graphs."""
     before, begun = collector.seconds, time.perf_counter()
     model(*args, **keywords)
+    _wait(collector.device)
     return time.perf_counter() - begun, collector.seconds - before
 
 
@@ -182,6 +183,17 @@ def _amount(number: float) -> str:
     return f"{number:5.3g} T"
 
 
+def device_among(args: Sequence[Any]) -> str:
+    """The GPU that some arguments are on, else the host."""
+    return next((str(a.device) for a in args if isinstance(a, Tensor) and a.is_cuda), "cpu")
+
+
+def _wait(device: str) -> None:
+    """Until a GPU has done what it was asked for; not while it records."""
+    if device.startswith("cuda") and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+
+
 class _Timed:
     """A graph whose calls are timed."""
 
@@ -193,8 +205,11 @@ class _Timed:
     def entry(self, args: Sequence[Any]) -> Any:
         """Run the graph."""
         self.args = list(args)
+        device = device_among(args)
+        _wait(device)
         begun = time.perf_counter()
         results = self.compilation.runner.run(args)
+        _wait(device)
         spent = time.perf_counter() - begun
         self.seconds, self.best = self.seconds + spent, min(self.best, spent)
         self.calls += 1
@@ -251,16 +266,17 @@ class Collector:
         made = Explanation(rows, self._break_rows(), self._recompiles())
         units = [u for r in rows for u in r.units]
         if any(u.seconds for u in units):
-            made.rates = rates(self._device(), units)
+            made.rates = rates(self.device, units)
         if call is not None:
             calls = max((r.calls for r in rows), default=1) or 1
             kernels = sum(r.kernels * r.calls for r in rows) / calls
             made.times = Times(call, inside, min(kernels, inside))
         return made
 
-    def _device(self) -> str:
-        every = (a for g in self.graphs for a in g.args if isinstance(a, Tensor))
-        return next((str(a.device) for a in every if a.is_cuda), "cpu")
+    @property
+    def device(self) -> str:
+        """Where the graphs run."""
+        return device_among([a for g in self.graphs for a in g.args])
 
     def _row(self, number: int, timed: _Timed) -> GraphRow:
         compilation, graph = timed.compilation, engine_call(timed.compilation)
@@ -283,7 +299,7 @@ class Collector:
         args = own_arguments(timed.compilation.gm, timed.args)
         try:
             with torch.no_grad():
-                return unit_rows(graph, args, self._device()), ""
+                return unit_rows(graph, args, self.device), ""
         except Exception as e:  # an explanation must not end the program that it is about
             logger.warning("steps of a graph could not be timed: %s", e)
             return [], f"its steps could not be timed: {e}"

@@ -24,9 +24,11 @@ from torchair.process import processor
 
 # ---- what this machine can do, measured once and kept on disk ----
 
-_SIDE = 256  # of the matrices that are multiplied
-_FAR, _NEAR = 32 << 20, 256 << 10  # bytes that are copied: from memory, and from a cache
+_SIDES = {"cpu": 256, "cuda": 4096}  # of the matrices that are multiplied
+_FAR = {"cpu": 32 << 20, "cuda": 512 << 20}  # bytes that are copied, more than caches hold
+_NEAR = 256 << 10  # bytes that are copied in a cache
 _TRIES = 40  # the best counts: others may be busy with the machine
+_HEAD_START = 400_000  # cycles that a GPU is busy with while it is asked for what is timed
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def rates(device: str, units: Sequence[UnitRow] = ()) -> Rates:
     threads = torch.get_num_threads()
     gpu = device.startswith("cuda")
     name = torch.cuda.get_device_name(device) if gpu else processor() or "cpu"
-    key = key_of("rates of a machine 2", name, str(threads), torch.__version__)
+    key = key_of("rates of a machine 3", name, str(threads), torch.__version__)
     known = _kept(key)
     if known is not None and all(u.share(known) <= 1 for u in units if u.seconds):
         return known
@@ -84,10 +86,20 @@ def _kept(key: str) -> Rates | None:
 
 
 def _measured(device: str) -> Rates:
-    a = torch.ones(_SIDE, _SIDE, device=device)
+    kind = torch.device(device).type
+    side, far = _SIDES[kind], _copying(_FAR[kind], device)
+    dtypes = (torch.float32, torch.bfloat16) if kind == "cuda" else (torch.float32,)
+    if kind == "cuda":  # to read alone may be quicker
+        source = torch.ones(_FAR[kind] // 4, device=device)
+        far = max(far, _FAR[kind] / _best(source.sum, device))
+    products = [_multiplying(side, dtype, device) for dtype in dtypes]
+    return Rates(far, _copying(_NEAR, device), 2 * side**3 / min(products))
+
+
+def _multiplying(side: int, dtype: torch.dtype, device: str) -> float:
+    a = torch.ones(side, side, dtype=dtype, device=device)
     b, c = torch.ones_like(a), torch.empty_like(a)
-    product = _best(lambda: torch.mm(a, b, out=c), device)
-    return Rates(_copying(_FAR, device), _copying(_NEAR, device), 2 * _SIDE**3 / product)
+    return _best(lambda: torch.mm(a, b, out=c), device)
 
 
 def _copying(size: int, device: str) -> float:
@@ -97,17 +109,28 @@ def _copying(size: int, device: str) -> float:
 
 
 def _best(work: Callable[[], object], device: str) -> float:
-    times = []
-    for _ in range(_TRIES):
+    return max(min(seconds_of(work, device) for _ in range(_TRIES)), 1e-9)
+
+
+def seconds_of(work: Callable[[], object], device: str) -> float:
+    """What some work takes. A GPU tells the time itself, and is busy until it has been asked for
+    all of it: what the host does meanwhile does not count."""
+    if not device.startswith("cuda"):
         begun = time.perf_counter()
         work()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begun)
-    return max(min(times), 1e-9)
+        return time.perf_counter() - begun
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_HEAD_START)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3
 
 
 _PRODUCTS = ("MatMul", "BatchMatMul")
+_PICKS = ("Gather", "IndexByTensor")  # of which a part of the first operand is read
 _REPEATS = 3  # timed runs, of which the best counts
 
 
@@ -135,8 +158,8 @@ class UnitRow:
 class _Clock(StepWatcher):
     """Notes the time and the tensors of each step."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self._wait = wait
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.seconds: dict[int, float] = {}
         self.tensors: dict[int, tuple[list[Any], list[Any]]] = {}
 
@@ -144,10 +167,7 @@ class _Clock(StepWatcher):
         """Time a step."""
         step = self.plan.steps[number]
         given = [registers[s] for s in dict.fromkeys(flat_slots(step.args))]
-        begun = time.perf_counter()
-        run(registers)
-        self._wait()
-        spent = time.perf_counter() - begun
+        spent = seconds_of(lambda: run(registers), self._device)
         self.seconds[number] = min(spent, self.seconds.get(number, spent))
         self.tensors[number] = (given, [registers[s] for s in step.outs])
 
@@ -157,7 +177,7 @@ def unit_rows(call: GraphCall, args: Sequence[Any], device: str) -> list[UnitRow
     be copies."""
     inputs = call.collect(args)
     call.compile(inputs)
-    clock = _Clock(torch.cuda.synchronize if device.startswith("cuda") else lambda: None)
+    clock = _Clock(device)
     for _ in range(_REPEATS):
         call.session.run_watched(inputs, clock.of)
     session = call.session.edition_for(inputs)
@@ -209,13 +229,34 @@ def _row(
         view = row is not None and row.has(Trait.VIEW)
         why = "a view of it needs another layout" if view else "it is updated, and still read"
     packed = [t for t in step.native.slots if isinstance(t, Tensor)] if step.native else []
-    moved = sum(_bytes(t) for t in [*given, *made, *packed])
+    moved = _moved(step, given, made) + sum(map(_bytes, packed))
     origin = step.node.origin
     return UnitRow(
         row_name(step).removeprefix("torchair::"), kind, why, moved,
         _operations(step, given, made), seconds, origin.line if origin is not None else "",
         number,
     )  # fmt: skip
+
+
+def _moved(step: Step, given: list[Any], made: list[Any]) -> int:
+    """Bytes that a step reads and writes. Of a table that indices pick from it reads as much as it
+    makes; of memory that it updates in place it touches as much as it puts there."""
+    nodes = step.also or [step.node]
+    read, written = [_bytes(t) for t in given], sum(map(_bytes, made))
+    if read and any(n.type.startswith(_PICKS) for n in nodes):
+        table = read.index(max(read))
+        read[table] = min(read[table], written)
+    places = {t.data_ptr() for t in made if isinstance(t, Tensor)}
+    kept = [k for k, t in enumerate(given) if isinstance(t, Tensor) and t.data_ptr() in places]
+    if kept and any(_updates(n) for n in nodes):
+        others = sum(size for k, size in enumerate(read) if k not in kept)
+        return 2 * others
+    return sum(read) + written
+
+
+def _updates(node: Node) -> bool:
+    row = row_of(node.type)
+    return row is not None and row.has(Trait.WRITES_FIRST)
 
 
 def _bytes(value: Any) -> int:

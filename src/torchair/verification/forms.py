@@ -255,9 +255,10 @@ class LocalCheck(WideGraph):
             return made
         truths = list(leaves(self.wide[n])) if n in self.wide else list(leaves(made))
         members: list[Any] = []
+        wanted = _wanted(n, made)
         for i, (eager, truth) in enumerate(zip(leaves(made), truths, strict=True)):
             value = self._seen.values.get((n.name, i))
-            if value is None or not isinstance(eager, Tensor):
+            if value is None or not isinstance(eager, Tensor) or i not in wanted:
                 members.append((eager, truth))
                 continue
             self._judge(n, i, value, eager, truth)
@@ -331,6 +332,21 @@ class LocalCheck(WideGraph):
         if node in self._known:
             return self._known[node]
         return self.fetch_attr(str(node.target)) if node.op == "get_attr" else self.env.get(node)
+
+
+def _wanted(node: fx.Node, made: Any) -> set[int]:
+    """Which results of a node somebody reads, by number: others, as states of generators that drop
+    nothing, may be anything."""
+    every = range(len(list(leaves(made))))
+    if not isinstance(made, list | tuple) or any(map(_takes_all, node.users)):
+        return set(every)
+    read = {u.args[1] for u in node.users}
+    there = [k for k, member in enumerate(made) if member is not None]
+    return {i for i, k in zip(every, there, strict=False) if k in read}
+
+
+def _takes_all(user: fx.Node) -> bool:
+    return user.target is not operator.getitem or not isinstance(user.args[1], int)
 
 
 def _laid_out_like(eager: Tensor, value: Tensor) -> Tensor:

@@ -151,6 +151,9 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+_FUSED = {
+    f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")
+}  # of GPUs, without double precision
 _BITS = {"aten.view.dtype"}  # what looks at bits means something else in another type
 
 
@@ -178,13 +181,31 @@ def run_wide(node: fx.Node, env: Callable[[fx.Node], Any], eager: Any) -> Any:
         made = _wide_call(node, env)
     except Exception:  # an operator may refuse a type in any way
         return _all_widened(eager)
+    if str(node.target) in _FUSED:
+        made = type(eager)([made[0], *map(widened, eager[1:])])
     return made if _alike(made, eager) else _all_widened(eager)
 
 
 def _wide_call(node: fx.Node, env: Callable[[fx.Node], Any]) -> Any:
     args = fx.node.map_aggregate(fx.map_arg(node.args, env), wide_type)
     kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, env), wide_type)
+    if str(node.target) in _FUSED:
+        return (_attention(node.target, args, kwargs),)
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _attention(target: Any, args: Any, kwargs: Any) -> Tensor:
+    """The first result of a fused attention, which knows short types only, by the general one."""
+    names = [a.name for a in target._schema.arguments]
+    given = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    given |= dict(zip(names, args, strict=False)) | kwargs
+    if given.get("dropout_p"):
+        raise ValueError("numbers are dropped at random")
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, given.get("attn_bias"), is_causal=given["is_causal"], scale=given["scale"],
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
 
 
 def run_shaken(region: Sequence[fx.Node], inputs: Mapping[str, Any]) -> Any:
@@ -223,6 +244,8 @@ class _Shaking:
 def _has_truth(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return callable(target) and not isinstance(target, torch._ops.HigherOrderOperator)
+    if str(target) in _FUSED:  # random only where it drops numbers
+        return True
     random = torch.Tag.nondeterministic_seeded in target.tags
     return not random and str(target) not in _BITS
 
