@@ -200,11 +200,12 @@ def test_blocks_that_count_on_each_other_have_room_for_all() -> None:
     [(4096, 4096, "residual"), (14336, 4096, "gate"), (128256, 4096, "plain")],
 )
 def test_default_tiles_keep_a_gpu_busy(n: int, k: int, how: str, bits: int, group: int) -> None:
-    """As many warps and packs on their way as it wants, and registers that are filled again in
-    place: no loop copies the packs of one chunk to those of the next."""
+    """As many packs on their way as it wants, and registers that are filled again in place: no loop
+    copies the packs of one chunk to those of the next."""
     case = QuantisedCase(1, n, k, bits, group, epilogue=how)
     form = default_tiles(case.matmul, HOPPER, how == "gate")
-    assert Cut(case.matmul, form, 1 + (how == "gate")).busy(HOPPER) == 1
+    cut = Cut(case.matmul, form, 1 + (how == "gate"))
+    assert cut.warps * cut.resident * cut.depth * cut.matrices >= 128
     kernel, launch = case.generate(HOPPER)
     assert launch.blocks(lambda word: 0) == min(-(-n // 16), launch.most)
     text = text_of(kernel, launch)

@@ -31,6 +31,7 @@ _PARTS = {"bf16": 1, "f16": 1, "f32": 3}
 """Rows of tensor cores that make up a row of A."""
 _EXACT = 4 * UNIT
 _MANY = 16  # tiles of a multiprocessor for which it is worth while to copy A to shared memory
+_WHOLE = (16, 16)  # warps of a tile and of a block: a multiprocessor with few blocks
 _SMALL_CREWS = ((4, 8), (4, 4), (2, 8), (2, 2), (1, 8), (1, 1))
 """Warps of a tile and of a block, where there is no room or no work for more."""
 _WARPS, _FLYING = 32, 128  # of a multiprocessor: warps at work, and their packs, that suffice
@@ -98,10 +99,16 @@ def quantised_refusal(matmul: MatMul, gpu: Gpu, most_rows: int) -> str | None:
 def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False) -> TileForm:
     """A form that is good without being measured: one with many warps of a multiprocessor at work
     and many packs on their way to each of them. What is shared by a whole tile is waited for by as
-    few warps as possible, unless there are few tiles."""
+    few warps as possible. Where there are many tiles, one block with all that its registers hold on
+    its way does better than several with less each."""
     assert isinstance(matmul.n, int)
     tiles, packs = -(-matmul.n // TILE), _packs(matmul)
-    crews = ((16, 16), (8, 8)) if tiles <= 2 * gpu.multiprocessors else ((8, 8), (16, 16))
+    if tiles > 2 * gpu.multiprocessors:
+        deep = [TileForm(depth, *_WHOLE) for depth in (8, 4) if depth * (1 + pair) <= 8]
+        deep = [f for f in deep if f.split * f.depth <= packs and _has_room(matmul, f, pair)]
+        if deep:
+            return deep[0]
+    crews = (_WHOLE, (8, 8))
     again = tiles >= _MANY * gpu.multiprocessors and bytes_of_a(matmul) <= MOST_SHARED // 2
     found = [
         TileForm(depth, split, warps, again)
@@ -114,6 +121,14 @@ def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False) -> TileForm:
     fitting = [f for f in found if cuts[f].meeting + held <= SHARED] or found[-1:]
     large = [f for f in fitting if f.split >= 8] or fitting
     return max(large, key=lambda f: cuts[f].busy(gpu))
+
+
+def _has_room(matmul: MatMul, form: TileForm, pair: bool) -> bool:
+    """Whether a block finds the registers and the shared memory that it needs."""
+    cut = Cut(matmul, form, 1 + pair)
+    held = bytes_of_a(matmul) if bytes_of_a(matmul) <= MOST_SHARED else 0
+    room = cut.registers * form.warps * WARP <= _REGISTERS
+    return room and cut.meeting + held <= SHARED
 
 
 def tile_forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> list[TileForm]:
