@@ -21,8 +21,7 @@ from inside import forget_kernels
 from models import Llama, LlamaConfig, build, llama_inputs
 from torchair.codegen.kept import kept
 from torchair.concrete import GeConcreteGraph
-from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.convert import GraphConverter
 from torchair.devices import device_of
 from torchair.fx.passes import FX_KIND, FX_PASSES

@@ -8,7 +8,6 @@ of a node, symbolic sizes, in-place inputs, control edges, files, and errors tha
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -229,41 +228,35 @@ def fact_of(node: fx.Node) -> Fact:
     return Fact(node.meta["val"].dtype, node.meta["val"].shape)
 
 
-# ---- ge/rewrite.py: the pattern of a rule is written with the builders that build graphs.
+# ---- ge/rewrite.py: a rule looks up from the last node, and builds as those who build graphs do.
 
 
 class Rule:
-    """`pattern` says what to look for, `replace` what to put there, or None to decline."""
+    """`last` is the type it ends at; `find` gives what stands for such a node, or None."""
 
-    def __init__(self) -> None:
-        names = inspect.signature(self.pattern).parameters  # type: ignore[attr-defined]
-        with Graph():
-            wildcards = {n: builder("?")(name=n) for n in names}
-            self.root = self.pattern(**wildcards).node  # type: ignore[attr-defined]
-
-    def match(self, pattern: Node, node: Node, found: dict[str, Value]) -> bool:
-        if pattern.type == "?":
-            return found.setdefault(pattern.attrs["name"], node.output) is node.output
-        pairs = zip(pattern.inputs, node.inputs, strict=False)
-        same = (pattern.type, len(pattern.inputs)) == (node.type, len(node.inputs))
-        return same and all(self.match(p.node, v.node, found) for p, v in pairs)
+    last: str
 
 
 class TransposeIntoMatMul(Rule):
-    def pattern(self, x1: Value, x2: Value) -> Value:
-        return ge.MatMul(x1, ge.Transpose(x2))
+    last = "MatMul"
 
-    def replace(self, root: Node, x1: Value, x2: Value) -> Value | None:
-        return None if flipped(root) else ge.MatMul(x1, x2, transpose_x2=True)
+    def find(self, node: Node) -> Value | None:
+        x1, x2, *bias = node.inputs
+        if x2.node.type != "Transpose" or flipped(node):
+            return None
+        return ge.MatMul(x1, x2.node.inputs[0], *bias, transpose_x2=True)
 
 
 class BiasIntoMatMul(Rule):
-    def pattern(self, x1: Value, x2: Value, bias: Value) -> Value:
-        return ge.Add(ge.MatMul(x1, x2), bias)
+    last = "Add"
 
-    def replace(self, root: Node, x1: Value, x2: Value, bias: Value) -> Value | None:
+    def find(self, node: Node) -> Value | None:
+        product, bias = node.inputs
+        if product.node.type != "MatMul" or len(product.node.inputs) != 2:
+            return None
         is_row = len(bias.fact.shape) == 1
-        return ge.MatMul(x1, x2, bias, **root.inputs[0].node.attrs) if is_row else None
+        made = product.node
+        return ge.MatMul(*made.inputs, bias, **made.attrs) if is_row else None
 
 
 def rewrite(graph: Graph, rules: tuple[Any, ...]) -> None:
@@ -271,18 +264,16 @@ def rewrite(graph: Graph, rules: tuple[Any, ...]) -> None:
     changed = True
     while changed:
         changed = False
-        for node, rule in [(n, r) for n in graph.nodes for r in rules]:
-            found: dict[str, Value] = {}
+        for node, rule in [(n, r) for n in graph.nodes for r in rules if r.last == n.type]:
             with graph:
-                fits = rule.match(rule.root, node, found)
-                new = rule.replace(node, **found) if fits else None
+                new = rule.find(node)
             if new is not None and node.output.users:
                 node.output.replace_with(new)
                 node.output.users, changed = [], True
         graph.sort()
 
 
-# ---- engine/plan/planner.py and engine/plan/memory.py: which calls in which order, on which bytes.
+# ---- engine/plan/planner.py, engine/plan/records.py: which calls in which order, on which bytes.
 
 
 @dataclass

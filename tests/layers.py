@@ -29,8 +29,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
 # for any target, targets do not know each other, and the engine asks them by what all of them are.
 KNOWN_TO: dict[str, tuple[str, ...]] = {
-    "torchair.codegen.cpu": ("torchair.engine.targets", "torchair.engine.run", "torchair.capture"),
-    "torchair.codegen.cuda": ("torchair.engine.targets", "torchair.engine.run", "torchair.capture"),
+    "torchair.codegen.cpu": ("torchair.engine.compile", "torchair.engine.run", "torchair.capture"),
+    "torchair.codegen.cuda": ("torchair.engine.compile", "torchair.engine.run", "torchair.capture"),
 }
 
 # Imports of torchair modules inside a function: (importing module, imported module) -> the reason.
@@ -58,7 +58,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.deploy.runnable", "torchair.concrete.acl"): "as for torchair.capture",
     ("torchair.engine.compile", "torchair.engine.tune.tuner"): "loads SQLite, on request",
     ("torchair.engine.run.recipe", "torchair.codegen.cpu.matmul.pack"): "for frozen weights",
-    ("torchair.deploy.compiled", "torchair.devices.call"): "loads the engine, for its handle",
+    ("torchair.deploy.compiled", "torchair.devices.base"): "loads the engine, for its handle",
     ("torchair.emulate.launcher", "torchair.explanation.api"): "loads AOTAutograd, on request",
     ("torchair.emulate.launcher", "torchair.runner"): "as for torchair.explanation.api",
     ("torchair.emulate.facade", "torchair.ops.npu"): "operators are defined on request",

@@ -25,7 +25,7 @@ from torch import nn
 import torchair
 from torchair.deploy import cached
 from torchair.deploy.stored import Artifact, ReadyCall
-from torchair.devices.call import GraphCall
+from torchair.devices.base import GraphCall
 from torchair.inference import cache_compile, readable_cache
 
 COUNT = itertools.count()

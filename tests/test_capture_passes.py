@@ -20,7 +20,7 @@ from capture_programs import (
     x34,
 )
 from torchair import CompilerConfig, ops
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import Settings
 from torchair.fx.passes import CAPTURE_PASSES, allocation, streams
 from torchair.fx.passes.values import cautious
 from torchair.ops.streams import DEFAULT_STREAM

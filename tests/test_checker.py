@@ -18,9 +18,8 @@ from torchair import ge, ops, scope
 from torchair.cli import main
 from torchair.engine.inspect.check import Fault, check_graph, check_plan, graph_tasks, report
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.ordering import Lanes, mapping_assign_op_to_graph_output
 from torchair.engine.options import finalize_graph_engine
-from torchair.engine.plan.streams import Lanes
 from torchair.ge import attrs as attr
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType

@@ -25,9 +25,14 @@ from torchair.configs.compiler_config import (
     OPTIONS,
     CompilerConfig,
     FlatConfig,
+    Settings,
     apply_options,
     engine_keys,
+    parse_switches,
     public_path,
+    warn_frozen_parameter,
+    warn_ineffective,
+    warn_unsupported,
 )
 from torchair.configs.debug import rank_directory
 from torchair.configs.options import (
@@ -51,13 +56,6 @@ from torchair.configs.options import (
     leaves,
     read_path,
     write_path,
-)
-from torchair.configs.settings import (
-    Settings,
-    parse_switches,
-    warn_frozen_parameter,
-    warn_ineffective,
-    warn_unsupported,
 )
 
 CODE_LINE = "ERR03005 GRAPH internal error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -116,3 +117,15 @@ def test_links_resolve(page):
 def test_python_blocks_parse(page):
     for block in blocks(page, "python"):
         ast.parse(block)
+
+
+def test_files_of_a_linear_are_those_that_the_tour_lists(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "tour.md").read_text().partition("## 10 The files of a Linear\n")[2]
+    way, beside = page.partition("The profiler sees functions of ")[::2]
+    walked = re.findall(r"^\d+\. \[([^]]+)\]", way, re.MULTILINE)
+    asked = [f for line in re.findall(r"^- .*$", beside, re.MULTILINE)
+             for f in re.findall(r"\[([^]]+)\]\(", line)]  # fmt: skip
+    assert len(walked) <= 45 and beside.startswith(f"{len(asked)} more files")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no kernel is there yet
+    counted = json.loads(run([str(ROOT / "tests" / "called_files.py")], tmp_path).splitlines()[-1])
+    assert sorted([*walked, *asked]) == counted

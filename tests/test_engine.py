@@ -11,7 +11,7 @@ from torchair import ge
 from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
 from torchair.engine.optimize.passes.ordering import choose_order
 from torchair.engine.options import EngineOptions
-from torchair.engine.plan.memory import (
+from torchair.engine.plan.records import (
     Arena,
     Buffer,
     aligned,

@@ -11,7 +11,7 @@ from torchair.ge.build import Data, NetOutput, builder
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, get_default_ge_graph
 from torchair.ge.prototypes import known_types, prototype
-from torchair.ge.rewrite import Rule, no, rewrite, verify
+from torchair.ge.rewrite import Mismatch, Rule, rewrite, verify
 from torchair.ge.shapes import Sym, broadcast, evaluate, on_wire, symbol
 from torchair.operators import infer
 
@@ -242,29 +242,33 @@ def test_verifier_finds_doubled_indices(graph):
 
 
 class DoubleNeg(Rule):
-    def pattern(self, x):
-        return ge.Neg(ge.Neg(x))
+    last = above = ("Neg",)
 
-    def replace(self, match, x):
-        return x
+    def find(self, node, inner):
+        inside = node.values()[0]
+        inner.see(inside)
+        return lambda: inside.node.values()[0]
 
 
 class AddZero(Rule):
-    def pattern(self, x):
-        return ge.Add(x, 0.0)
+    last = ("Add",)
 
-    def replace(self, match, x):
-        if x.shape != match.root.outputs[0].shape:
-            return no("it broadcasts", x)
-        return x
+    def find(self, node, inner):
+        x, zero = node.values()
+        if zero.node.type != "Const" or (zero.node.attr("value") != 0).any():
+            return None
+        if x.shape != node.outputs[0].shape:
+            raise Mismatch("it broadcasts", x)
+        return lambda: x
 
 
-class OptionalBias(Rule):
-    def pattern(self, x, w, bias=None):
-        return ge.Relu(ge.MatMulV2(x, w, bias, None))
+class ReluOfProduct(Rule):
+    last, above = ("Relu",), ("MatMulV2",)
 
-    def replace(self, match, x, w, bias):
-        return ge.Sigmoid(ge.MatMulV2(x, w, bias, None))
+    def find(self, node, inner):
+        inner.add(node.values()[0])
+        x, w = node.values()[0].node.values()
+        return lambda: ge.Sigmoid(ge.MatMulV2(x, w, None, None))
 
 
 def test_rules_rewrite_until_nothing_changes(graph):
@@ -283,17 +287,18 @@ def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
     before = len(graph)
     assert rewrite(graph, [AddZero()], said.append) == 1
     assert any("AddZero replaced" in s for s in said)
+    assert any("AddZero declined" in s and "it broadcasts" in s for s in said)
     assert len(graph) == before - 1
 
 
 class OneForAll(Rule):
     """A split of which one part is read -> another split, its first part for all"""
 
-    def pattern(self, x):
-        return ge.SplitD(x, split_dim=0, num_split=2, size_of_y=2)[0]
+    last = ("SplitD",)
 
-    def replace(self, match, x):
-        return [ge.SplitV(x, [4, 4], 0, num_split=2, size_of_y=2)[0]] * 2
+    def find(self, node, inner):
+        (x,) = node.values()
+        return lambda: [ge.SplitV(x, [4, 4], 0, num_split=2, size_of_y=2)[0]] * 2
 
 
 def test_nothing_is_learnt_from_a_result_that_nobody_reads(graph):
@@ -315,9 +320,9 @@ def test_rule_keeps_names_scopes_and_order(graph):
     y.node.after(before.node)
     z = ge.Abs(y)
     NetOutput([z, before])
-    assert rewrite(graph, [OptionalBias()]) == 0  # the product is on another stream
+    assert rewrite(graph, [ReluOfProduct()]) == 0  # the product is on another stream
     product.node.attrs["_user_stream_label"] = attr.Str("s1")
-    assert rewrite(graph, [OptionalBias()]) == 1
+    assert rewrite(graph, [ReluOfProduct()]) == 1
     verify(graph)
     new = z.node.inputs["x"].node
     assert new.type == "Sigmoid" and new.attrs["_user_stream_label"].value == "s1"

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import torchair
-from torchair.engine.inspect.dump import DumpOptions, take_dump_options
-from torchair.engine.options import engine, finalize_graph_engine
+from torchair.engine.options import DumpOptions, engine, finalize_graph_engine, take_dump_options
 
 RANK = "worldsize1_global_rank0"
 

@@ -202,7 +202,7 @@ def test_listed_imports_exist_and_have_a_reason():
         ("ge/graph.py", "def f():\n    from .. import operators", "torchair.operators", False),
         ("ge/graph.py", "import_module('..operators')", "torchair.operators", False),
         ("ge/graph.py", "from ..nowhere import x", "torchair.nowhere", False),
-        ("engine/targets.py", "from ..codegen.cpu import a", "torchair.codegen.cpu", True),
+        ("engine/compile.py", "from ..codegen.cpu import a", "torchair.codegen.cpu", True),
         ("engine/plan.py", "from ..codegen.cpu import a", "torchair.codegen.cpu", False),
         ("codegen/text/a.py", "from ..cpu import a", "torchair.codegen.cpu", False),
         ("codegen/cpu/b.py", "from . import c", "torchair.codegen.cpu", True),

@@ -22,7 +22,7 @@ from native_check import capture, check_units, differences, largest, native_type
 from random_functions import Program
 from random_graphs import Maker
 from torchair.codegen.cpu.target import cpu
-from torchair.engine.run.memory import Area, pattern
+from torchair.engine.run.segment import Area, pattern
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units import emitter
 

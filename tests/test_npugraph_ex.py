@@ -28,9 +28,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import npugraph_ex
 import torchair
 from torchair.capture import graph_pool_handle
-from torchair.configs.compiler_config import FLAT_ALIASES, FlatConfig
+from torchair.configs.compiler_config import FLAT_ALIASES, FlatConfig, Settings
 from torchair.configs.options import OptionValue, leaves, read_path
-from torchair.configs.settings import Settings
 from torchair.fx.passes.user import register_replacement
 from torchair.npugraph_ex.backend import npugraph_ex_backend, tree_of
 from torchair.ops.streams import mark_side_effects

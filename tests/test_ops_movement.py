@@ -17,8 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from op_harness import TOLERANCE, check, convert
 from torchair.convert import GraphConverter
-from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.simplify import apply_rules, remove_dead_code
+from torchair.engine.optimize.passes import GraphState, apply_rules, remove_dead_code
 from torchair.errors import ConversionError
 from torchair.operators import Op, Trait, infer, interpret, row_of
 from torchair.operators.reference import tensor_args, tensor_fact

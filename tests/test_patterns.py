@@ -442,7 +442,7 @@ def test_a_pattern_says_why_it_declines(name, reason, monkeypatch, capsys):
 
 
 def test_patterns_are_switched_by_their_names():
-    names = [p.__name__ for p in PATTERNS]
+    names = [p.name for p in PATTERNS]
     assert set(DECLINED) <= set(names) and len(set(names)) == len(names)
     assert all(p.__doc__ for p in PATTERNS)
 
@@ -590,7 +590,7 @@ def test_names_of_the_original_and_names_that_nobody_knows():
 @pytest.fixture
 def own_patterns(monkeypatch):
     """Registered patterns of one test."""
-    for kept in ("_waiting", "_registered", "_matcher"):
+    for kept in ("WAITING", "REGISTERED", "_matcher"):
         monkeypatch.setattr(user_passes, kept, [])
     monkeypatch.setenv("TORCHAIR_DEBUG", "3")
 

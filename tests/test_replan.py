@@ -21,9 +21,8 @@ from torchair import ge
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.memory import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.planner import Planner
-from torchair.engine.plan.records import Plan
+from torchair.engine.plan.records import Buffer, Packing, Plan, lower_bound, place
 from torchair.engine.plan.replan import Template, shown
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.units.emitter import Emitter

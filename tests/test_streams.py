@@ -22,8 +22,9 @@ from torchair import ops, scope
 from torchair.codegen.cpu.driver import limit_threads
 from torchair.engine.inspect.check import check_plan
 from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.ordering import COMMUNICATION
 from torchair.engine.options import finalize_graph_engine
-from torchair.engine.plan.streams import COMMUNICATION, LaneOrder, order_of
+from torchair.engine.plan.streams import LaneOrder, order_of
 from torchair.engine.run.executor import Program
 from torchair.engine.run.lanes import Workers
 from torchair.engine.run.native import NativeProgram

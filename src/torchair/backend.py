@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from torchair.configs.compiler_config import CompilerConfig, apply_options
+from torchair.configs.compiler_config import (
+    CompilerConfig,
+    apply_options,
+    warn_frozen_parameter,
+    warn_ineffective,
+    warn_unsupported,
+)
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
-from torchair.configs.settings import warn_frozen_parameter, warn_ineffective, warn_unsupported
 from torchair.errors import UnsupportedModeError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by
-from torchair.ops.streams import mark_side_effects
 from torchair.process import no_garbage_collection
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
@@ -34,9 +39,10 @@ def get_npu_backend(
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A backend for `torch.compile(model, backend=...)`."""
-    from torchair.ops.hcom import teach_dynamo
+    if "torch_npu" in sys.modules:
+        from torchair.ops.hcom import teach_dynamo
 
-    teach_dynamo()  # again: torch_npu may have come since Dynamo did
+        teach_dynamo()  # again: it may have come since Dynamo did
     start_debug_log()
     config = given(compiler_config, CompilerConfig)
     warn_about(config)
@@ -118,7 +124,6 @@ def compile_with_aot(
 
     gears = _gears(gm, example_inputs, config)
     quicken_guards()
-    mark_side_effects()  # before AOTAutograd removes what nobody reads
     directory = model_directory(speaker)
     if directory is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
@@ -169,11 +174,9 @@ def _gears(
 ) -> Sequence[Mapping[str, int]]:
     """Sizes that the user has set gears for; guards keep calls to them. The modes that capture
     have a graph for each size anyway."""
-    if config.mode.value != MAX_AUTOTUNE:
+    if config.mode.value != MAX_AUTOTUNE or not any(hasattr(x, "dim_gears") for x in inputs):
         return ()
     found = gears_of(inputs)
-    if not found:
-        return ()
     traced = traced_inputs(gm)
     merged = combinations(traced, found, config.inference_config.dynamic_gears_merge_policy.value)
     keep_to_gears(traced, found)

@@ -22,7 +22,7 @@ from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher
 from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
 from torchair.operators import Trait, infer, row_of
 from torchair.operators.core import ANY, FLOATS, INTEGERS, NUMBERS

@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +41,13 @@ def call_pass(fn: Callable[..., Any], graph: Any, context: Any) -> None:
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewriting step. `enabled` reads the settings; a disabled pass is not run at all."""
+    """One rewriting step. `enabled` reads the settings; a disabled pass is not run at all. One that
+    looks for nodes of a few kinds names them in `only`: a graph without them is not walked."""
 
     name: str
     fn: Callable[..., Any]
     enabled: Callable[[Any], bool] = lambda _settings: True
+    only: Collection[str] = ()
 
     @property
     def doc(self) -> str:
@@ -132,9 +134,11 @@ class PassRunner:
 
     def _run_one(self, step: Pass, graph: Any, context: Any, before: Look) -> Look:
         start = time.perf_counter()
-        call_pass(step.current, graph, context)
+        mark = before.mark
+        if not step.only or not before.counts.keys().isdisjoint(step.only):
+            call_pass(step.current, graph, context)
+            mark = self.kind.fingerprint(graph)
         seconds = time.perf_counter() - start
-        mark = self.kind.fingerprint(graph)
         changed = mark != before.mark
         if changed:
             self._verify(step, graph)

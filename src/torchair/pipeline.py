@@ -30,21 +30,19 @@ from torchair.concrete import (
     ReplayedGraph,
     describe,
 )
-from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.configs.options import MAX_AUTOTUNE
-from torchair.configs.settings import Settings
 from torchair.convert import Conversion, GraphConverter
 from torchair.convert.registry import find, summary_csv
 from torchair.convert.results import join_views, return_views_of_arguments
 from torchair.devices import device_of
 from torchair.errors import ConversionError, pretty_error_msg
-from torchair.fx.dump import dumping, dumps_instead, dumps_tensors, save_after_each_node
+from torchair.fx.dump import dumping, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
 from torchair.fx.tracing import mend
 from torchair.log import logger, tell
 from torchair.operators import infer
-from torchair.ops.streams import mark_side_effects
 from torchair.passes import FxContext, PassRunner
 from torchair.process import no_garbage_collection
 from torchair.runner import Compilation, GmRunner, onlookers
@@ -55,6 +53,7 @@ from torchair.trace import Trace
 latest_graph_id = 0
 """The number of the graph that was named last."""
 _naming = Lock()
+_SCOPES = ("air.scope_", "npu.super_kernel_scope_")  # operators that open and close scopes
 
 
 class NpuFxCompiler:
@@ -83,7 +82,6 @@ class NpuFxCompiler:
         observers, keep_changes = onlookers.of(settings.report_path)
         if keep_changes:
             trace.changes = []
-        mark_side_effects()
         quiet = no_garbage_collection()
         with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
             made = self._compile(gm, example_inputs, settings, trace)
@@ -108,18 +106,19 @@ class NpuFxCompiler:
         if _on_meta(gm):
             logger.info("the graph has tensors on meta: it runs as it is")
             return gm
-        if dumps_instead(settings):
+        if settings.dumps_instead:
             return dumping(gm, _next_name(), settings, find)
         aot_gm, gm = gm, own_copy(gm)
         return_views_of_arguments(gm)
         mend(gm)
         join_views(gm)
         optimize_fx(gm, example_inputs, self.config, settings, trace)
-        check_scopes(gm)
+        if any(str(n.target).startswith(_SCOPES) for n in gm.graph.nodes):
+            check_scopes(gm)
         static = self._static_arguments(trace)
         build = self._for_engine if settings.mode == MAX_AUTOTUNE else self._for_capture
         graph = build(gm, aot_gm, example_inputs, settings, static, trace)
-        if dumps_tensors(settings):
+        if settings.dumps_tensors:
             logger.warning("dump_tensor_data is on: the optimised FX graph runs without capture")
             save_after_each_node(gm, settings.tensor_dump_path)
             return gm

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import Settings
 from torchair.engine.plan.records import extent
 from torchair.engine.run.held import Held
 from torchair.errors import InputError

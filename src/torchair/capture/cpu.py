@@ -29,12 +29,12 @@ from torchair.capture.base import (
 from torchair.codegen.cpu.jit import ALIGNMENT
 from torchair.engine.inputs import result_maker, viewer
 from torchair.engine.run.fixed import Placed
-from torchair.engine.run.held import Held, same_as
-from torchair.engine.run.native import picker
+from torchair.engine.run.held import Held
+from torchair.engine.run.native import picker, same_as
 from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView
 
 if TYPE_CHECKING:
-    from torchair.devices.call import GraphCall
+    from torchair.devices.base import GraphCall
 
 
 class EngineSubstrate(Substrate):

@@ -46,13 +46,12 @@ from torchair.capture.base import (
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.plan.records import extent
-from torchair.engine.run.held import same_as
-from torchair.engine.run.native import picker
+from torchair.engine.run.native import picker, same_as
 from torchair.errors import CaptureError, InputError
 from torchair.process import no_garbage_collection
 
 if TYPE_CHECKING:
-    from torchair.devices.call import GraphCall
+    from torchair.devices.base import GraphCall
 
 Handle = tuple[int, int]
 Feed = Callable[[Sequence[Any]], None]

@@ -34,7 +34,7 @@ from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.keys import KeyMaker, Raw
 from torchair.capture.tape import TapeSubstrate
 from torchair.capture.updates import Updates
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import Settings
 from torchair.devices import Device
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
@@ -42,7 +42,7 @@ from torchair.log import logger, npugraph_ex_logger, speaking
 from torchair.trace import label
 
 if TYPE_CHECKING:
-    from torchair.devices.call import GraphCall
+    from torchair.devices.base import GraphCall
 
 Run = Callable[[Sequence[Any]], Any]
 

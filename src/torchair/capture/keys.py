@@ -17,8 +17,8 @@ from torch import fx
 from torchair.capture.base import ArgumentKinds
 from torchair.codegen.cpu.driver import Known, test_of
 from torchair.codegen.cpu.target import cpu
-from torchair.engine.run.held import Held, same_as
-from torchair.engine.run.native import picker
+from torchair.engine.run.held import Held
+from torchair.engine.run.native import picker, same_as
 
 CONSTANT = "no_updated_input"
 Entries = tuple[tuple[int, bool], ...]

@@ -24,7 +24,7 @@ from torchair.ge.graph import Origin
 from torchair.ops.streams import scopes_closed
 
 if TYPE_CHECKING:
-    from torchair.devices.call import GraphCall
+    from torchair.devices.base import GraphCall
 
 _ATEN = torch.ops.aten
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index",

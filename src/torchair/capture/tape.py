@@ -27,7 +27,7 @@ from torchair.capture.cpu import graph_pool_handle
 from torchair.capture.recorder import HostList, Recorder, below_autograd, storage_id, unexpanded
 from torchair.capture.rehearsal import NodeByNode, graph_of
 from torchair.capture.updates import Updates
-from torchair.engine.run.held import same_as
+from torchair.engine.run.native import same_as
 
 
 class TapeSubstrate(Substrate):

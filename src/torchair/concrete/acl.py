@@ -24,10 +24,9 @@ from torchair.capture.base import capture_options
 from torchair.capture.rehearsal import written
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
-from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.devices import Device, device_of
-from torchair.devices.call import GraphCall
+from torchair.devices.base import GraphCall
 from torchair.flags import debug_level
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
 from torchair.log import logger, tell

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import Settings
 from torchair.devices import Device
-from torchair.devices.call import GraphCall
+from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
-from torchair.engine.optimize.passes.inputs import note_interface
+from torchair.engine.optimize.passes.ordering import note_interface
 from torchair.fx.gears import options_of
 from torchair.ge.dtypes import ExecutorType, ge_to_torch
 from torchair.ge.graph import Graph

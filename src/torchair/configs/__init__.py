@@ -3,8 +3,13 @@
 Layer 1: imports only the layer below and the standard library, never torch.
 """
 
-from torchair.configs.compiler_config import CompilerConfig, apply_options
-from torchair.configs.settings import Settings, warn_frozen_parameter, warn_ineffective
+from torchair.configs.compiler_config import (
+    CompilerConfig,
+    Settings,
+    apply_options,
+    warn_frozen_parameter,
+    warn_ineffective,
+)
 
 __all__ = [
     "CompilerConfig",

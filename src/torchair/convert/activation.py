@@ -9,8 +9,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.elementwise import clip
-from torchair.convert.operands import Direct, direct, plain, promote
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import Decline, Direct, builtin, direct, plain, promote
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
 

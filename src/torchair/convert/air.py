@@ -13,8 +13,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
-from torchair.convert.operands import Direct, direct, keep_alive
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import Decline, Direct, builtin, direct, keep_alive
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import INT64, promote
 from torchair.convert.quantised import no_packed
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import INT64, Decline, builtin, promote
 from torchair.convert.shape import View, ViewFolder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Value

@@ -22,13 +22,12 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchair import ge
-from torchair.convert.operands import bound
-from torchair.convert.registry import Registration, entry_of
+from torchair.convert.registry import Registration, bound, entry_of
 from torchair.errors import ConversionError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import ConverterErrorMsg, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Node
-from torchair.ge.prototypes import Prototype, is_declared, prototype, user_kernel
+from torchair.ge.prototypes import Prototype, is_declared, is_users, prototype, user_kernel
 from torchair.log import logger
 
 _BUILTIN = ("aten", "prim", "prims")
@@ -188,11 +187,6 @@ def _from_attr(argument: Any, value: Any) -> Any:
 
 # ---- rules for dims: formulas of the dims of inputs, kept as the attribute `_inference_rule` ----
 # ---- of a node; a graph file then tells dims without the torch operator ----
-
-
-def is_users(op_type: str) -> bool:
-    """Whether an operator type is none of the package."""
-    return prototype(op_type) is None or is_declared(op_type)
 
 
 def attach_rule(target: Any, args: Any, kwargs: Any, created: Iterable[Node]) -> None:

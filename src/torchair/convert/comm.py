@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines the older operators
 
 from torchair import ge
-from torchair.convert.operands import dims_of, direct, keep_alive, kept, members
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import Decline, builtin, dims_of, direct, keep_alive, kept, members
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static, numel

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import (
+from torchair.convert.registry import (
+    Decline,
     Direct,
+    builtin,
     cast_result,
     direct,
     factor,
@@ -22,7 +24,6 @@ from torchair.convert.operands import (
     promote,
     real,
 )
-from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder, const_tensor
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import (
+from torchair.convert.registry import (
     HALF,
+    Decline,
     Direct,
+    builtin,
     cast_result,
     direct,
     factor,
@@ -19,7 +21,6 @@ from torchair.convert.operands import (
     plain,
     promote,
 )
-from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value

@@ -27,8 +27,7 @@ from torch._higher_order_ops.auto_functionalize import (
 from torchair import ge
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.control import value_of
-from torchair.convert.operands import sizes
-from torchair.convert.registry import Decline, Registration, builtin, find
+from torchair.convert.registry import Decline, Registration, builtin, find, sizes
 from torchair.convert.results import hint, order_of
 from torchair.ge.build import builder
 from torchair.ge.graph import Fact, Node, TensorSpec, Value, get_default_ge_graph

@@ -10,8 +10,18 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import sym_size
-from torchair.convert.operands import INT64, Direct, dims_of, direct, members, plain, promote, sizes
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import (
+    INT64,
+    Decline,
+    Direct,
+    builtin,
+    dims_of,
+    direct,
+    members,
+    plain,
+    promote,
+    sizes,
+)
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import Dim

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
 from torchair.convert.air import Scopes
-from torchair.convert.automatic import attach_rule, automatic_entry, is_users
+from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.generic import FUNCTIONALIZED, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
@@ -29,6 +29,7 @@ from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
+from torchair.ge.prototypes import is_users
 from torchair.ge.shapes import Dim, Sym, contiguous_strides, from_torch, symbol
 from torchair.ge.signature import (
     Conversion,
@@ -72,7 +73,8 @@ class GraphConverter:
         self._strict = strict
         self._static = static_args
         self._record_modules = record_modules
-        self._scopes = Scopes()
+        marked = any(_is_air(n.target) for n in gm.graph.nodes)
+        self._scopes = Scopes() if marked else None
         self._env: dict[fx.Node, ValuePack] = {}
         self._texts: set[str] = set()
         self._arg_of: dict[fx.Node, int] = {}
@@ -262,7 +264,8 @@ class GraphConverter:
         if name == "reads":
             return _reads(node)
         if name == "views":
-            folds = self._fold_views and not self._scopes.blocks_view_folding
+            apart = self._scopes is not None and self._scopes.blocks_view_folding
+            folds = self._fold_views and not apart
             return self.views if folds else ViewFolder(False)
         given = node.args if name == "meta_inputs" else node.kwargs
         return fx.map_arg(given, lambda n: self._env[n].meta)
@@ -302,6 +305,7 @@ class GraphConverter:
     def _air(self, node: fx.Node) -> Any:
         name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
         args = self._packed(node.args)
+        assert self._scopes is not None
         if name == "scope_enter":
             return self._scopes.enter(*args[:2])
         if name == "scope_exit":
@@ -398,7 +402,8 @@ class GraphConverter:
                     raise ValueError(f"result {v} should have type {m.dtype}")
 
     def _finish(self, node: fx.Node, meta: Any, npu: Any, created: list[Node]) -> None:
-        self._scopes.stamp(created)
+        if self._scopes is not None:
+            self._scopes.stamp(created)
         new = set(created)
         for i, (m, v) in enumerate(zip(_leaves(meta), _leaves(npu), strict=False)):
             if not isinstance(v, Value) or v.node not in new:

@@ -10,8 +10,17 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import HALF, INT64, Direct, dims_of, direct, plain, promote
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import (
+    HALF,
+    INT64,
+    Decline,
+    Direct,
+    builtin,
+    dims_of,
+    direct,
+    plain,
+    promote,
+)
 from torchair.ge.build import builder
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static

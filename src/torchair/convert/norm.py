@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import promote, wanted
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import Decline, builtin, promote, wanted
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 

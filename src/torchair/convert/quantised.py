@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import promote
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import Decline, builtin, promote
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static

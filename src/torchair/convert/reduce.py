@@ -8,8 +8,16 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.operands import INT64, cast_result, direct, of_aten, promote, real
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import (
+    INT64,
+    Decline,
+    builtin,
+    cast_result,
+    direct,
+    of_aten,
+    promote,
+    real,
+)
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import TensorSpec, Value

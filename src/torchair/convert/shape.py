@@ -15,8 +15,17 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
-from torchair.convert.operands import Direct, dims_of, direct, members, promote, size_of, sizes
-from torchair.convert.registry import Decline, builtin
+from torchair.convert.registry import (
+    Decline,
+    Direct,
+    builtin,
+    dims_of,
+    direct,
+    members,
+    promote,
+    size_of,
+    sizes,
+)
 from torchair.convert.results import fills_memory, order_of
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Tensor, TensorSpec, Value

@@ -25,9 +25,8 @@ from typing import Any
 import torch
 
 from torchair.backend import warn_about
-from torchair.configs.compiler_config import CompilerConfig, engine_keys
+from torchair.configs.compiler_config import CompilerConfig, Settings, engine_keys
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
-from torchair.configs.settings import Settings
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.guards import Traced
 from torchair.deploy.homes import Roots, SharedMemory, roots_of

@@ -173,7 +173,7 @@ class Version:
     def session(self, exchanged: bool = False) -> TorchNpuGraph:
         """The engine's handle of the graph, compiled. GraphError where the graph is not one of the
         engine with fixed sizes, and where its memory is to be `exchanged` but a GPU replays it."""
-        from torchair.devices.call import engine_graph
+        from torchair.devices.base import engine_graph
 
         runner: Any = None if self._traced.runner is None else self._traced.runner.runner
         graph = engine_graph(runner)

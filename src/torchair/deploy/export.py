@@ -22,7 +22,7 @@ from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE, given, read_path
 from torchair.deploy.package import Argument, NotNested, Package, outline
-from torchair.devices.call import GraphCall, engine_graph
+from torchair.devices.base import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
 from torchair.ge.graph import Graph
 from torchair.log import logger, warn_once

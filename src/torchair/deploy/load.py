@@ -26,7 +26,7 @@ from torchair.deploy.package import (
 )
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError, TorchairError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from torchair.deploy.trees import Fields
-from torchair.devices.call import GraphCall
-from torchair.engine.optimize.passes.inputs import note_interface
+from torchair.devices.base import GraphCall
+from torchair.engine.optimize.passes.ordering import note_interface
 from torchair.errors import SerializationError
 from torchair.ge import attrs as attr
 from torchair.ge.attrs import Attr

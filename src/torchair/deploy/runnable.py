@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from torchair.devices import Device
-from torchair.devices.base import device_named
-from torchair.devices.call import GraphCall
+from torchair.devices.base import GraphCall, device_named
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
+from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError
 from torchair.flags import debug_level
 from torchair.ge.graph import Graph

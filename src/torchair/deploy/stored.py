@@ -25,15 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchair.configs.compiler_config import CompilerConfig
+from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.configs.options import NPUGRAPH_EX
-from torchair.configs.settings import Settings
 from torchair.deploy.compiled import Version
 from torchair.deploy.guards import Expected, Guards, Traced
 from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of, roots_of
 from torchair.deploy.trees import CallShape, spec_of
 from torchair.engine.run.held import Held
-from torchair.engine.run.native import DirectProgram, IdlePrograms, picker
+from torchair.engine.run.native import DirectProgram, ProgramPool, picker
 from torchair.engine.run.recipe import Stored, plan_of
 from torchair.flags import Flags, poisoning
 from torchair.log import EVENT_LEVEL, logger
@@ -43,7 +42,7 @@ from torchair.trace import Trace
 
 if TYPE_CHECKING:
     from torchair.deploy.runnable import Runnable
-    from torchair.devices.call import GraphCall
+    from torchair.devices.base import GraphCall
 
 
 # ---- the file ----
@@ -177,7 +176,7 @@ class ReadyCall:
             raise ValueError("its plan has other inputs or outputs than its graph")
         self.taken, self.order = list(taken), list(order)
         self.collect = picker(self.taken)
-        self._stored, self._pool = stored, IdlePrograms(plan)
+        self._stored, self._pool = stored, ProgramPool(plan)
         self._held: Held | None = None  # weights that are frozen
         self._open = opened
         self._opened: GraphCall | None = None

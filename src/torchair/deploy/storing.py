@@ -13,7 +13,7 @@ from torchair.deploy.guards import Guards, Traced
 from torchair.deploy.homes import Home, HomeWalk, Roots
 from torchair.deploy.stored import PLAIN, Artifact, NotStored, arguments_of, numbers_of, weight_of
 from torchair.deploy.trees import CallShape, spec_text
-from torchair.devices.call import GraphCall, engine_graph
+from torchair.devices.base import GraphCall, engine_graph
 from torchair.engine.run.recipe import recipe_of
 from torchair.errors import SerializationError
 from torchair.operators import infer

@@ -28,7 +28,6 @@ from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.tracing import kept_whole
 from torchair.log import logger, spoken_by
 from torchair.ops.hcom import traced_collectives
-from torchair.ops.streams import mark_side_effects
 from torchair.pipeline import NpuFxCompiler
 from torchair.trace import Trace, model_directory
 
@@ -178,7 +177,6 @@ def _compiled(
     from torch._functorch import aot_autograd
 
     aot_module_simplified: Any = aot_autograd.aot_module_simplified
-    mark_side_effects()
     backend = CacheBackend(spoken_by(logger, made), len(flat.homes), seen)
 
     keep = config.experimental_config.keep_inference_input_mutations

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from threading import Lock
+from typing import Any, Self
 
 import torch
 from torch import fx
 
 from torchair.devices.hosted import (
+    Caller,
     Hosted,
     HostedGraph,
     HostMemory,
-    Run,
     aliased,
     forward_on_host,
     host_memory,
 )
+from torchair.engine.compile import target_of
+from torchair.engine.inputs import input_reader, layouts_of, result_builder
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.options import initialize_graph_engine, take_dump_options
+from torchair.engine.plan.records import Plan
+from torchair.engine.run.executor import Program, Run
+from torchair.engine.run.held import Held
+from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import DeviceInfo, TorchNpuGraph
-from torchair.engine.targets import target_of
+from torchair.ge.graph import Graph
+from torchair.ge.shapes import free_symbols
+from torchair.ge.signature import Computed, Result, Signature, computed
+from torchair.log import EVENT_LEVEL, logger
+from torchair.serde.convention import Convention
 
 
 @dataclass(frozen=True)
@@ -59,13 +73,13 @@ class Device:
             return TorchNpuGraph(graph_name)
         return HostedGraph(graph_name, self.memory, _places(outputs))
 
-    def noted(self, run: Run, mutated: Sequence[int]) -> Run:
+    def noted(self, run: Caller, mutated: Sequence[int]) -> Caller:
         """A graph of the engine, called so that a capture by the device sees it as one operator."""
         return run if self.memory is None else Hosted(self.memory, run, mutated).unless_captured
 
     def hosted(
-        self, run: Run, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
-    ) -> Run:
+        self, run: Caller, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
+    ) -> Caller:
         """A graph that takes tensors of the host, called with tensors of the device. `mutated` are
         the arguments that it updates, `fixed` those of which it wants the address only."""
         if self.memory is None:
@@ -103,3 +117,195 @@ def device_named(name: str) -> Device:
 def _places(devices: Sequence[str]) -> list[int | None]:
     """Numbers of emulated devices, None for the host."""
     return [None if d in ("", "cpu") else torch.device(d).index or 0 for d in devices]
+
+
+# ---- a GE graph with its engine session and calling convention, however it was made ----
+
+
+class GraphCall:
+    """A graph that is called with the arguments of the FX graph it was converted from.
+
+    `ready` says that graph and state are final; the engine compiles at the first call.
+    """
+
+    def __init__(
+        self, graph: Graph, signature: Signature, device: Device, state: GraphState | None = None
+    ) -> None:
+        self.graph = graph
+        self.signature = signature
+        self.state = state if state is not None else _state_of(signature)
+        outputs = devices_of_outputs(signature.results)
+        self.device = device.with_results_on(outputs)
+        self.session = self.device.session(graph.name, outputs)
+        self.finished = False  # whether the engine has optimised the graph before
+        self._noted: Callable[[Sequence[Any]], Any] | None = None  # by the device, if it asks
+        self._compiled = False
+        self._lock = Lock()
+
+    def ready(self) -> None:
+        """Make the calling convention; the graph is not changed by passes from now on."""
+        self.collect = input_reader(self.state.inputs)
+        self.build_results = result_builder(self.signature.results, self.signature.symbols)
+        run: Any = self.device.noted(self.call, self.updated)
+        self._noted = run if run != self.call else None  # or the graph would refer to itself
+
+    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Options of the engine for this graph, and those for the whole process."""
+        return {}, {}
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Make it ready to run; the inputs of the first call tell what may be frozen."""
+        with self._lock:
+            if self._compiled:
+                return
+            start = time.perf_counter()
+            logger.info("start compile graph: %s.", self.graph.name)
+            options, process = self.options()
+            process, dump = take_dump_options(process)
+            initialize_graph_engine(process)
+            self.session.load(
+                self.graph,
+                options,
+                state=self.state,
+                layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
+                device=self.device.info,
+                dump=dump,
+                finished=self.finished,
+            )
+            if options.get("aoe_mode") and inputs is not None:
+                self.session.auto_tune(inputs)
+            self.session.compile(inputs)
+            self._compiled = True
+            logger.info("end compile graph: %s and start run graph.", self.graph.name)
+            self.report(time.perf_counter() - start)
+
+    @property
+    def optimized(self) -> Graph | None:
+        """The graph that really runs, None before it was compiled."""
+        return self.graph if self._compiled or self.finished else None
+
+    def report(self, seconds: float) -> None:
+        """Tell whom it concerns that the graph was compiled."""
+
+    def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run it on the arguments of one call."""
+        return self.call(args) if self._noted is None else self._noted(args)
+
+    def call(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run it; `run` does the same, and a capture by the device takes note of that."""
+        if logger.isEnabledFor(EVENT_LEVEL):
+            return self._timed(args)
+        inputs = self.collect(args)
+        if not self._compiled:
+            self.compile(inputs)
+        return self.build_results(self.session.run(inputs), args)
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Make everything that a run needs, so that it runs operators only."""
+        inputs = self.collect(args)
+        self.compile(inputs)
+        self.session.prepare(inputs)
+
+    def once(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Program]:
+        """Run it with a program made for this run: what a device records."""
+        inputs = self.collect(args)
+        self.compile(inputs)
+        outputs, program = self.session.once(inputs)
+        return self.build_results(outputs, args), program
+
+    @property
+    def plain(self) -> bool:
+        """Whether inputs are arguments as they are, and results new tensors."""
+        results = all(isinstance(r, Computed) and r.same for r in self.signature.results)
+        return results and all(s.kind == "tensor" for s in self.state.inputs)
+
+    @property
+    def taken(self) -> list[int]:
+        """Of a plain call: the argument that each input is."""
+        return [s.args[0] for s in self.state.inputs]
+
+    @property
+    def order(self) -> list[int]:
+        """Of a plain call: the output that each result is."""
+        return [r.index for r in self.signature.results if isinstance(r, Computed)]
+
+    def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
+        """A program that Python enters in one call, where there is one."""
+        return self.session.direct(inputs)
+
+    @property
+    def convention(self) -> Convention:
+        """How the graph is called, in a form that files hold."""
+        known = self.signature
+        made = Signature(list(self.state.inputs), known.results, known.symbols, known.arguments)
+        return Convention(made, dict(self.state.assigned))
+
+    @property
+    def updated(self) -> list[int]:
+        """Arguments that a run updates."""
+        return [self.state.inputs[k].args[0] for k in self.state.assigned.values()]
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn on the host for every call."""
+        return any(s.kind == "random" for s in self.state.inputs)
+
+    def _timed(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        t0 = time.perf_counter()
+        inputs = self.collect(args)
+        t1 = time.perf_counter()
+        self.compile(inputs)
+        t2 = time.perf_counter()
+        results = self.build_results(self.session.run(inputs), args)
+        t3 = time.perf_counter()
+        logger.event(
+            "torchair run at %d, process input: %dus, compile %dus, graph run: %dus",
+            t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
+        )  # fmt: skip
+        return results
+
+
+class StepWatcher:
+    """Who looks on while the steps of a plan run one by one, see `TorchNpuGraph.run_watched`."""
+
+    alone = True
+    plan: Plan
+
+    def of(self, plan: Plan) -> Self:
+        """Look at a program of this plan."""
+        self.plan = plan
+        return self
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def end(self) -> None:
+        """All is there."""
+
+    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+        """What runs instead of a step."""
+        (number,) = steps
+        return lambda registers: self.around(number, run, registers)
+
+    def around(self, number: int, run: Run, registers: list[Any]) -> None:
+        """Run one step, with what is to be known of it."""
+        raise NotImplementedError
+
+
+def engine_graph(found: Any) -> GraphCall | None:
+    """The graph in the engine behind what runs it: itself, a graph that a GPU replays, or one from
+    a file; None where there is no such graph."""
+    behind = (found, getattr(found, "graph", None), getattr(found, "call", None))
+    return next((x for x in behind if isinstance(x, GraphCall)), None)
+
+
+def devices_of_outputs(results: Sequence[Result]) -> list[str]:
+    """The device that tracing saw each output of a graph on, as far as it is a result."""
+    devices: dict[int, str] = {r.index: r.device for r in computed(results)}
+    return [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]
+
+
+def _state_of(signature: Signature) -> GraphState:
+    made = computed(signature.results)
+    sizes = [d for r in made for d in (*r.strides, r.offset)]
+    return GraphState(list(signature.inputs), promised=frozenset(free_symbols(sizes)))

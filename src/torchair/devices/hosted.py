@@ -20,13 +20,12 @@ from torch import fx
 
 from torchair.engine.optimize.passes.ordering import draws
 from torchair.engine.run.fixed import FixedProgram
-from torchair.engine.run.held import same_as
-from torchair.engine.run.native import picker
+from torchair.engine.run.native import picker, same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr
 from torchair.ge.graph import Graph
 
-Run = Callable[[Sequence[Any]], Any]
+Caller = Callable[[Sequence[Any]], Any]
 Memory = Callable[[int], torch.Tensor]
 Tensors = Sequence[torch.Tensor]
 Assigned = Sequence[torch.Tensor | None]
@@ -230,7 +229,7 @@ class Hosted:
     """A compiled graph as one operator of an emulated device, which a capture takes note of."""
 
     def __init__(
-        self, host: HostMemory, run: Run, mutated: Sequence[int] = (),
+        self, host: HostMemory, run: Caller, mutated: Sequence[int] = (),
         places: Sequence[int | None] = (), fixed: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """`mutated` are the arguments that `run` updates, and `fixed` those of which it wants to

@@ -14,35 +14,70 @@ comes out and runs it.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from torchair.codegen.cpu.target import cpu
+from torchair.codegen.cuda.target import cuda
 from torchair.codegen.kept import kept
-from torchair.codegen.target import BrokenKernels
+from torchair.codegen.target import BrokenKernels, Target
 from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
+from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
-from torchair.engine.plan.family import Member, natives_of
+from torchair.engine.plan.family import Member
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import Plan
-from torchair.engine.plan.streams import Lanes
-from torchair.engine.run.executor import ProgramPool
-from torchair.engine.run.lanes import Watch
-from torchair.engine.run.workspace import MemberPool, bound, new_spaces
-from torchair.engine.targets import usable_target
+from torchair.engine.plan.streams import schedule_of
+from torchair.engine.run.executor import Program
+from torchair.engine.run.lanes import Watch, bind_lanes
+from torchair.engine.run.native import NativeProgram, ProgramPool
+from torchair.engine.run.workspace import SPACES, MemberPool, Workspace
 from torchair.engine.tune import Wish
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
-from torchair.log import native_logger
+from torchair.log import native_logger, warn_once
 from torchair.passes import PassRunner
 from torchair.trace import Stopwatch, Trace
 
 if TYPE_CHECKING:
     from torchair.engine.tune.tuner import Tuning
+
+
+# ---- which target serves a device: where the engine gets its kernels from ----
+
+
+TARGETS: dict[str, Callable[[int], Target]] = {"cpu": lambda index: cpu(), "cuda": cuda}
+"""By the type of a torch device, a function of its number."""
+
+
+def target_of(device: str) -> Target | None:
+    """The target of a torch device, None where every operator runs by torch."""
+    place = torch.device(device)
+    make = TARGETS.get(place.type)
+    return None if make is None else make(place.index or 0)
+
+
+def usable_target(device: str) -> Target | None:
+    """The same, None also where this machine lacks something that the target needs."""
+    target = target_of(device)
+    missing = target.available() if target is not None else None
+    if missing is None:
+        return target
+    warn_once(
+        f"no native code on this machine ({missing}): torch's kernels run instead. "
+        "TORCHAIR_NATIVE=0 says that this is meant",
+        UserWarning,
+        stacklevel=2,
+    )
+    return None
+
 
 Bound = TypeVar("Bound")
 
@@ -114,7 +149,7 @@ class GraphCompiler:
         self._begin_planning()
 
     def _begin_planning(self) -> None:
-        self._spaces = new_spaces()
+        self._spaces: deque[Workspace] = deque(maxlen=SPACES)  # that no call uses at the moment
         self.planner = Planner(
             self.graph, self._device, self._state.assigned, self._layouts, self.units, self.lanes,
             self._options.compact,
@@ -137,7 +172,7 @@ class GraphCompiler:
                     watch(self.build, plan)
                     made = watch(bind, plan)
             except BrokenKernels as e:
-                if self.units is None or not self.units.forbid(natives_of(plan), e):
+                if self.units is None or not self.units.forbid(plan.natives, e):
                     raise
                 self._begin_planning()
                 continue
@@ -167,12 +202,12 @@ class GraphCompiler:
             if self.wish is not None:
                 self.tuning.tune(plan, self.units.content, self.wish)
             self.tuning.choose(plan)
-        self.units.generate(natives_of(plan, new=True))
+        self.units.generate(plan.new_natives)
 
     def build(self, plan: Plan | Member) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""
         if self.target is not None:
-            self.target.compile([n.kernel for n in natives_of(plan, new=True)])
+            self.target.compile([n.kernel for n in plan.new_natives])
         if isinstance(plan, Member):
             plan.family.built = True
 
@@ -181,6 +216,20 @@ class GraphCompiler:
     ) -> ProgramPool | MemberPool:
         """Programs of a plan, a first one at once; `watch` looks on while they run, on other
         `lanes` than those of the graph if they are given."""
-        pool = bound(plan, self.lanes if lanes is None else lanes, self._spaces, watch)
+        pool = self._pool(plan, self.lanes if lanes is None else lanes, watch)
         pool.prepare()
         return pool
+
+    def _pool(
+        self, plan: Plan | Member, lanes: Lanes, watch: Watch | None
+    ) -> ProgramPool | MemberPool:
+        """On the lanes of the graph, in workspaces, as one native segment, or step by step."""
+        if isinstance(plan, Member):
+            if watch is None and plan.family.lanes is None:
+                return MemberPool(plan, self._spaces)
+            plan = plan.plan()
+        if watch is not None and plan.schedule is None:
+            plan.schedule = schedule_of(plan, lanes)
+        if plan.schedule is not None:
+            return ProgramPool(plan, partial(bind_lanes, watch=watch))
+        return ProgramPool(plan, NativeProgram if NativeProgram.suits(plan) else Program)

@@ -9,11 +9,10 @@ from difflib import get_close_matches
 from threading import Lock
 from typing import Any
 
-from torchair.configs.compiler_config import engine_values
-from torchair.configs.settings import parse_switches
+from torchair.configs.compiler_config import engine_keys, engine_values, parse_switches
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
-from torchair.log import native_logger, warn_once
+from torchair.log import logger, native_logger, warn_once
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,34 @@ class EngineOptions:
         known["tune"] = known["tune"] if tunes else None
         known["tuned"] = known["tuned"] or flags.tuned
         return cls(**known)
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """What to dump: the fields `dump.*` of the options of `dump_config`."""
+
+    path: str  # with the folder of the rank, `worldsize<W>_global_rank<R>`
+    mode: str
+    data: str
+    step: str
+    layer: str
+    quant_dumpable: str
+
+    def takes(self, step: int) -> bool:
+        """Whether a run is one of the chosen ones, like `0|2-5`; all are if none is chosen."""
+        ranges = [part.split("-") for part in self.step.split("|") if part]
+        return not ranges or any(int(r[0]) <= step <= int(r[-1]) for r in ranges)
+
+
+def take_dump_options(options: Mapping[str, str]) -> tuple[dict[str, str], DumpOptions | None]:
+    """Global options without those of the dump, which may differ from graph to graph, and what
+    these say; None if the dump is off."""
+    own = set(engine_keys("dump").values())
+    rest = {k: v for k, v in options.items() if k not in own}
+    if options.get("ge_dump_with_acl_config"):
+        logger.warning("dump_config_path has no effect: set dump_config.enable_dump and its kin")
+    known = engine_values({}, options, "dump")
+    return rest, DumpOptions(**known) if known.pop("on") else None
 
 
 class GraphEngine:

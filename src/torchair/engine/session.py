@@ -17,22 +17,21 @@ import torch
 
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inputs import check_outputs, fits
-from torchair.engine.inspect.dump import STATISTICS, DumpOptions, GraphDump
+from torchair.engine.inspect.dump import STATISTICS, GraphDump
 from torchair.engine.inspect.timeline import KernelRows, Timeline
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.inputs import mapping_assign_op_to_graph_output
-from torchair.engine.options import EngineOptions, engine
+from torchair.engine.optimize.passes.ordering import Lanes, mapping_assign_op_to_graph_output
+from torchair.engine.options import DumpOptions, EngineOptions, engine
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.family import Member
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
-from torchair.engine.plan.streams import Lanes
-from torchair.engine.run.executor import Program, ProgramPool
+from torchair.engine.run.executor import Program
 from torchair.engine.run.fixed import FixedProgram, check_capturable, memory_of
-from torchair.engine.run.held import Editions, Held, same_as
+from torchair.engine.run.held import Editions, Held
 from torchair.engine.run.lanes import Watch
-from torchair.engine.run.memory import GivenMemory, constant_bytes
-from torchair.engine.run.native import DirectProgram
+from torchair.engine.run.native import DirectProgram, ProgramPool, same_as
+from torchair.engine.run.segment import GivenMemory, constant_bytes
 from torchair.engine.run.trial import replay_of
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.tune import untunable

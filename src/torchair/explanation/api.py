@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torchair.backend import config_in, get_npu_backend
 from torchair.concrete.acl import AclConcreteGraph, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.devices.call import GraphCall, engine_graph
+from torchair.devices.base import GraphCall, engine_graph
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.log import logger
 from torchair.runner import Compilation, GmRunner, observed

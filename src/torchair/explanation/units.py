@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from torchair.codegen.kept import key_of, store
-from torchair.devices.call import GraphCall, StepWatcher
+from torchair.devices.base import GraphCall, StepWatcher
 from torchair.engine.inspect.timeline import row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.engine.run.executor import Run
 from torchair.ge.graph import Node, Value
 from torchair.log import logger
-from torchair.operators import Trait, row_of
+from torchair.operators import Trait, has_trait
 from torchair.process import processor
 
 # ---- what this machine can do, measured once and kept on disk ----
@@ -225,8 +225,7 @@ def _row(
     kind = kinds.get(step.kind, "torch")
     why = reasons.get(step.node, "")
     if kind == "copy":
-        row = row_of(step.node.type)
-        view = row is not None and row.has(Trait.VIEW)
+        view = has_trait(step.node, Trait.VIEW)
         why = "a view of it needs another layout" if view else "it is updated, and still read"
     packed = [t for t in step.native.slots if isinstance(t, Tensor)] if step.native else []
     moved = _moved(step, given, made) + sum(map(_bytes, packed))
@@ -255,8 +254,7 @@ def _moved(step: Step, given: list[Any], made: list[Any]) -> int:
 
 
 def _updates(node: Node) -> bool:
-    row = row_of(node.type)
-    return row is not None and row.has(Trait.WRITES_FIRST)
+    return has_trait(node, Trait.WRITES_FIRST)
 
 
 def _bytes(value: Any) -> int:

@@ -17,9 +17,9 @@ import torch
 from torch import fx
 from torch.fx.node import has_side_effect
 
+from torchair.configs.compiler_config import Settings
 from torchair.configs.debug import rank_directory
-from torchair.configs.options import CAPTURE_MODES, NPUGRAPH_EX
-from torchair.configs.settings import Settings
+from torchair.configs.options import NPUGRAPH_EX
 from torchair.log import logger
 from torchair.store import DIRECTORY_MODE, atomic_write, npy_bytes
 
@@ -30,29 +30,18 @@ Wanted = Callable[[fx.Node], fx.Node | None]
 """Which node to dump in place of a node, None for no dump; `debug.data_dump.filter` is one."""
 
 
-def dumps_instead(settings: Settings) -> bool:
-    """Whether the user asks for data of the traced graph, which then runs without compilation."""
-    original = dumps_tensors(settings) and settings.tensor_dump_stage == "original"
-    return settings.data_dump_type is not None or _npy_of_eager_run(settings) or original
-
-
-def dumps_tensors(settings: Settings) -> bool:
-    """Whether the user asks for tensors of graphs that would be captured."""
-    return settings.tensor_dump and settings.mode in CAPTURE_MODES
-
-
 def dumping(
     gm: fx.GraphModule,
     name: str,
     settings: Settings,
     convertible: Callable[[Any], Any] = lambda _target: True,
 ) -> Callable[..., Any]:
-    """What runs instead of a compiled graph when `dumps_instead` says so.
+    """What runs instead of a compiled graph when `Settings.dumps_instead` says so.
 
     `convertible` tells of a target whether it has a converter; without one it is not dumped,
     except in the mode `npugraph_ex`, which knows no converters.
     """
-    if settings.data_dump_type is None and not _npy_of_eager_run(settings):
+    if settings.data_dump_type is None and not settings.run_eagerly:
         logger.warning("data dump is on: %s runs as traced, without compilation", name)
         own = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         save_after_each_node(own, settings.tensor_dump_path)
@@ -62,10 +51,6 @@ def dumping(
     if settings.data_dump_type is not None:
         root = rank_directory(settings.data_dump_path or ".")
     return EagerDump(gm, os.path.join(root, name), _choice(settings, convertible))
-
-
-def _npy_of_eager_run(settings: Settings) -> bool:
-    return dumps_tensors(settings) and settings.run_eagerly
 
 
 def _choice(settings: Settings, convertible: Callable[[Any], Any]) -> Wanted:

@@ -5,8 +5,17 @@ Plain Python values tagged with the kind that decides their wire form. No protob
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from torchair.errors import GraphError
+from torchair.ge import dtypes
+from torchair.ge.shapes import on_wire
+
+if TYPE_CHECKING:
+    from torchair.ge.graph import Node, Value
+
 
 AttrKind = Literal[
     "Int", "Float", "Bool", "Str", "DataType", "ListInt", "ListFloat", "ListBool", "ListStr",
@@ -121,3 +130,255 @@ _ATTR_TYPE_MAP: dict[str, AttrMaker] = {
     }.items()
 }  # fmt: skip
 """Kinds by the names that files and the engine's operator definitions have for them."""
+
+
+# ---- the same as protobuf messages show it, for converters written that way ----
+
+
+# field of an attribute message: the kind of attribute it is, and what it reads as when unset
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "i": ("Int", 0),
+    "f": ("Float", 0.0),
+    "b": ("Bool", False),
+    "s": ("Str", b""),
+    "dt": ("DataType", 0),
+}
+
+
+class Attribute:
+    """One attribute by its fields `i`, `f`, `b`, `s`, `dt` and `list`."""
+
+    __slots__ = ("_attrs", "_name")
+
+    def __init__(self, attrs: dict[str, Attr], name: str) -> None:
+        object.__setattr__(self, "_attrs", attrs)
+        object.__setattr__(self, "_name", name)
+
+    @property
+    def attr(self) -> Attr | None:
+        """The attribute itself, None while it is not set."""
+        return self._attrs.get(self._name)
+
+    def put(self, attr: Attr) -> None:
+        """Make it this attribute."""
+        self._attrs[self._name] = attr
+
+    def HasField(self, field: str) -> bool:
+        """Whether the attribute is set and of that kind."""
+        attr = self.attr
+        if attr is None:
+            return False
+        return attr.kind.startswith("List") if field == "list" else attr.kind == _field(field)[0]
+
+    @property
+    def list(self) -> Lists:
+        """The fields again, as lists."""
+        return Lists(self)
+
+    def __getattr__(self, field: str) -> Any:
+        kind, unset = _field(field)
+        attr = self.attr
+        if attr is None or attr.kind not in (kind, "Bytes" if field == "s" else kind):
+            return unset
+        return attr.value.encode() if attr.kind == "Str" else attr.value
+
+    def __setattr__(self, field: str, value: Any) -> None:
+        self.put(Attr(_field(field)[0], value))
+
+    def __repr__(self) -> str:
+        return f"{self._name}: {self.attr}"
+
+
+class Lists:
+    """The list fields of an attribute."""
+
+    __slots__ = ("_attribute",)
+
+    def __init__(self, attribute: Attribute) -> None:
+        self._attribute = attribute
+
+    def __getattr__(self, field: str) -> Members:
+        return Members(self._attribute, f"List{_field(field)[0]}")
+
+
+class Members(Sequence[Any]):
+    """The members of one list attribute."""
+
+    def __init__(self, attribute: Attribute, kind: str) -> None:
+        self._attribute, self._kind = attribute, kind
+
+    def _values(self) -> list[Any]:
+        attr = self._attribute.attr
+        if attr is None or attr.kind != self._kind:
+            return []
+        return [v.encode() if isinstance(v, str) else v for v in attr.value]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values()[index]
+
+    def __len__(self) -> int:
+        return len(self._values())
+
+    def append(self, value: Any) -> None:
+        """One more member."""
+        self.extend([value])
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """More members."""
+        self._attribute.put(Attr(self._kind, [*self._values(), *values]))
+
+
+def _field(field: str) -> tuple[str, Any]:
+    if field not in _FIELDS:
+        raise AttributeError(f"an attribute has the fields {', '.join(_FIELDS)}, list, not {field}")
+    return _FIELDS[field]
+
+
+class Owner(Protocol):
+    """What has attributes."""
+
+    attrs: dict[str, Attr]
+
+
+class Attributes:
+    """Attributes of a graph, a node or a value by name, as messages."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner: Any = owner
+
+    def __getitem__(self, name: str) -> Attribute:
+        return Attribute(self._owner.attrs, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._owner.attrs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owner.attrs)
+
+    def __len__(self) -> int:
+        return len(self._owner.attrs)
+
+    def __delitem__(self, name: str) -> None:
+        del self._owner.attrs[name]
+
+    def items(self) -> list[tuple[str, Attribute]]:
+        """Names and attributes."""
+        return [(name, self[name]) for name in self]
+
+
+class NodeAttributes(Attributes):
+    """Attributes of a node; called with a name it gives the value, with the prototype's default."""
+
+    __slots__ = ()
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        """Value of an attribute: as set, else the prototype's default, else `default`."""
+        found = self._owner.attrs.get(name)
+        if found is not None:
+            return found.value
+        proto = self._owner.prototype
+        spec = proto.by_name.get(name) if proto else None
+        return default if spec is None or spec.default is None else spec.default
+
+
+class Edges(Sequence[str]):
+    """What a node reads, as `<node>:<output>`, an empty text for what is not fed, and then
+    `<node>:-1` for what it waits for."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def _texts(self) -> list[str]:
+        data = ["" if value is None else value.edge for _, _, value in self._node.slots()]
+        return data + [f"{before.name}:-1" for before in self._node.control]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._texts()[index]
+
+    def __setitem__(self, index: int, edge: str) -> None:
+        slots = list(self._node.slots())
+        port, position, _ = slots[index]
+        self._node.set_input(port, self._node.graph.value(edge), position)
+
+    def __len__(self) -> int:
+        return len(self._texts())
+
+    def append(self, edge: str) -> None:
+        """Wait for another node, given as `<node>:-1`."""
+        name, _, output = edge.rpartition(":")
+        if output != "-1":
+            raise GraphError(
+                f"{edge!r} is not a control edge: operands are given when a node is built",
+                node=self._node.name, hint="append `tensor.controller`, or set a position",
+            )  # fmt: skip
+        self._node.after(self._node.graph.node(name))
+
+    def extend(self, edges: Iterable[str]) -> None:
+        """Wait for several nodes."""
+        for edge in edges:
+            self.append(edge)
+
+
+@dataclass
+class Unfed:
+    """What an input that is not fed has in the place of a value."""
+
+    dtype: int = dtypes.DataType.DT_UNDEFINED
+    shape: None = None
+    layout: str = ""
+    device_type: str = ""
+    attrs: dict[str, Attr] = field(default_factory=lambda: {"_is_unfed_optional": Attr("Int", 1)})
+
+
+class Dims:
+    """The field `shape` of a description."""
+
+    def __init__(self, value: Value | Unfed) -> None:
+        self.dim = on_wire(value.shape)
+
+
+def _of_value(name: str, doc: str) -> Any:
+    """A field of a description that is one of its value."""
+
+    def get(self: Description) -> Any:
+        return getattr(self.value, name)
+
+    def put(self: Description, given: Any) -> None:
+        setattr(self.value, name, given)
+
+    return property(get, put, doc=doc)
+
+
+class Description:
+    """The description of a value at one end of an edge."""
+
+    def __init__(self, value: Value | Unfed, port: str) -> None:
+        self.value, self.name = value, port
+
+    dtype = _of_value(
+        "dtype", "Number of the type in `ge.DataType`; those of files are known to files alone."
+    )
+    layout = _of_value("layout", "Layout tag, as `NCHW`.")
+    device_type = _of_value("device_type", "Where the value is, as `NPU`.")
+
+    @property
+    def attr(self) -> Attributes:
+        """Attributes of the description."""
+        return Attributes(self.value)
+
+    @property
+    def shape(self) -> Dims:
+        """Dims, -1 for those that vary."""
+        return Dims(self.value)
+
+
+def outputs(node: Node) -> list[Description]:
+    """Descriptions of what a node computes."""
+    return [Description(value, value.port) for value in node.outputs]
+
+
+def operands(node: Node) -> list[Description]:
+    """Descriptions of what a node reads."""
+    return [Description(Unfed() if v is None else v, name) for name, v in node.named_slots()]

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchair.errors import GraphError
-from torchair.ge.attrs import Attr
+from torchair.ge.attrs import Attr, Attributes
 from torchair.ge.build import add_output, custom_op, infer_node, slots_by_port
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Slot, Tensor, Value, get_default_ge_graph
-from torchair.ge.messages import Attributes
 from torchair.ge.prototypes import prototype
 
 

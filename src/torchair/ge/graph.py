@@ -12,9 +12,16 @@ from itertools import islice
 from typing import Any
 
 from torchair.errors import GraphError, without_marks
-from torchair.ge.attrs import Attr
+from torchair.ge.attrs import (
+    Attr,
+    Attributes,
+    Description,
+    Edges,
+    NodeAttributes,
+    operands,
+    outputs,
+)
 from torchair.ge.dtypes import DataType, dtype_name, type_of_meta
-from torchair.ge.messages import Attributes, Description, Edges, NodeAttributes, operands, outputs
 from torchair.ge.prototypes import Prototype, prototype
 from torchair.ge.shapes import Dim, Shape, from_torch, on_wire
 

@@ -127,6 +127,11 @@ def is_declared(op_type: str) -> bool:
     return op_type in _declared
 
 
+def is_users(op_type: str) -> bool:
+    """Whether an operator type is none of the package."""
+    return prototype(op_type) is None or is_declared(op_type)
+
+
 def prototype(op_type: str) -> Prototype | None:
     """The prototype of an operator type, or None when it is not an operator we know."""
     return _declared.get(op_type) or _shipped(op_type)

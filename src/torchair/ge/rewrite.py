@@ -1,125 +1,119 @@
-"""Rewrite rules in builder syntax, and what passes are checked and shown by: `verify`, `line_of`.
+"""Rewrite rules, and what passes are checked and shown by: `verify`, `line_of`.
 
-A rule has a `pattern`, a function that builds what to look for from wildcards (its parameters), and
-a `replace` that builds the new nodes from what the wildcards matched, or declines with `no(...)`.
+A rule names the types of the node it ends at in `last`. Its `find` walks up from there and gives a
+function that builds the new nodes, with the builders that build graphs.
 
     class DoubleNeg(Rule):
-        def pattern(self, x): return ge.Neg(ge.Neg(x))
-        def replace(self, match, x): return x
+        last = ("Neg",)
+        def find(self, node, inner):
+            inside = node.values()[0]
+            return (lambda: inside.node.values()[0]) if inside.node.type == "Neg" else None
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from torchair.errors import GraphError
 from torchair.ge.attrs import Attr
-from torchair.ge.build import add_output
-from torchair.ge.dtypes import dtype_name
+from torchair.ge.build import builder
+from torchair.ge.dtypes import DataType, dtype_name
 from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
 from torchair.ge.shapes import on_wire
 from torchair.ops.streams import STREAM_LABEL
 
-_WILDCARD = "?"
+Build = Callable[[], Any]
+"""Builds what stands for the results of a node; it may still raise Mismatch."""
 
 
-@dataclass(frozen=True)
-class No:
-    """A rule's refusal, with the reason."""
+class Mismatch(Exception):
+    """Why nodes that look like those of a rule are none of it."""
 
-    reason: str
-    about: Any = None
-
-    def __str__(self) -> str:
-        return self.reason if self.about is None else f"{self.reason} ({self.about})"
-
-
-def no(reason: str, about: Any = None) -> No:
-    """Decline a match and say why."""
-    return No(reason, about)
+    def __init__(self, reason: str, about: Any = None) -> None:
+        super().__init__(reason if about is None else f"{reason} ({about})")
 
 
 @dataclass
 class Match:
-    """Where a pattern was found."""
+    """Where a rule fits: the last node, all nodes it looked at, and a function that builds the
+    replacement, or why there is none."""
 
     root: Node
-    values: dict[str, Value | None] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[Node]
+    build: Build | Mismatch
 
 
 class Rule:
-    """Base of rules; subclasses write `pattern` and `replace`."""
+    """Base of rules; subclasses name types in `last`, and write `find`."""
 
-    pattern: Callable[..., Any]
-    replace: Callable[..., Any]
+    last: tuple[str, ...]
+    above: tuple[str, ...] = ()  # if any: types of which some operand of the last node is made by
 
     @property
     def name(self) -> str:
         """Name for logs and switches."""
         return type(self).__name__
 
-    def __init__(self) -> None:
-        with Graph("pattern") as graph:
-            wildcards = {}
-            for parameter in inspect.signature(self.pattern).parameters.values():
-                node = graph.add(_WILDCARD, parameter.name)
-                if parameter.default is None:  # the input may be unfed
-                    node.attrs["optional"] = Attr("Bool", True)
-                wildcards[parameter.name] = add_output(node, "y")
-            result = self.pattern(**wildcards)
-        first = result[0] if isinstance(result, (tuple, list)) else result
-        self.root: Node = first.node
-        if self.root.type == _WILDCARD:
-            raise GraphError(f"rule {self.name}: a pattern must be more than a wildcard")
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        """A function that builds the replacement of `node`'s results; None if this is nothing like
+        the rule's, Mismatch if it is and yet differs. `inner` is told of the nodes between."""
+        raise NotImplementedError
 
-    def match(self, node: Node) -> Match | None:
-        """The match anchored at this node, if there is one."""
-        found = Match(node)
-        return found if _match_node(self.root, node, found) else None
+    def match(self, node: Node, state: Any = None) -> Match | None:
+        """The match that ends at a node, if there is one."""
+        if self.above and all(v.node.type not in self.above for v in node.values()):
+            return None
+        inner = Inner(node, state)
+        build: Build | Mismatch | None = None
+        try:
+            build = self.find(node, inner)
+            if build is None:
+                return None
+            inner.check()
+        except Mismatch as e:
+            build = e
+        return Match(node, [*inner.seen, *inner.nodes, node], build)
 
-
-def _match_node(pattern: Node, node: Node, found: Match) -> bool:
-    if pattern.type != node.type:
-        return False
-    for name, wanted in pattern.attrs.items():
-        if name == "_readable_value":
-            continue
-        got = node.attrs.get(name)
-        if (got != wanted) if got is not None else (node.attr(name) != wanted.value):
-            return False
-    for port, slot in pattern.inputs.items():
-        if not _match_slot(slot, node.inputs.get(port), found):
-            return False
-    found.nodes.append(node)
-    return True
+    def replace(self, match: Match) -> Any:
+        """What stands for the results of the last node; Mismatch if it is to stay."""
+        if isinstance(match.build, Mismatch):
+            raise match.build
+        return match.build()
 
 
-def _match_slot(pattern: Any, slot: Any, found: Match) -> bool:
-    if isinstance(pattern, list):
-        return (
-            isinstance(slot, list)
-            and len(slot) == len(pattern)
-            and all(_match_slot(p, s, found) for p, s in zip(pattern, slot, strict=True))
-        )
-    if pattern is None:
-        return slot is None
-    source = pattern.node
-    if source.type != _WILDCARD:
-        return (
-            slot is not None
-            and slot.index == pattern.index
-            and _match_node(source, slot.node, found)
-        )
-    if slot is None and "optional" not in source.attrs:
-        return False
-    if source.name in found.values:
-        return found.values[source.name] is slot
-    found.values[source.name] = slot
-    return True
+class Inner:
+    """The nodes between what a rule reads and the last one."""
+
+    def __init__(self, last: Node, state: Any = None) -> None:
+        self.last = last
+        self.state = state  # what is known of the graph and of what will run it
+        self.nodes: list[Node] = []  # that a replacement makes superfluous
+        self.seen: list[Node] = []  # others, which may stay for other readers
+
+    def add(self, *values: Value) -> None:
+        """These are computed for the last node alone."""
+        self.nodes += [v.node for v in values if v.node not in self.nodes]
+
+    def see(self, *values: Value) -> None:
+        """These are looked through, and may have other readers."""
+        self.seen += [v.node for v in values]
+
+    def check(self) -> None:
+        """Nobody else reads what was added, no order is tied to any, and all are on one stream."""
+        members = {*self.nodes, self.last}
+        for node in self.nodes:
+            others = [u for v in node.outputs for u in v.users() if u not in members]
+            if others:
+                raise Mismatch(f"{node.name} is read elsewhere too", others[0])
+        for node in (*self.nodes, *self.seen):
+            if node.control or node.control_users:
+                raise Mismatch("a node carries control edges", node)
+        if len({n.attrs.get(STREAM_LABEL) for n in (*members, *self.seen)}) > 1:
+            raise Mismatch("its nodes are on different streams", self.last)
 
 
 def rewrite(
@@ -129,16 +123,18 @@ def rewrite(
     stays: Callable[[Node], bool] = lambda node: True,
     count: Callable[[str, bool], None] = lambda name, done: None,
     permits: Callable[[Rule, Match], bool] | None = None,
+    state: Any = None,
 ) -> int:
     """Apply rules until none changes anything; returns how many replacements were made.
 
     What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `count` is
     told the name of each rule that matched, and whether it replaced something. `permits` is asked
-    before each replacement, and may refuse.
+    before each replacement, and may refuse. `state` is what rules find in `inner.state`.
     """
     by_type: dict[str, list[Rule]] = {}
     for rule in rules:
-        by_type.setdefault(rule.root.type, []).append(rule)
+        for last in rule.last:
+            by_type.setdefault(last, []).append(rule)
     total = 0
     while True:
         changed = 0
@@ -147,7 +143,7 @@ def rewrite(
             if known is None or graph._nodes.get(node.name) is not node:
                 continue
             sources = [v.node for v in node.values()]
-            if _try(graph, node, known, explain, count, permits):
+            if _try(graph, node, known, explain, count, permits, state):
                 changed += 1
                 _remove_unread(graph, sources, stays)
         if not changed:
@@ -160,32 +156,34 @@ def rewrite(
 
 def _try(
     graph: Graph, node: Node, rules: Iterable[Rule], explain: Callable[[str], None] | None,
-    count: Callable[[str, bool], None], permits: Callable[[Rule, Match], bool] | None,
+    count: Callable[[str, bool], None], permits: Callable[[Rule, Match], bool] | None, state: Any,
 ) -> bool:  # fmt: skip
     for rule in rules:
-        found = rule.match(node)
-        if found is None or not _free_to_change(found):
+        found = rule.match(node, state)
+        if found is None:
             continue
-        before = len(graph)
+        before, result, declined = len(graph), None, None
         with graph:
             graph.depth += 1
             graph.origin = node.origin
             try:
-                result = rule.replace(found, **found.values)
+                result = rule.replace(found)
+            except Mismatch as e:
+                declined = e
             finally:
                 graph.depth -= 1
                 graph.origin = None
         made = graph.newest(len(graph) - before)
-        if node.control and not made and not isinstance(result, No):
-            result = no("it waits for other nodes")
-        if not isinstance(result, No) and permits is not None and not permits(rule, found):
-            result = no("it may not, for now")
-        count(rule.name, not isinstance(result, No))
-        if isinstance(result, No):
+        if declined is None and node.control and not made:
+            declined = Mismatch("it waits for other nodes")
+        if declined is None and permits is not None and not permits(rule, found):
+            declined = Mismatch("it may not, for now")
+        count(rule.name, declined is None)
+        if declined is not None:
             for n in reversed(made):
                 graph.remove(n)
             if explain is not None:
-                explain(f"{rule.name} declined {node.name}: {result}")
+                explain(f"{rule.name} declined {node.name}: {declined}")
             continue
         _substitute(graph, node, result, made)
         if explain is not None:
@@ -203,13 +201,6 @@ def _remove_unread(graph: Graph, nodes: list[Node], stays: Callable[[Node], bool
             continue
         nodes += [v.node for v in node.values()]
         graph.remove(node)
-
-
-def _free_to_change(found: Match) -> bool:
-    """Whether all nodes of a match are on one stream, and only the last one keeps an order."""
-    streams = {n.attrs.get(STREAM_LABEL) for n in found.nodes}
-    inner = [n for n in found.nodes if n is not found.root]
-    return len(streams) == 1 and not any(n.control or n.control_users for n in inner)
 
 
 def _substitute(graph: Graph, node: Node, result: Any, made: list[Node]) -> None:
@@ -336,3 +327,112 @@ def _short(value: Any) -> str:
         return f"tensor{list(value.shape)}"
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+# ---- what rules ask about values ----
+
+
+KERNEL_FLOATS = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
+"""Types that fused operators have kernels for."""
+
+_CLOSE = 1e-6  # relative difference of constants that count as equal
+
+
+def made_by(value: Value, *types: str) -> bool:
+    """Whether a value is the first result of a node of these types."""
+    return value.node.type in types and value.index == 0
+
+
+def operands(value: Value) -> list[Value]:
+    """What the node of a value reads."""
+    return value.node.values()
+
+
+def number(value: Value) -> float | None:
+    """The number of a constant that holds one."""
+    if value.node.type != "Const":
+        return None
+    tensor: torch.Tensor = value.node.attr("value")
+    return float(tensor.item()) if tensor.numel() == 1 and not tensor.is_complex() else None
+
+
+def both_orders(node: Node) -> Iterator[tuple[Value, Value]]:
+    """The two operands of a commutative node, and the other way round."""
+    a, b = node.values()
+    yield a, b
+    if a is not b:
+        yield b, a
+
+
+def with_number(value: Value, op_type: str) -> tuple[Value, float] | None:
+    """The other operand and the number, where one operand is a constant number."""
+    if made_by(value, f"{op_type}s"):  # Muls and Adds keep the number as an attribute
+        return operands(value)[0], float(value.node.attr("value"))
+    if not made_by(value, op_type):
+        return None
+    for other, constant in both_orders(value.node):
+        found = number(constant)
+        if found is not None:
+            return other, found
+    return None
+
+
+def close(a: float | None, b: float) -> bool:
+    """Whether a constant is meant to be this number."""
+    return a is not None and abs(a - b) <= _CLOSE * abs(b)
+
+
+def below_cast(value: Value) -> Value:
+    """What a conversion of type reads, or the value itself."""
+    return operands(value)[0] if made_by(value, "Cast") else value
+
+
+def below(value: Value, *types: str) -> Value:
+    """What is under nodes of these types, one on the other."""
+    while made_by(value, *types):
+        value = operands(value)[0]
+    return value
+
+
+def only(value: Value) -> Any:
+    """The one small number that a value is known to hold, None if there is none."""
+    content = value.content
+    return content[0] if isinstance(content, tuple) and len(content) == 1 else content
+
+
+def flags_of(node: Node) -> dict[str, Any]:
+    """What a node says of itself to whoever builds another one like it."""
+    return {name: a.value for name, a in node.attrs.items() if not name.startswith("_")}
+
+
+def cast(x: Value, dtype: int) -> Value:
+    """A value in a type, which it may have already."""
+    return x if x.dtype == dtype else builder("Cast")(x, dst_type=dtype)
+
+
+def shape_of(value: Value) -> tuple[Any, ...]:
+    """Dims of a value; Mismatch where they are not known."""
+    if value.shape is None:
+        raise Mismatch("dims are not known", value)
+    return value.shape
+
+
+def square_of(value: Value) -> Value | None:
+    """x of x * x, of x squared."""
+    if made_by(value, "Square"):
+        return operands(value)[0]
+    if made_by(value, "Mul") and operands(value)[0] is operands(value)[1]:
+        return operands(value)[0]
+    if made_by(value, "Pow") and number(operands(value)[1]) == 2:
+        return operands(value)[0]
+    return None
+
+
+def mean_of(value: Value) -> Value | None:
+    """What a mean over the last dim, which stays as a dim of one, is taken of."""
+    if not made_by(value, "ReduceMean") or not value.node.attr("keep_dims"):
+        return None
+    x, axes = operands(value)
+    last = (x.rank - 1, -1)
+    found = axes.content if isinstance(axes.content, tuple) else (axes.content,)
+    return x if len(found) == 1 and found[0] in last else None

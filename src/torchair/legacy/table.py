@@ -44,14 +44,14 @@ torchair._ge_concrete_graph.fx2ge_converter:
     torchair.convert.samples declare_supported
     torchair.ge.dtypes ExecutorType Placement torch_type_to_ge_type=torch_to_ge
     torchair.ge.rewrite _normalize_ge_graph=verify
-    torchair.engine.optimize.passes.inputs
+    torchair.engine.optimize.passes.ordering
         _mapping_assign_op_to_graph_output=mapping_assign_op_to_graph_output
     torchair.deploy.package replace_data_to_refdata
     torchair.convert.automatic _validate_support=validate_support
     torchair.concrete.GeConcreteGraph _normalize_ge_option=options
 torchair._ge_concrete_graph.ge_graph: torchair.ge._ge_graph *
 torchair._ge_concrete_graph.graph_pass:
-    torchair.engine.optimize.passes.inputs
+    torchair.engine.optimize.passes.ordering
         optimize_sym_pack remove_dead_data_and_reorder_data_index
         optimize_reference_op_redundant_copy mapping_assign_op_to_graph_output
     torchair.engine.optimize.passes.ordering
@@ -74,13 +74,13 @@ torchair._ge_concrete_graph.ge_converter.converter_utils:
     torchair.ge DataType Tensor TensorSpec
     torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
     torchair.convert.registry register_fx_node_ge_converter
-    torchair.convert.operands dtype_promote
+    torchair.convert.registry dtype_promote
     torchair.convert.samples declare_supported Support _TypedTensor=SampleTensor
         F32 F16 BF16 F64 I32 I16 I64 I8 U8 BOOL C64 T
 torchair._ge_concrete_graph.supported_declaration:
     torchair.convert.samples _TypedTensor=SampleTensor *
 torchair._ge_concrete_graph.utils:
-    torchair.convert.operands dtype_promote
+    torchair.convert.registry dtype_promote
     torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
 torchair._acl_concrete_graph.fx2acl_converter: torchair.concrete AclConcreteGraph
 torchair._acl_concrete_graph.acl_graph:

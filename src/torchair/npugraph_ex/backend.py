@@ -14,9 +14,14 @@ from torch import fx
 
 from torchair import ops as air
 from torchair.backend import compile_with_aot, mode_of
-from torchair.configs.compiler_config import FLAT_ALIASES, CompilerConfig, FlatConfig
+from torchair.configs.compiler_config import (
+    FLAT_ALIASES,
+    CompilerConfig,
+    FlatConfig,
+    warn_frozen_parameter,
+    warn_unsupported,
+)
 from torchair.configs.options import given
-from torchair.configs.settings import warn_frozen_parameter, warn_unsupported
 from torchair.log import npugraph_ex_logger, spoken_by
 from torchair.trace import Trace, model_directory, start_debug_log
 

@@ -5,10 +5,23 @@ Importing this package fills the table; `row_of(type)` looks a row up.
 
 from importlib import import_module
 
-from torchair.operators.core import Op, Order, Row, Trait, infer, row_of, rows, steering_values
+from torchair.operators.core import (
+    Op,
+    Order,
+    Row,
+    Trait,
+    has_trait,
+    infer,
+    row_of,
+    rows,
+    steering_values,
+)
 from torchair.operators.reference import interpret
 
-__all__ = ["Op", "Order", "Row", "Trait", "infer", "interpret", "row_of", "rows", "steering_values"]
+__all__ = [
+    "Op", "Order", "Row", "Trait", "has_trait", "infer", "interpret", "row_of", "rows",
+    "steering_values",
+]  # fmt: skip
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",

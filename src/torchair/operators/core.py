@@ -20,6 +20,7 @@ from torchair.codegen.target import HeadKind
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.prototypes import UserKernel, user_kernel
 from torchair.ge.shapes import Shape, broadcast
 
 SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
@@ -239,7 +240,7 @@ class Row:
 
 
 _rows: dict[str, Row] = {}
-_sources: list[Callable[[str], Row | None]] = []
+_of_user: list[Callable[[UserKernel], Row]] = []  # the one that makes rows of users
 
 
 def add_row(
@@ -348,7 +349,16 @@ def writes_first(change: Callable[..., Any]) -> Kernel:
 def row_of(op_type: str) -> Row | None:
     """The row of a type, None when neither the catalogue nor a user gives it a meaning."""
     row = _rows.get(op_type)
-    return row if row is not None else _more_rows(op_type)
+    if row is not None:
+        return row
+    kernel = user_kernel(op_type)
+    return None if kernel is None else _of_user[0](kernel)
+
+
+def has_trait(node: Node, traits: Trait) -> bool:
+    """Whether a node's operator is known, and has one of these traits."""
+    row = row_of(node.type)
+    return row is not None and row.has(traits)
 
 
 def has_loops(op_type: str) -> bool:
@@ -364,14 +374,10 @@ def loops_of(op_type: str) -> Lowering:
     return row.loops
 
 
-def add_source(source: Callable[[str], Row | None]) -> None:
-    """Ask `source` for rows of types that the table does not hold."""
-    _sources.append(source)
-
-
-def _more_rows(op_type: str) -> Row | None:
-    found = (source(op_type) for source in _sources)
-    return next((row for row in found if row is not None), None)
+def rows_of_users(make: Callable[[UserKernel], Row]) -> Callable[[UserKernel], Row]:
+    """Decorates what makes the row of an operator that a user gave a kernel."""
+    _of_user.append(make)
+    return make
 
 
 def steering_values(node: Node) -> list[Value]:

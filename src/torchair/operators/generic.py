@@ -13,7 +13,7 @@ import torch
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
-from torchair.ge.prototypes import UserKernel, prototype, user_kernel
+from torchair.ge.prototypes import UserKernel, prototype
 from torchair.ge.shapes import is_static
 from torchair.operators.core import (
     Kernel,
@@ -22,8 +22,8 @@ from torchair.operators.core import (
     Row,
     Trait,
     add_row,
-    add_source,
     all_contiguous,
+    rows_of_users,
     writes_first,
 )
 
@@ -201,17 +201,12 @@ add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, lay
 _made: dict[str, tuple[UserKernel, Row]] = {}
 
 
-def _row(op_type: str) -> Row | None:
-    kernel = user_kernel(op_type)
-    if kernel is None:
-        return None
-    known = _made.get(op_type)
+@rows_of_users
+def _row(kernel: UserKernel) -> Row:
+    known = _made.get(kernel.type)
     if known is None or known[0] is not kernel:
-        known = _made[op_type] = (kernel, _new_row(kernel))
+        known = _made[kernel.type] = (kernel, _new_row(kernel))
     return known[1]
-
-
-add_source(_row)
 
 
 def _new_row(kernel: UserKernel) -> Row:

@@ -312,9 +312,7 @@ _lib.impl("wait_tensor", _graphs_only, "CompositeExplicitAutograd")
 _lib.impl("wait_tensor", _same, "Meta")
 
 
-def mark_side_effects() -> None:
-    """Tell torch.fx that a mark must survive dead-code elimination, read or not."""
-    has_side_effect(torch.ops.air.record.default)
+has_side_effect(torch.ops.air.record.default)  # a mark survives, read or not
 
 
 def record() -> torch.Tensor:

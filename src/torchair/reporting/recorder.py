@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx
 
 from torchair.codegen.target import KernelOrder
-from torchair.configs.settings import Settings
-from torchair.devices.call import GraphCall
+from torchair.configs.compiler_config import Settings
+from torchair.devices.base import GraphCall
 from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.api import engine_call, own_arguments

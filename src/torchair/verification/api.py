@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchair.backend import config_in, get_npu_backend
 from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
-from torchair.configs.compiler_config import CompilerConfig
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.log import logger
 from torchair.process import Steps
 from torchair.runner import Compilation, GmRunner, observed

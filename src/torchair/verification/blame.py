@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.concrete import AclConcreteGraph, GeConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import mutated_arguments
-from torchair.configs.settings import Settings
+from torchair.configs.compiler_config import Settings
 from torchair.convert.registry import find
 from torchair.devices import device_of
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, FX_PASSES

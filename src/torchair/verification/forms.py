@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchair.devices.call import GraphCall, StepWatcher
+from torchair.devices.base import GraphCall, StepWatcher
 from torchair.devices.hosted import host_memory
 from torchair.engine.inputs import input_reader, result_builder
 from torchair.engine.plan.records import Step

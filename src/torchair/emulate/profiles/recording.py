@@ -76,16 +76,15 @@ def _operand(tensor: torch.Tensor) -> Operand:
 def of_step(graph: str, step: Any) -> Work:
     """A step of a plan."""
     from torchair.engine.optimize.passes.ordering import communicates
-    from torchair.operators import Trait, row_of
+    from torchair.operators import Trait, has_trait
 
     nodes = step.also or [step.node]
     inside = set(nodes)
     read = [v for n in nodes for v in n.values() if v.node not in inside]
     if len(nodes) > 1:
         read = list(dict.fromkeys(read))  # a kernel reads a value once
-    rows = [row_of(n.type) for n in nodes]
     core: Core = "AI_VECTOR_CORE"
-    if any(row is not None and row.has(Trait.CONTRACTION) for row in rows):
+    if any(has_trait(n, Trait.CONTRACTION) for n in nodes):
         core = "AI_CORE"
     elif any(map(communicates, nodes)):
         core = "COMMUNICATION"

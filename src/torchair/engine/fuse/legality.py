@@ -10,7 +10,7 @@ from typing import TypeVar
 from torchair.engine.lower import Group, Space, whole
 from torchair.errors import GraphError
 from torchair.ge.graph import Node, Value
-from torchair.operators import Trait, row_of
+from torchair.operators import Trait, has_trait
 from torchair.operators.core import has_loops, loops_of
 
 T = TypeVar("T")
@@ -160,8 +160,7 @@ def _readers(node: Node) -> list[Node]:
     users = [u for v in node.outputs for u in v.users()]
     while users:
         user = users.pop()
-        row = row_of(user.type)
-        if row is not None and row.has(Trait.VIEW):
+        if has_trait(user, Trait.VIEW):
             users += [u for v in user.outputs for u in v.users()]
         elif user.type != "NetOutput":
             found.append(user)

@@ -25,7 +25,7 @@ from torchair.engine.lower import Group, Space, reduced_space, single, whole
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import NO_WORK, Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
-from torchair.operators import Op, Row, Trait, row_of, steering_values
+from torchair.operators import Op, Row, Trait, has_trait, row_of, steering_values
 from torchair.operators.core import TYPES, has_loops, loops_of
 
 _NODES = 48  # of one unit: more would not fit the registers any more
@@ -512,8 +512,7 @@ class _Fuser:
 
 
 def _is_product(item: Unit | Node) -> bool:
-    row = row_of(item.type) if isinstance(item, Node) else None
-    return row is not None and row.has(Trait.CONTRACTION)
+    return isinstance(item, Node) and has_trait(item, Trait.CONTRACTION)
 
 
 def _steering_nodes(graph: Graph) -> set[Node]:
@@ -536,8 +535,7 @@ def _read_by(node: Node) -> list[Node]:
 
 
 def _is_view(node: Node) -> bool:
-    row = row_of(node.type)
-    return row is not None and row.has(Trait.VIEW) and len(node.outputs) == 1
+    return has_trait(node, Trait.VIEW) and len(node.outputs) == 1
 
 
 def _reduced(node: Node) -> frozenset[int]:

@@ -15,13 +15,13 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
 
-from torchair.engine.optimize.passes.ordering import communicates
-from torchair.engine.optimize.passes.simplify import live_nodes
+from torchair.engine.optimize.passes import live_nodes
+from torchair.engine.optimize.passes.ordering import Lanes, communicates
 from torchair.engine.plan.records import Plan, Step
-from torchair.engine.plan.streams import LaneOrder, Lanes
+from torchair.engine.plan.streams import LaneOrder
 from torchair.engine.run.segment import range_of
 from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
-from torchair.operators import Trait, row_of
+from torchair.operators import Trait, has_trait
 from torchair.operators.generic import find_target
 from torchair.tools.gegraph_check.deadlock_check import deadlock_check
 from torchair.tools.gegraph_check.filter_operators import filter_comm_ops
@@ -247,7 +247,7 @@ def _accesses(
     touched: dict[Value, dict[Node, bool]] = {}
     for node in nodes:
         written = set(_written(node))
-        for value in [] if _is_view(node) else node.values():
+        for value in [] if has_trait(node, Trait.VIEW) else node.values():
             touches = touched.setdefault(owner.get(value, value), {})
             touches[node] = touches.get(node, False) or value in written
         _own(node, owner)
@@ -260,15 +260,11 @@ def _accesses(
 def _own(node: Node, owner: dict[Value, Value]) -> None:
     """Whose memory the results of a node are in, where that is not their own."""
     inputs = node.values()
+    looks = bool(inputs) and has_trait(node, Trait.VIEW)
     for value in node.outputs:
-        source = inputs[0] if inputs and _is_view(node) else node.inputs.get(value.port)
+        source = inputs[0] if looks else node.inputs.get(value.port)
         if isinstance(source, Value):
             owner[value] = owner.get(source, source)
-
-
-def _is_view(node: Node) -> bool:
-    row = row_of(node.type)
-    return row is not None and row.has(Trait.VIEW)
 
 
 def _written(node: Node) -> list[Value]:
@@ -439,8 +435,7 @@ def _limits(cores: str, vector_cores: int) -> tuple[int, int]:
 
 
 def _described(node: Node, limits: tuple[int, int]) -> dict[str, Any]:
-    row = row_of(node.type)
-    cube = row is not None and row.has(Trait.CONTRACTION)
+    cube = has_trait(node, Trait.CONTRACTION)
     own = node.attr("_op_aicore_num" if cube else "_op_vectorcore_num", "")
     blocks = int(own) if str(own).isdecimal() else limits[0 if cube else 1]
     source = node.origin.line if node.origin is not None else ""

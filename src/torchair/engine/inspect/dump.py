@@ -12,7 +12,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
@@ -21,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.configs.compiler_config import engine_keys, engine_values
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.passes import GraphState
+from torchair.engine.options import DumpOptions
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.records import extent
 from torchair.engine.plan.strides import symbols_of
@@ -37,34 +36,6 @@ _STARTED = time.time()  # an older file is of another process that had the same 
 _LOCK = Lock()  # of the JSON file
 _MARK = "torchair_enable_data_dump"  # of nodes inside `scope.data_dump()`
 _COLUMNS = ("op_type", "node", "io", "index", "dtype", "shape", "min", "max", "mean", "fx_name")
-
-
-@dataclass(frozen=True)
-class DumpOptions:
-    """What to dump: the fields `dump.*` of the options of `dump_config`."""
-
-    path: str  # with the folder of the rank, `worldsize<W>_global_rank<R>`
-    mode: str
-    data: str
-    step: str
-    layer: str
-    quant_dumpable: str
-
-    def takes(self, step: int) -> bool:
-        """Whether a run is one of the chosen ones, like `0|2-5`; all are if none is chosen."""
-        ranges = [part.split("-") for part in self.step.split("|") if part]
-        return not ranges or any(int(r[0]) <= step <= int(r[-1]) for r in ranges)
-
-
-def take_dump_options(options: Mapping[str, str]) -> tuple[dict[str, str], DumpOptions | None]:
-    """Global options without those of the dump, which may differ from graph to graph, and what
-    these say; None if the dump is off."""
-    own = set(engine_keys("dump").values())
-    rest = {k: v for k, v in options.items() if k not in own}
-    if options.get("ge_dump_with_acl_config"):
-        logger.warning("dump_config_path has no effect: set dump_config.enable_dump and its kin")
-    known = engine_values({}, options, "dump")
-    return rest, DumpOptions(**known) if known.pop("on") else None
 
 
 def layer_of(graph: Graph, options: DumpOptions) -> list[str]:

@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair.codegen.numbers import value_of
-from torchair.engine.plan.memory import Arena, Buffer
-from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, WriteBack, flat_slots
-from torchair.engine.plan.streams import Lanes, LaneSharing, schedule_of
+from torchair.engine.optimize.passes.ordering import Lanes
+from torchair.engine.plan.records import (
+    Arena,
+    Buffer,
+    OutputSpec,
+    Plan,
+    Root,
+    Step,
+    WriteBack,
+    flat_slots,
+)
+from torchair.engine.plan.streams import LaneSharing, lanes_used, schedule_of
 from torchair.engine.plan.strides import (
     Formula,
     Meta,
@@ -115,7 +124,7 @@ class Ending:
         self.plan, self.slot, self.sizes = draft.plan, draft.slot, draft.sizes
         self.root, self.metas = draft.root, draft.metas
         self.now = len(draft.plan.steps)
-        several = draft.lanes is not None and len(draft.lanes.used_by(self.plan.steps)) > 1
+        several = draft.lanes is not None and len(lanes_used(draft.lanes, self.plan.steps)) > 1
         self.lanes = draft.lanes if several else None
 
     def run(self) -> Plan:

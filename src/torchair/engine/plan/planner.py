@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from torchair.engine.fuse.units import Unit
+from torchair.engine.inputs import Reader
 from torchair.engine.optimize.passes.forms import is_wanted_channels_last
+from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.ending import Ending, Layout, OpenPlan, Promises
-from torchair.engine.plan.family import Family, Member, Reader
+from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import Plan, Root, RootKind, Step
 from torchair.engine.plan.replan import Course, Like, Template, Unfit, learned
-from torchair.engine.plan.streams import Lanes
 from torchair.engine.plan.strides import (
     Meta,
     as_list,

@@ -19,8 +19,9 @@ import torch
 
 from torchair.codegen.numbers import Book, Int, Number, value_of
 from torchair.engine.fuse.units import Unit
+from torchair.engine.inputs import Reader
 from torchair.engine.plan.ending import Ending, OpenPlan, Promises, read_by_torch
-from torchair.engine.plan.family import Family, Reader
+from torchair.engine.plan.family import Family
 from torchair.engine.plan.records import Native, Plan, Root, Step
 from torchair.engine.plan.strides import (
     Dims,

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.engine.optimize.passes.ordering import communicates
+from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
 from torchair.engine.run.segment import Range, range_of
-from torchair.ge.graph import Graph, Node
+from torchair.ge.graph import Node
 from torchair.operators.generic import find_target
-from torchair.ops.streams import STREAM_LABEL
-
-COMMUNICATION = "communication"
-"""The lane of collectives without a label, when those shall overlap with computing."""
 
 _WORLD: Range = (-2, 0, 1)  # what operators change beside tensors: generators, output
 
@@ -24,39 +20,10 @@ RootOf = Callable[[int], Root]
 """The piece of memory that a slot is in."""
 
 
-def label_of(node: Node) -> str:
-    """The stream that the user put a node on, empty for the default one."""
-    found = node.attrs.get(STREAM_LABEL)
-    return "" if found is None else str(found.value)
-
-
-class Lanes:
-    """Which lane each node of a graph runs in: one for each label, and one for the rest."""
-
-    def __init__(self, graph: Graph, single: bool = False, overlap: bool = False) -> None:
-        """`single` puts all nodes into one lane; `overlap` gives communication one of its own."""
-        self._of: dict[Node, str] = {}
-        if single:
-            return
-        for node in graph.nodes:
-            label = label_of(node)
-            if not label and overlap and communicates(node):
-                label = COMMUNICATION
-            if label:
-                self._of[node] = label
-
-    def __bool__(self) -> bool:
-        """Whether any node is not in the default lane."""
-        return bool(self._of)
-
-    def of(self, node: Node) -> str:
-        """The lane of a node."""
-        return self._of.get(node, "")
-
-    def used_by(self, steps: Iterable[Step]) -> list[str]:
-        """Lanes that steps run in, the default one first, else in order of their first step."""
-        found = dict.fromkeys(self.of(s.node) for s in steps if s.kind != "view")
-        return sorted(found, key=lambda label: label != "")
+def lanes_used(lanes: Lanes, steps: Iterable[Step]) -> list[str]:
+    """Lanes that steps run in, the default one first, else in order of their first step."""
+    found = dict.fromkeys(lanes.of(s.node) for s in steps if s.kind != "view")
+    return sorted(found, key=lambda label: label != "")
 
 
 class LaneOrder:
@@ -172,7 +139,7 @@ def schedule_of(plan: Plan, lanes: Lanes) -> Schedule:
             (first if maker is None else views.setdefault(maker, [])).append(k)
     _keep_frees(steps, root_of, order)
     borrowed = _borrowed(steps, root_of, order, made)
-    return Schedule(lanes.used_by(steps), order.steps, order.waits, first, views, borrowed)
+    return Schedule(lanes_used(lanes, steps), order.steps, order.waits, first, views, borrowed)
 
 
 def order_of(
@@ -180,7 +147,7 @@ def order_of(
 ) -> LaneOrder:
     """The order that steps need; `where` tells where a root is. Views cost nothing and wait for
     nothing: whoever reads one waits for what made its memory."""
-    number = {label: k for k, label in enumerate(lanes.used_by(steps))}
+    number = {label: k for k, label in enumerate(lanes_used(lanes, steps))}
     lane = [-1 if s.kind == "view" else number[lanes.of(s.node)] for s in steps]
     needs = _memory_needs(steps, root_of, where)
     for k, found in enumerate(_graph_needs(steps)):

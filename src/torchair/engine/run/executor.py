@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from inspect import CO_VARARGS
 from types import FunctionType
 from typing import Any
@@ -18,22 +18,26 @@ import torch
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, extent
 from torchair.engine.plan.strides import same_strides
 from torchair.engine.run.launches import native_part
-from torchair.engine.run.memory import (
+from torchair.engine.run.native import StepFailure, explain
+from torchair.engine.run.segment import (
     ARENA,
     Area,
+    BadIndex,
     Memory,
+    NativePart,
     Place,
+    Range,
     allocator,
     areas_of,
     laid_out,
+    meet,
     poisoned,
+    range_of,
 )
-from torchair.engine.run.native import IdlePrograms, NativeProgram, StepFailure, explain
-from torchair.engine.run.segment import BadIndex, NativePart, Range, meet, range_of
 from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
 from torchair.log import tell
-from torchair.operators import Op, Trait, row_of
+from torchair.operators import Op, Trait, has_trait, row_of
 from torchair.operators.reference import tensor_fact
 
 Run = Callable[[list[Any]], None]
@@ -156,44 +160,6 @@ class Program:
         ]
         for write, source in zip(self.plan.write_backs, sources, strict=True):
             registers[write.input_slot].copy_(source)
-
-
-_LEAST = 8 << 20  # a plan and its program weigh this much at least
-
-
-class ProgramPool(IdlePrograms):
-    """Programs of any plan, by CUDA stream where that matters."""
-
-    def __init__(
-        self, plan: Plan, bind: Callable[[Plan], Program | NativeProgram] | None = None
-    ) -> None:
-        """`bind` makes a program of the plan, if it is not of one of the kinds above."""
-        self.native = bind is None and NativeProgram.suits(plan)
-        super().__init__(plan, bind or (NativeProgram if self.native else Program))
-        self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
-        self._own = bind is None
-        self.guards: Any = None  # a quick test that inputs are like those the plan was made for
-
-    def put(self, place: Place) -> bool:
-        """Bind programs anew, in memory that `place` gives; False if they are of a kind that has
-        its own."""
-        self.forget()
-        if self._own:
-            self._bind = partial(NativeProgram if self.native else Program, place=place)
-        return self._own
-
-    def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Program]:
-        """Outputs by a program of their own, which is not used again."""
-        program = self._bind(self.plan)
-        assert isinstance(program, Program)
-        return program.run(inputs), program
-
-    def _lot(self) -> int:
-        return 0 if self.plan.on_host else _stream(self.plan.device)
-
-
-def _stream(device: str) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
 
 
 def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
@@ -484,8 +450,7 @@ def forks(parts: Sequence[Stretch], plan: Plan) -> list[list[Stretch]]:
 
 def _is_small_call(step: Step, plan: Plan) -> bool:
     """Whether a step is a product or a convolution by a library, and not a large one."""
-    row = row_of(step.node.type)
-    if step.kind not in ("out", "call") or row is None or not row.has(Trait.CONTRACTION):
+    if step.kind not in ("out", "call") or not has_trait(step.node, Trait.CONTRACTION):
         return False
     if len(step.outs) != 1 or not isinstance(step.args[1], int):
         return False

@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from torchair.engine.plan.memory import aligned
-from torchair.engine.plan.records import Plan, extent
+from torchair.engine.plan.records import Plan, aligned, extent
 from torchair.engine.run.executor import Program, once
 from torchair.engine.run.lanes import bind_lanes
-from torchair.engine.run.memory import ARENA, Area, Memory, areas_of, poisoned
 from torchair.engine.run.native import NativeProgram, explain
-from torchair.engine.run.segment import BadIndex, Segment
+from torchair.engine.run.segment import ARENA, Area, BadIndex, Memory, Segment, areas_of, poisoned
 from torchair.errors import CaptureError
 from torchair.flags import poisoning
 from torchair.ge.dtypes import DataType

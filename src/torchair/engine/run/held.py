@@ -28,7 +28,7 @@ from torchair.engine.plan.records import extent
 
 __all__ = [
     "ANY", "Editions", "DictEntry", "Held", "Same", "Task", "TensorLike", "TensorTaken",
-    "native_gate", "same_as",
+    "native_gate",
 ]  # fmt: skip
 
 _SAMPLES = 16  # places of a copied tensor that are compared at each call
@@ -160,14 +160,6 @@ def native_gate(
         return None
     made = gate(cpu().library, length, records, entries, task)
     return None if made is None else made[0]
-
-
-def same_as(tensors: Sequence[torch.Tensor]) -> Any:
-    """An object whose `check(*others)` tells whether others agree with these in class, device,
-    type, dims, strides and autograd. It is Dynamo's own: one call for all of them."""
-    return torch._C._dynamo.guards.TensorGuards(
-        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
-    )
 
 
 # ---- editions ----

@@ -22,9 +22,8 @@ from torchair.codegen.cpu.driver import limit_threads
 from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.engine.run.executor import Program, Run, prepared, told
 from torchair.engine.run.launches import native_part
-from torchair.engine.run.memory import Memory, Place
 from torchair.engine.run.native import StepFailure
-from torchair.engine.run.segment import BadIndex
+from torchair.engine.run.segment import BadIndex, Memory, Place
 from torchair.flags import debug_level
 
 

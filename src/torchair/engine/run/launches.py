@@ -28,8 +28,7 @@ from torchair.codegen.requests import Joint, Loops, Partner, Product
 from torchair.codegen.target import BrokenKernels, Kernel, KernelOrder, Launch
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import SIZES_AT, Native, Plan, Step
-from torchair.engine.run.memory import Memory
-from torchair.engine.run.segment import BadIndex, NativePart, Outline, Range, Segment, meet
+from torchair.engine.run.segment import BadIndex, Memory, NativePart, Outline, Range, Segment, meet
 from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph, Value
 

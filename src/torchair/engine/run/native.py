@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -12,8 +13,16 @@ import torch
 
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
 from torchair.engine.run.held import DictEntry, Held, Same, TensorLike, TensorTaken, native_gate
-from torchair.engine.run.memory import ARENA, Memory, Place, allocator, areas_of, poisoned
-from torchair.engine.run.segment import BadIndex, Segment
+from torchair.engine.run.segment import (
+    ARENA,
+    BadIndex,
+    Memory,
+    Place,
+    Segment,
+    allocator,
+    areas_of,
+    poisoned,
+)
 from torchair.errors import GraphError
 from torchair.flags import debug_level, poisoning
 
@@ -48,6 +57,7 @@ def explain(step: Step, error: Exception) -> StepError:
 
 
 _SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
+_LEAST = 8 << 20  # a plan and its program weigh this much at least
 
 
 class NativeProgram:
@@ -112,12 +122,24 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]
     return lambda values: ()
 
 
-class IdlePrograms:
-    """Programs of one plan that no call uses at the moment."""
+def same_as(tensors: Sequence[torch.Tensor]) -> Any:
+    """An object whose `check(*others)` tells whether others agree with these in class, device,
+    type, dims, strides and autograd. It is Dynamo's own: one call for all of them."""
+    return torch._C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+    )
 
-    def __init__(self, plan: Plan, bind: Callable[[Plan], Any] = NativeProgram) -> None:
-        """`bind` makes a program of the plan."""
+
+class ProgramPool:
+    """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
+
+    def __init__(self, plan: Plan, bind: Callable[..., Any] = NativeProgram) -> None:
+        """`bind` makes a program of the plan; a class of programs takes a `place` too."""
         self.plan, self._bind = plan, bind
+        self.native = bind is NativeProgram
+        self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
+        self.guards: Any = None  # a quick test that inputs are like those the plan was made for
+        self._kind = bind if isinstance(bind, type) else None
         self._free: dict[int, deque[Any]] = {}
 
     def prepare(self) -> None:
@@ -128,12 +150,17 @@ class IdlePrograms:
         """Give the memory of free programs back."""
         self._free.clear()
 
-    def _programs(self) -> deque[Any]:
-        return self._free.setdefault(self._lot(), deque(maxlen=_SPARE))
+    def put(self, place: Place) -> bool:
+        """Bind programs anew, in memory that `place` gives; False if they are of a kind that has
+        its own."""
+        self.forget()
+        if self._kind is not None:
+            self._bind = partial(self._kind, place=place)
+        return self._kind is not None
 
-    def _lot(self) -> int:
-        """Which programs a call may take."""
-        return 0
+    def _programs(self) -> deque[Any]:
+        lot = 0 if self.plan.on_host else torch.cuda.current_stream(self.plan.device).cuda_stream
+        return self._free.setdefault(lot, deque(maxlen=_SPARE))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Take a free program, run it, give it back."""
@@ -145,6 +172,11 @@ class IdlePrograms:
         outputs: list[torch.Tensor] = program.run(inputs)
         free.append(program)
         return outputs
+
+    def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """Outputs by a program of their own, which is not used again."""
+        program = self._bind(self.plan)
+        return program.run(inputs), program
 
 
 _address = torch.Tensor.data_ptr

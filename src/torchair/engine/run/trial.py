@@ -24,12 +24,11 @@ from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.target import CudaTarget, cuda, entry_alone
 from torchair.codegen.target import Generated, KernelOrder, Pack, Target
 from torchair.engine.plan.records import Plan, Room, Root, Step, extent
-from torchair.engine.run.executor import ProgramPool
 from torchair.engine.run.fixed import check_capturable
 from torchair.engine.run.launches import FAR as APART
 from torchair.engine.run.launches import launches_of
-from torchair.engine.run.memory import aligned_bytes
-from torchair.engine.run.segment import ALONE, LINE
+from torchair.engine.run.native import ProgramPool
+from torchair.engine.run.segment import ALONE, LINE, aligned_bytes
 from torchair.errors import CaptureError
 from torchair.log import logger
 from torchair.operators import Trait, row_of

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +18,20 @@ from torchair.codegen.cpu.driver import FILL, PATCH, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.memory import Laid
-from torchair.engine.plan.records import Plan
-from torchair.engine.plan.streams import Lanes, schedule_of
-from torchair.engine.run.executor import Program, ProgramPool
-from torchair.engine.run.lanes import Watch, bind_lanes
-from torchair.engine.run.memory import ARENA, Memory, aligned_bytes, allocator, areas_of, poisoned
+from torchair.engine.plan.records import Laid, Plan
+from torchair.engine.run.executor import Program
 from torchair.engine.run.native import NativeProgram, picker
-from torchair.engine.run.segment import ALONE, THREADS, Segment
+from torchair.engine.run.segment import (
+    ALONE,
+    ARENA,
+    THREADS,
+    Memory,
+    Segment,
+    aligned_bytes,
+    allocator,
+    areas_of,
+    poisoned,
+)
 from torchair.flags import poisoning
 
 _ARENA = 1  # among the values: nothing, then the arena, buffers in it, Numbers, constants
@@ -157,7 +162,7 @@ class SizedProgram(NativeProgram):
 
 WEIGHT = 1 << 20  # of a plan of a family, which is little more than a row of integers
 
-_SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
+SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 _FAMILIES = 32  # whose program is kept by a workspace
 _PROGRAMS = 64  # with steps of torch, kept by a workspace
 _SPARE = 8  # memory that must grow gets an eighth more
@@ -228,24 +233,6 @@ class Workspace:
 def _bytes(size: int) -> torch.Tensor:
     with torch.inference_mode(False):
         return aligned_bytes(size)
-
-
-def new_spaces() -> deque[Workspace]:
-    """Workspaces of one graph that no call uses at the moment."""
-    return deque(maxlen=_SPACES)
-
-
-def bound(
-    plan: Plan | Member, lanes: Lanes, spaces: deque[Workspace], watch: Watch | None = None
-) -> ProgramPool | MemberPool:
-    """Programs of a plan, on the lanes of its graph or in workspaces; `watch` looks on."""
-    if isinstance(plan, Member):
-        if watch is None and plan.family.lanes is None:
-            return MemberPool(plan, spaces)
-        plan = plan.plan()
-    if watch is not None and plan.schedule is None:
-        plan.schedule = schedule_of(plan, lanes)
-    return ProgramPool(plan, partial(bind_lanes, watch=watch) if plan.schedule else None)
 
 
 class MemberPool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from torchair.fx.passes import user
 from torchair.fx.passes.allocation import remove_cat_ops, replace_dynamic_workspace_ops
 from torchair.fx.passes.builtin import (
     eliminate_dead_code,
@@ -27,15 +28,25 @@ from torchair.fx.passes.streams import (
     replace_core_limit_nodes,
     resolve_default_stream_markers,
 )
-from torchair.fx.passes.user import apply_pattern_passes, post_pass, pre_pass
+from torchair.fx.passes.user import (
+    apply_pattern_passes,
+    post_pass,
+    pre_pass,
+)
 from torchair.passes import Handler, Pass
+
+
+def _has_patterns(settings: Any) -> bool:
+    """Whether somebody has registered replacements, and wants them."""
+    return settings.pattern_fusion_pass and bool(user.REGISTERED or user.WAITING)
+
 
 FX_PASSES = (
     Pass("post_grad_custom_pre_pass", pre_pass, lambda s: s.post_grad_custom_pre_pass is not None),
     Pass("optimize_noop_ops", optimize_noop_ops, lambda s: s.remove_noop_ops),
     Pass("recover_view_inplace_pattern", recover_view_inplace_pattern),
     Pass("optimize_sym_input", optimize_sym_input, lambda s: s.mode == "max-autotune"),
-    Pass("apply_pattern_passes", apply_pattern_passes, lambda s: s.pattern_fusion_pass),
+    Pass("apply_pattern_passes", apply_pattern_passes, _has_patterns),
     Pass("view_to_reshape", view_to_reshape),
     Pass(
         "post_grad_custom_post_pass", post_pass, lambda s: s.post_grad_custom_post_pass is not None

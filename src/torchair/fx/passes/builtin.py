@@ -27,12 +27,15 @@ _MAX = 2**63 - 1
 def optimize_noop_ops(gm: fx.GraphModule) -> None:
     """Remove full slices, repeat by one, zero pads, same-type converts and the like."""
     graph = gm.graph
+    candidates = [n for n in graph.nodes if n.op == "call_function" and n.target in _TESTS]
+    if not candidates:
+        return
     output = graph.output_node()
     returned = {n for n in output.all_input_nodes}
     inputs = set(graph.find_nodes(op="placeholder"))
     input_storage = {_storage(n) for n in inputs}
     output_storage = Counter(_storage(n) for n in returned)
-    for node in list(graph.nodes):
+    for node in candidates:
         source = _noop_source(node)
         if source is None:
             continue
@@ -53,8 +56,8 @@ def optimize_noop_ops(gm: fx.GraphModule) -> None:
 
 
 def _noop_source(node: fx.Node) -> fx.Node | None:
-    test = _TESTS.get(node.target) if node.op == "call_function" else None
-    if test is None or not node.args:
+    test = _TESTS[node.target]
+    if not node.args:
         return None
     position = 1 if node.target in _SECOND else 0
     source: Any = node.args[position] if len(node.args) > position else None

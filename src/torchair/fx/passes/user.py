@@ -206,8 +206,8 @@ class Replacement:
         return False
 
 
-_registered: list[Replacement] = []
-_waiting: list[Replacement] = []
+REGISTERED: list[Replacement] = []
+WAITING: list[Replacement] = []
 _matcher: list[Any] = []
 
 
@@ -242,26 +242,26 @@ def register_replacement(
         )
 
     name = getattr(search_fn, "__qualname__", repr(search_fn))
-    _waiting.append(Replacement(name, extra_check, add))
+    WAITING.append(Replacement(name, extra_check, add))
 
 
 def apply_pattern_passes(gm: fx.GraphModule) -> None:
     """Apply the registered replacements; without any this costs nothing."""
-    if not _waiting and not _registered:
+    if not WAITING and not REGISTERED:
         return
     if not _matcher:
         from torch._inductor.pattern_matcher import PatternMatcherPass
 
         _matcher.append(PatternMatcherPass(pass_name=_NAME))
-    while _waiting:
-        new = _waiting.pop(0)
+    while WAITING:
+        new = WAITING.pop(0)
         new.register(_matcher[0], new.allows)
-        _registered.append(new)
-    for replacement in _registered:
+        REGISTERED.append(new)
+    for replacement in REGISTERED:
         replacement.met = replacement.allowed = 0
     mark_streams(gm.graph)
     _matcher[0].apply(gm.graph)
-    for replacement in _registered:
+    for replacement in REGISTERED:
         if not replacement.met:
             _say(f"{replacement.name} found nothing like itself")
 

@@ -32,16 +32,16 @@ from torchair.codegen.cpu.matmul.forms import (
     most_of_k,
 )
 from torchair.codegen.cpu.matmul.pack import load_column
-from torchair.codegen.cpu.matmul.spec import (
+from torchair.codegen.cpu.matmul.tile import (
     BYTES_AT_ONCE,
     Numbers,
     Store,
     Tile,
+    TileCode,
     Values,
     round_up,
     widest_tile,
 )
-from torchair.codegen.cpu.matmul.tile import TileCode
 from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul
 from torchair.codegen.text.writer import KernelWriter, Loop, Machine, Writer, lane_numbers

@@ -8,18 +8,19 @@ from dataclasses import replace
 from typing import Protocol
 
 from torchair.codegen.cpu.matmul.pack import PackCode
-from torchair.codegen.cpu.matmul.spec import (
+from torchair.codegen.cpu.matmul.tile import (
     USUAL,
+    DotCode,
     MatMul,
     Numbers,
     Store,
     Tile,
+    TileCode,
     TileCut,
     Values,
     divide_up,
     most,
 )
-from torchair.codegen.cpu.matmul.tile import DotCode, TileCode
 from torchair.codegen.numbers import Size
 from torchair.codegen.text.writer import Machine, lanes_below
 

@@ -38,7 +38,7 @@ from torchair.codegen.cpu.matmul.quantised import (
     written_bytes,
 )
 from torchair.codegen.cpu.matmul.seven import PackHalves, SevenLoops, suits_seven, sum_bytes
-from torchair.codegen.cpu.matmul.spec import (
+from torchair.codegen.cpu.matmul.tile import (
     USUAL,
     Numbers,
     Store,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from torchair.codegen.cpu.jit import empty
-from torchair.codegen.cpu.matmul.spec import BYTES_AT_ONCE, Numbers, transpose, widest_tile
+from torchair.codegen.cpu.matmul.tile import BYTES_AT_ONCE, Numbers, pair_up, transpose, widest_tile
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.target import by_column
 from torchair.codegen.text.memory import arrived, memory_element
@@ -72,17 +72,6 @@ def _copy(panels: torch.Tensor, columns: torch.Tensor) -> None:
         panels[:, even:, :, : columns.shape[2] - even * pair].copy_(
             columns[:, :, even * pair :].transpose(1, 2)[..., None]
         )
-
-
-def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
-    """Vectors of elements at one or two addresses, mixed into a vector of pairs."""
-    lanes, vector = numbers.lanes, f"<{numbers.lanes} x {numbers.memory}>"
-    loaded = [w(f"load {vector}, ptr {at}, align {numbers.bytes}") for at in rows]
-    low, high = loaded if len(loaded) == 2 else (loaded[0], "zeroinitializer")
-    mask = ", ".join(f"i32 {i // 2 + lanes * (i % 2)}" for i in range(2 * lanes))
-    both = f"{vector} {low}, {vector} {high}"
-    mixed = w(f"shufflevector {both}, <{2 * lanes} x i32> <{mask}>")
-    return w(f"bitcast <{2 * lanes} x {numbers.memory}> {mixed} to {numbers.cells}")
 
 
 @dataclass(frozen=True)

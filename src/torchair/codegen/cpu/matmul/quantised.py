@@ -18,7 +18,7 @@ from torchair.codegen.cpu.matmul.forms import (
     most_of_k,
 )
 from torchair.codegen.cpu.matmul.pack import Decoder, load_column
-from torchair.codegen.cpu.matmul.spec import USUAL, Numbers, Tile, Values, widest_tile
+from torchair.codegen.cpu.matmul.tile import USUAL, Numbers, Tile, Values, widest_tile
 from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul, Weight
 from torchair.codegen.text.memory import leaving

@@ -22,8 +22,7 @@ from torchair.codegen.cpu.matmul.forms import (
     strip_rows,
 )
 from torchair.codegen.cpu.matmul.pack import pack
-from torchair.codegen.cpu.matmul.spec import MatMul, Store, Tile, TileCut, Values
-from torchair.codegen.cpu.matmul.tile import TileCode
+from torchair.codegen.cpu.matmul.tile import MatMul, Store, Tile, TileCode, TileCut, Values
 from torchair.codegen.target import Declined
 from torchair.codegen.text.writer import Machine, Writer
 

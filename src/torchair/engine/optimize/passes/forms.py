@@ -5,7 +5,7 @@ wants, transposes inside of quantised products."""
 from __future__ import annotations
 
 from torchair import ge
-from torchair.engine.optimize import GraphState
+from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
@@ -60,11 +60,11 @@ def join_convolution_gradients(graph: Graph, state: GraphState) -> None:
     position = {n: i for i, n in enumerate(graph.nodes)}
     filters: dict[Value, list[Node]] = {}
     for node in graph.nodes:
-        if node.type in _PAIRS.values():
+        if node.type in GRADIENT_PAIRS.values():
             filters.setdefault(node.values()[-1], []).append(node)
-    for node in [n for n in graph.nodes if n.type in _PAIRS]:
+    for node in [n for n in graph.nodes if n.type in GRADIENT_PAIRS]:
         for other in filters.get(node.values()[-1], ()):
-            if other.type == _PAIRS[node.type] and _are_of_one(node, other, position):
+            if other.type == GRADIENT_PAIRS[node.type] and _are_of_one(node, other, position):
                 filters[node.values()[-1]].remove(other)
                 with graph:
                     graph.depth += 1
@@ -74,7 +74,7 @@ def join_convolution_gradients(graph: Graph, state: GraphState) -> None:
     graph.sort()
 
 
-_PAIRS = {f"Conv{d}BackpropInput": f"Conv{d}BackpropFilter" for d in ("2D", "3D")}
+GRADIENT_PAIRS = {f"Conv{d}BackpropInput": f"Conv{d}BackpropFilter" for d in ("2D", "3D")}
 
 
 def _operand(node: Node, port: str) -> Value:
@@ -162,7 +162,7 @@ def is_wanted_channels_last(value: Value) -> bool:
 
 # ---- quantised products: where a weight's Transpose goes ----
 
-_FLAG = {
+TRANSPOSED = {
     "GroupedMatmul": ("weight", "transpose_weight"),
     "QuantBatchMatmulV4": ("x2", "transpose_x2"),
     "GroupedMatmulFinalizeRouting": ("w", "transpose_w"),
@@ -172,7 +172,7 @@ _FLAG = {
 def move_transpose_into_mm(graph: Graph, state: GraphState) -> None:
     """Bitcast of a Transpose on a grouped product's weight -> the product's transpose flag."""
     for node in graph.nodes:
-        port, flag = _FLAG.get(node.type, ("", ""))
+        port, flag = TRANSPOSED.get(node.type, ("", ""))
         slot = node.inputs.get(port)
         weights = slot if isinstance(slot, list) else [slot]
         sources = [_below_bitcast(w) for w in weights if isinstance(w, Value)]

@@ -1,17 +1,77 @@
-"""Passes that make program order explicit, and the one that chooses the order of execution."""
+"""What passes know of a graph besides; passes over its inputs and updates, those that make program
+order explicit, and the one that chooses the order of execution."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 
-from torchair.engine.optimize import GraphState, needed_by
-from torchair.ge.graph import INPUTS, Graph, Node, topological
-from torchair.operators import Trait, row_of
+from torchair.codegen.target import Target
+from torchair.engine.options import EngineOptions
+from torchair.ge import attrs as attr
+from torchair.ge.build import Data
+from torchair.ge.dtypes import DataType, ExecutorType, Placement
+from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
+from torchair.ge.rewrite import Match, Rule
+from torchair.ge.shapes import free_symbols
+from torchair.ge.signature import InputSource
+from torchair.operators import Trait, has_trait
 from torchair.operators.core import SIDE_EFFECTS
 from torchair.operators.generic import find_target, is_collective
+from torchair.ops.streams import STREAM_LABEL
+
+
+def needed_by(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes that must have run before some, and those themselves."""
+    found = set(nodes)
+    stack = list(found)
+    while stack:
+        node = stack.pop()
+        new = {*(v.node for v in node.values()), *node.control} - found
+        found |= new
+        stack += new
+    return found
+
+
+@dataclass
+class GraphState:
+    """Inputs by Data index, and which graph output updates which input."""
+
+    inputs: list[InputSource] = field(default_factory=list)
+    assigned: dict[int, int] = field(default_factory=dict)
+    promised: frozenset[str] = frozenset()  # symbols that the layout of a result is told with
+    topology: str = "DFS"
+    switches: dict[str, bool] = field(default_factory=dict)
+    dead_code: bool = True  # whether what nobody reads is removed
+    native: bool = False  # whether generated code will run the graph
+    quantised: int = 0  # rows of products with quantised weights that there are kernels for
+    channels_last: bool = False  # whether a library convolves short floats best with channels last
+    overlap: bool = False  # whether communication and computing shall overlap
+    permits: Callable[[Rule, Match], bool] | None = None  # asked before each replacement
+    matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
+    replaced: Counter[str] = field(default_factory=Counter)  # and had an effect
+
+    def follow(self, options: EngineOptions, target: Target | None) -> None:
+        """Take over what the user asks for and what the target can do."""
+        self.topology, self.switches = options.topology, options.switches
+        self.dead_code = options.dead_code
+        self.overlap = options.overlap and not options.single_stream
+        self.native = target is not None
+        self.quantised = 0 if target is None else target.quantised
+        self.channels_last = target is not None and target.library_channels_last
+
+    def note(self, name: str, done: bool) -> None:
+        """Count a rule that fitted."""
+        self.matched[name] += 1
+        self.replaced[name] += done
+
+    def fuses(self, name: str) -> bool:
+        """Whether a pattern is switched on; without a word about it, ALL decides."""
+        return self.switches.get(name, self.switches.get("ALL", True))
 
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState | None = None) -> None:
@@ -42,18 +102,52 @@ def _before_updates(graph: Graph, effects: list[Node], state: GraphState) -> Non
 
 def draws(node: Node) -> bool:
     """Whether a node takes numbers from torch's generator."""
-    row = row_of(node.type)
     if node.type == "TorchCall":
         return torch.Tag.nondeterministic_seeded in getattr(find_target(node), "tags", ())
-    return row is not None and row.has(Trait.DRAWS)
+    return has_trait(node, Trait.DRAWS)
 
 
 def communicates(node: Node) -> bool:
     """Whether a node talks to other processes."""
-    row = row_of(node.type)
     if node.type == "TorchCall":
         return is_collective(node.attr("target"))
-    return row is not None and row.has(Trait.COMMUNICATION)
+    return has_trait(node, Trait.COMMUNICATION)
+
+
+# ---- lanes: what the user put on streams of its own ----
+
+COMMUNICATION = "communication"
+"""The lane of collectives without a label, when those shall overlap with computing."""
+
+
+def label_of(node: Node) -> str:
+    """The stream that the user put a node on, empty for the default one."""
+    found = node.attrs.get(STREAM_LABEL)
+    return "" if found is None else str(found.value)
+
+
+class Lanes:
+    """Which lane each node of a graph runs in: one for each label, and one for the rest."""
+
+    def __init__(self, graph: Graph, single: bool = False, overlap: bool = False) -> None:
+        """`single` puts all nodes into one lane; `overlap` gives communication one of its own."""
+        self._of: dict[Node, str] = {}
+        if single:
+            return
+        for node in graph.nodes:
+            label = label_of(node)
+            if not label and overlap and communicates(node):
+                label = COMMUNICATION
+            if label:
+                self._of[node] = label
+
+    def __bool__(self) -> bool:
+        """Whether any node is not in the default lane."""
+        return bool(self._of)
+
+    def of(self, node: Node) -> str:
+        """The lane of a node."""
+        return self._of.get(node, "")
 
 
 def explicit_order_for_cmo(graph: Graph, state: GraphState | None = None) -> None:
@@ -141,3 +235,132 @@ def _from_the_end(graph: Graph) -> list[Node]:
     """What the outputs need, each operand just before its reader."""
     ends = [graph.output] if graph.output is not None else []
     return topological([*ends, *graph.nodes], graph.name)
+
+
+# ---- passes over graph inputs: packing of symbol lists, removal of dead inputs, updates ----
+
+
+def optimize_sym_pack(graph: Graph, state: GraphState) -> None:
+    """Pack of host scalar inputs -> one host input vector; equal packs share it."""
+    made: dict[tuple[int, ...], Value] = {}
+    for node in graph.nodes:
+        if node.type != "Pack" or not _all_host_scalars(node, state):
+            continue
+        members = node.values()
+        key = tuple(v.node.attr("index") for v in members)
+        if key not in made:
+            args = tuple(state.inputs[i].args[0] for i in key)
+            index = max(n.attr("index") for n in graph.data) + 1
+            with graph:
+                made[key] = Data(
+                    index=index,
+                    dtype=DataType.DT_INT64,
+                    shape=[len(key)],
+                    placement="CPU",
+                    node_name=None,
+                )
+            made[key].content = tuple(v.content for v in members)
+            state.inputs.append(InputSource(args, "packed", DataType.DT_INT64))
+        node.outputs[0].replace_with(made[key])
+        graph.remove(node)
+    graph.sort()
+
+
+def _all_host_scalars(node: Node, state: GraphState) -> bool:
+    return bool(node.values()) and all(
+        v.node.type == "Data"
+        and state.inputs[v.node.attr("index")].kind == "scalar"
+        and v.dtype == DataType.DT_INT64
+        for v in node.values()
+    )
+
+
+def remove_dead_data_and_reorder_data_index(graph: Graph, state: GraphState) -> None:
+    """Drop inputs that nothing reads and number the rest from 0."""
+    kept: list[InputSource] = []
+    read = [n.outputs[0] for n in graph.data if n.outputs[0].uses]
+    known = free_symbols(d for v in read for d in (v.shape or ()))
+    for node in graph.data:
+        needed = free_symbols([node.outputs[0].content]) & state.promised - known
+        if node.outputs[0].uses or needed:
+            source = state.inputs[node.attr("index")]
+            if node.attr("index") != len(kept):
+                node.attrs["index"] = attr.Int(len(kept))
+            kept.append(source)
+        else:
+            graph.remove(node)
+    state.inputs[:] = kept
+
+
+def note_interface(graph: Graph, executor: ExecutorType) -> None:
+    """Where inputs are, which types outputs have and who runs the graph, as attributes of it."""
+    sides = [n.outputs[0].device_type for n in graph.data]
+    places = [Placement.HOST if side == "CPU" else Placement.DEVICE for side in sides]
+    outputs = graph.output.values() if graph.output is not None else []
+    graph.attrs |= {
+        "_input_placements": attr.ListInt([int(place) for place in places]),
+        "_output_dtypes": attr.ListInt([int(v.dtype) for v in outputs]),
+        "_executor_type": attr.Int(int(executor)),
+    }
+
+
+# ---- updates: redundant copies, and Assign to an input ----
+
+
+def optimize_reference_op_redundant_copy(
+    graph: Graph, state: GraphState | None = None
+) -> list[int]:
+    """Data -> TensorMove -> update -> Assign(Data): the update works on the input itself. Gives
+    the inputs that are updated."""
+    for node in graph.nodes:
+        if not has_trait(node, Trait.WRITES_FIRST):
+            continue
+        moved = next(iter(node.values()), None)
+        if moved is None or moved.node.type != "TensorMove" or len(moved.uses) != 1:
+            continue
+        source = moved.node.values()[0]
+        if source.node.type != "Data" or not _assigned_back(node, source):
+            continue
+        moved.replace_with(source)
+        graph.remove(moved.node)
+    targets = [n.inputs["ref"] for n in graph.nodes if n.type == "Assign"]
+    inputs = [v.node for v in targets if isinstance(v, Value) and v.node.type == "Data"]
+    return [node.attr("index") for node in inputs]
+
+
+def _assigned_back(node: Node, source: Value) -> bool:
+    """Whether the only other reader of the input is the Assign of this node's result."""
+    others = [u for u in source.users() if u.type not in ("TensorMove", "Cmo")]
+    return len(others) == 1 and (
+        others[0].type == "Assign"
+        and others[0].inputs["ref"] is source
+        and others[0].inputs["value"] is node.outputs[0]
+    )
+
+
+def mapping_assign_op_to_graph_output(
+    graph: Graph, state: GraphState | None = None
+) -> dict[int, int]:
+    """Assign to an input -> one more graph output whose memory is that input. Gives the input of
+    each such output."""
+    output, state = graph.output, state if state is not None else GraphState()
+    assert output is not None
+    for node in graph.nodes:
+        if node.type != "Assign":
+            continue
+        ref, value = node.inputs["ref"], node.inputs["value"]
+        assert isinstance(ref, Value) and isinstance(value, Value)
+        same = (ref.dtype, ref.shape) == (value.dtype, value.shape)
+        if ref.node.type not in INPUTS or not same:
+            output.after(node)
+            continue
+        node.outputs[0].replace_with(value)
+        results = list(output.values())
+        state.assigned[len(results)] = ref.node.attr("index")
+        for before in list(node.control):
+            output.after(before)
+        for user in list(node.control_users):
+            user.after(value.node)
+        graph.remove(node)
+        output.set_input("input", [*results, value])
+    return state.assigned

@@ -8,15 +8,15 @@ from torchair.engine.optimize.rules.activation import ACTIVATION_PATTERNS
 from torchair.engine.optimize.rules.attention import ATTENTION_PATTERNS
 from torchair.engine.optimize.rules.leftovers import RULES, BatchMatMulTransposeFusion
 from torchair.engine.optimize.rules.norm import NORM_PATTERNS
-from torchair.engine.optimize.rules.pattern import Pattern
-from torchair.engine.optimize.rules.quantised import QUANTISED_PATTERNS
+from torchair.engine.optimize.rules.quantised import QUANTISED_PATTERNS, QuantisedRule
+from torchair.ge.rewrite import Rule
 
-PATTERNS: tuple[type[Pattern], ...] = (
+PATTERNS: tuple[Rule, ...] = (
     *NORM_PATTERNS,
     *ACTIVATION_PATTERNS,
     *ATTENTION_PATTERNS,
-    BatchMatMulTransposeFusion,
+    BatchMatMulTransposeFusion(),
     *QUANTISED_PATTERNS,
 )
 
-__all__ = ["PATTERNS", "RULES"]
+__all__ = ["PATTERNS", "RULES", "QuantisedRule"]

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torchair import ge
-from torchair.engine.optimize.rules.pattern import (
+from torchair.ge.graph import Node, Value
+from torchair.ge.rewrite import (
     Build,
     Inner,
     Mismatch,
-    Pattern,
+    Rule,
     both_orders,
     close,
     made_by,
@@ -22,7 +23,6 @@ from torchair.engine.optimize.rules.pattern import (
     shape_of,
     with_number,
 )
-from torchair.ge.graph import Node, Value
 from torchair.ge.shapes import broadcast
 
 Polynomial = dict[int, float]  # by power of x
@@ -124,7 +124,7 @@ def _same(found: Polynomial | None, wanted: Polynomial) -> bool:
     return powers == set(wanted) and all(close(found[k], p) for k, p in wanted.items())
 
 
-class GeluFusion(Pattern):
+class GeluFusion(Rule):
     """x / 2 * (1 + erf(x / sqrt(2))), and the form with tanh -> GeluV2"""
 
     last = ("Mul", "Muls")
@@ -142,7 +142,7 @@ class GeluFusion(Pattern):
         self, rest: list[Value], known: float, gate: Value, curve: Value, inner: Inner
     ) -> Build:
         kind = curve.node.type
-        if self.state.native and kind == "Erf":
+        if inner.state.native and kind == "Erf":
             raise Mismatch("generated code of the parts is faster", gate)
         inner.add(gate, curve)
         if len(rest) != 1:
@@ -171,7 +171,7 @@ def _one_plus(value: Value) -> Value | None:
     return found[0]
 
 
-class SwishFusion(Pattern):
+class SwishFusion(Rule):
     """x * sigmoid(s * x) -> Swish; with s = 1.702 this is the quick form of gelu"""
 
     last = ("Mul",)
@@ -190,7 +190,7 @@ class SwishFusion(Pattern):
         return None
 
 
-class SwiGluFusion(Pattern):
+class SwiGluFusion(Rule):
     """silu(first half) * second half -> SwiGlu"""
 
     last = ("Mul",)
@@ -248,7 +248,7 @@ def _half(
 # ---- rotary embeddings ----
 
 
-class RotaryMulFusion(Pattern):
+class RotaryMulFusion(Rule):
     """x * cos + (halves of x exchanged, the new first one negated) * sin -> RotaryMul"""
 
     last = ("Add",)
@@ -293,4 +293,4 @@ def _exchanged(value: Value, inner: Inner) -> Value | None:
     return x
 
 
-ACTIVATION_PATTERNS = (RotaryMulFusion, GeluFusion, SwishFusion, SwiGluFusion)
+ACTIVATION_PATTERNS = (RotaryMulFusion(), GeluFusion(), SwishFusion(), SwiGluFusion())

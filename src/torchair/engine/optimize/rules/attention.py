@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.engine.optimize.rules.pattern import (
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Node, Value
+from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
     Inner,
     Mismatch,
-    Pattern,
+    Rule,
     both_orders,
     flags_of,
     made_by,
@@ -24,8 +26,6 @@ from torchair.engine.optimize.rules.pattern import (
     shape_of,
     with_number,
 )
-from torchair.ge.dtypes import DataType
-from torchair.ge.graph import Node, Value
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
 from torchair.ops.npu.attend import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
@@ -45,7 +45,7 @@ class _Scores:
     mask: Value | None = None
 
 
-class AttentionFusion(Pattern):
+class AttentionFusion(Rule):
     """softmax(scale * (q @ k^T) + mask) @ v -> FusedInferAttentionScore"""
 
     last = ("BatchMatMul",)
@@ -60,7 +60,7 @@ class AttentionFusion(Pattern):
             raise Mismatch("the softmax is not over what is summed up", weights)
         inner.add(weights)
         length = shape_of(weights)[-2]
-        if self.state.native and isinstance(length, int) and 1 < length < _FEW:
+        if inner.state.native and isinstance(length, int) and 1 < length < _FEW:
             raise Mismatch("generated code of the parts is faster for so few queries", weights)
         scores = _scores(_below(operands(weights)[0], inner), inner)
         return _SpeltOut(node, shape_of(weights), scores).build
@@ -208,7 +208,7 @@ class _SpeltOut:
         raise Mismatch("sizes are symbolic, and the dims of the result are not at hand", out)
 
 
-class RepeatedHeadsFusion(Pattern):
+class RepeatedHeadsFusion(Rule):
     """Attention to heads of keys and values that were repeated -> to the heads themselves"""
 
     last = ("FusedInferAttentionScore",)
@@ -289,7 +289,7 @@ _WINDOW = {"mode": "sparse_mode", "before": "pre_tokens", "after": "next_tokens"
 _PORTS = {"shift": "pse_shift", "mask": "atten_mask"}
 
 
-class _ByHeads(Pattern):
+class _ByHeads(Rule):
     """An attention operator in any dense layout -> FusedInferAttentionScore by heads. Subclasses
     say which attributes and ports hold the fields of `_Call`."""
 
@@ -297,7 +297,7 @@ class _ByHeads(Pattern):
     ports: Mapping[str, str]
 
     def find(self, node: Node, inner: Inner) -> Build | None:
-        if not self.state.native:
+        if not inner.state.native:
             return None
         if not _fed_ports(node) <= {"query", "key", "value", *self.ports.values()}:
             raise Mismatch("it has operands that generated code does not know", node)
@@ -499,10 +499,10 @@ def _one_open(dims: tuple[Any, ...], about: Value) -> list[int]:
 
 
 ATTENTION_PATTERNS = (
-    AttentionFusion,
-    RepeatedHeadsFusion,
-    PromptAttentionByHeads,
-    StepAttentionByHeads,
-    FusedAttentionByHeads,
-    TrainingAttentionByHeads,
+    AttentionFusion(),
+    RepeatedHeadsFusion(),
+    PromptAttentionByHeads(),
+    StepAttentionByHeads(),
+    FusedAttentionByHeads(),
+    TrainingAttentionByHeads(),
 )

@@ -8,21 +8,21 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.engine.optimize.rules.pattern import (
+from torchair.ge.build import builder
+from torchair.ge.graph import INPUTS, Node, Value
+from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
     Inner,
     Mismatch,
-    Pattern,
+    Rule,
+    both_orders,
     flags_of,
     made_by,
     only,
     operands,
 )
-from torchair.ge.build import builder
-from torchair.ge.graph import INPUTS, Node, Value
-from torchair.ge.rewrite import Match, Rule, no
-from torchair.operators import Trait, row_of
+from torchair.operators import Trait, has_trait, row_of
 from torchair.operators.slicing import END, slice_length
 
 
@@ -34,92 +34,93 @@ def constant_of(value: Value) -> torch.Tensor | None:
 class MultiplyByOne(Rule):
     """x * 1 -> x"""
 
-    def pattern(self, x: Value, y: Value) -> Any:
-        return ge.Mul(x, y)
+    last = ("Mul",)
 
-    def replace(self, match: Match, x: Value, y: Value) -> Any:
-        for kept, other in ((x, y), (y, x)):
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        result = node.outputs[0]
+        for kept, other in both_orders(node):
             one = constant_of(other)
             if one is None or one.numel() != 1 or not bool((one == 1).all()):
                 continue
-            result = match.root.outputs[0]
             if (kept.dtype, kept.shape) == (result.dtype, result.shape):
-                return kept
-        return no("neither factor is one")
+                return lambda: kept
+        raise Mismatch("neither factor is one")
 
 
 class CastToSameType(Rule):
     """A cast to the type that is there already."""
 
-    def pattern(self, x: Value) -> Any:
-        return ge.Cast(x, dst_type=0)
+    last = ("Cast",)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.root.attrs.clear()  # any type
-
-    def replace(self, match: Match, x: Value) -> Any:
-        return x if x.dtype == match.root.attr("dst_type") else no("types differ", x)
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        (x,) = node.values()
+        if x.dtype != node.attr("dst_type"):
+            raise Mismatch("types differ", x)
+        return lambda: x
 
 
 class IdentityNode(Rule):
     """Identity(x) -> x, unless it orders something."""
 
-    def pattern(self, x: Value) -> Any:
-        return ge.Identity(x)
+    last = ("Identity",)
 
-    def replace(self, match: Match, x: Value) -> Any:
-        if match.root.control or match.root.control_users:
-            return no("it carries control edges", match.root)
-        return x
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        if node.control or node.control_users:
+            raise Mismatch("it carries control edges", node)
+        return lambda: node.values()[0]
 
 
 class ReshapeToSameShape(Rule):
     """A reshape to the dims that are there already."""
 
-    def pattern(self, x: Value, shape: Value) -> Any:
-        return ge.Reshape(x, shape)
+    last = ("Reshape",)
 
-    def replace(self, match: Match, x: Value, shape: Value) -> Any:
-        result = match.root.outputs[0].shape
-        if x.shape is None or x.shape != result:
-            return no("dims differ", x)
-        return x
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        x = node.values()[0]
+        if x.shape is None or x.shape != node.outputs[0].shape:
+            raise Mismatch("dims differ", x)
+        return lambda: x
 
 
 class ReshapeOfReshape(Rule):
     """Only the last of two reshapes counts."""
 
-    def pattern(self, x: Value, inner: Value, outer: Value) -> Any:
-        return ge.Reshape(ge.Reshape(x, inner), outer)
+    last = above = ("Reshape",)
 
-    def replace(self, match: Match, x: Value, inner: Value, outer: Value) -> Any:
-        return ge.Reshape(x, outer)
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        reshaped, shape = node.values()
+        if not made_by(reshaped, "Reshape"):
+            return None
+        inner.see(reshaped)
+        return lambda: ge.Reshape(operands(reshaped)[0], shape)
 
 
 class TransposeNothing(Rule):
     """A transpose that keeps every dim in place."""
 
-    def pattern(self, x: Value, perm: Value) -> Any:
-        return ge.Transpose(x, perm)
+    last = ("Transpose",)
 
-    def replace(self, match: Match, x: Value, perm: Value) -> Any:
-        order = perm.content
-        if order is None or order != tuple(range(len(order))):
-            return no("it moves dims", perm)
-        return x
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        x, perm = node.values()
+        if perm.content is None or perm.content != tuple(range(len(perm.content))):
+            raise Mismatch("it moves dims", perm)
+        return lambda: x
 
 
 class TransposeTwice(Rule):
     """Two transposes are one."""
 
-    def pattern(self, x: Value, inner: Value, outer: Value) -> Any:
-        return ge.Transpose(ge.Transpose(x, inner), outer)
+    last = above = ("Transpose",)
 
-    def replace(self, match: Match, x: Value, inner: Value, outer: Value) -> Any:
-        if inner.content is None or outer.content is None:
-            return no("an order is not constant")
-        return ge.Transpose(x, [inner.content[p] for p in outer.content])
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        turned, outer = node.values()
+        if not made_by(turned, "Transpose"):
+            return None
+        inner.see(turned)
+        x, first = operands(turned)
+        if first.content is None or outer.content is None:
+            raise Mismatch("an order is not constant")
+        return lambda: ge.Transpose(x, [first.content[p] for p in outer.content])
 
 
 # ---- copies ----
@@ -128,68 +129,72 @@ class TransposeTwice(Rule):
 class CloneIsCopy(Rule):
     """The Identity that stands for a `clone` -> TensorMove: its result is memory of its own."""
 
-    def pattern(self, x: Value) -> Any:
-        return ge.Identity(x)
+    last = ("Identity",)
 
-    def replace(self, match: Match, x: Value) -> Any:
-        origin = match.root.origin
-        if origin is None or origin.target != "aten.clone.default":
-            return no("it is another name, not a clone", match.root)
-        return ge.TensorMove(x)
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        if node.origin is None or node.origin.target != "aten.clone.default":
+            raise Mismatch("it is another name, not a clone", node)
+        return lambda: ge.TensorMove(node.values()[0])
 
 
 class PartPutBack(Rule):
     """[x[:s], part, x[e:]] joined -> x with a part replaced, which needs no second tensor."""
 
-    def pattern(
-        self, x: Value, part: Value, dim: Value, zero: Value, s: Value, a: Value, i: Value,
-        e: Value, end: Value, b: Value, j: Value,
-    ) -> Any:  # fmt: skip
-        before, behind = ge.StridedSliceV2(x, zero, s, a, i), ge.StridedSliceV2(x, e, end, b, j)
-        return ge.ConcatV2([before, part, behind], dim, N=3)
+    last, above = ("ConcatV2",), ("StridedSliceV2",)
 
-    def replace(self, match: Match, x: Value, part: Value, dim: Value, **bounds: Value) -> Any:
-        numbers = {name: only(value) for name, value in bounds.items()}
-        axis, s, e = only(dim), numbers["s"], numbers["e"]
-        known = dict(zero=0, end=END, i=1, j=1, a=axis, b=axis)
-        if any(numbers[name] != number for name, number in known.items()):
-            return no("other parts than those before and behind one slice")
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        if len(node.values()) != 4:
+            return None
+        before, part, behind, dim = node.values()
+        slices = [operands(v) for v in (before, behind) if made_by(v, *self.above)]
+        if [len(s) for s in slices] != [5, 5] or slices[0][0] is not slices[1][0]:
+            return None
+        inner.see(before, behind)
+        (x, *first), (_, *last) = slices
+        return self._assign(node, x, part, only(dim), [*map(only, first)], [*map(only, last)])
+
+    def _assign(
+        self, node: Node, x: Value, part: Value, axis: Any, before: list[Any], behind: list[Any]
+    ) -> Build:
+        """Slices are begin, end, axis and step."""
+        s, e = before[1], behind[0]
+        if before != [0, s, axis, 1] or behind != [e, END, axis, 1]:
+            raise Mismatch("other parts than those before and behind one slice")
         if not isinstance(s, int) or not isinstance(e, int) or axis is None:
-            return no("the bounds are not numbers")
+            raise Mismatch("the bounds are not numbers")
         size, length = x.shape[axis], part.shape[axis]  # type: ignore[index]
         taken = slice_length(s, e, 1, size) if isinstance(size, int) else e - s
-        if length != taken or match.root.outputs[0].shape != x.shape:
-            return no("it has another size than what it replaces", part)
+        if length != taken or node.outputs[0].shape != x.shape:
+            raise Mismatch("it has another size than what it replaces", part)
         rest = x.rank - axis - 1
         begins, ends = [0] * axis + [s] + [0] * rest, [END] * axis + [e] + [END] * rest
-        return ge.StridedSliceAssign(x, begins, ends, [1] * x.rank, part)
+        return lambda: ge.StridedSliceAssign(x, begins, ends, [1] * x.rank, part)
 
 
 class CopyOfResult(Rule):
     """TensorMove(x) -> x, where x is computed for the copy alone, or the copy is what an operator
     updates: that one has memory of its own anyway, or may be done in place."""
 
-    def pattern(self, x: Value) -> Any:
-        return ge.TensorMove(x)
+    last = ("TensorMove",)
 
-    def replace(self, match: Match, x: Value) -> Any:
-        if not match.root.control_users and _is_updated(match.root.outputs[0]):
-            return x
-        if x.users() != [match.root] or x.node.control_users or match.root.control_users:
-            return no("others see what is copied", x)
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        (x,) = node.values()
+        if not node.control_users and _is_updated(node.outputs[0]):
+            return lambda: x
+        if x.users() != [node] or x.node.control_users or node.control_users:
+            raise Mismatch("others see what is copied", x)
         row = row_of(x.node.type)
         if x.node.type in INPUTS or row is None:
-            return no("it is a copy of an input", x)
+            raise Mismatch("it is a copy of an input", x)
         if row.has(Trait.VIEW | Trait.CONSTANT | Trait.WRITES_FIRST):
-            return no("what is copied may lie in other memory", x)
-        return x
+            raise Mismatch("what is copied may lie in other memory", x)
+        return lambda: x
 
 
 def _is_updated(value: Value) -> bool:
     """Whether a value is there for one operator, which updates it."""
     readers = value.users()
-    row = row_of(readers[0].type) if len(readers) == 1 else None
-    if row is None or not row.has(Trait.WRITES_FIRST):
+    if len(readers) != 1 or not has_trait(readers[0], Trait.WRITES_FIRST):
         return False
     first, *others = readers[0].values()
     return first is value and value not in others
@@ -207,41 +212,47 @@ def swaps_last_two(perm: Value) -> bool:
     return order == (*range(rank - 2), rank - 1, rank - 2)
 
 
+_PRODUCT_PORTS = {
+    "MatMul": ("x1", "x2", "bias"),
+    "MatMulV2": ("x1", "x2", "bias", "offset_w"),
+    "BatchMatMul": ("x1", "x2"),
+}
+
+
+def _fed(product: Node) -> list[Any]:
+    """What a product reads, None for what it does not."""
+    return [product.inputs.get(port) for port in _PRODUCT_PORTS[product.type]]
+
+
 class _TransposeInto(Rule):
     """Transpose on one operand -> the product's own flag."""
 
-    def __init__(self, op_type: str, side: int, flag: str, optional: int) -> None:
-        self.op_type, self.side, self.flag, self.optional = op_type, side, flag, optional
-        super().__init__()
+    above = ("Transpose",)
+
+    def __init__(self, op_type: str, side: int, flag: str) -> None:
+        self.last, self._side, self._flag = (op_type,), side, flag
 
     @property
     def name(self) -> str:
-        return f"TransposeInto{self.op_type}X{self.side}"
+        return f"TransposeInto{self.last[0]}X{self._side}"
 
-    def pattern(
-        self, x1: Value, x2: Value, perm: Value, bias: Any = None, offset: Any = None
-    ) -> Any:
-        turned = ge.Transpose(x1 if self.side == 1 else x2, perm)
-        pair = (turned, x2) if self.side == 1 else (x1, turned)
-        return builder(self.op_type)(*pair, *[bias, offset][: self.optional])
-
-    def replace(
-        self, match: Match, x1: Value, x2: Value, perm: Value, bias: Any = None, offset: Any = None
-    ) -> Any:
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        fed = _fed(node)
+        turned = fed[self._side - 1]
+        if not made_by(turned, "Transpose"):
+            return None
+        inner.see(turned)
+        x, perm = operands(turned)
         if not swaps_last_two(perm):
-            return no("it does not swap the last two dims", perm)
-        flags = {**flags_of(match.root), self.flag: not match.root.attr(self.flag)}
-        extra = [bias, offset][: self.optional]
-        return builder(self.op_type)(x1, x2, *extra, **flags)
+            raise Mismatch("it does not swap the last two dims", perm)
+        fed[self._side - 1] = x
+        flags = {**flags_of(node), self._flag: not node.attr(self._flag)}
+        return lambda: builder(node.type)(*fed, **flags)
 
 
 TRANSPOSE_RULES = tuple(
-    _TransposeInto(op_type, side, f"{stem}_x{side}", optional)
-    for op_type, stem, optional in (
-        ("MatMul", "transpose", 1),
-        ("MatMulV2", "transpose", 2),
-        ("BatchMatMul", "adj", 0),
-    )
+    _TransposeInto(op_type, side, f"{'adj' if op_type == 'BatchMatMul' else 'transpose'}_x{side}")
+    for op_type in _PRODUCT_PORTS
     for side in (1, 2)
 )
 
@@ -249,42 +260,47 @@ TRANSPOSE_RULES = tuple(
 class _BiasInto(Rule):
     """MatMul + row vector -> MatMul with bias."""
 
-    def __init__(self, op_type: str, optional: int, bias_first: bool) -> None:
-        self.op_type, self.optional, self.bias_first = op_type, optional, bias_first
-        super().__init__()
+    last = ("Add",)
+
+    def __init__(self, op_type: str) -> None:
+        self.above = (op_type,)
 
     @property
     def name(self) -> str:
-        return f"BiasInto{self.op_type}"
+        return f"BiasInto{self.above[0]}"
 
-    def pattern(self, x1: Value, x2: Value, bias: Value) -> Any:
-        product = builder(self.op_type)(x1, x2, *[None] * self.optional)
-        return ge.Add(bias, product) if self.bias_first else ge.Add(product, bias)
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        declined = None
+        for product, bias in both_orders(node):
+            if not made_by(product, *self.above) or any(_fed(product.node)[2:]):
+                continue
+            declined = self._declines(product, bias)
+            if declined is None:
+                inner.add(product)
+                x1, x2, _, *rest = _fed(product.node)
+                flags = flags_of(product.node)
+                return lambda: builder(self.above[0])(x1, x2, bias, *rest, **flags)
+        if declined is not None:
+            raise declined
+        return None
 
-    def replace(self, match: Match, x1: Value, x2: Value, bias: Value) -> Any:
-        product = next(n for n in match.nodes if n.type == self.op_type)
-        result = product.outputs[0]
-        if len(result.uses) != 1:
-            return no("the product is read elsewhere too", product)
-        if bias.shape is None or bias.rank != 1 or result.shape is None:
-            return no("the other term is not a row", bias)
-        if bias.shape[0] != result.shape[-1] or bias.dtype != result.dtype:
-            return no("bias and product do not fit", bias)
-        extra = [bias, None][: self.optional]
-        return builder(self.op_type)(x1, x2, *extra, **flags_of(product))
+    def _declines(self, product: Value, bias: Value) -> Mismatch | None:
+        if len(product.uses) != 1:
+            return Mismatch("the product is read elsewhere too", product)
+        if bias.shape is None or bias.rank != 1 or product.shape is None:
+            return Mismatch("the other term is not a row", bias)
+        if bias.shape[0] != product.shape[-1] or bias.dtype != product.dtype:
+            return Mismatch("bias and product do not fit", bias)
+        return None
 
 
-BIAS_RULES = tuple(
-    _BiasInto(op_type, optional, first)
-    for op_type, optional in (("MatMulV2", 2), ("MatMul", 1))
-    for first in (False, True)
-)
+BIAS_RULES = tuple(_BiasInto(op_type) for op_type in ("MatMulV2", "MatMul"))
 
 
 _BATCH_SWAPPED = (1, 0, 2)
 
 
-class BatchMatMulTransposeFusion(Pattern):
+class BatchMatMulTransposeFusion(Rule):
     """Transposes of batch and rows around a batched product -> TransposeBatchMatMul"""
 
     last = ("Transpose",)
@@ -293,7 +309,7 @@ class BatchMatMulTransposeFusion(Pattern):
         product, order = node.values()
         if not made_by(product, "BatchMatMul") or order.content != _BATCH_SWAPPED:
             return None
-        if self.state.native:
+        if inner.state.native:
             raise Mismatch("a transpose of a native product costs nothing", node)
         if product.node.attr("adj_x1") or product.node.attr("adj_x2"):
             raise Mismatch("an operand is read transposed", product)

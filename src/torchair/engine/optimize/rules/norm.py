@@ -4,12 +4,14 @@ sum over rows."""
 from __future__ import annotations
 
 from torchair import ge
-from torchair.engine.optimize import needed_by
-from torchair.engine.optimize.rules.pattern import (
+from torchair.engine.optimize.passes.ordering import needed_by
+from torchair.ge.dtypes import FLOAT_TYPES, DataType
+from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.rewrite import (
     Build,
     Inner,
     Mismatch,
-    Pattern,
+    Rule,
     below,
     below_cast,
     both_orders,
@@ -21,8 +23,6 @@ from torchair.engine.optimize.rules.pattern import (
     square_of,
     with_number,
 )
-from torchair.ge.dtypes import FLOAT_TYPES, DataType
-from torchair.ge.graph import Fact, Node, Value
 
 _PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", "WeightQuantBatchMatmulV2")
 
@@ -62,7 +62,7 @@ def _check_parameter(parameter: Value, x: Value) -> None:
         raise Mismatch("types differ", parameter)
 
 
-class RmsNormFusion(Pattern):
+class RmsNormFusion(Rule):
     """gamma * (x * rsqrt(mean(x * x) + eps)) -> RmsNorm; the inner product may be cast back."""
 
     last = ("Mul",)
@@ -99,7 +99,7 @@ def _is_centred(value: Value) -> bool:
     return made_by(value, "Sub") and mean_of(operands(value)[1]) is operands(value)[0]
 
 
-class AddRmsNormFusion(Pattern):
+class AddRmsNormFusion(Rule):
     """RmsNorm(a + b) -> AddRmsNorm, which gives the sum too."""
 
     last = ("RmsNorm",)
@@ -111,7 +111,7 @@ class AddRmsNormFusion(Pattern):
         a, b = operands(total)
         if not (a.shape == b.shape == total.shape and a.dtype == b.dtype == total.dtype):
             raise Mismatch("the terms are broadcast or of different types", total)
-        if self.state.native and any(below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)):
+        if inner.state.native and any(below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)):
             raise Mismatch("the sum is computed by the product before it", total)
         if total.node.control or total.node.control_users:
             raise Mismatch("the sum carries control edges", total.node)
@@ -136,7 +136,7 @@ def _layer_norm(x: Value, dims: list[int], gamma: Value, beta: Value, eps: float
     return y
 
 
-class LayerNormFusion(Pattern):
+class LayerNormFusion(Rule):
     """(x - mean(x)) / sqrt(variance(x) + eps) * gamma + beta -> LayerNormV4"""
 
     last = ("Add",)
@@ -182,13 +182,13 @@ class LayerNormFusion(Pattern):
             raise Mismatch("the variance is not that over the last dim", variance)
 
 
-class RmsNormGradSplit(Pattern):
+class RmsNormGradSplit(Rule):
     """RmsNormGrad -> the gradient of the input alone, and a sum over rows for that of gamma"""
 
     last = ("RmsNormGrad",)
 
     def find(self, node: Node, inner: Inner) -> Build | None:
-        if not self.state.native or not node.outputs[1].uses:
+        if not inner.state.native or not node.outputs[1].uses:
             return None
         return lambda: self._split(node)
 
@@ -202,4 +202,4 @@ class RmsNormGradSplit(Pattern):
         return [dx, total]
 
 
-NORM_PATTERNS = (RmsNormFusion, AddRmsNormFusion, LayerNormFusion, RmsNormGradSplit)
+NORM_PATTERNS = (RmsNormFusion(), AddRmsNormFusion(), LayerNormFusion(), RmsNormGradSplit())

@@ -10,12 +10,14 @@ from typing import Any
 from torchair import ge
 from torchair.codegen.target import ANY_ROWS
 from torchair.engine.optimize.rules.leftovers import swaps_last_two
-from torchair.engine.optimize.rules.pattern import (
+from torchair.ge.dtypes import FLOAT_TYPES, DataType
+from torchair.ge.graph import Node, Value
+from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
     Inner,
     Mismatch,
-    Pattern,
+    Rule,
     below,
     below_cast,
     both_orders,
@@ -25,8 +27,6 @@ from torchair.engine.optimize.rules.pattern import (
     shape_of,
     with_number,
 )
-from torchair.ge.dtypes import FLOAT_TYPES, DataType
-from torchair.ge.graph import Node, Value
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 _PRODUCTS = ("MatMul", "MatMulV2")
@@ -43,48 +43,50 @@ class _Weight:
     group: int = 0
 
 
-class _Quantised(Pattern):
-    quantised = True
-
-    def serves(self, x: Value) -> bool:
-        """Whether there are kernels for so many rows."""
-        dims = shape_of(x)[:-1]
-        known = [d for d in dims if isinstance(d, int)]
-        few = len(known) == len(dims) and math.prod(known) <= self.state.quantised
-        return few or self.state.quantised == ANY_ROWS
-
-    def product(self, node: Node, weight: _Weight, scales: Value) -> Build:
-        """Builds the operator instead of a product with a weight that is read transposed."""
-        x, bias = node.inputs["x1"], node.inputs.get("bias")
-        if isinstance(x, Value) and not self.serves(x):
-            most = self.state.quantised
-            raise Mismatch(f"there are no kernels for its rows, but for up to {most}", x)
-
-        def build() -> Any:
-            zeros = weight.zeros
-            offsets = None if zeros is None else ge.Neg(ge.Cast(zeros, dst_type=scales.dtype))
-            return ge.WeightQuantBatchMatmulV2(
-                x, weight.integers, scales, offsets, None, None, bias, transpose_x=False,
-                transpose_weight=True, antiquant_group_size=weight.group, dtype=-1, inner_precise=0,
-            )  # fmt: skip
-
-        return build
+def _serves(most: int, x: Value) -> bool:
+    """Whether kernels for up to `most` rows are for these."""
+    dims = shape_of(x)[:-1]
+    known = [d for d in dims if isinstance(d, int)]
+    return most == ANY_ROWS or (len(known) == len(dims) and math.prod(known) <= most)
 
 
-class DequantisedWeightFusion(_Quantised):
+class QuantisedRule(Rule):
+    """One for targets that have kernels for products with quantised weights."""
+
+
+def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
+    """Builds the operator instead of a product with a weight that is read transposed; there are
+    kernels for `most` rows."""
+    x, bias = node.inputs["x1"], node.inputs.get("bias")
+    if isinstance(x, Value) and not _serves(most, x):
+        raise Mismatch(f"there are no kernels for its rows, but for up to {most}", x)
+
+    def build() -> Any:
+        zeros = weight.zeros
+        offsets = None if zeros is None else ge.Neg(ge.Cast(zeros, dst_type=scales.dtype))
+        return ge.WeightQuantBatchMatmulV2(
+            x, weight.integers, scales, offsets, None, None, bias, transpose_x=False,
+            transpose_weight=True, antiquant_group_size=weight.group, dtype=-1, inner_precise=0,
+        )  # fmt: skip
+
+    return build
+
+
+class DequantisedWeightFusion(QuantisedRule):
     """x @ ((integers - zero points) * scales)^T, scales for rows of the weight or pieces of them
     -> WeightQuantBatchMatmulV2"""
 
     last = _PRODUCTS
+    above = ("Cast", "Mul", "Reshape", "Transpose")  # what an integer weight is seen through
 
     def find(self, node: Node, inner: Inner) -> Build | None:
         weight = _weight_of(node)
         if weight is None or weight.scales is None:
             return None
-        return self.product(node, weight, weight.scales)
+        return _product(node, weight, weight.scales, inner.state.quantised)
 
 
-class ScaledProductFusion(_Quantised):
+class ScaledProductFusion(QuantisedRule):
     """(x @ integers^T) * scales, scales for columns -> WeightQuantBatchMatmulV2"""
 
     last = ("Mul",)
@@ -103,7 +105,7 @@ class ScaledProductFusion(_Quantised):
             if found.dtype not in FLOAT_TYPES or product.dtype != node.outputs[0].dtype:
                 raise Mismatch("its types are none of a quantised product", scales)
             inner.add(product)
-            return self.product(product.node, weight, found)
+            return _product(product.node, weight, found, inner.state.quantised)
         return None
 
 
@@ -190,12 +192,11 @@ def _sums(x1: Value, x2: Value) -> Value:
     )  # fmt: skip
 
 
-class ShiftedProductFusion(Pattern):
+class ShiftedProductFusion(QuantisedRule):
     """(bytes + 128) @ weight - 128 * sums of the weight, for products that want no sign ->
     QuantBatchMatmulV3 of the bytes themselves"""
 
     last = ("Sub",)
-    quantised = True
 
     def find(self, node: Node, inner: Inner) -> Build | None:
         product, extra = operands(node.outputs[0])
@@ -221,11 +222,10 @@ def _is_sum_of(total: Node, weight: Value) -> bool:
     return below_cast(x) is weight and axes.content in (0, (0,), (-2,))
 
 
-class QuantisedProductParts(Pattern):
+class QuantisedProductParts(QuantisedRule):
     """QuantBatchMatmulV3 with floats or int8 as results -> its sums, and what is done with them"""
 
     last = (_INTEGERS,)
-    quantised = True
 
     def find(self, node: Node, inner: Inner) -> Build | None:
         dtype = node.attr("dtype")
@@ -262,11 +262,10 @@ def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
     return y
 
 
-class QuantisedResults(Pattern):
+class QuantisedResults(QuantisedRule):
     """WeightQuantBatchMatmulV2 with int8 as results -> the product in float32, scaled, rounded"""
 
     last = ("WeightQuantBatchMatmulV2",)
-    quantised = True
 
     def find(self, node: Node, inner: Inner) -> Build | None:
         x, weight, factors, shifts, scale, offset, bias = (
@@ -324,10 +323,10 @@ def _offsets(scale: Value, given: Any) -> Value | None:
     return ge.RightShift(high, ge.Const(down, dtype=DataType.DT_INT64))
 
 
-QUANTISED_PATTERNS: tuple[type[Pattern], ...] = (
-    DequantisedWeightFusion,
-    ScaledProductFusion,
-    ShiftedProductFusion,
-    QuantisedProductParts,
-    QuantisedResults,
+QUANTISED_PATTERNS: tuple[Rule, ...] = (
+    DequantisedWeightFusion(),
+    ScaledProductFusion(),
+    ShiftedProductFusion(),
+    QuantisedProductParts(),
+    QuantisedResults(),
 )
