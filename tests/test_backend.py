@@ -94,7 +94,7 @@ def test_strides_of_results_follow_those_of_arguments():
         y = x.select_scatter(x.select(1, 0) * 2, 1, 0)
         return y, y[1:], y.t()
 
-    sizes = ((5, 10, 2), (6, 18, 3), (7, 21, 3), (7, 7, 1))
+    sizes = ((5, 11, 2), (5, 10, 2), (6, 18, 3), (7, 22, 3), (7, 7, 1))
     first, *others = [[torch.randn(n, m)[:, ::step]] for n, m, step in sizes]
     check(fn, *first, dynamic=True, others=others)
 

@@ -354,7 +354,7 @@ def _may_be_base(whole: torch.Tensor, item: fx.Node, owner: fx.Node) -> bool:
     while walked is not owner:
         raw = raw or walked.target is torch.ops.aten.as_strided.default
         walked = walked.args[0]
-    return fills_memory(whole) if raw else _apart(whole)
+    return fills_memory(whole) if raw else order_of(whole) is not None and not _overlaps(whole)
 
 
 def fills_memory(meta: torch.Tensor) -> bool:
@@ -367,17 +367,6 @@ def fills_memory(meta: torch.Tensor) -> bool:
         return False
     wanted = contiguous_strides([dims[d] for d in order])
     return all(equal_unless_empty(strides[d], w) for d, w in zip(order, wanted, strict=True))
-
-
-def _apart(meta: torch.Tensor) -> bool:
-    """Whether elements of a traced tensor have places of their own, whatever its sizes are."""
-    dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
-    order = order_of(meta)
-    if is_static((*dims, *strides)) or order is None:
-        return order is not None and not _overlaps(meta)
-    step = strides[order[-1]] if order else 1
-    wanted = contiguous_strides([dims[d] for d in order])
-    return all(equal_unless_empty(strides[d], w * step) for d, w in zip(order, wanted, strict=True))
 
 
 def _overlaps(meta: torch.Tensor) -> bool:
