@@ -356,6 +356,38 @@ class Program:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Results and inputs after it ran in float64, with `backward` gradients too, and everything
         it computed."""
+        names = self._widened(inputs, numbers)
+        given = wanting_gradients([names[n] for n in self.given]) if backward else []
+        for line in self.body:
+            self._run_wide(line, names)
+        ends = [names[n] for n in [*self.results, *self.given]]
+        ends += gradients([names[n] for n in self.results], given)
+        return ends, [v for n, v in names.items() if n in self.values]
+
+    def by_lines(
+        self, inputs: Sequence[torch.Tensor], numbers: Sequence[int | float] = ()
+    ) -> list[torch.Tensor]:
+        """Results where every line computes, in its own types, from what float64 has so far. It
+        changes its inputs."""
+        wide = self._widened(inputs, numbers)
+        names: dict[str, Any] = {"torch": torch, "F": F, **NAMES}
+        names |= zip([*self.numbers, *self.given], [*numbers, *inputs], strict=True)
+        made: dict[str, torch.Tensor] = {}
+        for line in self.body:
+            exec(line, names)
+            self._run_wide(line, wide)
+            known = [n for n in self.values if n in names]
+            assigned = re.match(r"(v\d+) = ", line)
+            made |= {n: names[n].clone() for n in ([assigned[1]] if assigned else known)}
+            for n in known:
+                if not overlapping(names[n]):
+                    names[n].copy_(wide[n])
+        return [made.get(n, names[n]) for n in self.results]
+
+    def _widened(
+        self, inputs: Sequence[torch.Tensor], numbers: Sequence[int | float]
+    ) -> dict[str, Any]:
+        """Names that a program in float64 knows at first."""
         names: dict[str, Any] = {"torch": torch, "F": F, **dict.fromkeys(NAMES, torch.float64)}
         names |= zip(self.numbers, numbers, strict=True)
         wholes: dict[int, torch.Tensor] = {}  # memory that several inputs may share, in float64
@@ -369,19 +401,18 @@ class Program:
                 wholes[storage.data_ptr()] = flat.to(torch.float64, copy=True)
             whole = wholes[storage.data_ptr()]
             names[name] = whole.as_strided(x.shape, x.stride(), x.storage_offset())
-        given = wanting_gradients([names[n] for n in self.given]) if backward else []
+        return names
+
+    def _run_wide(self, line: str, names: dict[str, Any]) -> None:
+        """One line in float64."""
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # of quotients of integers
         try:
-            for line in self.body:
-                exec(line.replace(".float()", ".double()"), names)
-                if (made := re.match(r"(v\d+) = ", line)) is not None:
-                    self._keep_apart(made[1], names)
+            exec(line.replace(".float()", ".double()"), names)
+            if (made := re.match(r"(v\d+) = ", line)) is not None:
+                self._keep_apart(made[1], names)
         finally:
             torch.set_default_dtype(usual)
-        ends = [names[n] for n in [*self.results, *self.given]]
-        ends += gradients([names[n] for n in self.results], given)
-        return ends, [v for n, v in names.items() if n in self.values]
 
     def _keep_apart(self, name: str, names: dict[str, Any]) -> None:
         """A conversion that copies does so in float64 too, where it has nothing to convert."""
