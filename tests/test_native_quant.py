@@ -17,6 +17,7 @@ from test_native_matmul import LIBRARIES, MACHINES, ROUNDING, TYPES
 from torchair import ge
 from torchair.codegen.cpu.jit import Library, empty, run_kernel
 from torchair.codegen.cpu.matmul.kernel import choose, product
+from torchair.codegen.cpu.target import CpuTarget
 from torchair.codegen.requests import MatMul, Product, Weight, stored
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
@@ -246,6 +247,21 @@ def test_product_and_what_follows_are_one_kernel(dtype, capsys, monkeypatch):
         for shape in ((1, 96), (2, 20, 96), (2, 3, 96)):
             close(layer, fast, torch.randn(shape).to(kind))
         assert "matmul    WeightQuantBatchMatmulV2 Relu Add " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_target_with_kernels_for_few_rows_dequantises_for_more(turned, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "3")
+    monkeypatch.setattr(CpuTarget, "quantised", 4)
+    for group, offsets in ((0, False), (32, True)):
+        q = Quantised(70, 96, 8, group, torch.bfloat16, offsets)
+        layer = Layer(q, torch.bfloat16, bias=True)
+        if turned:
+            layer.weight = nn.Parameter(layer.weight.t().contiguous().t(), requires_grad=False)
+        fast = compiled(layer, dynamic=False)
+        for shape, form in (((3, 96), "WeightQuantBatchMatmulV2"), ((2, 5, 96), "BatchMatMulV2")):
+            close(layer, fast, torch.randn(shape).bfloat16())
+            assert f"matmul    {form} " in capsys.readouterr().out
 
 
 def test_weights_that_change_are_packed_again_also_when_they_need_more_bits():

@@ -43,14 +43,28 @@ def weight_int4pack_mm(
     if not is_static([*(mat2.shape or ()), *(qScaleAndZeros.shape or ())]):
         raise Decline("weights of sizes that vary")
     n, half = (int(d) for d in mat2.shape or ())
-    groups = int((qScaleAndZeros.shape or ())[0])
-    scales, zeros = (_part(qScaleAndZeros, k, groups, n) for k in (0, 1))
+    return _four_bits(self, _unpacked(mat2, n, 2 * half), qScaleAndZeros, qGroupSize)
+
+
+@builtin(aten._weight_int4pack_mm.default)
+def weight_int4pack_mm_tiled(
+    self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
+) -> Value:
+    if not is_static([*(mat2.shape or ()), *(qScaleAndZeros.shape or ())]):
+        raise Decline("weights of sizes that vary")
+    return _four_bits(self, _untiled(mat2), qScaleAndZeros, qGroupSize)
+
+
+def _four_bits(x: Value, integers: Value, pairs: Value, group: int) -> Value:
+    """A product with integers [n, k] that have pairs of a scale and what is added."""
+    n, k = (int(d) for d in integers.shape or ())
+    groups = int((pairs.shape or ())[0])
+    scales, zeros = (_part(pairs, which, groups, n) for which in (0, 1))
     constant = ge.Equal(scales, ge.Const(0, dtype=scales.dtype))  # every weight is the zero point
     scales = ge.Add(scales, ge.Cast(constant, dst_type=scales.dtype))
-    weight = _where_scaled(_unpacked(mat2, n, 2 * half), constant, n, groups, 2 * half // groups)
+    weight = _where_scaled(integers, constant, n, groups, k // groups)
     offsets = ge.Div(ge.Cast(zeros, dst_type=_FLOAT), ge.Cast(scales, dst_type=_FLOAT))
-    group = qGroupSize if groups > 1 else 0
-    return _product(self, weight, scales, offsets=offsets, group=group)
+    return _product(x, weight, scales, offsets=offsets, group=group if groups > 1 else 0)
 
 
 def _where_scaled(weight: Value, constant: Value, n: int, groups: int, size: int) -> Value:
@@ -84,8 +98,25 @@ def _unpacked(packed: Value, n: int, k: int) -> Value:
         bytes_ = ge.Reshape(rows, ge.Const([k, (n - whole) // 2]))
         both = ge.Pack(_nibbles(bytes_), N=2, axis=2)
         parts.append(ge.Transpose(ge.Reshape(both, ge.Const([k, n - whole])), ge.Const([1, 0])))
-    joined = parts[0] if len(parts) == 1 else ge.ConcatV2(parts, 0, N=2)
-    integers = ge.Cast(joined, dst_type=DataType.DT_INT8)
+    return _from_middle(parts[0] if len(parts) == 1 else ge.ConcatV2(parts, 0, N=2))
+
+
+def _untiled(packed: Value) -> Value:
+    """The integers [n, k] of tiles for tensor cores, of which torch has put eight into an int32:
+    a lane has every eighth of 32 numbers of a row and then those after them, four lanes have such
+    numbers of one row, and eight rows are a tile."""
+    tiles, outer, _, inner = (int(d) for d in packed.shape or ())
+    int32 = DataType.DT_INT32
+    words = ge.Reshape(packed, ge.Const([tiles, outer, 8, 4, inner, 1]))
+    places = ge.Const([4 * i for i in range(INT4_IN_INT32)], dtype=int32)
+    four = ge.BitwiseAnd(ge.RightShift(words, places), ge.Const(15, dtype=int32))
+    apart = ge.Reshape(_from_middle(four), ge.Const([tiles, outer, 8, 4, inner, 2, 4]))
+    rows = ge.Transpose(apart, ge.Const([0, 2, 1, 4, 6, 3, 5]))
+    return ge.Reshape(rows, ge.Const([8 * tiles, 32 * outer * inner]))
+
+
+def _from_middle(four_bits: Value) -> Value:
+    integers = ge.Cast(four_bits, dst_type=DataType.DT_INT8)
     return ge.Sub(integers, ge.Const(_MIDDLE, dtype=DataType.DT_INT8))
 
 

@@ -168,12 +168,13 @@ def weight_quant_matmul(
     quant_scale: Tensor | None = None, quant_offset: Tensor | None = None,
     bias: Tensor | None = None, group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """x @ ((weight + offset) * scale) + bias, as int8 if `quant_scale` is given."""
+    """x @ ((weight + offset) * scale) + bias, as int8 if `quant_scale` is given. A GPU multiplies
+    in the type of x, by a library that adds up in float32."""
     unpacked, kind = unpacked_weight(weight, x.shape[-1]), wide(x.dtype)
     check_groups(unpacked.shape[-2], antiquant_scale, group)
-    values = x.to(kind) @ dequantized_weight(
-        unpacked, antiquant_scale, antiquant_offset, group, kind
-    )
+    whole = dequantized_weight(unpacked, antiquant_scale, antiquant_offset, group, kind)
+    short = x.dtype if x.is_cuda and quant_scale is None else kind
+    values = (x.to(short) @ whole.to(short)).to(kind)
     if bias is not None:
         values = values + bias.to(values.dtype)
     if quant_scale is None:

@@ -4,6 +4,7 @@ them: the operator that reads the integers themselves."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from torchair.ge.rewrite import (
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 _PRODUCTS = ("MatMul", "MatMulV2")
+_QUANTISED = "WeightQuantBatchMatmulV2"
 
 
 @dataclass
@@ -84,6 +86,61 @@ class DequantisedWeightFusion(QuantisedRule):
         if weight is None or weight.scales is None:
             return None
         return _product(node, weight, weight.scales, inner.state.quantised)
+
+
+class DequantisedProduct(QuantisedRule):
+    """WeightQuantBatchMatmulV2 of more rows than there are kernels for -> the weight in the type of
+    the rows, for the product of a library"""
+
+    last = (_QUANTISED,)
+
+    def find(self, node: Node, inner: Inner) -> Build | None:
+        x, weight, scale, offset, results, bias = (
+            node.inputs.get(p)
+            for p in ("x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale", "bias")
+        )
+        if not (isinstance(x, Value) and isinstance(weight, Value) and isinstance(scale, Value)):
+            return None
+        if results is not None or _serves(inner.state.quantised, x):
+            return None
+        parts = [part for part in (offset, scale) if isinstance(part, Value)]
+        turned = bool(node.attr("transpose_weight"))
+        dims = _pieces(shape_of(weight), [shape_of(part) for part in parts], turned)
+        if dims is None or any(v.dtype not in KERNEL_FLOATS for v in (x, scale)):
+            raise Mismatch("scales are not for columns of the weight or pieces of them", scale)
+        flat = [dims[0], dims[1], 1] if turned else [dims[0], 1, dims[2]]
+
+        def build() -> Value:
+            numbers = ge.Cast(ge.Reshape(weight, ge.Const(dims)), dst_type=_WIDE)
+            for operator, part in zip((ge.Add, ge.Mul)[-len(parts) :], parts, strict=True):
+                numbers = operator(numbers, cast(ge.Reshape(part, ge.Const(flat)), _WIDE))
+            matrix = ge.Reshape(cast(numbers, x.dtype), ge.Const(list(shape_of(weight))))
+            if x.rank == 2:
+                y = ge.MatMulV2(x, matrix, None, None, transpose_x1=False, transpose_x2=turned)
+            else:
+                y = ge.BatchMatMulV2(x, matrix, None, None, adj_x1=False, adj_x2=turned)
+            if isinstance(bias, Value):
+                y = cast(ge.Add(cast(y, _WIDE), cast(bias, _WIDE)), x.dtype)
+            return y
+
+        return build
+
+
+def _pieces(
+    weight: Sequence[Any], parts: Sequence[Sequence[Any]], turned: bool
+) -> list[int] | None:
+    """The dims of a weight [n, groups, size] if it is transposed, or else [groups, size, n], where
+    these are the dims of its scales and offsets; None if they do not fit."""
+    if len(weight) != 2 or not all(isinstance(d, int) for dims in (weight, *parts) for d in dims):
+        return None
+    n, k = weight if turned else reversed(weight)
+    groups = max(math.prod(parts[-1]) // max(n, 1), 1)
+    known: set[tuple[int, ...]] = {(n, groups) if turned else (groups, n)}
+    if groups == 1:
+        known = {(n,), (n, 1), (1, n)}
+    if k % groups or not {tuple(part) for part in parts} <= known:
+        return None
+    return [n, groups, k // groups] if turned else [groups, k // groups, n]
 
 
 class ScaledProductFusion(QuantisedRule):
@@ -265,7 +322,7 @@ def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
 class QuantisedResults(QuantisedRule):
     """WeightQuantBatchMatmulV2 with int8 as results -> the product in float32, scaled, rounded"""
 
-    last = ("WeightQuantBatchMatmulV2",)
+    last = (_QUANTISED,)
 
     def find(self, node: Node, inner: Inner) -> Build | None:
         x, weight, factors, shifts, scale, offset, bias = (
@@ -329,4 +386,5 @@ QUANTISED_PATTERNS: tuple[Rule, ...] = (
     ShiftedProductFusion(),
     QuantisedProductParts(),
     QuantisedResults(),
+    DequantisedProduct(),
 )
