@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
-from torchair.emulate.state import DEVICE_TYPE, GENERATORS, STATE
+from torchair.emulate.state import DEVICE_TYPE, GENERATORS, STATE, as_cpu, as_npu, kept_on_cpu
 
 HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CPU = torch.device("cpu")

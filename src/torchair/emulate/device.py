@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from torchair.emulate import streams
+from torchair.emulate import state, streams
 from torchair.emulate.choices import AttentionKernel, Autocast
 from torchair.emulate.facade import npu_module, set_device
 from torchair.emulate.kernels import Kernels
-from torchair.emulate.memory import FUNCTIONS as STATISTICS
-from torchair.emulate.memory import METERS, Meter, as_npu
-from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, make_generators
+from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, as_npu
 from torchair.process import when_imported
 
 _acc: Any = torch._C._acc
@@ -49,12 +47,12 @@ def register(count: int) -> None:
     if not 1 <= count <= MOST_DEVICES:
         raise ValueError(f"the number of devices is 1 to {MOST_DEVICES}, not {count}")
     STATE.count = count
-    METERS.extend(Meter() for _ in range(count))
+    state.METERS.extend(state.Meter() for _ in range(count))
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     hooks, guard = _Hooks(), _Guard()
     _acc.register_python_privateuseone_hook(hooks)
     _acc.register_python_privateuseone_device_guard(guard)
-    make_generators()
+    state.make_generators()
     module = npu_module()
     torch._register_device_module(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
@@ -151,7 +149,7 @@ def _install_accelerator() -> None:
     accelerator.current_device_index = lambda: STATE.here.device
     accelerator.synchronize = lambda device=None: None
     accelerator.set_stream = streams.set_stream
-    for name, function in STATISTICS.items():
+    for name, function in state.STATISTICS.items():
         if hasattr(accelerator, name):
             setattr(accelerator, name, function)
 

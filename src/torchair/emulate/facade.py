@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from torchair.emulate import memory, state, streams
+from torchair.emulate import state, streams
 from torchair.emulate.choices import DTYPES
-from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu, mem_get_info
 from torchair.emulate.profiles.recording import mstx
-from torchair.emulate.state import DEVICE_TYPE, STATE
+from torchair.emulate.state import DEVICE_TYPE, STATE, as_cpu, as_npu, kept_on_cpu, mem_get_info
 
 _SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 
@@ -218,7 +217,7 @@ def npu_module() -> ModuleType:
     """The module, ready to be registered as `torch.npu`."""
     module = ModuleType("torch.npu", __doc__)
     module.__path__ = []  # `import torch.npu.amp` is possible
-    names = {**_ANSWERS, **memory.FUNCTIONS, **streams.FUNCTIONS, **state.FUNCTIONS}
+    names = {**_ANSWERS, **state.STATISTICS, **streams.FUNCTIONS, **state.FUNCTIONS}
     names |= dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), _exchange_device)
     names |= {"mstx": mstx, "host": NpuMemory(), "default_generators": tuple(state.GENERATORS)}
     names |= {"config": SimpleNamespace(allow_internal_format=True), "__getattr__": _later}

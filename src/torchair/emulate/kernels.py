@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.library import Library
 
 from torchair.emulate.boxed import HOST_KEYS, Boxed, boxed
-from torchair.emulate.memory import as_cpu, as_npu, kept_on_cpu
-from torchair.emulate.state import GENERATORS, STATE
+from torchair.emulate.state import GENERATORS, STATE, as_cpu, as_npu, kept_on_cpu
 
 Kernel = Callable[..., Any]
 aten = torch.ops.aten

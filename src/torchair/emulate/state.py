@@ -1,14 +1,19 @@
-"""What the emulated device remembers: how many devices there are, what each thread has chosen, and
-the generators of random numbers.
+"""What the emulated device remembers: how many devices there are, what each thread has chosen, the
+generators of random numbers, and the memory in use.
 
 One object for the process, because torch has one device type `npu` in a process and no second.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import threading
-from collections.abc import Iterable, Iterator
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -181,3 +186,187 @@ FUNCTIONS = by_name(
     set_rng_state, set_rng_state_all,
 )  # fmt: skip
 """Those of `torch.npu` for random numbers."""
+
+
+# ---- memory: the same bytes as a tensor of the host and as one of the device. A DLPack capsule
+# carries the device of a tensor as a field. Rewritten between export and import, the field makes
+# torch hand out a tensor on another device over the same memory, which owns its share of it as any
+# other tensor does.
+
+
+_HOST = 1  # kDLCPU
+_DEVICE = 12  # kDLExtDev, which torch reads as PrivateUse1
+_NAME = b"dltensor"
+_FIELD = ctypes.sizeof(ctypes.c_void_p)  # a DLTensor begins with its data pointer
+
+_export, _import = torch._C._to_dlpack, torch._C._from_dlpack
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_word = ctypes.c_int64.from_address
+
+
+def as_npu(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """A tensor of the host as one on `npu:<index>`, over the same memory."""
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"the emulated npu has no tensors of layout {tensor.layout}")
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    capsule = _export(tensor)
+    _word(_pointer(capsule, _NAME) + _FIELD).value = _DEVICE | index << 32
+    made: torch.Tensor = _import(capsule)
+    METERS[index].watch(made.untyped_storage())
+    return made
+
+
+def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on an emulated device as one of the host, over the same memory.
+
+    It owns a share of the tensor, not of the memory: it is good until the tensor gets other memory
+    (`set_`, `.data = ...`). What is kept longer than a call is made with `kept_on_cpu`.
+    """
+    if tensor.is_conj():
+        return as_cpu(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(as_cpu(torch._neg_view(tensor)))
+    capsule = _export(tensor)
+    _word(_pointer(capsule, _NAME) + _FIELD).value = _HOST
+    made: torch.Tensor = _import(capsule)
+    return made
+
+
+def kept_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, good for as long as it lives."""
+    return as_cpu(tensor.detach())
+
+
+class _Life(weakref.ref[torch.UntypedStorage]):
+    """A piece of memory that is counted as long as it lives."""
+
+    __slots__ = ("key", "size")
+    key: int
+    size: int
+
+
+class Meter:
+    """Bytes of one device. What is freed stays reserved, as with an allocator that keeps it."""
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.most_allocated = 0
+        self.reserved = 0
+        self.most_reserved = 0
+        self.allocations = 0
+        self.frees = 0
+        self._lives: dict[int, _Life] = {}
+        self._lock = RLock()  # memory may be freed while some is being counted
+
+    def watch(self, storage: torch.UntypedStorage) -> None:
+        """Count a piece of memory until it is freed."""
+        life = _Life(storage, self._freed)
+        life.size, life.key = storage.nbytes(), id(life)
+        with self._lock:
+            self._lives[life.key] = life
+            self.allocations += 1
+            self.allocated += life.size
+            if self.allocated > self.most_allocated:
+                self.most_allocated = self.allocated
+            if self.allocated > self.reserved:
+                self.reserved = self.allocated
+                self.most_reserved = max(self.most_reserved, self.reserved)
+
+    def _freed(self, life: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(life, _Life)
+        with self._lock:
+            del self._lives[life.key]
+            self.frees += 1
+            self.allocated -= life.size
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of memory in use."""
+        return len(self._lives)
+
+    def reset_peaks(self) -> None:
+        """Measure the peaks from now on."""
+        self.most_allocated, self.most_reserved = self.allocated, self.reserved
+
+    def release(self) -> None:
+        """Give back what is reserved and not in use."""
+        self.reserved = self.allocated
+
+
+METERS: list[Meter] = []
+"""One for each device, filled when the device is installed."""
+
+
+def _meter(device: Any) -> Meter:
+    return METERS[STATE.index_of(device)]
+
+
+_FIGURES = (
+    ("memory_allocated", "allocated", "Bytes of living tensors."),
+    ("max_memory_allocated", "most_allocated", "The most bytes that were in use at a time."),
+    ("memory_reserved", "reserved", "Bytes in use, or freed since and not given back."),
+    ("max_memory_reserved", "most_reserved", "The most bytes that were reserved at a time."),
+)
+
+
+def _figure(name: str, field: str, about: str) -> Callable[..., int]:
+    def figure(device: Any = None) -> int:
+        return int(getattr(_meter(device), field))
+
+    figure.__name__, figure.__doc__ = name, about
+    return figure
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Measure peaks from now on."""
+    _meter(device).reset_peaks()
+
+
+def empty_cache() -> None:
+    """Give reserved memory back that is not in use."""
+    for meter in METERS:
+        meter.release()
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Bytes free and bytes in all: those of the host."""
+    STATE.index_of(device)
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def memory_stats(device: Any = None) -> OrderedDict[str, int]:
+    """The figures by name, as far as they exist here."""
+    meter = _meter(device)
+    return OrderedDict(
+        {
+            "active_bytes.all.current": meter.allocated,
+            "active_bytes.all.peak": meter.most_allocated,
+            "allocated_bytes.all.current": meter.allocated,
+            "allocated_bytes.all.peak": meter.most_allocated,
+            "allocation.all.allocated": meter.allocations,
+            "allocation.all.current": meter.pieces,
+            "allocation.all.freed": meter.frees,
+            "num_alloc_retries": 0,
+            "num_ooms": 0,
+            "reserved_bytes.all.current": meter.reserved,
+            "reserved_bytes.all.peak": meter.most_reserved,
+        }
+    )
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """The figures as a table."""
+    stats = memory_stats(device)
+    width = max(map(len, stats))
+    return "\n".join(f"{name:{width}} {value:>16,}" for name, value in stats.items())
+
+
+STATISTICS = by_name(
+    *(_figure(*row) for row in _FIGURES), reset_peak_memory_stats, empty_cache, mem_get_info,
+    memory_stats, memory_summary,
+)  # fmt: skip
+"""Those of `torch.npu` for memory."""
