@@ -122,6 +122,13 @@ def pooled(tensor: torch.Tensor, group: int, twin: int) -> Pooled:
     return Pooled(group, tensor.dtype, shape, strides, offset, twin)
 
 
+def over(
+    storage: torch.UntypedStorage, dtype: torch.dtype, shape: Any, strides: Any, offset: int = 0
+) -> torch.Tensor:
+    """A tensor over the memory of a storage."""
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+
+
 def view_of(
     position: int, base: torch.Tensor, view: torch.Tensor
 ) -> Callable[[Sequence[Any]], torch.Tensor]:
@@ -139,8 +146,7 @@ def view_of(
         if same_type:
             made = tensor.as_strided(shape, strides, offset)
         else:
-            empty = torch.empty(0, dtype=dtype, device=tensor.device)
-            made = empty.set_(tensor.untyped_storage(), offset, shape, strides)
+            made = over(tensor.untyped_storage(), dtype, shape, strides, offset)
         made = made.conj() if conjugate else made
         return torch._neg_view(made) if negative else made
 
@@ -345,7 +351,8 @@ def _span(members: Sequence[Pooled]) -> tuple[int, int]:
 
 def _part(number: int, source: Pooled, begin: int) -> Callable[[Any], torch.Tensor]:
     offset = source.offset - begin // source.dtype.itemsize
-    return lambda copies: _placed(copies[number].untyped_storage(), source, offset)
+    like = source.dtype, source.shape, source.strides, offset
+    return lambda copies: over(copies[number].untyped_storage(), *like)
 
 
 def _empty_like(source: Pooled, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -353,15 +360,10 @@ def _empty_like(source: Pooled, device: torch.device) -> Callable[[], torch.Tens
     return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _placed(storage: torch.UntypedStorage, source: Pooled, offset: int) -> torch.Tensor:
-    empty = torch.empty(0, dtype=source.dtype, device=storage.device)
-    return empty.set_(storage, offset, source.shape, source.strides)
-
-
 def _tensor(storage: torch.UntypedStorage, source: Pooled, offset: int) -> torch.Tensor:
     """A tensor that outlives the mode of the call."""
     with torch.inference_mode(False):
-        return _placed(storage, source, offset)
+        return over(storage, source.dtype, source.shape, source.strides, offset)
 
 
 class Shared:

@@ -18,7 +18,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchair.capture.rehearsal import has_mask, written
+from torchair.capture.base import over
+from torchair.capture.rehearsal import size_follows_data, written
 from torchair.engine.run.fixed import SIZE_HINT
 from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
@@ -290,7 +291,8 @@ class Recorder(TorchDispatchMode):
         if reuse and size and _is_plain(tensor):
             for memory in same_size:
                 if memory.is_free(size, self._alone):
-                    return _on(memory.keeper.untyped_storage(), tensor).copy_(tensor)
+                    storage, like = memory.keeper.untyped_storage(), tensor
+                    return over(storage, like.dtype, like.shape, like.stride()).copy_(tensor)
         memory = _Memory(tensor.detach(), made=True)
         if self._memory.setdefault(storage_id(tensor), memory) is memory:
             same_size.append(memory)
@@ -333,11 +335,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         and torch._debug_has_internal_overlap(tensor) == 0
     )
-
-
-def _on(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty(0, dtype=like.dtype, device=storage.device)
-    return empty.set_(storage, 0, like.shape, like.stride())
 
 
 def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, HostList]) -> Step:
@@ -485,14 +482,8 @@ def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: CallSite) -> No
         return
     if torch.Tag.data_dependent_output in func.tags:
         raise place.error("needs a value on the host that the graph computes", SIZE_HINT)
-    if torch.Tag.dynamic_output_shape in func.tags and _size_follows_data(func, args, kwargs):
+    if size_follows_data(func, args, kwargs):
         raise place.error("makes a result whose size follows from data", SIZE_HINT)
-
-
-def _size_follows_data(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
-    if op is _ATEN.index.Tensor:
-        return has_mask(args[1])
-    return op is not _ATEN.repeat_interleave.Tensor or kwargs.get("output_size") is None
 
 
 def _refuse_numbers(

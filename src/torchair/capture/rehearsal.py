@@ -279,7 +279,16 @@ def _changes_sides(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     return (torch.device(target).type == "cpu") != (args[0].device.type == "cpu")
 
 
-def has_mask(indices: Iterable[Any]) -> bool:
+def size_follows_data(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether data decide how large a result is."""
+    if op is _ATEN.index.Tensor:
+        return _has_mask(args[1])
+    if op is _ATEN.repeat_interleave.Tensor:
+        return kwargs.get("output_size") is None
+    return torch.Tag.dynamic_output_shape in op.tags
+
+
+def _has_mask(indices: Iterable[Any]) -> bool:
     """Whether one of the tensors that choose elements is a mask: how many it chooses is data."""
     masks = (torch.bool, torch.uint8)
     return any(isinstance(t, torch.Tensor) and t.dtype in masks for t in indices)
@@ -287,12 +296,8 @@ def has_mask(indices: Iterable[Any]) -> bool:
 
 def _asks_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     if _name(op) in _INDEXING:
-        return has_mask(args[1])
-    if torch.Tag.data_dependent_output in op.tags:
-        return True
-    if op is _ATEN.repeat_interleave.Tensor:
-        return kwargs.get("output_size") is None
-    return torch.Tag.dynamic_output_shape in op.tags
+        return _has_mask(args[1])
+    return torch.Tag.data_dependent_output in op.tags or size_follows_data(op, args, kwargs)
 
 
 class EngineWalk:
