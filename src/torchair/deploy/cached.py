@@ -16,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -72,7 +71,7 @@ def cache_compile(
     start_debug_log()
     known = given(config_of(config, backend), CompilerConfig)
     warn_about(known)
-    ranks = Ranks(global_rank, tp_rank, pp_rank)
+    ranks = global_rank, tp_rank, pp_rank
     return CachedMethod(func, known, dynamic, cache_dir, ranks, custom_decompositions, ge_cache)
 
 
@@ -84,24 +83,16 @@ def config_of(config: Any, backend: Callable[..., Any] | None) -> Any:
     return config if config is not None else theirs
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Which of several processes this is, as far as the user says."""
+Ranks = tuple[int | None, int | None, int | None]
+"""Which of all processes this is, of those with parts of tensors, of those with layers."""
 
-    world: int | None
-    tensor: int | None
-    pipeline: int | None
 
-    def folder(self) -> str:
-        """The name of the folder of this process, empty where it is alone."""
-        parts, (size, rank) = [], world() or (1, 0)
-        if size > 1:
-            parts.append(f"world{size}global_rank{rank if self.world is None else self.world}")
-        if self.tensor is not None:
-            parts.append(f"tp_rank{self.tensor}")
-        if self.pipeline is not None:
-            parts.append(f"pp_rank{self.pipeline}")
-        return "_".join(parts)
+def rank_folder(whole: int | None, tensor: int | None, pipeline: int | None) -> str:
+    """The name of the folder of this process, empty where it is alone."""
+    size, rank = world() or (1, 0)
+    parts = [f"world{size}global_rank{rank if whole is None else whole}"] if size > 1 else []
+    named = (("tp_rank", tensor), ("pp_rank", pipeline))
+    return "_".join([*parts, *(f"{name}{n}" for name, n in named if n is not None)])
 
 
 class KeptCall(CompiledModel):
@@ -221,7 +212,7 @@ class CachedMethod(KeptCall):
         """The file of this method, for the process that asks."""
         if self._path is None:
             digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
-            folder = self._home / f"{self._kind}_{digest}" / self._ranks.folder()
+            folder = self._home / f"{self._kind}_{digest}" / rank_folder(*self._ranks)
             self._path = Path(os.path.realpath(folder / self.model.__name__ / FILE))
         return self._path
 
