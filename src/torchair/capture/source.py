@@ -298,7 +298,8 @@ def _checks(inputs: Sequence[Any]) -> list[str]:
     sources = _symbol_sources(inputs)
     checks, used = [], set()
     for i, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor) or 0 in [d for d in value.shape if _is_fixed(d)]:
+        empty = isinstance(value, torch.Tensor) and 0 in [d for d in value.shape if type(d) is int]
+        if empty or not isinstance(value, torch.Tensor):
             continue
         symbols = _symbols((*value.shape, *value.stride()))
         if symbols <= set(sources):
@@ -339,9 +340,9 @@ def _sample_sizes(inputs: Sequence[Any]) -> dict[str, str]:
         (i, v) for i, v in enumerate(inputs) if isinstance(v, (torch.SymInt, torch.SymFloat))
     ]
     for i, value in numbers:
-        if _expression(value).is_Symbol:
+        if value.node.expr.is_Symbol:
             kind = float if isinstance(value, torch.SymFloat) else int
-            sizes.setdefault(str(_expression(value)), repr(kind(i + 2)))
+            sizes.setdefault(str(value.node.expr), repr(kind(i + 2)))
     for i, value in enumerate(inputs):
         dims = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
         for name in sorted(_symbols(dims)):
@@ -353,30 +354,22 @@ def _symbol_sources(inputs: Sequence[Any]) -> dict[str, str]:
     """Where a call has the values of symbols: in a number, or in the size of a tensor."""
     sources: dict[str, str] = {}
     for i, value in enumerate(inputs):
-        if isinstance(value, (torch.SymInt, torch.SymFloat)) and _expression(value).is_Symbol:
-            sources.setdefault(str(_expression(value)), f"args[{i}]")
+        if isinstance(value, (torch.SymInt, torch.SymFloat)) and value.node.expr.is_Symbol:
+            sources.setdefault(str(value.node.expr), f"args[{i}]")
     for i, value in enumerate(inputs):
         for d, dim in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            if not _is_fixed(dim) and _expression(dim).is_Symbol:
-                sources.setdefault(str(_expression(dim)), f"args[{i}].size({d})")
+            if not isinstance(dim, int) and dim.node.expr.is_Symbol:
+                sources.setdefault(str(dim.node.expr), f"args[{i}].size({d})")
     return sources
-
-
-def _is_fixed(dim: Any) -> bool:
-    return isinstance(dim, int)
-
-
-def _expression(value: Any) -> Any:
-    return value.node.expr
 
 
 def _symbols(dims: Sequence[Any]) -> set[str]:
     kinds = (torch.SymInt, torch.SymFloat)
-    return {str(s) for d in dims if isinstance(d, kinds) for s in _expression(d).free_symbols}
+    return {str(s) for d in dims if isinstance(d, kinds) for s in d.node.expr.free_symbols}
 
 
 def _dims(dims: Sequence[Any]) -> str:
-    texts = [str(d) if _is_fixed(d) else _text(d) for d in dims]
+    texts = [str(d) if isinstance(d, int) else _text(d) for d in dims]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
@@ -384,4 +377,4 @@ def _text(value: Any) -> str:
     """A number of tracing as Python text."""
     from torch.utils._sympy.printers import PythonPrinter
 
-    return PythonPrinter().doprint(_expression(value))
+    return PythonPrinter().doprint(value.node.expr)
