@@ -231,14 +231,18 @@ def _is_zero(node: fx.Node) -> bool:
 def _repeats(node: fx.Node) -> bool:
     """Whether a tensor in new memory was traced as one that repeats, and now is none."""
     schema, meta = _schema(node), node.meta.get("val")
-    if schema is None or not isinstance(meta, FakeTensor) or 0 not in meta.stride():
+    if schema is None or not isinstance(meta, FakeTensor) or schema.returns[0].alias_info:
         return False
-    sizes = [n for n, step in zip(meta.shape, meta.stride(), strict=True) if step == 0]
-    if schema.returns[0].alias_info or all(isinstance(n, int) and n < 2 for n in sizes):
+    dims = zip(meta.shape, meta.stride(), strict=True)
+    if all(isinstance(step, torch.SymInt) or step or _is_short(n) for n, step in dims):
         return False
     with meta.fake_mode:
         node.meta["val"] = torch.empty_like(meta)
     return True
+
+
+def _is_short(size: Any) -> bool:
+    return isinstance(size, int) and size < 2
 
 
 def _sums_up(node: fx.Node) -> bool:
