@@ -307,3 +307,15 @@ def test_gradients_of_float64_keep_all_digits():
 
 def attend(x):
     return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize("backend", ("torchair", "npugraph_ex"))
+def test_parts_of_a_detached_result_have_no_gradients(backend: str) -> None:
+    def fn(x):
+        y = torch.softmax(x, 0)
+        return y.detach()[1:], y, y.detach().unfold(0, 2, 2)
+
+    x = torch.randn(6, 4, requires_grad=True)
+    results = torch.compile(fn, backend=backend)(x)
+    assert [r.requires_grad for r in results] == [False, True, False]
+    assert len({r.untyped_storage().data_ptr() for r in results}) == 1

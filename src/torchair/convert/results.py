@@ -329,7 +329,10 @@ class Results:
         base = None if layout is None else self._computed(owner)
         if layout is None or not isinstance(base, Computed):
             return None
-        return ResultView(base, *layout, _cast_of_view(whole.dtype, meta.dtype), item.name)
+        cast = _cast_of_view(whole.dtype, meta.dtype)
+        if not cast and aten.detach.default in _views_between(item, owner):
+            cast = "detach"  # gradients of the base are not its own
+        return ResultView(base, *layout, cast, item.name)
 
     def _seen_from(
         self, base: torch.Tensor, meta: torch.Tensor
@@ -349,12 +352,18 @@ def _may_be_base(whole: torch.Tensor, item: fx.Node, owner: fx.Node) -> bool:
     gaps, as in what is scattered into a strided tensor; nothing but `as_strided` looks there."""
     if from_torch(whole.storage_offset()) != 0:
         return False
-    walked: Any = item
-    raw = False
-    while walked is not owner:
-        raw = raw or walked.target is torch.ops.aten.as_strided.default
-        walked = walked.args[0]
+    raw = aten.as_strided.default in _views_between(item, owner)
     return fills_memory(whole) if raw else order_of(whole) is not None and not _overlaps(whole)
+
+
+def _views_between(item: fx.Node, owner: fx.Node) -> set[Any]:
+    """What makes a view of what `owner` makes."""
+    walked: Any = item
+    found = set()
+    while walked is not owner:
+        found.add(walked.target)
+        walked = walked.args[0]
+    return found
 
 
 def fills_memory(meta: torch.Tensor) -> bool:

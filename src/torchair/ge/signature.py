@@ -40,6 +40,10 @@ class ComputedScalar:
     index: int
 
 
+CASTS = ("", "view_as_real", "view_as_complex", "detach")
+"""Functions of torch that a view is seen through."""
+
+
 @dataclass(frozen=True)
 class InputView:
     """A view of argument `arg`, never computed by the graph."""
@@ -49,7 +53,7 @@ class InputView:
     strides: Shape
     offset: Any  # from where the argument begins, in elements of the view
     same: bool = False  # the very argument object
-    cast: str = ""  # "", "view_as_real", "view_as_complex" or the name of another type
+    cast: str = ""  # one of CASTS or the name of another type
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torchair.errors import SerializationError
 from torchair.ge.shapes import Sym
 from torchair.ge.signature import (
+    CASTS,
     Computed,
     ComputedScalar,
     Fixed,
@@ -160,7 +161,7 @@ def _result(record: Mapping[str, Any]) -> Result:
         if name in values:
             _dims(values[name])
     cast = values.get("cast", "")
-    if cast not in ("", "view_as_real", "view_as_complex"):
+    if cast not in CASTS:
         _dtype(cast)
     if "base" in values and not isinstance(values["base"], Computed):
         raise SerializationError(f"{values['base']!r} is nothing that a result is a part of")
