@@ -224,7 +224,7 @@ def called(model: Any, inputs: Any, config: torchair.CompilerConfig) -> torch.Te
 def test_a_decode_step_is_tuned(
     bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(LLAMA["4 layers"], layers=2)
+    config = dataclasses.replace(LLAMA["4 layers"], layers=2, ffn=768)
     model = build(Llama, config).to("cuda", torch.bfloat16)
     if bits < 16:
         quantise(model, bits, 0 if bits == 8 else 32)

@@ -15,6 +15,7 @@ import torch
 import torchair
 from models import BERT, LLAMA, Bert, Llama, bert_inputs, build, llama_inputs
 from torchair.codegen.cuda.target import CudaTarget, cuda
+from torchair.codegen.loops import Nest, const, op
 from torchair.codegen.requests import Joint, Product
 from torchair.codegen.target import AS_EVER, Generated, Way
 from torchair.verification.report import Author
@@ -54,18 +55,25 @@ def test_what_is_right_is_said_to_be(make: Callable[[], Any], mode: str, tmp_pat
     assert every and not list(tmp_path.iterdir()), str(every)
 
 
+def scaled(nest: Nest) -> Nest:
+    """Everything that it stores is one percent too large."""
+    stores = (
+        replace(s, value=op("mul", s.value, const(1.01, s.value.dtype))) for s in nest.stores
+    )
+    return replace(nest, stores=tuple(stores))
+
+
 @pytest.fixture
-def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Products of few rows leave out half of their sums."""
+def wrong_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products of few rows are too large."""
     generate = CudaTarget.generate
 
     def planted(self: CudaTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
         if isinstance(request, Joint):
-            short = replace(request.product.matmul, k=request.product.matmul.k // 2)
-            request = replace(request, product=replace(request.product, matmul=short))
+            inner = request.product
+            request = replace(request, product=replace(inner, epilogue=scaled(inner.epilogue)))
         elif isinstance(request, Product):
-            short = replace(request.matmul, k=request.matmul.k // 2)
-            request = replace(request, matmul=short)
+            request = replace(request, epilogue=scaled(request.epilogue))
         return generate(self, request, label, way)
 
     known = cuda(0)._joints, cuda(0)._orders
@@ -76,7 +84,9 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_wrong_kernel_is_found_and_blamed(mode: str, halved: None, tmp_path: Path) -> None:
+def test_a_wrong_kernel_is_found_and_blamed(
+    mode: str, wrong_products: None, tmp_path: Path
+) -> None:
     model, inputs = decoder(torch.float32)
     with warnings.catch_warnings(action="ignore"):
         found = torchair.verify(model, *inputs, mode=mode, folder=tmp_path)
