@@ -134,10 +134,11 @@ def _has_room(matmul: MatMul, form: TileForm, pair: bool) -> bool:
 def tile_forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> list[TileForm]:
     """Forms that are worth measuring, the default first."""
     found = {default_tiles(matmul, gpu, pair): None}
-    for depth in (2, 4, 8):
-        for split, warps in ((8, 8), (4, 8), (4, 4), (2, 4), (16, 16)):
-            if split <= _packs(matmul) and depth * (1 + pair) <= 8:
-                found[TileForm(depth, split, warps)] = None
+    for split, warps in (_WHOLE, (8, 16), (8, 8), (4, 8)):
+        for depth in (2, 4, 8, 16):
+            form = TileForm(depth, split, warps)
+            if split * depth < _packs(matmul) + split and _has_room(matmul, form, pair):
+                found[form] = None
     if bytes_of_a(matmul) <= MOST_SHARED // 2:
         found |= {TileForm(f.depth, f.split, f.warps, True): None for f in list(found)[:2]}
     return list(found)
