@@ -108,7 +108,7 @@ def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False) -> TileForm:
         deep = [f for f in deep if f.split * f.depth <= packs and _has_room(matmul, f, pair)]
         if deep:
             return deep[0]
-    crews = (_WHOLE, (8, 8))
+    crews = ((8, 8), _WHOLE) if tiles > 2 * gpu.multiprocessors else (_WHOLE, (8, 8))
     again = tiles >= _MANY * gpu.multiprocessors and bytes_of_a(matmul) <= MOST_SHARED // 2
     found = [
         TileForm(depth, split, warps, again)
