@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from generate_matrix import VOCAB, Counting, built, outcomes
+from generate_matrix import NAMES, VOCAB, Counting, built, outcomes
 
 
 def test_tokens_are_those_of_eager_and_compilations_are_few() -> None:
     found = list(outcomes("llama", 6, ("drawn",)))
     assert len(found) == 4
+    assert all(o.good for o in found), "\n".join(map(str, found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_architecture_in_every_way(name: str) -> None:
+    found = list(outcomes(name, 9))
+    assert len(found) == 14
     assert all(o.good for o in found), "\n".join(map(str, found))
 
 

@@ -234,6 +234,17 @@ def test_calls_without_dynamo_read_what_quantised_parameters_are_made_of(fusions
 
 
 @torch.no_grad()
+def test_guards_of_modules_may_be_left_out():
+    model = nn.Linear(96, 70).eval()
+    quantize_(model, CONFIGS["int8"]())
+    options = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+    fast, x = torch.compile(model, backend="torchair", options=options), torch.randn(3, 96)
+    torch.testing.assert_close(fast(x), model(x))
+    model.weight.scale.mul_(2)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+@torch.no_grad()
 def test_guards_see_what_quantised_parameters_are_made_of_without_taking_them_apart(monkeypatch):
     model = nn.Linear(96, 70).eval()
     quantize_(model, CONFIGS["int8"]())
