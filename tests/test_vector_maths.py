@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchair.codegen import loops
 from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
 from torchair.codegen.numbers import Word
 from torchair.codegen.target import Kernel
@@ -261,3 +262,9 @@ def test_the_code_is_valid_for_arm() -> None:
     machine = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(opt=2)
     text = machine.emit_assembly(module)
     assert "fmla" in text and all(f"maths_{name}" in text for name in maths.FUNCTIONS)
+
+
+def test_expressions_name_the_functions_of_the_library():
+    """`fmod` is an operator on integers, too."""
+    assert loops.MATHS | {"fmod"} == maths.FUNCTIONS.keys()
+    assert not loops.MATHS & loops.OPERATORS

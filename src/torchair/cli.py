@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchair.codegen.kept import store
+from torchair.codegen.numbers import Element
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, merge, read
 from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
 from torchair.convert.registry import TableLine, lines
@@ -283,7 +284,7 @@ def _kernels(operators: Sequence[str]) -> tuple[str, str]:
     rows = [row for row in known if not row.has(Trait.CONSTANT | Trait.VIEW)]
     rows = [row for row in rows if row.type not in _BESIDE] or rows
     native = [row for row in rows if row.is_native]
-    types = ANY.intersection(*(row.types for row in native)) if native else frozenset[str]()
+    types = ANY.intersection(*(row.types for row in native)) if native else frozenset[Element]()
     said = TYPES.get(types, " ".join(sorted(types)))
     by_torch = [row.type for row in rows if not row.is_native]
     if native and by_torch:

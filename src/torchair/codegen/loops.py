@@ -10,10 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torchair.codegen.numbers import (
     SHORT_FLOATS,
+    Element,
     Int,
     Number,
     Size,
@@ -22,6 +23,33 @@ from torchair.codegen.numbers import (
     register_type,
     value_of,
 )
+
+Operator = Literal[
+    "add", "sub", "mul", "div", "neg", "abs", "min", "max", "eq", "ne", "lt", "le", "gt", "ge",
+    "and", "or", "xor", "not", "shl", "shr", "where", "floordiv", "remainder", "fmod", "isnan",
+    "isinf", "isfinite", "sign",
+]  # fmt: skip
+"""Operators on values that need no maths library. On integers `div` truncates, `floordiv` and
+`remainder` follow Python; `min` and `max` of floats give NaN if either is; comparisons give bool;
+`where` takes a bool first; `and`, `or`, `xor`, `not` are bitwise on integers and logical on
+bool."""
+
+Maths = Literal[
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "cos", "cosh", "erf",
+    "erfc", "erfinv", "exp", "expm1", "floor", "gelu", "log", "log10", "log1p", "log2", "pow",
+    "round", "rsqrt", "sigmoid", "silu", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+]  # fmt: skip
+"""Functions of the maths library."""
+
+Operation = Operator | Maths
+
+OPERATORS: frozenset[Operator] = frozenset(get_args(Operator))
+MATHS: frozenset[Maths] = frozenset(get_args(Maths))
+
+Source = Literal["const", "size", "axis", "load", "given", "cast", "narrow", "verify", "reduce"]
+"""Kinds of expressions that are no operations, see `Expr`."""
+
+Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +60,7 @@ class Access:
     """
 
     operand: int  # index of the address among the words of the kernel
-    dtype: str  # in memory
+    dtype: Element  # in memory
     strides: tuple[Any, ...]  # Int, or Size once printed; one per axis of the nest
     offset: Any = 0
     extra: Expr | None = None  # i64, where the place depends on data or is not linear in the axes
@@ -49,31 +77,16 @@ class Expr:
     - `verify` (data: a word): a bool as it is; where it is false, 1 is stored at the address in
       that word,
     - `reduce` (data: a Reduction) over the reduced axes of the nest,
-    - the name of an operator on values: see `OPERATORS`, or any name in the maths library.
+    - an `Operation` on values.
 
     `dtype` is the type in a register: f32, f64, i64, i32, i16, i8, u8 or bool. bf16 and f16 exist
     in memory only; loading gives f32, storing rounds.
     """
 
-    kind: str
-    dtype: str
+    kind: Source | Operation
+    dtype: Element
     args: tuple[Expr, ...] = ()
     data: Any = None
-
-
-OPERATORS = frozenset(
-    {
-        "add", "sub", "mul", "div", "neg", "abs", "min", "max", "eq", "ne", "lt", "le", "gt", "ge",
-        "and", "or", "xor", "not", "shl", "shr", "where", "floordiv", "remainder", "fmod", "isnan",
-        "isinf", "isfinite", "sign",
-    }
-)  # fmt: skip
-"""Operators that need no maths library. On integers `div` truncates, `floordiv` and `remainder`
-follow Python; `min` and `max` of floats give NaN if either is; comparisons give bool; `where` takes
-a bool first; `and`, `or`, `xor`, `not` are bitwise on integers and logical on bool."""
-
-
-Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +117,7 @@ class Nest:
 # ---- making expressions ----
 
 
-def const(value: float | int | bool, dtype: str) -> Expr:
+def const(value: float | int | bool, dtype: Element) -> Expr:
     """A number of a type."""
     return Expr("const", dtype, data=value)
 
@@ -119,7 +132,7 @@ def axis(number: int) -> Expr:
     return Expr("axis", "i64", data=number)
 
 
-def cast(x: Expr, dtype: str) -> Expr:
+def cast(x: Expr, dtype: Element) -> Expr:
     """A value in another type, as C converts; bf16 and f16 mean f32 here."""
     dtype = register_type(dtype)
     if x.dtype == dtype:
@@ -129,7 +142,7 @@ def cast(x: Expr, dtype: str) -> Expr:
     return Expr("cast", dtype, (x,))
 
 
-def narrowed(x: Expr, dtype: str) -> Expr:
+def narrowed(x: Expr, dtype: Element) -> Expr:
     """A value rounded as it would be in memory of a type, where that is a short float."""
     known = x.kind == "const" or (x.kind == "load" and x.data.dtype == dtype)
     if dtype not in SHORT_FLOATS or known or (x.kind == "narrow" and x.data == dtype):
@@ -137,18 +150,25 @@ def narrowed(x: Expr, dtype: str) -> Expr:
     return Expr("narrow", "f32", (x,), dtype)
 
 
-def _converted(value: Any, dtype: str) -> Any:
+def _converted(value: Any, dtype: Element) -> Any:
     if dtype == "bool":
         return bool(value)
     return float(value) if dtype in ("f32", "f64") else int(value)
 
 
-def op(kind: str, *args: Expr, dtype: str | None = None) -> Expr:
+def op(kind: Operation, *args: Expr, dtype: Element | None = None) -> Expr:
     """An operator applied to values of one type; comparisons give bool."""
     if dtype is None:
         compares = kind in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")
         dtype = "bool" if compares else args[-1].dtype
     return Expr(kind, dtype, args)
+
+
+def operation(name: str) -> Operation:
+    """The operation that a table names."""
+    found = next((k for k in (*OPERATORS, *MATHS) if k == name), None)
+    assert found is not None, f"{name} is no operation of the loop IR"
+    return found
 
 
 def reduce(kind: Reduction, x: Expr) -> Expr:
@@ -211,7 +231,7 @@ def _times(x: Expr, factor: Int) -> Expr:
 
 def access(
     operand: int,
-    dtype: str,
+    dtype: Element,
     strides: Sequence[Int],
     index: Sequence[Index],
     axes: int,

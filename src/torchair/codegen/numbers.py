@@ -12,27 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Literal, Union
 
-STORAGE = {
+Element = Literal["f32", "f64", "bf16", "f16", "bool", "u8", "i8", "i16", "i32", "i64"]
+"""Types of elements that there is native code for."""
+
+STORAGE: dict[Element, str] = {
     "f32": "float", "f64": "double", "bf16": "bfloat", "f16": "half", "bool": "i8",
     "u8": "i8", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64",
 }  # fmt: skip
 """LLVM type of an element in memory, by the name of its type here."""
 
-BYTES = {
+BYTES: dict[Element, int] = {
     "f32": 4, "f64": 8, "bf16": 2, "f16": 2, "bool": 1,
     "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
 }  # fmt: skip
 
-FLOATS = frozenset({"f32", "f64", "bf16", "f16"})
+FLOATS: frozenset[Element] = frozenset({"f32", "f64", "bf16", "f16"})
 
 
-SHORT_FLOATS = frozenset({"bf16", "f16"})
+SHORT_FLOATS: frozenset[Element] = frozenset({"bf16", "f16"})
 """Types that exist in memory only."""
 
 
-def register_type(dtype: str) -> str:
+def register_type(dtype: Element) -> Element:
     """The type a value has while it is computed with: short floats are widened."""
     return "f32" if dtype in SHORT_FLOATS else dtype
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchair.codegen.loops import Access, Expr, Nest, Store
-from torchair.codegen.numbers import Size, Word
+from torchair.codegen.numbers import Element, Size, Word
 
 Strides3 = tuple[Size, Size, Size]
 Strides4 = tuple[Size, Size, Size, Size]
@@ -42,8 +42,8 @@ class Weight:
 
     bits: Literal[8, 4]  # that hold every one of the integers; in memory they are bytes
     group: int  # k where a column has one scale
-    scales: str  # their type in memory: f32, bf16 or f16
-    offsets: str  # that of offsets, which may also be i8; "" where there are none
+    scales: Element  # their type in memory: f32, bf16 or f16
+    offsets: Element | Literal[""]  # that of offsets, which may also be i8; "" where there are none
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MatMul:
     are int32, and word 3 is the address of B once more.
     """
 
-    dtype: str  # of A and B in memory: f32, bf16, f16, f64 or i8
+    dtype: Element  # of A and B in memory: f32, bf16, f16, f64 or i8
     batch: Size
     m: Size
     n: Size
@@ -119,7 +119,7 @@ class Conv:
     other results of its patch.
     """
 
-    dtype: str  # "f32", "bf16" or "f16", of the input and of the weights
+    dtype: Element  # "f32", "bf16" or "f16", of the input and of the weights
     batch: Size
     channels: int
     height: Size
@@ -189,7 +189,7 @@ class Attention:
     none), and scratch memory.
     """
 
-    dtype: str  # "f32", "bf16" or "f16": of q, k, v and out
+    dtype: Element  # "f32", "bf16" or "f16": of q, k, v and out
     batch: Size
     heads: Size
     kv_heads: Size
@@ -203,7 +203,7 @@ class Attention:
     out: Strides4
     scale: float
     causal: bool = False
-    mask: str | None = None
+    mask: Element | None = None
     mask_strides: Strides4 = (0, 0, 0, 0)
     lse: Strides3 | None = None
 
@@ -242,7 +242,7 @@ class Pool:
     """
 
     kind: Literal["max", "avg"]
-    dtype: str  # "f32", "bf16" or "f16"
+    dtype: Element  # "f32", "bf16" or "f16"
     batch: Size
     channels: Size
     height: Size
@@ -263,7 +263,8 @@ Request = Loops | Product | Joint | Convolution | Attention | Pool
 
 
 def stored(
-    axes: tuple[Size, ...], strides: tuple[Size, ...], dtype: str, word: int, given: str = "f32"
-) -> Nest:
+    axes: tuple[Size, ...], strides: tuple[Size, ...], dtype: Element, word: int,
+    given: Element = "f32",
+) -> Nest:  # fmt: skip
     """The epilogue that only writes results, which come as `given`, to memory at a word."""
     return Nest(axes, (Store(Access(word, dtype, strides), Expr("given", given, data=0)),))

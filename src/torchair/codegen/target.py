@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
-from torchair.codegen.numbers import Size
+from torchair.codegen.numbers import Element, Size
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -173,7 +173,7 @@ class Head:
     """What is known of an operator with a generator of its own before sizes are."""
 
     kind: HeadKind
-    dtype: str | None  # of its operands, None for a type that no kernel knows
+    dtype: Element | None  # of its operands, None for a type that no kernel knows
     constant: bool = False  # its weights are the same in every call
     width: int | None = None  # features of the widest head of attention, None if that is not known
     rows: int | None = None  # of a product, or queries of attention; None if that is not known

@@ -18,7 +18,7 @@ from torchair.codegen.loops import (
     op,
     store,
 )
-from torchair.codegen.numbers import Int, register_type
+from torchair.codegen.numbers import Element, Int, register_type
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
 from torchair.operators.core import TYPES, Op, loops_of
@@ -40,7 +40,7 @@ class Operand:
     """Where a value lives: the word with its address, its type, dims and strides."""
 
     word: int
-    dtype: str
+    dtype: Element
     shape: tuple[Int, ...]
     strides: tuple[Int, ...]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, op
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.numbers import FLOATS, Element
 from torchair.operators import formulas as f
 from torchair.operators.core import (
     NUMBERS,
@@ -50,7 +50,7 @@ def _attributes(formula: Formula, names: Sequence[str], last: bool) -> Callable[
 
 def _row(
     op_type: str, kernel: Callable[[Op], Kernel], formula: Formula, *attrs: str,
-    last: bool = False, out: bool = True, types: frozenset[str] = FLOATS,
+    last: bool = False, out: bool = True, types: frozenset[Element] = FLOATS,
 ) -> None:  # fmt: skip
     """A row whose formula takes elements, the gradient being the `last` or the first of them, and
     then attributes."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.numbers import FLOATS, Element
 from torchair.codegen.target import HeadKind
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
@@ -25,7 +25,7 @@ from torchair.ge.shapes import Shape, broadcast
 
 SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
 """Operators that a pass puts in program order, and ties to the end of the graph."""
-TYPES: dict[int, str] = {
+TYPES: dict[int, Element] = {
     DataType.DT_FLOAT: "f32", DataType.DT_DOUBLE: "f64", DataType.DT_BF16: "bf16",
     DataType.DT_FLOAT16: "f16", DataType.DT_BOOL: "bool", DataType.DT_UINT8: "u8",
     DataType.DT_INT8: "i8", DataType.DT_INT16: "i16", DataType.DT_INT32: "i32",
@@ -220,7 +220,7 @@ class Row:
     layouts: Callable[[Node], Sequence[Order | None]] | None = None  # in the order of its values
     loops: Lowering | None = None
     head: HeadKind | None = None
-    types: frozenset[str] = ANY
+    types: frozenset[Element] = ANY
 
     def has(self, trait: Trait) -> bool:
         return bool(self.traits.value & trait.value)  # plain integers: this is asked very often

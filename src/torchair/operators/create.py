@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, const, size
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.numbers import FLOATS, Element
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim
@@ -140,7 +140,7 @@ def _range_kernel(op: Op) -> Kernel:
 @native("Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True)
 def _range(node: LowerOp) -> Lowered:
     dtype = node.out_dtype()
-    exact = "f64" if dtype in FLOATS else "i64"
+    exact: Element = "f64" if dtype in FLOATS else "i64"
     start, step = (_bound(node, p) for p in ("start", "delta"))
 
     def bound(value: Any) -> Expr:

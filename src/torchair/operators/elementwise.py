@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.loops import Expr, cast, const, narrowed, op
-from torchair.codegen.numbers import FLOATS, register_type
+from torchair.codegen.loops import Expr, Operation, cast, const, narrowed, op, operation
+from torchair.codegen.numbers import FLOATS, Element, register_type
 from torchair.ge.dtypes import INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, dim_max, dim_min
@@ -46,11 +46,11 @@ from torchair.operators.loops import (
 )
 
 EW = Trait.ELEMENTWISE
-_Table = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[str]]]
+_Table = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[Element]]]
 """By type: torch's function, the formula of an element, native types."""
 
 
-def _whole(kind: str) -> Formula:
+def _whole(kind: Operation) -> Formula:
     return lambda x: op(kind, x) if x.dtype in FLOATS else x
 
 
@@ -64,7 +64,7 @@ _REAL = (
 
 for _type in _REAL:
     _fn = fixed(getattr(torch, _type.lower()))
-    _loops = f.pointwise(f.operator(_type.lower()))
+    _loops = f.pointwise(f.operator(operation(_type.lower())))
     add_row(_type, broadcast_rule, _fn, EW, out=True, loops=_loops, types=FLOATS)
 
 
@@ -251,7 +251,7 @@ add_row(
     loops=Lowering(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
 )  # fmt: skip
 
-_LOGARITHMS = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
+_LOGARITHMS: dict[float, Operation] = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
 
 
 def _log(op: Op) -> Kernel:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from torchair.codegen.loops import Expr, Index, cast, const, op, size
-from torchair.codegen.numbers import Int, Number
+from torchair.codegen.loops import Expr, Index, Operation, cast, const, op, size
+from torchair.codegen.numbers import Element, Int, Number
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
 from torchair.operators.core import SHORT, Lowering, Op, axes_of
@@ -26,7 +26,7 @@ Formula = Callable[..., Expr]
 """A function from elements of the operands to the element of the result."""
 
 
-def operator(kind: str) -> Formula:
+def operator(kind: Operation) -> Formula:
     """An operator of the loop IR whose arguments may be Python numbers beside expressions."""
     first = 1 if kind == "where" else 0  # the condition says nothing of the type of the others
 
@@ -139,7 +139,7 @@ def axes_in(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     return axes_of(axes, rank) if rank else ()
 
 
-def typed(x: Lowered, dtype: str) -> Lowered:
+def typed(x: Lowered, dtype: Element) -> Lowered:
     """The same elements in another type."""
     return x if x.dtype == dtype else Lowered(x.shape, dtype, x.at)
 

@@ -25,7 +25,15 @@ from torchair.codegen.loops import (
     reduce,
     size,
 )
-from torchair.codegen.numbers import FLOATS, Int, Number, register_type, same, value_of
+from torchair.codegen.numbers import (
+    FLOATS,
+    Element,
+    Int,
+    Number,
+    register_type,
+    same,
+    value_of,
+)
 from torchair.ge.graph import Fact, Node, Value
 from torchair.operators.core import TYPES, Op, axes_of
 
@@ -37,7 +45,9 @@ _DIVISIONS = frozenset({"div", "floordiv", "remainder", "fmod"})
 class Lowered:
     """A value inside a group: its dims, its type, and what its element at an index is."""
 
-    def __init__(self, shape: Sequence[Int], dtype: str, element: Callable[[Place], Expr]) -> None:
+    def __init__(
+        self, shape: Sequence[Int], dtype: Element, element: Callable[[Place], Expr]
+    ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype  # in memory
         self._element = element
@@ -109,7 +119,7 @@ class LowerOp(Op):
             return test
         return Expr("verify", "bool", (test,), self._fault())
 
-    def out_dtype(self, k: int = 0) -> str:
+    def out_dtype(self, k: int = 0) -> Element:
         """Type of a result in memory; that of what nobody reads does not matter."""
         value = self.node.outputs[k]
         return TYPES[value.dtype] if value.uses else TYPES.get(value.dtype, "f32")
@@ -158,7 +168,9 @@ def broadcast_shape(*tensors: Lowered) -> tuple[Int, ...]:
     return tuple(shape)
 
 
-def elementwise(fn: Callable[..., Expr], *tensors: Lowered, dtype: str | None = None) -> Lowered:
+def elementwise(
+    fn: Callable[..., Expr], *tensors: Lowered, dtype: Element | None = None
+) -> Lowered:
     """`fn` of the operands' elements, which come in the register types of the operands."""
     shape = broadcast_shape(*tensors)
 
@@ -180,7 +192,7 @@ def masked(x: Expr, mask: Expr) -> Expr:
     """The same value, of which nothing is read where `mask` is false: what is loaded there counts
     as zero, what integers are divided by as one."""
     made: dict[int, Expr] = {}
-    for e in expressions(Nest((), (Store(Access(0, "", ()), x),))):
+    for e in expressions(Nest((), (Store(Access(0, x.dtype, ()), x),))):
         args = tuple(made[id(a)] for a in e.args)
         if e.kind == "load":
             made[id(e)] = replace(e, data=_under(e.data, mask, made))
@@ -205,7 +217,7 @@ def number(value: float | int | bool, like: Expr) -> Expr:
     return cast(const(value, "f64" if isinstance(value, float) else "i64"), like.dtype)
 
 
-def constant(tensor: Any, dtype: str) -> Lowered:
+def constant(tensor: Any, dtype: Element) -> Lowered:
     """A 0-d constant, part of the code."""
     value = tensor.item()
     return Lowered((), dtype, lambda _: const(value, register_type(dtype)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, cast, op
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.numbers import FLOATS, Element
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
@@ -57,7 +57,7 @@ def _ascend_quant(op: Op) -> Kernel:
     return lambda x, scale, offset: quant.quantize(x, scale, offset, dtype, axis, divides=False)
 
 
-def _narrowed(x: Expr, dtype: str) -> Expr:
+def _narrowed(x: Expr, dtype: Element) -> Expr:
     """The nearest integer that a type holds."""
     low, high = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}[dtype]
     return cast(f.most(f.least(op("round", x), high), low), dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, Reduction, cast, const, op, size
-from torchair.codegen.numbers import FLOATS, Int, Number
+from torchair.codegen.numbers import FLOATS, Element, Int, Number
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape
@@ -92,7 +92,7 @@ def _reduced(o: LowerOp, kind: Reduction, x: Lowered) -> Lowered:
     return f.dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
 
 
-def _total(kind: Reduction, inside: Mapping[str, str] | None = None) -> LoopRule:
+def _total(kind: Reduction, inside: Mapping[Element, Element] | None = None) -> LoopRule:
     def rule(o: LowerOp) -> Lowered:
         x, dtype = o.tensor("x"), o.out_dtype()
         return f.typed(_reduced(o, kind, f.typed(x, (inside or {}).get(dtype, dtype))), dtype)
@@ -144,7 +144,7 @@ def log_sum_exp(o: LowerOp) -> Lowered:
     return f.dropped(result, axes, o.attr("keep_dims"))
 
 
-_Reduction = tuple[Callable[..., Any], LoopRule, frozenset[str]]
+_Reduction = tuple[Callable[..., Any], LoopRule, frozenset[Element]]
 _REDUCTIONS: dict[str, _Reduction] = {
     "EuclideanNorm": (
         lambda x, axes, keep, out: torch.linalg.vector_norm(x, 2, axes, keep, out=out),

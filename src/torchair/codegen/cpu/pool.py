@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchair.codegen.cpu.conv.plan import rounded
-from torchair.codegen.numbers import BYTES, STORAGE, Size
+from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, Size
 from torchair.codegen.requests import Pool
 from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.text.memory import leaving
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine
 
 MOST_VECTORS = 4
@@ -176,7 +176,10 @@ class _Window:
             count = w(f"sitofp i64 {self.divisor()} to float")
             count = w.splat("float", count, lanes)
             value = w(f"fdiv <{lanes} x float> {value}, {count}")
-        return rounded(w, value, spec.dtype, lanes)
+        if spec.dtype not in SHORT_FLOATS:
+            return value
+        bits = leaving(w, value, spec.dtype, lanes)
+        return w(f"bitcast <{lanes} x i16> {bits} to <{lanes} x {STORAGE[spec.dtype]}>")
 
     def divisor(self) -> str:
         """What a sum is divided by."""

@@ -29,7 +29,7 @@ from torchair.codegen.cuda.packs import (
 )
 from torchair.codegen.cuda.softmax import LOWEST, Part, Parts, Softmax, State
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.numbers import BYTES, Size
+from torchair.codegen.numbers import BYTES, Element, Size
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.maths_wide import LOG2_E
@@ -215,7 +215,9 @@ class _Attention:
         down = w.mul(self.kv_head, str(self.all_rows // self.length))
         return w.add(down, w.div(number, str(self.length))), w.rem(number, str(self.length))
 
-    def _at(self, operand: int, dtype: str, strides: Sequence[Size], index: Sequence[str]) -> str:
+    def _at(
+        self, operand: int, dtype: Element, strides: Sequence[Size], index: Sequence[str]
+    ) -> str:
         """The address of an element; `index` begins with the batch, and may be shorter."""
         w, far = self.w, "0"
         for position, stride in zip(index, strides, strict=False):

@@ -20,7 +20,7 @@ from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
-from torchair.codegen.numbers import BYTES, Size
+from torchair.codegen.numbers import BYTES, Element, Size
 from torchair.codegen.target import Choices, Kernel, Launch
 from torchair.codegen.text.operators import across, combine
 from torchair.codegen.text.plan import NestPlan, Phase, make_plan
@@ -312,7 +312,7 @@ class _Unit(UnitWriter):
         return results
 
 
-def _kept(dtype: str) -> str:
+def _kept(dtype: Element) -> str:
     """The type in shared memory: at least 32 bits."""
     return "i32" if BITS.get(dtype, 64) < 32 else REGISTER[dtype]
 

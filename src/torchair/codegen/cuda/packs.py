@@ -13,7 +13,7 @@ import torch
 
 from torchair.codegen.cuda.jit import WARP
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.numbers import BYTES
+from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.target import by_column
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.writer import f32
@@ -27,7 +27,7 @@ DTYPES = ("bf16", "f16", "f32")
 ZERO = f32(0.0)
 
 
-def pack_elements(dtype: str) -> int:
+def pack_elements(dtype: Element) -> int:
     """Elements of a pack."""
     return PACK // BYTES[dtype]
 
@@ -86,7 +86,7 @@ def _assembled(
     return [got] if count == 1 else [w(f"extractvalue {results} {got}, {k}") for k in range(count)]
 
 
-def gather_pack(w: GpuWriter, dtype: str, pointer: str, offset: int = 0) -> list[str]:
+def gather_pack(w: GpuWriter, dtype: Element, pointer: str, offset: int = 0) -> list[str]:
     """The same, element by element, at an address that is no multiple of a pack."""
     size, kind = BYTES[dtype], memory_element(dtype)
     parts = [
@@ -105,7 +105,7 @@ def gather_pack(w: GpuWriter, dtype: str, pointer: str, offset: int = 0) -> list
 # ---- values ----
 
 
-def unpacked(w: GpuWriter, dtype: str, register: str) -> list[str]:
+def unpacked(w: GpuWriter, dtype: Element, register: str) -> list[str]:
     """The elements in one register of a pack, as floats."""
     if dtype == "f32":
         return [w(f"bitcast i32 {register} to float")]
@@ -252,12 +252,12 @@ _F16_BYTE = 0xE480E480  # -(1024 + 128)
 _BF16_BYTE = 0xC3C0C3C0  # -384: 128 for the base, 256 for that of the highest bit and its sign
 
 
-def ones(dtype: str) -> str:
+def ones(dtype: Element) -> str:
     """A pair of ones."""
     return _pattern(_MAGIC[dtype].one)
 
 
-def factors(w: GpuWriter, dtype: str, bits: Bits, pack: Sequence[str]) -> list[list[list[str]]]:
+def factors(w: GpuWriter, dtype: Element, bits: Bits, pack: Sequence[str]) -> list[list[list[str]]]:
     """The integers of a pack as pairs of floats: for each of its units and of the two rows of this
     lane four registers, in the order of columns."""
     if bits == 8:
@@ -267,7 +267,7 @@ def factors(w: GpuWriter, dtype: str, bits: Bits, pack: Sequence[str]) -> list[l
     return [rows[:2], rows[2:]]
 
 
-def _from_nibbles(w: GpuWriter, dtype: str, word: str) -> list[str]:
+def _from_nibbles(w: GpuWriter, dtype: Element, word: str) -> list[str]:
     magic, found = _MAGIC[dtype], []
     for k in range(4):
         here = w(f"lshr i32 {word}, {4 * k}") if k else word
@@ -275,7 +275,7 @@ def _from_nibbles(w: GpuWriter, dtype: str, word: str) -> list[str]:
     return found
 
 
-def _from_bytes(w: GpuWriter, dtype: str, word: str) -> list[str]:
+def _from_bytes(w: GpuWriter, dtype: Element, word: str) -> list[str]:
     found, base = [], _MAGIC[dtype].base
     if dtype == "f16":
         for chosen in (0x4240, 0x4341):
@@ -294,7 +294,7 @@ def _inserted(w: GpuWriter, word: str, mask: int, base: int) -> str:
     return w(f"or i32 {w(f'and i32 {word}, {mask}')}, {base}")
 
 
-def _plus(w: GpuWriter, dtype: str, pair: str, other: int | str) -> str:
+def _plus(w: GpuWriter, dtype: Element, pair: str, other: int | str) -> str:
     """The sums of two pairs, in one rounding, which there is no need for."""
     given = other if isinstance(other, str) else _pattern(other)
     code = f"fma.rn.{dtype}x2 $0, $1, $2, $3;"
@@ -307,7 +307,7 @@ def _pattern(bits: int) -> str:
 
 
 def multiplied(
-    w: GpuWriter, dtype: str, rows: Sequence[Sequence[str]], other: Sequence[str],
+    w: GpuWriter, dtype: Element, rows: Sequence[Sequence[str]], other: Sequence[str],
     sums: Sequence[str],
 ) -> list[str]:  # fmt: skip
     """Two steps of tensor cores: sums plus the products of a unit of a tile, of which this lane has
@@ -320,7 +320,7 @@ def multiplied(
 
 
 def _step(
-    w: GpuWriter, dtype: str, matrix: Sequence[str], other: Sequence[str], sums: Sequence[str]
+    w: GpuWriter, dtype: Element, matrix: Sequence[str], other: Sequence[str], sums: Sequence[str]
 ) -> list[str]:
     code = (
         f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{$0, $1, $2, $3}}, "

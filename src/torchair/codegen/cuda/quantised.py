@@ -40,7 +40,7 @@ from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, byt
 from torchair.codegen.cuda.tiles import OFFSETS, SCALES, SHARED, B, Cut, TileForm, weight_of
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
-from torchair.codegen.numbers import BYTES
+from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import Product
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
@@ -61,7 +61,7 @@ class Tiles:
         if form.warps % form.split:
             raise ValueError(f"{form} is no form")
         self.m, self.n, self.dtype = m, n, self.matmul.dtype
-        self.short = "f16" if self.dtype == "f16" else "bf16"  # of tensor cores
+        self.short: Element = "f16" if self.dtype == "f16" else "bf16"  # of tensor cores
         self.cut = Cut(self.matmul, form, len(matrices))
         self.threads = form.warps * WARP
         self._check_shared(prologue)
@@ -157,11 +157,12 @@ class Tiles:
         number = w.add(w.mul(self.chunk(chunk), str(self.cut.depth)), str(step))
         return w(f"icmp slt i64 {number}, {self.cut.packs}")
 
-    def tables(self, matrix: int) -> list[tuple[int, str]]:
+    def tables(self, matrix: int) -> list[tuple[int, Element]]:
         """Words of scales and offsets of a matrix, and their types."""
-        offsets = {"": "", "i8": "bf16"}.get(self.weight.offsets, self.weight.offsets)
-        both = (SCALES, self.weight.scales), (OFFSETS, offsets)
-        return [(matrix + word - B, dtype) for word, dtype in both if dtype]
+        found: list[tuple[int, Element]] = [(matrix + SCALES - B, self.weight.scales)]
+        if offsets := self.weight.offsets:
+            found.append((matrix + OFFSETS - B, "bf16" if offsets == "i8" else offsets))
+        return found
 
     # ---- sums ----
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchair.codegen.cuda.jit import RESIDENT, WARP, Gpu
-from torchair.codegen.numbers import Size, Word
+from torchair.codegen.numbers import Element, Size, Word
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float
 
@@ -125,7 +125,7 @@ class GpuWriter(KernelWriter):
         self.label(f"{n}.done")
         return [self(f"phi {kind} {a}, {b}") for a, b in zip(*ways, strict=True)]
 
-    def shuffled(self, x: str, dtype: str, distance: int) -> str:
+    def shuffled(self, x: str, dtype: Element, distance: int) -> str:
         """The value of the thread whose number differs from this one's in one bit."""
         if dtype == "f32":
             return self._bfly("f32", "float", x, distance)
@@ -142,7 +142,7 @@ class GpuWriter(KernelWriter):
             ("i32", "-1"), (kind, x), ("i32", str(distance)), ("i32", str(WARP - 1)),
         )  # fmt: skip
 
-    def _shuffled_wide(self, x: str, dtype: str, distance: int) -> str:
+    def _shuffled_wide(self, x: str, dtype: Element, distance: int) -> str:
         bits = self(f"bitcast double {x} to i64") if is_float(dtype) else x
         low = self(f"trunc i64 {bits} to i32")
         high = self(f"trunc i64 {self(f'lshr i64 {bits}, 32')} to i32")

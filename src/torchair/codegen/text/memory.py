@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, register_type
+from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, Element, register_type
 from torchair.codegen.text.writer import (
     SHORT_NAMES,
     KernelWriter,
@@ -22,12 +22,12 @@ from torchair.codegen.text.writer import (
 )
 
 
-def memory_element(dtype: str) -> str:
+def memory_element(dtype: Element) -> str:
     """The LLVM type that is read and written."""
     return "i16" if dtype in SHORT_FLOATS else STORAGE[dtype]
 
 
-def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> str:
+def load_scalar(w: KernelWriter, dtype: Element, pointer: str, mask: str | None) -> str:
     """One element; zero if an i1 mask is false, and then nothing is read there."""
     t = memory_element(dtype)
     if mask is None:
@@ -38,7 +38,7 @@ def load_scalar(w: KernelWriter, dtype: str, pointer: str, mask: str | None) -> 
     return select(w, mask, got, literal(0, kept, 0), kept, 0)
 
 
-def store_scalar(w: Writer, dtype: str, value: str, pointer: str, mask: str | None) -> None:
+def store_scalar(w: Writer, dtype: Element, value: str, pointer: str, mask: str | None) -> None:
     """Write one element, if an i1 mask allows."""
     t = memory_element(dtype)
     value = leaving(w, value, dtype, 0)
@@ -50,7 +50,7 @@ def store_scalar(w: Writer, dtype: str, value: str, pointer: str, mask: str | No
 
 
 def load_vector(
-    w: Writer, dtype: str, pointer: str, lanes: int, mask: str | None, align: int | None = None
+    w: Writer, dtype: Element, pointer: str, lanes: int, mask: str | None, align: int | None = None
 ) -> str:
     """Neighbouring elements; zero in lanes that are masked off."""
     element, align = memory_element(dtype), align or BYTES[dtype]
@@ -71,7 +71,7 @@ def masked_load(
 
 def store_vector(
     w: Writer,
-    dtype: str,
+    dtype: Element,
     value: str,
     pointer: str,
     lanes: int,
@@ -102,7 +102,7 @@ def masked_store(
 
 
 def gather(
-    w: Writer, dtype: str, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
+    w: Writer, dtype: Element, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
 ) -> str:
     """The elements at (type, vector) of distances from an address."""
     element = memory_element(dtype)
@@ -118,7 +118,7 @@ def gather(
     return arrived(w, got, dtype, lanes)
 
 
-def load_apart(w: Writer, dtype: str, pointer: str, distances: Sequence[str]) -> str:
+def load_apart(w: Writer, dtype: Element, pointer: str, distances: Sequence[str]) -> str:
     """Elements at distances from an address, one by one: faster than what processors have for
     that."""
     element, lanes = memory_element(dtype), len(distances)
@@ -132,7 +132,7 @@ def load_apart(w: Writer, dtype: str, pointer: str, distances: Sequence[str]) ->
 
 def scatter(
     w: Writer,
-    dtype: str,
+    dtype: Element,
     value: str,
     pointer: str,
     index: tuple[str, str],
@@ -159,25 +159,25 @@ def _suffix(element: str, lanes: int) -> str:
 # ---- between memory and registers ----
 
 
-def narrow(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def narrow(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     """A float32 rounded to what memory of a short float type holds."""
     return arrived(w, leaving(w, x, dtype, lanes), dtype, lanes)
 
 
-def arrived(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def arrived(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     """What memory holds as a value to compute with: short floats as float32."""
     if dtype == "bool":
-        return w(f"icmp ne {shaped('i8', lanes)} {x}, {_integer(0, 8, lanes)}")
+        return w(f"icmp ne {shaped('i8', lanes)} {x}, {literal(0, 'i8', lanes)}")
     if dtype == "bf16":
         wide = _bits(w, "zext", x, 16, 32, lanes)
-        high = w(f"shl {shaped('i32', lanes)} {wide}, {_integer(16, 32, lanes)}")
+        high = w(f"shl {shaped('i32', lanes)} {wide}, {_integer(16, lanes)}")
         return _as_float(w, high, lanes)
     if dtype == "f16":
         return _from_half(w, x, lanes)
     return x
 
 
-def leaving(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def leaving(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     """A value as memory holds it: short floats as integers of 16 bits."""
     if dtype == "bool":
         return w(f"zext {shaped('i1', lanes)} {x} to {shaped('i8', lanes)}")
@@ -196,11 +196,11 @@ def _to_bf16(w: Writer, x: str, lanes: int) -> str:
         short = w(f"fptrunc {f} {x} to {shaped('bfloat', lanes)}")
         return w(f"bitcast {shaped('bfloat', lanes)} {short} to {shaped('i16', lanes)}")
     bits = w(f"bitcast {f} {x} to {t}")
-    odd = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(1, 32, lanes)}")
-    up = w(f"add {t} {bits}, {_integer(0x7FFF, 32, lanes)}")
+    odd = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(1, lanes)}")
+    up = w(f"add {t} {bits}, {_integer(0x7FFF, lanes)}")
     rounded = _shifted(w, w(f"add {t} {up}, {odd}"), 16, lanes)
     nan = w(f"fcmp uno {f} {x}, {x}")
-    rounded = select(w, nan, _integer(0x7FC0, 32, lanes), rounded, "i32", lanes)
+    rounded = select(w, nan, _integer(0x7FC0, lanes), rounded, "i32", lanes)
     return _bits(w, "trunc", rounded, 32, 16, lanes)
 
 
@@ -215,14 +215,14 @@ def _from_half(w: Writer, x: str, lanes: int) -> str:
         return w(f"fpext {shaped('half', lanes)} {half} to {shaped('float', lanes)}")
     t, f = shaped("i32", lanes), shaped("float", lanes)
     wide = _bits(w, "zext", x, 16, 32, lanes)
-    sign = w(f"and {t} {wide}, {_integer(0x8000, 32, lanes)}")
-    rest = w(f"and {t} {wide}, {_integer(0x7FFF, 32, lanes)}")
-    moved = w(f"shl {t} {rest}, {_integer(13, 32, lanes)}")
+    sign = w(f"and {t} {wide}, {_integer(0x8000, lanes)}")
+    rest = w(f"and {t} {wide}, {_integer(0x7FFF, lanes)}")
+    moved = w(f"shl {t} {rest}, {_integer(13, lanes)}")
     scaled = w(f"fmul {f} {_as_float(w, moved, lanes)}, {_number(2.0**112, lanes)}")
-    special = w(f"icmp uge {t} {moved}, {_integer(0x0F800000, 32, lanes)}")
-    full = select(w, special, _integer(0x7F800000, 32, lanes), _integer(0, 32, lanes), "i32", lanes)
+    special = w(f"icmp uge {t} {moved}, {_integer(0x0F800000, lanes)}")
+    full = select(w, special, _integer(0x7F800000, lanes), _integer(0, lanes), "i32", lanes)
     bits = w(f"or {t} {w(f'bitcast {f} {scaled} to {t}')}, {full}")
-    high = w(f"shl {t} {sign}, {_integer(16, 32, lanes)}")
+    high = w(f"shl {t} {sign}, {_integer(16, lanes)}")
     return _as_float(w, w(f"or {t} {bits}, {high}"), lanes)
 
 
@@ -234,19 +234,19 @@ def _to_half(w: Writer, x: str, lanes: int) -> str:
     if _has_half(w.machine) and lanes in (0, 4, 8, 16):
         return _to_half_x86(w, x, lanes)
     bits = w(f"bitcast {f} {x} to {t}")
-    size = w(f"and {t} {bits}, {_integer(0x7FFFFFFF, 32, lanes)}")
-    odd = w(f"and {t} {_shifted(w, size, 13, lanes)}, {_integer(1, 32, lanes)}")
-    moved = w(f"add {t} {size}, {_integer(0xFFF - (112 << 23), 32, lanes)}")
+    size = w(f"and {t} {bits}, {_integer(0x7FFFFFFF, lanes)}")
+    odd = w(f"and {t} {_shifted(w, size, 13, lanes)}, {_integer(1, lanes)}")
+    moved = w(f"add {t} {size}, {_integer(0xFFF - (112 << 23), lanes)}")
     result = _shifted(w, w(f"add {t} {moved}, {odd}"), 13, lanes)
     tiny = w(f"fadd {f} {_as_float(w, size, lanes)}, {_number(0.5, lanes)}")
-    small = w(f"sub {t} {w(f'bitcast {f} {tiny} to {t}')}, {_integer(126 << 23, 32, lanes)}")
-    is_small = w(f"icmp ult {t} {size}, {_integer(0x38800000, 32, lanes)}")
+    small = w(f"sub {t} {w(f'bitcast {f} {tiny} to {t}')}, {_integer(126 << 23, lanes)}")
+    is_small = w(f"icmp ult {t} {size}, {_integer(0x38800000, lanes)}")
     result = select(w, is_small, small, result, "i32", lanes)
-    is_large = w(f"icmp uge {t} {size}, {_integer(0x47800000, 32, lanes)}")
-    result = select(w, is_large, _integer(0x7C00, 32, lanes), result, "i32", lanes)
-    nan = w(f"icmp ugt {t} {size}, {_integer(0x7F800000, 32, lanes)}")
-    result = select(w, nan, _integer(0x7E00, 32, lanes), result, "i32", lanes)
-    sign = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(0x8000, 32, lanes)}")
+    is_large = w(f"icmp uge {t} {size}, {_integer(0x47800000, lanes)}")
+    result = select(w, is_large, _integer(0x7C00, lanes), result, "i32", lanes)
+    nan = w(f"icmp ugt {t} {size}, {_integer(0x7F800000, lanes)}")
+    result = select(w, nan, _integer(0x7E00, lanes), result, "i32", lanes)
+    sign = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(0x8000, lanes)}")
     return _bits(w, "trunc", w(f"or {t} {result}, {sign}"), 32, 16, lanes)
 
 
@@ -268,8 +268,8 @@ def _to_half_x86(w: Writer, x: str, lanes: int) -> str:
     return w(f"shufflevector <8 x i16> {got}, <8 x i16> poison, {low}")
 
 
-def _integer(value: int, bits: int, lanes: int) -> str:
-    return literal(value, f"i{bits}", lanes)
+def _integer(value: int, lanes: int) -> str:
+    return literal(value, "i32", lanes)
 
 
 def _number(value: float, lanes: int) -> str:
@@ -277,7 +277,7 @@ def _number(value: float, lanes: int) -> str:
 
 
 def _shifted(w: Writer, x: str, by: int, lanes: int) -> str:
-    return w(f"lshr {shaped('i32', lanes)} {x}, {_integer(by, 32, lanes)}")
+    return w(f"lshr {shaped('i32', lanes)} {x}, {_integer(by, lanes)}")
 
 
 def _bits(w: Writer, how: str, x: str, source: int, machine: int, lanes: int) -> str:

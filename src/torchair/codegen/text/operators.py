@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchair.codegen.loops import Expr
+from torchair.codegen.numbers import Element
 from torchair.codegen.text import maths
 from torchair.codegen.text.writer import (
     BITS,
@@ -56,7 +57,7 @@ def extreme(
     kind: str,
     a: str,
     b: str,
-    dtype: str,
+    dtype: Element,
     lanes: int,
     a_is_number: bool = False,
     b_is_number: bool = False,
@@ -76,7 +77,7 @@ def extreme(
     return select(w, w(f"fcmp uno {t} {a}, {a}"), a, best, dtype, lanes)
 
 
-def _compare(w: Writer, kind: str, args: Sequence[str], dtype: str, lanes: int) -> str:
+def _compare(w: Writer, kind: str, args: Sequence[str], dtype: Element, lanes: int) -> str:
     if is_float(dtype):
         relation = "une" if kind == "ne" else f"o{kind}"
         return w(f"fcmp {relation} {register(dtype, lanes)} {args[0]}, {args[1]}")
@@ -84,7 +85,7 @@ def _compare(w: Writer, kind: str, args: Sequence[str], dtype: str, lanes: int) 
     return w(f"icmp {sign}{kind} {register(dtype, lanes)} {args[0]}, {args[1]}")
 
 
-def _test(w: Writer, kind: str, x: str, dtype: str, lanes: int) -> str:
+def _test(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
     if not is_float(dtype):
         return literal(kind == "isfinite", "bool", lanes)
     t = register(dtype, lanes)
@@ -107,7 +108,7 @@ def _logical(w: Writer, kind: str, args: Sequence[str], lanes: int) -> str:
 # ---- floats ----
 
 
-def _float(w: Writer, kind: str, args: Sequence[str], dtype: str, lanes: int) -> str:
+def _float(w: Writer, kind: str, args: Sequence[str], dtype: Element, lanes: int) -> str:
     t = register(dtype, lanes)
     if kind in ("add", "sub", "mul", "div"):
         return w(f"f{kind} {t} {args[0]}, {args[1]}")
@@ -126,16 +127,16 @@ def _float(w: Writer, kind: str, args: Sequence[str], dtype: str, lanes: int) ->
     raise ValueError(f"no operator {kind} on {dtype}")
 
 
-def _fabs(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def _fabs(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     t = register(dtype, lanes)
     return w.call(t, f"llvm.fabs.{suffix(dtype, lanes)}", (t, x))
 
 
-def _fmod(w: Writer, a: str, b: str, dtype: str, lanes: int) -> str:
+def _fmod(w: Writer, a: str, b: str, dtype: Element, lanes: int) -> str:
     return function(w, "fmod", [a, b], dtype, lanes)
 
 
-def function(w: Writer, name: str, args: Sequence[str], dtype: str, lanes: int) -> str:
+def function(w: Writer, name: str, args: Sequence[str], dtype: Element, lanes: int) -> str:
     """A function of the maths library, of scalars too."""
     if lanes:
         return maths.apply(w, name, args, element=dtype, lanes=lanes)
@@ -145,7 +146,7 @@ def function(w: Writer, name: str, args: Sequence[str], dtype: str, lanes: int) 
     return w(f"extractelement {one} {result}, i64 0")
 
 
-def _float_sign(w: Writer, x: str, dtype: str, lanes: int) -> str:
+def _float_sign(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     """1, 0 or -1; 0 for NaN."""
     t, zero = register(dtype, lanes), literal(0, dtype, lanes)
     below = w(f"fcmp olt {t} {x}, {zero}")
@@ -155,7 +156,7 @@ def _float_sign(w: Writer, x: str, dtype: str, lanes: int) -> str:
     )
 
 
-def _wrong_sign(w: Writer, r: str, b: str, dtype: str, lanes: int) -> str:
+def _wrong_sign(w: Writer, r: str, b: str, dtype: Element, lanes: int) -> str:
     """Where a remainder is not zero and differs in sign from its divisor."""
     t, zero = register(dtype, lanes), literal(0, dtype, lanes)
     compare = "fcmp olt" if is_float(dtype) else "icmp slt"
@@ -165,14 +166,14 @@ def _wrong_sign(w: Writer, r: str, b: str, dtype: str, lanes: int) -> str:
     return w(f"and {mask} {differs}, {some}")
 
 
-def _float_remainder(w: Writer, a: str, b: str, dtype: str, lanes: int) -> str:
+def _float_remainder(w: Writer, a: str, b: str, dtype: Element, lanes: int) -> str:
     t = register(dtype, lanes)
     r = _fmod(w, a, b, dtype, lanes)
     wrong = _wrong_sign(w, r, b, dtype, lanes)
     return select(w, wrong, w(f"fadd {t} {r}, {b}"), r, dtype, lanes)
 
 
-def _float_floordiv(w: Writer, a: str, b: str, dtype: str, lanes: int) -> str:
+def _float_floordiv(w: Writer, a: str, b: str, dtype: Element, lanes: int) -> str:
     """floor(a / b) that agrees with `remainder`; a / b where b is zero."""
     t, one, zero = register(dtype, lanes), literal(1, dtype, lanes), literal(0, dtype, lanes)
     plain = w(f"fdiv {t} {a}, {b}")
@@ -191,7 +192,7 @@ def _float_floordiv(w: Writer, a: str, b: str, dtype: str, lanes: int) -> str:
 # ---- integers ----
 
 
-def _integer(w: Writer, x: Expr, args: Sequence[str], dtype: str, lanes: int) -> str:
+def _integer(w: Writer, x: Expr, args: Sequence[str], dtype: Element, lanes: int) -> str:
     t = register(dtype, lanes)
     if x.kind in ("add", "sub", "mul", "and", "or", "xor"):
         return w(f"{x.kind} {t} {args[0]}, {args[1]}")
@@ -208,7 +209,7 @@ def _integer(w: Writer, x: Expr, args: Sequence[str], dtype: str, lanes: int) ->
     raise ValueError(f"no operator {x.kind} on {dtype}")
 
 
-def _magnitude(w: Writer, kind: str, x: str, dtype: str, lanes: int) -> str:
+def _magnitude(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
     t, one = register(dtype, lanes), literal(1, dtype, lanes)
     if dtype in UNSIGNED:
         low = w.call(t, f"llvm.umin.{suffix(dtype, lanes)}", (t, x), (t, one))
@@ -219,7 +220,7 @@ def _magnitude(w: Writer, kind: str, x: str, dtype: str, lanes: int) -> str:
     return w.call(t, f"llvm.smax.{suffix(dtype, lanes)}", (t, low), (t, literal(-1, dtype, lanes)))
 
 
-def _shift(w: Writer, kind: str, a: str, b: str, dtype: str, lanes: int) -> str:
+def _shift(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) -> str:
     """A shift by too much, or by less than nothing, shifts everything out."""
     t, bits = register(dtype, lanes), BITS[dtype]
     inside = w(f"icmp ult {t} {b}, {literal(bits, dtype, lanes)}")
@@ -231,7 +232,7 @@ def _shift(w: Writer, kind: str, a: str, b: str, dtype: str, lanes: int) -> str:
     return select(w, inside, moved, literal(0, dtype, lanes), dtype, lanes)
 
 
-def _divide(w: Writer, x: Expr, a: str, b: str, dtype: str, lanes: int) -> str:
+def _divide(w: Writer, x: Expr, a: str, b: str, dtype: Element, lanes: int) -> str:
     """Quotient or remainder. Dividing by zero divides by one; by -1 cannot overflow."""
     t = register(dtype, lanes)
     known = x.args[1].data if x.args[1].kind == "const" else None
@@ -288,7 +289,7 @@ def _divide_positions(w: Writer, kind: str, a: str, b: str, lanes: int) -> str:
 
 
 def _by_power_of_two(
-    w: Writer, kind: str, a: str, known: int, dtype: str, lanes: int
+    w: Writer, kind: str, a: str, known: int, dtype: Element, lanes: int
 ) -> str | None:
     if known & (known - 1) or kind not in ("floordiv", "remainder"):
         return None
@@ -299,7 +300,7 @@ def _by_power_of_two(
     return w(f"{shift} {t} {a}, {literal(known.bit_length() - 1, dtype, lanes)}")
 
 
-def _rounded(w: Writer, kind: str, a: str, b: str, dtype: str, lanes: int) -> str:
+def _rounded(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) -> str:
     """Divide by something that is neither 0 nor -1."""
     t = register(dtype, lanes)
     sign = "u" if dtype in UNSIGNED else "s"
@@ -324,26 +325,26 @@ def _rounded(w: Writer, kind: str, a: str, b: str, dtype: str, lanes: int) -> st
 _INTEGER = {"sum": "add", "prod": "mul", "any": "or", "all": "and"}
 
 
-def identity(kind: str, dtype: str, lanes: int) -> str:
+def identity(kind: str, dtype: Element, lanes: int) -> str:
     """What a reduction over nothing gives."""
     if kind in ("max", "min"):
         return literal(_lowest(dtype) if kind == "max" else _highest(dtype), dtype, lanes)
     return literal({"sum": 0, "prod": 1, "any": 0, "all": 1}[kind], dtype, lanes)
 
 
-def _lowest(dtype: str) -> float | int:
+def _lowest(dtype: Element) -> float | int:
     if is_float(dtype):
         return float("-inf")
     return 0 if dtype in UNSIGNED else -(1 << (BITS[dtype] - 1))
 
 
-def _highest(dtype: str) -> float | int:
+def _highest(dtype: Element) -> float | int:
     if is_float(dtype):
         return float("inf")
     return (1 << (BITS[dtype] - (dtype not in UNSIGNED))) - 1
 
 
-def combine(w: Writer, kind: str, a: str, b: str, dtype: str, lanes: int) -> str:
+def combine(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) -> str:
     """Two parts of a reduction as one."""
     if kind in ("max", "min"):
         return extreme(w, kind, a, b, dtype, lanes)
@@ -354,7 +355,7 @@ def combine(w: Writer, kind: str, a: str, b: str, dtype: str, lanes: int) -> str
     return w(f"{_INTEGER[kind]} {t} {a}, {b}")
 
 
-def together(w: Writer, kind: str, parts: list[str], dtype: str, lanes: int) -> str:
+def together(w: Writer, kind: str, parts: list[str], dtype: Element, lanes: int) -> str:
     """Several parts of a reduction as one, pair by pair."""
     while len(parts) > 1:
         pairs = [parts[k : k + 2] for k in range(0, len(parts), 2)]
@@ -362,7 +363,7 @@ def together(w: Writer, kind: str, parts: list[str], dtype: str, lanes: int) -> 
     return parts[0]
 
 
-def across(w: Writer, kind: str, parts: list[str], dtype: str, lanes: int) -> str:
+def across(w: Writer, kind: str, parts: list[str], dtype: Element, lanes: int) -> str:
     """Vectors reduced to one scalar: first to one vector, then half by half."""
     x = together(w, kind, parts, dtype, lanes)
     if not is_float(dtype):
@@ -374,13 +375,13 @@ def across(w: Writer, kind: str, parts: list[str], dtype: str, lanes: int) -> st
     return w(f"extractelement {register(dtype, 1)} {x}, i64 0")
 
 
-def _part(w: Writer, x: str, dtype: str, lanes: int, first: int, count: int) -> str:
+def _part(w: Writer, x: str, dtype: Element, lanes: int, first: int, count: int) -> str:
     t = register(dtype, lanes)
     which = ", ".join(f"i32 {first + k}" for k in range(count))
     return w(f"shufflevector {t} {x}, {t} poison, {shaped('i32', count)} <{which}>")
 
 
-def _integer_lanes(w: Writer, kind: str, x: str, dtype: str, lanes: int) -> str:
+def _integer_lanes(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
     name = _INTEGER.get(kind) or ("u" if dtype in UNSIGNED else "s") + kind
     t = register(dtype, lanes)
     intrinsic = f"llvm.vector.reduce.{name}.{suffix(dtype, lanes)}"

@@ -23,7 +23,7 @@ from torchair.codegen.loops import (
     expressions,
     rebuilt,
 )
-from torchair.codegen.numbers import BYTES, Size
+from torchair.codegen.numbers import BYTES, Element, Size
 from torchair.codegen.text.point import place_varies, varying
 from torchair.codegen.text.writer import Writer, is_float, literal, register, select
 
@@ -66,7 +66,7 @@ class _Total:
 
     reduction: int
     number: int
-    dtype: str
+    dtype: Element
     lanes: int
     sum: str
     lost: str

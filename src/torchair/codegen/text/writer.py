@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchair.codegen.numbers import Size, Word
+from torchair.codegen.numbers import Element, Size, Word
 from torchair.codegen.target import Kernel
 
 
@@ -348,7 +348,7 @@ BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8, "bool": 1}
 UNSIGNED = frozenset({"u8", "bool"})
 
 
-def is_float(dtype: str) -> bool:
+def is_float(dtype: Element) -> bool:
     """Whether values of a type are floating point."""
     return dtype in ("f32", "f64")
 
@@ -358,18 +358,18 @@ def shaped(element: str, lanes: int) -> str:
     return f"<{lanes} x {element}>" if lanes else element
 
 
-def register(dtype: str, lanes: int) -> str:
+def register(dtype: Element, lanes: int) -> str:
     """The LLVM type of a value."""
     return shaped(REGISTER[dtype], lanes)
 
 
-def suffix(dtype: str, lanes: int) -> str:
+def suffix(dtype: Element, lanes: int) -> str:
     """How intrinsics name the type: v16f32, or f32 for a scalar."""
     element = dtype if is_float(dtype) else f"i{BITS[dtype]}"
     return f"v{lanes}{element}" if lanes else element
 
 
-def number(value: Any, dtype: str) -> str:
+def number(value: Any, dtype: Element) -> str:
     """A scalar literal; integers wrap around as a conversion does."""
     if dtype == "f32":
         return f32(float(value))
@@ -382,7 +382,7 @@ def number(value: Any, dtype: str) -> str:
     return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
 
 
-def literal(value: Any, dtype: str, lanes: int) -> str:
+def literal(value: Any, dtype: Element, lanes: int) -> str:
     """A literal of either shape."""
     text = number(value, dtype)
     return f"splat ({REGISTER[dtype]} {text})" if lanes else text
@@ -409,13 +409,13 @@ def lanes_below(w: Writer, count: str, lanes: int | None = None) -> str:
     return w(f"icmp ult <{lanes} x i32> {lane_numbers(lanes, 32)}, {limit}")
 
 
-def select(w: Writer, mask: str, a: str, b: str, dtype: str, lanes: int) -> str:
+def select(w: Writer, mask: str, a: str, b: str, dtype: Element, lanes: int) -> str:
     """`a` where the mask is true, else `b`."""
     kind = register(dtype, lanes)
     return w(f"select {shaped('i1', lanes)} {mask}, {kind} {a}, {kind} {b}")
 
 
-def convert(w: Writer, x: str, source: str, target: str, lanes: int) -> str:
+def convert(w: Writer, x: str, source: Element, target: Element, lanes: int) -> str:
     """A value in another type, as torch converts. Out of range floats give some integer."""
     if source == target:
         return x
@@ -432,19 +432,19 @@ def convert(w: Writer, x: str, source: str, target: str, lanes: int) -> str:
     return _cast(w, "zext" if source in UNSIGNED else "sext", x, source, target, lanes)
 
 
-def _cast(w: Writer, how: str, x: str, source: str, target: str, lanes: int) -> str:
+def _cast(w: Writer, how: str, x: str, source: Element, target: Element, lanes: int) -> str:
     return w(f"{how} {register(source, lanes)} {x} to {register(target, lanes)}")
 
 
-def _to_bool(w: Writer, x: str, source: str, lanes: int) -> str:
+def _to_bool(w: Writer, x: str, source: Element, lanes: int) -> str:
     compare = "fcmp une" if is_float(source) else "icmp ne"
     return w(f"{compare} {register(source, lanes)} {x}, {literal(0, source, lanes)}")
 
 
-def _from_float(w: Writer, x: str, source: str, target: str, lanes: int) -> str:
+def _from_float(w: Writer, x: str, source: Element, target: Element, lanes: int) -> str:
     if is_float(target):
         return _cast(w, "fpext" if target == "f64" else "fptrunc", x, source, target, lanes)
-    wide = "i64" if target == "i64" else "i32"
+    wide: Element = "i64" if target == "i64" else "i32"
     whole = _cast(w, "fptosi", x, source, wide, lanes)
     whole = w(f"freeze {register(wide, lanes)} {whole}")
     return convert(w, whole, wide, target, lanes)

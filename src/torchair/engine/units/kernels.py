@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
-from torchair.codegen.numbers import Int, Size
+from torchair.codegen.numbers import Element, Int, Size
 from torchair.codegen.pieces import pieces
 from torchair.codegen.requests import (
     FOUR_BITS_STEP,
@@ -22,7 +22,7 @@ from torchair.codegen.requests import (
     Request,
     Weight,
 )
-from torchair.codegen.target import Head, KernelOrder, Target
+from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
 from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.plan.records import SIZES_AT, Room
@@ -41,13 +41,12 @@ from torchair.engine.units.emitter import (
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 from torchair.log import tell
-from torchair.operators import Op
+from torchair.operators import Op, rows
 from torchair.operators.attention import is_plain
 from torchair.operators.contraction import Window
 from torchair.operators.core import TYPES
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
-_PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", QUANTISED, INTEGERS)
 _ACTIVATIONS = ("f32", "bf16", "f16")
 
 
@@ -100,13 +99,13 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
             quantised=quantised,
         )  # fmt: skip
 
-    return {
-        **{t: ("matmul", check(_product_unfit, product)) for t in _PRODUCTS},
-        "Conv2D": ("conv", check(_conv_unfit, conv)),
-        "FusedInferAttentionScore": ("attention", check(_attention_unfit, _attention)),
-        "MaxPoolWithArgmaxV1": ("pool", check(_max_pool_unfit, _pool)),
-        "AvgPoolV2": ("pool", check(_average_unfit, _pool)),
+    kinds: dict[HeadKind, Check] = {
+        "matmul": check(_product_unfit, product),
+        "conv": check(_conv_unfit, conv),
+        "attention": check(_attention_unfit, _attention),
+        "pool": check(_pool_unfit, _pool),
     }
+    return {t: (row.head, kinds[row.head]) for t, row in rows().items() if row.head is not None}
 
 
 def _rows(node: Node) -> int | None:
@@ -117,7 +116,7 @@ def _rows(node: Node) -> int | None:
     return math.prod(known) if len(known) == len(dims) and len(second) == 2 else None
 
 
-def _type_of(node: Node, port: str) -> str | None:
+def _type_of(node: Node, port: str) -> Element | None:
     return TYPES.get(value_on(node, port).dtype)
 
 
@@ -211,17 +210,13 @@ def _attention_unfit(node: Node) -> str | None:
     return None
 
 
-def _max_pool_unfit(node: Node) -> str | None:
-    if node.outputs[1].uses:
+def _pool_unfit(node: Node) -> str | None:
+    if any(v.uses for v in node.outputs[1:]):
         return "the positions of the maxima are wanted"
-    return None if len(value_on(node, "x").shape or ()) == 4 else "its layout is not known"
-
-
-def _average_unfit(node: Node) -> str | None:
-    op = Op(node)
-    plain = op.attr("data_format") == "NCHW" and op.attr("padding_mode") == "CALCULATED"
-    known = plain and len(value_on(node, "x").shape or ()) == 4
-    return None if known else "its layout is not known"
+    op, plain = Op(node), len(value_on(node, "x").shape or ()) == 4
+    if node.type == "AvgPoolV2":
+        plain &= op.attr("data_format") == "NCHW" and op.attr("padding_mode") == "CALCULATED"
+    return None if plain else "its layout is not known"
 
 
 def pool_options(node: Node) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from torchair.codegen.cpu.attention.parts import (
     store,
     widen,
 )
-from torchair.codegen.numbers import BYTES
+from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import Attention
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 
@@ -204,7 +204,7 @@ class Decode(AttentionText):
         value = read(w, dtype, at, stride, valid, self._step)
         return value if self.dots else widen(w, dtype, value)
 
-    def _four(self, queries: list[str], query: str, keys: list[str], dtype: str) -> list[str]:
+    def _four(self, queries: list[str], query: str, keys: list[str], dtype: Element) -> list[str]:
         """Products of a query with four keys, not yet summed over the lanes."""
         w, width, step = self.w, self.spec.width, self._step
         totals, whole = ["zeroinitializer"] * 4, width // step * step
@@ -221,7 +221,7 @@ class Decode(AttentionText):
         return self._add_part(loop.results, part, keys, str(whole), width - whole, dtype)
 
     def _add_part(
-        self, totals: list[str], part: str, keys: list[str], first: str, valid: int, dtype: str
+        self, totals: list[str], part: str, keys: list[str], first: str, valid: int, dtype: Element
     ) -> list[str]:
         w, sums = self.w, []
         for total, key in zip(totals, keys, strict=True):
@@ -317,7 +317,7 @@ class Decode(AttentionText):
                 self._add_values(columns, weights, to, (at, row, dtype), count)
 
     def _add_values(
-        self, columns: range, weights: str, to: str, values: tuple[str, str, str], count: str
+        self, columns: range, weights: str, to: str, values: tuple[str, str, Element], count: str
     ) -> None:
         """Add weights times values to these columns of one output row."""
         w, (base, row, dtype) = self.w, values

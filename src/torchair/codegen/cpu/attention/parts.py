@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torchair.codegen.numbers import BYTES
-from torchair.codegen.text.memory import arrived, masked_load, masked_store
+from torchair.codegen.numbers import BYTES, Element
+from torchair.codegen.text.memory import arrived, leaving, masked_load, masked_store
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
 
 MINUS_INFINITY = f32(-math.inf)
@@ -109,7 +109,7 @@ def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
 # ---- elements in memory ----
 
 
-def widen(w: Writer, dtype: str, value: str) -> str:
+def widen(w: Writer, dtype: Element, value: str) -> str:
     """A vector of elements as float32; of truth values, 0 and minus infinity."""
     vt, raw = w.vector("float"), w.vector(_RAW[dtype])
     if dtype == "bf16":
@@ -121,27 +121,15 @@ def widen(w: Writer, dtype: str, value: str) -> str:
     return value if dtype == "f32" else w(f"fpext {raw} {value} to {vt}")
 
 
-def narrow(w: Writer, dtype: str, value: str) -> str:
+def narrow(w: Writer, dtype: Element, value: str) -> str:
     """A vector of float32 as elements, rounded to the nearest, ties to even."""
-    vt, it = w.vector("float"), w.vector("i32")
-    if dtype == "f32":
-        return value
     if dtype == "f16":
-        return w(f"fptrunc {vt} {value} to {w.vector('half')}")
-    bits = w(f"bitcast {vt} {value} to {it}")
-    odd = w(f"lshr {it} {bits}, splat (i32 16)")
-    odd = w(f"and {it} {odd}, splat (i32 1)")
-    up = w(f"add {it} {bits}, {odd}")
-    up = w(f"add {it} {up}, splat (i32 32767)")
-    nan = w(f"fcmp uno {vt} {value}, {value}")
-    quiet = w(f"or {it} {bits}, splat (i32 4194304)")
-    bits = w(f"select {w.vector('i1')} {nan}, {it} {quiet}, {it} {up}")
-    bits = w(f"lshr {it} {bits}, splat (i32 16)")
-    return w(f"trunc {it} {bits} to {w.vector('i16')}")
+        return w(f"fptrunc {w.vector('float')} {value} to {w.vector('half')}")
+    return leaving(w, value, dtype, w.lanes)
 
 
 def read(
-    w: Writer, dtype: str, base: str, stride: str, valid: int, lanes: int | None = None
+    w: Writer, dtype: Element, base: str, stride: str, valid: int, lanes: int | None = None
 ) -> str:
     """The first `valid` elements from an address on, as stored; zeros behind them."""
     n = lanes or w.lanes
@@ -158,7 +146,7 @@ def read(
     return value
 
 
-def read_up_to(w: Writer, dtype: str, base: str, stride: str, count: str) -> str:
+def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) -> str:
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
     kind, raw, vt = _RAW[dtype], w.vector(_RAW[dtype]), w.vector("float")
     inside = before(w, count)
@@ -183,7 +171,7 @@ def read_up_to(w: Writer, dtype: str, base: str, stride: str, count: str) -> str
     return w(f"select {w.vector('i1')} {inside}, {vt} {value}, {vt} {low}")
 
 
-def write(w: Writer, dtype: str, value: str, base: str, stride: str, valid: int) -> None:
+def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: int) -> None:
     """Store the first `valid` lanes of a narrowed vector."""
     kind, vt = _RAW[dtype], w.vector(_RAW[dtype])
     if stride == "1" and valid >= w.lanes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from torchair.codegen.numbers import BYTES, Word
+from torchair.codegen.numbers import BYTES, Element, Word
 from torchair.codegen.requests import Conv
 from torchair.codegen.target import AS_EVER, Way
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer, prefix_mask
@@ -68,24 +68,6 @@ class Panels:
             give(self.size)
 
 
-def rounded(w: KernelWriter, vector: str, dtype: str, lanes: int | None = None) -> str:
-    """A vector of float32 in another type, rounded to the nearest; NaN stays NaN."""
-    n = w.lanes if lanes is None else lanes
-    kind, words, short = (f"<{n} x {element}>" for element in ("float", "i32", "i16"))
-    if dtype == "f32":
-        return vector
-    if dtype == "f16":
-        return w(f"fptrunc {kind} {vector} to <{n} x half>")
-    bits = w(f"bitcast {kind} {vector} to {words}")
-    odd = w(f"and {words} {w(f'lshr {words} {bits}, splat (i32 16)')}, splat (i32 1)")
-    up = w(f"add {words} {w(f'add {words} {bits}, splat (i32 32767)')}, {odd}")
-    quiet = w(f"or {words} {bits}, splat (i32 4194304)")
-    nan = w(f"fcmp uno {kind} {vector}, {vector}")
-    chosen = w(f"select <{n} x i1> {nan}, {words} {quiet}, {words} {up}")
-    high = w(f"trunc {words} {w(f'lshr {words} {chosen}, splat (i32 16)')} to {short}")
-    return w(f"bitcast {short} {high} to <{n} x bfloat>")
-
-
 ConvKind = Literal["dense", "dot", "depthwise"]
 """How products are made: of single numbers, of pairs of bf16, or for each channel by itself."""
 
@@ -127,7 +109,7 @@ class ConvPlan:
     pitch: int  # elements from a column to the next in a window that is not planar
 
     @property
-    def element(self) -> str:
+    def element(self) -> Element:
         """Type of the elements in the window and in the packed weights."""
         return "bf16" if self.kind == "dot" else "f32"
 

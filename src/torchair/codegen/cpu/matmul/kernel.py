@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
 from torchair.codegen.cpu.matmul.digits import (
     SUMS,
@@ -48,7 +49,7 @@ from torchair.codegen.cpu.matmul.tile import (
     widest_tile,
 )
 from torchair.codegen.loops import Nest
-from torchair.codegen.numbers import BYTES, STORAGE, Size, Word
+from torchair.codegen.numbers import BYTES, STORAGE, Element, Size, Word
 from torchair.codegen.requests import MatMul, Product
 from torchair.codegen.target import AS_EVER, Choices, Generated, Pack, Way
 from torchair.codegen.text.point import emit_point, positions
@@ -62,7 +63,12 @@ LONG = 512
 FAR = 1 << 20
 """Bytes of B that do not stay in a near cache."""
 
-PACKED = ("panel", "decoded", "digits", "bytes", "seven")
+FormName = Literal[
+    "panel", "direct", "dot", "copy", "decoded", "written", "digits", "seven", "bytes"
+]
+"""How B is read, see `_forms`."""
+
+PACKED: tuple[FormName, ...] = ("panel", "decoded", "digits", "bytes", "seven")
 """Forms that read B as it was laid out ahead of time."""
 
 FEW = 6
@@ -74,14 +80,14 @@ rows."""
 class Choice:
     """The form of a product, the one for more rows of A than a limit, and their tiles."""
 
-    few: str
-    many: str
+    few: FormName
+    many: FormName
     limit: int
     tile: Tile
     dots: int  # rows of A at once in dot products
     cut: TileCut = USUAL
 
-    def known(self, m: Size) -> str | None:
+    def known(self, m: Size) -> FormName | None:
         """The form, unless it turns out only at run time."""
         if self.few == self.many:
             return self.few
@@ -92,7 +98,7 @@ class Choice:
     def scratch(self, spec: MatMul, machine: Machine) -> int:
         """Bytes of scratch memory that each thread needs."""
         known = self.known(spec.m)
-        sizes = {
+        sizes: dict[FormName, Callable[[FormName], int]] = {
             "digits": lambda form: digit_bytes(spec, few_rows(spec.m)),
             "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
             "written": lambda form: written_bytes(spec, machine, self.tile),
@@ -108,7 +114,7 @@ class Choice:
 def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     """The form of a product, and the tiles it is made of."""
     few, many, limit = _forms(spec, machine)
-    if form := way.word("form"):
+    if form := next((f for f in get_args(FormName) if f == way.word("form")), None):
         few, many, limit = form, form, 0
     packed = few in PACKED or spec.weight is not None
     tile, dots = _tile(spec, machine, packed), _rows_of_dots(spec, machine)
@@ -124,7 +130,7 @@ def few_rows(m: Size) -> int:
     return FEW if isinstance(m, Word) else min(m, FEW)
 
 
-def _forms(spec: MatMul, machine: Machine) -> tuple[str, str, int]:
+def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
     """The forms for few and for many rows, by cost, and what is few.
 
     panel   packed ahead of time: nothing is faster, whatever m is
@@ -211,7 +217,7 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     return packs | ({OFFSETS: scales} if spec.weight.offsets else {})
 
 
-def _scaled(store: Store, dtype: str) -> Store:
+def _scaled(store: Store, dtype: Element) -> Store:
     """Sums of columns that have one scale each."""
 
     def scale(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:
@@ -231,17 +237,17 @@ def _epilogue(nest: Nest, rows: Size) -> Store:
     return store
 
 
-def _form(name: str, values: Values, choice: Choice) -> ProductForm:
+def _form(name: FormName, values: Values, choice: Choice) -> ProductForm:
     if name == "dot":
         return DotForm(values, choice.dots, choice.cut)
     if name == "digits":
         return DigitForm(values, choice.tile, few_rows(values.spec.m))
-    floats: dict[str, type[PanelForm]] = {
+    floats: dict[FormName, type[PanelForm]] = {
         "panel": PanelForm, "direct": DirectForm, "copy": CopyForm,
     }  # fmt: skip
     if name in floats:
         return floats[name](values, choice.tile, choice.cut)
-    integers: dict[str, Callable[[Values, Tile], ProductForm]] = {
+    integers: dict[FormName, Callable[[Values, Tile], ProductForm]] = {
         "decoded": DecodingForm, "written": WrittenForm, "bytes": IntegerForm,
     }  # fmt: skip
     return integers[name](values, choice.tile)

@@ -17,12 +17,12 @@ import torch
 
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.matmul.tile import BYTES_AT_ONCE, Numbers, pair_up, transpose, widest_tile
-from torchair.codegen.numbers import BYTES
+from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.target import by_column
 from torchair.codegen.text.memory import arrived, memory_element
 from torchair.codegen.text.writer import Machine, Writer, convert, f32
 
-NAMES = {
+NAMES: dict[torch.dtype, Element] = {
     torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
 }  # fmt: skip
 
@@ -314,7 +314,7 @@ class PackWeight:
         return empty(words.shape, torch.int32).copy_(words)
 
 
-def load_column(t: Writer, dtype: str, base: str, vector: str) -> str:
+def load_column(t: Writer, dtype: Element, base: str, vector: str) -> str:
     """A vector of scales or offsets as float32."""
     lanes, kind = t.lanes, f"<{t.lanes} x {memory_element(dtype)}>"
     cells = t(f"load {kind}, ptr {t.offset(base, kind, vector)}, align {BYTES[dtype]}")

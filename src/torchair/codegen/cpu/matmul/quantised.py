@@ -116,10 +116,11 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
 def scales_of(p: Values, word: int, group: str, n: str) -> str:
     """Where the scales or offsets of a group begin, for the columns of a panel."""
     spec, w, weight = p.spec, p.w, weight_of(p.spec)
-    if not (weight.offsets if word == OFFSETS else is_grouped(spec)):
+    dtype = weight.offsets if word == OFFSETS else weight.scales if is_grouped(spec) else ""
+    if not dtype:
         return "null"
     assert isinstance(spec.k, int)
-    groups, dtype = spec.k // weight.group, weight.offsets if word == OFFSETS else weight.scales
+    groups = spec.k // weight.group
     width = widest_tile("f32", w.machine).vectors * w.lanes
     index = w.add(w.mul(n, str(groups)), w.mul(group, str(width)))
     return w.offset(w.pointer(word), STORAGE[dtype], index)

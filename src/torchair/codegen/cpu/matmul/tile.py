@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.numbers import BYTES, STORAGE
+from torchair.codegen.numbers import BYTES, STORAGE, Element
 from torchair.codegen.requests import MatMul
 from torchair.codegen.text.memory import arrived, masked_load
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, lanes_below
@@ -31,14 +31,14 @@ class Numbers:
     """How elements are multiplied: their type in memory, the type of the sums, and how many
     neighbours along k one lane takes (2 for the dot products of bf16 pairs, 4 for bytes)."""
 
-    dtype: str
+    dtype: Element
     lanes: int
     pair: int
     dot: bool = False  # bytes: there is an instruction, whose first factor has no sign
     swapped: bool = False  # bytes: that of B has none
 
     @classmethod
-    def of(cls, dtype: str, machine: Machine) -> Numbers:
+    def of(cls, dtype: Element, machine: Machine) -> Numbers:
         """The arithmetic that this machine has for a type."""
         if dtype == "i8":
             return cls(dtype, machine.lanes, BYTES_AT_ONCE, machine.dot_i8)
@@ -149,7 +149,7 @@ USUAL = TileCut()
 """The cut where nothing was measured."""
 
 
-def widest_tile(dtype: str, machine: Machine) -> Tile:
+def widest_tile(dtype: Element, machine: Machine) -> Tile:
     """The tile that fills the registers, leaving some for the factors. Its width is also that of
     the panels of `pack`. Four vectors keep the adders busy even with a single row."""
     vectors = 4 if machine.registers >= 32 else 2
