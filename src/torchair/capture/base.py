@@ -304,8 +304,9 @@ class Copied:
         parts: dict[Pooled, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {}
         for number, (group, members) in enumerate(groups.items()):
             storage = recording.storage(group)
-            if len(members) == 1 and _is_dense(members[0]):
-                (only,) = members
+            only = members[0]
+            like = torch.empty_strided(only.shape, only.strides, device="meta")
+            if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(like):
                 self._from.append(_tensor(storage, only, only.offset))
                 self._make.append(_empty_like(only, storage.device))
                 parts[only] = itemgetter(number)
@@ -333,11 +334,6 @@ def _reader(source: ResultSource, pooled: list[Pooled]) -> Callable[[Any, Any], 
         return lambda tensors, args: make(args)
     number = pooled.index(source)
     return lambda tensors, args: tensors[number]
-
-
-def _is_dense(source: Pooled) -> bool:
-    like = torch.empty_strided(source.shape, source.strides, device="meta")
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(like))
 
 
 def _span(members: Sequence[Pooled]) -> tuple[int, int]:

@@ -13,8 +13,13 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -187,18 +192,11 @@ def _compiled(
                 flat, list(given), fw_compiler=backend, inference_compiler=backend,
                 decompositions=dict(decompositions), keep_inference_input_mutations=bool(keep),
             )  # fmt: skip
-        except _needs_data() as e:
+        except (DataDependentOutputException, GuardOnDataDependentSymNode) as e:
             raise TraceError(
                 f"the model decides by its data: {e}",
                 hint="use torch.compile, which can break the graph there, or torch.cond",
             ) from e
-
-
-def _needs_data() -> tuple[type[Exception], ...]:
-    from torch._subclasses.fake_tensor import DataDependentOutputException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    return DataDependentOutputException, GuardOnDataDependentSymNode
 
 
 @contextmanager
