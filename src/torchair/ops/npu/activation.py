@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import Gradient, NpuOperator, like, refuse_given, wide, wrong
+from torchair.ops.npu.library import Family, Gradient, like, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
+OPERATORS = Family()
 
 
 # ---- swiglu: silu of the first half, times the second ----
@@ -45,6 +46,16 @@ def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _swiglu_gradient(ctx: Any, grad: Tensor) -> Any:
     return torch.ops.npu.npu_swiglu_backward(grad, *ctx.saved_tensors, ctx.dim), None
+
+
+OPERATORS.add(
+    "npu_swiglu(Tensor self, int dim=-1) -> Tensor", swiglu,
+    lambda x, *dim: x.new_empty(_half_dims(x, *dim)), Gradient(_keep_swiglu, _swiglu_gradient),
+)  # fmt: skip
+OPERATORS.add(
+    "npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor", swiglu_backward,
+    like(1),
+)  # fmt: skip
 
 
 # ---- rotary embedding: x * r1 + rotated(x) * r2 ----
@@ -125,13 +136,6 @@ def _rotary(
     return rotary(self, r1, r2, rotary_mode)
 
 
-def _fake_rotary(
-    self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
-) -> Tensor:
-    check_rotary(self.shape, rotary_mode, rotate)
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
-
-
 def _keep_rotary(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.mode, _ = inputs
     ctx.save_for_backward(*tensors)
@@ -140,6 +144,24 @@ def _keep_rotary(ctx: Any, inputs: Any, output: Any) -> None:
 def _rotary_gradient(ctx: Any, grad: Tensor) -> Any:
     grads = torch.ops.npu.npu_rotary_mul_backward(grad, *ctx.saved_tensors, ctx.mode)
     return *grads, None, None
+
+
+OPERATORS.add(
+    "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
+    "str rotary_mode='half') -> (Tensor, Tensor, Tensor)", rotary_backward, like(1, 2, 3),
+)  # fmt: skip
+
+
+@OPERATORS.over(
+    "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
+    "Tensor? rotate=None) -> Tensor", _rotary, Gradient(_keep_rotary, _rotary_gradient),
+)  # fmt: skip
+def _fake_rotary(
+    self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
+    check_rotary(self.shape, rotary_mode, rotate)
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
 
 # ---- root mean square norm, with and without an addition before it ----
 
@@ -177,29 +199,9 @@ def rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tup
     return dx.to(x.dtype), product.sum(leading) if leading else product
 
 
-# ---- tensors without data ----
-
-
 def _fake_rstd(x: Tensor, gamma: Tensor) -> Tensor:
     dims = [*x.shape[: x.dim() - gamma.dim()], *[1] * gamma.dim()]
     return x.new_empty(dims, dtype=wide(x.dtype))
-
-
-def _fake(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Any:
-    return torch.empty_like(self, memory_format=torch.contiguous_format), _fake_rstd(self, gamma)
-
-
-def _fake_add(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Any:
-    made = torch.empty_like(x1, memory_format=torch.contiguous_format)
-    return made, _fake_rstd(x1, gamma), torch.empty_like(made)
-
-
-def _fake_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> Any:
-    dx = torch.empty_like(self, memory_format=torch.contiguous_format)
-    return dx, gamma.new_empty(gamma.shape, dtype=rstd.dtype)
-
-
-# ---- gradient ----
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -214,47 +216,27 @@ def _backward(ctx: Any, dy: Tensor, drstd: Tensor) -> Any:
     return dx, dgamma.to(gamma.dtype), None
 
 
-OPERATORS = (
-    NpuOperator(
-        "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
-        swiglu,
-        lambda x, *dim: x.new_empty(_half_dims(x, *dim)),
-        Gradient(_keep_swiglu, _swiglu_gradient),
-    ),
-    NpuOperator(
-        "npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor",
-        swiglu_backward,
-        like(1),
-    ),
-    NpuOperator(
-        "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
-        "Tensor? rotate=None) -> Tensor",
-        _rotary,
-        _fake_rotary,
-        Gradient(_keep_rotary, _rotary_gradient),
-    ),
-    NpuOperator(
-        "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
-        "str rotary_mode='half') -> (Tensor, Tensor, Tensor)",
-        rotary_backward,
-        like(1, 2, 3),
-    ),
-    NpuOperator(
-        "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
-        rms_norm,
-        _fake,
-        Gradient(_keep, _backward),
-    ),
-    NpuOperator(
-        "npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) "
-        "-> (Tensor, Tensor)",
-        rms_norm_backward,
-        _fake_backward,
-    ),
-    NpuOperator(
-        "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) "
-        "-> (Tensor, Tensor, Tensor)",
-        add_rms_norm,
-        _fake_add,
-    ),
+@OPERATORS.over(
+    "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", rms_norm,
+    Gradient(_keep, _backward),
+)  # fmt: skip
+def _fake(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Any:
+    return torch.empty_like(self, memory_format=torch.contiguous_format), _fake_rstd(self, gamma)
+
+
+@OPERATORS.over(
+    "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) "
+    "-> (Tensor, Tensor, Tensor)", add_rms_norm,
+)  # fmt: skip
+def _fake_add(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Any:
+    made = torch.empty_like(x1, memory_format=torch.contiguous_format)
+    return made, _fake_rstd(x1, gamma), torch.empty_like(made)
+
+
+@OPERATORS.over(
+    "npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
+    rms_norm_backward,
 )
+def _fake_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> Any:
+    dx = torch.empty_like(self, memory_format=torch.contiguous_format)
+    return dx, gamma.new_empty(gamma.shape, dtype=rstd.dtype)

@@ -25,9 +25,10 @@ from torchair.ops.npu.attend import (
     layout_dims,
     window_of,
 )
-from torchair.ops.npu.library import Gradient, NpuOperator, refuse, refuse_given, wide, wrong
+from torchair.ops.npu.library import Family, Gradient, refuse, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
+OPERATORS = Family()
 NAME = "npu_fusion_attention"
 _COPIES = 8  # the device keeps each statistic of a query so often
 _SEEDS = 1 << 62  # seeds of dropout are below
@@ -301,27 +302,21 @@ _LENGTHS = (
     "int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False"
 )
 
-OPERATORS = (
-    NpuOperator(
-        "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, "
-        "str input_layout, Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, "
-        "float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
-        f"int next_tockens=2147483647, int inner_precise=0, {_LENGTHS}, "
-        'str softmax_layout="", Tensor? sink=None) '
-        "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)",
-        _forward,
-        _fake,
-        Gradient(_keep, _backward),
-    ),
-    NpuOperator(
-        "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, "
-        "int head_num, str input_layout, *, Tensor? pse=None, Tensor? padding_mask=None, "
-        "Tensor? atten_mask=None, Tensor? softmax_max=None, Tensor? softmax_sum=None, "
-        "Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
-        "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, "
-        f"int inner_precise=0, int seed=0, int offset=0, int numels=0, {_LENGTHS}) "
-        "-> (Tensor, Tensor, Tensor, Tensor)",
-        _backward_call,
-        _fake_backward,
-    ),
-)
+OPERATORS.add(
+    "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, "
+    "str input_layout, Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, "
+    "float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
+    f"int next_tockens=2147483647, int inner_precise=0, {_LENGTHS}, "
+    'str softmax_layout="", Tensor? sink=None) '
+    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)", _forward, _fake,
+    Gradient(_keep, _backward),
+)  # fmt: skip
+OPERATORS.add(
+    "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, "
+    "int head_num, str input_layout, *, Tensor? pse=None, Tensor? padding_mask=None, "
+    "Tensor? atten_mask=None, Tensor? softmax_max=None, Tensor? softmax_sum=None, "
+    "Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
+    "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, "
+    f"int inner_precise=0, int seed=0, int offset=0, int numels=0, {_LENGTHS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)", _backward_call, _fake_backward,
+)  # fmt: skip

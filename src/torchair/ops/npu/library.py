@@ -42,6 +42,28 @@ class NpuOperator:
         return self.schema.partition("(")[0]
 
 
+class Family(list[NpuOperator]):
+    """Operators of one module."""
+
+    def add(
+        self, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any],
+        gradient: Gradient | None = None, pure: str | None = None,
+    ) -> None:  # fmt: skip
+        """One more."""
+        self.append(NpuOperator(schema, kernel, fake, gradient, pure))
+
+    def over(
+        self, schema: str, kernel: Callable[..., Any], gradient: Gradient | None = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """One more, whose results on tensors without data the function below tells."""
+
+        def enter(fake: Callable[..., Any]) -> Callable[..., Any]:
+            self.add(schema, kernel, fake, gradient)
+            return fake
+
+        return enter
+
+
 def like(*places: int) -> Callable[..., Any]:
     """Results without data that are like these arguments, contiguous."""
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
-    NpuOperator,
+    Family,
     dtype_of,
     refuse,
     refuse_given,
@@ -23,6 +23,7 @@ from torchair.ops.npu.library import (
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 Tensor = torch.Tensor
+OPERATORS = Family()
 _PACKED_SCALES = (torch.int64, torch.uint64)
 
 
@@ -142,6 +143,13 @@ def _quant_matmul(
     return quant_matmul(x1, x2, scale, offset, bias, pertoken_scale, kind)
 
 
+@OPERATORS.over(
+    "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
+    "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, "
+    "int? x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None, "
+    "int? scale_dtype=None, SymInt[]? group_sizes=None, Tensor? y_scale=None) -> Tensor",
+    _quant_matmul,
+)
 def _fake_quant_matmul(
     x1: Tensor, x2: Tensor, scale: Tensor, *, output_dtype: int | None = None, **others: Any
 ) -> Tensor:
@@ -199,6 +207,12 @@ def _weight_quant_matmul(
     )  # fmt: skip
 
 
+@OPERATORS.over(
+    "npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, "
+    "Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
+    "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, "
+    "int? weight_dtype=None) -> Tensor", _weight_quant_matmul,
+)  # fmt: skip
 def _fake_weight_quant_matmul(
     x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
     quant_scale: Tensor | None = None, *others: Any, **named: Any,
@@ -206,6 +220,7 @@ def _fake_weight_quant_matmul(
     width = columns(weight.shape, weight.dtype == torch.int32, x.shape[-1])
     dtype = x.dtype if quant_scale is None else torch.int8
     return x.new_empty([*x.shape[:-1], width], dtype=dtype)
+
 
 # ---- products of groups of rows, each with a weight of its own ----
 
@@ -423,29 +438,8 @@ _OPTIONS = (
     "int? weight_dtype=None, int? scale_dtype=None, int? per_token_scale_dtype=None"
 )
 
-OPERATORS = (
-    NpuOperator(
-        "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
-        "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, "
-        "int? x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None, "
-        "int? scale_dtype=None, SymInt[]? group_sizes=None, Tensor? y_scale=None) -> Tensor",
-        _quant_matmul,
-        _fake_quant_matmul,
-    ),
-    NpuOperator(
-        "npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, "
-        "Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
-        "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, "
-        "int? weight_dtype=None) -> Tensor",
-        _weight_quant_matmul,
-        _fake_weight_quant_matmul,
-    ),
-    *(
-        NpuOperator(
-            f"{name}(Tensor[] x, Tensor[] weight, *, {_OPTIONS.format(groups=groups)}) -> Tensor[]",
-            _grouped_matmul,
-            _fake,
-        )
-        for name, groups in ((NAME, "Tensor?"), (f"{NAME}.List", "SymInt[]?"))
-    ),
-)
+for _name, _groups in ((NAME, "Tensor?"), (f"{NAME}.List", "SymInt[]?")):
+    _given = _OPTIONS.format(groups=_groups)
+    OPERATORS.add(
+        f"{_name}(Tensor[] x, Tensor[] weight, *, {_given}) -> Tensor[]", _grouped_matmul, _fake
+    )

@@ -9,7 +9,7 @@ import torch
 
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
-    NpuOperator,
+    Family,
     dtype_of,
     pack_int4,
     refuse,
@@ -19,6 +19,7 @@ from torchair.ops.npu.library import (
 )
 
 Tensor = torch.Tensor
+OPERATORS = Family()
 INT4 = torch.quint4x2
 _INT4_ENDS = (-8, 7)
 _SCALE_BITS = 0xFFFFE000
@@ -98,6 +99,10 @@ def quantize_axis(rank: int, axis: int) -> int:
     return axis if -rank <= axis < rank else -1
 
 
+@OPERATORS.over(
+    "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1, "
+    "bool div_mode=True) -> Tensor", _quantize,
+)  # fmt: skip
 def _fake_quantize(self: Tensor, scales: Tensor, zero_points: Any, dtype: int, *how: Any) -> Tensor:
     kind = quantize_type(dtype)
     return self.new_empty(packed_dims(self.shape, kind), dtype=packed_type(kind))
@@ -209,10 +214,16 @@ def _checked_dynamic_quant(
     return dynamic_quant(x, *factors, kind, quant_mode, dst_type_max, symmetrical)
 
 
-def _fake_dynamic_quant(input: Tensor, **options: Any) -> Any:
-    return _fake_asymmetric_quant(input, **options)[:2]
+_DYNAMIC = (
+    "Tensor? smooth_scales=None, Tensor? group_index=None, int? dst_type=None, "
+    'str quant_mode="pertoken", float dst_type_max=0.0'
+)
 
 
+@OPERATORS.over(
+    f"npu_dynamic_quant_asymmetric(Tensor x, *, {_DYNAMIC}) -> (Tensor, Tensor, Tensor)",
+    _asymmetric_quant,
+)
 def _fake_asymmetric_quant(
     x: Tensor, *, dst_type: int | None = None, quant_mode: str = "pertoken", **others: Any
 ) -> Any:
@@ -223,6 +234,13 @@ def _fake_asymmetric_quant(
     return y, *(x.new_empty(dims, dtype=torch.float32) for _ in range(2))
 
 
+@OPERATORS.over(
+    f"npu_dynamic_quant(Tensor input, *, {_DYNAMIC}) -> (Tensor, Tensor)", _dynamic_quant
+)
+def _fake_dynamic_quant(input: Tensor, **options: Any) -> Any:
+    return _fake_asymmetric_quant(input, **options)[:2]
+
+
 # ---- numbers as a device wants them ----
 
 
@@ -231,6 +249,9 @@ def _int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
     return pack_int4(weight)
 
 
+@OPERATORS.over(
+    "npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor", _int4pack
+)
 def _fake_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
     _check_packable(weight)
     return weight.new_empty(packed_dims(weight.shape, INT4))
@@ -265,43 +286,12 @@ def _trans_quant_param(
     return scale_patterns(scale, offset)
 
 
+@OPERATORS.over(
+    "npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor",
+    _trans_quant_param,
+)
 def _fake_trans_quant_param(
     scale: Tensor, offset: Tensor | None = None, round_mode: int | None = 0
 ) -> Tensor:
     dims = scale.shape if offset is None else torch.broadcast_shapes(scale.shape, offset.shape)
     return scale.new_empty(dims, dtype=torch.int64)
-
-
-_DYNAMIC = (
-    "Tensor? smooth_scales=None, Tensor? group_index=None, int? dst_type=None, "
-    'str quant_mode="pertoken", float dst_type_max=0.0'
-)
-
-OPERATORS = (
-    NpuOperator(
-        "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1, "
-        "bool div_mode=True) -> Tensor",
-        _quantize,
-        _fake_quantize,
-    ),
-    NpuOperator(
-        f"npu_dynamic_quant(Tensor input, *, {_DYNAMIC}) -> (Tensor, Tensor)",
-        _dynamic_quant,
-        _fake_dynamic_quant,
-    ),
-    NpuOperator(
-        f"npu_dynamic_quant_asymmetric(Tensor x, *, {_DYNAMIC}) -> (Tensor, Tensor, Tensor)",
-        _asymmetric_quant,
-        _fake_asymmetric_quant,
-    ),
-    NpuOperator(
-        "npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor",
-        _int4pack,
-        _fake_int4pack,
-    ),
-    NpuOperator(
-        "npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor",
-        _trans_quant_param,
-        _fake_trans_quant_param,
-    ),
-)

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import Gradient, NpuOperator, like, refuse, wide, wrong
+from torchair.ops.npu.library import Family, Gradient, like, refuse, wide, wrong
 
 # ---- routing to experts and back ----
 
 Tensor = torch.Tensor
+OPERATORS = Family()
 
 COLUMNS, COLUMNS_PADDED, ROWS, ROWS_PADDED = 0, 1, 2, 3
 """Values of `drop_pad_mode`: whether the list of rows runs by expert choice or by token, and
@@ -77,18 +78,31 @@ def finalize_routing(
     return total.to(expanded.dtype)
 
 
+@OPERATORS.over(
+    "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
+    "-> (Tensor, Tensor, Tensor)", gating_top_k_softmax,
+)  # fmt: skip
 def _fake_gating(x: Tensor, finished: Tensor | None = None, k: int = 1) -> Any:
     dims = [*x.shape[:-1], k]
     places = [x.new_empty(dims, dtype=torch.int32) for _ in range(2)]
     return x.new_empty(dims), *places
 
 
+@OPERATORS.over(
+    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) "
+    "-> (Tensor, Tensor, Tensor)", init_routing,
+)  # fmt: skip
 def _fake_init(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> Any:
     tokens, choices = expert_idx.shape
     places = [x.new_empty([tokens * choices], dtype=torch.int32) for _ in range(2)]
     return x.new_empty([torch.sym_min(tokens, active_num) * choices, x.shape[1]]), *places
 
 
+@OPERATORS.over(
+    "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, "
+    "Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, "
+    "Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor", finalize_routing,
+)  # fmt: skip
 def _fake_finalize(
     expanded: Tensor, skip1: Any, skip2: Any, bias: Any, scales: Any, rows: Tensor, *others: Any
 ) -> Tensor:
@@ -174,22 +188,25 @@ def _fake_same(x: Tensor, *rest: Any) -> Tensor:
 
 _UPDATE = "Tensor indices, Tensor updates, int axis"
 _POINTS = "Tensor indices, Tensor updates"
+OPERATORS.add(f"scatter_update(Tensor data, {_UPDATE}) -> Tensor", _scatter_update, like(0))
+OPERATORS.add(
+    f"scatter_update_(Tensor(a!) data, {_UPDATE}) -> Tensor(a!)", scatter_update_, _fake_same,
+    pure="scatter_update",
+)  # fmt: skip
+OPERATORS.add(
+    f"npu_scatter_nd_update(Tensor self, {_POINTS}) -> Tensor", _scatter_nd_update, like(0)
+)
+OPERATORS.add(
+    f"npu_scatter_nd_update_(Tensor(a!) self, {_POINTS}) -> Tensor(a!)", scatter_nd_update_,
+    _fake_same, pure="npu_scatter_nd_update",
+)  # fmt: skip
 
 
 # ---- memory formats ----
 
 
-def _cast(
-    self: Tensor,
-    acl_format: int,
-    customize_dtype: int | None = None,
-    input_dtype: int | None = None,
-) -> Tensor:
+def _cast(self: Tensor, *formats: Any, **types: Any) -> Tensor:
     """The types tell a device how wide a block of its private format is; there is none here."""
-    return self.clone()
-
-
-def _cast_like(self: Tensor, dst: Tensor) -> Tensor:
     return self.clone()
 
 
@@ -210,68 +227,14 @@ def _pass_on(ctx: Any, grad: Tensor) -> Any:
     return (grad, *[None] * (ctx.arguments - 1))
 
 
-_GRADIENT = Gradient(_keep_nothing, _pass_on)
-
-
-OPERATORS = (
-    NpuOperator(
-        "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
-        "-> (Tensor, Tensor, Tensor)",
-        gating_top_k_softmax,
-        _fake_gating,
-    ),
-    NpuOperator(
-        "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) "
-        "-> (Tensor, Tensor, Tensor)",
-        init_routing,
-        _fake_init,
-    ),
-    NpuOperator(
-        "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, "
-        "Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, "
-        "Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor",
-        finalize_routing,
-        _fake_finalize,
-    ),
-    NpuOperator(f"scatter_update(Tensor data, {_UPDATE}) -> Tensor", _scatter_update, like(0)),
-    NpuOperator(
-        f"scatter_update_(Tensor(a!) data, {_UPDATE}) -> Tensor(a!)",
-        scatter_update_,
-        _fake_same,
-        pure="scatter_update",
-    ),
-    NpuOperator(
-        f"npu_scatter_nd_update(Tensor self, {_POINTS}) -> Tensor", _scatter_nd_update, like(0)
-    ),
-    NpuOperator(
-        f"npu_scatter_nd_update_(Tensor(a!) self, {_POINTS}) -> Tensor(a!)",
-        scatter_nd_update_,
-        _fake_same,
-        pure="npu_scatter_nd_update",
-    ),
-    NpuOperator(
-        "npu_format_cast(Tensor self, int acl_format, int? customize_dtype=None, "
-        "int? input_dtype=None) -> Tensor",
-        _cast,
-        _fake_cast,
-        _GRADIENT,
-    ),
-    NpuOperator(
-        "npu_format_cast.Tensor(Tensor self, Tensor dst) -> Tensor",
-        _cast_like,
-        _fake_cast,
-        _GRADIENT,
-    ),
-    NpuOperator(
-        "npu_format_cast_.acl_format(Tensor(a!) self, int acl_format) -> Tensor(a!)",
-        _same,
-        _same,
+_FORMATS = "int acl_format, int? customize_dtype=None, int? input_dtype=None"
+for _overload, _given in (("", _FORMATS), (".Tensor", "Tensor dst")):
+    OPERATORS.add(
+        f"npu_format_cast{_overload}(Tensor self, {_given}) -> Tensor", _cast, _fake_cast,
+        Gradient(_keep_nothing, _pass_on),
+    )  # fmt: skip
+for _overload, _given in ((".acl_format", "int acl_format"), ("", "Tensor src")):
+    OPERATORS.add(
+        f"npu_format_cast_{_overload}(Tensor(a!) self, {_given}) -> Tensor(a!)", _same, _same,
         pure="npu_format_cast",
-    ),
-    NpuOperator(
-        "npu_format_cast_(Tensor(a!) self, Tensor src) -> Tensor(a!)",
-        _same,
-        _same,
-        pure="npu_format_cast",
-    ),
-)
+    )  # fmt: skip
