@@ -994,7 +994,7 @@ def test_settings_hold_inverted_switches(config: CompilerConfig) -> None:
     switches.disable_mempool_reuse_in_same_fx = True
     settings = Settings.of(config)
     assert (settings.inplace_pass, settings.input_inplace_pass) == (False, False)
-    assert settings.reuse_graph_pool is False
+    assert settings.capture.reuse is False
 
 
 def test_settings_are_frozen(config: CompilerConfig) -> None:

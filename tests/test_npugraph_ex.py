@@ -229,12 +229,13 @@ def test_settings_of_all_options_of_capture():
     config.update({name: OTHER_VALUES.get(name, not value) for name, value in DEFAULTS.items()})
     settings = Settings.of(config.tree())
     assert settings.mode == "npugraph_ex" and settings.run_eagerly is True
-    assert (settings.clone_input, settings.clone_output) == (False, True)
+    chosen = settings.capture
+    assert (chosen.clone_input, chosen.clone_output) == (False, True)
     assert (settings.inplace_pass, settings.input_inplace_pass) == (False, False)
     assert (settings.remove_cat_ops, settings.remove_noop_ops) == (False, False)
-    assert (settings.capture_limit, settings.capture_pool) == (3, (0, 7))
-    assert (settings.reuse_graph_pool, settings.force_recapture) == (False, True)
-    assert settings.capture_error_mode == "thread_local"
+    assert (chosen.limit, chosen.pool) == (3, (0, 7))
+    assert (chosen.reuse, chosen.force_recapture) == (False, True)
+    assert chosen.error_mode == "thread_local"
     assert (settings.tensor_dump, settings.tensor_dump_stage) == (True, "original")
     assert settings.tensor_dump_path == "./worldsize1_global_rank0"
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 
-from torchair.configs.compiler_config import Settings
+from torchair.configs.compiler_config import CaptureOptions
 from torchair.engine.plan.records import extent
 from torchair.engine.run.held import Held
 from torchair.errors import InputError
@@ -37,53 +37,6 @@ class ArgumentKinds:
     parameters: tuple[int, ...] = ()  # tensors that stay where they are: parameters and buffers
     users: tuple[int, ...] = ()  # tensors that are only read
     mutated: tuple[int, ...] = ()  # tensors that the graph updates
-
-
-@dataclass(frozen=True)
-class CaptureOptions:
-    """What the user chose, in plain values."""
-
-    clone_input: bool = True
-    share_results: bool = False  # the next replay may overwrite results: the user asked for it
-    frozen_parameter: bool = False
-    reuse: bool = True  # keys of one graph share memory
-    limit: int = 64
-    evict: bool = False  # at the limit forget the key used least recently, instead of falling back
-    pool: tuple[int, int] | None = None
-    error_mode: str = "global"
-    fallback: bool = True  # a graph that cannot be captured runs without; otherwise it is an error
-    warmups: int = 0
-    force_recapture: bool = False
-
-
-def capture_options(settings: Settings, fresh_results: bool) -> CaptureOptions:
-    """The options of capture among all settings; a pool of the user's is never shared by keys."""
-    return CaptureOptions(
-        clone_input=settings.clone_input, frozen_parameter=settings.frozen_parameter,
-        share_results=settings.share_results and not settings.clone_output and not fresh_results,
-        reuse=settings.reuse_graph_pool and settings.capture_pool is None,
-        limit=settings.capture_limit, evict=settings.evict_captures, pool=settings.capture_pool,
-        error_mode=settings.capture_error_mode, fallback=settings.capture_fallback,
-        warmups=settings.capture_warmups, force_recapture=settings.force_recapture,
-    )  # fmt: skip
-
-
-def options_of(config: Mapping[str, Any]) -> CaptureOptions:
-    """Options from the texts that a generated program holds."""
-
-    def on(name: str, default: str = "0") -> bool:
-        return str(config.get(name, default)) in ("1", "True")
-
-    return CaptureOptions(
-        clone_input=on("clone_input", "1"),
-        share_results=on("share_results") and not on("enable_output_clone"),
-        frozen_parameter=on("frozen_parameter"),
-        reuse=not on("disable_mempool_reuse_in_same_fx"),
-        limit=int(config.get("static_capture_size_limit", 64)),
-        error_mode=str(config.get("capture_error_mode", "global")),
-        fallback=on("capture_fallback", "1"),
-        force_recapture=on("force_recapture"),
-    )
 
 
 @dataclass(frozen=True)

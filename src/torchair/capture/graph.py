@@ -26,8 +26,6 @@ from torchair.capture.base import (
     Recording,
     Substrate,
     ToCapture,
-    capture_options,
-    options_of,
 )
 from torchair.capture.cpu import EngineSubstrate
 from torchair.capture.cuda import DeviceSubstrate
@@ -123,7 +121,9 @@ class AclGraph:
     ) -> None:  # fmt: skip
         assert (fx_graph is None) != (fx_forward is None), "give a graph or a function, one of them"
         self.forward: Forward = fx_graph if fx_graph is not None else fx_forward  # type: ignore[assignment]
-        self.options = config if isinstance(config, CaptureOptions) else options_of(config or {})
+        if not isinstance(config, CaptureOptions):
+            config = CaptureOptions.read(config or {})
+        self.options = config
         self.captured: OrderedDict[str, GraphMeta] = OrderedDict()
         self.fallen_back = False
         self._by_raw: dict[Raw, GraphMeta] = {}
@@ -453,7 +453,7 @@ class CapturedGraph:
         settings: Settings,
     ) -> None:  # fmt: skip
         """`known` comes from `storable`."""
-        options = capture_options(settings, fresh_results=False)
+        options = settings.capture.settled()
         arguments = {k: v for k, v in known.items() if k != "results"}
         info = AclGraphCacheInfo(
             fx_graph_name=name, pool=options.pool,

@@ -20,7 +20,6 @@ from torchair.capture import (
     render,
     substrate_for,
 )
-from torchair.capture.base import capture_options
 from torchair.capture.rehearsal import written
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
@@ -34,12 +33,6 @@ from torchair.passes import FxContext, PassRunner, Whole
 from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
 from torchair.trace import Trace
-
-# Those that the run time reads.
-_OPTIONS = (
-    "clone_input", "disable_mempool_reuse_in_same_fx", "enable_output_clone", "frozen_parameter",
-    "static_capture_size_limit",
-)  # fmt: skip
 
 
 class AclConcreteGraph(ConcreteGraph):
@@ -62,7 +55,7 @@ class AclConcreteGraph(ConcreteGraph):
         self._settings, self._config = settings, config
         self._engine = engine
         self._way: Callable[[Sequence[Any]], Any]  # a call, through what its device must do
-        self._options = capture_options(settings, fresh_results)
+        self._options = settings.capture.settled(fresh_results)
         self._info = describe(gm, name, static, self._options)
 
     @property
@@ -118,7 +111,8 @@ class AclConcreteGraph(ConcreteGraph):
 
     def codegen(self) -> str:
         """The graph as a program that captures and replays it."""
-        local = {k: v for k, v in self._settings.local_options.items() if k in _OPTIONS}
+        names, emitted = CaptureOptions.names(), self._settings.local_options.items()
+        local = {name: text for name, text in emitted if name in names}
         configs = {
             **local,
             "share_results": self._options.share_results,

@@ -261,13 +261,59 @@ class Source(NamedTuple):
 
 
 def _at(path: str, convert: Callable[[Any], Any] | None = None) -> Any:
-    """A field that is read from an option."""
+    """A field that is read from an option, whose default stands where that is declared."""
     source = Source(path, convert or OPTIONS[path].plain)
-    return dataclasses.field(metadata={"source": source})
+    default = source.convert(OPTIONS[path].default)
+    return dataclasses.field(default=default, metadata={"source": source})
+
+
+def _sources(kind: type) -> dict[str, Source]:
+    fields = dataclasses.fields(kind)
+    return {f.name: f.metadata["source"] for f in fields if "source" in f.metadata}
 
 
 def _off(raw: Any) -> bool:
     return not raw
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What the user chose of capture, in plain values."""
+
+    clone_input: bool = _at("debug.aclgraph.clone_input")
+    clone_output: bool = _at("debug.aclgraph.enable_output_clone")
+    share_results: bool = _at("debug.aclgraph.share_results")  # overwritten by replays
+    frozen_parameter: bool = _at("experimental_config.frozen_parameter")
+    reuse: bool = _at("debug.aclgraph.disable_mempool_reuse_in_same_fx", _off)  # keys share memory
+    limit: int = _at("debug.aclgraph.static_capture_size_limit")
+    evict: bool = _at("debug.aclgraph.evict_captures")  # at the limit the key used least recently
+    pool: tuple[int, int] | None = _at("aclgraph_config.use_custom_pool")
+    error_mode: str = _at("debug.aclgraph.capture_error_mode")
+    fallback: bool = _at("debug.aclgraph.capture_fallback")  # instead of an error
+    warmups: int = _at("debug.aclgraph.capture_warmups")
+    force_recapture: bool = _at("debug.aclgraph.force_recapture")
+
+    @classmethod
+    def read(cls, texts: Mapping[str, Any]) -> CaptureOptions:
+        """From the texts that a generated program holds, by the names of options."""
+        found = {}
+        for name, source in _sources(cls).items():
+            text = texts.get(source.path.rpartition(".")[2])
+            if text is not None:
+                found[name] = source.convert(OPTIONS[source.path].read(str(text).lower()))
+        return cls(**found).settled()
+
+    @staticmethod
+    def names() -> set[str]:
+        """The names of these options in the configuration."""
+        return {source.path.rpartition(".")[2] for source in _sources(CaptureOptions).values()}
+
+    def settled(self, fresh_results: bool = False) -> CaptureOptions:
+        """With what follows: results that are copied, or are to be fresh, are not shared, and a
+        pool of the user's is never shared by keys."""
+        share = self.share_results and not self.clone_output and not fresh_results
+        reuse = self.reuse and self.pool is None
+        return dataclasses.replace(self, share_results=share, reuse=reuse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,17 +342,7 @@ class Settings:
     strict_converters: bool = _at("experimental_config.strict_converters")
     record_modules: bool = _at("export.experimental.enable_record_nn_module_stack")
 
-    clone_input: bool = _at("debug.aclgraph.clone_input")
-    clone_output: bool = _at("debug.aclgraph.enable_output_clone")
-    share_results: bool = _at("debug.aclgraph.share_results")
-    capture_limit: int = _at("debug.aclgraph.static_capture_size_limit")
-    capture_pool: tuple[int, int] | None = _at("aclgraph_config.use_custom_pool")
-    reuse_graph_pool: bool = _at("debug.aclgraph.disable_mempool_reuse_in_same_fx", _off)
-    capture_error_mode: str = _at("debug.aclgraph.capture_error_mode")
-    capture_fallback: bool = _at("debug.aclgraph.capture_fallback")
-    force_recapture: bool = _at("debug.aclgraph.force_recapture")
-    evict_captures: bool = _at("debug.aclgraph.evict_captures")
-    capture_warmups: int = _at("debug.aclgraph.capture_warmups")
+    capture: CaptureOptions
     remove_cat_ops: bool = _at("debug.aclgraph.remove_cat_ops")
     inplace_pass: bool = _at("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", _off)
     input_inplace_pass: bool = _at("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", _off)
@@ -333,14 +369,17 @@ class Settings:
     def of(cls, config: CompilerConfig) -> Settings:
         """Take the snapshot; later changes of ``config`` do not reach it."""
         local_options, global_options = copy.deepcopy(config.as_dict())
-        sources = {f.name: f.metadata["source"] for f in dataclasses.fields(cls) if f.metadata}
-        values = {name: s.convert(read_path(config, s.path)) for name, s in sources.items()}
+        values, capture = (
+            {name: s.convert(read_path(config, s.path)) for name, s in _sources(kind).items()}
+            for kind in (cls, CaptureOptions)
+        )
         dump = Flags.read().dump
         if dump is not None:
             kind = values["graph_dump_type"] or "py"
             values |= {"graph_dump_type": kind, "graph_dump_path": dump}
         return cls(
             **values,
+            capture=CaptureOptions(**capture),
             local_options=MappingProxyType(local_options),
             global_options=MappingProxyType(global_options),
         )

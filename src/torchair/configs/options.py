@@ -274,11 +274,12 @@ class IntRangeValue(OptionValue):
         if not isinstance(value, int):
             self.reject(value, ValueError, f"Please set integer type, but got {type(value)}")
         if not self.low <= value <= self.high:
-            self.reject(
-                value, ValueError,
-                f"Please set value in [{self.low}, {self.high}], {value} is out of range.",
-            )  # fmt: skip
+            complaint = f"Please set value in [{self.low}, {self.high}], {value} is out of range."
+            self.reject(value, ValueError, complaint)
         return value
+
+    def read(self, text: str | None) -> Any:
+        return self.default if text is None else int(text)
 
 
 class StrOptionValue(OptionValue):

@@ -183,7 +183,7 @@ class _Check:
         settings = Settings.of(compilation.config)
         self._mode = settings.mode
         replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
-        self._owned = replays and not settings.share_results  # results belong to the caller
+        self._owned = replays and not settings.capture.share_results  # results belong to the caller
         self._before: list[_Held] = []  # results of the call before
 
     def entry(self, args: Sequence[Any]) -> Any:
