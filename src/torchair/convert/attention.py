@@ -11,7 +11,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.quantised import no_packed
-from torchair.convert.registry import INT64, Decline, builtin, promote
+from torchair.convert.registry import INT64, Decline, builtin, by_name, promote
 from torchair.convert.shape import View, ViewFolder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Value
@@ -110,80 +110,58 @@ def _lengths(named: dict[str, Any], *names: str) -> None:
 # ---- the `npu` library: training ----
 
 
-@builtin("npu.npu_fusion_attention.default")
+_ENDS = ("prefix", "actual_seq_qlen", "actual_seq_kvlen")
+
+
+@by_name("npu.npu_fusion_attention.default")
 def fusion_attention(
-    query: Value, key: Value, value: Value, head_num: int, input_layout: str,
-    pse: Value | None = None, padding_mask: Value | None = None, atten_mask: Value | None = None,
-    scale: float = 1.0, keep_prob: float = 1.0, pre_tockens: int = 2147483647,
-    next_tockens: int = 2147483647, inner_precise: int = 0, prefix: Any = None,
-    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, sparse_mode: int = 0,
-    gen_mask_parallel: bool = True, sync: bool = False, softmax_layout: str = "",
-    sink: Value | None = None,
+    *, pse: Value | None, scale: float, gen_mask_parallel: bool, sync: bool, softmax_layout: str,
+    sink: Value | None, **named: Any,
 ) -> Any:  # fmt: skip
     if sink is not None or softmax_layout:
         raise Decline("sink or softmax_layout")
-    named = {
-        "prefix": prefix, "actual_seq_qlen": actual_seq_qlen, "actual_seq_kvlen": actual_seq_kvlen
-    }  # fmt: skip
-    _lengths(named, *named)
-    top, total, softmax, out = ge.FlashAttentionScore(
-        query, key, value, pse, padding_mask=padding_mask, atten_mask=atten_mask, **named,
-        scale_value=scale, keep_prob=keep_prob, pre_tockens=pre_tockens,
-        next_tockens=next_tockens, head_num=head_num, input_layout=input_layout,
-        inner_precise=inner_precise, sparse_mode=sparse_mode,
-    )  # fmt: skip
+    _lengths(named, *_ENDS)
+    made = ge.FlashAttentionScore(real_shift=pse, scale_value=scale, **named)
+    top, total, softmax, out = made
     return out, top, total, softmax, 0, 0, 0
 
 
-@builtin("npu.npu_fusion_attention_grad.default")
+@by_name("npu.npu_fusion_attention_grad.default")
 def fusion_attention_grad(
-    query: Value, key: Value, value: Value, dy: Value, head_num: int, input_layout: str, *,
-    pse: Value | None = None, scale_value: float = 1.0, seed: int = 0, offset: int = 0,
-    numels: int = 0, gen_mask_parallel: bool = True, sync: bool = False, **named: Any,
+    *, pse: Value | None, seed: int, offset: int, numels: int, gen_mask_parallel: bool, sync: bool,
+    **named: Any,
 ) -> Any:  # fmt: skip
-    _lengths(named, "prefix", "actual_seq_qlen", "actual_seq_kvlen")
-    limits = {n: named.pop(n, 2147483647) for n in ("pre_tockens", "next_tockens")}
-    return ge.FlashAttentionScoreGrad(
-        query, key, value, dy, pse, **named, **limits, scale_value=scale_value, head_num=head_num,
-        input_layout=input_layout,
-    )  # fmt: skip
+    _lengths(named, *_ENDS)
+    return ge.FlashAttentionScoreGrad(pse_shift=pse, **named)
 
 
 # ---- the `npu` library: inference ----
 
 
-@builtin("npu.npu_prompt_flash_attention.default")
+@by_name("npu.npu_prompt_flash_attention.default")
 def prompt_flash_attention(
-    query: Value, key: Value, value: Value, *, padding_mask: Value | None = None,
-    atten_mask: Value | None = None, num_heads: int = 1, sparse_mode: int = 0,
-    next_tokens: int = 0, num_key_value_heads: int = 0, pre_tokens: int = 2147483647,
-    **named: Any,
-) -> Any:  # fmt: skip
+    *, padding_mask: Value | None, atten_mask: Value | None, sparse_mode: int, **named: Any
+) -> Any:
     if padding_mask is not None:
         raise Decline("padding_mask")
     _lengths(named, "actual_seq_lengths", "actual_seq_lengths_kv")
     if atten_mask is not None and atten_mask.dtype == DataType.DT_FLOAT16:
         atten_mask = ge.Cast(atten_mask, dst_type=DataType.DT_UINT8)
     return ge.PromptFlashAttention(
-        query, key, value, atten_mask=atten_mask, num_heads=num_heads,
-        sparse_mode=sparse_mode % _OWN_PRECISION, pre_tokens=pre_tokens, next_tokens=next_tokens,
-        num_key_value_heads=num_key_value_heads,
+        atten_mask=atten_mask, sparse_mode=sparse_mode % _OWN_PRECISION,
         inner_precise=0 if sparse_mode >= _OWN_PRECISION else 1, **named,
     )  # fmt: skip
 
 
-@builtin("npu.npu_incre_flash_attention.default")
+@by_name("npu.npu_incre_flash_attention.default")
 def incre_flash_attention(
-    query: Value, key: Value, value: Value, *, padding_mask: Value | None = None,
-    num_heads: int = 1, num_key_value_heads: int = 0, **named: Any,
-) -> Any:  # fmt: skip
+    *, key: Value, value: Value, padding_mask: Value | None, **named: Any
+) -> Any:
     if padding_mask is not None:
         raise Decline("padding_mask")
     no_packed(key, value)
     _lengths(named, "actual_seq_lengths")
-    return ge.IncreFlashAttention(
-        query, [key], [value], num_heads=num_heads, num_key_value_heads=num_key_value_heads, **named
-    )
+    return ge.IncreFlashAttention(key=[key], value=[value], **named)
 
 
 @builtin(

@@ -31,11 +31,7 @@ from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
 from torchair.ge.prototypes import is_users
 from torchair.ge.shapes import Dim, Sym, contiguous_strides, from_torch, symbol
-from torchair.ge.signature import (
-    Conversion,
-    InputSource,
-    Signature,
-)
+from torchair.ge.signature import Conversion, InputSource, Signature
 from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
 

@@ -457,6 +457,23 @@ def of_aten(names: Mapping[str, str]) -> dict[Any, str]:
     return {getattr(getattr(aten, p), o or "default"): op_type for (p, _, o), op_type in named}
 
 
+def by_name(*targets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a converter that gets all arguments of the schema by name, with their defaults."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def convert(*args: Any, **kwargs: Any) -> Any:
+            return fn(**bound(_schema(targets[0]), args, kwargs))
+
+        return builtin(*targets, depth=2)(convert)
+
+    return register
+
+
+@cache
+def _schema(target: Any) -> Any:
+    return (resolve_name(f"torch:ops.{target}") if isinstance(target, str) else target)._schema
+
+
 _UNFED = {"None": None}
 
 
@@ -465,15 +482,10 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
     renamed = [(ge_name, name or ge_name) for ge_name, _, name in _parted(row.attrs)]
 
     @cache
-    def schema() -> Any:
-        found = resolve_name(f"torch:ops.{target}") if isinstance(target, str) else target
-        return found._schema
-
-    @cache
     def ports() -> list[tuple[str, str, str]]:
-        named = [a for a in schema().arguments if row.inputs == "*" or "Tensor" in str(a.type)]
-        every = "" if row.inputs == "*" else row.inputs
-        return [n.partition(":") for n in every.split() or (a.name for a in named)]
+        given, every = _schema(target).arguments, row.inputs == "*"
+        names = [a.name for a in given if every or "Tensor" in str(a.type)]
+        return [n.partition(":") for n in (not every and row.inputs.split()) or names]
 
     def attributes(given: dict[str, Any], dtype: Any) -> dict[str, Any]:
         attrs = dict(row.fixed)
@@ -485,13 +497,13 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
         return attrs
 
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
-        given = bound(schema(), args, kwargs) | _UNFED
+        given = bound(_schema(target), args, kwargs) | _UNFED
         attrs = attributes(given, getattr(meta_outputs, "dtype", None))
         made = builder(op_type)(*(given[name] for name, _, _ in ports()), **attrs)
         return wanted(made, meta_outputs) if isinstance(meta_outputs, list) else made
 
     def promoting(*args: Any, meta_outputs: TensorSpec, **kwargs: Any) -> Any:
-        given, result = bound(schema(), args, kwargs) | _UNFED, meta_outputs.dtype
+        given, result = bound(_schema(target), args, kwargs) | _UNFED, meta_outputs.dtype
         values = []
         for name, marked, dtype in ports():
             if name.startswith("~"):

@@ -15,7 +15,7 @@ Such an operator is a node of the graph as soon as one of its results is asked f
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,8 +39,18 @@ class IrElement(enum.IntEnum):
     DynamicOutput = 6
 
 
+def _part(where: str, kind: IrElement, doc: str) -> Callable[[IrDef, str, Any], IrDef]:
+    def add(self: IrDef, name: str, told: Any) -> IrDef:
+        getattr(self, where).append((kind, name, told))
+        return self
+
+    add.__doc__ = doc
+    return add
+
+
 class IrDef:
-    """The description of an operator; each method adds a part and returns the description."""
+    """The description of an operator; each method adds a part, with its types as in
+    "DT_FLOAT, DT_BF16" where nothing else is said, and returns the description."""
 
     def __init__(self, op_type: str) -> None:
         self.op_type = op_type
@@ -48,37 +58,13 @@ class IrDef:
         self.indexed_attrs: list[tuple[IrElement, str, Any]] = []
         self.indexed_outputs: list[tuple[IrElement, str, str]] = []
 
-    def _add(self, parts: list[Any], kind: IrElement, name: str, told: Any) -> IrDef:
-        parts.append((kind, name, told))
-        return self
-
-    def input(self, name: str, types: str) -> IrDef:
-        """An input that must be fed; types as in "DT_FLOAT, DT_BF16"."""
-        return self._add(self.indexed_inputs, IrElement.RequireInput, name, types)
-
-    def optional_input(self, name: str, types: str) -> IrDef:
-        """An input that may be None."""
-        return self._add(self.indexed_inputs, IrElement.OptionalInput, name, types)
-
-    def dynamic_input(self, name: str, types: str) -> IrDef:
-        """An input that is a list."""
-        return self._add(self.indexed_inputs, IrElement.DynamicInput, name, types)
-
-    def attr(self, name: str, default: Attr) -> IrDef:
-        """An attribute with a default, as `ge.attr.Int(1)`."""
-        return self._add(self.indexed_attrs, IrElement.OptionalAttr, name, default)
-
-    def required_attr(self, name: str, kind: Any) -> IrDef:
-        """An attribute that must be given, of a kind of `ge.attr`."""
-        return self._add(self.indexed_attrs, IrElement.RequireAttr, name, kind)
-
-    def output(self, name: str, types: str) -> IrDef:
-        """A result."""
-        return self._add(self.indexed_outputs, IrElement.RequireOutput, name, types)
-
-    def dynamic_output(self, name: str, types: str) -> IrDef:
-        """A list of results."""
-        return self._add(self.indexed_outputs, IrElement.DynamicOutput, name, types)
+    input = _part("indexed_inputs", IrElement.RequireInput, "An input that must be fed.")
+    optional_input = _part("indexed_inputs", IrElement.OptionalInput, "It may be None.")
+    dynamic_input = _part("indexed_inputs", IrElement.DynamicInput, "An input that is a list.")
+    attr = _part("indexed_attrs", IrElement.OptionalAttr, "Told is its default: `ge.attr.Int(1)`.")
+    required_attr = _part("indexed_attrs", IrElement.RequireAttr, "Told is a kind of `ge.attr`.")
+    output = _part("indexed_outputs", IrElement.RequireOutput, "A result.")
+    dynamic_output = _part("indexed_outputs", IrElement.DynamicOutput, "A list of results.")
 
     def get_optional_input_names(self) -> list[str]:
         """Inputs that may be None."""

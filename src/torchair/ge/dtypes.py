@@ -176,16 +176,7 @@ FLOAT_TYPES: frozenset[int] = frozenset(
     {DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16, DataType.DT_DOUBLE}
 )
 INT_TYPES: frozenset[int] = frozenset(
-    {
-        DataType.DT_INT8,
-        DataType.DT_UINT8,
-        DataType.DT_INT16,
-        DataType.DT_UINT16,
-        DataType.DT_INT32,
-        DataType.DT_UINT32,
-        DataType.DT_INT64,
-        DataType.DT_UINT64,
-    }
+    DataType[f"DT_{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16, 32, 64)
 )
 
 
