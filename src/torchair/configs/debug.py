@@ -47,20 +47,26 @@ class _Dump(Section):
         return self.type.raw is not None
 
 
-class _PathDump(_Dump):
-    """A dump whose directory is public and kept as an absolute path."""
+class _Placed(Section):
+    """What goes to a place that is public and kept as an absolute path."""
 
-    _path: OptionValue = _Directory(".").doc("both")
+    _path = OptionValue(None)
 
     @property
     def path(self) -> str | None:
-        """The directory, free of links once assigned; whoever writes there creates it."""
-        directory: str | None = self._path.value
-        return directory
+        """The directory or file, free of links once assigned; whoever writes there makes it."""
+        place: str | None = self._path.value
+        return place
 
     @path.setter
-    def path(self, directory: str | os.PathLike[str]) -> None:
-        self._path = os.path.realpath(directory)
+    def path(self, place: str | os.PathLike[str] | None) -> None:
+        self._path = None if place is None else os.path.realpath(place)
+
+
+class _PathDump(_Dump, _Placed):
+    """A dump whose directory is public."""
+
+    _path: OptionValue = _Directory(".").doc("both")
 
 
 class GraphDumpConfig(_PathDump):
@@ -103,7 +109,7 @@ class TimelineConfig(_PathDump):
     )
 
 
-class ReportConfig(Section):
+class ReportConfig(_Placed):
     """One page about all graphs of the process, for a browser."""
 
     _path = (
@@ -111,16 +117,6 @@ class ReportConfig(Section):
         .doc("both", "works (ours, not of the original): one page for a browser about all graphs "
             "of the process, see [report.md](report.md)")
     )
-
-    @property
-    def path(self) -> str | None:
-        """The file, free of links once assigned; None: no report."""
-        file: str | None = self._path.value
-        return file
-
-    @path.setter
-    def path(self, file: str | os.PathLike[str] | None) -> None:
-        self._path = None if file is None else os.path.realpath(file)
 
 
 class FxSummaryConfig(_Dump):

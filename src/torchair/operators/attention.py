@@ -122,15 +122,14 @@ def _call(op: Op, named: dict[str, Any], shift: str) -> FusionCall:
     )  # fmt: skip
 
 
-def _training(op: Op) -> Kernel:
-    ports = list(op.node.inputs)
+def _named(function: Callable[[Op, dict[str, Any]], Any]) -> Callable[[Op], Kernel]:
+    """A kernel that gets its tensors by the names of their ports."""
+    return lambda op: lambda *given: function(op, dict(zip(op.node.inputs, given, strict=True)))
 
-    def run(*tensors: Any) -> Any:
-        named = dict(zip(ports, tensors, strict=True))
-        out, *statistics = fusion_attention(_call(op, named, "real_shift"))
-        return *statistics, out
 
-    return run
+def _training(op: Op, named: dict[str, Any]) -> Any:
+    out, *statistics = fusion_attention(_call(op, named, "real_shift"))
+    return *statistics, out
 
 
 def _training_grad_rule(op: Op) -> list[Fact]:
@@ -140,19 +139,13 @@ def _training_grad_rule(op: Op) -> list[Fact]:
     return [*grads, last]
 
 
-def _training_grad(op: Op) -> Kernel:
-    ports = list(op.node.inputs)
-
-    def run(*tensors: Any) -> Any:
-        named = dict(zip(ports, tensors, strict=True))
-        saved = named["softmax_max"], named["softmax_sum"]
-        return fusion_attention_grad(_call(op, named, "pse_shift"), named["dy"], *saved)
-
-    return run
+def _training_grad(op: Op, named: dict[str, Any]) -> Any:
+    saved = named["softmax_max"], named["softmax_sum"]
+    return fusion_attention_grad(_call(op, named, "pse_shift"), named["dy"], *saved)
 
 
-add_row("FlashAttentionScore", _training_rule, _training)
-add_row("FlashAttentionScoreGrad", _training_grad_rule, _training_grad)
+add_row("FlashAttentionScore", _training_rule, _named(_training))
+add_row("FlashAttentionScoreGrad", _training_grad_rule, _named(_training_grad))
 
 
 # ---- the operator that torch has kernels for ----

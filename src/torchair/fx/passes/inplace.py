@@ -178,16 +178,13 @@ class _Decomposition:
         """Number of elements up to the last one."""
         size, stride, last = self._layout(base, value)
         for count, step in zip(size, stride, strict=True):
-            last = self._sum(last, self._product(self._sum(count, -1), step))
-        return self._sum(last, 1)
+            steps = self._combined(operator.mul, self._combined(operator.add, count, -1), step)
+            last = self._combined(operator.add, last, steps)
+        return self._combined(operator.add, last, 1)
 
-    def _sum(self, a: Any, b: Any) -> Any:
+    def _combined(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
         plain = isinstance(a, int) and isinstance(b, int)
-        return a + b if plain else self._add(operator.add, a, b)
-
-    def _product(self, a: Any, b: Any) -> Any:
-        plain = isinstance(a, int) and isinstance(b, int)
-        return a * b if plain else self._add(operator.mul, a, b)
+        return function(a, b) if plain else self._add(function, a, b)
 
     def _argument(self, argument: Any, bases: dict[Any, Any], made: bool) -> Any:
         given, name = self._node.kwargs, argument.name
