@@ -22,6 +22,7 @@ from torchair.convert.registry import (
     promote,
     sizes,
 )
+from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import Dim
@@ -373,21 +374,17 @@ def constant_pad_nd(self: Value, pad: Any, value: Any = 0, *, meta_outputs: Tens
     return ge.PadV3(self, _leading_first(pad, self.rank), promote(meta_outputs.dtype, value))
 
 
-def _mirrored(mode: str) -> Callable[..., Value]:
-    def convert(self: Value, padding: Any) -> Value:
-        return ge.PadV3(self, _leading_first(padding, self.rank), mode=mode)
-
-    return convert
-
-
-def _mirrored_backward(mode: str) -> Callable[..., Value]:
-    def convert(grad_output: Value, self: Value, padding: Any) -> Value:
-        return ge.PadV3Grad(grad_output, _leading_first(padding, self.rank), mode=mode)
+def _mirrored(op_type: str, mode: str) -> Callable[..., Value]:
+    def convert(*args: Any) -> Value:
+        *tensors, padding = args  # a gradient comes before the tensor
+        pads = _leading_first(padding, tensors[-1].rank)
+        return builder(op_type)(tensors[0], pads, mode=mode)
 
     return convert
 
 
 for _name, _mode in (("reflection", "reflect"), ("replication", "edge")):
     for _dims in (1, 2, 3):
-        builtin(getattr(aten, f"{_name}_pad{_dims}d").default)(_mirrored(_mode))
-        builtin(getattr(aten, f"{_name}_pad{_dims}d_backward").default)(_mirrored_backward(_mode))
+        _pad = f"{_name}_pad{_dims}d"
+        builtin(getattr(aten, _pad).default)(_mirrored("PadV3", _mode))
+        builtin(getattr(aten, f"{_pad}_backward").default)(_mirrored("PadV3Grad", _mode))

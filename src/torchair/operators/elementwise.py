@@ -295,16 +295,14 @@ add_row(
 # ---- several steps in one ----
 
 
-def _axpy(op: Op) -> Kernel:
-    factor = scalar(op, "alpha")
-    return lambda x1, x2, alpha, out=None: torch.add(x1, x2, alpha=factor(alpha), out=out)
+def _scaled_kernel(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
+    def make(op: Op) -> Kernel:
+        if not op.fed("alpha"):
+            return lambda x1, x2, _, out=None: fn(x1, x2, out=out)
+        factor = scalar(op, "alpha")
+        return lambda x1, x2, alpha, out=None: fn(x1, x2, alpha=factor(alpha), out=out)
 
-
-def _sxpy(op: Op) -> Kernel:
-    if not op.fed("alpha"):
-        return lambda x1, x2, _, out=None: torch.sub(x1, x2, out=out)
-    factor = scalar(op, "alpha")
-    return lambda x1, x2, alpha, out=None: torch.sub(x1, x2, alpha=factor(alpha), out=out)
+    return make
 
 
 def _scaled_sum(combine: Formula) -> LoopRule:
@@ -323,16 +321,24 @@ def _scaled_sum(combine: Formula) -> LoopRule:
     return rule
 
 
-def _no_scaled_sum(node: Op) -> str | None:
-    kinds = {TYPES.get(node.dtype(p), "other") for p in ("x1", "x2")}
-    if len(kinds) > 1 or "bool" in kinds:
-        return f"operands of the types {', '.join(sorted(kinds))}"
-    whole_factor = not node.fed("alpha") or TYPES[node.dtype("alpha")] not in FLOATS
-    return None if kinds <= FLOATS or whole_factor else "integers with a real factor"
+def _scale_declines(factor: str, *ports: str) -> Callable[[Op], str | None]:
+    """Why not, where terms are of types of their own, or integers have a factor that is none."""
+
+    def declines(node: Op) -> str | None:
+        kinds = {TYPES.get(node.dtype(p), "other") for p in ports}
+        reals = kinds <= FLOATS
+        quotient = node.node.type == "Addcdiv"
+        if len(kinds) > 1 or (not reals and (quotient or "bool" in kinds)):
+            return f"operands of the types {', '.join(sorted(kinds))}"
+        whole_factor = not node.fed(factor) or TYPES[node.dtype(factor)] not in FLOATS
+        return None if reals or whole_factor else "integers with a real factor"
+
+    return declines
 
 
-for _type, _kernel, _formula in (("AxpyV2", _axpy, f.add), ("Sxpy", _sxpy, f.sub)):
-    _loops = Lowering(_scaled_sum(_formula), declines=_no_scaled_sum)
+for _type, _function, _formula in (("AxpyV2", torch.add, f.add), ("Sxpy", torch.sub, f.sub)):
+    _kernel = _scaled_kernel(_function)
+    _loops = Lowering(_scaled_sum(_formula), declines=_scale_declines("alpha", "x1", "x2"))
     add_row(_type, broadcast_over("x1", "x2"), _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
@@ -351,19 +357,11 @@ def _accumulate(combine: Formula) -> Formula:
     return formula
 
 
-def _no_accumulation(node: Op) -> str | None:
-    kinds = {TYPES.get(node.dtype(p), "other") for p in ("input_data", "x1", "x2")}
-    reals = kinds <= FLOATS
-    if len(kinds) > 1 or (not reals and (node.node.type == "Addcdiv" or kinds == {"bool"})):
-        return f"operands of the types {', '.join(sorted(kinds))}"
-    whole_factor = TYPES[node.dtype("value")] not in FLOATS
-    return None if reals or whole_factor else "integers with a real factor"
-
-
+_unlike_terms = _scale_declines("value", "input_data", "x1", "x2")
 for _type, _function, _formula in (
     ("Addcmul", torch.addcmul, f.mul), ("Addcdiv", torch.addcdiv, f.div),
 ):  # fmt: skip
-    _loops = f.pointwise(_accumulate(_formula), declines=_no_accumulation)
+    _loops = f.pointwise(_accumulate(_formula), declines=_unlike_terms)
     add_row(_type, broadcast_rule, _fused(_function), EW, out=True, loops=_loops, types=NUMBERS)
 
 
