@@ -60,7 +60,8 @@ class _Placed(Section):
 
     @path.setter
     def path(self, place: str | os.PathLike[str] | None) -> None:
-        self._path = None if place is None else os.path.realpath(place)
+        none = place is None and self._path.default is None  # where none is the default
+        self._path = None if none else os.path.realpath(place)  # type: ignore[arg-type]
 
 
 class _PathDump(_Dump, _Placed):
