@@ -32,7 +32,6 @@ from torchair.configs.compiler_config import FLAT_ALIASES, FlatConfig, Settings
 from torchair.configs.options import OptionValue, leaves, read_path
 from torchair.fx.passes.user import register_replacement
 from torchair.npugraph_ex.backend import npugraph_ex_backend, tree_of
-from torchair.ops.streams import mark_side_effects
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "npugraph_ex.md"
@@ -370,7 +369,6 @@ def test_tree_keeps_absent_passes_absent():
 
 def traced_targets(fn: Any, *args: Any) -> list[str]:
     """The operators that reach a compiler behind AOTAutograd."""
-    mark_side_effects()
     targets: list[str] = []
 
     def compiler(gm: Any, example_inputs: Any) -> Any:
