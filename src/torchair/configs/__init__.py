@@ -12,9 +12,5 @@ from torchair.configs.compiler_config import (
 )
 
 __all__ = [
-    "CompilerConfig",
-    "Settings",
-    "apply_options",
-    "warn_frozen_parameter",
-    "warn_ineffective",
-]
+    "CompilerConfig", "Settings", "apply_options", "warn_frozen_parameter", "warn_ineffective",
+]  # fmt: skip

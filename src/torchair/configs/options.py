@@ -159,17 +159,11 @@ class OptionValue:
     # ---- declarations
 
     def emits(
-        self,
-        key: str | None = None,
-        *,
-        scope: Literal["local", "global"] = "local",
-        modes: tuple[str, ...] = GE_MODES,
-        when: str | None = None,
-        encode: Callable[[Any], object] | None = None,
-        assigned: bool = False,
-        field: str | None = None,
-        decode: Callable[[str | None], Any] | None = None,
-    ) -> Self:
+        self, key: str | None = None, *, scope: Literal["local", "global"] = "local",
+        modes: tuple[str, ...] = GE_MODES, when: str | None = None,
+        encode: Callable[[Any], object] | None = None, assigned: bool = False,
+        field: str | None = None, decode: Callable[[str | None], Any] | None = None,
+    ) -> Self:  # fmt: skip
         """Declare an engine key; without ``encode`` it carries the normalised value. With
         ``assigned`` it is there where somebody has chosen a value only."""
         written, read = encode or self.normalise, decode or self.read
@@ -243,11 +237,9 @@ class DeprecatedValue(OptionValue):
     """An option kept for old scripts; ``as_dict`` reports a set one on stderr."""
 
     def __init__(
-        self,
-        optional: list[Any] | tuple[Any, ...] | None = None,
-        *,
+        self, optional: list[Any] | tuple[Any, ...] | None = None, *,
         replacement: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(None, optional)
         self.replacement = replacement
 

@@ -133,11 +133,9 @@ def print_tensors(
             dims = ", ".join(str(d) if isinstance(d, int) else placeholder for d in sizes)
             texts[-1] = detail_text(placeholder, dims, meta.dtype)
     text = ge.StringFormat(
-        shown,
-        template=message(msg_format, placeholder, texts),
-        placeholder=placeholder,
+        shown, template=message(msg_format, placeholder, texts), placeholder=placeholder,
         summarize=summarize_size,
-    )
+    )  # fmt: skip
     text.node.attrs["_kernel"] = attr.Str("extend")
     ge.PrintV2(text, output_stream="stdout")
     keep_alive()

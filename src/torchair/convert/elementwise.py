@@ -181,11 +181,9 @@ def nan_to_num(self: Value, nan: Any = None, posinf: Any = None, neginf: Any = N
         raise Decline("complex tensor")
     limits = torch.finfo(ge_to_torch(self.dtype))
     return ge.NanToNum(
-        self,
-        nan=0.0 if nan is None else nan,
-        posinf=limits.max if posinf is None else posinf,
+        self, nan=0.0 if nan is None else nan, posinf=limits.max if posinf is None else posinf,
         neginf=limits.min if neginf is None else neginf,
-    )
+    )  # fmt: skip
 
 
 # ---- bounds ----

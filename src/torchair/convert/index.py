@@ -238,10 +238,8 @@ def split(
 
 
 @builtin(
-    aten.split_with_sizes.default,
-    aten.split.sizes,
-    aten.unsafe_split_with_sizes.default,
-)
+    aten.split_with_sizes.default, aten.split.sizes, aten.unsafe_split_with_sizes.default,
+)  # fmt: skip
 def split_with_sizes(
     self: Value, split_sizes: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
 ) -> list[Value]:

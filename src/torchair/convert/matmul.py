@@ -138,12 +138,10 @@ class _Window:
     def attrs(self) -> dict[str, Any]:
         """GE attributes: batch and channel first, pads once for every side."""
         return dict(
-            strides=[1, 1, *self.stride],
-            pads=[p for p in self.padding for _ in range(2)],
-            dilations=[1, 1, *self.dilation],
-            groups=self.groups,
+            strides=[1, 1, *self.stride], pads=[p for p in self.padding for _ in range(2)],
+            dilations=[1, 1, *self.dilation], groups=self.groups,
             data_format="NCHW" if len(self.stride) == 2 else "NCDHW",
-        )
+        )  # fmt: skip
 
 
 def _window(

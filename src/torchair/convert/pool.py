@@ -31,13 +31,10 @@ def _max_attrs(
 ) -> dict[str, Any]:  # fmt: skip
     count = 2 if len(kernel_size) < 3 else 3
     return dict(
-        ksize=_each(kernel_size, count),
-        strides=_each(stride or kernel_size, count),
-        pads=_each(padding, count),
-        dilation=_each(dilation, count),
-        dtype=INT64,
+        ksize=_each(kernel_size, count), strides=_each(stride or kernel_size, count),
+        pads=_each(padding, count), dilation=_each(dilation, count), dtype=INT64,
         ceil_mode=ceil_mode,
-    )
+    )  # fmt: skip
 
 
 def _max_attrs2d(*window: Any, **named: Any) -> dict[str, Any]:
@@ -81,16 +78,11 @@ def _average_attrs(
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     return dict(
-        ksize=[1, 1, *_each(kernel_size, 2)],
-        strides=[1, 1, *_each(stride or kernel_size, 2)],
-        padding_mode="CALCULATED",
-        pads=[p for p in _each(padding, 2) for _ in range(2)],
-        data_format="NCHW",
-        global_pooling=False,
-        ceil_mode=ceil_mode,
-        exclusive=not count_include_pad,
-        divisor_override=divisor_override or 0,
-    )
+        ksize=[1, 1, *_each(kernel_size, 2)], strides=[1, 1, *_each(stride or kernel_size, 2)],
+        padding_mode="CALCULATED", pads=[p for p in _each(padding, 2) for _ in range(2)],
+        data_format="NCHW", global_pooling=False, ceil_mode=ceil_mode,
+        exclusive=not count_include_pad, divisor_override=divisor_override or 0,
+    )  # fmt: skip
 
 
 @builtin(aten.avg_pool2d.default)

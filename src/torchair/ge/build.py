@@ -124,13 +124,9 @@ def number_text(v: Any) -> str:
 
 
 def Data(
-    *,
-    index: int,
-    dtype: int,
-    shape: Sequence[Dim] | None = None,
-    placement: str = "NPU",
+    *, index: int, dtype: int, shape: Sequence[Dim] | None = None, placement: str = "NPU",
     node_name: str | None = None,
-) -> Value:
+) -> Value:  # fmt: skip
     """A graph input. A dim of -1 becomes a symbol named after the input; no shape: any rank."""
     assert placement in ("CPU", "NPU"), f"placement must be 'CPU' or 'NPU', got {placement!r}"
     graph = get_default_ge_graph()
@@ -175,12 +171,9 @@ def Clone(x: Value, *, dependencies: Sequence[Value] = (), node_name: str | None
 
 
 def Cast(
-    x: Value | float,
-    *,
-    dst_type: int,
-    dependencies: Sequence[Value] = (),
+    x: Value | float, *, dst_type: int, dependencies: Sequence[Value] = (),
     node_name: str | None = None,
-) -> Value:
+) -> Value:  # fmt: skip
     """A conversion to another data type."""
     kwargs: dict[str, Any] = {"dependencies": dependencies} if dependencies else {}
     if node_name is not None:
@@ -440,13 +433,10 @@ _WANTED: dict[str, tuple[Any, str]] = {
 
 
 def custom_op(
-    op_type: str,
-    *args: Any,
-    inputs: dict[str, Slot] | None = None,
-    outputs: list[str | tuple[str, int]] | None = None,
-    attrs: dict[str, Attr] | None = None,
+    op_type: str, *args: Any, inputs: dict[str, Slot] | None = None,
+    outputs: list[str | tuple[str, int]] | None = None, attrs: dict[str, Attr] | None = None,
     node_name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Add one operator. Positional arguments follow the prototype: inputs, then attributes.
 
     The keyword form names every port itself and takes operator types without a prototype too.

@@ -172,12 +172,9 @@ _kernels: dict[str, UserKernel] = {}
 
 
 def register_operator(
-    op_type: str,
-    *,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
+    op_type: str, *, inputs: Sequence[str], outputs: Sequence[str],
     attrs: Mapping[str, str | tuple[str, Any]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Declare an operator type, so that `ge.custom_op` and `ge.<Type>` take positional arguments
     and a converter can be generated.
 
@@ -206,12 +203,9 @@ def _attr_spec(name: str, spec: str | tuple[str, Any]) -> AttrSpec:
 
 
 def register_kernel(
-    op_type: str,
-    shape_rule: Callable[..., Any] | None,
-    function: Callable[..., Any],
-    *,
+    op_type: str, shape_rule: Callable[..., Any] | None, function: Callable[..., Any], *,
     updates: Sequence[str] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Let the engine compute an operator type with a torch function; a later call overrides.
 
     The function gets the tensors in port order (None for an unfed port, a list for a variable

@@ -117,14 +117,11 @@ class Inner:
 
 
 def rewrite(
-    graph: Graph,
-    rules: Iterable[Rule],
-    explain: Callable[[str], None] | None = None,
+    graph: Graph, rules: Iterable[Rule], explain: Callable[[str], None] | None = None,
     stays: Callable[[Node], bool] = lambda node: True,
     count: Callable[[str, bool], None] = lambda name, done: None,
-    permits: Callable[[Rule, Match], bool] | None = None,
-    state: Any = None,
-) -> int:
+    permits: Callable[[Rule, Match], bool] | None = None, state: Any = None,
+) -> int:  # fmt: skip
     """Apply rules until none changes anything; returns how many replacements were made.
 
     What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `count` is

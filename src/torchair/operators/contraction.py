@@ -66,11 +66,9 @@ def _general(flip1: bool, flip2: bool) -> Kernel:
 
 
 for _type, _a, _b in (
-    ("MatMul", "transpose_x1", "transpose_x2"),
-    ("MatMulV2", "transpose_x1", "transpose_x2"),
-    ("BatchMatMul", "adj_x1", "adj_x2"),
-    ("BatchMatMulV2", "adj_x1", "adj_x2"),
-):
+    ("MatMul", "transpose_x1", "transpose_x2"), ("MatMulV2", "transpose_x1", "transpose_x2"),
+    ("BatchMatMul", "adj_x1", "adj_x2"), ("BatchMatMulV2", "adj_x1", "adj_x2"),
+):  # fmt: skip
     add_row(
         _type, _product_rule(_a, _b), _product(_a, _b), CONTRACTION, out=True, head="matmul",
         types=SHORT,

@@ -215,13 +215,9 @@ def _new_row(kernel: UserKernel) -> Row:
     if in_place:
         traits, make = traits | Trait.WRITES_FIRST, _update
     return Row(
-        kernel.type,
-        lambda op: _facts(op, kernel),
-        lambda op: make(op, kernel),
-        traits,
-        out=in_place,
-        layouts=all_contiguous,
-    )
+        kernel.type, lambda op: _facts(op, kernel), lambda op: make(op, kernel), traits,
+        out=in_place, layouts=all_contiguous,
+    )  # fmt: skip
 
 
 def _works_in_place(kernel: UserKernel) -> bool:

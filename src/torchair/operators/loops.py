@@ -83,14 +83,10 @@ class LowerOp(Op):
     __slots__ = ("_domain", "_fault", "_tensor", "extents")
 
     def __init__(
-        self,
-        node: Node,
-        fact: Callable[[Value], Fact],
-        tensor: Callable[[Value], Lowered],
-        domain: Sequence[Index],
-        extents: Sequence[Int] = (),
+        self, node: Node, fact: Callable[[Value], Fact], tensor: Callable[[Value], Lowered],
+        domain: Sequence[Index], extents: Sequence[Int] = (),
         fault: Callable[[], int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(node, fact)
         self._fault = fault
         self._tensor = tensor

@@ -337,12 +337,9 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
     middle, rstd, variance = (f.dropped(t, axes) for t in (middle, rstd, f.divided(squares, n - 1)))
     blended = _blended(o.attr("momentum"))
     return [
-        y,
-        elementwise(blended, o.tensor("running_mean"), middle),
-        elementwise(blended, o.tensor("running_var"), variance),
-        middle,
-        rstd,
-    ]
+        y, elementwise(blended, o.tensor("running_mean"), middle),
+        elementwise(blended, o.tensor("running_var"), variance), middle, rstd,
+    ]  # fmt: skip
 
 
 @native(

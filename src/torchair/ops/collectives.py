@@ -133,11 +133,8 @@ def _all_to_all(
 
 
 def exchange(
-    x: torch.Tensor,
-    sent: tuple[Sequence[int], Sequence[int]],
-    received: Sequence[int],
-    group: Any,
-) -> torch.Tensor:
+    x: torch.Tensor, sent: tuple[Sequence[int], Sequence[int]], received: Sequence[int], group: Any,
+) -> torch.Tensor:  # fmt: skip
     """What all members have for this one. `sent` are counts and places of what goes to each."""
     made = _rows(x, sum(received))
     flat = torch.cat(_pieces(x, *sent))

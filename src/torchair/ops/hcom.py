@@ -186,12 +186,9 @@ def npu_reduce_scatter_tensor_uneven(
 
 _TRACED: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("_all_gather_base", npu_all_gather_into_tensor),
-    ("all_gather_into_tensor", npu_all_gather_into_tensor),
-    ("all_to_all", npu_all_to_all),
-    ("broadcast", npu_broadcast),
-    ("send", npu_send),
-    ("recv", npu_recv),
-)
+    ("all_gather_into_tensor", npu_all_gather_into_tensor), ("all_to_all", npu_all_to_all),
+    ("broadcast", npu_broadcast), ("send", npu_send), ("recv", npu_recv),
+)  # fmt: skip
 _TRACED_NPU: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("all_gather_into_tensor_uneven", npu_all_gather_into_tensor_uneven),
     ("reduce_scatter_tensor_uneven", npu_reduce_scatter_tensor_uneven),
@@ -217,13 +214,10 @@ def teach_dynamo() -> None:
 # ---- patching, for code that torch does not remap ----
 
 _PATCHED: tuple[tuple[str, Callable[..., Any]], ...] = (
-    ("all_reduce", npu_all_reduce),
-    ("all_gather", npu_all_gather),
-    ("all_gather_into_tensor", npu_all_gather_into_tensor),
-    ("broadcast", npu_broadcast),
-    ("all_to_all_single", npu_all_to_all_single),
-    ("all_to_all", npu_all_to_all),
-)
+    ("all_reduce", npu_all_reduce), ("all_gather", npu_all_gather),
+    ("all_gather_into_tensor", npu_all_gather_into_tensor), ("broadcast", npu_broadcast),
+    ("all_to_all_single", npu_all_to_all_single), ("all_to_all", npu_all_to_all),
+)  # fmt: skip
 
 
 def patch_for_hcom() -> None:

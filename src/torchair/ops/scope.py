@@ -13,13 +13,9 @@ import torch
 from torchair.ops.streams import STREAM_LABEL
 
 __all__ = [
-    "data_dump",
-    "limit_core_num",
-    "npu_stream_switch",
-    "npu_wait_tensor",
-    "op_never_timeout",
+    "data_dump", "limit_core_num", "npu_stream_switch", "npu_wait_tensor", "op_never_timeout",
     "super_kernel",
-]
+]  # fmt: skip
 
 
 class Block:

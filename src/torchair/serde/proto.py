@@ -86,11 +86,9 @@ def parsed(data: bytes, size: int, file: FilePath | None) -> Any:
 def not_a_model(file: FilePath | None, size: int, error: Exception) -> SerializationError:
     """The error of bytes that hold something else."""
     return SerializationError(
-        f"these bytes are not a GE model: {error}",
-        file=file,
-        position=f"somewhere in {size} bytes",
-        hint="the file may be cut short or of another kind",
-    )
+        f"these bytes are not a GE model: {error}", file=file,
+        position=f"somewhere in {size} bytes", hint="the file may be cut short or of another kind",
+    )  # fmt: skip
 
 
 def too_big(graph: Graph, size: int) -> SerializationError:
@@ -228,11 +226,9 @@ PADDING = "_padding"  # an attribute that is there for the place of the next one
 
 @unset_fake_temporarily()
 def read_graph_def(
-    message: Any,
-    infer: Infer | None = None,
-    file: FilePath | None = None,
+    message: Any, infer: Infer | None = None, file: FilePath | None = None,
     payloads: Mapping[int, torch.Tensor] | None = None,
-) -> Graph:
+) -> Graph:  # fmt: skip
     """The graph of a GraphDef, nodes in file order. `payloads` are attributes `value` that the
     message lacks, by the position of their operator."""
     return _Reader(message, file, payloads or {}).read(infer)

@@ -212,15 +212,11 @@ _matcher: list[Any] = []
 
 
 def register_replacement(
-    search_fn: Callable[..., Any],
-    replace_fn: Callable[..., Any],
-    example_inputs: Any,
-    trace_fn: Callable[..., Any] | None = None,
-    extra_check: Callable[[Any], bool] | None = None,
-    search_fn_pattern: Any = None,
-    scalar_workaround: dict[str, float | int] | None = None,
+    search_fn: Callable[..., Any], replace_fn: Callable[..., Any], example_inputs: Any,
+    trace_fn: Callable[..., Any] | None = None, extra_check: Callable[[Any], bool] | None = None,
+    search_fn_pattern: Any = None, scalar_workaround: dict[str, float | int] | None = None,
     skip_duplicates: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Replace every match of `search_fn` by `replace_fn` in graphs compiled from now on.
 
     A match whose nodes lie on different streams is left alone; then `extra_check` decides.
@@ -230,16 +226,10 @@ def register_replacement(
         from torch._inductor import pattern_matcher as pm
 
         pm.register_replacement(
-            search_fn,
-            replace_fn,
-            example_inputs,
-            trace_fn or pm.fwd_only,
-            matcher,
-            extra_check=allows,
-            search_fn_pattern=search_fn_pattern,
-            scalar_workaround=scalar_workaround,
-            skip_duplicates=skip_duplicates,
-        )
+            search_fn, replace_fn, example_inputs, trace_fn or pm.fwd_only, matcher,
+            extra_check=allows, search_fn_pattern=search_fn_pattern,
+            scalar_workaround=scalar_workaround, skip_duplicates=skip_duplicates,
+        )  # fmt: skip
 
     name = getattr(search_fn, "__qualname__", repr(search_fn))
     WAITING.append(Replacement(name, extra_check, add))

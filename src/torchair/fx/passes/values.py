@@ -120,14 +120,9 @@ def fake_result(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
 
 def add_call(
-    graph: fx.Graph,
-    target: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    like: fx.Node,
-    value: Any = _UNKNOWN,
-) -> fx.Node:
+    graph: fx.Graph, target: Callable[..., Any], args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None, *, like: fx.Node, value: Any = _UNKNOWN,
+) -> fx.Node:  # fmt: skip
     """A call at the insertion point of a graph, from the same line of the model as `like`. Its
     result is `value`, or is found with fake tensors."""
     made = graph.call_function(target, tuple(args), dict(kwargs or {}))
