@@ -38,7 +38,7 @@ from serving.decoder import WAYS, Sizes
 from serving.protocol import Refused
 from serving.service import Service, Settings
 
-console = Console()
+console = Console(width=110)
 HERE = Path(__file__).resolve().parent
 STORE = 100 << 20  # bytes of Ray's object store, which nothing here uses
 NAME = "torchair"  # of the application
