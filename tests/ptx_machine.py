@@ -44,7 +44,7 @@ class Instruction:
     @property
     def waits(self) -> str | None:
         """Who must be here before this can be done: a warp, a block or a cluster."""
-        if self.parts[0] in ("shfl", "vote", "mma"):
+        if self.parts[0] in ("shfl", "vote", "mma") or "warp" in self.parts:
             return "warp"
         if self.parts[0] in ("bar", "barrier"):
             if "arrive" in self.parts:
@@ -67,16 +67,19 @@ class Function:
 # ---- reading the text ----
 
 
-def parse(text: str, name: str) -> tuple[Function, dict[str, tuple[int, int]]]:
-    """An entry of a module, and the global variables: address and size."""
+def parse(
+    text: str, name: str, asked: int = 0
+) -> tuple[Function, dict[str, tuple[int, int]]]:
+    """An entry of a module, and the global variables: address and size. So many bytes of shared
+    memory are asked for at the launch."""
     text = re.sub(r"//[^\n]*", "", text)
     head, _, rest = text.partition(f".entry {name}(")
     found, names = Function(), r"[\w$%.]+"
     variables: dict[str, tuple[int, int]] = {}
     for match in re.finditer(rf"\.global .*?\.b8 ({names})\[(\d+)\]", head):
         variables[match[1]] = (GLOBAL + 256 * len(variables), int(match[2]))
-    for match in re.finditer(rf"\.shared .*?\.b8 ({names})\[(\d+)\]", head):
-        _share(found, match[1], int(match[2]))
+    for match in re.finditer(rf"\.shared .*?\.b8 ({names})\[(\d*)\]", head):
+        _share(found, match[1], int(match[2] or asked))
     parameters, _, body = rest.partition(")")
     found.parameters = re.findall(rf"({names})\s*(?:,|$)", parameters.strip())
     body = body[body.index("{") + 1 : body.index("\n}")]
@@ -326,7 +329,7 @@ def launch(
     """Run a kernel with these words, in as many blocks as its launch says or as are given. Warps
     go on together, or each in turn as far as it can, so that a missing barrier shows."""
     entry = Entry((kernel,), how.block)
-    function, variables = parse(ptx([entry], gpu), entry.name)
+    function, variables = parse(ptx([entry], gpu), entry.name, how.shared)
     count = blocks or how.blocks(lambda k: words[k])
     given = [count, *(words[k] for k in kernel.words)]
     for address, size in variables.values():
@@ -412,26 +415,32 @@ def _in_pairs(operation: Callable[..., Values], kind: str, args: list[Values]) -
 
 
 def _tensor_cores(b: Blocks, i: Instruction, active: Values) -> None:
-    """mma.sync.aligned.m16n8k16.row.col.f32.X.X.f32 d, a, b, c; all threads of a warp are here."""
-    assert i.parts[3] == "m16n8k16" and i.parts[4:6] == ["row", "col"], i.parts
-    kind, warps = i.parts[7], b.count // WARP
+    """mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 d, a, b, c of a whole warp."""
+    assert i.parts[3:] == ["m16n8k32", "row", "col", "s32", "s8", "s8", "s32"], i.parts
+    warps = b.count // WARP
     targets, first, second, sums = i.args
     lane = np.arange(WARP)
-    row, pair = lane // 4, 2 * (lane % 4)
-    rows, columns = np.zeros((warps, 16, 16)), np.zeros((warps, 16, 8))
-    total = np.zeros((warps, 16, 8))
+    row, pair, four = lane // 4, 2 * (lane % 4), 4 * (lane % 4)
+    rows, columns = np.zeros((warps, 16, 32), np.int32), np.zeros((warps, 32, 8), np.int32)
+    total = np.zeros((warps, 16, 8), np.int32)
     for k, name in enumerate(first):
-        for side, x in enumerate(_halves(b.value(name, "b32"), kind)):
-            rows[:, row + 8 * (k % 2), pair + side + 8 * (k // 2)] = x.reshape(warps, WARP)
+        for side, x in enumerate(_four_bytes(b, name)):
+            rows[:, row + 8 * (k % 2), four + side + 16 * (k // 2)] = x.reshape(warps, WARP)
     for k, name in enumerate(second):
-        for side, x in enumerate(_halves(b.value(name, "b32"), kind)):
-            columns[:, pair + side + 8 * k, row] = x.reshape(warps, WARP)
+        for side, x in enumerate(_four_bytes(b, name)):
+            columns[:, four + side + 16 * k, row] = x.reshape(warps, WARP)
     places = [(row + 8 * (k // 2), pair + k % 2) for k in range(4)]
     for name, (at, column) in zip(sums, places, strict=True):
-        total[:, at, column] = b.value(name, "f32").reshape(warps, WARP)
-    total = (total + rows @ columns).astype(np.float32)
+        total[:, at, column] = b.value(name, "s32").reshape(warps, WARP)
+    total = total + rows @ columns
     for name, (at, column) in zip(targets, places, strict=True):
         b.keep(name, total[:, at, column].reshape(-1), active)
+
+
+def _four_bytes(b: Blocks, name: Any) -> list[Values]:
+    """The bytes of each register, the lowest first, with their signs."""
+    x = b.value(name, "b32")
+    return [(x >> np.uint32(8 * k)).astype(np.uint8).view(np.int8) for k in range(4)]
 
 
 def _shifted(name: str, x: Values, by: Values) -> Values:

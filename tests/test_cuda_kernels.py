@@ -100,7 +100,7 @@ def test_values_on_a_gpu() -> None:
     for case, work in zip(cases, works, strict=True):
         registers, spilled = library(0).registers(entry_of(work.kernel, work.launch))
         print(f"{case}: {registers} registers")
-        assert spilled <= (64 if isinstance(case, QuantisedCase) else 0), case
+        assert spilled <= (128 if isinstance(case, QuantisedCase) else 0), case
         try:
             on_gpu(work)
         except AssertionError as e:

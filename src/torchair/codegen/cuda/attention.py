@@ -82,6 +82,7 @@ def attention(
     early = early and gpu.has_clusters
     if early:
         writer.w.wait()
+        writer.w.release("true")
     writer.write()
     chunks = -(-writer.all_rows // form.rows)
     units = (request.batch, request.kv_heads, chunks, form.blocks)

@@ -203,6 +203,9 @@ class Call:
     ) -> None:  # fmt: skip
         self.name = entry.name
         self._function = library.function(entry)
+        if shared:  # with that of the kernel itself it may be more than a block has
+            given = (self._function, _DYNAMIC_SHARED, shared)
+            _check(_driver().cuFuncSetAttribute(*given), entry.name)
         self.words = (ctypes.c_int64 * len(words))(*words)
         base = ctypes.addressof(self.words)
         self._arguments = (ctypes.c_void_p * len(words))(*(base + 8 * k for k in range(len(words))))

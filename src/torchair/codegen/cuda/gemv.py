@@ -92,7 +92,8 @@ def gemv(
         raise Declined(refusal)
     early = early and gpu.has_clusters
     if product.matmul.weight is not None:
-        tiled = form or default_tiles(product.matmul, gpu, partner is not None)
+        pair, prepared = partner is not None, prologue is not None
+        tiled = form or default_tiles(product.matmul, gpu, pair, prepared)
         words = [1, *([partner.word] if partner else [])]
         assert isinstance(tiled, TileForm)
         return Tiles(product, gpu, tiled, words, prologue, keep, early).kernel(label)
@@ -149,10 +150,10 @@ def joint(
 ) -> tuple[Kernel, Launch]:
     """The kernel of a product, with what is computed beside it."""
     if isinstance(request, Product):
-        return gemv(request, gpu, label, form=form)
+        return gemv(request, gpu, label, form=form, early=True)
     return gemv(
         request.product, gpu, label, form=form, partner=request.partner, prologue=request.prologue,
-        keep=request.keep,
+        keep=request.keep, early=True,
     )  # fmt: skip
 
 
@@ -162,13 +163,16 @@ def forms_of(request: Product | Joint, gpu: Gpu) -> Sequence[AnyForm]:
     partner = request.partner if isinstance(request, Joint) else None
     if _refusal(product.matmul, gpu, partner, None):
         return ()
-    return forms(product.matmul, gpu, partner is not None)
+    prepared = isinstance(request, Joint) and request.prologue is not None
+    return forms(product.matmul, gpu, partner is not None, prepared)
 
 
-def forms(matmul: MatMul, gpu: Gpu, pair: bool = False) -> Sequence[AnyForm]:
+def forms(
+    matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool = False
+) -> Sequence[AnyForm]:
     """Forms that are worth measuring, the default first."""
     if matmul.weight is not None:
-        return tile_forms(matmul, gpu, pair)
+        return tile_forms(matmul, gpu, pair, prepared)
     first = default_form(matmul, gpu, pair)
     found = {first: None}
     for rows, split in ((1, 1), (2, 1), (1, 2)):
@@ -298,6 +302,8 @@ class _Gemv:
             point = self.epilogue.at(row, sums_of.value, form.rows, self.n)
             sums = self._sums(here, held)
             following = following or self._weights(w.add(row, step))
+            if self.early:
+                w.release(w(f"icmp sge i64 {w.add(loop.index, step)}, {self.n}"))
             point.finish(*sums_of.totals(sums, turn))
             loop.next = [*following, *(w(f"xor i64 {x}, 1") for x in turn)]
 

@@ -69,6 +69,8 @@ def gpu(index: int) -> Gpu:
 _TRIPLE = "nvptx64-nvidia-cuda"
 _LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 _REGISTER = "llvm.nvvm.read.ptx.sreg"
+SHARED, MOST_SHARED = 48 * 1024, 227 * 1024
+"""Bytes of shared memory that a block has, and that it can ask for."""
 RESIDENT = "resident"
 """An attribute of a kernel's function: so many blocks are to have room in a multiprocessor at once.
 Without it the driver's assembler and its linker spend registers as they like, each otherwise."""

@@ -87,6 +87,7 @@ def print_nest(
     early = early and gpu.has_clusters
     if early:
         w.wait()
+        w.release("true")
     if form.lanes == 1:
         form.write(1)
     else:

@@ -50,15 +50,13 @@ def stream_pack(
     return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset, where)
 
 
-def shared_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
-    """The same from shared memory, to be read again in every round of a loop and not kept."""
+def shared_pack(
+    w: GpuWriter, pointer: str, offset: int = 0, count: int = REGISTERS
+) -> list[str]:
+    """The same from shared memory, or so many registers of it, to be read again in every round of a
+    loop and not kept."""
     near = w(f"addrspacecast ptr {pointer} to ptr addrspace(3)")
-    return _assembled(w, "ld.volatile.shared", near, offset)
-
-
-def repeated_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
-    """The same from global memory, to be read again in every round of a loop and not kept."""
-    return _assembled(w, "ld.global", pointer, offset)
+    return _assembled(w, "ld.volatile.shared", near, offset, None, count)
 
 
 def stream_words(
@@ -167,7 +165,7 @@ def _exchanged(w: GpuWriter, upper: str, a: str, b: str, distance: int) -> str:
 TILE = 16
 """Rows of the matrix that a warp takes at once."""
 UNIT = 32
-"""Columns that a warp takes in two steps of tensor cores."""
+"""Columns that tensor cores take in a step."""
 COLUMNS = 8
 """Rows of the other factor that tensor cores take at once."""
 EACH = 8
@@ -175,8 +173,7 @@ EACH = 8
 Bits = Literal[4, 8]
 
 _HALF = TILE // 2
-_BYTES_ORDER = (0, 2, 1, 3, 4, 6, 5, 7)  # pairs of neighbours are two bytes apart
-_LOW, _HIGH = (0, 4, 1, 5), (2, 6, 3, 7)  # ... or four nibbles
+_UPPER = -0x0F0F0F10  # the upper four bits of each byte
 
 
 def units_of_pack(bits: Bits) -> int:
@@ -208,10 +205,8 @@ class PackIntegers:
         cells = padded.view(tiles, 2, _HALF, k // UNIT, UNIT // EACH, EACH)
         cells = cells.permute(0, 3, 2, 4, 1, 5)  # tile, unit, the two dims of a lane, half, each
         if self.bits == 8:
-            return (cells[..., _BYTES_ORDER] ^ -128).contiguous()
-        low, high = ((cells[..., order] + 8).view(torch.uint8) for order in (_LOW, _HIGH))
-        words = low | (high << 4)  # tile, unit, lane, half, the bytes of a word
-        return words.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5, 6).contiguous()
+            return cells.contiguous()
+        return ((cells[:, ::2] & 15) | (cells[:, 1::2] << 4)).contiguous()  # two units
 
 
 @dataclass(frozen=True)
@@ -234,99 +229,116 @@ class PackScales:
 # ---- integers as factors ----
 
 
-@dataclass(frozen=True)
-class _Magic:
-    """How the bits of an integer become a float of 16 bits: as the mantissa of `base`, from which
-    `shift` is taken then. All are pairs of patterns."""
-
-    base: int
-    nibble: int  # what is added to base + nibble: -(base + 8)
-    one: int
-
-
-_MAGIC = {
-    "bf16": _Magic(0x43004300, 0xC308C308, 0x3F803F80),  # 128
-    "f16": _Magic(0x64006400, 0xE408E408, 0x3C003C00),  # 1024
-}
-_F16_BYTE = 0xE480E480  # -(1024 + 128)
-_BF16_BYTE = 0xC3C0C3C0  # -384: 128 for the base, 256 for that of the highest bit and its sign
-
-
-def ones(dtype: Element) -> str:
-    """A pair of ones."""
-    return _pattern(_MAGIC[dtype].one)
-
-
-def factors(w: GpuWriter, dtype: Element, bits: Bits, pack: Sequence[str]) -> list[list[list[str]]]:
-    """The integers of a pack as pairs of floats: for each of its units and of the two rows of this
-    lane four registers, in the order of columns."""
+def factors(w: GpuWriter, bits: Bits, pack: Sequence[str]) -> list[list[str]]:
+    """The bytes of a pack as tensor cores take them, for each of its units: integers of eight bits
+    as they are, those of four bits times 16, in the upper half of a byte with their sign."""
+    first, second, third, fourth = pack
+    order = [first, third, second, fourth]  # the two rows of this lane in turns
     if bits == 8:
-        words = [[_from_bytes(w, dtype, x) for x in pack[at : at + 2]] for at in (0, 2)]
-        return [[[*first, *second] for first, second in words]]
-    rows = [_from_nibbles(w, dtype, x) for x in pack]
-    return [rows[:2], rows[2:]]
+        return [order]
+    lower = [w(f"and i32 {w(f'shl i32 {x}, 4')}, {_UPPER}") for x in order]
+    return [lower, [w(f"and i32 {x}, {_UPPER}") for x in order]]
 
 
-def _from_nibbles(w: GpuWriter, dtype: Element, word: str) -> list[str]:
-    magic, found = _MAGIC[dtype], []
-    for k in range(4):
-        here = w(f"lshr i32 {word}, {4 * k}") if k else word
-        found.append(_plus(w, dtype, _inserted(w, here, 0x000F000F, magic.base), magic.nibble))
-    return found
-
-
-def _from_bytes(w: GpuWriter, dtype: Element, word: str) -> list[str]:
-    found, base = [], _MAGIC[dtype].base
-    if dtype == "f16":
-        for chosen in (0x4240, 0x4341):
-            others = ("i32", _pattern(0x64646464)), ("i32", str(chosen))
-            mixed = w.call("i32", "llvm.nvvm.prmt", ("i32", word), *others)
-            found.append(_plus(w, dtype, mixed, _F16_BYTE))
-        return found
-    for here in (word, w(f"lshr i32 {word}, 8")):
-        # Seven bits fit the mantissa; the eighth doubles the base, as part of the exponent.
-        low, high = (_inserted(w, here, mask, base) for mask in (0x007F007F, 0x00800080))
-        found.append(_plus(w, dtype, low, _plus(w, dtype, high, _BF16_BYTE)))
-    return found
-
-
-def _inserted(w: GpuWriter, word: str, mask: int, base: int) -> str:
-    return w(f"or i32 {w(f'and i32 {word}, {mask}')}, {base}")
-
-
-def _plus(w: GpuWriter, dtype: Element, pair: str, other: int | str) -> str:
-    """The sums of two pairs, in one rounding, which there is no need for."""
-    given = other if isinstance(other, str) else _pattern(other)
-    code = f"fma.rn.{dtype}x2 $0, $1, $2, $3;"
-    return w(f'call i32 asm "{code}", "=r,r,r,r"(i32 {pair}, i32 {ones(dtype)}, i32 {given})')
-
-
-def _pattern(bits: int) -> str:
-    """A literal of 32 bits."""
-    return str(bits - (1 << 32) if bits >> 31 else bits)
+def ones(bits: Bits) -> list[str]:
+    """The same for integers that are 1."""
+    return [str(0x01010101 if bits == 8 else 0x10101010)] * REGISTERS
 
 
 def multiplied(
-    w: GpuWriter, dtype: Element, rows: Sequence[Sequence[str]], other: Sequence[str],
-    sums: Sequence[str],
-) -> list[str]:  # fmt: skip
-    """Two steps of tensor cores: sums plus the products of a unit of a tile, of which this lane has
-    two rows of four pairs, with four pairs of the other factor."""
-    found = list(sums)
-    for at in (0, 2):
-        matrix = [rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]]
-        found = _step(w, dtype, matrix, other[at : at + 2], found)
+    w: GpuWriter, rows: Sequence[str], other: Sequence[str], sums: Sequence[str]
+) -> list[str]:
+    """A step of tensor cores: sums plus the products of a unit of a tile, with eight neighbours of
+    the other factor in two registers."""
+    code = (
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, "
+        "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    )
+    results = "{ i32, i32, i32, i32 }"
+    given = [("i32", x) for x in (*rows, *other, *sums)]
+    got = w.assembly(code, results, ",".join(["=r"] * 4 + ["r"] * 10), *given)
+    return [w(f"extractvalue {results} {got}, {k}") for k in range(4)]
+
+
+# ---- numbers as digits ----
+
+
+_LOWER, _HIGHER = (0x5140, 0x7362), (0x5410, 0x7632)  # bytes of two registers by turns; halves
+_ENDLESS = {"bf16": 0x7F80, "f16": 0x7C00, "f32": 0x7F800000}
+_ROUNDER = 3 << 22  # a float of which so many is the last digit, with room for a sign
+
+
+def whole_bits(dtype: Element) -> int:
+    """Numbers of a row are whole in units of which the largest has less than two to the so much:
+    their digits fit bytes then."""
+    return 30 if dtype == "f32" else 22
+
+
+def digits_of(dtype: Element) -> int:
+    """Digits of a number, bytes with a sign."""
+    return 4 if dtype == "f32" else 3
+
+
+def limited(w: GpuWriter, dtype: Element, register: str) -> str:
+    """The same numbers, the largest one in the place of an infinite one."""
+    bits, endless = 8 * BYTES[dtype], _ENDLESS[dtype]
+    for shift in range(0, 32, bits):
+        there = endless << shift
+        mine = w(f"and i32 {register}, {((1 << (bits - 1)) - 1) << shift}")
+        less = w(f"zext i1 {w(f'icmp eq i32 {mine}, {there}')} to i32")
+        register = w(f"sub i32 {register}, {w(f'shl i32 {less}, {shift}')}")
+    return register
+
+
+def top_exponent(dtype: Element) -> int:
+    """That of the largest number, as of a float32."""
+    return 127 + 15 if dtype == "f16" else 254
+
+
+def largest(w: GpuWriter, dtype: Element, registers: Sequence[str]) -> str:
+    """The bits of the largest absolute value, as of a float32; NaN is larger than all others."""
+    found = "0"
+    for x in (x for r in registers for x in unpacked(w, dtype, r)):
+        bits = w(f"and i32 {w(f'bitcast float {x} to i32')}, {0x7FFFFFFF}")
+        found = largest_of(w, found, bits)
     return found
 
 
-def _step(
-    w: GpuWriter, dtype: Element, matrix: Sequence[str], other: Sequence[str], sums: Sequence[str]
-) -> list[str]:
-    code = (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{$0, $1, $2, $3}}, "
-        "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-    )
-    results = "{ float, float, float, float }"
-    given = [*(("i32", x) for x in (*matrix, *other)), *(("float", x) for x in sums)]
-    got = w.assembly(code, results, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", *given)
-    return [w(f"extractvalue {results} {got}, {k}") for k in range(4)]
+def largest_of(w: GpuWriter, a: str, b: str) -> str:
+    """The larger of two numbers without sign."""
+    return w.call("i32", "llvm.umax.i32", ("i32", a), ("i32", b))
+
+
+def digits(w: GpuWriter, dtype: Element, registers: Sequence[str], scale: str) -> list[list[str]]:
+    """The digits of eight numbers times a scale, rounded to whole ones: two registers for each
+    digit, the lowest first. They are between -128 and 127: digits of a number without sign, each of
+    them 128 less."""
+    numbers = [x for r in registers for x in unpacked(w, dtype, r)]
+    whole = _whole_wide if digits_of(dtype) == 4 else _whole
+    fours = [_digits(w, [whole(w, x, scale) for x in numbers[at : at + 4]]) for at in (0, 4)]
+    return [list(pair) for pair in zip(*fours, strict=True)][: digits_of(dtype)]
+
+
+def _whole(w: GpuWriter, x: str, scale: str) -> str:
+    """A number of 22 bits, of which the last digits of a float are what is needed."""
+    shifted = w(f"bitcast float {fma(w, x, scale, f32(_ROUNDER))} to i32")
+    return w(f"add i32 {shifted}, {0x808080 - (_ROUNDER & 0x7FFFFF)}")
+
+
+def _whole_wide(w: GpuWriter, x: str, scale: str) -> str:
+    """The same of 30 bits."""
+    number = w.call("i32", "llvm.nvvm.f2i.rn", ("float", w(f"fmul float {x}, {scale}")))
+    return w(f"add i32 {number}, {0x80808080 - (1 << 32)}")
+
+
+def _digits(w: GpuWriter, words: Sequence[str]) -> list[str]:
+    """The bytes of four registers, the lowest first, 128 taken from each."""
+    found = []
+    for turns in _LOWER:
+        low, high = (_permuted(w, a, b, turns) for a, b in (words[:2], words[2:]))
+        found += [_permuted(w, low, high, half) for half in _HIGHER]
+    return [w(f"xor i32 {x}, {0x80808080 - (1 << 32)}") for x in found]
+
+
+def _permuted(w: GpuWriter, a: str, b: str, chosen: int) -> str:
+    return w.call("i32", "llvm.nvvm.prmt", ("i32", a), ("i32", b), ("i32", str(chosen)))

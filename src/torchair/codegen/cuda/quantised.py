@@ -1,20 +1,25 @@
-"""Products of one to four rows with a matrix of integers of eight or four bits, by tensor cores.
+"""Products of one to four rows with a matrix of integers of eight or four bits, by tensor cores
+that multiply bytes.
 
 Some warps of a block share a tile of 16 rows of the matrix, each with a part of k, which it walks
-through in chunks. As soon as a pack has become factors, that of the next chunk, or of the next
+through in chunks. As soon as a pack has been multiplied, that of the next chunk, or of the next
 tile, is loaded into the same registers, so that nearly all are on their way at any time. Sums of
 the warps meet in shared memory, one barrier a tile.
 
-Integers are exact as bf16 and as f16. A row of float32 is three rows of bf16 whose sum it is: they
-stand side by side as columns of tensor cores do, of which there are eight in any case.
+The matrix is multiplied as it lies in memory. A row of A becomes whole numbers of 24 bits (of
+float32: 32), relative to its largest one, whose digits are bytes; each digit is a row of its own.
+They stand side by side as columns of tensor cores do, of which there are eight in any case. Sums of
+whole numbers are exact. What a number has below the last digit is less than what a sum of float32
+loses of the largest one. A row with an infinite number has infinite results, one with NaN has NaN.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
 from torchair.codegen.cuda.packs import (
     COLUMNS,
     EACH,
@@ -25,25 +30,33 @@ from torchair.codegen.cuda.packs import (
     ZERO,
     added,
     bytes_of_packs,
+    digits,
     factors,
+    fma,
     gather_pack,
+    largest,
+    largest_of,
+    limited,
+    load_pack,
     multiplied,
     ones,
     placed_fma,
-    repeated_pack,
     shared_pack,
     stream_pack,
     stream_words,
+    top_exponent,
     unpacked,
+    whole_bits,
 )
 from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, bytes_of_a
-from torchair.codegen.cuda.tiles import OFFSETS, SCALES, SHARED, B, Cut, TileForm, weight_of
+from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm, weight_of
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import Product
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
+from torchair.codegen.text.writer import f32
 
 
 class Tiles:
@@ -61,13 +74,12 @@ class Tiles:
         if form.warps % form.split:
             raise ValueError(f"{form} is no form")
         self.m, self.n, self.dtype = m, n, self.matmul.dtype
-        self.short: Element = "f16" if self.dtype == "f16" else "bf16"  # of tensor cores
         self.cut = Cut(self.matmul, form, len(matrices))
         self.threads = form.warps * WARP
-        self._check_shared(prologue)
+        self.asked = self._asked(prologue)
         self.w = w = GpuWriter(gpu)
         self.epilogue = Epilogue(w, product.epilogue, m)
-        self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, form.shared)
+        self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, False)
         self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
         self.warp = w.entry(f"lshr i64 {w.thread()}, 5")
         self.row = w.entry(f"lshr i64 {self.lane}, 2")  # of a tile, or column of the sums
@@ -76,61 +88,61 @@ class Tiles:
         if form.split > 1:
             self.part = w.entry(f"urem i64 {self.warp}, {form.split}")
             self.group = w.entry(f"udiv i64 {self.warp}, {form.split}")
+        self.digits = _Digits(self)
         self.meeting = _Meeting(self)
 
-    def _check_shared(self, prologue: Nest | None) -> None:
-        size = self.cut.meeting
-        size += bytes_of_a(self.matmul) if prologue is not None or self.form.shared else 0
-        if size > SHARED:
+    def _asked(self, prologue: Nest | None) -> int:
+        """Bytes of shared memory that are asked for at the launch."""
+        size = self.cut.shared + (bytes_of_a(self.matmul) if prologue is not None else 0)
+        if size > MOST_SHARED:
             raise Declined(f"{size} bytes of shared memory")
+        return self.cut.digits if size > SHARED else 0
 
     # ---- the kernel ----
 
     def kernel(self, label: str) -> tuple[Kernel, Launch]:
         """The kernel, and as many blocks as there can be at once, if there is work for them."""
         w = self.w
-        fits = w.entry("icmp eq i64 0, 0")
-        for condition in self.a.fits():
-            fits = w(f"and i1 {fits}, {condition}")
-        with w.when(fits):
-            self._body(packs=True)
-        with w.when(w(f"xor i1 {fits}, true")):
-            self._body(packs=False)
-        most = self.cut.resident * w.gpu.multiprocessors
+        self._body()
+        resident = self.cut.resident(w.gpu)
+        most = resident * w.gpu.multiprocessors
         per_block = self.form.warps // self.form.split
         launch = Launch(
-            self.threads, per_block, (self.cut.tiles,), most=most, early=self.early, even=False
-        )
-        return w.kernel(label, self.cut.resident), launch
+            self.threads, per_block, (self.cut.tiles,), shared=self.asked, most=most,
+            early=self.early, even=False,
+        )  # fmt: skip
+        return w.kernel(label, resident), launch
 
-    def _body(self, packs: bool) -> None:
+    def _body(self) -> None:
         w = self.w
         per_block = str(self.form.warps // self.form.split)
         first, step = (w.mul(x, per_block) for x in (w.block_number(), w.blocks()))
         given = _Chunk(self, w.add(first, self.group), "0").all()
         if self.early:
             w.wait()
-        self.a.prepare(packs)
-        column = _Columns(self, packs)
+        self.digits.prepare()
         carried = [*(("i32", x) for x in given), ("i64", "0")]
         with w.loop(first, str(self.cut.tiles), step, carried) as loop:
             tile = w.add(loop.index, self.group)
             points = self.meeting.points(tile)
             *here, turn = loop.carried
-            here, sums = self._tile(column, tile, step, here)
+            here, sums = self._tile(tile, step, here)
+            if self.early:
+                w.release(w(f"icmp sge i64 {w.add(loop.index, step)}, {self.cut.tiles}"))
             self.meeting.finish(points, sums, turn, tile)
             loop.next = [*here, w(f"xor i64 {turn}, 1")]
 
     def _tile(
-        self, column: _Columns, tile: str, step: str, given: list[str]
+        self, tile: str, step: str, given: list[str]
     ) -> tuple[list[str], list[str]]:
-        """What was loaded for the next tile, and the sums of this one: four for each block of
-        columns of each matrix."""
-        w, zeros = self.w, [ZERO] * (4 * self.cut.blocks * len(self.matrices))
+        """What was loaded for the next tile, and the sums of this one, whole or scaled: four for
+        each block of columns of each matrix."""
+        kind, zero = ("i32", "0") if self.cut.once else ("float", ZERO)
+        w, zeros = self.w, [zero] * (4 * self.cut.blocks * len(self.matrices))
         if self.cut.chunks == 1:
             following = _Chunk(self, w.add(tile, step), "0")
-            return self._sums(column, "0", given, zeros, following)
-        carried = [*(("i32", x) for x in given), *(("float", x) for x in zeros)]
+            return self._sums("0", given, zeros, following)
+        carried = [*(("i32", x) for x in given), *((kind, x) for x in zeros)]
         with w.loop("0", str(self.cut.chunks), 1, carried) as loop:
             after = w.add(loop.index, "1")
             more = w(f"icmp slt i64 {after}, {self.cut.chunks}")
@@ -139,7 +151,7 @@ class Tiles:
                 w(f"select i1 {more}, i64 {after}, i64 0"),
             )
             here, sums = loop.carried[: len(given)], loop.carried[len(given) :]
-            made = self._sums(column, loop.index, here, sums, following)
+            made = self._sums(loop.index, here, sums, following)
             loop.next = [*made[0], *made[1]]
         return loop.results[: len(given)], loop.results[len(given) :]
 
@@ -167,54 +179,50 @@ class Tiles:
     # ---- sums ----
 
     def _sums(
-        self, column: _Columns, chunk: str, given: Sequence[str], sums: list[str],
-        following: _Chunk,
-    ) -> tuple[list[str], list[str]]:  # fmt: skip
+        self, chunk: str, given: Sequence[str], sums: list[str], following: _Chunk
+    ) -> tuple[list[str], list[str]]:
         """What was loaded of the following chunk, into each register as soon as it was free, and
         sums with those of this chunk added."""
         count = len(self.matrices)
         values = iter(given[self.cut.depth * count * REGISTERS :])
-        starts = column.starts(self.chunk(chunk))
-        weights: dict[int, list[list[list[list[str]]]]] = {}
+        starts = self.digits.starts(chunk)
+        weights: dict[int, list[list[list[str]]]] = {}
+        others: dict[int, list[list[str]]] = {}
         loaded: list[str] = []
         made, each, tables = sums, self.cut.segment // UNIT, list[str]()
-        shifted, chained = bool(self.weight.offsets), self.cut.once and self.cut.parts == 1
         for j in range(self.cut.segments):
-            own = made if chained else [ZERO] * len(sums)
-            plain = [ZERO] * (4 * self.cut.blocks if shifted else 0)
+            own = made if self.cut.once else ["0"] * len(sums)
+            plain = ["0"] * (4 * self.cut.blocks if self.weight.offsets else 0)
             for unit in range(j * each, (j + 1) * each):
                 step, half = divmod(unit, self.cut.units)
                 if step not in weights:
+                    others[step] = self.digits.pack(starts, step)
                     weights[step] = self._factors(given, step)
+                columns = [x[2 * half : 2 * half + 2] for x in others[step]]
+                own = self._multiplied([m[half] for m in weights[step]], columns, own)
+                if plain:
+                    plain = self._multiplied([ones(self.cut.bits)], columns, plain)
+                if half == self.cut.units - 1:
                     loaded += following.step(step)
-                others = column.unit(starts, unit, self.inside(chunk, step))
-                rows = [matrix[half] for matrix in weights[step]]
-                own = self._multiplied(rows, others, own)
-                if shifted:
-                    constant = [[ones(self.short)] * REGISTERS] * 2
-                    plain = self._multiplied([constant], others, plain)
-            made = own if chained else self._added(own, plain, made, values)
+            made = own if self.cut.once else self._added(own, plain, made, values)
             tables += following.segment(j)
         return [*loaded, *tables], made
 
-    def _factors(self, given: Sequence[str], step: int) -> list[list[list[list[str]]]]:
-        """The factors of each matrix in a step, by unit and row."""
+    def _factors(self, given: Sequence[str], step: int) -> list[list[list[str]]]:
+        """The factors of each matrix in a step, by unit."""
         count = len(self.matrices)
-        found = []
-        for k in range(step * count, (step + 1) * count):
-            pack = given[k * REGISTERS : (k + 1) * REGISTERS]
-            found.append(factors(self.w, self.short, self.cut.bits, pack))
-        return found
+        packs = [given[k * REGISTERS : (k + 1) * REGISTERS]
+                 for k in range(step * count, (step + 1) * count)]  # fmt: skip
+        return [factors(self.w, self.cut.bits, pack) for pack in packs]
 
     def _multiplied(
-        self, rows: Sequence[Sequence[Sequence[str]]], others: Sequence[Sequence[str]],
-        sums: Sequence[str],
-    ) -> list[str]:  # fmt: skip
+        self, rows: Sequence[Sequence[str]], columns: Sequence[Sequence[str]], sums: Sequence[str]
+    ) -> list[str]:
         found = []
         for k in range(len(rows) * self.cut.blocks):
             matrix, block = divmod(k, self.cut.blocks)
             own = sums[4 * k : 4 * k + 4]
-            found += multiplied(self.w, self.short, rows[matrix], others[block], own)
+            found += multiplied(self.w, rows[matrix], columns[block], own)
         return found
 
     def _added(
@@ -223,8 +231,7 @@ class Tiles:
         """Sums plus those of a segment, shifted and scaled. Of four sums the first two belong to
         the first row of this lane."""
         w, found = self.w, []
-        if self.cut.once:
-            return [w(f"fadd float {a}, {b}") for a, b in zip(sums, own, strict=True)]
+        floats, shifts = ([w(f"sitofp i32 {x} to float") for x in xs] for xs in (own, plain))
         for k in range(len(self.matrices)):
             tables = [
                 [x for _ in range(2 * BYTES[dtype] // 4) for x in unpacked(w, dtype, next(values))]
@@ -232,12 +239,12 @@ class Tiles:
             ]
             for b, i in itertools.product(range(self.cut.blocks), range(4)):
                 at = 4 * (k * self.cut.blocks + b) + i
-                total = own[at]
+                total = floats[at]
                 if COLUMNS * b + i % 2 >= self.cut.columns:  # of no column
                     found.append(total)
                     continue
-                if plain:
-                    total = placed_fma(w, tables[1][i // 2], plain[4 * b + i], total)
+                if shifts:
+                    total = placed_fma(w, tables[1][i // 2], shifts[4 * b + i], total)
                 found.append(placed_fma(w, total, tables[0][i // 2], sums[at]))
         return found
 
@@ -285,71 +292,133 @@ class _Chunk:
         return found
 
 
-class _Columns:
-    """Rows of A as columns of tensor cores. Lanes beyond the last column have that one too: what
-    comes of it is not read."""
+class _Digits:
+    """Digits of the rows of A in shared memory, a column of tensor cores each: first the lowest of
+    all rows. Every warp makes those of its part of k for itself, in units of the largest number of
+    that part, and has nobody to wait for. What a lane needs of the units of a pack lies side by
+    side. Lanes beyond the last column have that one too: what comes of it is not read."""
 
-    def __init__(self, tiles: Tiles, packs: bool) -> None:
-        self.tiles, self.w, self.dtype = tiles, tiles.w, tiles.dtype
-        self.packs = packs or tiles.a.shared
-        self.parts: list[str] = []
-        self.rows: list[str] = []
-        w = tiles.w
-        for block in range(tiles.cut.blocks):
-            number = w.add(tiles.row, str(block * COLUMNS))
-            number = w.least(number, str(tiles.cut.columns - 1)) if tiles.cut.columns > 1 else "0"
-            self.rows.append(w.rem(number, str(tiles.m)))
-            self.parts.append(w.div(number, str(tiles.m)) if tiles.cut.parts > 1 else "0")
+    def __init__(self, tiles: Tiles) -> None:
+        self.tiles, self.w, self.cut = tiles, tiles.w, tiles.cut
+        w, cut = tiles.w, tiles.cut
+        place = w.asked() if tiles.asked else w.shared("i128", cut.digits // PACK)
+        own = w.entry(f"mul i64 {tiles.warp}, {cut.columns * cut.stride}")
+        self.place = w.entry(f"getelementptr i8, ptr {place}, i64 {own}")
+        self.begin = w.entry(f"mul i64 {tiles.part}, {cut.part}")
+        self.backs: list[str] = []  # what sums are multiplied by, for each row and its first digits
+
+    # ---- writing them ----
+
+    def prepare(self) -> None:
+        """Make them, reading A by packs if that is possible."""
+        w = self.w
+        fits = w.entry("icmp eq i64 0, 0")
+        for condition in self.tiles.a.fits():
+            fits = w(f"and i1 {fits}, {condition}")
+        ways = [partial(self._written, packs) for packs in (True, False)]
+        self.backs = w.either(fits, "float", *ways)
+        w.meet()
+
+    def _written(self, packs: bool) -> list[str]:
+        """Write them: what undoes the scales of rows."""
+        t, w, found = self.tiles, self.w, []
+        t.a.prepare(packs)
+        for row in range(t.m):
+            turns = range(-(-self.cut.part // (EACH * WARP)))
+            numbers = [w.add(t.lane, str(turn * WARP)) for turn in turns]
+            loaded = [self._loaded(row, number, packs) for number in numbers]
+            top = largest(w, t.dtype, [x for each in loaded for x in each])
+            for distance in (16, 8, 4, 2, 1):
+                top = largest_of(w, top, w.shuffled(top, "i32", distance))
+            finite = w(f"icmp ult i32 {top}, {0x7F800000}")
+            scale, *backs = self._scales(top, finite)
+            found += backs
+            numbers_of = iter(self._limited([x for each in loaded for x in each], finite))
+            for number, registers in zip(numbers, loaded, strict=True):
+                made = digits(w, t.dtype, [next(numbers_of) for _ in registers], scale)
+                with w.when(w(f"icmp slt i64 {number}, {self.cut.part // EACH}")):
+                    self._store(row, number, made)
+        return found
+
+    def _limited(self, registers: list[str], finite: str) -> list[str]:
+        dtype = self.tiles.dtype
+        return self.w.either(
+            finite, "i32", lambda: registers,
+            lambda: [limited(self.w, dtype, x) for x in registers],
+        )  # fmt: skip
+
+    def _loaded(self, row: int, number: str, packs: bool) -> list[str]:
+        """Eight neighbours of the part; zeros where there are none."""
+        t, w = self.tiles, self.w
+        first = w.add(self.begin, w.mul(number, str(EACH)))
+        start = t.a.at(row, first)
+        mine = w(f"icmp slt i64 {number}, {self.cut.part // EACH}")
+        inside = w(f"and i1 {mine}, {w(f'icmp slt i64 {first}, {t.a.k}')}")
+        return w.chosen(inside, "i32", partial(self._eight, start, packs), "0")
+
+    def _eight(self, start: str, packs: bool) -> list[str]:
+        w, dtype, found = self.w, self.tiles.dtype, list[str]()
+        for far in range(0, EACH * BYTES[dtype], PACK):
+            found += load_pack(w, start, far) if packs else gather_pack(w, dtype, start, far)
+        return found
+
+    def _scales(self, top: str, finite: str) -> list[str]:
+        """What makes numbers whole of which this is the largest, a power of two; what undoes it in
+        sums of their last digits, infinite or NaN if the largest is; and in those of others."""
+        w = self.w
+        up = whole_bits(self.tiles.dtype) - 1
+        down = up + (4 if self.cut.bits == 4 else 0)  # integers of four bits are taken times 16
+        exponent = w(f"lshr i32 {top}, 23")
+        most = top_exponent(self.tiles.dtype)
+        exponent = w(f"select i1 {finite}, i32 {exponent}, i32 {most}")
+        power = largest_of(w, exponent, str(down + 1))
+        back = w(f"shl i32 {w(f'sub i32 {power}, {down}')}, 23")
+        scale = w(f"shl i32 {w(f'sub i32 {254 + up}, {power}')}, 23")
+        found = [scale, *(w(f"select i1 {finite}, i32 {back}, i32 {x}") for x in (top, "0"))]
+        return [w(f"bitcast i32 {x} to float") for x in found]
+
+    def _store(self, row: int, number: str, made: Sequence[Sequence[str]]) -> None:
+        """Eight neighbours, digit by digit."""
+        t, w, units = self.tiles, self.w, self.cut.units
+        lanes = UNIT // EACH
+        unit, lane = w.div(number, str(lanes)), w.rem(number, str(lanes))
+        at = w.mul(w.div(unit, str(units)), str(units * UNIT))
+        at = w.add(at, w.mul(lane, str(units * EACH)))
+        at = w.add(at, w.mul(w.rem(unit, str(units)), str(EACH)))
+        for part, (low, high) in enumerate(made):
+            to = w.offset(self.place, "i8", w.add(at, str((part * t.m + row) * self.cut.stride)))
+            pair = w(f"insertelement <2 x i32> poison, i32 {low}, i64 0")
+            pair = w(f"insertelement <2 x i32> {pair}, i32 {high}, i64 1")
+            w.do(f"store <2 x i32> {pair}, ptr {to}, align 8")
+
+    # ---- reading them ----
 
     def starts(self, chunk: str) -> list[str]:
-        """Where the eight neighbours of this lane begin in a chunk, by block of columns."""
-        tiles, w = self.tiles, self.w
-        first = w.add(w.mul(chunk, str(tiles.cut.whole)), w.mul(tiles.quarter, str(EACH)))
-        far = [w.add(first, w.mul(row, str(tiles.a.row))) for row in self.rows]
-        return [tiles.a.at(0, x) for x in far]
+        """Where what this lane needs of a chunk of this warp begins, by block of columns."""
+        t, w, cut = self.tiles, self.w, self.cut
+        far = w.add(w.mul(chunk, str(cut.whole)), w.mul(t.quarter, str(cut.units * EACH)))
+        found = []
+        for block in range(cut.blocks):
+            column = w.least(w.add(t.row, str(block * COLUMNS)), str(cut.columns - 1))
+            found.append(w.offset(self.place, "i8", w.add(far, w.mul(column, str(cut.stride)))))
+        return found
 
-    def unit(self, starts: Sequence[str], unit: int, inside: str | None) -> list[list[str]]:
-        """Four pairs for each block of columns; zeros where there is no such unit."""
-        count = BYTES[self.dtype] * EACH // PACK
+    def pack(self, starts: Sequence[str], step: int) -> list[list[str]]:
+        """Two registers for each unit of a pack, by block of columns."""
+        far = step * self.cut.units * UNIT
+        return [shared_pack(self.w, start, far, 2 * self.cut.units) for start in starts]
 
-        def loaded() -> list[str]:
-            far = unit * UNIT * BYTES[self.dtype]
-            packs = [self._pack(s, far + PACK * k) for s in starts for k in range(count)]
-            return [x for pack in packs for x in pack]
-
-        flat = self.w.chosen(inside, "i32", loaded)
-        size = REGISTERS * count
-        own = [flat[at : at + size] for at in range(0, len(flat), size)]
-        return own if count == 1 else [self._pairs(x, b) for b, x in enumerate(own)]
-
-    def _pack(self, start: str, offset: int) -> list[str]:
-        if not self.packs:
-            return gather_pack(self.w, self.dtype, start, offset)
-        load = shared_pack if self.tiles.a.shared else repeated_pack
-        return load(self.w, start, offset)
-
-    def _pairs(self, words: Sequence[str], block: int) -> list[str]:
-        """Eight numbers of float32 as pairs of bf16: of each that part of its digits that belongs
-        to this column."""
-        w, part = self.w, self.parts[block]
-        for level in (0, 1):
-            later = w(f"icmp sgt i64 {part}, {level}")
-            mask = w(f"select i1 {later}, i32 -65536, i32 0")
-            words = [self._rest(x, mask, later) for x in words]
-        upper = ("i32", str(0x7632))
-        return [
-            w.call("i32", "llvm.nvvm.prmt", ("i32", a), ("i32", b), upper)
-            for a, b in zip(words[::2], words[1::2], strict=True)
-        ]
-
-    def _rest(self, bits: str, mask: str, later: str) -> str:
-        """What is left of a number without its first digits; nothing of an infinite one."""
-        w = self.w
-        x, first = (w(f"bitcast i32 {b} to float") for b in (bits, w(f"and i32 {bits}, {mask}")))
-        rest = w(f"bitcast float {w(f'fsub float {x}, {first}')} to i32")
-        size = w(f"and i32 {bits}, {0x7FFFFFFF}")
-        endless = w(f"and i1 {later}, {w(f'icmp eq i32 {size}, {0x7F800000}')}")
-        return w(f"select i1 {endless}, i32 0, i32 {rest}")
+    def back(self, column: str) -> str:
+        """What undoes the scale of the row and digit that a column stands for."""
+        w, m = self.w, self.tiles.m
+        row, last = w.rem(column, str(m)), w(f"icmp sge i64 {column}, {(self.cut.parts - 1) * m}")
+        found = ""
+        for k in range(m):
+            back, others = self.backs[2 * k : 2 * k + 2]
+            own = w(f"select i1 {last}, float {back}, float {others}")
+            mine = w(f"icmp eq i64 {row}, {k}")
+            found = w(f"select i1 {mine}, float {own}, float {found}") if k else own
+        return found
 
 
 class _Meeting:
@@ -396,6 +465,8 @@ class _Meeting:
 
     def _give(self, place: str, base: str, sums: Sequence[str]) -> None:
         w, t = self.w, self.tiles
+        if t.cut.once:
+            sums = [w(f"sitofp i32 {x} to float") for x in sums]
         own = w.add(base, w.mul(t.warp, str(self.columns * TILE)))
         for block in range(t.cut.blocks):
             for side in (0, 1):
@@ -403,25 +474,29 @@ class _Meeting:
                 if least >= self.columns:
                     continue
                 column = w.add(w.mul(t.quarter, "2"), str(least))
+                back = t.digits.back(column)
                 at = w.add(own, w.add(w.mul(column, str(TILE)), t.row))
                 exists = w(f"icmp slt i64 {column}, {self.columns}")
                 with w.when(exists):
                     for half in (0, 1):
                         to = w.offset(place, "float", w.add(at, str(half * TILE // 2)))
-                        w.do(f"store float {sums[block * 4 + half * 2 + side]}, ptr {to}")
+                        scaled = w(f"fmul float {sums[block * 4 + half * 2 + side]}, {back}")
+                        w.do(f"store float {scaled}, ptr {to}")
 
     def _total(self, place: str, base: str, value: str) -> str:
-        """The sum over warps, and over the parts of a row of A."""
+        """The sum over warps, and over the digits of a row of A."""
         w, t = self.w, self.tiles
         first = w.add(base, w.mul(t.group, str(t.form.split * self.columns * TILE)))
         first = w.add(first, value)  # row of A by row of the tile, as it is in memory
-        found = []
-        for warp in range(t.form.split):
-            for part in range(t.cut.parts):
+        total = ZERO
+        for part in reversed(range(t.cut.parts)):
+            found = []
+            for warp in range(t.form.split):
                 far = (warp * self.columns + part * t.m) * TILE
                 at = w.offset(place, "float", w.add(first, str(far)))
                 found.append(w(f"load float, ptr {at}"))
-        return added(w, found)
+            total = fma(w, total, f32(256.0), added(w, found))
+        return total
 
     def _scale(self, matrix: int, value: str, tile: str) -> str:
         w, dtype = self.w, self.tiles.weight.scales

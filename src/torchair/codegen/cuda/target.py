@@ -109,11 +109,11 @@ class CudaTarget:
         form = self._forms(request)[word] if word else None
         if isinstance(request, Loops):
             shape = NestShape(way.number("lanes", 0), way.number("threads", 0))
-            kernel, launch = print_nest(request.nest, machine, label, shape=shape)
+            kernel, launch = print_nest(request.nest, machine, label, shape=shape, early=True)
         elif isinstance(request, Product | Joint):
             kernel, launch = joint(request, machine, label, form)
         elif isinstance(request, Attention):
-            kernel, launch = attention(request, machine, label, form=form)
+            kernel, launch = attention(request, machine, label, form=form, early=True)
         else:
             raise Declined(f"no GPU kernel for {type(request).__name__}")
         unknown = foreign([kernel])

@@ -75,9 +75,19 @@ class GpuWriter(KernelWriter):
         """Wait for all threads of the block; what they wrote to shared memory is there then."""
         self.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
 
+    def meet(self) -> None:
+        """The same for all threads of the warp."""
+        self.call("void", "llvm.nvvm.bar.warp.sync", ("i32", "-1"))
+
     def wait(self) -> None:
         """Wait for the launch before this one, if the GPU began this one early."""
         self.assembly("griddepcontrol.wait;", "void", "~{memory}")
+
+    def release(self, where: str) -> None:
+        """Let the launch after this one begin as far as there is room, if an i1 is true. It waits
+        for this one before it reads what others write."""
+        with self.when(where):
+            self.assembly("griddepcontrol.launch_dependents;", "void", "~{memory}")
 
     def assembly(self, text: str, result: str, constraints: str, *args: tuple[str, str]) -> str:
         """Inline PTX that is not moved."""
@@ -93,6 +103,12 @@ class GpuWriter(KernelWriter):
         name = f"@ENTRY.shared{len(self._shared)}"
         kind = f"[{count} x {element}]"
         self._shared.append(f"{name} = internal addrspace(3) global {kind} poison, align 16\n")
+        return self.entry(f"addrspacecast ptr addrspace(3) {name} to ptr")
+
+    def asked(self) -> str:
+        """Memory of the block whose size the launch tells."""
+        name = "@ENTRY_asked"
+        self._shared.append(f"{name} = external addrspace(3) global [0 x i8], align 16\n")
         return self.entry(f"addrspacecast ptr addrspace(3) {name} to ptr")
 
     def chosen(

@@ -338,7 +338,8 @@ class Launches(NativePart):
         self._calls: list[Call] = []
         self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
         for group, entry in zip(groups, entries, strict=True):
-            self._calls.append(self._call(group, entry, values))
+            early = bool(self._calls) and all(job.launch.early for job in group.jobs)
+            self._calls.append(self._call(group, entry, values, early))
         sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.outline.patches}
         self._patches = [
             (words, position, *sources[word])
@@ -365,7 +366,9 @@ class Launches(NativePart):
         self.outline.write_sized(values, memory, self.steps)
         return values
 
-    def _call(self, bundle: Bundle, entry: Entry, values: list[int]) -> Call:
+    def _call(self, bundle: Bundle, entry: Entry, values: list[int], early: bool) -> Call:
+        """A launch. The first may not begin `early`: it is not known what was launched before, and
+        constants that it loads at once may have been laid out anew there."""
         words: list[int] = []
         where: list[tuple[int, int]] = []  # (word of the outline, position)
         grid, shared, cluster = 0, 0, 1
@@ -379,7 +382,7 @@ class Launches(NativePart):
                 at = self.outline.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
                 words.append(values[at])
-        call = Call(self._library, entry, grid, words, shared, cluster)
+        call = Call(self._library, entry, grid, words, shared, cluster, early)
         self._given += [(word, call.words, position) for word, position in where]
         return call
 
