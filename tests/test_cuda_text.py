@@ -4,6 +4,7 @@ them fast is there."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -37,6 +38,8 @@ from torchair.convert import GraphConverter
 from torchair.engine.run.launches import dry_run
 from torchair.engine.run.launches import entry_of as bundle_entry
 from torchair.operators import infer
+from torchair.operators.reference import interpret
+from torchair.ops.npu.matmul import weight_quant_matmul
 
 CHIPS = [describe(c, 80) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 3), (12, 1))]
 STREAMED = "ld.global.nc.L1::no_allocate.v4.b32"
@@ -314,3 +317,47 @@ def test_attention_of_gpu_tensors_is_one_operator(kind: str) -> None:
         graph = GraphConverter(gm, "g", infer).run(q).graph
     assert "FusedInferAttentionScore" in {n.type for n in graph.nodes}
     assert "TorchCall" not in {n.type for n in graph.nodes}
+
+
+def tiled(integers: torch.Tensor, inner: int) -> torch.Tensor:
+    """Integers [n, k] of 0 to 15 as torch packs them for tensor cores, number by number."""
+    n, k = integers.shape
+    packed = torch.zeros(n // 8, k // (inner * 16), 32, inner // 2, dtype=torch.int64)
+    for row, column in itertools.product(range(n), range(k)):
+        outer, rest = divmod(column, inner * 16)
+        word, rest = divmod(rest, 32)
+        eighth, rest = divmod(rest, 8)
+        lane, odd = 4 * (row % 8) + rest // 2, rest % 2
+        value = int(integers[row, column]) << 4 * (eighth + 4 * odd)
+        packed[row // 8, outer, lane, word] += value
+    return packed.to(torch.int32)
+
+
+@pytest.mark.parametrize("inner", (2, 8))
+def test_weights_in_tiles_of_tensor_cores_are_quantised_weights(inner: int) -> None:
+    n, k, group = 16, 256, 64
+    integers = torch.randint(0, 16, (n, k))
+    scales = torch.rand(k // group, n).bfloat16()
+    scales[1, 3] = 0
+    pairs = torch.stack([scales, torch.randn(k // group, n).bfloat16()], -1)
+    given = torch.randn(3, k).bfloat16(), tiled(integers, inner), pairs
+    with FakeTensorMode():
+        x, packed, both = (torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in given)
+        gm = make_fx(lambda *a: (torch.ops.aten._weight_int4pack_mm(a[0], a[1], group, a[2]),))(
+            x, packed, both
+        )
+        graph = GraphConverter(gm, "g", infer).run(x, packed, both).graph
+    assert "TorchCall" not in {node.type for node in graph.nodes}
+    (got,) = interpret(graph, list(given))
+    factor, shift = (pairs[..., i].t().double().repeat_interleave(group, 1) for i in (0, 1))
+    right = given[0].double() @ ((integers - 8) * factor + shift).t()
+    assert (got.double() - right).abs().max() <= 2**-8 * right.abs().max()
+
+
+def test_many_rows_of_a_gpu_are_multiplied_in_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(7, 64).bfloat16(), torch.randint(-128, 128, (64, 32)).to(torch.int8)
+    scale, bias = torch.rand(2, 32).bfloat16(), torch.randn(32)
+    numbers = (weight.float() * scale.float().repeat_interleave(32, 0)).bfloat16()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    got = weight_quant_matmul(x, weight, scale, bias=bias, group=32)
+    assert torch.equal(got, ((x @ numbers).float() + bias).bfloat16())

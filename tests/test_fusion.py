@@ -279,6 +279,50 @@ def test_an_update_that_reads_what_it_updates() -> None:
     assert torch.equal(mine, theirs)
 
 
+REREADING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x: x[:3] * 2 + 1,
+    "all, in another order": lambda x: x.flip(0).sin(),
+    "through a view": lambda x: (x.view(12)[::4].view(3, 1) + x).abs(),
+    "through a transpose": lambda x: (x.t().exp() / 7)[:3].t().repeat(1, 2)[:, :4],
+    "itself and something new": lambda x: torch.cat((-x[:, 2:], x[:, :2]), 1) * 3,
+}
+
+
+@pytest.mark.parametrize("name", REREADING)
+def test_an_update_computes_what_it_writes_from_what_it_updates(name: str) -> None:
+    def write(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x.index_copy_(0, at, REREADING[name](x))
+        return x * 2
+
+    x, at = torch.arange(12.0).reshape(3, 4) / 5, torch.tensor([1, 2, 0])
+    mine, theirs = x.clone(), x.clone()
+    fast = torch.compile(write, backend=torchair.get_npu_backend(), fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(mine, at), write(theirs, at))
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_new_keys_are_turned_on_their_way_into_the_cache() -> None:
+    def step(cache: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+             at: torch.Tensor) -> None:  # fmt: skip
+        first, second = x.chunk(2, -1)
+        cache.index_copy_(1, at, x * cos + torch.cat((-second, first), -1) * sin)
+
+    table = torch.randn(2, 8)
+    made = (torch.zeros(4, 6, 8), torch.randn(4, 2, 8), table, table, torch.tensor([4, 1]))
+    assert report(step, *made) == [
+        "loops Mul Neg ConcatV2 Mul Add IndexPutV2 (it updates memory in place)",
+    ]
+
+
+def test_what_is_updated_is_made_before() -> None:
+    check(
+        lambda x, i, n: [ge.ScatterElements(ge.Exp(x), i, ge.Neg(n), axis=0)],
+        torch.randn(4, 6), torch.tensor([[1, 2, 3, 0, 1, 2]]), torch.randn(1, 6),
+    )  # fmt: skip
+
+
 def test_joining_nothing() -> None:
     empty = torch.empty(2, 0)
     check(lambda x, y: [ge.Exp(ge.ConcatV2([x, y], 1, N=2)), ge.Exp(x)], empty, empty)

@@ -235,7 +235,8 @@ class _Fuser:
     def _place(self, node: Node) -> None:
         kind = loops_of(node.type).kind
         if kind == "update":
-            self._begin("loops", node, single(node), "it updates memory in place")
+            unit = self._begin("loops", node, single(node), "it updates memory in place")
+            self._inline_producers(unit, node)
             return
         why = "begins here"
         if node.type == "BNInfer" and self._fold(node):
@@ -446,14 +447,20 @@ class _Fuser:
         return all(s is not None and aligned(s, place) for s in spaces)
 
     def _inline_producers(self, unit: Unit, node: Node) -> None:
-        """What only this node reads, and what is cheap, is computed where it is read."""
+        """What only this node reads, and what is cheap, is computed where it is read: an update
+        reads each element of it once, so that it may also be moved on the way."""
+        update = loops_of(node.type).kind == "update"
+        kinds = ("map", "move") if update else ("map",)
+        updated = node.values()[:1] if update else []  # that is in memory before
         if unit.group.reduced and _one_long_row(unit.group.shape, unit.group.reduced):
             return
         for other in self._candidates(node):
             if other is unit or other.kind != "loops" or other.group.reduced or other.views:
                 continue
             nodes = other.group.nodes
-            cheap = len(nodes) <= 6 and all(loops_of(n.type).kind == "map" for n in nodes)
+            if any(v.node in nodes for v in updated):
+                continue
+            cheap = len(nodes) <= 6 and all(loops_of(n.type).kind in kinds for n in nodes)
             private = all(
                 u is node or u in nodes for n in nodes for v in n.outputs for u in v.users()
             ) and not any(v in self.results for n in nodes for v in n.outputs)
