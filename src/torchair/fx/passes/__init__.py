@@ -28,17 +28,14 @@ from torchair.fx.passes.streams import (
     replace_core_limit_nodes,
     resolve_default_stream_markers,
 )
-from torchair.fx.passes.user import (
-    apply_pattern_passes,
-    post_pass,
-    pre_pass,
-)
+from torchair.fx.passes.user import post_pass, pre_pass
 from torchair.passes import Handler, Pass
 
 
-def _has_patterns(settings: Any) -> bool:
-    """Whether somebody has registered replacements, and wants them."""
-    return settings.pattern_fusion_pass and bool(user.REGISTERED or user.WAITING)
+def _apply_patterns(gm: fx.GraphModule) -> None:
+    """The replacements that somebody has registered."""
+    if user.REGISTERED or user.WAITING:
+        user.apply_pattern_passes(gm)
 
 
 FX_PASSES = (
@@ -46,7 +43,7 @@ FX_PASSES = (
     Pass("optimize_noop_ops", optimize_noop_ops, lambda s: s.remove_noop_ops),
     Pass("recover_view_inplace_pattern", recover_view_inplace_pattern),
     Pass("optimize_sym_input", optimize_sym_input, lambda s: s.mode == "max-autotune"),
-    Pass("apply_pattern_passes", apply_pattern_passes, _has_patterns),
+    Pass("apply_pattern_passes", _apply_patterns, lambda s: s.pattern_fusion_pass),
     Pass("view_to_reshape", view_to_reshape),
     Pass(
         "post_grad_custom_post_pass", post_pass, lambda s: s.post_grad_custom_post_pass is not None
