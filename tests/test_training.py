@@ -324,3 +324,19 @@ def test_parts_of_a_detached_result_have_no_gradients(backend: str) -> None:
     results = torch.compile(fn, backend=backend)(x)
     assert [r.requires_grad for r in results] == [False, True, False]
     assert len({r.untyped_storage().data_ptr() for r in results}) == 1
+
+
+@pytest.mark.parametrize("backend", ("torchair", "npugraph_ex"))
+def test_gradients_of_parts_of_an_argument_that_repeats(backend: str) -> None:
+    def fn(x, n):
+        part = x[:n]
+        return part, part * 2
+
+    def slopes(call):
+        x = torch.empty_strided((4, 5, 3), (3, 0, 1)).requires_grad_()  # no view of a tensor
+        results = call(x, 2)
+        weights = [torch.arange(r.numel()).float().view(r.shape) for r in results]
+        return torch.autograd.grad(results, x, weights)[0]
+
+    call = torch.compile(fn, backend=backend, dynamic=True)
+    assert torch.equal(slopes(call), slopes(fn))

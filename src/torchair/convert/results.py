@@ -315,7 +315,8 @@ class Results:
             layout = self._seen_from(base, meta)
             if layout is not None:
                 cast = _cast_of_view(base.dtype, meta.dtype)
-                return InputView(arg, *layout, same=item is source, cast=cast)
+                traced = _alone(item) if _repeats(base) or _repeats(meta) else None
+                return InputView(arg, *layout, item is source, cast, traced)
         return None
 
     def _view_of_result(self, item: fx.Node, meta: torch.Tensor) -> ResultView | None:
@@ -389,6 +390,27 @@ def _overlaps(meta: torch.Tensor) -> bool:
             return True
         extent += stride * (size - 1)
     return False
+
+
+def _repeats(meta: torch.Tensor) -> bool:
+    """Whether a traced tensor is expanded."""
+    steps = zip(meta.stride(), meta.shape, strict=True)
+    return any(hint(step) == 0 and hint(size) != 1 for step, size in steps)
+
+
+def _alone(item: fx.Node) -> Callable[..., Any]:
+    """What computes one node from all arguments of its graph."""
+    needed, left = set(), [item]
+    while left:
+        if (node := left.pop()) not in needed:
+            needed.add(node)
+            left += node.all_input_nodes
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in item.graph.nodes:
+        if node.op == "placeholder" or node in needed:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(made[item])
+    return fx.GraphModule({}, graph).forward
 
 
 def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:

@@ -359,6 +359,8 @@ def result_maker(result: Result, names: Sequence[str]) -> Callable[[Any, Any, An
     arg = result.arg
     if result.same:
         return lambda outputs, args, sizes: args[arg]
+    if (traced := result.traced) is not None:
+        return lambda outputs, args, sizes: traced(*args)
     view = viewer(result, names)
     return lambda outputs, args, sizes: view(args[arg], sizes)
 
@@ -376,10 +378,7 @@ def viewer(
     def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         known = dims(*sizes)
         base = base if cast is None else cast(base)
-        shape, strides, lead = known[:rank], known[rank : 2 * rank], rank - base.dim()
-        tail = (shape[lead:], strides[lead:]) == (base.shape, base.stride()) if lead >= 0 else False
-        if tail and not known[-1] and not any(strides[:lead]):
-            return base.expand(shape)  # gradients of other views of what repeats are shared out
+        shape, strides = known[:rank], known[rank : 2 * rank]
         return torch.as_strided(base, shape, strides, base.storage_offset() + known[-1])
 
     return make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -54,6 +54,9 @@ class InputView:
     offset: Any  # from where the argument begins, in elements of the view
     same: bool = False  # the very argument object
     cast: str = ""  # one of CASTS or the name of another type
+    traced: Callable[..., Any] | None = field(default=None, compare=False)
+    """The view as it was traced, of all arguments: gradients of an argument that repeats are those
+    of its elements. Files have no gradients and do not hold it."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def check(convention: Convention, inputs: int, outputs: int) -> None:
 
 
 def _record(made: Any) -> dict[str, Any]:
-    return {f.name: _plain(getattr(made, f.name)) for f in fields(made)}
+    return {f.name: _plain(getattr(made, f.name)) for f in fields(made) if f.compare}
 
 
 def _plain(value: Any) -> Any:
