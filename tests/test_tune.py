@@ -30,7 +30,7 @@ from torchair.codegen.requests import (
     Weight,
     stored,
 )
-from torchair.codegen.target import AS_EVER, Generated, KernelOrder, Way
+from torchair.codegen.target import AS_EVER, BY_TORCH, Generated, KernelOrder, Way
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file, write
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.records import Native, Plan, Root, Step
@@ -70,12 +70,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def raced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ways that are measured, in order; each is said to be faster than all before it."""
+    """Ways that are measured, in order; each is said to be faster than all before it, but torch
+    is not."""
     seen: list[str] = []
 
     def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
         seen.extend(str(e.way) for e in entrants)
-        return [100.0 / (1 + k) for k in range(len(entrants))]
+        return [200.0 if e.way == BY_TORCH else 100.0 / (1 + k) for k, e in enumerate(entrants)]
 
     monkeypatch.setattr(tuner, "times", times)
     monkeypatch.setattr(tuner, "shows", lambda tuned, usual: True)
@@ -657,3 +658,66 @@ def test_kernels_of_little_work_are_not_measured(tmp_path: Path, raced: list[str
         with torch.no_grad():
             called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
         assert {name.split()[0] for name in names(tmp_path)} == kinds
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shown", [True, False])
+def test_torch_runs_what_it_is_faster_at(
+    tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    model, x, graphs = Small(), torch.randn(5, 48), []
+    expected = model(x)
+
+    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
+        raced.extend(str(e.way) for e in entrants)
+        return [{"by=torch": 1.0}.get(str(e.way), 100.0) for e in entrants]
+
+    def shows(tuned: Any, usual: Any) -> bool:
+        graphs.append(None)
+        for call in (tuned, usual):
+            torch.testing.assert_close(call(), [expected])
+        return shown
+
+    monkeypatch.setattr(tuner, "times", times)
+    monkeypatch.setattr(tuner, "shows", shows)
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+    ways = {f.way for f in read(tmp_path / NAME)}
+    assert len(graphs) == 1 and "by=torch" in raced
+    assert ways == ({"by=torch"} if shown else {""})
+    raced.clear()
+    units: list[int] = []
+    bind = GraphCompiler.bind
+    monkeypatch.setattr(
+        GraphCompiler, "bind", lambda self, plan, *a, **k: (
+            units.append(len(plan.native_steps)), bind(self, plan, *a, **k)
+        )[1],
+    )  # fmt: skip
+    torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
+    assert raced == [] and units == [0 if shown else 2]
+
+
+def test_calls_of_torch_are_right_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(40, 20, 3, 3)
+    conv = Conv(
+        "f32", 1, 20, 11, 9, 40, (3, 3), (2, 2), (1, 0, 1, 1), (1, 1), 1, (1980, 1, 180, 20)
+    )
+    high, wide = conv.results or (0, 0)
+    nest = stored((1, 40, high, wide), (40 * high * wide, 1, 40 * wide, 40), "f32", 3)
+    matmul = MatMul("f32", 2, 7, 5, 6, (42, 6, 1), (30, 5, 1))
+    product = Product(matmul, stored((2, 7, 5), (35, 5, 1), "f32", 3))
+    for request, operands, constants in (
+        (Convolution(conv, nest), [(1, 11, 9, 20), (40, 20, 3, 3)], {1: weight}),
+        (product, [(2, 7, 6), (2, 6, 5)], {}),
+    ):
+        listed = [*operands, "scratch", (1, high, wide, 40)]
+        order, stage = stage_of(request, listed, constants, [3], torch.float32)
+        usual = tuner.Race(order, cpu(), stage, 1).usual
+        found = stage.library(request, 1)
+        assert found is not None and "by" in cpu().choices(request)
+        kernel = stage.results()[0]
+        got = found().movedim(1, -1) if constants else found()
+        torch.testing.assert_close(kernel[: got.numel()].view(got.shape), got, rtol=1e-4, atol=1e-4)
+        monkeypatch.setattr(tuner, "times", lambda entrants: [100.0, 1.0])
+        assert tuner._beaten(usual, found, 0.03) == 1.0
+        monkeypatch.setattr(found, "exact", lambda: (torch.zeros(3), torch.ones(3)))
+        assert tuner._beaten(usual, found, 0.03) == 0.0

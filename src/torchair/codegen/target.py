@@ -71,6 +71,8 @@ class Way:
 
 AS_EVER = Way()
 """Everything is left to the generator."""
+BY_TORCH = Way((("by", "torch"),))
+"""No kernel is made: nodes run one by one with those of torch."""
 
 
 # ---- generated code ----

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from torchair.codegen.cpu.driver import entry_point, filler
 from torchair.codegen.cpu.jit import Library, assembly, compile_all, host
 from torchair.codegen.numbers import largest
-from torchair.codegen.target import ANY_ROWS, AS_EVER, Choices, Generated, Kernel, Way
+from torchair.codegen.target import (
+    ANY_ROWS,
+    AS_EVER,
+    BY_TORCH,
+    Choices,
+    Declined,
+    Generated,
+    Kernel,
+    Way,
+)
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -91,6 +100,8 @@ class CpuTarget:
         """The kernel of a request."""
         from torchair.codegen.cpu.generators import GENERATORS
 
+        if way == BY_TORCH:
+            raise Declined("torch's kernel was measured to be faster")
         machine = self.library.machine
         if bits := way.number("bits", 0):
             machine = replace(machine, bits=bits)

@@ -12,6 +12,7 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -22,6 +23,7 @@ from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.target import CudaTarget, cuda, entry_alone
+from torchair.codegen.requests import Convolution, Product, Request
 from torchair.codegen.target import Generated, KernelOrder, Pack, Target
 from torchair.engine.plan.records import Plan, Room, Root, Step, extent
 from torchair.engine.run.fixed import check_capturable
@@ -136,6 +138,28 @@ class Stage:
         listed = [list(w.values()) for w in words]
         return Trial(made, listed, self.steps, threads, (self, room))
 
+    def library(self, request: Request, threads: int) -> LibraryTrial | None:
+        """Torch's kernel for the head of a request, without what is done with its results; None
+        where torch has none, or another device runs it."""
+        if not self._plan.on_host or not isinstance(request, Product | Convolution):
+            return None
+        heads = []
+        for turn in range(self.turns):
+            operand = partial(self._operand, turn)
+            if isinstance(request, Product):
+                heads.append(_product(request, operand))
+            else:
+                heads.append(_convolution(request, operand))
+        return LibraryTrial(heads, threads)
+
+    def _operand(self, turn: int, k: int, shape: Sequence[Any], strides: Any) -> torch.Tensor:
+        """The tensor at a word: a constant as it is, or memory with these dims."""
+        if k in self._constants:
+            return self._constant(k, None, turn)
+        root, offset = self._plan.place(self._slots[k])
+        memory = self._roots[root.slot, turn if _is_far(root) else 0]
+        return memory.as_strided(shape, strides, offset // memory.element_size())
+
     def _word(
         self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int
     ) -> int:
@@ -208,6 +232,58 @@ class Trial:
         self._drive(next(self._programs))
 
 
+Operand = Callable[[int, Sequence[Any], Any], torch.Tensor]
+"""The tensor at a word, of these dims and strides where it is no constant."""
+Head = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
+"""A function of torch, and its tensors."""
+
+
+def _product(request: Product, operand: Operand) -> Head:
+    spec = request.matmul
+    a = operand(0, (spec.batch, spec.m, spec.k), spec.a)
+    b = operand(1, (spec.batch, spec.k, spec.n), spec.b)
+    if spec.constant == "nk":
+        b = b.t()
+    alone = spec.batch == 1
+    return torch.matmul, [a[0] if alone else a, b[0] if alone and b.dim() > 2 else b]
+
+
+def _convolution(request: Convolution, operand: Operand) -> Head:
+    spec = request.conv
+    top, bottom, left, right = spec.padding
+    x = operand(0, (spec.batch, spec.channels, spec.height, spec.width), spec.x)
+
+    def convolve(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if (top, left) != (bottom, right):
+            x = torch.nn.functional.pad(x, (left, right, top, bottom))
+        pad = (top, left) if (top, left) == (bottom, right) else (0, 0)
+        return torch.conv2d(x, weight, None, spec.stride, pad, spec.dilation, spec.groups)
+
+    return convolve, [x, operand(1, (), ())]
+
+
+class LibraryTrial:
+    """Calls of torch that take turns. A run is one of them."""
+
+    steps = 1
+
+    def __init__(self, heads: Sequence[Head], threads: int) -> None:
+        self.threads, self._first, self._heads = threads, heads[0], cycle(heads)
+
+    def __call__(self) -> torch.Tensor:
+        """One run."""
+        function, tensors = next(self._heads)
+        with torch.no_grad():
+            return function(*tensors)
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result of the first call, and what it should be: computed in float64."""
+        function, tensors = self._first
+        with torch.no_grad():
+            got = function(*tensors)
+            return got, function(*(t.double() for t in tensors)).to(got.dtype)
+
+
 class Replay:
     """Work that a GPU has recorded."""
 
@@ -242,11 +318,16 @@ class Replay:
                     return best
 
 
+def has_effects(plan: Plan) -> bool:
+    """Whether a step does more than to compute results, or may."""
+    rows = [row_of(step.node.type) for step in plan.steps]
+    return any(row is None or row.has(trait) for row in rows for trait in _EFFECTS)
+
+
 def replay_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Replay | None:
     """A program of a GPU with these inputs, recorded; None where it cannot be, or where a step does
     more than to compute results."""
-    rows = [row_of(step.node.type) for step in pool.plan.steps]
-    if any(row is None or row.has(trait) for row in rows for trait in _EFFECTS):
+    if has_effects(pool.plan):
         return None
     try:
         with torch.no_grad():

@@ -22,6 +22,7 @@ import torch
 from torchair.codegen.requests import Request
 from torchair.codegen.target import (
     AS_EVER,
+    BY_TORCH,
     BrokenKernels,
     Choices,
     Generated,
@@ -35,6 +36,7 @@ from torchair.engine.plan.records import Plan
 from torchair.engine.run.trial import (
     Content,
     GpuTrial,
+    LibraryTrial,
     Stage,
     Subject,
     Trial,
@@ -61,7 +63,7 @@ class Entrant:
 
     way: Way
     made: Generated
-    run: Trial | GpuTrial
+    run: Trial | GpuTrial | LibraryTrial
 
 
 class Race:
@@ -126,7 +128,7 @@ class Race:
         assert made is not None, "the usual kernel is there"
         return Entrant(way, made, self._stage.trial(made, self._threads))
 
-    def _results(self, run: Trial | GpuTrial) -> list[torch.Tensor]:
+    def _results(self, run: Callable[[], object]) -> list[torch.Tensor]:
         self._stage.clear()
         run()
         return self._stage.results()
@@ -181,6 +183,7 @@ class Tuning:
         self._files = [f for f in (self._own, given) if f is not None]
         self.chosen: list[TunedWay] = []  # ways that were found here, other than the usual
         self._open: Program | None = None  # whose threads are to be counted
+        self._rivals: list[tuple[TunedWay, TunedWay]] = []  # ways, and torch's, which seems faster
 
     def choose(self, plan: Plan) -> None:
         """Take the ways that are known for the kernels of a plan, before they are generated."""
@@ -221,7 +224,7 @@ class Tuning:
             and (choices := self._target.choices(subject.order.request))
         ]
         program, small = program_of(plan), plan.on_host and plan.work <= SMALL
-        several = small and threads_of(plan) > 1
+        several = small and plan.all_native and threads_of(plan) > 1
         if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
             self._open = Program(program, machine, wish.margin)
         end = time.monotonic() + wish.budget_seconds
@@ -259,6 +262,7 @@ class Tuning:
                     break
                 self._drop(least)
                 session.take(inputs, True)
+            self._try_torch(session, inputs)
             self._count_threads(session, inputs)
         except KeyboardInterrupt:
             warnings.warn(
@@ -267,6 +271,24 @@ class Tuning:
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _try_torch(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
+        """Let torch run what it seems to be faster at, and keep that if the graph is faster so."""
+        rivals, self._rivals = self._rivals, []
+        own = session.alone(inputs) if rivals else None
+        if own is None:
+            return
+        assert self._own is not None
+        now = {f.request: f for f in self.chosen}
+        for _, theirs in rivals:
+            self._own.add(theirs)
+        session.take(inputs, True)
+        by_torch = session.alone(inputs)
+        if by_torch is None or not shows(by_torch, own):
+            for mine, _ in rivals:
+                dropped = replace(mine, way="", microseconds=mine.usual)
+                self._own.add(now.get(mine.request, dropped))
+            session.take(inputs, True)
 
     def _count_threads(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
         call = session.alone(inputs) if self._open is not None else None
@@ -318,9 +340,17 @@ class Tuning:
         if stage.overwrites:
             return TunedWay(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
         race = Race(order, self._target, stage, threads_of(plan), subject.beside)
-        way, usual, spent = _proven(race.usual, _walk(race, choices), wish.margin)
+        best = _walk(race, choices)
+        way, usual, spent = _proven(race.usual, best, wish.margin)
         logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
-        return TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
+        found = TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
+        if BY_TORCH.within(choices):
+            rival = stage.library(order.request, threads_of(plan))
+            theirs = _beaten(best if way else race.usual, rival, wish.margin)
+            if theirs:
+                by_torch = replace(found, way=str(BY_TORCH), microseconds=theirs)
+                self._rivals.append((found, by_torch))
+        return found
 
     def _known(self, request: object, machine: str) -> TunedWay | None:
         for file in self._files:
@@ -362,6 +392,18 @@ def _proven(usual: Entrant, best: Entrant, margin: float) -> tuple[Way, float, f
         if later <= (1 - margin) * again and after <= (1 - margin) * before:
             return best.way, before, after
     return AS_EVER, before, before
+
+
+def _beaten(own: Entrant, rival: LibraryTrial | None, margin: float) -> float:
+    """Microseconds of torch's kernel if it is right, and faster by a margin twice; else 0."""
+    if rival is None or not agree(*rival.exact()):
+        return 0.0
+    theirs = Entrant(BY_TORCH, own.made, rival)
+    for _ in range(2):
+        mine, spent = times([own, theirs])
+        if spent > (1 - margin) * mine:
+            return 0.0
+    return spent
 
 
 def _distinct(found: Sequence[Subject], share: float) -> list[Subject]:

@@ -428,8 +428,8 @@ def conv_choices(request: Convolution, machine: Machine) -> Choices:
     widest = -(-spec.group_out // machine.lanes)
     found = {"tile": tuple(t for t in TILES if _held(t, widest, machine)), "window": WINDOWS}
     if fits(spec, machine):
-        return {"method": tuple(METHODS), **found, "ahead": AHEAD}
-    return found
+        found = {"method": tuple(METHODS), **found, "ahead": AHEAD}
+    return found | {"by": ("torch",)}
 
 
 def _held(tile: str, widest: int, machine: Machine) -> bool:

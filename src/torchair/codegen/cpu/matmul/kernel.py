@@ -327,7 +327,8 @@ def matmul_choices(request: Product, machine: Machine) -> Choices:
         found["strip"] = STRIPS
     elif spec.m <= usual.tile.rows and not fits_cache(spec):
         found["ahead"] = AHEAD
-    return {name: values for name, values in found.items() if len(values) > 1}
+    several = {name: values for name, values in found.items() if len(values) > 1}
+    return several | {"by": ("torch",)}
 
 
 def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
