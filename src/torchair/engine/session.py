@@ -32,7 +32,7 @@ from torchair.engine.run.held import Editions, Held
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.native import DirectProgram, ProgramPool, same_as
 from torchair.engine.run.segment import GivenMemory, constant_bytes
-from torchair.engine.run.trial import has_effects, replay_of
+from torchair.engine.run.trial import call_of
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.tune import untunable
 from torchair.engine.units.native_units import NativeUnits, quantised_inputs
@@ -205,13 +205,7 @@ class TorchNpuGraph:
         effects. A GPU replays it."""
         pool, updated = self._find(self.seen(inputs)), set(self._state.assigned.values())
         own = [t.clone() if i in updated else t for i, t in enumerate(inputs)]
-        if isinstance(pool, ProgramPool) and not pool.plan.on_host:
-            return replay_of(pool, own)
-        if pool.native:
-            return partial(pool.run, own)
-        if not isinstance(pool, ProgramPool) or has_effects(pool.plan):
-            return None
-        return torch.no_grad()(partial(pool.run, own))
+        return call_of(pool, own) if isinstance(pool, ProgramPool) else None
 
     def untuned(self, inputs: Sequence[torch.Tensor]) -> TorchNpuGraph:
         """The same graph and weights, with the kernels that rules make."""

@@ -324,6 +324,16 @@ def has_effects(plan: Plan) -> bool:
     return any(row is None or row.has(trait) for row in rows for trait in _EFFECTS)
 
 
+def call_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
+    """A call with these inputs that can be measured, recorded on a GPU; None where what runs may
+    have effects."""
+    if not pool.plan.on_host:
+        return replay_of(pool, inputs)
+    if pool.native:
+        return partial(pool.run, inputs)
+    return None if has_effects(pool.plan) else torch.no_grad()(partial(pool.run, inputs))
+
+
 def replay_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Replay | None:
     """A program of a GPU with these inputs, recorded; None where it cannot be, or where a step does
     more than to compute results."""
