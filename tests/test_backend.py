@@ -80,6 +80,13 @@ def test_views_of_what_a_number_makes(cut):
         assert_like_eager(fn, call, [x23(), s])
 
 
+def test_number_selects_a_row_of_fixed_sizes():
+    """Nothing but a number differs from call to call: kernels have to read it."""
+    x = torch.randn(4, 3)
+    torch._dynamo.mark_static(x)
+    check(lambda n: x.select(0, n - 1) + 1, 1, dynamic=True, others=[[3], [2], [4]])
+
+
 def test_convolution_without_channels():
     """Torch gives as many channels as come in, where none come in."""
     sizes = ((2, 3, 48), (2, 31, 32), (2, 0, 3), (2, 3, 48))

@@ -125,9 +125,9 @@ class NativeUnits:
         tell(3, self.fusion.report)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
-        self._emitter = Emitter(
-            target, graph.is_dynamic, self.is_constant, make_kernel, self.bits_of
-        )
+        numbers = any(n.outputs[0].content is not None for n in graph.data)  # others in each call
+        varies = graph.is_dynamic or numbers
+        self._emitter = Emitter(target, varies, self.is_constant, make_kernel, self.bits_of)
         self._bits: dict[Value, int] = {}
         self._inside: dict[int, list[Node]] = {}
         self._packed: dict[_Key, tuple[Constant, torch.Tensor]] = {}
