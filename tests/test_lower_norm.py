@@ -264,6 +264,8 @@ def test_deviation_of_one_element(correction):
 @pytest.mark.parametrize("p", [2.0, 1.0, 0.0, 3.0, MOST, -MOST])
 def test_vector_norms(p, dtype):
     check("LpNormV2", reals(5, 37, dtype=dtype), p=p, axes=[1])
+    large = torch.tensor([[3e38], [-2e38], [1e-30]]).to(dtype)
+    check("LpNormV2", large, p=p, axes=[1])  # one element: no square that overflows
     check("LpNormV2", reals(5, 37, dtype=dtype), p=p)
 
 

@@ -253,9 +253,12 @@ def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[E
     reduces=_attr_axes("axes"), out=True, types=FLOATS,
 )  # fmt: skip
 def lp_norm(o: LowerOp) -> Lowered:
-    """A vector norm of any order."""
+    """A vector norm of any order; of one element its absolute value, as torch has it, so that no
+    square overflows."""
     axes = _attr_axes("axes")(o)
-    each, kind, last = _power_sum(float(o.attr("p")))
+    p, shape = float(o.attr("p")), o.shape("x")
+    alone = p != 0 and all(shape[a] == 1 for a in axes)
+    each, kind, last = _power_sum(1.0 if alone else p)
     total = o.reduce(kind, elementwise(each, o.tensor("x")), axes, keep=True)
     return f.dropped(elementwise(last, total), axes, o.attr("keepdim"))
 

@@ -36,6 +36,7 @@ class Prepared:
 
     def __init__(self, graph: Graph, frozen: Mapping[Value, torch.Tensor]) -> None:
         self.tensors: dict[Value, torch.Tensor] = dict(frozen)
+        self._device = next((t.device for t in frozen.values()), torch.device("cpu"))
         self._sources: dict[Value, frozenset[Value]] = {v: frozenset([v]) for v in frozen}
         wanted = {v for n in graph.nodes for v in parameters(n)}
         self._order = _needed(graph, wanted, self.tensors)
@@ -48,7 +49,8 @@ class Prepared:
 
     def _run(self, node: Node) -> list[torch.Tensor]:
         env = dict(self.tensors)
-        env.update((v, v.node.attr("value")) for v in node.values() if v.node.type == "Const")
+        constants = [v for v in node.values() if v.node.type == "Const"]
+        env.update((v, v.node.attr("value").to(self._device)) for v in constants)
         with torch.no_grad():
             return run_node(node, env)
 
