@@ -182,7 +182,7 @@ class Tuning:
         given = tuned_file(tuned) if tuned is not None else None
         self._files = [f for f in (self._own, given) if f is not None]
         self.chosen: list[TunedWay] = []  # ways that were found here, other than the usual
-        self._open: Program | None = None  # whose threads are to be counted
+        self._open: CountedProgram | None = None  # whose threads are to be counted
         self._rivals: list[tuple[TunedWay, TunedWay]] = []  # ways, and torch's, which seems faster
 
     def choose(self, plan: Plan) -> None:
@@ -226,7 +226,7 @@ class Tuning:
         program, small = program_of(plan), plan.on_host and plan.work <= SMALL
         several = small and plan.all_native and threads_of(plan) > 1
         if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
-            self._open = Program(program, machine, wish.margin)
+            self._open = CountedProgram(program, machine, wish.margin)
         end = time.monotonic() + wish.budget_seconds
         done = 0
         try:
@@ -453,7 +453,7 @@ SMALL = 2_000.0
 
 
 @dataclass(frozen=True)
-class Program:
+class CountedProgram:
     """A graph whose threads are to be counted."""
 
     request: tuple[str, ...]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import Family, Gradient, like, refuse_given, wide, wrong
+from torchair.ops.npu.library import Gradient, NpuOperators, like, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
-OPERATORS = Family()
+OPERATORS = NpuOperators()
 
 
 # ---- swiglu: silu of the first half, times the second ----

@@ -25,10 +25,10 @@ from torchair.ops.npu.attend import (
     layout_dims,
     window_of,
 )
-from torchair.ops.npu.library import Family, Gradient, refuse, refuse_given, wide, wrong
+from torchair.ops.npu.library import Gradient, NpuOperators, refuse, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
-OPERATORS = Family()
+OPERATORS = NpuOperators()
 NAME = "npu_fusion_attention"
 _COPIES = 8  # the device keeps each statistic of a query so often
 _SEEDS = 1 << 62  # seeds of dropout are below

@@ -42,7 +42,7 @@ class NpuOperator:
         return self.schema.partition("(")[0]
 
 
-class Family(list[NpuOperator]):
+class NpuOperators(list[NpuOperator]):
     """Operators of one module."""
 
     def add(

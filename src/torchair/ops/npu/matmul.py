@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
-    Family,
+    NpuOperators,
     dtype_of,
     refuse,
     refuse_given,
@@ -23,7 +23,7 @@ from torchair.ops.npu.library import (
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 Tensor = torch.Tensor
-OPERATORS = Family()
+OPERATORS = NpuOperators()
 _PACKED_SCALES = (torch.int64, torch.uint64)
 
 

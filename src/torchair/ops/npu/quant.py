@@ -9,7 +9,7 @@ import torch
 
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
-    Family,
+    NpuOperators,
     dtype_of,
     pack_int4,
     refuse,
@@ -19,7 +19,7 @@ from torchair.ops.npu.library import (
 )
 
 Tensor = torch.Tensor
-OPERATORS = Family()
+OPERATORS = NpuOperators()
 INT4 = torch.quint4x2
 _INT4_ENDS = (-8, 7)
 _SCALE_BITS = 0xFFFFE000

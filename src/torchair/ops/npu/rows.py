@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import Family, Gradient, like, refuse, wide, wrong
+from torchair.ops.npu.library import Gradient, NpuOperators, like, refuse, wide, wrong
 
 # ---- routing to experts and back ----
 
 Tensor = torch.Tensor
-OPERATORS = Family()
+OPERATORS = NpuOperators()
 
 COLUMNS, COLUMNS_PADDED, ROWS, ROWS_PADDED = 0, 1, 2, 3
 """Values of `drop_pad_mode`: whether the list of rows runs by expert choice or by token, and
