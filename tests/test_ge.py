@@ -291,6 +291,17 @@ def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
     assert len(graph) == before - 1
 
 
+def test_a_rule_that_declines_keeps_no_frames(graph):
+    """Callers of a compilation have arguments in theirs."""
+    x = data(shape=(1,))
+    y = ge.Add(x, ge.Const([0.0, 0.0], dtype=0))
+    NetOutput([y])
+    rule = AddZero()
+    found = rule.match(y.node)
+    assert isinstance(found.build, Mismatch) and found.build.__traceback__ is None
+    assert rewrite(graph, [rule]) == 0 and rule.match(y.node).build.__traceback__ is None
+
+
 class OneForAll(Rule):
     """A split of which one part is read -> another split, its first part for all"""
 

@@ -23,7 +23,7 @@ from torch import fx
 import torchair
 from planted import MODELS, PLANTS, blamed_rightly, converter, look, scaled
 from torchair.cli import main
-from torchair.concrete import acl
+from torchair.configs.compiler_config import CaptureOptions
 from torchair.engine.options import finalize_graph_engine
 from torchair.tools.compare_dumps import compare
 from torchair.verification import api
@@ -113,12 +113,12 @@ def test_what_cannot_be_checked_is_not_right(monkeypatch):
 
 
 def test_replays_that_write_into_earlier_results_are_found(monkeypatch):
-    options = acl.capture_options
+    settled = CaptureOptions.settled
 
     def shared(*args: Any, **kwargs: Any) -> Any:  # nobody asked for it
-        return dataclasses.replace(options(*args, **kwargs), share_results=True)
+        return dataclasses.replace(settled(*args, **kwargs), share_results=True)
 
-    monkeypatch.setattr(acl, "capture_options", shared)
+    monkeypatch.setattr(CaptureOptions, "settled", shared)
     report = torchair.verify(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
     (finding,) = report.findings
     assert finding.stage is Author.REPLAY and "earlier" in finding.culprit, str(report)

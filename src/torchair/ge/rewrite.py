@@ -75,7 +75,7 @@ class Rule:
                 return None
             inner.check()
         except Mismatch as e:
-            build = e
+            build = e.with_traceback(None)  # which would keep all frames, and what they hold
         return Match(node, [*inner.seen, *inner.nodes, node], build)
 
     def replace(self, match: Match) -> Any:
@@ -166,7 +166,7 @@ def _try(
             try:
                 result = rule.replace(found)
             except Mismatch as e:
-                declined = e
+                declined = e.with_traceback(None)
             finally:
                 graph.depth -= 1
                 graph.origin = None
