@@ -15,10 +15,12 @@ from cuda_tools import HOPPER, made
 from ptx_machine import Memory, launch
 from torchair import ge
 from torchair.codegen.cuda.point import APPROXIMATE, rounded_at_once
+from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters
 from torchair.engine.plan.records import Plan
+from torchair.engine.run import launches, segment
 from torchair.engine.run.executor import Stretch, forks
 from torchair.engine.run.launches import DryRun, dry_run
 from torchair.ge.dtypes import DataType
@@ -158,3 +160,20 @@ def test_a_result_that_others_read_unrounded_is_not_approximate() -> None:
     nest = Nest((64,), (Store(Access(1, "bf16", (1,)), op("add", e, x)),))
     assert not rounded_at_once(nest)
     assert not rounded_at_once(of_each("exp", "f32"))
+
+
+def test_all_launches_but_the_first_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was launched before the first is not known, and may write what that loads at once."""
+    run = attention_inputs(1, 256)
+    seen: list[bool] = []
+
+    class Noted:
+        def __init__(self, *args: Any) -> None:
+            self.words = args[3]
+            seen.append(args[-1])
+
+    target = CudaTarget(0, HOPPER)
+    monkeypatch.setattr(launches, "Call", Noted)
+    monkeypatch.setattr(target.library, "add", lambda entries: {})
+    launches.Launches(run.plan.steps, segment.Memory(run.plan, 0, {}), target)
+    assert seen == [False, *[True] * (len(run.launches) - 1)] and len(seen) > 1

@@ -3,7 +3,7 @@ library's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,23 +40,23 @@ def weight_int8pack_mm(self: Value, mat2: Value, scales: Value) -> Value:
 def weight_int4pack_mm(
     self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
 ) -> Value:
-    if not is_static([*(mat2.shape or ()), *(qScaleAndZeros.shape or ())]):
-        raise Decline("weights of sizes that vary")
-    n, half = (int(d) for d in mat2.shape or ())
-    return _four_bits(self, _unpacked(mat2, n, 2 * half), qScaleAndZeros, qGroupSize)
+    return _four_bits(self, mat2, _unpacked, qScaleAndZeros, qGroupSize)
 
 
 @builtin(aten._weight_int4pack_mm.default)
 def weight_int4pack_mm_tiled(
     self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
 ) -> Value:
-    if not is_static([*(mat2.shape or ()), *(qScaleAndZeros.shape or ())]):
+    return _four_bits(self, mat2, _untiled, qScaleAndZeros, qGroupSize)
+
+
+def _four_bits(
+    x: Value, packed: Value, unpack: Callable[[Value], Value], pairs: Value, group: int
+) -> Value:
+    """A product with integers that become [n, k] and have pairs of a scale and what is added."""
+    if not is_static([*(packed.shape or ()), *(pairs.shape or ())]):
         raise Decline("weights of sizes that vary")
-    return _four_bits(self, _untiled(mat2), qScaleAndZeros, qGroupSize)
-
-
-def _four_bits(x: Value, integers: Value, pairs: Value, group: int) -> Value:
-    """A product with integers [n, k] that have pairs of a scale and what is added."""
+    integers = unpack(packed)
     n, k = (int(d) for d in integers.shape or ())
     groups = int((pairs.shape or ())[0])
     scales, zeros = (_part(pairs, which, groups, n) for which in (0, 1))
@@ -82,10 +82,11 @@ def _part(pairs: Value, which: int, groups: int, n: int) -> Value:
     return ge.Transpose(matrix, ge.Const([1, 0]))
 
 
-def _unpacked(packed: Value, n: int, k: int) -> Value:
+def _unpacked(packed: Value) -> Value:
     """The integers of a weight [n, k], of which torch has put two into a byte: for a whole block of
     columns first and second half of it, for fewer columns neighbours."""
-    block = _block()
+    n, half = (int(d) for d in packed.shape or ())
+    k, block = 2 * half, _block()
     whole = n - n % block
     parts = []
     if whole:

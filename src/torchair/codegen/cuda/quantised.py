@@ -6,8 +6,8 @@ through in chunks. As soon as a pack has been multiplied, that of the next chunk
 tile, is loaded into the same registers, so that nearly all are on their way at any time. Sums of
 the warps meet in shared memory, one barrier a tile.
 
-The matrix is multiplied as it lies in memory. A row of A becomes whole numbers of 24 bits (of
-float32: 32), relative to its largest one, whose digits are bytes; each digit is a row of its own.
+The matrix is multiplied as it lies in memory. A row of A becomes whole numbers of 22 bits (of
+float32: 30), relative to its largest one, whose digits are bytes; each digit is a row of its own.
 They stand side by side as columns of tensor cores do, of which there are eight in any case. Sums of
 whole numbers are exact. What a number has below the last digit is less than what a sum of float32
 loses of the largest one. A row with an infinite number has infinite results, one with NaN has NaN.
