@@ -6,7 +6,7 @@ import pytest
 
 from torchair.ge.prototypes import prototype
 from torchair.operators import Row, Trait, rows
-from torchair.operators.core import ANY, add_row, fixed, same_as
+from torchair.operators.core import ANY, add_row, call, same_as
 
 ROWS = {t: row for t, row in rows().items() if prototype(t) is not None}
 
@@ -35,7 +35,7 @@ def test_the_sides_of_a_row_fit(row):
 
 
 def test_no_type_has_two_rows():
-    kernel = fixed(lambda x: x)
+    kernel = call(lambda x: x)
     with pytest.raises(ValueError, match="Relu has a row already"):
         add_row("Relu", same_as("x"), kernel)
     assert rows()["Relu"].kernel is not kernel

@@ -25,6 +25,7 @@ from torchair.ge.shapes import Dim, Sym, from_torch
 aten = torch.ops.aten
 INT64, DOUBLE, BOOL = DataType.DT_INT64, DataType.DT_DOUBLE, DataType.DT_BOOL
 
+
 def _exact(dtype: int) -> int:
     return DOUBLE if dtype in FLOAT_TYPES else dtype
 

@@ -13,17 +13,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import (
-    Decline,
-    Direct,
-    builtin,
-    cast_result,
-    direct,
-    factor,
-    plain,
-    promote,
-    real,
-)
+from torchair.convert import registry
+from torchair.convert.registry import Decline, Direct, builtin, cast_result, factor, plain, promote
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder, const_tensor
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
@@ -93,7 +84,7 @@ def empty_like(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Valu
     return full_like(self, 0, meta_outputs=meta_outputs)
 
 
-direct(
+registry.direct(
     {
         aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
         aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
@@ -267,7 +258,7 @@ def _draw(op_type: str, size: Any, spec: TensorSpec, *bounds: Value) -> Value:
 
 def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
     _default(generator, spec)
-    real(spec)
+    registry.real(spec)
     return _draw(op_type, size, spec)
 
 
@@ -333,9 +324,7 @@ def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) 
     return cast_result(_draw("StatelessRandomUniformIntV2", size, spec, *bounds), spec.dtype)
 
 
-@builtin(
-    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator
-)
+@builtin(aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator)
 def randint(
     *bounds_and_size: Any, generator: Any = None, meta_outputs: TensorSpec, **options: Any
 ) -> Value:
@@ -351,9 +340,7 @@ def randint_like(self: Value, *bounds: Any, meta_outputs: TensorSpec, **options:
 
 
 @builtin(aten.randperm.default, aten.randperm.generator)
-def randperm(
-    n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
-) -> Value:
+def randperm(n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any) -> Value:
     _default(generator)
     made = ge.StatelessRandperm(
         promote(INT64, n), _seed(), _offset(), layout=1, dtype=meta_outputs.dtype
@@ -375,9 +362,7 @@ def bernoulli_p(
 ) -> Value:
     _default(generator, meta_outputs)
     prob = p if isinstance(p, Value) else ge.Const(p, dtype=DOUBLE)
-    made = ge.StatelessBernoulli(
-        ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype
-    )
+    made = ge.StatelessBernoulli(ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype)
     return _placed(made, meta_outputs)
 
 

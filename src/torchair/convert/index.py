@@ -9,19 +9,9 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.convert import registry
 from torchair.convert.control import sym_size
-from torchair.convert.registry import (
-    INT64,
-    Decline,
-    Direct,
-    builtin,
-    dims_of,
-    direct,
-    members,
-    plain,
-    promote,
-    sizes,
-)
+from torchair.convert.registry import INT64, Decline, Direct, builtin, members, promote, sizes
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -37,7 +27,7 @@ def _scattered(how: str) -> Direct:
     return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed={"reduction": how})
 
 
-direct(
+registry.direct(
     {
         aten.embedding_dense_backward.default: Direct(
             "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
@@ -182,7 +172,7 @@ def _scatter(self: Value, dim: int, index: Value, src: Value, reduction: str) ->
 
 
 def _filled(self: Value, index: Value, value: Any) -> Value:
-    return ge.Fill(dims_of(index), promote(self.dtype, value))
+    return ge.Fill(registry.dims_of(index), promote(self.dtype, value))
 
 
 @builtin(aten.scatter.value)
@@ -270,7 +260,7 @@ def slice_tensor(
 ) -> Value:  # fmt: skip
     if meta_outputs.shape == self.shape:
         return self
-    plain(step)
+    registry.plain(step)
     bounds = (_start(start), _end(end), dim % self.rank, step)
     return ge.StridedSliceV2(self, *(promote(INT64, b) for b in bounds))
 
@@ -284,7 +274,7 @@ def select(self: Value, dim: int, index: Any) -> Value:
 
 def _assign(self: Value, src: Value, dim: int, start: Any, end: Any, step: Any) -> Value:
     """`self` with `self[..., start:end:step]` replaced by `src`; other dims are taken whole."""
-    plain(step)
+    registry.plain(step)
     dim %= self.rank
     rest = self.rank - dim - 1
     begins = sizes([0] * dim + [_start(start)] + [0] * rest)

@@ -10,17 +10,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import (
-    HALF,
-    INT64,
-    Decline,
-    Direct,
-    builtin,
-    dims_of,
-    direct,
-    plain,
-    promote,
-)
+from torchair.convert import registry
+from torchair.convert.registry import HALF, INT64, Decline, Direct, builtin, dims_of, plain, promote
 from torchair.ge.build import builder
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
@@ -69,7 +60,7 @@ def baddbmm(
 
 # ---- vectors: a matrix with one row or column ----
 
-direct(
+registry.direct(
     {
         aten.bmm.default: Direct("BatchMatMul", promoted=True),
         aten.dot.default: "Dot",
@@ -117,7 +108,6 @@ def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
         product = ge.BatchMatMul(*promote(meta_outputs.dtype, a, b))
     gone = [-2] if self.rank == 1 else [-1]
     return product if 1 not in (self.rank, other.rank) else ge.Squeeze(product, axis=gone)
-
 
 
 @dataclass(frozen=True)

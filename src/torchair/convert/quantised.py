@@ -37,9 +37,7 @@ def weight_int8pack_mm(self: Value, mat2: Value, scales: Value) -> Value:
 
 
 @builtin(aten._weight_int4pack_mm_for_cpu.default)
-def weight_int4pack_mm(
-    self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
-) -> Value:
+def weight_int4pack_mm(self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value) -> Value:
     return _four_bits(self, mat2, _unpacked, qScaleAndZeros, qGroupSize)
 
 
@@ -231,9 +229,7 @@ def convert_weight_to_int4pack(weight: Value, inner_k_tiles: int = 0) -> Any:
 
 
 @builtin("npu.npu_trans_quant_param.default")
-def trans_quant_param(
-    scale: Value, offset: Value | None = None, round_mode: int | None = 0
-) -> Any:
+def trans_quant_param(scale: Value, offset: Value | None = None, round_mode: int | None = 0) -> Any:
     return ge.TransQuantParamV2(scale, offset, round_mode=round_mode or 0)
 
 

@@ -8,16 +8,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import (
-    INT64,
-    Decline,
-    builtin,
-    cast_result,
-    direct,
-    of_aten,
-    promote,
-    real,
-)
+from torchair.convert import registry
+from torchair.convert.registry import INT64, Decline, builtin, cast_result, direct, promote, real
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -177,7 +169,8 @@ def _sort(x: Value, descending: bool, stable: bool | None) -> tuple[Value, Value
 # ---- scans ----
 
 
-direct(of_aten({"Cumprod": "cumprod", "Cumsum": "cumsum"}), inputs="self dim:", promoted=True)
+_SCANS = registry.of_aten({"Cumprod": "cumprod", "Cumsum": "cumsum"})
+direct(_SCANS, inputs="self dim:", promoted=True)
 
 
 # ---- norms and deviations ----

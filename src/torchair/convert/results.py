@@ -15,24 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchair import ge
 from torchair.convert.air import Token
+from torchair.ge import shapes, signature
 from torchair.ge.graph import Value
-from torchair.ge.shapes import (
-    Sym,
-    contiguous_strides,
-    equal_unless_empty,
-    free_symbols,
-    from_torch,
-    is_static,
-)
-from torchair.ge.signature import (
-    Computed,
-    ComputedScalar,
-    Fixed,
-    InputView,
-    Result,
-    ResultView,
-    SymbolResult,
-)
+from torchair.ge.shapes import Sym, contiguous_strides, equal_unless_empty, free_symbols, from_torch
+from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, Result, ResultView
 
 # ---- whose memory a tensor is in ----
 
@@ -302,7 +288,7 @@ class Results:
         if not isinstance(expr, Sym):
             return Fixed(expr)
         if free_symbols([expr]) <= self._symbols.keys():
-            return SymbolResult(expr)
+            return signature.SymbolResult(expr)
         value = self._value(item)
         self._outputs.setdefault(value, (-1, None))
         return ComputedScalar(self.outputs.index(value))
@@ -370,7 +356,7 @@ def _views_between(item: fx.Node, owner: fx.Node) -> set[Any]:
 def fills_memory(meta: torch.Tensor) -> bool:
     """Whether a traced tensor is all of its memory, without gaps."""
     dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
-    if is_static((*dims, *strides)):
+    if shapes.is_static((*dims, *strides)):
         return bool(torch.ops.aten.is_non_overlapping_and_dense(meta))
     order = order_of(meta)
     if order is None:

@@ -14,29 +14,14 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.convert import registry
 from torchair.convert.control import value_of
-from torchair.convert.registry import (
-    Decline,
-    Direct,
-    builtin,
-    dims_of,
-    direct,
-    members,
-    promote,
-    size_of,
-    sizes,
-)
+from torchair.convert.registry import Decline, Direct, builtin, dims_of, members, promote, sizes
 from torchair.convert.results import fills_memory, order_of
+from torchair.ge import shapes
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Tensor, TensorSpec, Value
-from torchair.ge.shapes import (
-    Shape,
-    contiguous_strides,
-    equal_unless_empty,
-    from_torch,
-    is_static,
-    numel,
-)
+from torchair.ge.shapes import Shape, contiguous_strides, from_torch, is_static, numel
 
 # ---- pending views ----
 
@@ -136,7 +121,7 @@ def _reshape(value: Value, dims: Shape, source: Value | None = None) -> Value:
     if sum(not isinstance(d, int) for d in dims) > 1 and source is not None:
         known = list(source.shape or ())
         open_dims = dict.fromkeys(d for d in dims if not isinstance(d, int))
-        made = {d: size_of(source, known.index(d)) for d in open_dims}
+        made = {d: registry.size_of(source, known.index(d)) for d in open_dims}
         return ge.Reshape(value, sizes([d if isinstance(d, int) else made[d] for d in dims]))
     return ge.Reshape(value, [d if isinstance(d, int) else -1 for d in dims])
 
@@ -155,7 +140,7 @@ aten = torch.ops.aten
 View = Value | PendingView
 
 
-direct(
+registry.direct(
     {
         # at once: a chain of linear layers shows every reshape
         aten._unsafe_view.default: Direct("Reshape", "self size"),
@@ -284,7 +269,7 @@ def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
     if from_torch(fake.storage_offset()) != 0:
         raise Decline("the traced tensor starts inside its storage")
     nbytes = from_torch(fake.untyped_storage().nbytes())
-    whole = equal_unless_empty(nbytes, numel(dims) * fake.element_size())
+    whole = shapes.equal_unless_empty(nbytes, numel(dims) * fake.element_size())
     if strides == contiguous_strides(dims):
         return self, whole
     order = order_of(fake)

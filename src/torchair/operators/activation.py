@@ -10,21 +10,9 @@ import torch
 
 from torchair.codegen.loops import Expr, cast, op
 from torchair.codegen.numbers import FLOATS, Element
+from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    NUMBERS,
-    Kernel,
-    Lowering,
-    Op,
-    add_row,
-    backward,
-    call,
-    fixed,
-    like,
-    like_first,
-    native,
-    scalar,
-)
+from torchair.operators.core import NUMBERS, Kernel, Lowering, Op, call, like_first, native, scalar
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
@@ -55,7 +43,7 @@ def _row(
     """A row whose formula takes elements, the gradient being the `last` or the first of them, and
     then attributes."""
     loops = Lowering(f.with_attributes(_attributes(formula, attrs, last)), declines=f.mixed)
-    add_row(op_type, like_first, kernel, EW, out=out, loops=loops, types=types)
+    core.add_row(op_type, like_first, kernel, EW, out=out, loops=loops, types=types)
 
 
 # ---- forward: formulas of an element and the attributes, as they are called in the graph ----
@@ -164,7 +152,7 @@ _FORWARD: dict[str, tuple[Any, ...]] = {
 
 for _type, (_function, _formula, *_names) in _FORWARD.items():
     _row(_type, call(_function, *_names), _formula, *_names)
-_row("Relu", fixed(_relu), lambda x: f.most(x, 0), types=NUMBERS)
+_row("Relu", call(_relu), lambda x: f.most(x, 0), types=NUMBERS)
 
 
 def _swish_kernel(op: Op) -> Kernel:
@@ -233,14 +221,14 @@ def _slope_of_channel(weight: Lowered, rank: int) -> Lowered:
     return Lowered((weight.shape[0], *(1,) * after), weight.dtype, element)
 
 
-@native("PRelu", like_first, fixed(_prelu_kernel), declines=f.mixed, types=FLOATS)
+@native("PRelu", like_first, call(_prelu_kernel), declines=f.mixed, types=FLOATS)
 def _prelu(node: LowerOp) -> Lowered:
     x = node.tensor("x")
     return elementwise(_leaky_relu, x, _slope_of_channel(node.tensor("weight"), x.rank))
 
 
 @native(
-    "PReluGrad", like("features", "features"), fixed(aten._prelu_kernel_backward.default),
+    "PReluGrad", core.like("features", "features"), call(aten._prelu_kernel_backward.default),
     declines=f.mixed, types=FLOATS,
 )  # fmt: skip
 def _prelu_grad(node: LowerOp) -> list[Lowered]:
@@ -361,7 +349,7 @@ _OF_ANY = ("ReluGrad", "ThresholdGradV2D")  # compare and select only
 for _type, (_formula, *_call) in (_GRADIENT | _GRADIENT_LAST).items():
     _last = _type in _GRADIENT_LAST
     _row(
-        _type, backward(*_call, order=(1, 0) if _last else (0, 1)), _formula,
+        _type, core.backward(*_call, order=(1, 0) if _last else (0, 1)), _formula,
         *(a for a in _call if isinstance(a, str)), last=_last,
         types=NUMBERS if _type in _OF_ANY else FLOATS,
     )  # fmt: skip
@@ -385,11 +373,11 @@ _row("SwishGrad", call(_swish_grad_kernel, "scale"), _swish_grad, "scale", out=F
 _row("EluGradV2", _elu_backward, _elu_grad, *_ELU, out=False)
 _row(
     "LogSigmoidGrad",
-    fixed(lambda grad, x: aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))),
+    call(lambda grad, x: aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))),
     _log_sigmoid_grad, out=False,
 )  # fmt: skip
-_row("HardSwishGrad", fixed(aten.hardswish_backward.default), _hard_swish_grad, out=False)
+_row("HardSwishGrad", call(aten.hardswish_backward.default), _hard_swish_grad, out=False)
 _row(
-    "MishGrad", fixed(lambda grad, x, _unread: aten.mish_backward.default(grad, x)), _mish_grad,
+    "MishGrad", call(lambda grad, x, _unread: aten.mish_backward.default(grad, x)), _mish_grad,
     out=False,
 )  # fmt: skip

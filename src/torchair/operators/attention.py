@@ -10,7 +10,7 @@ import torch
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import dim_min
-from torchair.operators.core import SHORT, Kernel, Op, add_row, call, fixed
+from torchair.operators.core import SHORT, Kernel, Op, add_row, call
 from torchair.ops.npu import rows as routing
 from torchair.ops.npu.attend import request_dims
 from torchair.ops.npu.fusion_attention import (
@@ -239,5 +239,5 @@ def _finalize_v2(
 
 add_row("MoeGatingTopKSoftmax", _gating_rule, call(routing.gating_top_k_softmax, "k"))
 add_row("MoeInitRouting", _init_rule, call(routing.init_routing, "active_num"))
-add_row("MoeFinalizeRouting", _finalize_rule, fixed(routing.finalize_routing))
+add_row("MoeFinalizeRouting", _finalize_rule, call(routing.finalize_routing))
 add_row("MoeFinalizeRoutingV2", _finalize_rule, call(_finalize_v2, "drop_pad_mode"))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
-from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call, fixed
+from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call
 
 CONTRACTION = Trait.CONTRACTION
 IMAGES = CONTRACTION | Trait.KEEPS_FORMAT
@@ -73,7 +73,7 @@ for _type, _a, _b in (
         _type, _product_rule(_a, _b), _product(_a, _b), CONTRACTION, out=True, head="matmul",
         types=SHORT,
     )  # fmt: skip
-add_row("Dot", lambda op: Fact(op.dtype("input_x"), ()), fixed(torch.dot), CONTRACTION, out=True)
+add_row("Dot", lambda op: Fact(op.dtype("input_x"), ()), call(torch.dot), CONTRACTION, out=True)
 
 
 # ---- convolutions, channels first, and their gradients ----

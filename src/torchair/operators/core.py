@@ -270,11 +270,6 @@ def native(
     return enter
 
 
-def fixed(fn: Kernel) -> Callable[[Op], Kernel]:
-    """A kernel that needs no attributes."""
-    return lambda _op: fn
-
-
 def _values(op: Op, arguments: Sequence[Any]) -> list[Any]:
     return [op.attr(a) if isinstance(a, str) else a(op) if callable(a) else a for a in arguments]
 
@@ -287,7 +282,7 @@ def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:
         values = _values(op, arguments)
         return lambda *tensors, **out: function(*tensors, *values, **out)
 
-    return make if arguments else fixed(function)
+    return make if arguments else lambda _op: function
 
 
 def update(function: Callable[..., Any], *arguments: Any) -> Callable[[Op], Kernel]:

@@ -19,23 +19,9 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim
 from torchair.ge.signature import NO_OFFSET
+from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    Kernel,
-    Lowering,
-    Op,
-    Trait,
-    add_row,
-    call,
-    fixed,
-    ints,
-    known_number,
-    like_first,
-    native,
-    same_as,
-    scalar,
-    torch_type,
-)
+from torchair.operators.core import Kernel, Lowering, Op, Trait, add_row, call, ints, native, scalar
 from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
 
 
@@ -61,7 +47,7 @@ def _like(op_type: str, value: int) -> None:
         return Lowered(node.out_shape(), node.out_dtype(), lambda _: const(value, "i64"))
 
     ew = Trait.ELEMENTWISE
-    add_row(op_type, like_first, fixed(kernel), ew, out=True, loops=Lowering(rule))
+    add_row(op_type, core.like_first, call(kernel), ew, out=True, loops=Lowering(rule))
 
 
 _like("ZerosLike", 0)
@@ -77,7 +63,7 @@ def _empty(dims: Any, dtype: torch.dtype, init: bool, out: Any = None) -> torch.
     return made.zero_() if init else made
 
 
-_made = call(_empty, ints("shape"), torch_type("dtype"), "init")
+_made = call(_empty, ints("shape"), core.torch_type("dtype"), "init")
 add_row("Empty", _dims_rule, _made, host=("shape",), out=True)
 
 
@@ -105,7 +91,7 @@ def _eye(node: LowerOp) -> Lowered:
 
 
 def _bound(op: Op, port: str) -> Any:
-    known = known_number(op, port)
+    known = core.known_number(op, port)
     return op.int(port) if known is None else known
 
 
@@ -189,7 +175,7 @@ def _triangle(op_type: str, function: Callable[..., torch.Tensor], keeps: f.Form
 
         return Lowered(x.shape, x.dtype, element)
 
-    add_row(op_type, like_first, call(function, "diagonal"), out=True, loops=Lowering(rule))
+    add_row(op_type, core.like_first, call(function, "diagonal"), out=True, loops=Lowering(rule))
 
 
 _triangle("Tril", torch.tril, f.le)
@@ -344,7 +330,7 @@ _MASK_HOST = ("shape", "seed", "seed1")
 add_row("StatelessDropOutGenMask", _mask_rule, _mask, RANDOM, host=_MASK_HOST, out=True)
 
 
-@native("DropOutDoMask", same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True)
+@native("DropOutDoMask", core.same_as("x"), _do_mask, Trait.ELEMENTWISE, out=True)
 def _dropout(node: LowerOp) -> Lowered:
     keep = node.tensor("keep_prob")
 

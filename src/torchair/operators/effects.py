@@ -19,17 +19,8 @@ import torch.distributed as dist
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, numel
-from torchair.operators.core import (
-    Kernel,
-    Op,
-    Rule,
-    Trait,
-    add_row,
-    call,
-    like_each,
-    like_first,
-    torch_type,
-)
+from torchair.operators import core
+from torchair.operators.core import Kernel, Op, Rule, Trait, add_row, call, like_each, like_first
 from torchair.ops.collectives import exchange, gather_uneven, named_group, reduce_uneven
 from torchair.ops.output import message, tensor_text
 
@@ -170,7 +161,7 @@ def _device(group: Any) -> torch.device:
 add_row("HcomSend", lambda op: [], call(_send, _group, "sr_tag", "dest_rank"), COLLECTIVE)
 add_row(
     "HcomReceive", _receive_rule,
-    call(_receive, _group, "sr_tag", "src_rank", "shape", torch_type("dtype")), COLLECTIVE,
+    call(_receive, _group, "sr_tag", "src_rank", "shape", core.torch_type("dtype")), COLLECTIVE,
 )  # fmt: skip
 
 

@@ -13,39 +13,13 @@ from torchair.codegen.numbers import FLOATS, Element, register_type
 from torchair.ge.dtypes import INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, dim_max, dim_min
+from torchair.operators import core, loops
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    ANY,
-    INTEGERS,
-    NUMBERS,
-    Kernel,
-    Lowering,
-    Op,
-    Trait,
-    add_row,
-    broadcast_over,
-    broadcast_rule,
-    call,
-    compare_rule,
-    fixed,
-    known_number,
-    native,
-    same_as,
-    scalar,
-    torch_type,
-)
+from torchair.operators.core import ANY, NUMBERS, Kernel, Op, add_row, broadcast_rule, call, same_as
 from torchair.operators.formulas import Formula
-from torchair.operators.loops import (
-    TYPES,
-    LoopRule,
-    Lowered,
-    LowerOp,
-    as_stored,
-    elementwise,
-    number,
-)
+from torchair.operators.loops import TYPES, LoopRule, Lowered, LowerOp, elementwise, number
 
-EW = Trait.ELEMENTWISE
+EW = core.Trait.ELEMENTWISE
 _Table = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[Element]]]
 """By type: torch's function, the formula of an element, native types."""
 
@@ -63,7 +37,7 @@ _REAL = (
 """Functions of real numbers."""
 
 for _type in _REAL:
-    _fn = fixed(getattr(torch, _type.lower()))
+    _fn = call(getattr(torch, _type.lower()))
     _loops = f.pointwise(f.operator(operation(_type.lower())))
     add_row(_type, broadcast_rule, _fn, EW, out=True, loops=_loops, types=FLOATS)
 
@@ -77,13 +51,13 @@ _SMOOTH: _Table = {
     "BitwiseOr": (torch.bitwise_or, f.either, ANY),
     "BitwiseXor": (torch.bitwise_xor, f.differ, ANY),
     "Invert": (torch.bitwise_not, f.flipped, ANY),
-    "LeftShift": (torch.bitwise_left_shift, f.operator("shl"), INTEGERS),
+    "LeftShift": (torch.bitwise_left_shift, f.operator("shl"), core.INTEGERS),
     "Maximum": (torch.maximum, f.most, ANY),
     "Minimum": (torch.minimum, f.least, ANY),
     "Mul": (torch.mul, f.mul, ANY),
     "Neg": (torch.neg, f.neg, NUMBERS),
     "Reciprocal": (torch.reciprocal, lambda x: f.div(1, x), FLOATS),
-    "RightShift": (torch.bitwise_right_shift, f.operator("shr"), INTEGERS),
+    "RightShift": (torch.bitwise_right_shift, f.operator("shr"), core.INTEGERS),
     "Square": (torch.square, f.square, NUMBERS),
     "Sub": (torch.sub, f.sub, NUMBERS),
 }
@@ -127,7 +101,7 @@ _COMMUTATIVE = ("Add", "Mul")
 for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
     add_row(
         _type, _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule,
-        fixed(_function), EW | Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW, out=True,
+        call(_function), EW | core.Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW, out=True,
         loops=f.pointwise(_formula, jumps=_type in _STEPS), types=_types,
     )  # fmt: skip
 
@@ -151,7 +125,7 @@ _WITHOUT_OUT = ("IsFinite", "IsInf")
 
 for _type, (_function, _formula) in _COMPARE.items():
     _loops, _out = f.pointwise(_formula, jumps=True), _type not in _WITHOUT_OUT
-    add_row(_type, compare_rule, fixed(_function), EW, out=_out, loops=_loops)
+    add_row(_type, core.compare_rule, call(_function), EW, out=_out, loops=_loops)
 
 
 # ---- division ----
@@ -169,16 +143,16 @@ def may_divide_by_zero(node: Op) -> str | None:
     """Why not, where integers are divided by what may be zero: torch raises an error then."""
     if f.mixed(node) or TYPES[node.dtype("x1")] in FLOATS:
         return f.mixed(node)
-    return None if known_number(node, "x2") else "integers divided by what may be zero"
+    return None if core.known_number(node, "x2") else "integers divided by what may be zero"
 
 
 _DIVISION: dict[str, tuple[Callable[[Op], Kernel], Formula]] = {
     "Div": (_real_div, f.div),
     "RealDiv": (_real_div, f.div),
-    "TruncateDiv": (fixed(_trunc_div), lambda a, b: _whole("trunc")(f.div(a, b))),
-    "FloorDiv": (fixed(torch.floor_divide), f.operator("floordiv")),
-    "FloorMod": (fixed(torch.remainder), f.operator("remainder")),
-    "Mod": (fixed(torch.fmod), f.operator("fmod")),
+    "TruncateDiv": (call(_trunc_div), lambda a, b: _whole("trunc")(f.div(a, b))),
+    "FloorDiv": (call(torch.floor_divide), f.operator("floordiv")),
+    "FloorMod": (call(torch.remainder), f.operator("remainder")),
+    "Mod": (call(torch.fmod), f.operator("fmod")),
 }
 
 for _type, (_kernel, _formula) in _DIVISION.items():
@@ -197,7 +171,7 @@ def _with_numbers(function: Kernel, *ports: str) -> Callable[[Op], Kernel]:
     or 0.5 is far cheaper than a tensor."""
 
     def make(op: Op) -> Kernel:
-        numbers = [known_number(op, p) for p in ports]
+        numbers = [core.known_number(op, p) for p in ports]
         if None in numbers:
             return function
         return lambda *given, out=None: function(*given[: -len(ports)], *numbers, out=out)
@@ -231,7 +205,7 @@ def _integer_power(x: Expr, exponent: int) -> Expr:
 
 
 def _power(node: LowerOp) -> Formula:
-    exponent = known_number(node, "x2")
+    exponent = core.known_number(node, "x2")
     if exponent is not None and TYPES[node.dtype("x1")] not in FLOATS:
         return lambda x, _: _integer_power(x, exponent)
     special = _POWERS.get(exponent)
@@ -239,7 +213,7 @@ def _power(node: LowerOp) -> Formula:
 
 
 def _no_power(node: Op) -> str | None:
-    exponent = known_number(node, "x2")
+    exponent = core.known_number(node, "x2")
     if TYPES[node.dtype("x1")] in FLOATS:
         return None if exponent is not None else f.mixed(node)
     small = isinstance(exponent, int) and 0 <= exponent <= _LARGEST_EXPONENT
@@ -248,7 +222,7 @@ def _no_power(node: Op) -> str | None:
 
 add_row(
     "Pow", broadcast_rule, _with_numbers(torch.pow, "x2"), EW, out=True,
-    loops=Lowering(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
+    loops=core.Lowering(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
 )  # fmt: skip
 
 _LOGARITHMS: dict[float, Operation] = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
@@ -277,7 +251,7 @@ def _logarithm(node: LowerOp) -> Formula:
 
 add_row(
     "Log", same_as("x"), _log, EW, out=True,
-    loops=Lowering(f.with_attributes(_logarithm), declines=f.mixed), types=FLOATS,
+    loops=core.Lowering(f.with_attributes(_logarithm), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -287,7 +261,7 @@ def _xlogy(x: Expr, y: Expr) -> Expr:
 
 
 add_row(
-    "Xlogy", broadcast_rule, fixed(torch.xlogy), EW, out=True, loops=f.pointwise(_xlogy),
+    "Xlogy", broadcast_rule, call(torch.xlogy), EW, out=True, loops=f.pointwise(_xlogy),
     types=FLOATS,
 )  # fmt: skip
 
@@ -299,7 +273,7 @@ def _scaled_kernel(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     def make(op: Op) -> Kernel:
         if not op.fed("alpha"):
             return lambda x1, x2, _, out=None: fn(x1, x2, out=out)
-        factor = scalar(op, "alpha")
+        factor = core.scalar(op, "alpha")
         return lambda x1, x2, alpha, out=None: fn(x1, x2, alpha=factor(alpha), out=out)
 
     return make
@@ -336,15 +310,16 @@ def _scale_declines(factor: str, *ports: str) -> Callable[[Op], str | None]:
     return declines
 
 
+_terms = core.broadcast_over("x1", "x2")
 for _type, _function, _formula in (("AxpyV2", torch.add, f.add), ("Sxpy", torch.sub, f.sub)):
     _kernel = _scaled_kernel(_function)
-    _loops = Lowering(_scaled_sum(_formula), declines=_scale_declines("alpha", "x1", "x2"))
-    add_row(_type, broadcast_over("x1", "x2"), _kernel, EW, out=True, loops=_loops, types=NUMBERS)
+    _loops = core.Lowering(_scaled_sum(_formula), declines=_scale_declines("alpha", "x1", "x2"))
+    add_row(_type, _terms, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
 def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     def make(op: Op) -> Kernel:
-        factor = scalar(op, "value")
+        factor = core.scalar(op, "value")
         return lambda x, x1, x2, value, out=None: fn(x, x1, x2, value=factor(value), out=out)
 
     return make
@@ -388,7 +363,7 @@ def _scaled(node: LowerOp) -> Formula:
 
 add_row(
     "Muls", same_as("x"), call(torch.mul, "value"), EW, out=True,
-    loops=Lowering(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
+    loops=core.Lowering(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
@@ -411,7 +386,7 @@ def _known_conversion(x: Expr, source: int, target: int) -> Expr:
     return const(value, register_type(TYPES[target]))
 
 
-@native("Cast", _cast_rule, call(_cast_kernel, torch_type("dst_type")), EW, out=True)
+@core.native("Cast", _cast_rule, call(_cast_kernel, core.torch_type("dst_type")), EW, out=True)
 def _cast(node: LowerOp) -> Lowered:
     source, target = node.dtype("x"), node.attr("dst_type")
 
@@ -420,8 +395,8 @@ def _cast(node: LowerOp) -> Lowered:
             return _known_conversion(x, source, target)
         return narrowed(cast(x, register_type(TYPES[target])), TYPES[target])
 
-    x = node.tensor("x")
-    return elementwise(formula, x if TYPES[target] in FLOATS else as_stored(x), dtype=TYPES[target])
+    x, dtype = node.tensor("x"), TYPES[target]
+    return elementwise(formula, x if dtype in FLOATS else loops.as_stored(x), dtype=dtype)
 
 
 def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
@@ -434,7 +409,7 @@ def _unlike_branches(node: Op) -> str | None:
 
 
 add_row(
-    "SelectV2", broadcast_over("then", "condition", "else"), fixed(torch.where), EW, out=True,
+    "SelectV2", core.broadcast_over("then", "condition", "else"), call(torch.where), EW, out=True,
     loops=f.pointwise(_select, declines=_unlike_branches),
 )  # fmt: skip
 
@@ -458,15 +433,15 @@ def _nan_to_num(node: LowerOp) -> Formula:
 
 add_row(
     "NanToNum", same_as("x"), call(torch.nan_to_num, "nan", "posinf", "neginf"), EW, out=True,
-    loops=Lowering(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
+    loops=core.Lowering(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
 )  # fmt: skip
 
 
-def _masked_fill_kernel(x: Any, mask: Any, value: Any, out: Any = None) -> torch.Tensor:
-    return torch.where(mask, value.to(x.dtype), x, out=out)
-
-
-@native("MaskedFill", broadcast_over("x", "mask"), fixed(_masked_fill_kernel), EW, out=True)
+@core.native(
+    "MaskedFill", core.broadcast_over("x", "mask"),
+    call(lambda x, mask, value, **out: torch.where(mask, value.to(x.dtype), x, **out)), EW,
+    out=True,
+)  # fmt: skip
 def _masked_fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
 

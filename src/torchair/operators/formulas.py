@@ -9,18 +9,9 @@ from torchair.codegen.loops import Expr, Index, Operation, cast, const, op, size
 from torchair.codegen.numbers import Element, Int, Number
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
+from torchair.operators import loops
 from torchair.operators.core import SHORT, Lowering, Op, axes_of
-from torchair.operators.loops import (
-    TYPES,
-    LoopRule,
-    Lowered,
-    LowerOp,
-    Place,
-    as_stored,
-    elementwise,
-    masked,
-    number,
-)
+from torchair.operators.loops import TYPES, LoopRule, Lowered, LowerOp, Place, elementwise, masked
 
 Formula = Callable[..., Expr]
 """A function from elements of the operands to the element of the result."""
@@ -32,7 +23,7 @@ def operator(kind: Operation) -> Formula:
 
     def build(*args: Expr | float) -> Expr:
         like = next(a for a in args[first:] if isinstance(a, Expr))
-        return op(kind, *(a if isinstance(a, Expr) else number(a, like) for a in args))
+        return op(kind, *(a if isinstance(a, Expr) else loops.number(a, like) for a in args))
 
     return build
 
@@ -91,7 +82,7 @@ def of_stored(formula: Formula) -> LoopRule:
     """The same for a formula that jumps: it gets its operands rounded to their types."""
 
     def rule(node: LowerOp) -> Lowered:
-        rounded = [as_stored(x) for x in operands(node)]
+        rounded = [loops.as_stored(x) for x in operands(node)]
         return elementwise(formula, *rounded, dtype=node.out_dtype())
 
     return rule

@@ -10,19 +10,9 @@ import torch
 from torchair.codegen.loops import Expr, op
 from torchair.codegen.numbers import FLOATS
 from torchair.ge.graph import Fact
+from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    Kernel,
-    Lowering,
-    Op,
-    add_row,
-    broadcast_rule,
-    call,
-    fixed,
-    like,
-    native,
-    same_as,
-)
+from torchair.operators.core import Kernel, Lowering, Op, add_row, call, like, native, same_as
 from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index
 from torchair.ops.npu import activation
 
@@ -129,7 +119,7 @@ def _turned(x: Lowered, element: Callable[[Place], Expr], back: bool = False) ->
 
 
 @native(
-    "RotaryMul", broadcast_rule, lambda op: _rotary, kind="move", declines=f.mixed, out=True,
+    "RotaryMul", core.broadcast_rule, lambda op: _rotary, kind="move", declines=f.mixed, out=True,
     types=FLOATS,
 )  # fmt: skip
 def rotary(o: LowerOp) -> Lowered:
@@ -151,7 +141,7 @@ def _factors_wanted(o: Op) -> str | None:
 
 @native(
     "RotaryMulGrad", like("x", "r1", "r2"),
-    fixed(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)), kind="move",
+    call(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)), kind="move",
     declines=_factors_wanted, types=FLOATS,
 )  # fmt: skip
 def rotary_grad(o: LowerOp) -> list[Lowered | None]:

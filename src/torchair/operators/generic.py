@@ -15,17 +15,8 @@ from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.prototypes import UserKernel, prototype
 from torchair.ge.shapes import is_static
-from torchair.operators.core import (
-    Kernel,
-    Op,
-    Order,
-    Row,
-    Trait,
-    add_row,
-    all_contiguous,
-    rows_of_users,
-    writes_first,
-)
+from torchair.operators import core
+from torchair.operators.core import Kernel, Op, Order, Row, Trait, add_row, all_contiguous
 
 
 def find_target(node: Node) -> Any:
@@ -201,7 +192,7 @@ add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, lay
 _made: dict[str, tuple[UserKernel, Row]] = {}
 
 
-@rows_of_users
+@core.rows_of_users
 def _row(kernel: UserKernel) -> Row:
     known = _made.get(kernel.type)
     if known is None or known[0] is not kernel:
@@ -293,7 +284,7 @@ def _update(op: Op, kernel: UserKernel) -> Kernel:
         if whole is not first:
             first.copy_(whole)
 
-    return writes_first(update)
+    return core.writes_first(update)
 
 
 def _contiguous(tensors: Sequence[Any]) -> Any:

@@ -19,27 +19,10 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast, is_static
-from torchair.operators.core import (
-    Kernel,
-    Lowering,
-    Op,
-    add_row,
-    all_contiguous,
-    call,
-    fixed,
-    native,
-    of_type,
-)
+from torchair.operators import core, loops
+from torchair.operators.core import Kernel, Lowering, Op, add_row, all_contiguous, call, native
 from torchair.operators.formulas import add, both, ge, lt, where
-from torchair.operators.loops import (
-    TYPES,
-    Lowered,
-    LowerOp,
-    Place,
-    broadcast_index,
-    broadcast_shape,
-    elementwise,
-)
+from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, broadcast_index, elementwise
 
 aten = torch.ops.aten
 
@@ -180,7 +163,7 @@ def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 add_row(
-    "Gather", lambda op: _gathered(op, 0), fixed(_gather_first),
+    "Gather", lambda op: _gathered(op, 0), call(_gather_first),
     loops=Lowering(lambda o: _rows(o, 0), "move", declines=_gather_declines),
 )  # fmt: skip
 
@@ -250,7 +233,7 @@ class Points:
         self.covered = [d for d, m in enumerate(mask) if m]
         adjacent = self.covered == list(range(self.covered[0], self.covered[-1] + 1))
         self.front = self.covered[0] if adjacent else 0
-        self.dims = broadcast_shape(*indices)
+        self.dims = loops.broadcast_shape(*indices)
         self.positions = {
             d: wrapped(i, x.shape[d]) for d, i in zip(self.covered, indices, strict=True)
         }
@@ -307,7 +290,7 @@ def _search(
 
 
 _found = call(_search, "dtype", "right")
-add_row("SearchSorted", of_type("dtype", "values"), _found, out=True)
+add_row("SearchSorted", core.of_type("dtype", "values"), _found, out=True)
 
 
 # ---- gradients of reads ----

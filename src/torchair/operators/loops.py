@@ -10,30 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchair.codegen.loops import (
-    Access,
-    Expr,
-    Index,
-    Nest,
-    Reduction,
-    Store,
-    cast,
-    const,
-    expressions,
-    narrowed,
-    op,
-    reduce,
-    size,
-)
-from torchair.codegen.numbers import (
-    FLOATS,
-    Element,
-    Int,
-    Number,
-    register_type,
-    same,
-    value_of,
-)
+from torchair.codegen import loops
+from torchair.codegen.loops import Access, Expr, Index, Nest, Reduction, cast, const, op, size
+from torchair.codegen.numbers import FLOATS, Element, Int, Number, register_type, same, value_of
 from torchair.ge.graph import Fact, Node, Value
 from torchair.operators.core import TYPES, Op, axes_of
 
@@ -135,7 +114,7 @@ class LowerOp(Op):
         def element(place: Place) -> Expr:
             kept = iter(place if not keep else [p for d, p in enumerate(place) if d not in axes])
             whole = [self._domain[d] if d in axes else next(kept) for d in range(x.rank)]
-            return reduce(kind, x.at(whole))
+            return loops.reduce(kind, x.at(whole))
 
         return Lowered(shape, x.dtype, element)
 
@@ -181,14 +160,14 @@ def as_stored(x: Lowered) -> Lowered:
     jumps (comparisons, integers) must not see more digits than torch does."""
     if x.dtype not in ("bf16", "f16"):
         return x
-    return Lowered(x.shape, x.dtype, lambda place: narrowed(x.at(place), x.dtype))
+    return Lowered(x.shape, x.dtype, lambda place: loops.narrowed(x.at(place), x.dtype))
 
 
 def masked(x: Expr, mask: Expr) -> Expr:
     """The same value, of which nothing is read where `mask` is false: what is loaded there counts
     as zero, what integers are divided by as one."""
     made: dict[int, Expr] = {}
-    for e in expressions(Nest((), (Store(Access(0, x.dtype, ()), x),))):
+    for e in loops.expressions(Nest((), (loops.Store(Access(0, x.dtype, ()), x),))):
         args = tuple(made[id(a)] for a in e.args)
         if e.kind == "load":
             made[id(e)] = replace(e, data=_under(e.data, mask, made))

@@ -17,18 +17,9 @@ from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
+from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    INTEGERS,
-    Kernel,
-    Lowering,
-    Op,
-    add_row,
-    backward,
-    call,
-    like_first,
-    native,
-)
+from torchair.operators.core import Kernel, Lowering, Op, add_row, backward, call, like_first
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
@@ -300,7 +291,7 @@ def _nll_grad(
 
 
 def _not_rows(o: Op) -> str | None:
-    if TYPES.get(o.dtype("target")) not in INTEGERS:
+    if TYPES.get(o.dtype("target")) not in core.INTEGERS:
         return "classes that are not integers"
     fits = len(o.shape("x")) == len(o.shape("target")) + 1
     return None if fits else "targets that are not one class for each row"
@@ -311,7 +302,7 @@ def _counts(o: LowerOp, target: Expr) -> Expr:
     return f.ne(target, const(o.attr("ignore_index"), "i64"))
 
 
-@native(
+@core.native(
     "NLLLoss", _nll_rule, call(_nll, _reduction, "ignore_index"), kind="reduce", domain="target",
     reduces=_all_dims("target"), declines=_not_rows, types=FLOATS,
 )  # fmt: skip
@@ -349,7 +340,7 @@ def nll_loss(o: LowerOp) -> list[Lowered]:
     return [result, total]
 
 
-@native(
+@core.native(
     "NLLLossGrad", like_first, call(_nll_grad, _reduction, "ignore_index"), kind="move",
     declines=_not_rows, types=FLOATS,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Op, add_row, call, fixed, like, native, same_as
+from torchair.operators.core import Kernel, Op, add_row, call, like, native, same_as
 from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
 from torchair.ops.npu import activation
 
@@ -181,7 +181,7 @@ def add_rms_norm(o: LowerOp) -> list[Lowered]:
 
 @native(
     "RmsNormGrad", lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
-    fixed(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
+    call(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
     kind="reduce", domain="x", reduces=_like_gamma("x"), declines=_parameters_wanted,
 )  # fmt: skip
 def rms_norm_grad(o: LowerOp) -> list[Lowered | None]:

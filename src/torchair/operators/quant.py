@@ -12,19 +12,9 @@ from torchair.codegen.numbers import FLOATS, Element
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast
+from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    SHORT,
-    Kernel,
-    Lowering,
-    Op,
-    Trait,
-    add_row,
-    call,
-    native,
-    of_type,
-    torch_type,
-)
+from torchair.operators.core import Kernel, Lowering, Op, Trait, add_row, call, native, of_type
 from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
 from torchair.ops.npu import matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
@@ -140,7 +130,7 @@ def _patterned(o: Op) -> str | None:
 
 @native(
     "AscendDequant", of_type("dtype"),
-    call(_dequant, torch_type("dtype"), "sqrt_mode", "relu_flag"), declines=_patterned,
+    call(_dequant, core.torch_type("dtype"), "sqrt_mode", "relu_flag"), declines=_patterned,
 )  # fmt: skip
 def dequant(o: LowerOp) -> Lowered:
     """Whole sums times scales."""
@@ -309,12 +299,12 @@ def _weight_product(op: Op) -> Kernel:
 
 add_row(
     "QuantBatchMatmulV3", _product_rule,
-    call(_product, torch_type("dtype"), "transpose_x1", "transpose_x2"), Trait.CONTRACTION,
+    call(_product, core.torch_type("dtype"), "transpose_x1", "transpose_x2"), Trait.CONTRACTION,
     head="matmul", types=frozenset({"i8"}),
 )  # fmt: skip
 add_row(
     "WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION,
-    head="matmul", types=SHORT,
+    head="matmul", types=core.SHORT,
 )  # fmt: skip
 
 

@@ -16,35 +16,12 @@ from torchair.codegen.numbers import FLOATS, Element, Int, Number
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape
+from torchair.operators import core, loops
 from torchair.operators import formulas as f
-from torchair.operators.core import (
-    ANY,
-    NUMBERS,
-    Kernel,
-    Lowering,
-    Op,
-    Rule,
-    Trait,
-    add_row,
-    axes_of,
-    call,
-    native,
-    reduced_shape,
-    same_as,
-    torch_type,
-)
-from torchair.operators.loops import (
-    TYPES,
-    LoopRule,
-    Lowered,
-    LowerOp,
-    Place,
-    as_stored,
-    elementwise,
-    number,
-)
+from torchair.operators.core import ANY, NUMBERS, Kernel, Lowering, Op, add_row, call, reduced_shape
+from torchair.operators.loops import LoopRule, Lowered, LowerOp, as_stored, elementwise, number
 
-REDUCTION = Trait.REDUCTION
+REDUCTION = core.Trait.REDUCTION
 INT64 = DataType.DT_INT64
 _INFINITE = 2**31 - 1  # how an infinite order of a norm is written
 _LARGE = 2**63 - 1
@@ -59,7 +36,7 @@ def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 
 def _input_axes(op: Op) -> tuple[int, ...]:
     axes, rank = op.ints("axes"), len(op.shape("x"))
-    return axes_of(axes if axes or op.attr("noop_with_empty_axes", True) else None, rank)
+    return core.axes_of(axes if axes or op.attr("noop_with_empty_axes", True) else None, rank)
 
 
 def _axes(o: Op) -> tuple[int, ...]:
@@ -181,7 +158,7 @@ def _mean_with_cast(op: Op) -> Kernel:
 
 
 def _no_mean(o: Op) -> str | None:
-    return None if TYPES.get(o.output.dtype) in FLOATS else "integers are not averaged"
+    return None if loops.TYPES.get(o.output.dtype) in FLOATS else "integers are not averaged"
 
 
 add_row(
@@ -197,7 +174,7 @@ def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
     return lambda o: f.axes_in(o.attr(name) or None, len(o.shape("x")))
 
 
-def _attr_rule(axes: str, keep: str, count: int) -> Rule:
+def _attr_rule(axes: str, keep: str, count: int) -> core.Rule:
     def rule(op: Op) -> list[Fact]:
         dims = reduced_shape(op.shape("x"), _attr_axes(axes)(op), op.attr(keep))
         return [Fact(op.dtype("x"), dims) for _ in range(count)]
@@ -248,7 +225,7 @@ def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[E
     )
 
 
-@native(
+@core.native(
     "LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, kind="reduce", domain="x",
     reduces=_attr_axes("axes"), out=True, types=FLOATS,
 )  # fmt: skip
@@ -282,7 +259,7 @@ def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Lowered,
     return middle, elementwise(lambda s: f.div(s, cast(degrees, s.dtype)), total)
 
 
-@native(
+@core.native(
     "ReduceStdV2", _std_rule, _std, REDUCTION, kind="reduce", domain="x", reduces=_attr_axes("dim"),
     types=FLOATS,
 )  # fmt: skip
@@ -298,7 +275,7 @@ def reduce_std(o: LowerOp) -> list[Lowered | None]:
     ]
 
 
-@native(
+@core.native(
     "ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION,
     kind="reduce", domain="x", reduces=_attr_axes("axes"), types=FLOATS,
 )  # fmt: skip
@@ -315,7 +292,7 @@ def reduce_mean_variance(o: LowerOp) -> list[Lowered]:
 
 
 def _extreme_rule(op: Op) -> list[Fact]:
-    axes = axes_of(op.attr("dimension"), len(op.shape("x")))
+    axes = core.axes_of(op.attr("dimension"), len(op.shape("x")))
     dims = reduced_shape(op.shape("x"), axes, op.attr("keep_dims"))
     return [Fact(INT64, dims), Fact(op.dtype("x"), dims)]
 
@@ -338,7 +315,7 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered
     (axis,) = axes
     best = o.reduce(kind, x, axes, keep=True)
 
-    def candidate(place: Place) -> Expr:
+    def candidate(place: loops.Place) -> Expr:
         here = x.at(place)
         kept = [Index() if d == axis else p for d, p in enumerate(place)]
         match = f.eq(here, best.at(kept))
@@ -376,7 +353,7 @@ for _name, _fn, _kind in _EXTREMES:
 
 
 def _position_rule(op: Op) -> Fact:
-    axes = axes_of(op.int("dimension"), len(op.shape("x")))
+    axes = core.axes_of(op.int("dimension"), len(op.shape("x")))
     return Fact(op.attr("dtype"), reduced_shape(op.shape("x"), axes, False))
 
 
@@ -385,7 +362,7 @@ def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
         whole = dtype is torch.int64
         return fn(x, axis, out=out) if whole else _copy(fn(x, axis).to(dtype), out)
 
-    return call(run, lambda op: op.int("dimension"), torch_type("dtype"))
+    return call(run, lambda op: op.int("dimension"), core.torch_type("dtype"))
 
 
 def _port_axis(o: Op) -> tuple[int, ...]:
@@ -451,5 +428,5 @@ def _scan(fn: Callable[..., Any], start: int) -> Callable[[Op], Kernel]:
     return call(run, lambda op: op.int("axis"), "exclusive", "reverse")
 
 
-add_row("Cumsum", same_as("x"), _scan(torch.cumsum, 0), host=("axis",), out=True)
-add_row("Cumprod", same_as("x"), _scan(torch.cumprod, 1), host=("axis",), out=True)
+add_row("Cumsum", core.same_as("x"), _scan(torch.cumsum, 0), host=("axis",), out=True)
+add_row("Cumprod", core.same_as("x"), _scan(torch.cumprod, 1), host=("axis",), out=True)

@@ -11,38 +11,11 @@ import torch
 
 from torchair.codegen.loops import Expr, Index, at_value
 from torchair.ge.shapes import Shape
-from torchair.operators.core import (
-    Kernel,
-    Op,
-    Trait,
-    add_row,
-    broadcast_rule,
-    fixed,
-    ints,
-    native,
-    same_as,
-    update,
-    writes_first,
-)
+from torchair.operators import core, loops
+from torchair.operators.core import Kernel, Op, Trait, add_row, call, ints, native, same_as, update
 from torchair.operators.formulas import add, both, replaced
-from torchair.operators.index import (
-    Points,
-    aten,
-    indexed_shape,
-    inside,
-    not_positions,
-    spread,
-    wide,
-)
-from torchair.operators.loops import (
-    Lowered,
-    LowerOp,
-    Place,
-    Update,
-    elementwise,
-    flattened,
-    unflattened,
-)
+from torchair.operators.index import Points, indexed_shape, inside, not_positions, spread, wide
+from torchair.operators.loops import Lowered, LowerOp, Place, Update, elementwise, unflattened
 from torchair.operators.shape import LAYOUT
 from torchair.ops.npu.rows import scatter_nd_update_, scatter_update_
 
@@ -53,10 +26,10 @@ WRITES = Trait.WRITES_FIRST
 
 
 def _cache_kernel(op: Op) -> Kernel:
-    axis, reduce = op.attr("axis"), op.attr("reduce")
+    reduce = op.attr("reduce")
     if reduce != "update":
         raise ValueError(f"{op.node}: reduce {reduce!r} is not supported, only 'update'")
-    return writes_first(lambda var, indices, updates: scatter_update_(var, indices, updates, axis))
+    return update(scatter_update_, "axis")(op)
 
 
 def _no_cache(o: Op) -> str | None:
@@ -161,7 +134,7 @@ def view_copy(o: LowerOp) -> Update:
     dims, strides = o.ints("dst_size"), o.ints("dst_stride")
 
     def place(index: Place) -> Place:
-        point = unflattened(flattened(index, src.shape), dims, o.extents) if dims else []
+        point = unflattened(loops.flattened(index, src.shape), dims, o.extents) if dims else []
         flat = Index(offset=o.int("dst_storage_offset"))
         for position, stride in zip(point, strides, strict=True):
             flat = flat + position * stride
@@ -175,7 +148,7 @@ def view_copy(o: LowerOp) -> Update:
 
 def _index_put(x: Any, value: Any, indices: Any, mask: Any, accumulate: bool) -> None:
     """`mask` tells the leading dims that have an index."""
-    aten.index_put_(x, spread(mask, indices), value, bool(accumulate))
+    torch.ops.aten.index_put_(x, spread(mask, indices), value, bool(accumulate))
 
 
 def _index_put_declines(o: Op) -> str | None:
@@ -252,4 +225,4 @@ def scatter_elements(o: LowerOp) -> Update:
     )
 
 
-add_row("MaskedScatter", broadcast_rule, fixed(torch.masked_scatter))
+add_row("MaskedScatter", core.broadcast_rule, call(torch.masked_scatter))

@@ -14,22 +14,8 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, is_static, numel
-from torchair.operators.core import (
-    Kernel,
-    Lowering,
-    Op,
-    Trait,
-    add_row,
-    axes_of,
-    call,
-    copy_of,
-    fixed,
-    ints,
-    native,
-    of_type,
-    same_as,
-    torch_type,
-)
+from torchair.operators import core
+from torchair.operators.core import Lowering, Op, Trait, add_row, axes_of, call, native, of_type
 from torchair.operators.formulas import of_elements
 from torchair.operators.loops import Lowered, LowerOp, Place, flattened, is_one, unflattened
 
@@ -39,23 +25,23 @@ VIEW = Trait.VIEW
 # ---- Data, Const and copies ----
 
 add_row("Const", lambda op: op.output, call(lambda value: value, "value"), Trait.CONSTANT)
-add_row("Data", lambda op: op.output, fixed(lambda x: x))
-add_row("RefData", lambda op: op.output, fixed(lambda x: x))
+add_row("Data", lambda op: op.output, call(lambda x: x))
+add_row("RefData", lambda op: op.output, call(lambda x: x))
 
 
-add_row("Identity", copy_of("x"), fixed(lambda x: x), VIEW, loops=Lowering(lambda o: o.tensor("x")))
+_same = Lowering(lambda o: o.tensor("x"))
+add_row("Identity", core.copy_of("x"), call(lambda x: x), VIEW, loops=_same)
 
 
 def _copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
 
 
-add_row(
-    "TensorMove", copy_of("x"), fixed(_copy), out=True, loops=Lowering(of_elements(lambda x: x))
-)
+_copied = Lowering(of_elements(lambda x: x))
+add_row("TensorMove", core.copy_of("x"), call(_copy), out=True, loops=_copied)
 
 
-add_row("Assign", same_as("ref"), fixed(torch.Tensor.copy_), Trait.SIDE_EFFECT)
+add_row("Assign", core.same_as("ref"), call(torch.Tensor.copy_), Trait.SIDE_EFFECT)
 
 
 # ---- sizes ----
@@ -80,14 +66,14 @@ def _product_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), (), None if known is None else numel(known))
 
 
-add_row("ReduceProdD", _product_rule, fixed(lambda x: torch.prod(x, dtype=x.dtype)))
+add_row("ReduceProdD", _product_rule, call(lambda x: torch.prod(x, dtype=x.dtype)))
 
 
 # ---- reshape family: kernels ask for methods, which what stands for a tensor has too ----
 
 
-def _method(name: str, port: str) -> Callable[[Op], Kernel]:
-    return call(lambda x, numbers: getattr(x, name)(numbers), ints(port))
+def _method(name: str, port: str) -> Callable[[Op], core.Kernel]:
+    return call(lambda x, numbers: getattr(x, name)(numbers), core.ints(port))
 
 
 _reshape, _transpose = _method("reshape", "shape"), _method("permute", "perm")
@@ -283,7 +269,7 @@ def _as_strided(x: torch.Tensor, size: Any, stride: Any, offset: Sequence[int]) 
 LAYOUT = ("size", "stride", "storage_offset")
 add_row(
     "AsStrided", lambda op: Fact(op.dtype("x"), op.ints("size")),
-    call(_as_strided, *map(ints, LAYOUT)), VIEW, host=LAYOUT,
+    call(_as_strided, *map(core.ints, LAYOUT)), VIEW, host=LAYOUT,
 )  # fmt: skip
 
 
@@ -296,12 +282,12 @@ def _bitcast_rule(op: Op) -> Fact:
 
 add_row(
     "Bitcast", _bitcast_rule,
-    call(lambda x, target: x.view(target), torch_type("type")), VIEW,
+    call(lambda x, target: x.view(target), core.torch_type("type")), VIEW,
 )  # fmt: skip
 
 
 # ---- complex numbers as pairs ----
 
-add_row("Real", of_type("Tout", "input"), fixed(torch.real), VIEW)
-add_row("Imag", of_type("Tout", "input"), fixed(torch.imag), VIEW)
-add_row("Complex", of_type("Tout", "real"), fixed(torch.complex), Trait.ELEMENTWISE, out=True)
+add_row("Real", of_type("Tout", "input"), call(torch.real), VIEW)
+add_row("Imag", of_type("Tout", "input"), call(torch.imag), VIEW)
+add_row("Complex", of_type("Tout", "real"), call(torch.complex), Trait.ELEMENTWISE, out=True)

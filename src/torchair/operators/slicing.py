@@ -16,16 +16,7 @@ from torchair.codegen.numbers import Int, Number, register_type
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
-from torchair.operators.core import (
-    Kernel,
-    Op,
-    Trait,
-    call,
-    ints,
-    native,
-    same_as,
-    update,
-)
+from torchair.operators.core import Kernel, Op, Trait, call, ints, native, same_as, update
 from torchair.operators.formulas import Joined, replaced
 from torchair.operators.loops import Lowered, LowerOp, Place, Update, is_one, split
 
