@@ -374,8 +374,8 @@ def options_page() -> str:
     tree = [(f"`{p}`", legal, f"`{d}`", where, what) for p, legal, d, where, what in _option_rows()]
     values = CompilerConfig().npugraphex_config.as_dict()
     flat = [
-        (f"`{name}`", f"`{path}`", f"`{values[name]!r}`", "inverted" if inverted else "-")
-        for name, (path, inverted) in OPTION_ALIASES.items()
+        (f"`{name}`", f"`{a.path}`", f"`{values[name]!r}`", "inverted" if a.inverted else "-")
+        for name, a in OPTION_ALIASES.items()
     ]
     parts = [_ABOUT_OPTIONS, *_markdown(OPTION_HEAD, tree), _ABOUT_FLAT]
     return "\n".join([*parts, *_markdown(("name", "path", "default", "transform"), flat)])

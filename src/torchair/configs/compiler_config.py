@@ -33,6 +33,7 @@ from torchair.configs.options import (
     NPUGRAPH_EX,
     REDUCE_OVERHEAD,
     About,
+    Alias,
     CallableValue,
     EngineOptions,
     OptionValue,
@@ -114,24 +115,18 @@ def engine_values(
             family, _, field = (emission.field or "?.").rpartition(".")
             if family == group:
                 texts = local if emission.scope == "local" else process
-                found[field] = emission.decode(texts.get(emission.key or option.name))
+                decode = emission.decode or option.read
+                found[field] = decode(texts.get(emission.key or option.name))
     return found
 
 
 # ---- flat names
 
 
-class Alias(NamedTuple):
-    """The path behind a flat name; ``inverted`` when the tree holds the opposite switch."""
-
-    path: str
-    inverted: bool = False
-
-
 def _aliases(own: bool) -> dict[str, Alias]:
     named = [(path, option.about.flat) for path, option in OPTIONS.items()]
     return {
-        flat.name: Alias(path, flat.inverted)
+        flat.name: flat._replace(path=path)
         for path, flat in named
         if flat is not None and (own or not flat.own)
     }
@@ -387,43 +382,37 @@ class Settings:
 
 def parse_switches(text: str | None) -> dict[str, bool]:
     """Read ``"PassA:on;PassB:off"`` into a mapping from the pass name to whether it runs."""
-    entries = [entry.strip() for entry in (text or "").split(";")]
-    return dict(_parse_switch(entry) for entry in entries if entry)
-
-
-def _parse_switch(entry: str) -> tuple[str, bool]:
-    name, _, state = (part.strip() for part in entry.rpartition(":"))
-    if not name or state not in ("on", "off"):
-        raise ValueError(
-            f"optimization_switch has the entry '{entry}'; "
-            "expected '<pass name>:on' or '<pass name>:off'"
-        )
-    return name, state == "on"
+    switches = {}
+    for entry in filter(None, map(str.strip, (text or "").split(";"))):
+        name, _, state = (part.strip() for part in entry.rpartition(":"))
+        if not name or state not in ("on", "off"):
+            raise ValueError(
+                f"optimization_switch has the entry '{entry}'; "
+                "expected '<pass name>:on' or '<pass name>:off'"
+            )
+        switches[name] = state == "on"
+    return switches
 
 
 # ---- warnings
 
 _FEATURES_WITHOUT_EFFECT = {
-    REDUCE_OVERHEAD: ("set_dim_gears", "dynamo_export", "scope", "npu_print"),
+    REDUCE_OVERHEAD: ("set_dim_gears", "dynamo_export", "scope", "npu_print")
 }
 
 
 def ineffective_options(config: Section) -> list[str]:
     """The set options that the mode of ``config`` does not honour, as ``config.<path>:<value>``."""
     mode = read_path(config, "mode")
-    return [
-        f"config.{path}:{value}"
-        for path, value in leaves(config)
-        if value is not None
-        and path in OPTIONS
-        and _is_ineffective(OPTIONS[path].about, mode, value)
-    ]
-
-
-def _is_ineffective(about: About, mode: str, value: Any) -> bool:
-    other = MAX_AUTOTUNE if about.where == "capture" else REDUCE_OVERHEAD
-    values = about.ineffective
-    return mode == other and values is not None and (not values or value in values)
+    found = []
+    for path, value in leaves(config):
+        about = OPTIONS[path].about if path in OPTIONS else About()
+        other = MAX_AUTOTUNE if about.where == "capture" else REDUCE_OVERHEAD
+        values = about.ineffective
+        warned = mode == other and values is not None and (not values or value in values)
+        if value is not None and warned:
+            found.append(f"config.{path}:{value}")
+    return found
 
 
 def warn_ineffective(config: Section) -> None:
@@ -431,17 +420,11 @@ def warn_ineffective(config: Section) -> None:
     mode = read_path(config, "mode")
     if found := ineffective_options(config):
         listed = ", ".join([*found, *_FEATURES_WITHOUT_EFFECT.get(mode, ())])
-        warn_once(
-            f"config may not take effect or report error in {mode} mode: {listed}",
-            UserWarning,
-            stacklevel=3,
-        )
+        text = f"config may not take effect or report error in {mode} mode: {listed}"
+        warn_once(text, stacklevel=3)
     if mode == REDUCE_OVERHEAD:
-        warn_once(
-            "mode 'reduce-overhead' is deprecated; use the 'npugraph_ex' backend instead",
-            DeprecationWarning,
-            stacklevel=3,
-        )
+        text = "mode 'reduce-overhead' is deprecated; use the 'npugraph_ex' backend instead"
+        warn_once(text, DeprecationWarning, stacklevel=3)
 
 
 def warn_unsupported(config: Section, names: Mapping[str, str] | None = None) -> None:
@@ -463,8 +446,8 @@ def warn_unsupported(config: Section, names: Mapping[str, str] | None = None) ->
         and not (exports and OPTIONS[path].about.exports)
     ]
     if found:
-        listed = "; ".join(found)
-        warn_once(f"no effect on this device: {listed} (leave it out)", UserWarning, stacklevel=3)
+        text = f"no effect on this device: {'; '.join(found)} (leave it out)"
+        warn_once(text, stacklevel=3)
 
 
 def why_idle(about: About, mode: str) -> str | None:
@@ -483,6 +466,5 @@ def warn_frozen_parameter(config: Section) -> None:
             "frozen_parameter is on: parameters should keep their address and contents for as long "
             "as the compiled model is used; each change costs time, so switch it off where they "
             "change often",
-            UserWarning,
             stacklevel=3,
         )

@@ -22,18 +22,16 @@ from torchair.configs.options import (
     Section,
     StrOptionValue,
     flag,
+    or_else,
 )
 
 # fmt: off: each declaration is a row of a table
 
 
-# The position of a strategy is its number in the engine.
-TOPOLOGY_STRATEGIES = ("BFS", "DFS", "RDFS", "StableRDFS")
+_ORDERS = {"BFS": "0", "DFS": "1", "RDFS": "2", "StableRDFS": "3"}
+_ORDER_OF = {number: order for order, number in _ORDERS.items()}
 
-_STATIC_KERNEL = "_aclnn_static_shape_kernel"
-_SUPER_KERNEL = "_super_kernel_optimize"
 _SINGLE_SHAPES = "kernels of CPU and CUDA are not compiled for single shapes"
-_SUPER_KERNELS = "CPU and CUDA have no super kernels"
 
 
 def _true_or_false(raw: Any) -> str | None:
@@ -48,57 +46,39 @@ def _only_off(raw: Any) -> str | None:
     return None if raw else "0"
 
 
-def _strategy_number(strategy: str) -> str:
-    return str(TOPOLOGY_STRATEGIES.index(strategy))
+def _static_kernel(option: OptionValue, **how: Any) -> OptionValue:
+    how |= {"modes": CAPTURE_MODES, "when": "_aclnn_static_shape_kernel"}
+    return option.emits(**how).idle("capture", _SINGLE_SHAPES)
 
 
-def _strategy_of_number(text: str | None) -> str:
-    return dict(zip("0123", TOPOLOGY_STRATEGIES, strict=True)).get(text or "", "DFS")
-
-
-def _strategy_of_level(level: str) -> str | None:
-    return _strategy_number("StableRDFS") if level == "O1" else None
+def _super_kernel(option: OptionValue) -> OptionValue:
+    option.emits(modes=CAPTURE_MODES, when="_super_kernel_optimize")
+    return option.idle("capture", "CPU and CUDA have no super kernels")
 
 
 class AclgraphExperimentalConfig(Section):
     """Kernel specialisation for captured graphs."""
 
     _aclnn_static_shape_kernel = (
-        flag(False).emits(modes=CAPTURE_MODES, when=_STATIC_KERNEL)
-        .idle("capture", _SINGLE_SHAPES).flat("static_kernel_compile").ineffective(True)
+        _static_kernel(flag(False)).flat("static_kernel_compile").ineffective(True)
     )
     _aclnn_static_shape_kernel_build_dir = (
-        StrOptionValue(None)
-        .emits(modes=CAPTURE_MODES, when=_STATIC_KERNEL,
-            encode=lambda raw: raw or "").idle("capture", _SINGLE_SHAPES).ineffective()
+        _static_kernel(StrOptionValue(None), encode=or_else("")).ineffective()
     )
     _aclnn_static_shape_kernel_sym_value_range = (
-        IntListValue(None)
-        .emits(modes=CAPTURE_MODES, when=_STATIC_KERNEL)
-        .idle("capture", _SINGLE_SHAPES).flat("_vllm_aclnn_static_kernel_sym_range")
+        _static_kernel(IntListValue(None)).flat("_vllm_aclnn_static_kernel_sym_range")
     )
     _aclnn_static_shape_kernel_sym_index = (
-        IntRangeValue(0, 0, INT64_MAX)
-        .emits(modes=CAPTURE_MODES, when=_STATIC_KERNEL)
-        .idle("capture", _SINGLE_SHAPES).flat("_vllm_aclnn_static_kernel_sym_index")
+        _static_kernel(IntRangeValue(0, 0, INT64_MAX)).flat("_vllm_aclnn_static_kernel_sym_index")
     )
-    _disable_static_kernel_compile_cache = (
-        flag(False).idle("capture", _SINGLE_SHAPES)
-        .flat("disable_static_kernel_compile_cache", own=True)
-    )
-    _super_kernel_optimize = (
-        flag(False).emits(modes=CAPTURE_MODES, when=_SUPER_KERNEL)
-        .idle("capture", _SUPER_KERNELS).flat("super_kernel_optimize")
-    )
+    _disable_static_kernel_compile_cache = flag(False).idle("capture", _SINGLE_SHAPES).flat(
+        "disable_static_kernel_compile_cache", own=True)
+    _super_kernel_optimize = _super_kernel(flag(False)).flat("super_kernel_optimize")
     _super_kernel_optimize_options = (
-        DictOptionValue(None)
-        .emits(modes=CAPTURE_MODES, when=_SUPER_KERNEL)
-        .idle("capture", _SUPER_KERNELS).flat("super_kernel_optimize_options")
+        _super_kernel(DictOptionValue(None)).flat("super_kernel_optimize_options")
     )
     _super_kernel_debug_options = (
-        DictOptionValue(None)
-        .emits(modes=CAPTURE_MODES, when=_SUPER_KERNEL)
-        .idle("capture", _SUPER_KERNELS).flat("super_kernel_debug_options")
+        _super_kernel(DictOptionValue(None)).flat("super_kernel_debug_options")
     )
 
 
@@ -111,87 +91,63 @@ class ExperimentalConfig(Section):
             "overlaps with independent computing").ineffective(True)
     )
     keep_inference_input_mutations = flag(True).doc("both")
-    memory_efficiency = (
-        flag(False).emits("ge.featureBaseRefreshable", field="compact")
-        .doc("GE", "works: of several arrangements of intermediates the one that needs the least "
-            "memory is taken, which makes plans slower to make, see [deploy.md](deploy.md#memory)")
-    )
+    memory_efficiency = flag(False).emits("ge.featureBaseRefreshable", field="compact").doc(
+        "GE", "works: of several arrangements of intermediates the one that needs the least memory "
+        "is taken, which makes plans slower to make, see [deploy.md](deploy.md#memory)")
     frozen_parameter = (
-        flag(False).emits(modes=ALL_MODES, field="frozen")
-        .doc("both", "works on CPU: weights are packed once for matrix products and convolutions, "
+        flag(False).emits(modes=ALL_MODES, field="frozen").flat("frozen_parameter").doc(
+            "both", "works on CPU: weights are packed once for matrix products and convolutions, "
             "batch norms are folded into convolutions, and addresses of parameters are written "
-            "down. Parameters that change all the same are packed again, see cpu_engine.md. In "
-            "the capture modes the addresses of parameters are no part of the graph key")
-        .flat("frozen_parameter")
+            "down. Parameters that change all the same are packed again, see cpu_engine.md. In the "
+            "capture modes the addresses of parameters are no part of the graph key")
     )
     static_model_ops_lower_limit = (
         IntRangeValue(None, -1, INT64_MAX).emits("ge.exec.static_model_ops_lower_limit")
-        .idle("GE", "graphs are not split into parts of fixed and of varying sizes").ineffective()
+        .ineffective().idle("GE", "graphs are not split into parts of fixed and of varying sizes")
     )
     jit_compile = (
         OptionValue("auto", ["auto"]).emits("ge.jit_compile", encode={"auto": "2"}.get)
         .idle("GE", "it has one value only")
     )
-    npu_fx_pass = (
-        flag(False)
-        .idle("GE", "norms, rotary embeddings and attention are found by the rules of the engine")
-    )
-    aot_config_enable_joint_graph = (
-        flag(False)
-        .doc("both", "works: a call runs the backward too, as a graph of its own: gradients are "
-            "in `.grad` when it returns")
-    )
-    aot_config_output_loss_index = (
-        OptionValue(0)
-        .doc("both", "works: which result is the loss that the option above runs the backward of")
-    )
+    npu_fx_pass = flag(False).idle(
+        "GE", "norms, rotary embeddings and attention are found by the rules of the engine")
+    aot_config_enable_joint_graph = flag(False).doc(
+        "both", "works: a call runs the backward too, as a graph of its own: gradients are in "
+        "`.grad` when it returns")
+    aot_config_output_loss_index = OptionValue(0).doc(
+        "both", "works: which result is the loss that the option above runs the backward of")
     topology_sorting_strategy = (
-        OptionValue("DFS", TOPOLOGY_STRATEGIES)
-        .emits("ge.topoSortingMode", encode=_strategy_number, field="topology",
-            decode=_strategy_of_number).doc("GE").ineffective("BFS", "RDFS", "StableRDFS")
+        OptionValue("DFS", tuple(_ORDERS))
+        .emits("ge.topoSortingMode", encode=_ORDERS.get, field="topology",
+            decode=lambda text: _ORDER_OF.get(text, "DFS"))
+        .ineffective("BFS", "RDFS", "StableRDFS").doc("GE")
     )
-    enable_ref_data = (
-        flag(False)
-        .for_export(", which switches it on: inputs that are updated are `RefData`; a graph in "
-            "this process updates them either way", idle="inputs that a graph updates are updated "
-            "either way; dynamo_export writes RefData").ineffective(True)
-    )
-    enable_view_optimize = flag(True).doc("GE").ineffective()
-    remove_noop_ops = (
-        flag(True).emits(modes=ALL_MODES).doc("both").flat("remove_noop_ops")
-    )
+    enable_ref_data = flag(False).ineffective(True).for_export(
+        ", which switches it on: inputs that are updated are `RefData`; a graph in this process "
+        "updates them either way", idle="inputs that a graph updates are updated either way; "
+        "dynamo_export writes RefData")
+    enable_view_optimize = flag(True).ineffective().doc("GE")
+    remove_noop_ops = flag(True).emits(modes=ALL_MODES).flat("remove_noop_ops").doc("both")
     tiling_schedule_optimize = (
-        flag(False).emits("ge.tiling_schedule_optimize")
-        .idle("GE", "tiling schedules belong to NPU kernels").ineffective(True)
+        flag(False).emits("ge.tiling_schedule_optimize").ineffective(True)
+        .idle("GE", "tiling schedules belong to NPU kernels")
     )
     pattern_fusion_pass = (
-        flag(True).emits(modes=ALL_MODES, field="patterns")
+        flag(True).emits(modes=ALL_MODES, field="patterns").flat("pattern_fusion_pass")
         .doc("both", "works: [patterns](patterns.md), built in and registered")
-        .flat("pattern_fusion_pass")
     )
-    strict_converters = (
-        flag(False)
-        .doc("GE", "works (an operator without a converter is an error instead of a generic torch "
-            "node)")
-    )
-    native_code = (
-        flag(True).emits("torchair.nativeCode", encode=_only_off, field="native")
-        .doc("both", "works (ours, not of the original): `False` runs torch's kernels one by one "
-            "instead of generated code on CPU, as the environment variable `TORCHAIR_NATIVE=0` "
-            "does")
-    )
-    kernel_cache = (
-        flag(True).emits("torchair.kernelCache", encode=_only_off, field="keep")
-        .doc("both", "works (ours, not of the original): `False` neither looks for kernels of "
-            "this graph [on disk](deploy.md#kernels-on-disk) nor keeps them, as the environment "
-            "variable `TORCHAIR_KERNEL_CACHE=0` does for all graphs")
-    )
-    tuned_kernels = (
-        FileValue(None).emits("torchair.tunedKernels", field="tuned")
-        .doc("both", "works (ours, not of the original): results of [tuning](tuning.md) that "
-            "kernels are made by, as the environment variable `TORCHAIR_TUNED=<file>` does for "
-            "all graphs")
-    )
+    strict_converters = flag(False).doc(
+        "GE", "works (an operator without a converter is an error instead of a generic torch node)")
+    native_code = flag(True).emits("torchair.nativeCode", encode=_only_off, field="native").doc(
+        "both", "works (ours, not of the original): `False` runs torch's kernels one by one "
+        "instead of generated code on CPU, as the environment variable `TORCHAIR_NATIVE=0` does")
+    kernel_cache = flag(True).emits("torchair.kernelCache", encode=_only_off, field="keep").doc(
+        "both", "works (ours, not of the original): `False` neither looks for kernels of this "
+        "graph [on disk](deploy.md#kernels-on-disk) nor keeps them, as the environment variable "
+        "`TORCHAIR_KERNEL_CACHE=0` does for all graphs")
+    tuned_kernels = FileValue(None).emits("torchair.tunedKernels", field="tuned").doc(
+        "both", "works (ours, not of the original): results of [tuning](tuning.md) that kernels "
+        "are made by, as the environment variable `TORCHAIR_TUNED=<file>` does for all graphs")
     aclgraph = AclgraphExperimentalConfig()
 
 
@@ -208,7 +164,8 @@ class GeConfig(Section):
     # because the root lists this section after experimental_config.
     oo_level = (
         OptionValue("O3", ["O1", "O3"]).emits("ge.oo.level", scope="global", field="level")
-        .emits("ge.topoSortingMode", encode=_strategy_of_level).doc("GE").ineffective("O1")
+        .emits("ge.topoSortingMode", encode={"O1": _ORDERS["StableRDFS"]}.get)
+        .ineffective("O1").doc("GE")
     )
     oo_constant_folding = (
         flag(None, or_none=True)
@@ -223,17 +180,17 @@ class GeConfig(Section):
     # Files that nobody has asked for would be in everybody's folders: the default writes none.
     export_compile_stat = (
         OptionValue("2", ["0", "1", "2"]).emits("ge.exportCompileStat", scope="global")
-        .emits("torchair.compileStat", assigned=True, field="statistics",
-            decode=lambda text: text or "0")
-        .doc("GE", "works where it is set: `fusion_result.json` in the current folder says which "
-            "rules, patterns and kinds of units had an effect, and how often; `'1'` at exit, "
-            "`'2'` after each graph").ineffective("0", "1")
+        .emits("torchair.compileStat", assigned=True, field="statistics", decode=or_else("0"))
+        .ineffective("0", "1").doc(
+            "GE", "works where it is set: `fusion_result.json` in the current folder says which "
+            "rules, patterns and kinds of units had an effect, and how often; `'1'` at exit, `'2'` "
+            "after each graph")
     )
     aicore_num = (
         StrOptionValue(None)
-        .emits("ge.aicoreNum", scope="global", field="cores", decode=lambda text: text or "")
-        .doc("GE", "works: the cores that `debug.deadlock_check` counts with; nothing else "
-            "divides cores here").ineffective()
+        .emits("ge.aicoreNum", scope="global", field="cores", decode=or_else("")).ineffective().doc(
+            "GE", "works: the cores that `debug.deadlock_check` counts with; nothing else divides "
+            "cores here")
     )
     optimization_switch = (
         StrOptionValue(None).emits("ge.optimizationSwitch", scope="global", field="switches")
@@ -248,34 +205,25 @@ class FusionConfig(Section):
 
     fusion_switch_file = (
         FileValue(None).emits("ge.fusionSwitchFile", scope="global", field="switch_file")
-        .doc("GE", "works for [patterns](patterns.md), by name or `ALL`").ineffective()
+        .ineffective().doc("GE", "works for [patterns](patterns.md), by name or `ALL`")
     )
 
 
 class AoeConfig(Section):
     """Tuning of a graph before its first compilation."""
 
-    aoe_mode = (
-        OptionValue(None, ["2"]).emits(when="aoe_mode", field="tune_mode")
-        .doc("both", "works on CPU and CUDA: forms of kernels are measured when a graph of fixed "
-            "sizes is compiled, see [tuning.md](tuning.md)")
-    )
-    work_path = (
-        MustExistedPathValue("./").emits(when="aoe_mode", field="tune")
-        .doc("both", "works: the folder of `torchair_tuned.sqlite`, where results are kept")
-    )
-    aoe_config_file = (
-        FileValue(None).emits(when="aoe_mode", field="tune_file")
-        .doc("both", "works: a JSON file that says what is tuned, see "
-            "[tuning.md](tuning.md#restricting-it)")
-    )
+    aoe_mode = OptionValue(None, ["2"]).emits(when="aoe_mode", field="tune_mode").doc(
+        "both", "works on CPU and CUDA: forms of kernels are measured when a graph of fixed sizes "
+        "is compiled, see [tuning.md](tuning.md)")
+    work_path = MustExistedPathValue("./").emits(when="aoe_mode", field="tune").doc(
+        "both", "works: the folder of `torchair_tuned.sqlite`, where results are kept")
+    aoe_config_file = FileValue(None).emits(when="aoe_mode", field="tune_file").doc(
+        "both", "works: a JSON file that says what is tuned, see "
+        "[tuning.md](tuning.md#restricting-it)")
 
 
 class InferenceConfig(Section):
     """How the gears of several inputs combine."""
 
-    dynamic_gears_merge_policy = (
-        OptionValue("zip", ["zip", "product"])
-        .doc("GE", "works: how the gears of several dims combine, see [deploy.md](deploy.md#gears)")
-        .ineffective("product")
-    )
+    dynamic_gears_merge_policy = OptionValue("zip", ["zip", "product"]).ineffective("product").doc(
+        "GE", "works: how the gears of several dims combine, see [deploy.md](deploy.md#gears)")

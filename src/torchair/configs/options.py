@@ -44,30 +44,26 @@ Where = Literal["both", "GE", "capture"]
 
 @dataclass(frozen=True)
 class Emission:
-    """One engine key that an option contributes to ``as_dict``; None is the option's own name.
+    """One engine key that an option contributes to ``as_dict``."""
 
-    ``encode`` turns the raw value into the emitted one, and a None result emits nothing. ``when``
-    names a sibling option that must be true. ``field`` is what the engine calls the option, and
-    ``decode`` turns the emitted text, or None, into what stands there.
-    """
-
-    key: str | None
-    scope: Literal["local", "global"]
-    modes: tuple[str, ...]
-    when: str | None
-    encode: Callable[[Any], object]
-    assigned: bool
-    field: str | None
-    decode: Callable[[str | None], Any]
+    key: str | None  # None is the option's own name
+    scope: Literal["local", "global"] = "local"
+    modes: tuple[str, ...] = GE_MODES
+    when: str | None = None  # a sibling option that must be true
+    encode: Callable[[Any], object] | None = None  # else the normalised value; None emits nothing
+    assigned: bool = False  # whether it is there only where somebody has chosen a value
+    field: str | None = None  # what the engine calls the option
+    decode: Callable[[str | None], Any] | None = None  # of the emitted text; else ``option.read``
 
 
-class FlatName(NamedTuple):
+class Alias(NamedTuple):
     """Another name of an option; ``inverted`` when it says the opposite, ``own`` when only the flat
     configuration of ``npugraph_ex`` has it."""
 
     name: str
-    inverted: bool
-    own: bool
+    inverted: bool = False
+    own: bool = False
+    path: str = ""  # of the option in the tree
 
 
 @dataclass(frozen=True)
@@ -80,10 +76,13 @@ class About:
     elsewhere: str | None = None  # why it does nothing in the other modes
     exports: bool = False  # whether dynamo_export reads it
     ineffective: tuple[Any, ...] | None = None  # values to warn about in the other mode; () is all
-    flat: FlatName | None = None
+    flat: Alias | None = None
 
 
 _UNTOLD = About()
+
+Rule = tuple[Callable[[Any], bool], type[Exception], str]
+"""What a value must be, and the error with its complaint where it is not."""
 
 
 class OptionValue:
@@ -93,9 +92,16 @@ class OptionValue:
     own copy. Defaults are not validated.
     """
 
-    def __init__(self, default: Any, optional: list[Any] | tuple[Any, ...] | None = None) -> None:
+    accepts = "anything"  # in words; error messages and the option tables share it
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def __init__(
+        self, default: Any, optional: list[Any] | tuple[Any, ...] | None = None, accepts: str = ""
+    ) -> None:
         self.default = default
         self.optional = optional
+        if accepts or optional is not None:
+            self.accepts = accepts or str(list(optional or ()))
         self.raw = default
         self.assigned = False  # whether somebody has chosen the value
         self.name = type(self).__name__
@@ -112,11 +118,6 @@ class OptionValue:
         self.raw = self.check(value)
         self.assigned = True
 
-    @property
-    def accepts(self) -> str:
-        """What may be assigned, in words; error messages and the option tables share it."""
-        return "anything" if self.optional is None else str(list(self.optional))
-
     def check(self, value: Any) -> Any:
         """Return what to store for ``value``, or raise."""
         if self.optional is not None and value not in self.optional:
@@ -125,6 +126,9 @@ class OptionValue:
                 value, ValueError, f"Value {value!r} (type: {type(value)}) not in optional list "
                 f"{self.optional!r} (type: {kind}).",
             )  # fmt: skip
+        for fits, error, complaint in self.rules:
+            if not fits(value):
+                self.reject(value, error, complaint.format(value=value, type=type(value)))
         return value
 
     def normalise(self, raw: Any) -> Any:
@@ -158,44 +162,35 @@ class OptionValue:
 
     # ---- declarations
 
-    def emits(
-        self, key: str | None = None, *, scope: Literal["local", "global"] = "local",
-        modes: tuple[str, ...] = GE_MODES, when: str | None = None,
-        encode: Callable[[Any], object] | None = None, assigned: bool = False,
-        field: str | None = None, decode: Callable[[str | None], Any] | None = None,
-    ) -> Self:  # fmt: skip
-        """Declare an engine key; without ``encode`` it carries the normalised value. With
-        ``assigned`` it is there where somebody has chosen a value only."""
-        written, read = encode or self.normalise, decode or self.read
-        self.emissions += (Emission(key, scope, modes, when, written, assigned, field, read),)
+    def emits(self, key: str | None = None, **how: Any) -> Self:
+        """Declare an engine key, see `Emission`."""
+        self.emissions += (Emission(key, **how),)
         return self
 
     def doc(self, where: Where, effect: str = "works", *, elsewhere: str | None = None) -> Self:
         """Say in which modes it has which effect, and why not ``elsewhere`` if that is special."""
-        self.about = replace(self.about, where=where, effect=effect, elsewhere=elsewhere)
-        return self
+        return self._told(where=where, effect=effect, elsewhere=elsewhere)
 
     def idle(self, where: Where, why: str, more: str = "") -> Self:
         """Say why it does nothing on this device; ``more`` is for the documentation alone."""
         effect = f"no effect on this device: {why} {more}".rstrip()
-        self.about = replace(self.about, where=where, effect=effect, idle=why)
-        return self
+        return self._told(where=where, effect=effect, idle=why)
 
     def for_export(self, more: str, idle: str | None = "it is for dynamo_export") -> Self:
         """Say that it is read by ``dynamo_export``, and is ``idle`` otherwise."""
-        effect = f"for `dynamo_export`{more}"
-        self.about = replace(self.about, where="GE", effect=effect, idle=idle, exports=True)
-        return self
+        return self._told(where="GE", effect=f"for `dynamo_export`{more}", idle=idle, exports=True)
 
-    def flat(self, name: str, *, inverted: bool = False, own: bool = False) -> Self:
-        """Give it a flat name."""
-        self.about = replace(self.about, flat=FlatName(name, inverted, own))
-        return self
+    def flat(self, name: str, **how: Any) -> Self:
+        """Give it a flat name, see `Alias`."""
+        return self._told(flat=Alias(name, **how))
 
     def ineffective(self, *values: Any) -> Self:
         """Name the values, or all, that the original warns about: in max-autotune those of options
         for capture, in reduce-overhead those of others."""
-        self.about = replace(self.about, ineffective=values)
+        return self._told(ineffective=values)
+
+    def _told(self, **facts: Any) -> Self:
+        self.about = replace(self.about, **facts)
         return self
 
     def __bool__(self) -> bool:
@@ -233,6 +228,11 @@ def flag(default: bool | None, *, or_none: bool = False) -> OptionValue:
     return OptionValue(default, [True, False, None] if or_none else [True, False])
 
 
+def or_else(usual: str | None) -> Callable[[str | None], str | None]:
+    """A coding of texts: an empty one, or none, is the usual one."""
+    return lambda text: text or usual
+
+
 class DeprecatedValue(OptionValue):
     """An option kept for old scripts; ``as_dict`` reports a set one on stderr."""
 
@@ -255,12 +255,8 @@ class IntRangeValue(OptionValue):
 
     def __init__(self, default: int | None, low: int, high: int) -> None:
         super().__init__(default)
-        self.low = low
-        self.high = high
-
-    @property
-    def accepts(self) -> str:
-        return f"int in [{self.low}, {self.high}]"
+        self.low, self.high = low, high
+        self.accepts = f"int in [{low}, {high}]"
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, int):
@@ -274,74 +270,13 @@ class IntRangeValue(OptionValue):
         return self.default if text is None else int(text)
 
 
-class StrOptionValue(OptionValue):
-    """A string or None."""
-
-    accepts = "str or None"
-
-    def check(self, value: Any) -> Any:
-        if not isinstance(value, str | None):
-            self.reject(value, TypeError, f"value must be str or None, got {type(value)}")
-        return value
-
-
-class FileValue(OptionValue):
-    """An existing regular file or None."""
-
-    accepts = "existing file or None"
-
-    def check(self, value: Any) -> Any:
-        if value is not None and not (_is_path(value) and os.path.isfile(value)):
-            self.reject(
-                value, FileNotFoundError,
-                f"Please set legal file path, {value} is not found or is not a file!",
-            )  # fmt: skip
-        return value
-
-
-class MustExistedFileAddr(OptionValue):
-    """An existing ``.json`` file or None."""
-
-    accepts = "existing .json file or None"
-
-    def check(self, value: Any) -> Any:
-        if value is None:
-            return None
-        if value == "":
-            self.reject(value, ValueError, "File path cannot be empty!")
-        if not (_is_path(value) and str(value).endswith(".json") and os.path.isfile(value)):
-            self.reject(
-                value, FileNotFoundError,
-                f"Please set legal file path, {value} is not found or is not '.json' file!",
-            )  # fmt: skip
-        return value
-
-
-class MustExistedPathValue(OptionValue):
-    """An existing directory."""
-
-    accepts = "existing directory"
-
-    def check(self, value: Any) -> Any:
-        if not (_is_path(value) and os.path.isdir(value)):
-            self.reject(
-                value, FileNotFoundError,
-                f"Please set legal dir path, {value} is not found or is not a file directory!",
-            )  # fmt: skip
-        return value
-
-
 class RegexValue(OptionValue):
-    """A string that ``pattern`` matches; ``meaning`` says in words what the pattern asks for."""
+    """A string that ``pattern`` matches; ``accepts`` says in words what the pattern asks for."""
 
-    def __init__(self, default: str | None, pattern: str, meaning: str) -> None:
+    def __init__(self, default: str | None, pattern: str, accepts: str) -> None:
         super().__init__(default)
         self.pattern = re.compile(pattern)
-        self.meaning = meaning
-
-    @property
-    def accepts(self) -> str:
-        return self.meaning
+        self.accepts = accepts
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, str):
@@ -352,6 +287,51 @@ class RegexValue(OptionValue):
                 f"{self.pattern.pattern}, {value} is Illegal format.",
             )  # fmt: skip
         return value
+
+
+class StrOptionValue(OptionValue):
+    """A string or None."""
+
+    accepts = "str or None"
+    rules = (
+        (lambda v: isinstance(v, str | None), TypeError, "value must be str or None, got {type}"),
+    )
+
+
+def _is_file(value: Any) -> bool:
+    # An int would be taken for an open file descriptor by os.path.
+    return isinstance(value, str | os.PathLike) and os.path.isfile(value)
+
+
+class FileValue(OptionValue):
+    """An existing regular file or None."""
+
+    accepts = "existing file or None"
+    rules = (
+        (lambda v: v is None or _is_file(v), FileNotFoundError,
+         "Please set legal file path, {value} is not found or is not a file!"),
+    )  # fmt: skip
+
+
+class MustExistedFileAddr(OptionValue):
+    """An existing ``.json`` file or None."""
+
+    accepts = "existing .json file or None"
+    rules = (
+        (lambda v: v != "", ValueError, "File path cannot be empty!"),
+        (lambda v: v is None or (_is_file(v) and str(v).endswith(".json")), FileNotFoundError,
+         "Please set legal file path, {value} is not found or is not '.json' file!"),
+    )  # fmt: skip
+
+
+class MustExistedPathValue(OptionValue):
+    """An existing directory."""
+
+    accepts = "existing directory"
+    rules = (
+        (lambda v: isinstance(v, str | os.PathLike) and os.path.isdir(v), FileNotFoundError,
+         "Please set legal dir path, {value} is not found or is not a file directory!"),
+    )  # fmt: skip
 
 
 class RawValue(OptionValue):
@@ -365,45 +345,37 @@ class DictOptionValue(RawValue):
     """A dict or None."""
 
     accepts = "dict or None"
-
-    def check(self, value: Any) -> Any:
-        if not isinstance(value, dict | None):
-            self.reject(value, TypeError, f"value must be dict or None, got {type(value)}")
-        return value
+    rules = (
+        (lambda v: isinstance(v, dict | None), TypeError, "value must be dict or None, got {type}"),
+    )
 
 
 class IntListValue(RawValue):
     """A list or tuple of int; None is stored as the empty list."""
 
     accepts = "list of int or None"
+    rules = (
+        (lambda v: isinstance(v, list | tuple), TypeError,
+         "the set value must be None or list, got {type}"),
+    )  # fmt: skip
 
     def check(self, value: Any) -> Any:
-        if value is None:
-            return []
-        if not isinstance(value, list | tuple):
-            complaint = f"the set value must be None or list, got {type(value)}"
-            self.reject(value, TypeError, complaint)
-        if not all(isinstance(item, int) for item in value):
-            types = [type(item) for item in value]
+        items = super().check([] if value is None else value)
+        types = [type(item) for item in items]
+        if not all(issubclass(kind, int) for kind in types):
             complaint = f"the set value must be int list, got list type: {types}"
             self.reject(value, TypeError, complaint)
-        return value
+        return items
 
 
 class CallableValue(RawValue):
     """A callable or None."""
 
     accepts = "callable or None"
-
-    def check(self, value: Any) -> Any:
-        if value is not None and not callable(value):
-            self.reject(value, TypeError, f"value must be Callable or None, got {type(value)}")
-        return value
-
-
-def _is_path(value: Any) -> bool:
-    # An int would be taken for an open file descriptor by os.path.
-    return isinstance(value, str | os.PathLike)
+    rules = (
+        (lambda v: v is None or callable(v), TypeError,
+         "value must be Callable or None, got {type}"),
+    )  # fmt: skip
 
 
 # ---- sections
@@ -414,29 +386,10 @@ EngineOptions = tuple[dict[str, Any], dict[str, Any]]
 """The pair (local options, global options): of one graph, and of the engine of the process."""
 
 
-class PlainSection:
-    """A section of ordinary attributes; it cannot be replaced and emits no engine keys. Its
-    ``options`` only describe them."""
-
-    options: ClassVar[dict[str, OptionValue]] = {}
-
-    def __init__(self) -> None:
-        self.__dict__.update({name: option.default for name, option in self.options.items()})
-
-
-def _writable_properties(cls: type) -> dict[str, property]:
-    members = {name: getattr(cls, name) for name in dir(cls)}
-    return {
-        name: member
-        for name, member in members.items()
-        if isinstance(member, property) and member.fset is not None
-    }
-
-
 class Section:
     """A section whose class body fixes the names and whose options validate on assignment."""
 
-    declared: ClassVar[dict[str, OptionValue | Section | PlainSection]] = {}
+    declared: ClassVar[dict[str, OptionValue | Section]] = {}
     settable: ClassVar[tuple[str, ...]] = ()
     public_name: ClassVar[str] = "a section"  # how users know the class
 
@@ -448,17 +401,12 @@ class Section:
         for name, option in (options or {}).items():
             setattr(cls, name, option)
             option.__set_name__(cls, name)
-        own = {
-            name: member
-            for name, member in vars(cls).items()
-            if isinstance(member, OptionValue | Section | PlainSection)
-        }
+        own = {n: m for n, m in vars(cls).items() if isinstance(m, OptionValue | Section)}
         cls.declared = cls.declared | own
-        cls.settable = tuple(
-            name
-            for name, member in {**cls.declared, **_writable_properties(cls)}.items()
-            if not isinstance(member, PlainSection)
-        )
+        fixed = {n for n, m in cls.declared.items() if isinstance(m, PlainSection)}
+        placed = [n for n in dir(cls) if isinstance(getattr(cls, n), property)]
+        writable = [n for n in placed if getattr(cls, n).fset is not None]
+        cls.settable = tuple(n for n in (*cls.declared, *writable) if n not in fixed)
 
     def __init__(self) -> None:
         for name, template in self.declared.items():
@@ -495,7 +443,7 @@ class Section:
                 continue
             if emission.assigned and not getattr(vars(self)[option.name], "assigned", True):
                 continue
-            if (value := emission.encode(raw)) is not None:
+            if (value := (emission.encode or option.normalise)(raw)) is not None:
                 target = local_options if emission.scope == "local" else global_options
                 target[emission.key or option.name] = value
 
@@ -507,27 +455,32 @@ class OpenSection(Section):
         self.__dict__[name] = value
 
 
+class PlainSection(OpenSection):
+    """A section of ordinary attributes, which its options only describe; it cannot be replaced."""
+
+    def __init__(self) -> None:
+        self.__dict__.update({name: raw_of(option) for name, option in self.declared.items()})
+
+
 def raw_of(member: Any) -> Any:
     """The stored value of an option; any other object is its own value."""
     return member.raw if isinstance(member, OptionValue) else member
 
 
-def leaves(section: Section | PlainSection, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted path, raw value) of everything below ``section``, in declaration order."""
     for name, member in vars(section).items():
-        if isinstance(member, Section | PlainSection):
+        if isinstance(member, Section):
             yield from leaves(member, f"{prefix}{name}.")
         else:
             yield prefix + name, raw_of(member)
 
 
 def declared(
-    section: Section | type[Section] | PlainSection, prefix: str = ""
+    section: Section | type[Section], prefix: str = ""
 ) -> Iterator[tuple[str, OptionValue]]:
     """Yield (dotted path, declaration) of every option below ``section``, in the same order."""
-    members: Mapping[str, Any]
-    members = section.options if isinstance(section, PlainSection) else section.declared
-    for name, member in members.items():
+    for name, member in section.declared.items():
         if isinstance(member, OptionValue):
             yield prefix + name, member
         else:
