@@ -196,13 +196,13 @@ def run_unit(one: Emitted, env: Tensors, natives: Recorder, threads: int) -> Ten
     fault = torch.zeros(1, dtype=torch.int64)
     room = scratch.data_ptr() + -scratch.data_ptr() % 64
     special = {Room.SCRATCH: room, Room.FAULT: fault.data_ptr()}
-    words = []
-    for word, x in enumerate(one.call.slots):
-        constant = one.call.constants.get(word)
-        if constant is not None and (word in code.pack or constant.content != "own"):
+    values, words = [*one.unit.inputs, *one.unit.outputs], []
+    for word, x in enumerate(one.call.arguments):
+        if x.content is not None and (word in code.pack or x.content != "own"):
+            constant = one.call.constants[word]
             words.append(natives.packed(constant, code.pack.get(word)).data_ptr())
         else:
-            words.append(special[x] if isinstance(x, Room) else memory[x].address)
+            words.append(special[x.of] if isinstance(x.of, Room) else memory[values[x.of]].address)
     if one.call.numbers:
         words += [0] * (SIZES_AT - len(words)) + list(one.call.numbers)
     run_kernel(cpu().library, code.kernel, words, threads)

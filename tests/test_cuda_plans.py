@@ -19,7 +19,7 @@ from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters
-from torchair.engine.plan.records import Plan
+from torchair.engine.plan.records import Plan, Room
 from torchair.engine.run import launches, segment
 from torchair.engine.run.executor import Stretch, forks
 from torchair.engine.run.launches import DryRun, dry_run
@@ -160,6 +160,20 @@ def test_a_result_that_others_read_unrounded_is_not_approximate() -> None:
     nest = Nest((64,), (Store(Access(1, "bf16", (1,)), op("add", e, x)),))
     assert not rounded_at_once(nest)
     assert not rounded_at_once(of_each("exp", "f32"))
+
+
+def test_calls_of_one_kernel_have_its_arguments_and_operands_of_their_own() -> None:
+    with Graph("g", infer) as graph:
+        x, first, second = data(0, 1, 64), data(1, 64, 64), data(2, 64, 64)
+        h = ge.MatMul(x, first, transpose_x2=True)
+        ge.NetOutput([ge.MatMul(h, second, transpose_x2=True)])
+    one, two = dry_run(graph, HOPPER).plan.natives
+    assert one.order is two.order and one.arguments is two.arguments
+    assert one.operands[2] == two.operands[0] and one.operands[1] != two.operands[1]
+    assert [a.of for a in one.arguments] == [0, 1, Room.SCRATCH, 2]
+    for call in (one, two):
+        a, b, c = call.operands
+        assert call.addresses == [a, b, Room.SCRATCH, c]
 
 
 def test_all_launches_but_the_first_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:

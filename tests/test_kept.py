@@ -344,7 +344,7 @@ def test_machine_code_of_a_gpu_is_kept(
     made = _Driver()
     monkeypatch.setattr(driver, "_driver", lambda: made)
     driver._driver_version.cache_clear()
-    entry = Entry((Kernel.of("nothing", GPU_TEXT, (), (0,)),), 32)
+    entry = Entry((Kernel.of("nothing", GPU_TEXT, (), {0: "ptr"}),), 32)
     gpu = describe((9, 0), 132)
     text = driver.image(entry, gpu, "one", None)
     assert entry.name.encode() in text and made.linked == 0

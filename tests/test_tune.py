@@ -8,6 +8,7 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from torchair.codegen.requests import (
 from torchair.codegen.target import AS_EVER, BY_TORCH, Generated, KernelOrder, Way
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file, write
 from torchair.engine.compile import GraphCompiler
-from torchair.engine.plan.records import Native, Plan, Root, Step
+from torchair.engine.plan.records import Argument, Native, Plan, Room, Root, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.tune import Wish, tuner
@@ -468,10 +469,14 @@ def stage_of(
             root = Root(slot, kind, torch.empty(dims, dtype=dtype, device="meta"), "cpu")
             plan.roots.append(root)
             plan.places[slot] = root, 0
-    slots = [x if isinstance(x, str) else slot for slot, x in enumerate(operands)]
-    native = Native(order, slots, (), 1.0, constants=dict(constants))
+    arguments = [
+        Argument(Room(x) if isinstance(x, str) else slot, "own" if slot in constants else None)
+        for slot, x in enumerate(operands)
+    ]
+    unit: Any = SimpleNamespace(inputs=[constants.get(k) for k in range(len(operands))], outputs=[])
+    native = Native(order, arguments, (), 1.0, unit, list(range(len(operands))))
     step = Step(None, "native", None, [0], list(outs), native=native)  # type: ignore[arg-type]
-    return order, Stage([step], plan, lambda x, pack: x if pack is None else pack(x))
+    return order, Stage([step], plan, lambda x, pack: x.value if pack is None else pack(x.value))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

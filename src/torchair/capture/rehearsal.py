@@ -315,8 +315,7 @@ class EngineWalk:
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         results, program = self._graph.once(args)
-        steps = [s for s in program.plan.steps if s.native is not None]
-        packed = [x for s in steps for x in s.code.slots if isinstance(x, torch.Tensor)]
+        packed = [x for code in program.plan.natives for x in code.packed.values()]
         self._launches = [x for x in program.parts if isinstance(x, Launches)]
         self._constants = [*program.plan.constants.values(), *packed]
         return results

@@ -90,11 +90,14 @@ class Partner:
     b: Strides3
 
 
+FAR = 1 << 16
+"""Words of the second step that a kernel computes begin here, those of the third at twice that."""
+
+
 @dataclass(frozen=True)
 class Joint:
     """A product with what the same kernel computes: a `partner`, and a `prologue`, a nest whose one
-    store is A itself, which with `keep` is also stored where it belongs. Words of the steps after
-    the first are further on."""
+    store is A itself, which with `keep` is also stored where it belongs."""
 
     product: Product
     partner: Partner | None = None

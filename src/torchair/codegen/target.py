@@ -88,7 +88,8 @@ class Kernel:
     entry: str
     text: str
     declarations: frozenset[str]
-    words: tuple[int, ...] = ()  # those that are parameters, where words are passed one by one
+    words: Mapping[int, str] = field(default_factory=dict, hash=False)
+    """The types of those that are parameters, in order, where words are passed one by one."""
 
     @classmethod
     def of(
@@ -96,13 +97,13 @@ class Kernel:
         label: str,
         body: Callable[[str], str] | str,
         declared: Iterable[str],
-        words: tuple[int, ...] = (),
+        words: Mapping[int, str] | None = None,
     ) -> Kernel:
         """A kernel from text in which `@ENTRY` stands for the name, which becomes unique."""
         text = body if isinstance(body, str) else body("ENTRY")
         mark = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         entry = f"{label}_{mark}"
-        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared), words)
+        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared), words or {})
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def _row(
     if kind == "copy":
         view = has_trait(step.node, Trait.VIEW)
         why = "a view of it needs another layout" if view else "it is updated, and still read"
-    packed = [t for t in step.native.slots if isinstance(t, Tensor)] if step.native else []
+    packed = step.native.packed.values() if step.native else []
     moved = _moved(step, given, made) + sum(map(_bytes, packed))
     origin = step.node.origin
     return UnitRow(

@@ -99,9 +99,7 @@ class Entry:
         parameters, lines = [], [f"  %id = call i32 @{_REGISTER}.ctaid.x()"]
         lines.append("  %b0 = zext i32 %id to i64")
         for k, kernel in enumerate(self.kernels):
-            found = re.findall(r"(ptr|i64) %w(\d+)", _head(kernel))
-            kinds = {int(word): kind for kind, word in found}
-            names = [f"{kinds[word]} %k{k}.w{word}" for word in kernel.words]
+            names = [f"{kind} %k{k}.w{word}" for word, kind in kernel.words.items()]
             parameters += [f"i64 %k{k}.blocks", *names]
             call = ", ".join([f"i64 %b{k}", f"i64 %k{k}.blocks", *names])
             run = f"  call void @{kernel.entry}({call})"
@@ -120,14 +118,10 @@ class Entry:
         return "\n".join([head, *lines, "}\n"])
 
 
-def _head(kernel: Kernel) -> str:
-    """The line that defines a kernel's function."""
-    return kernel.text[kernel.text.rindex("define ") :].split("\n", 1)[0]
-
-
 def _resident(kernel: Kernel) -> int:
     """The blocks that are to have room at once, 0 where that does not matter."""
-    found = re.search(rf'"{RESIDENT}"="(\d+)"', _head(kernel))
+    head = kernel.text[kernel.text.rindex("define ") :].split("\n", 1)[0]
+    found = re.search(rf'"{RESIDENT}"="(\d+)"', head)
     return int(found[1]) if found else 0
 
 

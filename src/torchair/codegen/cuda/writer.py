@@ -21,8 +21,7 @@ class GpuWriter(KernelWriter):
     def __init__(self, target: Gpu) -> None:
         super().__init__(target)
         self.gpu = target
-        self._pointers: set[int] = set()
-        self._sizes: set[int] = set()
+        self._words: dict[int, str] = {}  # types of those that it uses
         self._shared: list[str] = []
         self._zeros = ""
         self._placed: dict[int, str] = {}
@@ -36,14 +35,14 @@ class GpuWriter(KernelWriter):
     def pointer(self, index: int) -> str:
         if index in self._placed:
             return self._placed[index]
-        self._pointers.add(index)
+        self._words[index] = "ptr"
         plain = self.entry(f"addrspacecast ptr %w{index} to ptr addrspace(1)")
         return self.entry(f"addrspacecast ptr addrspace(1) {plain} to ptr")  # global, says that
 
     def size(self, size: Size) -> str:
         if not isinstance(size, Word):
             return str(size)
-        self._sizes.add(size.index)
+        self._words[size.index] = "i64"
         return f"%w{size.index}"
 
     def readable(self) -> str:
@@ -171,11 +170,9 @@ class GpuWriter(KernelWriter):
 
     def kernel(self, label: str, resident: int = 0) -> Kernel:
         """The finished kernel, of which `resident` blocks are to have room at once."""
-        words = sorted(self._pointers | self._sizes)
-        kinds = ["ptr" if k in self._pointers else "i64" for k in words]
-        parameters = [f"{t} %w{k}" for t, k in zip(kinds, words, strict=True)]
-        given = ", ".join(["i64 %block", "i64 %blocks", *parameters])
+        words = dict(sorted(self._words.items()))
+        given = ", ".join(["i64 %block", "i64 %blocks", *(f"{t} %w{k}" for k, t in words.items())])
         notes = f'alwaysinline "{RESIDENT}"="{resident}"' if resident else "alwaysinline"
         own = self.text(f"internal void @ENTRY({given})", notes)
         text = "".join([self._zeros, *self._shared, *self._helpers.values(), own])
-        return Kernel.of(label, text, self.declared.values(), tuple(words))
+        return Kernel.of(label, text, self.declared.values(), words)

@@ -259,7 +259,7 @@ def _addressed(plan: Plan) -> Iterator[Any]:
     """What native steps take addresses of."""
     for step in plan.steps:
         if step.native is not None:
-            yield from step.native.slots
+            yield from step.native.addresses
 
 
 def _grown(size: int, before: int) -> int:

@@ -414,17 +414,16 @@ class _Build:
         made = {v: self._new_root(v, "arena", meta) for v, meta in outs.items()}
         for root in made.values():
             root.fixed = True
-        places = {v: self.slot[v] for v in [*unit.inputs, *unit.outputs]}
-        native = call.placed(places)
+        call.operands = [self.slot[v] for v in (*unit.inputs, *unit.outputs)]
         update = self.p.natives.updated(unit)
         if update is not None:
             again = self.p.natives.rereads(unit)
             slots = [self.slot[update], *(s for s in slots if again or s != self.slot[update])]
-            native.copies = True
-        native.pointwise = self.p.natives.is_pointwise(unit)
+            call.copies = True
+        call.pointwise = self.p.natives.is_pointwise(unit)
         node = unit.group.nodes[-1] if update is not None else unit.head
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
-        step.native, step.also, step.values = native, unit.nodes, list(made)
+        step.native, step.also, step.values = call, unit.nodes, list(made)
         self.units[self.now] = unit
         self.plan.steps.append(step)
         self.done.update(inside)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torchair.codegen.target import AS_EVER, Generated, Kernel, Way
 
 if TYPE_CHECKING:
     from torchair.codegen.target import KernelOrder
+    from torchair.engine.fuse.units import Unit
     from torchair.ge.graph import Node, Value
 
 
@@ -244,24 +245,58 @@ class Room(StrEnum):
     FAULT = "fault"  # the word where it notes down that an index was out of range
 
 
+Content = Literal["own", "scaled", "shift"]
+"""What a constant holds for a kernel: its own content, the weights of a convolution times the
+scale of the normalisation after it, or what is added then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What one word of a kernel is the address of."""
+
+    of: int | Room  # an operand by its number: the inputs of a unit, then its outputs
+    content: Content | None = None  # of one that is the same in every call
+
+
+class Constant(NamedTuple):
+    """A constant operand of a unit, which its kernel may want in another layout."""
+
+    unit: Unit
+    value: Value
+    content: Content
+
+
 @dataclass(slots=True)
 class Native:
-    """A kernel with what it is called with: for each address a slot (a value, until it has one), a
-    packed constant, or a `Room`; then sizes."""
+    """A kernel with what it is called with: an address for each of its `arguments`, which all its
+    calls have in common, then sizes."""
 
     order: KernelOrder
-    slots: list[Any]  # packed constants are put in when the kernel is generated
+    arguments: Sequence[Argument]
     numbers: tuple[int, ...]
     work: float  # microseconds that one thread needs, roughly
+    unit: Unit | None = None  # whose operands they are
+    operands: list[Any] = field(default_factory=list)  # slots
+    packed: dict[int, torch.Tensor] = field(default_factory=dict)  # by word: constants laid out
     copies: bool = False  # its first argument must have been copied to its result
     pointwise: bool = False  # it may overwrite an argument of the same dims
-    constants: dict[int, Any] = field(default_factory=dict)  # by word: what may be laid out anew
 
-    def placed(self, slots: Mapping[Value, int]) -> Native:
-        """The same with slots for values. Constants are in their slots as well, until the kernel
-        is there, which may want them in another layout."""
-        places = [x if isinstance(x, Room) else slots[x] for x in self.slots]
-        return replace(self, slots=places)
+    @property
+    def addresses(self) -> list[Any]:
+        """What each of the first words is the address of: a slot, a `Room`, or a constant as the
+        kernel wants it."""
+        own = [a.of if isinstance(a.of, Room) else self.operands[a.of] for a in self.arguments]
+        return [self.packed.get(word, x) for word, x in enumerate(own)]
+
+    @property
+    def constants(self) -> dict[int, Constant]:
+        """Operands that are the same in every call, by word."""
+        values = [*self.unit.inputs, *self.unit.outputs] if self.unit is not None else []
+        return {
+            word: Constant(self.unit, values[a.of], a.content)  # type: ignore[arg-type, index]
+            for word, a in enumerate(self.arguments)
+            if a.content is not None
+        }
 
     @property
     def generated(self) -> Generated:
@@ -281,7 +316,7 @@ class Native:
     @property
     def words(self) -> int:
         """Length of the argument block."""
-        return SIZES_AT + len(self.numbers) if self.numbers else len(self.slots)
+        return SIZES_AT + len(self.numbers) if self.numbers else len(self.arguments)
 
 
 def flat_slots(args: list[Any]) -> list[int]:

@@ -527,8 +527,10 @@ class Template:
     def _native(self, old: Native, call: Native, unit: Unit, run: Run) -> Native:
         """The call of a kind of units for one of them."""
         if call.order is not old.order:
-            own = self._call(unit, run).placed(self._slot)
-            return replace(own, copies=old.copies, pointwise=old.pointwise)
+            slots = [self._slot[v] for v in (*unit.inputs, *unit.outputs)]
+            return replace(
+                self._call(unit, run), operands=slots, copies=old.copies, pointwise=old.pointwise
+            )
         return replace(old, numbers=call.numbers, work=call.work)
 
 
@@ -537,7 +539,7 @@ def shown(plan: Plan) -> Any:
     roots = [(r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.roots]
     steps = [(s.node, s.kind, s.args, s.outs) for s in (*plan.bound, *plan.steps)]
     natives = [
-        (n.order, _named(n.slots), n.numbers, n.work, n.copies, n.pointwise)
+        (n.order, _named(n.addresses), n.numbers, n.work, n.copies, n.pointwise)
         for n in (s.native for s in plan.steps)
         if n is not None
     ]

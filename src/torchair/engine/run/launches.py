@@ -24,7 +24,7 @@ from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.jit import Entry, Gpu, ptx
 from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
-from torchair.codegen.requests import Joint, Loops, Partner, Product
+from torchair.codegen.requests import FAR, Joint, Loops, Partner, Product
 from torchair.codegen.target import BrokenKernels, Kernel, KernelOrder, Launch
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import SIZES_AT, Native, Plan, Step
@@ -36,8 +36,6 @@ Place = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
 SMALL = 1 << 14
 """Points of a nest that every block may compute for itself."""
-FAR = 1 << 16
-"""Words of the second step of a kernel begin here, those of the third at twice that."""
 MOST = 8
 """Kernels of one launch."""
 
@@ -149,7 +147,7 @@ class _Jobs:
         return root.slot, offset
 
     def _places(self, k: int) -> list[Place]:
-        return [self._place(slot) for slot in self._code(k).slots]
+        return [self._place(x) for x in self._code(k).addresses]
 
     def _plain(self, k: int) -> Job:
         order, (reads, writes) = self._code(k).order, self.touched[k]
@@ -164,7 +162,7 @@ class _Jobs:
         request = code.order.request
         if not isinstance(request, Product):
             return None
-        maker = self.makers.get(self._place(code.slots[0]))
+        maker = self.makers.get(self._places(k)[0])
         if maker is None or not self._may_be_prologue(maker, k):
             return None
         first = maker.steps[0]
@@ -223,10 +221,10 @@ class _Jobs:
             return None
         other = self._code(last.steps[0])
         same = replace(request.matmul, b=last.product.matmul.b) == last.product.matmul
-        if not same or self._place(code.slots[0]) != self._place(other.slots[0]):
+        places = self._places(last.steps[0]), self._places(k)
+        if not same or places[0][0] != places[1][0]:
             return None
         at = FAR * len(last.steps)
-        places = self._places(last.steps[0]), self._places(k)
         same_as = tuple(
             (i, j) for i, a in enumerate(places[0]) for j, b in enumerate(places[1]) if a == b
         )
@@ -325,7 +323,7 @@ class Launches(NativePart):
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps, self._library = list(steps), target.library
         plan = memory.plan
-        key = ("launches", *(id(s.code.slots) for s in steps), *last)
+        key = ("launches", *(id(s.code.operands) for s in steps), *last)
         if key not in plan.outlines:
             plan.outlines[key] = _Shared(steps, plan, target, last)
         shared: _Shared = plan.outlines[key]

@@ -21,6 +21,7 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.target import Generated, Kernel
 from torchair.engine.plan.records import (
     SIZES_AT,
+    Argument,
     Native,
     OutputSpec,
     Plan,
@@ -69,9 +70,9 @@ class Stored:
             self.plan.constants[i] = inputs[i].detach()
         for k, (i, transposed, vectors) in enumerate(self.packs):
             self.packed[k] = PackPanels(machine, transposed, vectors)(inputs[i].detach())
-        for step in self.plan.steps:
-            slots = step.code.slots
-            slots[:] = [self.packed[w[0]] if isinstance(w, list) else w for w in slots]
+        for code in self.plan.natives:
+            ways = {word: x[0] for word, x in enumerate(code.operands) if isinstance(x, list)}
+            code.packed.update({word: self.packed[way] for word, way in ways.items()})
 
 
 @dataclass
@@ -107,7 +108,7 @@ def recipe_of(
         return None
     kernels = {s.code.kernel.entry: s.code for s in steps}
     number = {entry: k for k, entry in enumerate(kernels)}
-    slots = {w for s in steps for w in (*s.code.slots, *s.args, *s.outs) if isinstance(w, int)}
+    slots = {w for s in steps for w in (*s.code.addresses, *s.args, *s.outs) if isinstance(w, int)}
     slots |= {o.slot for o in plan.outputs}
     roots = {plan.place(s)[0].slot: plan.place(s)[0] for s in slots}
     return {
@@ -143,9 +144,7 @@ def _packs(
 
     found: dict[int, Packed] = {}
     for code in (s.code for s in steps):
-        for word, packed in enumerate(code.slots):
-            if not isinstance(packed, torch.Tensor):
-                continue
+        for word, packed in code.packed.items():
             constant, pack = code.constants[word], code.generated.pack.get(word)
             if constant.content != "own" or constant.value not in frozen:
                 return None
@@ -164,9 +163,8 @@ def _root_data(root: Root) -> list[Any]:
 def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any]:
     code, node = step.code, step.node
     ways = list(dict.fromkeys(packs.values()))
-    slots = [
-        [ways.index(packs[id(w)])] if isinstance(w, torch.Tensor) else w for w in code.slots
-    ]
+    found = {word: [ways.index(packs[id(t)])] for word, t in code.packed.items()}
+    slots = [found.get(word, x) for word, x in enumerate(code.addresses)]
     line = node.origin.line if node.origin else None
     args = [s for s in step.args if isinstance(s, int)]
     named = [node.type, node.name, line]
@@ -224,9 +222,9 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
         known = root.kind != "const" or root.slot in plan.constants or root.slot in frozen
         if not (root.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
             raise ValueError(f"its plan has no memory for {root.kind} {root.slot}")
-    named = [w for s in plan.steps for w in s.code.slots]
+    named = [w for code in plan.natives for w in code.addresses if not isinstance(w, Room)]
     ways = [w[0] for w in named if isinstance(w, list)]
-    slots = [w for w in named if w not in tuple(Room) and not isinstance(w, list)]
+    slots = [w for w in named if not isinstance(w, list)]
     there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
     if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
         raise ValueError("its plan names what is not there")
@@ -257,7 +255,11 @@ def _step(
     origin = None if line is None else SimpleNamespace(line=line)
     node: Any = SimpleNamespace(type=kind, name=name, origin=origin)
     order: Any = kernels[kernel]
-    native = Native(order, slots, tuple(numbers), work)
+    rooms = {room.value: room for room in Room}
+    arguments = [
+        Argument(k if isinstance(x, list) else rooms.get(x, k)) for k, x in enumerate(slots)
+    ]
+    native = Native(order, arguments, tuple(numbers), work, operands=slots)
     return Step(node, "native", None, args, outs, native=native)
 
 

@@ -21,7 +21,7 @@ import torch
 from torchair.codegen.cpu.driver import BARRIER, HEADER, PATCH, STEP, bind_threads, driver
 from torchair.codegen.cpu.gate import Task
 from torchair.codegen.cpu.target import cpu
-from torchair.engine.plan.records import Plan, Room, Root, Step, aligned
+from torchair.engine.plan.records import SIZES_AT, Plan, Room, Root, Step, aligned
 from torchair.errors import InputError
 from torchair.flags import poisoning
 from torchair.log import native_logger
@@ -48,6 +48,10 @@ class Memory:
     arena: int
     constants: dict[int, torch.Tensor]
     scratch: Callable[[int], torch.Tensor] | None = None  # gives so many bytes for this call
+
+    def constant(self, root: Root) -> int:
+        """Where a constant is."""
+        return self.constants[root.slot].data_ptr()
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
@@ -242,10 +246,8 @@ class Outline:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.records = HEADER + LINE
         self.blocks: list[int] = []  # where the argument block of each step begins
-        self.numbers: list[tuple[int, int]] = []  # where the numbers of each step are
         self.packed: list[tuple[int, torch.Tensor]] = []  # (word, constant)
-        self.placed: list[tuple[int, int]] = []  # (word, slot) in the arena
-        self.constants: list[tuple[int, int]] = []  # (word, slot)
+        self.placed: list[tuple[int, int]] = []  # (word, slot) of the arena or of a constant
         self.scratch: list[int] = []
         self.faults: list[tuple[int, int]] = []  # (word, number of the step)
         given: list[tuple[int, int]] = []  # (word, slot)
@@ -261,17 +263,14 @@ class Outline:
         self._find_writes(steps, plan)
 
     def _add(self, k: int, step: Step, at: int, plan: Plan, given: list[tuple[int, int]]) -> None:
-        code = step.code
-        end = at + code.words
         self.blocks.append(at)
-        self.numbers.append((end - len(code.numbers), end))
-        lists = {"arena": self.placed, "const": self.constants}
-        for word, slot in enumerate(code.slots, at):
-            if isinstance(slot, torch.Tensor):
-                self.packed.append((word, slot))
-            elif isinstance(slot, int):
-                lists.get(plan.place(slot)[0].kind, given).append((word, slot))
-            elif slot == Room.SCRATCH:
+        for word, x in enumerate(step.code.addresses, at):
+            if isinstance(x, torch.Tensor):
+                self.packed.append((word, x))
+            elif isinstance(x, int):
+                own = plan.place(x)[0].kind in ("arena", "const")
+                (self.placed if own else given).append((word, x))
+            elif x == Room.SCRATCH:
                 self.scratch.append(word)
             else:
                 self.faults.append((word, k))
@@ -314,12 +313,12 @@ class Outline:
         places = memory.plan.places
         for word, slot in self.placed:
             root, offset = places[slot]
-            block[word] = memory.arena + root.offset + offset
-        for word, slot in self.constants:
-            root, offset = places[slot]
-            block[word] = memory.constants[root.slot].data_ptr() + offset
-        for step, (first, end) in zip(steps, self.numbers, strict=True):
-            block[first:end] = step.code.numbers
+            inside = root.kind == "arena"
+            start = memory.arena + root.offset if inside else memory.constant(root)
+            block[word] = start + offset
+        for step, at in zip(steps, self.blocks, strict=True):
+            numbers = step.code.numbers
+            block[at + SIZES_AT : at + SIZES_AT + len(numbers)] = numbers
 
     def ranges(self, plan: Plan) -> list[tuple[list[Range], list[Range]]]:
         """For each step the memory that it reads, as far as steps write it, and that it writes."""
@@ -419,7 +418,7 @@ class Segment(NativePart):
         self.threads = self.most = most  # for the sizes of this plan
         room = max((c.scratch for c in calls), default=0) * self.threads
         self._scratch = (memory.scratch or aligned_bytes)(room)
-        outlines, key = memory.plan.outlines, (*[id(c.slots) for c in calls], *last)
+        outlines, key = memory.plan.outlines, (*[id(c.operands) for c in calls], *last)
         if key not in outlines:
             outlines[key] = Outline(steps, memory.plan, last)
         self.outline: Outline = outlines[key]

@@ -23,11 +23,10 @@ from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.driver import Call
 from torchair.codegen.cuda.target import CudaTarget, cuda, entry_alone
-from torchair.codegen.requests import Convolution, Product, Request
+from torchair.codegen.requests import FAR, Convolution, Product, Request
 from torchair.codegen.target import Generated, KernelOrder, Pack, Target
-from torchair.engine.plan.records import Plan, Room, Root, Step, extent
+from torchair.engine.plan.records import Constant, Plan, Room, Root, Step, extent
 from torchair.engine.run.fixed import check_capturable
-from torchair.engine.run.launches import FAR as APART
 from torchair.engine.run.launches import launches_of
 from torchair.engine.run.native import ProgramPool
 from torchair.engine.run.segment import ALONE, LINE, aligned_bytes
@@ -35,7 +34,7 @@ from torchair.errors import CaptureError
 from torchair.log import logger
 from torchair.operators import Trait, row_of
 
-FAR = {"cpu": 64 << 20, "cuda": 128 << 20}
+REACH = {"cpu": 64 << 20, "cuda": 128 << 20}
 """Bytes that no cache holds, by the type of a device."""
 TURNS = 64
 """Most copies, each of which is a step of some run."""
@@ -47,7 +46,7 @@ RUN = 1_000.0
 """The same for the steps of one run."""
 
 _EFFECTS = (Trait.SIDE_EFFECT, Trait.COMMUNICATION, Trait.RANDOM)
-Content = Callable[[Any, Pack | None], torch.Tensor]
+Content = Callable[[Constant, Pack | None], torch.Tensor]
 """A constant of a step as a kernel wants it."""
 
 
@@ -93,20 +92,15 @@ class Stage:
     def __init__(self, steps: Sequence[Step], plan: Plan, content: Content) -> None:
         self._steps, self._plan, self._content = steps, plan, content
         self._device = torch.device(plan.device)
-        self._slots = {
-            APART * part + k: slot
-            for part, step in enumerate(steps)
-            for k, slot in enumerate(step.code.slots)
-        }
-        self._constants = {
-            APART * part + k: x
-            for part, step in enumerate(steps)
-            for k, x in step.code.constants.items()
-        }
+        self._slots: dict[int, Any] = {}
+        self._constants: dict[int, Constant] = {}
+        for part, step in enumerate(steps):
+            self._slots |= {FAR * part + k: x for k, x in enumerate(step.code.addresses)}
+            self._constants |= {FAR * part + k: x for k, x in step.code.constants.items()}
         self._work = max(sum(step.code.work for step in steps), 0.1)
         self._packed: dict[tuple[int, Pack | None, int], torch.Tensor] = {}
         self._fault = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self.turns = self._turns(min(far_bytes(plan), FAR[self._device.type]))
+        self.turns = self._turns(min(far_bytes(plan), REACH[self._device.type]))
         self._roots = {
             (r.slot, turn): _memory(r, seed, self._device)
             for seed, r in enumerate(self._distinct(constants=False))
@@ -198,7 +192,7 @@ class Stage:
         return any(map(self._updates, self._steps))
 
     def _updates(self, step: Step) -> bool:
-        read = [s for s in step.code.slots if isinstance(s, int) and s not in step.outs]
+        read = [s for s in step.code.addresses if isinstance(s, int) and s not in step.outs]
         made = [self._plan.place(s)[0] for s in step.outs]
         roots, tied = {r.slot for r in made}, any(r.kind == "tied" for r in made)
         return tied or any(self._plan.place(s)[0].slot in roots for s in read)

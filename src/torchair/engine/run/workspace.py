@@ -18,7 +18,7 @@ from torchair.codegen.cpu.driver import FILL, PATCH, bind_threads
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.records import Laid, Plan
+from torchair.engine.plan.records import SIZES_AT, Laid, Plan
 from torchair.engine.run.executor import Program
 from torchair.engine.run.native import NativeProgram, picker
 from torchair.engine.run.segment import (
@@ -72,17 +72,16 @@ class SizedSegment(Segment):
         outline, places = self.outline, memory.plan.places
         for word, slot in outline.placed:
             root, offset = places[slot]
-            self._follow(word, offset, _ARENA, _BUFFERS + root.buffer)
-        for word, slot in outline.constants:
-            root, offset = places[slot]
-            if root.slot in self._constant_of:
+            if root.kind == "arena":
+                self._follow(word, offset, _ARENA, _BUFFERS + root.buffer)
+            elif root.slot in self._constant_of:
                 self._follow(word, offset, self._constant_of[root.slot])
             else:
-                self._follow(word, memory.constants[root.slot].data_ptr(), *self._integer(offset))
+                self._follow(word, memory.constant(root), *self._integer(offset))
         for k, (_, _, slot) in enumerate(outline.patches):
             self._follow(outline.patches_at + PATCH * k + 2, places[slot][1])
-        for step, (first, _) in zip(self.steps, outline.numbers, strict=True):
-            for word, number in enumerate(step.code.numbers, first):
+        for step, at in zip(self.steps, outline.blocks, strict=True):
+            for word, number in enumerate(step.code.numbers, at + SIZES_AT):
                 self._follow(word, number)
 
     def _follow(self, word: int, size: Any, *others: int) -> None:

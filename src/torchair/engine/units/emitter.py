@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
-from torchair.engine.plan.records import Native, Room
+from torchair.engine.plan.records import Argument, Native
 from torchair.engine.plan.strides import Meta, Strided
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
@@ -187,20 +187,6 @@ def _evaluated(expr: Any, known: Mapping[Any, Int]) -> Int:
     raise NotNative(f"the size {expr} does not follow from the operands")
 
 
-Content = Literal["own", "scaled", "shift"]
-"""What a constant holds for a kernel: its own content, the weights of a convolution times the
-scale of the normalisation after it, or what is added then."""
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A constant operand of a unit, which its kernel may want in another layout."""
-
-    unit: Unit
-    value: Value
-    content: Content
-
-
 Layouts = Callable[[Value], Meta]
 """Dims and strides of a value that lives in memory."""
 
@@ -211,8 +197,7 @@ class Made:
 
     target: Target
     order: KernelOrder
-    words: tuple[int | Room, ...]  # numbers of operands: inputs, then outputs
-    constants: Mapping[int, Content]  # by word: operands that are the same in every call
+    arguments: Sequence[Argument]
     sizes: UnitSizes
     flops: Callable[[Sequence[Meta]], float]
 
@@ -221,15 +206,12 @@ class Made:
         numbers = self.sizes.words(metas)
         if numbers is None:
             return None
-        values = [*unit.inputs, *unit.outputs]
-        operands: list[Any] = [w if isinstance(w, Room) else values[w] for w in self.words]
-        constants = {k: Constant(unit, operands[k], c) for k, c in self.constants.items()}
         moved = sum(m.numel() * m.element_size() for m in metas)
         points: Any = 0
         for meta in metas[len(unit.inputs) :]:
             points = largest(points, meta.numel())
         work = self.target.work(moved, points * len(unit.nodes), self.flops(metas))
-        return Native(self.order, operands, numbers, work, constants=constants)
+        return Native(self.order, self.arguments, numbers, work, unit)
 
 
 Maker = Callable[["Emitter", Unit, UnitSizes], Made]

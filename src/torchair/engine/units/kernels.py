@@ -25,12 +25,11 @@ from torchair.codegen.requests import (
 from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
 from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
 from torchair.engine.lower import Operand, build_nest
-from torchair.engine.plan.records import SIZES_AT, Room
+from torchair.engine.plan.records import SIZES_AT, Argument, Content, Room
 from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import (
     INTEGERS,
     QUANTISED,
-    Content,
     Emitter,
     Made,
     NotNative,
@@ -248,8 +247,7 @@ class _Emission:
     def __init__(self, emitter: Emitter, unit: Unit, sizes: UnitSizes) -> None:
         self.unit, self.target, self.sizes = unit, emitter.target, sizes
         self.constant, self.bits = emitter.constant, emitter.bits
-        self.words: list[int | Room] = []
-        self.constants: dict[int, Content] = {}
+        self.arguments: list[Argument] = []
         self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
 
     def run(self) -> Made:
@@ -261,28 +259,25 @@ class _Emission:
         tell(4, lambda: f"torchair kernel {self._label()}\n{request}")
         self.sizes.seal()
         order = KernelOrder(self.target, request, self._label())
-        words, flops = tuple(self.words), _flops(self.unit)
-        return Made(self.target, order, words, self.constants, self.sizes, flops)
+        return Made(self.target, order, self.arguments, self.sizes, _flops(self.unit))
 
     # ---- words ----
 
     def address(self, value: Value, content: Content = "own") -> int:
         """The next word, for the address of a value."""
-        word = self._next([*self.unit.inputs, *self.unit.outputs].index(value))
-        if self.constant(value):
-            self.constants[word] = content
-        return word
+        number = [*self.unit.inputs, *self.unit.outputs].index(value)
+        return self._next(Argument(number, content if self.constant(value) else None))
 
-    def _next(self, word: int | Room) -> int:
-        self.words.append(word)
-        if len(self.words) > SIZES_AT:
+    def _next(self, argument: Argument) -> int:
+        self.arguments.append(argument)
+        if len(self.arguments) > SIZES_AT:
             raise NotNative(f"more than {SIZES_AT} operands")
-        return len(self.words) - 1
+        return len(self.arguments) - 1
 
     def _fault(self) -> int:
         """The word where a failed test is noted down."""
-        known = Room.FAULT in self.words
-        return self.words.index(Room.FAULT) if known else self._next(Room.FAULT)
+        fault = Argument(Room.FAULT)
+        return self.arguments.index(fault) if fault in self.arguments else self._next(fault)
 
     def _operand(self, value: Value) -> Operand:
         dims, strides = self.sizes.dims(value), self.sizes.strides(value)
@@ -324,7 +319,7 @@ class _Emission:
         )  # fmt: skip
         self.address(a)
         self.address(b)
-        self._next(Room.SCRATCH)
+        self._next(Argument(Room.SCRATCH))
         if node.type == INTEGERS:
             self.address(b)
         elif node.type == QUANTISED:
@@ -374,7 +369,7 @@ class _Emission:
         )  # fmt: skip
         self.address(x)
         self.address(weight, "own" if self.unit.folded is None else "scaled")
-        self._next(Room.SCRATCH)
+        self._next(Argument(Room.SCRATCH))
         return Convolution(spec, self._epilogue(rows=False))
 
     def _epilogue(self, rows: bool = True) -> Nest:
@@ -418,7 +413,7 @@ class _Emission:
         )  # fmt: skip
         for x in (q, k, v, mask if mask is not None else q, out, lse if wide else out):
             self.address(x)
-        self._next(Room.SCRATCH)
+        self._next(Argument(Room.SCRATCH))
         return spec
 
     def _mask_strides(self, mask: Value | None) -> tuple[Int, ...]:

@@ -11,15 +11,8 @@ import torch
 
 from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Unit, fuse
-from torchair.engine.plan.records import Native
-from torchair.engine.units.emitter import (
-    Constant,
-    Content,
-    Emitter,
-    Layouts,
-    NotNative,
-    parameters,
-)
+from torchair.engine.plan.records import Constant, Content, Native
+from torchair.engine.units.emitter import Emitter, Layouts, NotNative, parameters
 from torchair.engine.units.kernels import heads, make_kernel, value_on
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import logger, tell
@@ -205,7 +198,7 @@ class NativeUnits:
                 continue
             for word, x in native.constants.items():
                 if word in pack or x.content != "own":
-                    native.slots[word] = self.packed(x, pack.get(word))
+                    native.packed[word] = self.packed(x, pack.get(word))
         if errors:
             raise BrokenKernels(errors)
 
