@@ -182,17 +182,22 @@ def rule(model: str, name: str, change: Callable[[Any], Any] | None = None) -> P
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         for found in [r for r in (*RULES, *PATTERNS) if r.name == name]:
-            patch.setattr(found, "replace", _changing(found.replace, change))
+            patch.setattr(found, "find", _changing(found.find, change))
 
     return Plant(Author.RULE, name, model, apply, {})
 
 
-def _changing(replace_: Any, change: Callable[[Any], Any]) -> Any:
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        made = replace_(*args, **kwargs)
-        if isinstance(made, list | tuple):
-            return [change(made[0]), *made[1:]]
-        return change(made)
+def _changing(find: Any, change: Callable[[Any], Any]) -> Any:
+    def wrong(*args: Any) -> Any:
+        build = find(*args)
+
+        def changed() -> Any:
+            made = build()
+            if isinstance(made, list | tuple):
+                return [change(made[0]), *made[1:]]
+            return change(made)
+
+        return None if build is None else changed
 
     return wrong
 

@@ -11,7 +11,7 @@ from torchair.ge.build import Data, NetOutput, builder
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, get_default_ge_graph
 from torchair.ge.prototypes import known_types, prototype
-from torchair.ge.rewrite import Mismatch, Rule, rewrite, verify
+from torchair.ge.rewrite import Family, Mismatch, rewrite, verify
 from torchair.ge.shapes import Sym, broadcast, evaluate, on_wire, symbol
 from torchair.operators import infer
 
@@ -241,41 +241,42 @@ def test_verifier_finds_doubled_indices(graph):
 # ---- rules ----
 
 
-class DoubleNeg(Rule):
-    last = above = ("Neg",)
-
-    def find(self, node, inner):
-        inside = node.values()[0]
-        inner.see(inside)
-        return lambda: inside.node.values()[0]
+FAMILY = Family()
 
 
-class AddZero(Rule):
-    last = ("Add",)
-
-    def find(self, node, inner):
-        x, zero = node.values()
-        if zero.node.type != "Const" or (zero.node.attr("value") != 0).any():
-            return None
-        if x.shape != node.outputs[0].shape:
-            raise Mismatch("it broadcasts", x)
-        return lambda: x
+@FAMILY("Neg", above=("Neg",))
+def DoubleNeg(node, inner):
+    inside = node.values()[0]
+    inner.see(inside)
+    return lambda: inside.node.values()[0]
 
 
-class ReluOfProduct(Rule):
-    last, above = ("Relu",), ("MatMulV2",)
+@FAMILY("Add")
+def AddZero(node, inner):
+    x, zero = node.values()
+    if zero.node.type != "Const" or (zero.node.attr("value") != 0).any():
+        return None
+    if x.shape != node.outputs[0].shape:
+        raise Mismatch("it broadcasts", x)
+    return lambda: x
 
-    def find(self, node, inner):
-        inner.add(node.values()[0])
-        x, w = node.values()[0].node.values()
-        return lambda: ge.Sigmoid(ge.MatMulV2(x, w, None, None))
+
+@FAMILY("Relu", above=("MatMulV2",))
+def ReluOfProduct(node, inner):
+    inner.add(node.values()[0])
+    x, w = node.values()[0].node.values()
+    return lambda: ge.Sigmoid(ge.MatMulV2(x, w, None, None))
+
+
+def test_a_family_holds_its_rules_in_order_under_their_names():
+    assert [r.name for r in FAMILY] == ["DoubleNeg", "AddZero", "ReluOfProduct", "OneForAll"]
 
 
 def test_rules_rewrite_until_nothing_changes(graph):
     x = data()
     y = ge.Neg(ge.Neg(ge.Neg(ge.Neg(x))))
     NetOutput([y])
-    assert rewrite(graph, [DoubleNeg()]) == 2
+    assert rewrite(graph, [DoubleNeg]) == 2
     assert graph.output.values() == [x]
 
 
@@ -285,7 +286,7 @@ def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
     NetOutput([y, ge.Add(x, 0.0)])
     said = []
     before = len(graph)
-    assert rewrite(graph, [AddZero()], said.append) == 1
+    assert rewrite(graph, [AddZero], said.append) == 1
     assert any("AddZero replaced" in s for s in said)
     assert any("AddZero declined" in s and "it broadcasts" in s for s in said)
     assert len(graph) == before - 1
@@ -296,20 +297,16 @@ def test_a_rule_that_declines_keeps_no_frames(graph):
     x = data(shape=(1,))
     y = ge.Add(x, ge.Const([0.0, 0.0], dtype=0))
     NetOutput([y])
-    rule = AddZero()
-    found = rule.match(y.node)
-    assert isinstance(found.build, Mismatch) and found.build.__traceback__ is None
-    assert rewrite(graph, [rule]) == 0 and rule.match(y.node).build.__traceback__ is None
+    found = AddZero.match(y.node)
+    assert isinstance(found, Mismatch) and found.__traceback__ is None
+    assert rewrite(graph, [AddZero]) == 0 and AddZero.match(y.node).__traceback__ is None
 
 
-class OneForAll(Rule):
+@FAMILY("SplitD")
+def OneForAll(node, inner):
     """A split of which one part is read -> another split, its first part for all"""
-
-    last = ("SplitD",)
-
-    def find(self, node, inner):
-        (x,) = node.values()
-        return lambda: [ge.SplitV(x, [4, 4], 0, num_split=2, size_of_y=2)[0]] * 2
+    (x,) = node.values()
+    return lambda: [ge.SplitV(x, [4, 4], 0, num_split=2, size_of_y=2)[0]] * 2
 
 
 def test_nothing_is_learnt_from_a_result_that_nobody_reads(graph):
@@ -318,7 +315,7 @@ def test_nothing_is_learnt_from_a_result_that_nobody_reads(graph):
     second.shape = (1,)
     result = ge.Neg(first)
     NetOutput([result])
-    assert rewrite(graph, [OneForAll()]) == 1
+    assert rewrite(graph, [OneForAll]) == 1
     assert result.node.inputs["x"].shape == (4, symbol("s0"))
 
 
@@ -331,9 +328,9 @@ def test_rule_keeps_names_scopes_and_order(graph):
     y.node.after(before.node)
     z = ge.Abs(y)
     NetOutput([z, before])
-    assert rewrite(graph, [ReluOfProduct()]) == 0  # the product is on another stream
+    assert rewrite(graph, [ReluOfProduct]) == 0  # the product is on another stream
     product.node.attrs["_user_stream_label"] = attr.Str("s1")
-    assert rewrite(graph, [ReluOfProduct()]) == 1
+    assert rewrite(graph, [ReluOfProduct]) == 1
     verify(graph)
     new = z.node.inputs["x"].node
     assert new.type == "Sigmoid" and new.attrs["_user_stream_label"].value == "s1"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -478,6 +479,16 @@ class Graph:
     def __exit__(self, *exc: object) -> None:
         _stack().pop()
 
+    @contextmanager
+    def inside(self, origin: Origin | None) -> Iterator[None]:
+        """Builders add to this graph what stands for a node of that origin: no call of a dump."""
+        self.depth, self.origin = self.depth + 1, origin
+        try:
+            with self:
+                yield
+        finally:
+            self.depth, self.origin = self.depth - 1, None
+
 
 def topological(nodes: Iterable[Node], graph_name: str = "") -> list[Node]:
     """Nodes with producers before consumers, stable in the given order; GraphError on a cycle."""
@@ -526,6 +537,17 @@ def _produce(root: Node, members: set[Node], done: dict[Node, None], graph_name:
 
 def _producers(node: Node) -> list[Node]:
     return [*(v.node for v in node.values()), *node.control]
+
+
+def needed_by(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes that must have run before some, and those themselves."""
+    found = set(nodes)
+    stack = list(found)
+    while stack:
+        new = set(_producers(stack.pop())) - found
+        found |= new
+        stack += new
+    return found
 
 
 _local = threading.local()

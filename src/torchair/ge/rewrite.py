@@ -1,13 +1,12 @@
 """Rewrite rules, and what passes are checked and shown by: `verify`, `line_of`.
 
-A rule names the types of the node it ends at in `last`. Its `find` walks up from there and gives a
-function that builds the new nodes, with the builders that build graphs.
+A rule is a function over the node it ends at, whose types its family is told. It walks up from
+there and gives a function that builds the new nodes, with the builders that build graphs.
 
-    class DoubleNeg(Rule):
-        last = ("Neg",)
-        def find(self, node, inner):
-            inside = node.values()[0]
-            return (lambda: inside.node.values()[0]) if inside.node.type == "Neg" else None
+    @FAMILY("Neg")
+    def DoubleNeg(node, inner):
+        inside = node.values()[0]
+        return (lambda: inside.node.values()[0]) if inside.node.type == "Neg" else None
 """
 
 from __future__ import annotations
@@ -29,6 +28,10 @@ from torchair.ops.streams import STREAM_LABEL
 Build = Callable[[], Any]
 """Builds what stands for the results of a node; it may still raise Mismatch."""
 
+Find = Callable[[Node, "Inner"], "Build | None"]
+"""What builds the replacement of a node's results; None if this is nothing like the rule's,
+Mismatch if it is and yet differs. `Inner` is told of the nodes between."""
+
 
 class Mismatch(Exception):
     """Why nodes that look like those of a rule are none of it."""
@@ -38,51 +41,41 @@ class Mismatch(Exception):
 
 
 @dataclass
-class Match:
-    """Where a rule fits: the last node, all nodes it looked at, and a function that builds the
-    replacement, or why there is none."""
-
-    root: Node
-    nodes: list[Node]
-    build: Build | Mismatch
-
-
 class Rule:
-    """Base of rules; subclasses name types in `last`, and write `find`."""
+    """A rule by its name for logs and switches, and the types of the nodes that it ends at."""
 
+    name: str
+    find: Find
     last: tuple[str, ...]
     above: tuple[str, ...] = ()  # if any: types of which some operand of the last node is made by
 
-    @property
-    def name(self) -> str:
-        """Name for logs and switches."""
-        return type(self).__name__
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        """A function that builds the replacement of `node`'s results; None if this is nothing like
-        the rule's, Mismatch if it is and yet differs. `inner` is told of the nodes between."""
-        raise NotImplementedError
-
-    def match(self, node: Node, state: Any = None) -> Match | None:
-        """The match that ends at a node, if there is one."""
+    def match(self, node: Node, state: Any = None) -> Build | Mismatch | None:
+        """What `find` gives, or why there is no replacement."""
         if self.above and all(v.node.type not in self.above for v in node.values()):
             return None
         inner = Inner(node, state)
-        build: Build | Mismatch | None = None
         try:
             build = self.find(node, inner)
-            if build is None:
-                return None
-            inner.check()
+            if build is not None:
+                inner.check()
+            return build
         except Mismatch as e:
-            build = e.with_traceback(None)  # which would keep all frames, and what they hold
-        return Match(node, [*inner.seen, *inner.nodes, node], build)
+            return e.with_traceback(None)  # which would keep all frames, and what they hold
 
-    def replace(self, match: Match) -> Any:
-        """What stands for the results of the last node; Mismatch if it is to stay."""
-        if isinstance(match.build, Mismatch):
-            raise match.build
-        return match.build()
+
+class Family(list[Rule]):
+    """Rules, at a node tried in this order; called, it makes a rule of a function and adds it."""
+
+    def __call__(
+        self, *last: str, above: tuple[str, ...] = (), name: str = ""
+    ) -> Callable[[Find], Rule]:
+        """The rule is named after the function, unless it is given a name."""
+
+        def add(find: Find) -> Rule:
+            self.append(Rule(name or find.__name__, find, last, above))
+            return self[-1]
+
+        return add
 
 
 class Inner:
@@ -118,15 +111,14 @@ class Inner:
 
 def rewrite(
     graph: Graph, rules: Iterable[Rule], explain: Callable[[str], None] | None = None,
-    stays: Callable[[Node], bool] = lambda node: True,
-    count: Callable[[str, bool], None] = lambda name, done: None,
-    permits: Callable[[Rule, Match], bool] | None = None, state: Any = None,
+    stays: Callable[[Node], bool] = lambda node: True, state: Any = None,
 ) -> int:  # fmt: skip
     """Apply rules until none changes anything; returns how many replacements were made.
 
-    What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `count` is
-    told the name of each rule that matched, and whether it replaced something. `permits` is asked
-    before each replacement, and may refuse. `state` is what rules find in `inner.state`.
+    What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `state` is
+    what rules find in `inner.state`: its `note` is told the name of each rule that matched, and
+    whether it replaced something, and its `permits` may refuse a replacement, by names of rule and
+    node.
     """
     by_type: dict[str, list[Rule]] = {}
     for rule in rules:
@@ -140,7 +132,7 @@ def rewrite(
             if known is None or graph._nodes.get(node.name) is not node:
                 continue
             sources = [v.node for v in node.values()]
-            if _try(graph, node, known, explain, count, permits, state):
+            if any(_applies(rule, node, explain, state) for rule in known):
                 changed += 1
                 _remove_unread(graph, sources, stays)
         if not changed:
@@ -151,41 +143,34 @@ def rewrite(
     return total
 
 
-def _try(
-    graph: Graph, node: Node, rules: Iterable[Rule], explain: Callable[[str], None] | None,
-    count: Callable[[str, bool], None], permits: Callable[[Rule, Match], bool] | None, state: Any,
-) -> bool:  # fmt: skip
-    for rule in rules:
-        found = rule.match(node, state)
-        if found is None:
-            continue
-        before, result, declined = len(graph), None, None
-        with graph:
-            graph.depth += 1
-            graph.origin = node.origin
+def _applies(rule: Rule, node: Node, explain: Callable[[str], None] | None, state: Any) -> bool:
+    """Apply a rule to a node, if it has anything to say."""
+    build, graph = rule.match(node, state), node.graph
+    if build is None:
+        return False
+    before, result = len(graph), None
+    declined = build if isinstance(build, Mismatch) else None
+    if not isinstance(build, Mismatch):
+        with graph.inside(node.origin):
             try:
-                result = rule.replace(found)
+                result = build()
             except Mismatch as e:
                 declined = e.with_traceback(None)
-            finally:
-                graph.depth -= 1
-                graph.origin = None
-        made = graph.newest(len(graph) - before)
-        if declined is None and node.control and not made:
-            declined = Mismatch("it waits for other nodes")
-        if declined is None and permits is not None and not permits(rule, found):
+    made = graph.newest(len(graph) - before)
+    if declined is None and node.control and not made:
+        declined = Mismatch("it waits for other nodes")
+    if state is not None:
+        if declined is None and state.permits and not state.permits(rule.name, node.name):
             declined = Mismatch("it may not, for now")
-        count(rule.name, declined is None)
-        if declined is not None:
-            for n in reversed(made):
-                graph.remove(n)
-            if explain is not None:
-                explain(f"{rule.name} declined {node.name}: {declined}")
-            continue
+        state.note(rule.name, declined is None)
+    if explain is not None:
+        done = "replaced" if declined is None else "declined"
+        explain(f"{rule.name} {done} {node.name}" + (f": {declined}" if declined else ""))
+    if declined is None:
         _substitute(graph, node, result, made)
-        if explain is not None:
-            explain(f"{rule.name} replaced {node.name}")
         return True
+    for n in reversed(made):
+        graph.remove(n)
     return False
 
 
@@ -395,6 +380,12 @@ def only(value: Value) -> Any:
     """The one small number that a value is known to hold, None if there is none."""
     content = value.content
     return content[0] if isinstance(content, tuple) and len(content) == 1 else content
+
+
+def swaps_last_two(perm: Value) -> bool:
+    """Whether a transpose exchanges just the last two dims."""
+    rank = len(perm.content or ())
+    return rank >= 2 and perm.content == (*range(rank - 2), rank - 1, rank - 2)
 
 
 def flags_of(node: Node) -> dict[str, Any]:

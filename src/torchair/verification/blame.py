@@ -19,7 +19,6 @@ from torchair.convert.registry import find
 from torchair.devices import device_of
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, FX_PASSES
 from torchair.fx.source import source_line
-from torchair.ge.rewrite import Match, Rule
 from torchair.passes import FxContext, Pass, PassRunner
 from torchair.pipeline import convert, engine_settings, own_copy
 from torchair.process import Steps
@@ -67,10 +66,10 @@ class Permits:
         self._most = most
         self.made: list[tuple[str, str]] = []  # names of rule and node, in order
 
-    def __call__(self, rule: Rule, match: Match) -> bool:
+    def __call__(self, rule: str, node: str) -> bool:
         if len(self.made) >= self._most:
             return False
-        self.made.append((rule.name, match.root.name))
+        self.made.append((rule, node))
         return True
 
 

@@ -8,39 +8,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any
+from operator import attrgetter
 
 import torch
 
-from torchair.engine.optimize.passes.forms import (
-    GRADIENT_PAIRS,
-    TRANSPOSED,
-    join_convolution_gradients,
-    lay_out_filters,
-    move_mm_weight_transpose_after_bitcast,
-    move_transpose_into_mm,
-    split_norm_gradients,
-)
-from torchair.engine.optimize.passes.ordering import (
-    GraphState,
-    choose_order,
-    explicit_order_for_cmo,
-    explicit_order_for_side_effect_nodes,
-    mapping_assign_op_to_graph_output,
-    needed_by,
-    optimize_reference_op_redundant_copy,
-    optimize_sym_pack,
-    remove_dead_data_and_reorder_data_index,
-)
-from torchair.engine.optimize.rules import PATTERNS, RULES, QuantisedRule
-from torchair.engine.optimize.rules.leftovers import PartPutBack
+from torchair.engine.optimize.passes import forms, ordering
+from torchair.engine.optimize.passes.ordering import GraphState
+from torchair.engine.optimize.rules import PATTERNS, QUANTISED_PATTERNS, RULES
 from torchair.engine.options import EngineOptions
 from torchair.flags import debug_level
 from torchair.ge.build import Const
 from torchair.ge.dtypes import ge_to_torch
-from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
-from torchair.ge.rewrite import Match, Rule, line_of, rewrite, verify
+from torchair.ge.graph import INPUTS, Graph, Node, Value, needed_by, topological
+from torchair.ge.rewrite import line_of, rewrite, verify
+from torchair.ge.shapes import numel
 from torchair.log import logger, tell
 from torchair.operators import Trait, has_trait, row_of
 from torchair.operators.reference import run_node
@@ -58,16 +39,14 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
     """Remove identity work and fold transposes and biases into matrix products."""
     rules = [r for r in RULES if state.switches.get(r.name, True)]
     stays = is_anchor if state.dead_code else lambda node: True
-    rewrite(graph, rules, _speaker("rule"), stays, state.note, partial(_permits, state))
+    rewrite(graph, rules, _speaker("rule"), stays, state)
 
 
 def fuse_patterns(graph: Graph, state: GraphState) -> None:
     """Norms, activations, rotary embeddings and attention in simple operators -> fused ones."""
-    patterns = [
-        p for p in PATTERNS
-        if state.fuses(p.name) and (state.quantised or not isinstance(p, QuantisedRule))
-    ]  # fmt: skip
-    rewrite(graph, patterns, _speaker("pattern"), is_anchor, state.note, state.permits, state)
+    served = [p for p in PATTERNS if state.quantised or p not in QUANTISED_PATTERNS]
+    patterns = [p for p in served if state.fuses(p.name)]
+    rewrite(graph, patterns, _speaker("pattern"), is_anchor, state)
 
 
 def _speaker(kind: str) -> Callable[[str], None] | None:
@@ -85,26 +64,6 @@ def _speaker(kind: str) -> Callable[[str], None] | None:
         logger.debug("%s %s", kind, text)
 
     return speak
-
-
-def _permits(state: GraphState, rule: Rule, match: Match) -> bool:
-    if isinstance(rule, PartPutBack) and not _updates_input(state, match):
-        return False
-    return state.permits is None or state.permits(rule, match)
-
-
-def _updates_input(state: GraphState, match: Match) -> bool:
-    """Whether a part is put back into an input that keeps the result. Elsewhere the whole would be
-    copied first, and what is joined is fused with what makes and reads it."""
-    (value,), (slice_, *_) = match.root.outputs, match.root.values()
-    x = slice_.node.values()[0]
-    if x.node.type not in INPUTS:
-        return False
-    if any(u.type == "Assign" and u.inputs["ref"] is x for u in value.users()):
-        return True
-    kept = [user.values() for user in value.users() if user.type == "NetOutput"]
-    places = [k for values in kept for k, v in enumerate(values) if v is value]
-    return any(state.assigned.get(k) == x.node.attr("index") for k in places)
 
 
 def fold_constants(graph: Graph, state: GraphState) -> None:
@@ -165,9 +124,7 @@ def _foldable(node: Node) -> bool:
 def _same_size(node: Node) -> bool:
     source: torch.Tensor = node.values()[0].node.attr("value")
     shapes = [v.shape for v in node.outputs]
-    if any(s is None or any(not isinstance(d, int) for d in s) for s in shapes):
-        return False
-    return all(torch.Size(s).numel() == source.numel() for s in shapes)  # type: ignore[arg-type]
+    return all(s is not None and numel(s) == source.numel() for s in shapes)
 
 
 def merge_common(graph: Graph, state: GraphState) -> None:
@@ -193,9 +150,8 @@ def _key(node: Node) -> Hashable | None:
         return None
     if row.has(Trait.CONSTANT):
         return _constant_key(node)
-    slots: tuple[Any, ...] = tuple((p, i, v) for p, i, v in node.slots())
     attrs = tuple(sorted((k, repr(a)) for k, a in node.attrs.items()))
-    return node.type, slots, attrs, node.outputs[0].device_type
+    return node.type, tuple(node.slots()), attrs, node.outputs[0].device_type
 
 
 def _constant_key(node: Node) -> Hashable | None:
@@ -228,53 +184,45 @@ def is_anchor(node: Node) -> bool:
     return has_trait(node, Trait.SIDE_EFFECT)
 
 
+def _pass(fn: Callable[[Graph, GraphState], object], *only: str) -> Pass:
+    return Pass(fn.__name__, fn, only=only)
+
+
 GE_PASSES = (
-    Pass("optimize_sym_pack", optimize_sym_pack, only=["Pack"]),
-    Pass("remove_dead_data_and_reorder_data_index", remove_dead_data_and_reorder_data_index),
-    Pass(
-        "optimize_reference_op_redundant_copy", optimize_reference_op_redundant_copy,
-        only=["TensorMove"],
-    ),
-    Pass("mapping_assign_op_to_graph_output", mapping_assign_op_to_graph_output, only=["Assign"]),
-    Pass("explicit_order_for_side_effect_nodes", explicit_order_for_side_effect_nodes),
-    Pass("explicit_order_for_cmo", explicit_order_for_cmo, only=["Cmo"]),
-    Pass("move_transpose_into_mm", move_transpose_into_mm, only=TRANSPOSED),
-    Pass(
-        "move_mm_weight_transpose_after_bitcast", move_mm_weight_transpose_after_bitcast,
-        only=["Bitcast"],
-    ),
-)  # fmt: skip
+    _pass(ordering.optimize_sym_pack, "Pack"),
+    _pass(ordering.remove_dead_data_and_reorder_data_index),
+    _pass(ordering.optimize_reference_op_redundant_copy, "TensorMove"),
+    _pass(ordering.mapping_assign_op_to_graph_output, "Assign"),
+    _pass(ordering.explicit_order_for_side_effect_nodes),
+    _pass(ordering.explicit_order_for_cmo, "Cmo"),
+    _pass(forms.move_transpose_into_mm, *forms.TRANSPOSED),
+    _pass(forms.move_mm_weight_transpose_after_bitcast, "Bitcast"),
+)
+_native, _dead_code = attrgetter("native"), attrgetter("dead_code")
 
 
 def _unless_o1(options: EngineOptions) -> bool:
     return options.level != "O1"
 
 
-def _native(options: EngineOptions) -> bool:
-    return options.native
-
-
-def _dead_code(options: EngineOptions) -> bool:
-    return options.dead_code
-
-
 ENGINE_PASSES = (
     Pass("remove_dead_code", remove_dead_code, _dead_code),
     Pass("apply_rules", apply_rules, _unless_o1),
-    Pass("fold_constants", fold_constants, lambda o: o.fold),
-    Pass("split_norm_gradients", split_norm_gradients, _native, only=["LayerNormGradV3"]),
+    Pass("fold_constants", fold_constants, attrgetter("fold")),
+    Pass("split_norm_gradients", forms.split_norm_gradients, _native, ["LayerNormGradV3"]),
     Pass("merge_common", merge_common, _unless_o1),
-    Pass("join_convolution_gradients", join_convolution_gradients, _unless_o1, GRADIENT_PAIRS),
+    Pass(
+        "join_convolution_gradients", forms.join_convolution_gradients, _unless_o1,
+        forms.GRADIENT_PAIRS,
+    ),
     Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and o.level != "O1"),
     Pass("apply_rules_again", apply_rules, _unless_o1),
     Pass("remove_what_is_left", remove_dead_code, _dead_code),
-    Pass("choose_order", choose_order),
-    Pass("lay_out_filters", lay_out_filters, _native, only=["Conv2D"]),
-)
+    Pass("choose_order", ordering.choose_order),
+    Pass("lay_out_filters", forms.lay_out_filters, _native, ["Conv2D"]),
+)  # fmt: skip
 
-SWITCHED = frozenset(
-    [*(p.name for p in ENGINE_PASSES), *(r.name for r in RULES), *(p.name for p in PATTERNS)]
-)
+SWITCHED = frozenset(p.name for p in (*ENGINE_PASSES, *RULES, *PATTERNS))
 """Names that `optimization_switch` and the file of fusion switches may hold."""
 
 
@@ -287,11 +235,7 @@ def _fingerprint(graph: Graph) -> int:
     parts: list[str | int] = []
     for node in graph.nodes:
         parts.append(node.name)
-        for slot in node.inputs.values():
-            if isinstance(slot, list):
-                parts += map(id, slot)
-            else:
-                parts.append(id(slot))
+        parts += (id(value) for _, _, value in node.slots())
         parts += map(id, node.attrs.values())
         parts += map(id, node.control)
     return hash(tuple(parts))

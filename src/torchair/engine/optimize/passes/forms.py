@@ -7,9 +7,9 @@ from __future__ import annotations
 from torchair import ge
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.ge import attrs as attr
-from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Graph, Node, Value
+from torchair.ge.rewrite import cast, swaps_last_two
 from torchair.ge.shapes import is_static
 from torchair.ops.streams import STREAM_LABEL
 
@@ -21,36 +21,21 @@ def split_norm_gradients(graph: Graph, state: GraphState) -> None:
         return
     for node in graph.nodes:
         if node.type == "LayerNormGradV3" and any(v.uses for v in node.outputs[1:]):
-            with graph:
-                graph.depth += 1
+            with graph.inside(node.origin):
                 _split(node)
-                graph.depth -= 1
     graph.sort()
 
 
 def _split(node: Node) -> None:
     dy, x, rstd, mean, gamma = node.values()
     wide = DataType.DT_DOUBLE if x.dtype == DataType.DT_DOUBLE else DataType.DT_FLOAT
-    grad = _cast(node, dy, wide)
-    centred = _made(node, "Sub", _cast(node, x, wide), _cast(node, mean, wide))
-    hat = _made(node, "Mul", centred, _cast(node, rstd, wide))
+    grad = cast(dy, wide)
+    hat = ge.Mul(ge.Sub(cast(x, wide), cast(mean, wide)), cast(rstd, wide))
     leading = list(range(len(x.shape or ()) - len(gamma.shape or ())))
-    for old, new in zip(node.outputs[1:], (_made(node, "Mul", grad, hat), grad), strict=True):
+    for old, new in zip(node.outputs[1:], (ge.Mul(grad, hat), grad), strict=True):
         if old.uses:
-            total = _made(node, "ReduceSum", new, leading) if leading else new
-            old.replace_with(_cast(node, total, old.dtype))
-
-
-def _cast(node: Node, x: Value, dtype: int) -> Value:
-    return x if x.dtype == dtype else _made(node, "Cast", x, dst_type=dtype)
-
-
-def _made(node: Node, op_type: str, *inputs: object, **attrs: object) -> Value:
-    """The result of a new node that stands for a part of `node`."""
-    value: Value = builder(op_type)(*inputs, **attrs)
-    value.node.origin = node.origin
-    value.device_type = node.outputs[0].device_type
-    return value
+            total = ge.ReduceSum(new, leading) if leading else new
+            old.replace_with(cast(total, old.dtype))
 
 
 def join_convolution_gradients(graph: Graph, state: GraphState) -> None:
@@ -66,10 +51,8 @@ def join_convolution_gradients(graph: Graph, state: GraphState) -> None:
         for other in filters.get(node.values()[-1], ()):
             if other.type == GRADIENT_PAIRS[node.type] and _are_of_one(node, other, position):
                 filters[node.values()[-1]].remove(other)
-                with graph:
-                    graph.depth += 1
+                with graph.inside(node.origin):
                     _join(node, other)
-                    graph.depth -= 1
                 break
     graph.sort()
 
@@ -99,11 +82,10 @@ def _are_of_one(node: Node, other: Node, position: dict[Node, int]) -> bool:
 
 
 def _join(node: Node, other: Node) -> None:
-    dx, dw = builder("ConvGradients")(
-        _operand(other, "x"), _operand(node, "filter"), _operand(node, "out_backprop"),
+    dx, dw = ge.ConvGradients(
+        other.inputs["x"], node.inputs["filter"], node.inputs["out_backprop"],
         **{a: node.attr(a) for a in _GEOMETRY},
     )  # fmt: skip
-    dx.node.origin = node.origin
     if STREAM_LABEL in node.attrs:
         dx.node.attrs[STREAM_LABEL] = node.attrs[STREAM_LABEL]
     for old, new in ((node.outputs[0], dx), (other.outputs[0], dw)):
@@ -127,8 +109,7 @@ def lay_out_filters(graph: Graph, state: GraphState) -> None:
         return
     moved: dict[Value, Value] = {}
     for node in [n for n in graph.nodes if wants_channels_last(n)]:
-        value = node.inputs["filter"]
-        assert isinstance(value, Value)
+        value = _operand(node, "filter")
         if value.node.type not in INPUTS:
             continue
         if value not in moved:
@@ -146,8 +127,7 @@ def wants_channels_last(node: Node) -> bool:
     on the units for matrices."""
     if node.type != "Conv2D" or node.attr("groups") != 1:
         return False
-    value = node.inputs["filter"]
-    assert isinstance(value, Value)
+    value = _operand(node, "filter")
     dims = value.shape
     if value.dtype not in _SHORT or dims is None or not is_static(dims):
         return False
@@ -188,29 +168,24 @@ def _below_bitcast(weight: Value) -> Value | None:
     """What a last-two-dims Transpose under a Bitcast reads."""
     if weight.node.type != "Bitcast" or len(weight.uses) != 1:
         return None
-    below = weight.node.values()[0]
-    if below.node.type != "Transpose" or len(below.uses) != 1:
+    turned = weight.node.values()[0]
+    if turned.node.type != "Transpose" or len(turned.uses) != 1:
         return None
-    source, perm = below.node.values()
-    rank = len(perm.content or ())
-    swapped = (*range(rank - 2), rank - 1, rank - 2)
-    return source if rank >= 2 and perm.content == swapped else None
+    source, perm = turned.node.values()
+    return source if swaps_last_two(perm) else None
 
 
 def move_mm_weight_transpose_after_bitcast(graph: Graph, state: GraphState) -> None:
     """QuantBatchMatmulV3: Bitcast(Transpose(w)) -> Transpose(Bitcast(w))."""
     for node in graph.nodes:
-        weight = node.inputs.get("x2") if node.type == "QuantBatchMatmulV3" else None
-        if not isinstance(weight, Value):
+        if node.type != "QuantBatchMatmulV3":
             continue
+        weight = _operand(node, "x2")
         source = _below_bitcast(weight)
         if source is None:
             continue
         perm = weight.node.values()[0].node.values()[1]
-        with graph:
-            graph.depth += 1
-            cast = builder("Bitcast")(source, type=weight.node.attr("type"))
-            moved = builder("Transpose")(cast, perm)
-            graph.depth -= 1
+        with graph.inside(None):
+            moved = ge.Transpose(ge.Bitcast(source, type=weight.node.attr("type")), perm)
         node.set_input("x2", moved)
     graph.sort()

@@ -4,8 +4,9 @@ order explicit, and the one that chooses the order of execution."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -15,26 +16,13 @@ from torchair.engine.options import EngineOptions
 from torchair.ge import attrs as attr
 from torchair.ge.build import Data
 from torchair.ge.dtypes import DataType, ExecutorType, Placement
-from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
-from torchair.ge.rewrite import Match, Rule
+from torchair.ge.graph import INPUTS, Graph, Node, Value, needed_by, topological
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
 from torchair.operators import Trait, has_trait
 from torchair.operators.core import SIDE_EFFECTS
 from torchair.operators.generic import find_target, is_collective
 from torchair.ops.streams import STREAM_LABEL
-
-
-def needed_by(nodes: Iterable[Node]) -> set[Node]:
-    """Nodes that must have run before some, and those themselves."""
-    found = set(nodes)
-    stack = list(found)
-    while stack:
-        node = stack.pop()
-        new = {*(v.node for v in node.values()), *node.control} - found
-        found |= new
-        stack += new
-    return found
 
 
 @dataclass
@@ -51,7 +39,7 @@ class GraphState:
     quantised: int = 0  # rows of products with quantised weights that there are kernels for
     channels_last: bool = False  # whether a library convolves short floats best with channels last
     overlap: bool = False  # whether communication and computing shall overlap
-    permits: Callable[[Rule, Match], bool] | None = None  # asked before each replacement
+    permits: Callable[[str, str], bool] | None = None  # asked before a rule replaces a node
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
     replaced: Counter[str] = field(default_factory=Counter)  # and had an effect
 
@@ -187,7 +175,20 @@ def _communication_first(order: list[Node]) -> list[Node]:
     return sorted(order, key=lambda n: (stage[n], not leads[n]))
 
 
-def _ready(graph: Graph) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
+def _breadth_first(graph: Graph) -> list[Node]:
+    """Level by level: everything that is ready, in program order."""
+    return _as_ready(graph, deque.extend)
+
+
+def _depth_first(graph: Graph) -> list[Node]:
+    """Follow what has just become ready, so that intermediates die young."""
+    rank = {n: -i for i, n in enumerate(topological(graph.nodes))}
+    by_rank = partial(sorted, key=rank.__getitem__)
+    return _as_ready(graph, lambda queue, fresh: queue.extendleft(by_rank(fresh)))
+
+
+def _as_ready(graph: Graph, take: Callable[[deque[Node], list[Node]], None]) -> list[Node]:
+    """Nodes from a queue into which `take` puts those that have become ready."""
     missing: dict[Node, int] = {}
     users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
     for node in graph.nodes:
@@ -195,39 +196,14 @@ def _ready(graph: Graph) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
         missing[node] = len(producers)
         for p in producers:
             users[p].append(node)
-    return missing, users
-
-
-def _breadth_first(graph: Graph) -> list[Node]:
-    """Level by level: everything that is ready, in program order."""
-    missing, users = _ready(graph)
-    queue = deque(n for n in graph.nodes if not missing[n])
+    queue: deque[Node] = deque()
+    take(queue, [n for n in graph.nodes if not missing[n]])
     order = []
     while queue:
-        node = queue.popleft()
-        order.append(node)
-        for user in users[node]:
+        order.append(queue.popleft())
+        for user in users[order[-1]]:
             missing[user] -= 1
-            if not missing[user]:
-                queue.append(user)
-    return order
-
-
-def _depth_first(graph: Graph) -> list[Node]:
-    """Follow what has just become ready, so that intermediates die young."""
-    missing, users = _ready(graph)
-    rank = {n: i for i, n in enumerate(topological(graph.nodes))}
-    stack = sorted((n for n in graph.nodes if not missing[n]), key=lambda n: -rank[n])
-    order = []
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        fresh = []
-        for user in users[node]:
-            missing[user] -= 1
-            if not missing[user]:
-                fresh.append(user)
-        stack += sorted(fresh, key=lambda n: -rank[n])
+        take(queue, [u for u in users[order[-1]] if not missing[u]])
     return order
 
 
@@ -253,11 +229,7 @@ def optimize_sym_pack(graph: Graph, state: GraphState) -> None:
             index = max(n.attr("index") for n in graph.data) + 1
             with graph:
                 made[key] = Data(
-                    index=index,
-                    dtype=DataType.DT_INT64,
-                    shape=[len(key)],
-                    placement="CPU",
-                    node_name=None,
+                    index=index, dtype=DataType.DT_INT64, shape=[len(key)], placement="CPU"
                 )
             made[key].content = tuple(v.content for v in members)
             state.inputs.append(InputSource(args, "packed", DataType.DT_INT64))
@@ -331,11 +303,10 @@ def optimize_reference_op_redundant_copy(
 def _assigned_back(node: Node, source: Value) -> bool:
     """Whether the only other reader of the input is the Assign of this node's result."""
     others = [u for u in source.users() if u.type not in ("TensorMove", "Cmo")]
-    return len(others) == 1 and (
-        others[0].type == "Assign"
-        and others[0].inputs["ref"] is source
-        and others[0].inputs["value"] is node.outputs[0]
-    )
+    if len(others) != 1 or others[0].type != "Assign":
+        return False
+    ref, value = others[0].values()
+    return ref is source and value is node.outputs[0]
 
 
 def mapping_assign_op_to_graph_output(

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from torchair import ge
 from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import (
     Build,
+    Family,
     Inner,
     Mismatch,
-    Rule,
     both_orders,
     close,
     made_by,
@@ -25,6 +24,7 @@ from torchair.ge.rewrite import (
 )
 from torchair.ge.shapes import broadcast
 
+ACTIVATION_PATTERNS = Family()
 Polynomial = dict[int, float]  # by power of x
 
 _ROOT = math.sqrt(2 / math.pi)
@@ -77,15 +77,9 @@ def _polynomial(value: Value, x: Value, inner: Inner) -> Polynomial | None:
 
 
 def _combined(value: Value, parts: list[Polynomial]) -> Polynomial | None:
-    combine = _COMBINE[value.node.type]
     if value.node.type == "Muls":
-        return _times(parts[0], {0: float(value.node.attr("value"))})
-    if value.node.type != "Pow":
-        return combine(parts[0], parts[-1])
-    base, power = parts
-    if power == {0: 2.0}:
-        return _times(base, base)
-    return _times(_times(base, base), base) if power == {0: 3.0} else None
+        parts = [*parts, {0: float(value.node.attr("value"))}]
+    return _COMBINE[value.node.type](parts[0], parts[-1])
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
@@ -101,20 +95,20 @@ def _times(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _over(a: Polynomial, b: Polynomial) -> Polynomial | None:
-    if set(b) != {0} or not b[0]:
+    return {k: p / b[0] for k, p in a.items()} if set(b) == {0} and b[0] else None
+
+
+def _power(base: Polynomial, power: Polynomial) -> Polynomial | None:
+    if power not in ({0: 2.0}, {0: 3.0}):
         return None
-    return {k: p / b[0] for k, p in a.items()}
+    square = _times(base, base)
+    return square if power == {0: 2.0} else _times(square, base)
 
 
 _COMBINE: dict[str, Callable[[Polynomial, Polynomial], Polynomial | None]] = {
-    "Add": _plus,
-    "Mul": _times,
-    "Muls": _times,
-    "Pow": _times,
-    "Square": _times,
-    "RealDiv": _over,
-    "Div": _over,
-}
+    "Add": _plus, "Mul": _times, "Muls": _times, "Pow": _power, "Square": _times,
+    "RealDiv": _over, "Div": _over,
+}  # fmt: skip
 
 
 def _same(found: Polynomial | None, wanted: Polynomial) -> bool:
@@ -124,156 +118,119 @@ def _same(found: Polynomial | None, wanted: Polynomial) -> bool:
     return powers == set(wanted) and all(close(found[k], p) for k, p in wanted.items())
 
 
-class GeluFusion(Rule):
+@ACTIVATION_PATTERNS("Mul", "Muls")
+def GeluFusion(node: Node, inner: Inner) -> Build | None:
     """x / 2 * (1 + erf(x / sqrt(2))), and the form with tanh -> GeluV2"""
-
-    last = ("Mul", "Muls")
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        factors, known = _factors(node.outputs[0], inner)
-        for gate in factors:
-            curve = _one_plus(gate)
-            if curve is not None:
-                rest = [f for f in factors if f is not gate]
-                return self._gelu(rest, known, gate, curve, inner)
+    factors, known = _factors(node.outputs[0], inner)
+    for gate in factors:
+        found = with_number(gate, "Add")
+        if found is not None and found[1] == 1 and found[0].node.type in _INNER:
+            break
+    else:
         return None
-
-    def _gelu(
-        self, rest: list[Value], known: float, gate: Value, curve: Value, inner: Inner
-    ) -> Build:
-        kind = curve.node.type
-        if inner.state.native and kind == "Erf":
-            raise Mismatch("generated code of the parts is faster", gate)
-        inner.add(gate, curve)
-        if len(rest) != 1:
-            raise Mismatch("it is not one value that is gated", gate)
-        x = _halved(rest[0], inner)
-        if not close(known * (1 if x is rest[0] else 0.5), 0.5):
-            raise Mismatch("the factor is not one half", gate)
-        if not _same(_polynomial(operands(curve)[0], x, inner), _INNER[kind]):
-            raise Mismatch(f"what {kind} is taken of differs", curve)
-        return lambda: ge.GeluV2(x, approximate=_APPROXIMATE[kind])
-
-
-def _halved(value: Value, inner: Inner) -> Value:
-    """x of x / 2, or the value itself."""
-    if made_by(value, "RealDiv", "Div") and number(operands(value)[1]) == 2:
-        inner.add(value)
-        return operands(value)[0]
-    return value
+    curve, kind = found[0], found[0].node.type
+    if inner.state.native and kind == "Erf":
+        raise Mismatch("generated code of the parts is faster", gate)
+    inner.add(gate, curve)
+    rest = [f for f in factors if f is not gate]
+    if len(rest) != 1:
+        raise Mismatch("it is not one value that is gated", gate)
+    (x,) = rest
+    if made_by(x, "RealDiv", "Div") and number(operands(x)[1]) == 2:
+        inner.add(x)
+        x, known = operands(x)[0], known / 2
+    if not close(known, 0.5):
+        raise Mismatch("the factor is not one half", gate)
+    if not _same(_polynomial(operands(curve)[0], x, inner), _INNER[kind]):
+        raise Mismatch(f"what {kind} is taken of differs", curve)
+    return lambda: ge.GeluV2(x, approximate=_APPROXIMATE[kind])
 
 
-def _one_plus(value: Value) -> Value | None:
-    """The erf or tanh that one is added to."""
-    found = with_number(value, "Add")
-    if found is None or found[1] != 1 or found[0].node.type not in _INNER:
-        return None
-    return found[0]
-
-
-class SwishFusion(Rule):
+@ACTIVATION_PATTERNS("Mul")
+def SwishFusion(node: Node, inner: Inner) -> Build | None:
     """x * sigmoid(s * x) -> Swish; with s = 1.702 this is the quick form of gelu"""
-
-    last = ("Mul",)
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        for x, gate in both_orders(node):
-            if not made_by(gate, "Sigmoid"):
-                continue
-            inside = operands(gate)[0]
-            scaled = (inside, 1.0) if inside is x else with_number(inside, "Mul")
-            if scaled is None or scaled[0] is not x:
-                raise Mismatch("what is gated is not what the sigmoid is taken of", gate)
-            inner.add(gate, *([] if inside is x else [inside]))
-            scale = scaled[1]
-            return lambda: ge.Swish(x, scale=scale)
-        return None
+    for x, gate in both_orders(node):
+        if not made_by(gate, "Sigmoid"):
+            continue
+        inside = operands(gate)[0]
+        scaled = (inside, 1.0) if inside is x else with_number(inside, "Mul")
+        if scaled is None or scaled[0] is not x:
+            raise Mismatch("what is gated is not what the sigmoid is taken of", gate)
+        inner.add(gate, *([] if inside is x else [inside]))
+        scale = scaled[1]
+        return lambda: ge.Swish(x, scale=scale)
+    return None
 
 
-class SwiGluFusion(Rule):
+@ACTIVATION_PATTERNS("Mul")
+def SwiGluFusion(node: Node, inner: Inner) -> Build | None:
     """silu(first half) * second half -> SwiGlu"""
-
-    last = ("Mul",)
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        for gate, value in both_orders(node):
-            if made_by(gate, "Swish"):
-                return self._halves(gate, value, inner)
+    gated = [pair for pair in both_orders(node) if made_by(pair[0], "Swish")]
+    if not gated:
         return None
-
-    def _halves(self, gate: Value, value: Value, inner: Inner) -> Build | None:
-        first, second = half_of(operands(gate)[0]), half_of(value)
-        if first is None or second is None or first[0] is not second[0]:
-            return None
-        if (first[1], second[1]) != (0, 1) or first[2] != second[2]:
-            raise Mismatch("the gate is not the first half", gate)
-        if gate.node.attr("scale") != 1:
-            raise Mismatch("the gate is scaled", gate)
-        inner.add(gate, operands(gate)[0], value)
-        x, _, dim = first
-        return lambda: ge.SwiGlu(x, dim=dim)
+    gate, value = gated[0]
+    first, second = half_of(operands(gate)[0]), half_of(value)
+    if first is None or second is None or first[0] is not second[0]:
+        return None
+    x, which, dim = first
+    if (which, *second[1:]) != (0, 1, dim):
+        raise Mismatch("the gate is not the first half", gate)
+    if gate.node.attr("scale") != 1:
+        raise Mismatch("the gate is scaled", gate)
+    inner.add(gate, operands(gate)[0], value)
+    return lambda: ge.SwiGlu(x, dim=dim)
 
 
 def half_of(value: Value) -> tuple[Value, int, int] | None:
     """(x, which half, dim) where a value is one half of another along a dim."""
-    node = value.node
+    node, begin = value.node, None
     if node.type == "SplitV" and len(node.outputs) == 2:
         x, _, dim = node.values()
-        which, axis = value.index, dim.content
+        axis = dim.content
     elif node.type == "StridedSliceV2" and node.inputs.get("strides") is not None:
-        x, begin, end, axes, strides = node.values()
-        bounds = [only(v) for v in (begin, end, axes, strides)]
-        if any(b is None for b in bounds) or bounds[3] != 1:
+        x = node.values()[0]
+        begin, end, axis, step = map(only, node.values()[1:])
+        if begin is None or end is None or step != 1:
             return None
-        which, axis = (0 if bounds[0] == 0 else 1), bounds[2]
     else:
         return None
-    return _half(x, value, which, axis, None if node.type == "SplitV" else bounds)
-
-
-def _half(
-    x: Value, part: Value, which: int, axis: Any, bounds: list[Any] | None
-) -> tuple[Value, int, int] | None:
-    if not isinstance(axis, int) or x.shape is None or part.shape is None:
+    if not isinstance(axis, int) or x.shape is None or value.shape is None:
         return None
-    dim = axis % x.rank
-    whole, size = x.shape[dim], part.shape[dim]
+    whole, size = x.shape[axis], value.shape[axis]
     if not isinstance(whole, int) or whole != 2 * size:
         return None
-    if bounds is not None and bounds[0] not in ((0, -whole) if which == 0 else (size, -size)):
-        return None
-    return x, which, dim
+    places = {0: 0, -whole: 0, size: 1, -size: 1}
+    which = value.index if begin is None else places.get(begin)
+    return None if which is None else (x, which, axis % x.rank)
 
 
 # ---- rotary embeddings ----
 
 
-class RotaryMulFusion(Rule):
+@ACTIVATION_PATTERNS("Add")
+def RotaryMulFusion(node: Node, inner: Inner) -> Build | None:
     """x * cos + (halves of x exchanged, the new first one negated) * sin -> RotaryMul"""
+    for plain, turned in both_orders(node):
+        if not (made_by(plain, "Mul") and made_by(turned, "Mul")):
+            continue
+        for joined, sin in both_orders(turned.node):
+            x = _exchanged(joined, inner)
+            if x is not None:
+                inner.add(plain, turned)
+                return _rotary(x, plain, sin)
+    return None
 
-    last = ("Add",)
 
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        for plain, turned in both_orders(node):
-            if not (made_by(plain, "Mul") and made_by(turned, "Mul")):
-                continue
-            for joined, sin in both_orders(turned.node):
-                x = _exchanged(joined, inner)
-                if x is not None:
-                    inner.add(plain, turned)
-                    return self._rotary(x, plain, sin)
-        return None
-
-    def _rotary(self, x: Value, plain: Value, sin: Value) -> Build:
-        cos = next((c for y, c in both_orders(plain.node) if y is x), None)
-        if cos is None:
-            raise Mismatch("the two terms are of different values", plain)
-        for factor in (cos, sin):
-            if factor.dtype != x.dtype:
-                raise Mismatch("types differ", factor)
-            if broadcast(shape_of(x), shape_of(factor)) != x.shape:
-                raise Mismatch("the result is larger than what is turned", factor)
-        return lambda: ge.RotaryMul(x, cos, sin)
+def _rotary(x: Value, plain: Value, sin: Value) -> Build:
+    cos = next((c for y, c in both_orders(plain.node) if y is x), None)
+    if cos is None:
+        raise Mismatch("the two terms are of different values", plain)
+    for factor in (cos, sin):
+        if factor.dtype != x.dtype:
+            raise Mismatch("types differ", factor)
+        if broadcast(shape_of(x), shape_of(factor)) != x.shape:
+            raise Mismatch("the result is larger than what is turned", factor)
+    return lambda: ge.RotaryMul(x, cos, sin)
 
 
 def _exchanged(value: Value, inner: Inner) -> Value | None:
@@ -286,11 +243,8 @@ def _exchanged(value: Value, inner: Inner) -> Value | None:
     halves = half_of(operands(minus)[0]), half_of(first)
     if halves[0] is None or halves[1] is None or halves[0][0] is not halves[1][0]:
         return None
-    x, _, dim = halves[0]
-    if (halves[0][1], halves[1][1]) != (1, 0) or dim != x.rank - 1 or halves[1][2] != dim:
+    x, last = halves[0][0], value.rank - 1
+    if (halves[0][1:], halves[1][1:]) != ((1, last), (0, last)):
         return None
     inner.add(value, minus, operands(minus)[0], first)
     return x
-
-
-ACTIVATION_PATTERNS = (RotaryMulFusion(), GeluFusion(), SwishFusion(), SwiGluFusion())

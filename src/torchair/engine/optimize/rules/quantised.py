@@ -10,15 +10,14 @@ from typing import Any
 
 from torchair import ge
 from torchair.codegen.target import ANY_ROWS
-from torchair.engine.optimize.rules.leftovers import swaps_last_two
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
+    Family,
     Inner,
     Mismatch,
-    Rule,
     below,
     below_cast,
     both_orders,
@@ -26,9 +25,13 @@ from torchair.ge.rewrite import (
     made_by,
     operands,
     shape_of,
+    swaps_last_two,
     with_number,
 )
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
+
+QUANTISED_PATTERNS = Family()
+"""For targets that have kernels for products with quantised weights."""
 
 _PRODUCTS = ("MatMul", "MatMulV2")
 _QUANTISED = "WeightQuantBatchMatmulV2"
@@ -52,15 +55,11 @@ def _serves(most: int, x: Value) -> bool:
     return most == ANY_ROWS or (len(known) == len(dims) and math.prod(known) <= most)
 
 
-class QuantisedRule(Rule):
-    """One for targets that have kernels for products with quantised weights."""
-
-
 def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
     """Builds the operator instead of a product with a weight that is read transposed; there are
     kernels for `most` rows."""
-    x, bias = node.inputs["x1"], node.inputs.get("bias")
-    if isinstance(x, Value) and not _serves(most, x):
+    x, bias = _fed(node, "x1", "bias")
+    if not _serves(most, x):
         raise Mismatch(f"there are no kernels for its rows, but for up to {most}", x)
 
     def build() -> Any:
@@ -74,56 +73,52 @@ def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
     return build
 
 
-class DequantisedWeightFusion(QuantisedRule):
+# what an integer weight is seen through
+@QUANTISED_PATTERNS(*_PRODUCTS, above=("Cast", "Mul", "Reshape", "Transpose"))
+def DequantisedWeightFusion(node: Node, inner: Inner) -> Build | None:
     """x @ ((integers - zero points) * scales)^T, scales for rows of the weight or pieces of them
     -> WeightQuantBatchMatmulV2"""
-
-    last = _PRODUCTS
-    above = ("Cast", "Mul", "Reshape", "Transpose")  # what an integer weight is seen through
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        weight = _weight_of(node)
-        if weight is None or weight.scales is None:
-            return None
-        return _product(node, weight, weight.scales, inner.state.quantised)
+    weight = _weight_of(node)
+    if weight is None or weight.scales is None:
+        return None
+    return _product(node, weight, weight.scales, inner.state.quantised)
 
 
-class DequantisedProduct(QuantisedRule):
+@QUANTISED_PATTERNS(_QUANTISED)
+def DequantisedProduct(node: Node, inner: Inner) -> Build | None:
     """WeightQuantBatchMatmulV2 of more rows than there are kernels for -> the weight in the type of
     the rows, for the product of a library"""
+    x, weight, scale, offset, results, bias = _fed(
+        node, "x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale", "bias"
+    )
+    if results is not None or _serves(inner.state.quantised, x):
+        return None
+    parts = [part for part in (offset, scale) if part is not None]
+    turned = bool(node.attr("transpose_weight"))
+    dims = _pieces(shape_of(weight), [shape_of(part) for part in parts], turned)
+    if dims is None or any(v.dtype not in KERNEL_FLOATS for v in (x, scale)):
+        raise Mismatch("scales are not for columns of the weight or pieces of them", scale)
+    flat = [dims[0], dims[1], 1] if turned else [dims[0], 1, dims[2]]
 
-    last = (_QUANTISED,)
+    def build() -> Value:
+        numbers = ge.Cast(ge.Reshape(weight, ge.Const(dims)), dst_type=_WIDE)
+        for operator, part in zip((ge.Add, ge.Mul)[-len(parts) :], parts, strict=True):
+            numbers = operator(numbers, cast(ge.Reshape(part, ge.Const(flat)), _WIDE))
+        matrix = ge.Reshape(cast(numbers, x.dtype), ge.Const(list(shape_of(weight))))
+        if x.rank == 2:
+            y = ge.MatMulV2(x, matrix, None, None, transpose_x1=False, transpose_x2=turned)
+        else:
+            y = ge.BatchMatMulV2(x, matrix, None, None, adj_x1=False, adj_x2=turned)
+        if bias is not None:
+            y = cast(ge.Add(cast(y, _WIDE), cast(bias, _WIDE)), x.dtype)
+        return y
 
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        x, weight, scale, offset, results, bias = (
-            node.inputs.get(p)
-            for p in ("x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale", "bias")
-        )
-        if not (isinstance(x, Value) and isinstance(weight, Value) and isinstance(scale, Value)):
-            return None
-        if results is not None or _serves(inner.state.quantised, x):
-            return None
-        parts = [part for part in (offset, scale) if isinstance(part, Value)]
-        turned = bool(node.attr("transpose_weight"))
-        dims = _pieces(shape_of(weight), [shape_of(part) for part in parts], turned)
-        if dims is None or any(v.dtype not in KERNEL_FLOATS for v in (x, scale)):
-            raise Mismatch("scales are not for columns of the weight or pieces of them", scale)
-        flat = [dims[0], dims[1], 1] if turned else [dims[0], 1, dims[2]]
+    return build
 
-        def build() -> Value:
-            numbers = ge.Cast(ge.Reshape(weight, ge.Const(dims)), dst_type=_WIDE)
-            for operator, part in zip((ge.Add, ge.Mul)[-len(parts) :], parts, strict=True):
-                numbers = operator(numbers, cast(ge.Reshape(part, ge.Const(flat)), _WIDE))
-            matrix = ge.Reshape(cast(numbers, x.dtype), ge.Const(list(shape_of(weight))))
-            if x.rank == 2:
-                y = ge.MatMulV2(x, matrix, None, None, transpose_x1=False, transpose_x2=turned)
-            else:
-                y = ge.BatchMatMulV2(x, matrix, None, None, adj_x1=False, adj_x2=turned)
-            if isinstance(bias, Value):
-                y = cast(ge.Add(cast(y, _WIDE), cast(bias, _WIDE)), x.dtype)
-            return y
 
-        return build
+def _fed(node: Node, *ports: str) -> list[Any]:
+    """What a product reads at some of its ports, None for what it does not."""
+    return [node.inputs.get(port) for port in ports]
 
 
 def _pieces(
@@ -143,27 +138,24 @@ def _pieces(
     return [n, groups, k // groups] if turned else [groups, k // groups, n]
 
 
-class ScaledProductFusion(QuantisedRule):
+@QUANTISED_PATTERNS("Mul")
+def ScaledProductFusion(node: Node, inner: Inner) -> Build | None:
     """(x @ integers^T) * scales, scales for columns -> WeightQuantBatchMatmulV2"""
-
-    last = ("Mul",)
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        for product, scales in both_orders(node):
-            if not made_by(product, *_PRODUCTS) or product.node.inputs.get("bias") is not None:
-                continue
-            weight = _weight_of(product.node)
-            if weight is None or weight.scales is not None:
-                continue
-            rows = shape_of(weight.integers)[0]
-            found = _origin(scales)
-            if shape_of(scales)[-1:] != (rows,) or shape_of(found) not in ((rows,), (rows, 1)):
-                raise Mismatch("the other factor is no row of scales", scales)
-            if found.dtype not in FLOAT_TYPES or product.dtype != node.outputs[0].dtype:
-                raise Mismatch("its types are none of a quantised product", scales)
-            inner.add(product)
-            return _product(product.node, weight, found, inner.state.quantised)
-        return None
+    for product, scales in both_orders(node):
+        if not made_by(product, *_PRODUCTS) or product.node.inputs.get("bias") is not None:
+            continue
+        weight = _weight_of(product.node)
+        if weight is None or weight.scales is not None:
+            continue
+        rows = shape_of(weight.integers)[0]
+        found = _origin(scales)
+        if shape_of(scales)[-1:] != (rows,) or shape_of(found) not in ((rows,), (rows, 1)):
+            raise Mismatch("the other factor is no row of scales", scales)
+        if found.dtype not in FLOAT_TYPES or product.dtype != node.outputs[0].dtype:
+            raise Mismatch("its types are none of a quantised product", scales)
+        inner.add(product)
+        return _product(product.node, weight, found, inner.state.quantised)
+    return None
 
 
 def _origin(value: Value) -> Value:
@@ -249,28 +241,25 @@ def _sums(x1: Value, x2: Value) -> Value:
     )  # fmt: skip
 
 
-class ShiftedProductFusion(QuantisedRule):
+@QUANTISED_PATTERNS("Sub")
+def ShiftedProductFusion(node: Node, inner: Inner) -> Build | None:
     """(bytes + 128) @ weight - 128 * sums of the weight, for products that want no sign ->
     QuantBatchMatmulV3 of the bytes themselves"""
-
-    last = ("Sub",)
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        product, extra = operands(node.outputs[0])
-        if not made_by(product, _INTEGERS) or product.node.attr("transpose_x2"):
-            return None
-        x1, x2 = operands(product)[:2]
-        shifted = with_number(below_cast(x1), "Add")
-        if x1.dtype != DataType.DT_UINT8 or shifted is None or shifted[1] != _SHIFT:
-            return None
-        source = below_cast(shifted[0])
-        summed = with_number(extra, "Mul")
-        if source.dtype != DataType.DT_INT8 or summed is None or summed[1] != _SHIFT:
-            raise Mismatch("what is taken away is not the shift times sums", extra)
-        if not made_by(summed[0], "ReduceSum") or not _is_sum_of(summed[0].node, x2):
-            raise Mismatch("what is summed up is not the weight", summed[0])
-        inner.add(product)
-        return lambda: _sums(source, x2)
+    product, extra = operands(node.outputs[0])
+    if not made_by(product, _INTEGERS) or product.node.attr("transpose_x2"):
+        return None
+    x1, x2 = operands(product)[:2]
+    shifted = with_number(below_cast(x1), "Add")
+    if x1.dtype != DataType.DT_UINT8 or shifted is None or shifted[1] != _SHIFT:
+        return None
+    source = below_cast(shifted[0])
+    summed = with_number(extra, "Mul")
+    if source.dtype != DataType.DT_INT8 or summed is None or summed[1] != _SHIFT:
+        raise Mismatch("what is taken away is not the shift times sums", extra)
+    if not made_by(summed[0], "ReduceSum") or not _is_sum_of(summed[0].node, x2):
+        raise Mismatch("what is summed up is not the weight", summed[0])
+    inner.add(product)
+    return lambda: _sums(source, x2)
 
 
 def _is_sum_of(total: Node, weight: Value) -> bool:
@@ -279,33 +268,28 @@ def _is_sum_of(total: Node, weight: Value) -> bool:
     return below_cast(x) is weight and axes.content in (0, (0,), (-2,))
 
 
-class QuantisedProductParts(QuantisedRule):
+@QUANTISED_PATTERNS(_INTEGERS)
+def QuantisedProductParts(node: Node, inner: Inner) -> Build | None:
     """QuantBatchMatmulV3 with floats or int8 as results -> its sums, and what is done with them"""
+    dtype = node.attr("dtype")
+    known = dtype in (*KERNEL_FLOATS, DataType.DT_INT8)
+    if not known or node.attr("transpose_x1") or node.attr("transpose_x2"):
+        return None
+    x1, x2, scale, bias, rows, offset = _fed(
+        node, "x1", "x2", "scale", "bias", "pertoken_scale", "offset"
+    )
+    scale = _signed(scale)
+    factors = all(v.dtype == DataType.DT_INT8 for v in (x1, x2))
+    if not factors or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
+        raise Mismatch("its scales or factors are of a type that generated code has not", scale)
 
-    last = (_INTEGERS,)
+    def build() -> Value:
+        y = _scaled_sums(_sums(x1, x2), scale, bias, rows)
+        if dtype == DataType.DT_INT8:
+            return _as_bytes(y, _offsets(scale, offset))
+        return cast(y, dtype)
 
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        dtype = node.attr("dtype")
-        known = dtype in (*KERNEL_FLOATS, DataType.DT_INT8)
-        if not known or node.attr("transpose_x1") or node.attr("transpose_x2"):
-            return None
-        x1, x2, scale, bias, rows, offset = (
-            node.inputs.get(p) for p in ("x1", "x2", "scale", "bias", "pertoken_scale", "offset")
-        )
-        if not (isinstance(x1, Value) and isinstance(x2, Value) and isinstance(scale, Value)):
-            return None
-        scale = _signed(scale)
-        factors = all(v.dtype == DataType.DT_INT8 for v in (x1, x2))
-        if not factors or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
-            raise Mismatch("its scales or factors are of a type that generated code has not", scale)
-
-        def build() -> Value:
-            y = _scaled_sums(_sums(x1, x2), scale, bias, rows)
-            if dtype == DataType.DT_INT8:
-                return _as_bytes(y, _offsets(scale, offset))
-            return cast(y, dtype)
-
-        return build
+    return build
 
 
 def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
@@ -319,33 +303,29 @@ def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
     return y
 
 
-class QuantisedResults(QuantisedRule):
+@QUANTISED_PATTERNS(_QUANTISED)
+def QuantisedResults(node: Node, inner: Inner) -> Build | None:
     """WeightQuantBatchMatmulV2 with int8 as results -> the product in float32, scaled, rounded"""
+    x, weight, factors, shifts, scale, offset, bias = _fed(
+        node, "x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale", "quant_offset",
+        "bias",
+    )  # fmt: skip
+    if scale is None:
+        return None
+    scale = _signed(scale)
+    if x.dtype not in KERNEL_FLOATS or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
+        raise Mismatch("its scales or factors are of a type that generated code has not", scale)
 
-    last = (_QUANTISED,)
-
-    def find(self, node: Node, inner: Inner) -> Build | None:
-        x, weight, factors, shifts, scale, offset, bias = (
-            node.inputs.get(p)
-            for p in ("x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale",
-                      "quant_offset", "bias")
+    def build() -> Value:
+        flags = ("transpose_x", "transpose_weight", "antiquant_group_size", "inner_precise")
+        y = ge.WeightQuantBatchMatmulV2(
+            cast(x, _WIDE), weight, factors, shifts, None, None,
+            None if bias is None else cast(bias, _WIDE), dtype=-1,
+            **{name: node.attr(name) for name in flags},
         )  # fmt: skip
-        if not (isinstance(x, Value) and isinstance(scale, Value)):
-            return None
-        scale = _signed(scale)
-        if x.dtype not in KERNEL_FLOATS or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
-            raise Mismatch("its scales or factors are of a type that generated code has not", scale)
+        return _as_bytes(ge.Mul(y, _scale_floats(scale)), _offsets(scale, offset))
 
-        def build() -> Value:
-            flags = ("transpose_x", "transpose_weight", "antiquant_group_size", "inner_precise")
-            y = ge.WeightQuantBatchMatmulV2(
-                cast(x, _WIDE), weight, factors, shifts, None, None,
-                cast(bias, _WIDE) if isinstance(bias, Value) else None, dtype=-1,
-                **{name: node.attr(name) for name in flags},
-            )  # fmt: skip
-            return _as_bytes(ge.Mul(y, _scale_floats(scale)), _offsets(scale, offset))
-
-        return build
+    return build
 
 
 # ---- results of int8, and scales of 64 bits ----
@@ -378,13 +358,3 @@ def _offsets(scale: Value, given: Any) -> Value | None:
     up, down = 64 - OFFSET_BIT - OFFSET_BITS, 64 - OFFSET_BITS
     high = ge.LeftShift(whole, ge.Const(up, dtype=DataType.DT_INT64))
     return ge.RightShift(high, ge.Const(down, dtype=DataType.DT_INT64))
-
-
-QUANTISED_PATTERNS: tuple[Rule, ...] = (
-    DequantisedWeightFusion(),
-    ScaledProductFusion(),
-    ShiftedProductFusion(),
-    QuantisedProductParts(),
-    QuantisedResults(),
-    DequantisedProduct(),
-)
