@@ -349,10 +349,10 @@ def _outputs(node: Node, proto: Prototype, sizes: dict[str, int]) -> Any:
         if count is None:
             count = _output_count(node, proto)
         groups.append([add_output(node, f"{port.name}{i}") for i in range(count)])
-    return _returned(groups)
+    return returned(groups)
 
 
-def _returned(groups: Sequence[Any]) -> Any:
+def returned(groups: Sequence[Any]) -> Any:
     """What a builder returns: nothing, an output or a list of them, or a tuple of several."""
     return None if not groups else groups[0] if len(groups) == 1 else tuple(groups)
 
@@ -382,10 +382,8 @@ def infer_node(node: Node) -> None:
 
 
 def _journal(graph: Graph, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
-    if graph.depth:
-        return
-    single = result.node.name if isinstance(result, Value) and "node_name" not in kwargs else None
-    graph.journal.append(BuilderCall(name, args, kwargs, result, single))
+    if not graph.depth:
+        graph.journal.append(BuilderCall(name, args, kwargs, result))
 
 
 def slots_by_port(
@@ -501,7 +499,7 @@ def _declared(node: Node, outputs: Sequence[str | tuple[str, int]]) -> Any:
         else:
             groups.append([add_output(node, f"{item[0]}{i}") for i in range(item[1])])
     infer_node(node)
-    return _returned(groups)
+    return returned(groups)
 
 
 def _by_position(op_type: str, args: Sequence[Any], node_name: str | None) -> Any:

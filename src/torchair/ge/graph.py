@@ -317,7 +317,6 @@ class BuilderCall:
     args: list[Any]
     kwargs: dict[str, Any]
     result: Any
-    append_name: str | None = None
 
 
 class Operators(list[Node]):

@@ -8,7 +8,6 @@ import ast
 import ctypes
 import numbers
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import SerializationError
 from torchair.ge.attrs import Attr
-from torchair.ge.build import COUNT_ATTRS, const_tensor, number_text, tensor_text
+from torchair.ge.build import COUNT_ATTRS, const_tensor, number_text, returned, tensor_text
 from torchair.ge.dtypes import dtype_name, holds, torch_to_ge
-from torchair.ge.graph import INPUTS, Graph, Node, Value
+from torchair.ge.graph import BuilderCall, Graph, Node, Value
 from torchair.ge.prototypes import Prototype, is_declared
-from torchair.ge.shapes import on_wire
+from torchair.ge.shapes import Sym, on_wire
 from torchair.serde.codec import tensor_bytes
 
 _CHECKED = 10_000  # elements; longer constants print from the tensor, without trying it out
@@ -28,23 +27,21 @@ _CHECKED = 10_000  # elements; longer constants print from the tensor, without t
 _BARE = (torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
-def quoted(text: str) -> str:
-    """A string literal in double quotes, on one line."""
-    return '"' + "".join(map(_character, text)) + '"'
+def quoted(text: str, escape: Callable[[str], str] | None = None) -> str:
+    """A string literal in double quotes, on one line; `escape` writes what is not printable."""
+    escape = escape or (lambda c: c.encode("unicode_escape").decode())
+    characters = [f"\\{c}" if c in '"\\' else c if c.isprintable() else escape(c) for c in text]
+    return f'"{"".join(characters)}"'
 
 
-def _character(c: str) -> str:
-    if c in '"\\':
-        return "\\" + c
-    return c if c.isprintable() else c.encode("unicode_escape").decode()
-
-
-def literal(value: Any) -> str:
-    """A number, string, data type, tensor, attribute, list or dict of these as Python text."""
+def literal(value: Any, variable: Callable[[Value], str] | None = None) -> str:
+    """A number, string, data type, tensor, attribute, list or dict of these as Python text; of a
+    value of the graph its `variable`, of a size that varies -1."""
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(literal(v) for v in value) + "]"
+        return "[" + ", ".join(literal(v, variable) for v in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+        members = [f"{literal(k)}: {literal(v, variable)}" for k, v in value.items()]
+        return "{" + ", ".join(members) + "}"
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, torch.dtype):
@@ -53,7 +50,9 @@ def literal(value: Any) -> str:
         return attr_text(value)
     if isinstance(value, torch.Tensor):
         return _tensor_argument(value)
-    return _number(value)
+    if variable is not None and isinstance(value, Value):
+        return const_text(value) if value.node.type == "Const" else variable(value)
+    return "-1" if isinstance(value, Sym) else _number(value)
 
 
 def _number(value: Any) -> str:
@@ -202,18 +201,8 @@ def refusal(tree: ast.AST) -> SerializationError:
 
 _RESERVED = ("self", "node")  # words that Graph.set_attr takes itself
 
-
-@dataclass
-class CallForm:
-    """A call: what it is given, what it returns, and which attributes and edges it shows."""
-
-    builder: str
-    args: list[Any]
-    kwargs: dict[str, Any]
-    result: Any
-    attrs: dict[str, Attr] = field(default_factory=dict)
-    dependencies: list[Value] = field(default_factory=list)
-    described: list[Value] = field(default_factory=list)
+CallForm = tuple[BuilderCall, dict[str, Attr]]
+"""A call that makes a node, and the attributes that it shows."""
 
 
 def form_of(node: Node) -> CallForm:
@@ -237,7 +226,7 @@ def _data(node: Node) -> CallForm:
     if value.shape is not None:
         kwargs["shape"] = on_wire(value.shape)
     kwargs |= {"placement": value.device_type or "NPU", "node_name": node.name}
-    return CallForm("Data", [], kwargs, value, {"index": index})
+    return BuilderCall("Data", [], kwargs, value), {"index": index}
 
 
 def _is_plain_data(node: Node) -> bool:
@@ -248,12 +237,11 @@ def _is_plain_data(node: Node) -> bool:
 
 
 def _net_output(node: Node) -> CallForm:
-    inputs = node.inputs["input"]
     shown = [b.outputs[0] for b in node.control if b.outputs and b.type != "Const"]
     kwargs: dict[str, Any] = {"dependencies": shown}
     if node.name != "NetOutput":
         kwargs["node_name"] = node.name
-    return CallForm("NetOutput", [inputs], kwargs, None, {}, shown)
+    return BuilderCall("NetOutput", [node.inputs["input"]], kwargs, None), {}
 
 
 def _is_plain_output(node: Node) -> bool:
@@ -307,8 +295,7 @@ def _builder(node: Node, proto: Prototype) -> CallForm:
         if isinstance(group, list):
             kwargs[f"size_of_{port.name}"] = len(group)
     kwargs["node_name"] = node.name
-    result = groups[0] if len(groups) == 1 else tuple(groups) or None
-    return CallForm(node.type, list(node.inputs.values()), kwargs, result, attrs)
+    return BuilderCall(node.type, list(node.inputs.values()), kwargs, returned(groups)), attrs
 
 
 def _plain(proto: Prototype, name: str, attr: Attr) -> Any:
@@ -321,16 +308,11 @@ def _custom(node: Node) -> CallForm:
     """The form for any node; what passes and the engine note down follows in lines of its own."""
     noted = [k for k in node.attrs if k.startswith("_") and k.isidentifier()]
     attrs = {k: a for k, a in sorted(node.attrs.items()) if k not in noted}
-    outputs = list(node.outputs)
     kwargs = {
-        "inputs": dict(node.inputs),
-        "outputs": [v.port for v in outputs],
-        "attrs": attrs,
+        "inputs": dict(node.inputs), "outputs": [v.port for v in node.outputs], "attrs": attrs,
         "node_name": node.name,
-    }
-    result = None if not outputs else outputs[0] if len(outputs) == 1 else tuple(outputs)
-    described = outputs if node.type in INPUTS else []
-    return CallForm("custom_op", [node.type], kwargs, result, attrs, [], described)
+    }  # fmt: skip
+    return BuilderCall("custom_op", [node.type], kwargs, returned(node.outputs)), attrs
 
 
 # ---- whether two graphs are the same, and where they differ ----

@@ -31,6 +31,7 @@ from torchair.serde.codec import (
     write_attrs,
     write_tensor,
 )
+from torchair.serde.literals import quoted
 from torchair.store import FilePath
 
 
@@ -462,13 +463,8 @@ def _shown(op: Any) -> Iterator[tuple[str, Any]]:
 
 def _quoted(text: str) -> str:
     """A string of the protobuf text format."""
-    return '"' + "".join(map(_character, text)) + '"'
-
-
-def _character(c: str) -> str:
-    if c in '"\\':
-        return "\\" + c
-    return "\\n" if c == "\n" else f"\\{ord(c):03o}" if ord(c) < 32 or ord(c) == 127 else c
+    octal = "\\{:03o}".format
+    return quoted(text, lambda c: "\\n" if c == "\n" else octal(ord(c)) if c.isascii() else c)
 
 
 # ---- the name that the original has for all of this ----

@@ -11,6 +11,7 @@ import ast
 import keyword
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -21,13 +22,11 @@ from torchair.ge import custom_op
 from torchair.ge.attrs import KINDS, Attr
 from torchair.ge.build import Cast, Clone, Data, builder, const_tensor
 from torchair.ge.dtypes import torch_to_ge
-from torchair.ge.graph import BuilderCall, Graph, Infer, Node, Origin, Value, topological
-from torchair.ge.shapes import Sym, on_wire, symbol
+from torchair.ge.graph import INPUTS, BuilderCall, Graph, Infer, Node, Origin, Value, topological
+from torchair.ge.shapes import on_wire, symbol
 from torchair.serde.literals import (
     INTERFACE,
     NOT_COMPARED,
-    CallForm,
-    const_text,
     evaluate,
     form_of,
     literal,
@@ -109,18 +108,8 @@ class _Program:
             self.names[value] = name
         return self.names[value]
 
-    def argument(self, value: Any) -> str:
-        if isinstance(value, Value):
-            return const_text(value) if value.node.type == "Const" else self.variable(value)
-        if isinstance(value, (list, tuple)):
-            return "[" + ", ".join(self.argument(v) for v in value) + "]"
-        if isinstance(value, dict):
-            members = [f"{quoted(k)}: {self.argument(v)}" for k, v in value.items()]
-            return "{" + ", ".join(members) + "}"
-        return "-1" if isinstance(value, Sym) else literal(value)
-
     def keywords(self, arguments: dict[str, Any]) -> list[str]:
-        return [_keyword(k, self.argument(v)) for k, v in arguments.items()]
+        return [_keyword(k, literal(v, self.variable)) for k, v in arguments.items()]
 
     def results(self, result: Any) -> str:
         """Left side of a call: a name, `[a, b]`, `[a, b], c` or `_`."""
@@ -132,10 +121,14 @@ class _Program:
         mixed = isinstance(result, tuple) and any(isinstance(r, (list, tuple)) for r in result)
         return ", ".join(members) if mixed else "[" + ", ".join(members) + "]"
 
-    def line(self, result: Any, builder: str, args: list[str], node: Node | None) -> None:
-        self.lines.append(f"{self.results(result)} = ge.{builder}({', '.join(args)})")
+    def line(self, call: BuilderCall, node: Node | None, shown: dict[str, Any]) -> None:
+        """A call, which makes that node and shows these attributes of it."""
+        args = [literal(a, self.variable) for a in call.args] + self.keywords(call.kwargs)
+        self.lines.append(f"{self.results(call.result)} = ge.{call.builder}({', '.join(args)})")
         if node is not None:
             self.taken.add(node.name)
+            self.attrs[node] = shown
+            self.control[node] = {v.node for v in _values(call.kwargs.get("dependencies"))}
 
     # Journal --------------------------------------------------------------------------------
 
@@ -150,13 +143,13 @@ class _Program:
             self.left_over()
         for value in _values([call.args, list(call.kwargs.values())]):
             self.define(value.node)
-        kwargs = dict(call.kwargs)
-        self.name_result(call, kwargs, node)
-        args = [self.argument(a) for a in call.args] + self.keywords(kwargs)
-        self.line(call.result, call.builder, args, node)
-        if node is not None:
-            self.attrs[node] = call.kwargs
-            self.control[node] = {v.node for v in _values(call.kwargs.get("dependencies"))}
+        # The node's name is said where the call said it, for single results, and where running the
+        # line would not lead to the same name by itself.
+        said = isinstance(call.result, Value) and "node_name" not in call.kwargs
+        said = said or call.kwargs.get("node_name") is not None
+        if node is not None and (said or not self.is_automatic(node)):
+            call = replace(call, kwargs={**call.kwargs, "node_name": node.name})
+        self.line(call, node, call.kwargs)
 
     def called(self, call: BuilderCall) -> Node | None:
         """The node a call made; one without results is found by its type."""
@@ -165,15 +158,6 @@ class _Program:
             return made.node
         silent = (n for n in self.graph.nodes if n.type == call.builder and not n.outputs)
         return next((n for n in silent if n not in self.attrs), None)
-
-    def name_result(self, call: BuilderCall, kwargs: dict[str, Any], node: Node | None) -> None:
-        """Say the node's name where the call said it, for single results, and where running the
-        line would not lead to the same name by itself."""
-        if node is None:
-            return
-        said = call.append_name is not None or kwargs.get("node_name") is not None
-        if said or not self.is_automatic(node):
-            kwargs["node_name"] = node.name
 
     def is_automatic(self, node: Node) -> bool:
         """Whether the builder, not told a name, would choose this one; as Graph.unique_name."""
@@ -231,27 +215,25 @@ class _Program:
 
     def node(self, node: Node) -> None:
         """One line for a node, from what it is now."""
-        form = form_of(node)
-        self.attrs[node] = form.attrs
-        self.control[node] = {v.node for v in form.dependencies}
-        if form.builder == "NetOutput" and self.lines:
+        call, shown = form_of(node)
+        if call.builder == "NetOutput" and self.lines:
             self.comment("")
-        args = [self.argument(a) for a in form.args] + self.keywords(form.kwargs)
-        self.line(form.result, form.builder, args, node)
-        self.facts(form)
+        self.line(call, node, shown)
+        if call.builder == "custom_op" and node.type in INPUTS:
+            for value in node.outputs:
+                self.facts(value)
 
-    def facts(self, form: CallForm) -> None:
-        """Descriptions of graph inputs that have no builder: nothing else says them."""
-        for value in form.described:
-            name = self.variable(value)
-            self.lines.append(f"{name}.dtype = {value.dtype}")
-            if value.shape is not None:
-                stem = f"{value.node.name}_{value.index}"
-                dims = [_dim(d, f"{stem}_d{i}") for i, d in enumerate(on_wire(value.shape))]
-                self.lines.append(f"{name}.shape = ({''.join(f'{d}, ' for d in dims).rstrip()})")
-            for field in ("layout", "device_type"):
-                if getattr(value, field):
-                    self.lines.append(f"{name}.{field} = {quoted(getattr(value, field))}")
+    def facts(self, value: Value) -> None:
+        """The description of a graph input that has no builder: nothing else says it."""
+        name = self.variable(value)
+        self.lines.append(f"{name}.dtype = {value.dtype}")
+        if value.shape is not None:
+            stem = f"{value.node.name}_{value.index}"
+            dims = [_dim(d, f"{stem}_d{i}") for i, d in enumerate(on_wire(value.shape))]
+            self.lines.append(f"{name}.shape = ({''.join(f'{d}, ' for d in dims).rstrip()})")
+        for field in ("layout", "device_type"):
+            if getattr(value, field):
+                self.lines.append(f"{name}.{field} = {quoted(getattr(value, field))}")
 
     # Tail -----------------------------------------------------------------------------------
 
