@@ -158,8 +158,8 @@ class _Other:
 
     @staticmethod
     def version(monkeypatch: pytest.MonkeyPatch) -> Block:
-        now = {**cached.library_versions(), "torch": "9.9"}
-        monkeypatch.setattr(cached, "library_versions", lambda: now)
+        now = {**cached.stored.library_versions(), "torch": "9.9"}
+        monkeypatch.setattr(cached.stored, "library_versions", lambda: now)
         return Block()
 
     @staticmethod

@@ -262,7 +262,7 @@ def test_waiting_for_a_tensor_is_waiting_for_a_mark():
 def on_accelerator(monkeypatch):
     """Let the passes treat CPU graphs as those of an accelerator, which they can run on."""
     device = torch.device("cpu")
-    monkeypatch.setattr(streams, "device_of", lambda graph: device)
+    monkeypatch.setattr(streams.values, "device_of", lambda graph: device)
 
 
 def test_data_between_streams_is_waited_for(monkeypatch):

@@ -25,9 +25,10 @@ from torchair.capture.base import (
     Pooled,
     ToCapture,
 )
-from torchair.capture.recorder import Recorder, out_form
+from torchair.capture.recorder import Recorder
 from torchair.capture.tape import TapeSubstrate
 from torchair.errors import CaptureError, InputError
+from torchair.fx.forms import out_form
 
 aten = torch.ops.aten
 

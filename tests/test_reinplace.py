@@ -17,7 +17,8 @@ from capture_programs import (
     x34,
 )
 from torchair import CompilerConfig, ops
-from torchair.fx.passes import CAPTURE_PASSES, memory, values
+from torchair.fx import forms
+from torchair.fx.passes import CAPTURE_PASSES, values
 from torchair.passes import FxContext
 from torchair.scope import npu_stream_switch
 
@@ -447,7 +448,7 @@ def both(monkeypatch):
     lib.define("both(Tensor(a!) x, Tensor(b!) y, Tensor g) -> Tensor")
     lib.impl("both_functional", pure, "CompositeExplicitAutograd")
     lib.impl("both", in_place, "CompositeExplicitAutograd")
-    monkeypatch.setitem(memory.MANY_IN_PLACE, ("capture_tests", "both"), (0, 1))
+    monkeypatch.setitem(forms.MANY_IN_PLACE, ("capture_tests", "both"), (0, 1))
     yield torch.ops.capture_tests.both_functional
     lib._destroy()
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.base import over
-from torchair.capture.rehearsal import size_follows_data, written
+from torchair.capture.rehearsal import size_follows_data
 from torchair.engine.run.fixed import SIZE_HINT
 from torchair.errors import CaptureError
+from torchair.fx.forms import OutForm, out_form, written
 from torchair.fx.source import fx_text, origin_of
 
 Step = Callable[[], Any]
@@ -37,7 +38,6 @@ _COPIES = {
     _ATEN.clone.default: 0, _ATEN._to_copy.default: 0, _ATEN.lift_fresh_copy.default: 0,
     _ATEN.copy.default: 1,
 }  # fmt: skip
-_FACTORY = ("dtype", "layout", "device", "pin_memory")  # options that an `out` tensor replaces
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _COLLECTIVES = "_c10d_functional"
 # Operators that order work on streams: replays are in order anyway.
@@ -374,23 +374,6 @@ def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
 # ---- operators that write where they are told ----
 
 
-@dataclass(frozen=True)
-class Variant:
-    """The overload of an operator that writes its results into given tensors."""
-
-    op: torch._ops.OpOverload
-    names: tuple[str, ...]  # of the arguments for results
-    listed: bool  # one argument takes all results
-    dropped: frozenset[str]  # options that it does not have
-
-    def call(self, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> Step:
-        """The call with all its arguments."""
-        options = {k: v for k, v in kwargs.items() if k not in self.dropped}
-        given = [list(outs)] if self.listed else outs
-        results = dict(zip(self.names, given, strict=True))
-        return partial(self.op._op, *args, **options, **results)
-
-
 def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
     """How to let a call write right where its results are kept, None if it cannot."""
     results = [t for t in kept if t is not None]
@@ -404,44 +387,24 @@ def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
     form = out_form(func)
     if form is None or not _works(form, func, args, kwargs, results):
         return None
-    return form.call
+    return partial(_out_call, form)
 
 
-@lru_cache(maxsize=4096)
-def out_form(op: torch._ops.OpOverload) -> Variant | None:
-    """The form of a functional operator that writes into given tensors: it has the same arguments,
-    or the same but for the options of new tensors."""
-    if op._schema.is_mutable:
-        return None
-    wanted = [_signature(a) for a in op._schema.arguments]
-    plain = [s for s in wanted if s[0] not in _FACTORY]
-    makes_tensors = len(wanted) - len(plain) == len(_FACTORY)
-    packet = op.overloadpacket
-    for other in (getattr(packet, name) for name in packet.overloads()):
-        arguments = other._schema.arguments
-        outs = [a for a in arguments if a.is_out]
-        found = [_signature(a) for a in arguments if not a.is_out]
-        if not outs or not (found == wanted or (makes_tensors and found == plain)):
-            continue
-        listed = str(outs[0].type) == "List[Tensor]"
-        if len(outs) == (1 if listed else len(op._schema.returns)):
-            dropped = frozenset() if found == wanted else frozenset(_FACTORY)
-            return Variant(other, tuple(a.name for a in outs), listed, dropped)
-    return None
+def _out_call(form: OutForm, args: Any, kwargs: Any, outs: Sequence[Any]) -> Step:
+    """The call of such a form with all its arguments."""
+    options = {k: v for k, v in kwargs.items() if k not in form.dropped}
+    given = [list(outs)] if form.listed else outs
+    return partial(form.op._op, *args, **options, **dict(zip(form.names, given, strict=True)))
 
 
-def _signature(argument: Any) -> tuple[str, str, bool]:
-    return argument.name, str(argument.type), argument.kwarg_only
-
-
-def _works(form: Variant, op: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> bool:
+def _works(form: OutForm, op: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> bool:
     """Whether the form gives the very same results, tried out on memory of its own."""
     trials = [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in results
     ]
     layouts = [(t.shape, t.stride(), t.data_ptr()) for t in trials]
     try:
-        form.call(args, kwargs, trials)()
+        _out_call(form, args, kwargs, trials)()
         unmoved = layouts == [(t.shape, t.stride(), t.data_ptr()) for t in trials]
         random = torch.Tag.nondeterministic_seeded in op.tags
         return unmoved and (random or all(map(_equal, trials, results)))

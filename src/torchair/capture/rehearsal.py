@@ -5,7 +5,7 @@ order. Knows graphs and operators, no device."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torchair.engine.run.launches import Launches
 from torchair.engine.run.native import StepError, explain
 from torchair.engine.run.segment import BadIndex
 from torchair.errors import CaptureError
+from torchair.fx.forms import written
 from torchair.fx.source import fx_text, origin_of
 from torchair.ge.graph import Origin
 from torchair.ops.streams import scopes_closed
@@ -188,16 +189,6 @@ def _is_written(node: fx.Node) -> bool:
         and any(w is node for w in written(user.target, user.args, user.kwargs))
         for user in node.users
     )
-
-
-def written(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[Any]:
-    """Arguments that an operator updates."""
-    for i, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from value if isinstance(value, (list, tuple)) else (value,)
 
 
 class Rehearsal(TorchDispatchMode):

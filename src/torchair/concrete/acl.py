@@ -20,13 +20,13 @@ from torchair.capture import (
     render,
     substrate_for,
 )
-from torchair.capture.rehearsal import written
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.devices import Device, device_of
 from torchair.devices.base import GraphCall
 from torchair.flags import debug_level
+from torchair.fx.forms import written
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
 from torchair.log import logger, tell
 from torchair.passes import FxContext, PassRunner, Whole

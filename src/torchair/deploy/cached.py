@@ -7,7 +7,6 @@ of the caller's choice, which are loaded without their source.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import os
@@ -24,22 +23,12 @@ from typing import Any
 import torch
 
 from torchair.backend import warn_about
-from torchair.configs.compiler_config import CompilerConfig, Settings, engine_keys
+from torchair.configs.compiler_config import CompilerConfig, engine_keys
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
+from torchair.deploy import stored
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.guards import Traced
 from torchair.deploy.homes import Roots, SharedMemory, roots_of
-from torchair.deploy.stored import (
-    FILE,
-    VERSION,
-    VERSIONS,
-    Artifact,
-    NotStored,
-    code_hash,
-    fingerprint,
-    library_versions,
-    loaded,
-)
 from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
 from torchair.flags import Flags
@@ -104,7 +93,7 @@ class KeptCall(CompiledModel):
     ) -> None:  # fmt: skip
         super().__init__(func, config, dynamic, "recompile", dict(decompositions or {}))
         self._path = path
-        self._unsaved: tuple[Artifact, Traced] | None = None
+        self._unsaved: tuple[stored.Artifact, Traced] | None = None
         self._keeps = True  # until calls turn out to need several versions
 
     @property
@@ -125,7 +114,6 @@ class KeptCall(CompiledModel):
         return result
 
     def _begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """The first call."""
         self.add(args, kwargs)
 
     def _options(self) -> dict[str, str]:
@@ -133,8 +121,8 @@ class KeptCall(CompiledModel):
         return {k: str(v) for k, v in {**process, **local}.items()}
 
     def _source(self) -> str:
-        extra = [f"{op}{code_hash(f)}" for op, f in self._decompositions.items()]
-        return fingerprint(self.model) + "".join(extra)
+        extra = [f"{op}{stored.code_hash(f)}" for op, f in self._decompositions.items()]
+        return stored.fingerprint(self.model) + "".join(extra)
 
     @property
     def _name(self) -> str:
@@ -152,29 +140,29 @@ class KeptCall(CompiledModel):
     def trace(self, shape: CallShape) -> Any:
         traced, homes = super().trace(shape)
         if self._keeps:
-            from torchair.deploy.storing import stored
+            from torchair.deploy import storing
 
             try:
-                known = stored(traced, homes, shape, roots_of(self.model))
-                made = Artifact(
+                known = storing.stored(traced, homes, shape, roots_of(self.model))
+                made = stored.Artifact(
                     name=f"{self._name}{inspect.signature(self.model)}",
                     date=datetime.now(UTC).isoformat(timespec="seconds"),
                     mode=self._config.mode.value, source=self._source(),
-                    options=self._options(), versions=library_versions(), **known,
+                    options=self._options(), versions=stored.library_versions(), **known,
                 )  # fmt: skip
                 self._unsaved = made, traced
-            except NotStored as e:
+            except stored.NotStored as e:
                 self._keeps = False
                 warnings.warn(f"{self._name} is not cached: {e}")
         return traced, homes
 
     def _save(self) -> None:
-        from torchair.deploy.storing import finish
+        from torchair.deploy import storing
 
         assert self._unsaved is not None
         (made, traced), self._unsaved = self._unsaved, None
         try:
-            finish(made, traced)
+            storing.finish(made, traced)
             made.write(self.path)
             logger.info("cache of %s: %s", made.name, self.path)
         except (OSError, RuntimeError) as e:
@@ -213,14 +201,14 @@ class CachedMethod(KeptCall):
         if self._path is None:
             digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
             folder = self._home / f"{self._kind}_{digest}" / rank_folder(*self._ranks)
-            self._path = Path(os.path.realpath(folder / self.model.__name__ / FILE))
+            self._path = Path(os.path.realpath(folder / self.model.__name__ / stored.FILE))
         return self._path
 
     def _identity(self) -> str:
         """What the folder stands for: the module as text, options, the user's passes."""
         options = ",".join(f"{k}={v}" for k, v in self._options().items())
         passes = [
-            code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
+            stored.code_hash(getattr(self._config, f"post_grad_custom_{which}_pass").value)
             for which in ("pre", "post")
         ]
         tuned = self._options().get(engine_keys()["tuned"])  # a file that decides about kernels
@@ -250,7 +238,7 @@ class CachedMethod(KeptCall):
         now = self._options()
         for file in sorted(Path(os.path.realpath(self._home)).glob(f"{self._kind}_*")):
             try:
-                then = Artifact.read(file.joinpath(*where)).options
+                then = stored.Artifact.read(file.joinpath(*where)).options
             except (OSError, ValueError):
                 continue
             changed = [k for k in sorted({*then, *now}) if then.get(k) != now.get(k)]
@@ -260,36 +248,18 @@ class CachedMethod(KeptCall):
                 return
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
-        found = Artifact.read(self.path)
-        check_versions(found)
+        found = stored.Artifact.read(self.path)
+        stored.check_versions(found)
         if found.source != self._source():
-            raise NotStored("the code of the method, or of what it calls, has changed")
+            raise stored.NotStored("the code of the method, or of what it calls, has changed")
         shape, roots = shape_of(self.model, args, kwargs), roots_of(self.model)
-        made = loaded(found, roots, shape, engine_settings(self._config), self._config)
+        made = stored.loaded(found, roots, shape, self._config)
         if made.fitting(args, kwargs) is None:
             raise made.mismatch(args, kwargs)
         return made
 
     def _remove(self) -> None:
         shutil.rmtree(self.path.parent, ignore_errors=True)  # the folder of this method alone
-
-
-def check_versions(found: Artifact) -> None:
-    """NotStored if a file was made by other libraries."""
-    theirs, ours = found.versions, library_versions()
-    for package in sorted({*theirs, *ours}):
-        if theirs.get(package) != ours.get(package):
-            raise NotStored(
-                f"it was made with {package} {theirs.get(package)}, this is {ours.get(package)}"
-            )
-
-
-def engine_settings(config: CompilerConfig) -> Settings:
-    """The settings of the graph in the engine, in the modes that capture, too."""
-    if config.mode.value != MAX_AUTOTUNE:
-        config = copy.deepcopy(config)
-        config.mode = MAX_AUTOTUNE
-    return Settings.of(config)
 
 
 def _root(cache_dir: str | None) -> Path:
@@ -312,7 +282,7 @@ def _content_hash(path: str) -> str:
 class CacheFile:
     """Where `cache_compile` keeps a method, and in which version."""
 
-    VERSION, FILE = VERSION, FILE
+    stored.VERSION, stored.FILE = stored.VERSION, stored.FILE
 
     @staticmethod
     def get_cache_bin(func: Callable[..., Any], **given: Any) -> str:
@@ -324,7 +294,7 @@ class CacheFile:
 class NpugraphExCacheFile(CacheFile):
     """The same under npugraph_ex."""
 
-    VERSION = VERSIONS[NPUGRAPH_EX]
+    stored.VERSION = stored.VERSIONS[NPUGRAPH_EX]
 
 
 class CacheSaver:
@@ -333,7 +303,7 @@ class CacheSaver:
     @staticmethod
     def remove_cache(path: FilePath) -> None:
         """Remove a file of `get_cache_bin` with its folder, or that folder."""
-        folder = Path(path).parent if Path(path).name == FILE else Path(path)
+        folder = Path(path).parent if Path(path).name == stored.FILE else Path(path)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -384,7 +354,7 @@ class NoGuardFunction(_Compiled):
     def load(cls, path: FilePath) -> FromFile:
         """The function of a file; modules that it uses are globals of the caller."""
         known = sys._getframe(1).f_globals
-        found = Artifact.read(Path(path))
+        found = stored.Artifact.read(Path(path))
         weights = [w["name"] for w in found.weights if w["name"]]
         if any(not name.startswith("<") for name in weights):
             raise ValueError(f"{path} holds a method: load it with a module as `self`")
@@ -400,7 +370,7 @@ class NoGuardMethod(_Compiled):
     @classmethod
     def load(cls, path: FilePath, *, self: torch.nn.Module) -> FromFile:
         """The method of a file, for a module that is like the first one."""
-        return FromFile(Artifact.read(Path(path)), {"": self})
+        return FromFile(stored.Artifact.read(Path(path)), {"": self})
 
 
 def _module(name: str, found: Any) -> torch.nn.Module:
@@ -412,7 +382,7 @@ def _module(name: str, found: Any) -> torch.nn.Module:
 class FromFile(CompiledModel):
     """What a file holds, as a function. A call of another kind is an AssertionError."""
 
-    def __init__(self, found: Artifact, roots: Roots) -> None:
+    def __init__(self, found: stored.Artifact, roots: Roots) -> None:
         config = CompilerConfig()
         with warnings.catch_warnings(action="ignore"):  # of an old name of a mode
             config.mode = found.mode
@@ -435,11 +405,9 @@ class FromFile(CompiledModel):
     def _version(self, args: Any, kwargs: Mapping[str, Any]) -> Version:
         shape = CallShape(args, dict(kwargs), self._found.arguments["names"])
         try:
-            check_versions(self._found)
-            return loaded(
-                self._found, self._roots, shape, engine_settings(self._config), self._config
-            )
-        except NotStored as e:
+            stored.check_versions(self._found)
+            return stored.loaded(self._found, self._roots, shape, self._config)
+        except stored.NotStored as e:
             raise ValueError(f"{self._found.name} cannot be loaded: {e}") from e
 
     def _find(self, args: Any, kwargs: dict[str, Any]) -> Any:

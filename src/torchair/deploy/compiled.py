@@ -18,20 +18,9 @@ from torch.autograd import profiler
 from torchair.backend import config_in, warn_about
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
-from torchair.deploy.homes import (
-    Home,
-    HomeWalk,
-    Roots,
-    SharedAreas,
-    SharedMemory,
-    extent,
-    homes_of,
-    look,
-    roots_of,
-)
-from torchair.deploy.trees import CallShape, result_of
-from torchair.engine.run.held import DictEntry, native_gate
-from torchair.engine.run.native import DirectProgram, picker
+from torchair.deploy.homes import Home, ModelState, Roots, SharedMemory, homes_of, roots_of
+from torchair.deploy.trees import CallShape, only, result_of
+from torchair.engine.run.native import DirectProgram
 from torchair.errors import GraphError, InputError
 from torchair.log import warn_once
 from torchair.trace import start_debug_log
@@ -45,62 +34,8 @@ if TYPE_CHECKING:
 
 Dynamic = bool | Mapping[str, Sequence[int]]
 
-_ADDRESS = torch.Tensor.data_ptr
 _PATIENCE = 2  # calls of a kind before they get a gate, twice as many after each try in vain
 _LONGEST = 1024
-
-
-class ModelState:
-    """The model that a call reads: parameters, buffers, submodules and switches."""
-
-    def __init__(self, roots: Roots, homes: Sequence[Sequence[Home]]) -> None:
-        self.homes = homes
-        self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in homes]
-        self._parts = _parts(roots, homes)
-        self._same: Callable[..., Any] | None = None  # natively: nothing in a dict has changed
-        self._listed: list[tuple[DictEntry, int]] = []  # in lists, with addresses of tensors
-        self.tensors: list[torch.Tensor] = []
-        self.settle()
-
-    def settle(self) -> None:
-        """Take what is there now for what is expected."""
-        self.tensors = [places[0].read() for places in self.homes]
-        entries = self.entries()
-        self._same = native_gate(0, [], [e for e in entries if isinstance(e.home, dict)])
-        self._listed = [(e, _address(e.value)) for e in entries if not isinstance(e.home, dict)]
-
-    @property
-    def native(self) -> bool:
-        """Whether native code can look at all that the model is."""
-        return not self._listed
-
-    def entries(self) -> list[DictEntry]:
-        """What must be where."""
-        held = [DictEntry(h.place, h.key, h.read()) for places in self.homes for h in places]
-        return [*held, *self._parts.values()]
-
-    def problem(self) -> InputError | None:
-        """What has changed about the model, so that the graph does not serve it any more."""
-        if self._same is not None and self._same() and all(map(_is_there, self._listed)):
-            return None
-        error = self._compared()
-        if error is None:
-            self.settle()
-        return error
-
-    def _compared(self) -> InputError | None:
-        for spec, places in zip(self._specs, self.homes, strict=True):
-            now = [look(h.place, h.key) for h in places]
-            found = spec.problem(None if now[0] is None else now[0].detach(), {})
-            if found is None and any(t is not now[0] for t in now):
-                found = "one tensor under several names", "several"
-            if found is not None:
-                return _changed(spec.name, *found)
-        for name, part in self._parts.items():
-            there = look(part.home, part.key)
-            if there is not part.value:
-                return _changed(name, _shown(part.value), _shown(there))
-        return None
 
 
 class Version:
@@ -113,12 +48,11 @@ class Version:
         """`roots` are the modules that calls read, `homes` where the first arguments of the graph
         are."""
         self._shape, self._traced = shape, traced
-        self.state = ModelState(roots, homes)
-        self._guards = Guards(self._traced.specs, self._traced.conditions)
-        self._finish = _finisher(self._traced)
+        self.state = ModelState(roots, homes, traced.written)
+        self._guards = Guards(traced.specs, traced.conditions)
+        self._finish = result_of(traced.result, traced.constants)
         self._calls, self._patience = 0, _PATIENCE
         self._made: Callable[..., Any] | None = None
-        self._known: SharedAreas | None = None
         shape.forget()
 
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -146,15 +80,8 @@ class Version:
         were nothing."""
         if not self._traced.written or not self._traced.tensors:
             return None
-        return self._sharing().problem(
-            {self._traced.specs[k].name: flat[k] for k in self._traced.tensors}
-        )
-
-    def _sharing(self) -> SharedAreas:
-        if self._known is None or self._known.tensors is not self.state.tensors:
-            names = [places[0].name for places in self.state.homes]
-            self._known = SharedAreas(names, self.state.tensors, self._traced.written)
-        return self._known
+        given = {self._traced.specs[k].name: flat[k] for k in self._traced.tensors}
+        return self.state.sharing().problem(given)
 
     def run(self, flat: Sequence[Any]) -> Any:
         """The result for flat arguments that fit."""
@@ -170,16 +97,19 @@ class Version:
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
 
+    @property
+    def _graph(self) -> Any:
+        return None if self._traced.runner is None else self._traced.runner.runner
+
     def session(self, exchanged: bool = False) -> TorchNpuGraph:
         """The engine's handle of the graph, compiled. GraphError where the graph is not one of the
         engine with fixed sizes, and where its memory is to be `exchanged` but a GPU replays it."""
         from torchair.devices.base import engine_graph
 
-        runner: Any = None if self._traced.runner is None else self._traced.runner.runner
-        graph = engine_graph(runner)
+        graph = engine_graph(self._graph)
         if graph is None or not graph.plain or graph.graph.is_dynamic:
             raise GraphError("the model is not one graph of the engine that has fixed sizes")
-        if exchanged and not getattr(runner, "plain", False):
+        if exchanged and not getattr(self._graph, "plain", False):
             raise GraphError("a GPU replays the model in memory that it was recorded with")
         unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
         graph.compile(graph.collect([*self.state.tensors, *unknown]))
@@ -200,7 +130,7 @@ class Version:
         if self._calls < self._patience or not self._shape.simple or not self.state.native:
             return None
         self._calls, self._patience = 0, min(2 * self._patience, _LONGEST)
-        graph: Any = None if self._traced.runner is None else self._traced.runner.runner
+        graph = self._graph
         if not getattr(graph, "plain", False):  # inputs are arguments as they are, results new
             return None
         inputs = graph.collect(self._arguments(flat))
@@ -219,9 +149,9 @@ class Version:
         made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
-            made = _apart(made, slowly, {k: extent(flat[k]) for k in tensors}, self._sharing())
+            made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
         self._made = made
-        return self._made
+        return made
 
 
 def _direct(
@@ -236,7 +166,7 @@ def _direct(
             raise program.failure()
         return slowly(*args, **kwargs)
 
-    if len(makers) == 1 and finish is _only:
+    if len(makers) == 1 and finish is only:
         make = makers[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -259,50 +189,6 @@ def _direct(
         return finish(made if in_order else [made[k] for k in order])
 
     return call_several
-
-
-def _apart(
-    call: Callable[..., Any], slowly: Callable[..., Any], extents: Mapping[int, int],
-    sharing: SharedAreas,
-) -> Callable[..., Any]:  # fmt: skip
-    """A call that updates something, if its arguments lie apart from that; `extents` are bytes by
-    position. Where the model keeps its tensors, `call` compares."""
-    lengths, taken = list(extents.values()), picker(list(extents))
-    seen: list[int] = []  # addresses that lay apart: those of many calls are the same
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal seen
-        try:
-            now = list(map(_ADDRESS, taken(args)))
-        except (TypeError, IndexError):  # no tensors, or too few of them
-            return slowly(*args, **kwargs)
-        if now != seen:
-            if not sharing.apart(now, lengths):
-                return slowly(*args, **kwargs)
-            seen = now
-        return call(*args, **kwargs)
-
-    return checked
-
-
-def _only(leaves: Sequence[Any]) -> Any:
-    return leaves[0]
-
-
-def _finisher(traced: Traced) -> Callable[[Sequence[Any]], Any]:
-    """A function from the tensors that a graph gives to the result of the call."""
-    constants, finish = traced.constants, result_of(traced.result)
-    if traced.result.is_leaf() and not constants:
-        return _only
-    if not constants:
-        return finish
-    count = traced.result.num_leaves
-
-    def with_constants(tensors: Sequence[Any]) -> Any:
-        rest = iter(tensors)
-        return finish([constants[k] if k in constants else next(rest) for k in range(count)])
-
-    return with_constants
 
 
 def shape_of(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallShape:
@@ -350,42 +236,6 @@ def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
         static = set(getattr(t, "_dynamo_static_indices", ()))
         marked |= {i for i, n in enumerate(t.shape) if dense and n > 1 and i not in static}
     return sorted(marked)
-
-
-def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, DictEntry]:
-    """Submodules and switches that tracing has relied on, and lists and the like that lead to
-    tensors, by name."""
-    found: dict[str, DictEntry] = {}
-    for prefix, module, _ in HomeWalk(roots).modules:
-        at = f"{prefix}." if prefix else ""
-        found[f"{at}training"] = DictEntry(module.__dict__, "training", module.training)
-        for key, child in module._modules.items():
-            found[f"{at}{key}"] = DictEntry(module._modules, key, child)
-    for link in (link for places in homes for h in places for link in h.via):
-        found[link.name] = DictEntry(link.place, link.key, link.value)
-    return found
-
-
-def _changed(name: str, expected: str, got: str) -> InputError:
-    return InputError(
-        f"{name} of the model is not what it was when it was compiled",
-        name=name, expected=expected, got=got,
-    )  # fmt: skip
-
-
-def _is_there(known: tuple[DictEntry, int]) -> bool:
-    entry, address = known
-    there = look(entry.home, entry.key)
-    return there is entry.value and _address(there) == address
-
-
-def _address(value: Any) -> int:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
-
-
-def _shown(part: Any) -> str:
-    plain = part is None or isinstance(part, (bool, int, float, str))
-    return repr(part) if plain else type(part).__name__
 
 
 OnMismatch = Literal["error", "recompile"]
@@ -523,8 +373,7 @@ class CompiledModel:
                     if k:
                         self.versions.insert(0, self.versions.pop(k))
                     return version, flat
-            latest = self.versions[0]
-            error = latest.mismatch(args, kwargs)
+            error = self.versions[0].mismatch(args, kwargs)
             if self._on_mismatch == "error" or len(self.versions) >= _VERSIONS:
                 raise error
             made = self.add(args, kwargs)

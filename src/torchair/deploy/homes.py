@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -14,17 +14,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from torchair.deploy.guards import Expected
+from torchair.engine.run.held import DictEntry, native_gate
+from torchair.engine.run.native import picker
 from torchair.errors import InputError
 
-
-@dataclass(frozen=True, eq=False)
-class Link:
-    """A container or module on the way to a tensor: the dict or list that holds it, its key."""
-
-    place: Any
-    key: Any
-    name: str
-    value: Any
+Via = tuple[tuple[str, DictEntry], ...]
+"""Containers and modules on the way to a tensor, each with its name and in what holds it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Home:
     key: Any
     name: str
     loose: bool = False
-    via: tuple[Link, ...] = ()
+    via: Via = ()
 
     def read(self) -> torch.Tensor:
         """What is there now."""
@@ -119,7 +115,7 @@ def _within(home: Home) -> list[Home]:
     names, held = tensor.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
     if not all(isinstance(held.get(n), torch.Tensor) and _is_plain(held[n]) for n in names):
         return [home]
-    via = (*home.via, Link(home.place, home.key, home.name, tensor))
+    via = (*home.via, (home.name, DictEntry(home.place, home.key, tensor)))
     return [Home(held, n, f"{home.name}.{n}", via=via) for n in names]
 
 
@@ -132,27 +128,28 @@ class HomeWalk:
     """Looks through modules and what their attributes hold."""
 
     def __init__(self, roots: Roots) -> None:
-        self.modules: list[tuple[str, torch.nn.Module, tuple[Link, ...]]] = []
+        self.modules: list[tuple[str, torch.nn.Module, Via]] = []
         """All of them, also those in lists and dicts of modules; what leads to them."""
         self.loose: list[Home] = []
         """Tensors in plain attributes, and in lists, dicts and objects that are there."""
         self.hidden: list[str] = []
         """Tensors that nothing can be put in the place of, and those of a special kind."""
         self._seen: set[int] = set()
-        self._work: list[tuple[str, Any, tuple[Link, ...]]] = []
+        self._work: list[tuple[str, Any, Via]] = []
         for name, root in roots.items():
             self._take(root, name, ())
         for name, held, via in self._work:  # which grows
             self._open(name, held, via)
 
-    def _take(self, root: torch.nn.Module, name: str, via: tuple[Link, ...]) -> None:
+    def _take(self, root: torch.nn.Module, name: str, via: Via) -> None:
         for prefix, module in root.named_modules(prefix=name):
             if id(module) not in self._seen:
                 self._seen.add(id(module))
                 self.modules.append((prefix, module, via))
                 self._work.append((prefix, module, via))
 
-    def _open(self, name: str, held: Any, via: tuple[Link, ...]) -> None:
+    def _open(self, name: str, held: Any, via: Via) -> None:
+        items: list[tuple[str, Any, Any]]
         if isinstance(held, (list, tuple)):
             items = [(f"{name}[{k}]", k, v) for k, v in enumerate(held)]
         elif isinstance(held, dict):
@@ -162,7 +159,9 @@ class HomeWalk:
             held = vars(held)
             items = [(f"{name}.{k}" if name else k, k, v) for k, v in held.items() if k not in own]
         for label, key, value in items:
-            further = via if isinstance(held, tuple) else (*via, Link(held, key, label, value))
+            further = via
+            if not isinstance(held, tuple):
+                further = (*via, (label, DictEntry(held, key, value)))
             if isinstance(value, torch.Tensor):
                 if isinstance(held, tuple) or not _is_plain(value):
                     self.hidden.append(label)
@@ -190,6 +189,107 @@ def _may_hold(value: Any) -> bool:
         return bool(value)
     known = type(value).__module__.partition(".")[0] in ("builtins", "torch", "torchair")
     return not known and not callable(value) and hasattr(value, "__dict__")
+
+
+# ---- whether a model is what it was ----
+
+
+class ModelState:
+    """The model that a call reads: parameters, buffers, submodules and switches."""
+
+    def __init__(
+        self, roots: Roots, homes: Sequence[Sequence[Home]], written: frozenset[int]
+    ) -> None:
+        """`written` are numbers of what calls update: of tensors of the model, then of arguments"""
+        self.homes, self._written = homes, written
+        self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in homes]
+        self._parts = _parts(roots, homes)
+        self.settle()
+
+    def settle(self) -> None:
+        """Take what is there now for what is expected."""
+        self.tensors = [places[0].read() for places in self.homes]
+        self._areas: SharedAreas | None = None
+        entries = self.entries()
+        # Natively: nothing in a dict has changed. Those in lists are with addresses of tensors.
+        self._same = native_gate(0, [], [e for e in entries if isinstance(e.home, dict)])
+        self._listed = [(e, _address(e.value)) for e in entries if not isinstance(e.home, dict)]
+
+    def sharing(self) -> SharedAreas:
+        """What calls update, with the tensors that the model has now."""
+        if self._areas is None:
+            names = [places[0].name for places in self.homes]
+            self._areas = SharedAreas(names, self.tensors, self._written)
+        return self._areas
+
+    @property
+    def native(self) -> bool:
+        """Whether native code can look at all that the model is."""
+        return not self._listed
+
+    def entries(self) -> list[DictEntry]:
+        """What must be where."""
+        held = [DictEntry(h.place, h.key, h.read()) for places in self.homes for h in places]
+        return [*held, *self._parts.values()]
+
+    def problem(self) -> InputError | None:
+        """What has changed about the model, so that the graph does not serve it any more."""
+        if self._same is not None and self._same() and all(map(_is_there, self._listed)):
+            return None
+        error = self._compared()
+        if error is None:
+            self.settle()
+        return error
+
+    def _compared(self) -> InputError | None:
+        for spec, places in zip(self._specs, self.homes, strict=True):
+            now = [look(h.place, h.key) for h in places]
+            found = spec.problem(None if now[0] is None else now[0].detach(), {})
+            if found is None and any(t is not now[0] for t in now):
+                found = "one tensor under several names", "several"
+            if found is not None:
+                return _changed(spec.name, *found)
+        for name, part in self._parts.items():
+            there = look(part.home, part.key)
+            if there is not part.value:
+                return _changed(name, _shown(part.value), _shown(there))
+        return None
+
+
+def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, DictEntry]:
+    """Submodules and switches that tracing has relied on, and lists and the like that lead to
+    tensors, by name."""
+    found: dict[str, DictEntry] = {}
+    for prefix, module, _ in HomeWalk(roots).modules:
+        at = f"{prefix}." if prefix else ""
+        found[f"{at}training"] = DictEntry(module.__dict__, "training", module.training)
+        for key, child in module._modules.items():
+            found[f"{at}{key}"] = DictEntry(module._modules, key, child)
+    for home in (home for places in homes for home in places):
+        found |= dict(home.via)
+    return found
+
+
+def _changed(name: str, expected: str, got: str) -> InputError:
+    return InputError(
+        f"{name} of the model is not what it was when it was compiled",
+        name=name, expected=expected, got=got,
+    )  # fmt: skip
+
+
+def _is_there(known: tuple[DictEntry, int]) -> bool:
+    entry, address = known
+    there = look(entry.home, entry.key)
+    return there is entry.value and _address(there) == address
+
+
+def _address(value: Any) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _shown(part: Any) -> str:
+    plain = part is None or isinstance(part, (bool, int, float, str))
+    return repr(part) if plain else type(part).__name__
 
 
 # ---- what a call updates, and what lies there ----
@@ -235,7 +335,7 @@ class SharedAreas:
     def __init__(
         self, names: Sequence[str], tensors: Sequence[torch.Tensor], written: frozenset[int]
     ) -> None:
-        """`written` are numbers of what is updated: tensors of the model, then arguments."""
+        """`written` is as for `ModelState`."""
         self.tensors = tensors
         self._names, self._written = names, written
         count = len(tensors)
@@ -256,6 +356,30 @@ class SharedAreas:
                 return False
             spans.append((start, start + length, written))
         return _lie_apart(spans)
+
+    def guarding(
+        self, call: Callable[..., Any], slowly: Callable[..., Any],
+        arguments: Mapping[int, torch.Tensor],
+    ) -> Callable[..., Any]:  # fmt: skip
+        """A call that updates something, if arguments like these, by position, lie apart from that.
+        Where the model keeps its tensors, `call` compares."""
+        lengths, taken = list(map(extent, arguments.values())), picker(list(arguments))
+        address, apart = torch.Tensor.data_ptr, self.apart
+        seen: list[int] = []  # addresses that lay apart: those of many calls are the same
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            try:
+                now = list(map(address, taken(args)))
+            except (TypeError, IndexError):  # no tensors, or too few of them
+                return slowly(*args, **kwargs)
+            if now != seen:
+                if not apart(now, lengths):
+                    return slowly(*args, **kwargs)
+                seen = now
+            return call(*args, **kwargs)
+
+        return checked
 
     def problem(self, arguments: Mapping[str, torch.Tensor]) -> SharedMemory | None:
         """The first overlap of a call; None if there is none."""

@@ -14,20 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair.deploy.package import (
-    CALL,
-    CHECKSUM,
-    WEIGHT,
-    PackagedCall,
-    builder,
-    checksum,
-    leaves_of,
-    put_in_place,
-)
+from torchair.deploy import package
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError, TorchairError
+from torchair.fx.dump import as_array
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
@@ -63,7 +55,7 @@ class Loaded:
     nested as the model's, or a tensor or tuple in the order of a file that does not tell."""
 
     def __init__(
-        self, path: FilePath, run: Runnable, call: PackagedCall, names: list[str],
+        self, path: FilePath, run: Runnable, call: package.PackagedCall, names: list[str],
         weights: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         self.path = Path(path)
@@ -75,7 +67,7 @@ class Loaded:
         self._build = None
         if call.nesting is not None:
             count = len(call.convention.signature.results)
-            self._build = builder(call.nesting, leaves_of(count, weights, _reach))
+            self._build = package.builder(call.nesting, package.leaves_of(count, weights, _reach))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self._named(args, kwargs)
@@ -170,16 +162,16 @@ def _check_operators(graph: Graph) -> None:
         find_target(node)
 
 
-def _call_of(graph: Graph, device: str) -> PackagedCall:
+def _call_of(graph: Graph, device: str) -> package.PackagedCall:
     """The note that an export left, or what the graph alone tells."""
-    note = graph.attrs.get(CALL)
+    note = graph.attrs.get(package.CALL)
     if note is None:
         convention = convention_of(graph, device, updates=False)
         names = [n.name for n in graph.data]
-        return PackagedCall(convention, names, [(n,) for n in names])
+        return package.PackagedCall(convention, names, [(n,) for n in names])
     try:
         found = json.loads(str(note.value))
-        made = PackagedCall(
+        made = package.PackagedCall(
             from_text(found["convention"]), [str(n) for n in found["names"]],
             [tuple(p) for p in found["paths"]], [(int(a), int(d)) for a, d in found["sizes"]],
             [str(n) for n in found["states"]], found.get("nesting"),
@@ -187,12 +179,12 @@ def _call_of(graph: Graph, device: str) -> PackagedCall:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, SerializationError):
             raise
-        raise SerializationError(f"the note {CALL} is damaged: {error!r}") from error
+        raise SerializationError(f"the note {package.CALL} is damaged: {error!r}") from error
     _check_call(made)
     return made
 
 
-def _check_call(call: PackagedCall) -> None:
+def _check_call(call: package.PackagedCall) -> None:
     count = len(call.paths)
     fits = len(call.names) == count and all(
         p and isinstance(p[0], str) and all(isinstance(k, (str, int)) for k in p)
@@ -201,11 +193,11 @@ def _check_call(call: PackagedCall) -> None:
     fits = fits and all(0 <= a < count and d >= 0 for a, d in call.sizes)
     known = count + len(call.sizes) + len(call.states)
     if not fits or known != call.convention.signature.arguments:
-        raise SerializationError(f"the note {CALL} does not fit the graph")
+        raise SerializationError(f"the note {package.CALL} does not fit the graph")
 
 
 def _take_weights(
-    graph: Graph, call: PackagedCall, path: Path, device: str
+    graph: Graph, call: package.PackagedCall, path: Path, device: str
 ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights become inputs that are bound to their tensors, and so do states; also by name."""
     signature = call.convention.signature
@@ -226,7 +218,7 @@ def _take_weights(
         if tensor is None:
             continue
         bound[signature.arguments] = tensor = tensor.to(device)
-        named[str(node.attr(WEIGHT, ""))] = tensor
+        named[str(node.attr(package.WEIGHT, ""))] = tensor
         source = InputSource((signature.arguments,), dtype=torch_to_ge(tensor.dtype), static=True)
         signature.inputs.append(source)
         signature.arguments += 1
@@ -241,16 +233,16 @@ def _weight(node: Node, path: Path) -> torch.Tensor | None:
     if node.type != "Const":
         return None
     tensor: torch.Tensor = node.attr("value")
-    return tensor if WEIGHT in node.attrs or tensor.nbytes >= _LARGE else None
+    return tensor if package.WEIGHT in node.attrs or tensor.nbytes >= _LARGE else None
 
 
 def _check_weights(graph: Graph, path: Path) -> None:
     for node in graph.nodes:
-        if CHECKSUM not in node.attrs:
+        if package.CHECKSUM not in node.attrs:
             continue
         inside = node.attrs.get("value")
         tensor = _from_file(node, path) if inside is None else inside.value
-        if checksum(tensor) != node.attr(CHECKSUM):
+        if package.checksum(tensor) != node.attr(package.CHECKSUM):
             raise SerializationError(
                 f"the weight {node.name} is damaged", hint="export the model again"
             )
@@ -260,7 +252,7 @@ def _as_input(graph: Graph, node: Node, tensor: torch.Tensor, index: int) -> Non
     layout, name = node.outputs[0].layout, node.name
     made = graph.add("Data", graph.unique_name(f"{name}_weight"))
     made.attrs["index"] = attr.Int(index)
-    put_in_place(node, made, Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
+    package.put_in_place(node, made, Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
     made.outputs[0].layout = layout
     graph.rename(made, name)
 
@@ -328,7 +320,7 @@ def _reach(given: Mapping[str, Any], path: Sequence[str | int]) -> Any:
     return found
 
 
-def _inputs(graph: Graph, call: PackagedCall) -> list[ModelPort]:
+def _inputs(graph: Graph, call: package.PackagedCall) -> list[ModelPort]:
     """Arguments as callers hand them in; one that nothing reads has no type."""
     sources = call.convention.signature.inputs
     values = {s.args: n.outputs[0] for n, s in zip(graph.data, sources, strict=True)}
@@ -472,15 +464,6 @@ def _print_result(k: int, result: Any, folder: str | None) -> None:
     if folder is None:
         print(f"result {k}: {result.cpu()}")
         return
-    array = result.detach().cpu()
-    if array.dtype not in _NUMPY:
-        array = array.float()
     path = Path(folder) / f"result_{k}.npy"
-    atomic_write(path, npy_bytes(array.numpy()))
+    atomic_write(path, npy_bytes(as_array(result)))
     print(f"result {k}: {tuple(result.shape)} in {path}")
-
-
-_NUMPY = {
-    torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
-    torch.int32, torch.int64, torch.complex64, torch.complex128,
-}  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,10 @@ def put_in_place(node: Node, made: Node, fact: Fact) -> None:
     node.graph.remove(node)
 
 
+def _plain_fact(tensor: torch.Tensor) -> Fact:
+    return Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape))
+
+
 class Package:
     """Changes the graph of a compiled call into the one of a file."""
 
@@ -236,39 +240,35 @@ class Package:
 
     def put_inside(self) -> None:
         """Weights become constants."""
-        for node, name in self.weight_nodes.items():
-            tensor = self.payload(node)
-            made = self._replacement(node, "Const", name, tensor)
+        for made, tensor in self._constants("Const", const_fact):
             made.attrs["value"] = Attr("Tensor", tensor)
-            self._swap(node, made, const_fact(tensor))
 
     def put_beside(self, folder: Path) -> dict[Path, torch.Tensor]:
         """Weights become constants in files of this folder, which the caller writes."""
         files: dict[Path, torch.Tensor] = {}
-        for node, name in self.weight_nodes.items():
-            tensor = self.payload(node)
-            made = self._replacement(node, "FileConstant", name, tensor)
+        for made, tensor in self._constants("FileConstant", _plain_fact):
             path = folder / made.name
             made.attrs |= {
+                CHECKSUM: attr.Int(checksum(tensor)),
                 "shape": attr.ListInt(list(tensor.shape)),
                 "dtype": attr.DataType(torch_to_ge(tensor.dtype)),
                 "file_path": attr.Str(str(path)),
                 "file_id": attr.Str(""),
             }
             files[path] = tensor
-            self._swap(node, made, Fact(torch_to_ge(tensor.dtype), tuple(tensor.shape)))
         return files
 
-    def _replacement(self, node: Node, op_type: str, weight: str, tensor: torch.Tensor) -> Node:
-        made = self.graph.add(op_type, self.graph.unique_name(weight.replace(".", "_")))
-        made.attrs[WEIGHT] = attr.Str(weight)
-        if op_type == "FileConstant":
-            made.attrs[CHECKSUM] = attr.Int(checksum(tensor))
-        return made
-
-    def _swap(self, node: Node, made: Node, fact: Fact) -> None:
-        put_in_place(node, made, fact)
-        del self._sources[node]
+    def _constants(
+        self, op_type: str, fact: Callable[[torch.Tensor], Fact]
+    ) -> Iterator[tuple[Node, torch.Tensor]]:
+        """A new node in the place of each weight, and its tensor."""
+        for node, name in self.weight_nodes.items():
+            tensor = self.payload(node)
+            made = self.graph.add(op_type, self.graph.unique_name(name.replace(".", "_")))
+            made.attrs[WEIGHT] = attr.Str(name)
+            yield made, tensor
+            put_in_place(node, made, fact(tensor))
+            del self._sources[node]
 
     def finish(
         self, arguments: Sequence[Argument], sizes: Mapping[int, tuple[int, int]],

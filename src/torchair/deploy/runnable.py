@@ -35,16 +35,10 @@ class Runnable:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        convention: Convention | None = None,
-        *,
-        bound: Mapping[int, torch.Tensor] | None = None,
-        options: Options | None = None,
-        process: Options | None = None,
-        device: str = "cpu",
-        finished: bool = False,
-    ) -> None:
+        self, graph: Graph, convention: Convention | None = None, *,
+        bound: Mapping[int, torch.Tensor] | None = None, options: Options | None = None,
+        process: Options | None = None, device: str = "cpu", finished: bool = False,
+    ) -> None:  # fmt: skip
         """`options` are those of the engine for this graph, `process` those for the process, as
         `Settings` has them. The graph belongs to the runnable; it is `finished` if the engine has
         optimised it before."""
@@ -109,10 +103,7 @@ class _Call(GraphCall):
     def options(self) -> tuple[Options, Options]:
         return self._options
 
-    @property
-    def entry(self) -> Any:
-        """What a call enters."""
-        return self.run
+    entry = GraphCall.run  # what a call enters
 
 
 def convention_of(graph: Graph, device: str = "cpu", updates: bool = True) -> Convention:

@@ -7,6 +7,7 @@ who uses it. Where plan and kernels are on disk, nothing of the compiler is load
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.configs.compiler_config import CompilerConfig, Settings
-from torchair.configs.options import NPUGRAPH_EX
+from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX
 from torchair.deploy.compiled import Version
 from torchair.deploy.guards import Expected, Guards, Traced
 from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of, roots_of
@@ -192,11 +193,6 @@ class ReadyCall:
         stored = plan_of(data["plan"])
         return None if stored is None else cls(stored, data["taken"], data["order"], opened)
 
-    @property
-    def entry(self) -> Callable[[Sequence[Any]], Any]:
-        """What a call enters."""
-        return self.run
-
     def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Results for the arguments of one call."""
         inputs = self.collect(args)
@@ -204,6 +200,8 @@ class ReadyCall:
             return self.call.run(args)
         outputs = self._pool.run(inputs)
         return tuple([outputs[i] for i in self.order])
+
+    entry = run  # what a call enters
 
     def _serves(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the plan is for these inputs: their sizes are its own, and frozen weights are
@@ -257,17 +255,14 @@ _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 def fingerprint(function: Callable[..., Any]) -> str:
     """Changes with the code of a function or method, of classes of the modules that it uses, and of
     functions and constants that they name."""
-    walk = _Walk()
-    walk.take(function)
-    for _, part, _ in HomeWalk(roots_of(function)).modules:
-        walk.take(type(part))
-    return walk.result()
+    return code_hash(function, *(type(m) for _, m, _ in HomeWalk(roots_of(function)).modules))
 
 
-def code_hash(function: Callable[..., Any] | None) -> str:
-    """A hash of one function and what it names; the same for all that have no code."""
+def code_hash(*functions: Callable[..., Any] | None) -> str:
+    """A hash of functions and what they name; the same for all that have no code."""
     walk = _Walk()
-    walk.take(function)
+    for function in functions:
+        walk.take(function)
     return walk.result()
 
 
@@ -384,8 +379,8 @@ class NotStored(Exception):
 
 
 def loaded(
-    found: Artifact, roots: Roots, shape: CallShape, engine: Settings, config: CompilerConfig,
-) -> Version:  # fmt: skip
+    found: Artifact, roots: Roots, shape: CallShape, config: CompilerConfig
+) -> Version:
     """The version of a method that a file holds; NotStored with the reason if it is for another
     one. `roots` are the modules that it reads."""
     if found.arguments != arguments_of(shape):
@@ -395,7 +390,7 @@ def loaded(
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             raise NotStored(f"{name} was {then.get(name)}, now it is {now.get(name)}")
-    guards = Guards.from_data(found.guards)
+    guards, engine = Guards.from_data(found.guards), _engine_settings(config)
     ready = ReadyCall.of(found.plan, lambda: _runnable(found, engine).call)
     run: Any = ready or _run_of(_runnable(found, engine), found, config)
     runner = GmRunner(run, Trace())
@@ -405,6 +400,24 @@ def loaded(
         {int(k): v for k, v in found.constants.items()}, frozenset(found.written),
     )  # fmt: skip
     return Version(roots, shape, traced, homes)
+
+
+def check_versions(found: Artifact) -> None:
+    """NotStored if a file was made by other libraries."""
+    theirs, ours = found.versions, library_versions()
+    for package in sorted({*theirs, *ours}):
+        if theirs.get(package) != ours.get(package):
+            raise NotStored(
+                f"it was made with {package} {theirs.get(package)}, this is {ours.get(package)}"
+            )
+
+
+def _engine_settings(config: CompilerConfig) -> Settings:
+    """The settings of the graph in the engine, in the modes that capture, too."""
+    if config.mode.value != MAX_AUTOTUNE:
+        config = copy.deepcopy(config)
+        config.mode = MAX_AUTOTUNE
+    return Settings.of(config)
 
 
 def _runnable(found: Artifact, engine: Settings) -> Runnable:
@@ -467,21 +480,17 @@ def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home
     return found
 
 
-def _attributes(roots: Roots) -> Iterator[tuple[str, Any]]:
-    """Attributes of all modules that are neither weights nor submodules."""
-    for prefix, module, _ in HomeWalk(roots).modules:
-        for key, value in vars(module).items():
-            if key == "training" or not key.startswith("_"):
-                yield f"{prefix}.{key}" if prefix else key, value
-
-
 def numbers_of(roots: Roots) -> dict[str, str]:
     """Plain values that tracing may have made part of the graph, as text; also those one level
     inside of dicts and of objects such as a configuration, where these are first met. Not a hash:
     it follows from other values, and is another one in each process."""
     found: dict[str, str] = {}
     seen: set[int] = set()
-    for name, value in _attributes(roots):
+    modules = HomeWalk(roots).modules
+    held = [(f"{p}.{k}" if p else k, k, v) for p, m, _ in modules for k, v in vars(m).items()]
+    for name, key, value in held:
+        if key.startswith("_"):  # weights, submodules, hooks
+            continue
         if _is_plain(value):
             found[name] = repr(value)
         elif id(value) not in seen and not callable(value):

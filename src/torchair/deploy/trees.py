@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -229,11 +229,25 @@ def spec_of(text: str) -> pytree.TreeSpec:
     return pytree.treespec_loads(text)
 
 
-def result_of(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
-    """A function from leaves to the result of a call."""
+def only(leaves: Sequence[Any]) -> Any:
+    """The result of a call that has one leaf."""
+    return leaves[0]
+
+
+def result_of(
+    spec: pytree.TreeSpec, constants: Mapping[int, Any]
+) -> Callable[[Sequence[Any]], Any]:
+    """A function from the leaves that are not `constants` to the result of a call."""
+    if constants:
+        finish, count = result_of(spec, {}), spec.num_leaves
+
+        def with_constants(tensors: Sequence[Any]) -> Any:
+            rest = iter(tensors)
+            return finish([constants[k] if k in constants else next(rest) for k in range(count)])
+
+        return with_constants
     if spec.is_leaf():
-        return lambda leaves: leaves[0]
-    plain = spec.type in (tuple, list) and all(c.is_leaf() for c in spec.children())
-    if plain:
-        return spec.type if spec.type is tuple else list
+        return only
+    if spec.type in (tuple, list) and all(c.is_leaf() for c in spec.children()):
+        return spec.type
     return lambda leaves: pytree.tree_unflatten(list(leaves), spec)

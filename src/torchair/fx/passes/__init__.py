@@ -3,32 +3,12 @@ called as `(gm)`, or as `(gm, context)` with the inputs, the user's config and t
 """
 
 from collections import Counter
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
 
-from torchair.fx.passes import user
-from torchair.fx.passes.allocation import remove_cat_ops, replace_dynamic_workspace_ops
-from torchair.fx.passes.builtin import (
-    eliminate_dead_code,
-    eliminate_self_copy,
-    optimize_noop_ops,
-    optimize_sym_input,
-    recover_view_inplace_pattern,
-    view_to_reshape,
-)
-from torchair.fx.passes.inplace import (
-    decompose_auto_functionalized,
-    reinplace_inplaceable_ops_pass,
-    reinplace_input_mutated_ops,
-)
-from torchair.fx.passes.streams import (
-    apply_event_closure_with_multi_stream,
-    apply_event_record,
-    replace_core_limit_nodes,
-    resolve_default_stream_markers,
-)
-from torchair.fx.passes.user import post_pass, pre_pass
+from torchair.fx.passes import allocation, builtin, inplace, streams, user
 from torchair.passes import Handler, Pass
 
 
@@ -39,43 +19,44 @@ def _apply_patterns(gm: fx.GraphModule) -> None:
 
 
 FX_PASSES = (
-    Pass("post_grad_custom_pre_pass", pre_pass, lambda s: s.post_grad_custom_pre_pass is not None),
-    Pass("optimize_noop_ops", optimize_noop_ops, lambda s: s.remove_noop_ops),
-    Pass("recover_view_inplace_pattern", recover_view_inplace_pattern),
-    Pass("optimize_sym_input", optimize_sym_input, lambda s: s.mode == "max-autotune"),
-    Pass("apply_pattern_passes", _apply_patterns, lambda s: s.pattern_fusion_pass),
-    Pass("view_to_reshape", view_to_reshape),
     Pass(
-        "post_grad_custom_post_pass", post_pass, lambda s: s.post_grad_custom_post_pass is not None
+        "post_grad_custom_pre_pass", user.pre_pass,
+        lambda s: s.post_grad_custom_pre_pass is not None,
     ),
-)
+    Pass("optimize_noop_ops", builtin.optimize_noop_ops, lambda s: s.remove_noop_ops),
+    Pass("recover_view_inplace_pattern", builtin.recover_view_inplace_pattern),
+    Pass("optimize_sym_input", builtin.optimize_sym_input, lambda s: s.mode == "max-autotune"),
+    Pass("apply_pattern_passes", _apply_patterns, lambda s: s.pattern_fusion_pass),
+    Pass("view_to_reshape", builtin.view_to_reshape),
+    Pass(
+        "post_grad_custom_post_pass", user.post_pass,
+        lambda s: s.post_grad_custom_post_pass is not None,
+    ),
+)  # fmt: skip
 
 CAPTURE_PASSES = (
-    Pass("remove_cat_ops", remove_cat_ops, lambda s: s.remove_cat_ops),
-    Pass("apply_event_closure_with_multi_stream", apply_event_closure_with_multi_stream),
-    Pass("apply_event_record", apply_event_record),
-    Pass("eliminate_dead_code", eliminate_dead_code),
+    Pass("remove_cat_ops", allocation.remove_cat_ops, lambda s: s.remove_cat_ops),
+    Pass("apply_event_closure_with_multi_stream", streams.apply_event_closure_with_multi_stream),
+    Pass("apply_event_record", streams.apply_event_record),
+    Pass("eliminate_dead_code", builtin.eliminate_dead_code),
     Pass(
-        "reinplace_inplaceable_ops_pass", reinplace_inplaceable_ops_pass, lambda s: s.inplace_pass
+        "reinplace_inplaceable_ops_pass", inplace.reinplace_inplaceable_ops_pass,
+        lambda s: s.inplace_pass,
     ),
     Pass(
-        "reinplace_input_mutated_ops", reinplace_input_mutated_ops, lambda s: s.input_inplace_pass
-    ),
-    Pass(
-        "decompose_auto_functionalized",
-        decompose_auto_functionalized,
+        "reinplace_input_mutated_ops", inplace.reinplace_input_mutated_ops,
         lambda s: s.input_inplace_pass,
     ),
-    Pass("eliminate_self_copy", eliminate_self_copy, lambda s: s.mode == "npugraph_ex"),
-    Pass("replace_dynamic_workspace_ops", replace_dynamic_workspace_ops),
-    Pass("replace_core_limit_nodes", replace_core_limit_nodes),
-    Pass("resolve_default_stream_markers", resolve_default_stream_markers),
-)
+    Pass(
+        "decompose_auto_functionalized", inplace.decompose_auto_functionalized,
+        lambda s: s.input_inplace_pass,
+    ),
+    Pass("eliminate_self_copy", builtin.eliminate_self_copy, lambda s: s.mode == "npugraph_ex"),
+    Pass("replace_dynamic_workspace_ops", allocation.replace_dynamic_workspace_ops),
+    Pass("replace_core_limit_nodes", streams.replace_core_limit_nodes),
+    Pass("resolve_default_stream_markers", streams.resolve_default_stream_markers),
+)  # fmt: skip
 """Those of the modes that capture, which follow."""
-
-
-def _count(gm: fx.GraphModule) -> Counter[str]:
-    return Counter(str(n.target) if n.op == "call_function" else n.op for n in gm.graph.nodes)
 
 
 def _fingerprint(gm: fx.GraphModule) -> int:
@@ -87,32 +68,23 @@ def _fingerprint(gm: fx.GraphModule) -> int:
     return hash(tuple(nodes))
 
 
-def _verify(gm: fx.GraphModule) -> None:
-    gm.graph.lint()
-
-
 def fx_text(gm: Any) -> str:
     """An FX graph as readable Python."""
     gm.recompile()
     return str(gm.print_readable(print_output=False))
 
 
-def _names(gm: fx.GraphModule) -> list[str]:
-    return [n.name for n in gm.graph.nodes]
-
-
-def _kinds(gm: fx.GraphModule) -> Counter[str]:
-    return Counter(n.op for n in gm.graph.nodes)
-
-
-def _graph(gm: fx.GraphModule) -> fx.Graph:
-    return gm.graph
-
-
-def _lines(gm: fx.GraphModule) -> list[str]:
-    return [str(n.format_node()) for n in gm.graph.nodes]
-
-
 FX_KIND = Handler(
-    "fx", _count, _fingerprint, _verify, fx_text, "txt", _names, _kinds, _graph, _lines
+    "fx",
+    count=lambda gm: Counter(
+        str(n.target) if n.op == "call_function" else n.op for n in gm.graph.nodes
+    ),
+    fingerprint=_fingerprint,
+    verify=lambda gm: gm.graph.lint(),
+    text=fx_text,
+    file_type="txt",
+    names=lambda gm: [n.name for n in gm.graph.nodes],
+    kinds=lambda gm: Counter(n.op for n in gm.graph.nodes),
+    shown=attrgetter("graph"),
+    lines=lambda gm: [str(n.format_node()) for n in gm.graph.nodes],
 )

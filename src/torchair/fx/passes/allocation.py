@@ -10,18 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.passes.memory import Storages, out_form
+from torchair.fx.forms import OutForm, out_form
+from torchair.fx.passes import values
+from torchair.fx.passes.memory import Storages
 from torchair.fx.passes.streams import mark_streams
-from torchair.fx.passes.values import (
-    SizeNodes,
-    add_call,
-    cautious,
-    dims,
-    ensure_values,
-    tensor_of,
-    tensors_of,
-    written_by,
-)
 from torchair.ge.shapes import contiguous_strides
 from torchair.log import logger
 from torchair.ops.streams import STREAM_LABEL
@@ -36,14 +28,14 @@ class NotJoined(Exception):
     """Says why a node stays as it is."""
 
 
-@cautious
+@values.cautious
 def remove_cat_ops(gm: fx.GraphModule) -> None:
     """Allocate the result of `cat` first and let its inputs be computed into slices of it."""
     nodes = gm.graph.find_nodes(op="call_function", target=aten.cat.default)
     logger.debug("[remove_cat_ops] Found %s cat node(s)", len(nodes))
     if not nodes:
         return
-    ensure_values(gm)
+    values.ensure_values(gm)
     mark_streams(gm.graph)
     remover = _Remover(gm.graph)
     optimized = 0
@@ -60,7 +52,7 @@ class _Remover:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._memory = Storages(graph)
-        self._sizes = SizeNodes(graph)
+        self._sizes = values.SizeNodes(graph)
 
     def remove(self, cat: fx.Node) -> None:
         """Rewrite one `cat`; No where that is not possible."""
@@ -81,7 +73,7 @@ class _Remover:
 
     def _inputs(self, cat: fx.Node) -> tuple[torch.Tensor, list[fx.Node]]:
         given: Any = cat.args[0]
-        result = tensor_of(cat)
+        result = values.tensor_of(cat)
         dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
         if result is None or len(given) < 2:
             raise NotJoined("it has less than two inputs")
@@ -89,34 +81,31 @@ class _Remover:
             raise NotJoined("it does not join along the first dim")
         if len(set(given)) != len(given):
             raise NotJoined("an input is there more than once")
-        if dims(result.stride()) != contiguous_strides(dims(result.shape)):
+        if values.dims(result.stride()) != contiguous_strides(values.dims(result.shape)):
             raise NotJoined("its result is not contiguous")
         return result, list(given)
 
     def _check_part(self, part: fx.Node, cat: fx.Node, result: torch.Tensor) -> None:
-        value = tensor_of(part)
+        value = values.tensor_of(part)
         if part.op != "call_function" or value is None:
             raise NotJoined(f"{part} is not computed here")
         target = part.target
         if not isinstance(target, torch._ops.OpOverload):
             raise NotJoined(f"{part} is not an operator")
-        if out_form(target, value.device.type) is None:
+        if _form(target, value.device.type) is None:
             raise NotJoined(f"{target} has no form that writes into a given tensor")
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise NotJoined(f"{part} is random")
         if any(u.target is aten.cat.default and u is not cat for u in part.users):
             raise NotJoined(f"{part} is an input of another cat")
-        self._check_layout(part, value, result)
-        self._check_memory(part, cat)
-
-    def _check_layout(self, part: fx.Node, value: torch.Tensor, result: torch.Tensor) -> None:
         if value.dtype != result.dtype or value.device != result.device:
             raise NotJoined(f"{part} is of another type or on another device")
-        shape = dims(value.shape)
-        if len(shape) != result.dim() or shape[1:] != dims(result.shape)[1:]:
+        shape = values.dims(value.shape)
+        if len(shape) != result.dim() or shape[1:] != values.dims(result.shape)[1:]:
             raise NotJoined(f"{part} has other dims")
-        if dims(value.stride()) != contiguous_strides(shape):
+        if values.dims(value.stride()) != contiguous_strides(shape):
             raise NotJoined(f"{part} is not contiguous")
+        self._check_memory(part, cat)
 
     def _check_memory(self, part: fx.Node, cat: fx.Node) -> None:
         (storage,) = self._memory.of(part)
@@ -125,7 +114,7 @@ class _Remover:
         if self._memory.is_returned(storage):
             raise NotJoined(f"{part} is a result of the graph")
         for shared in (storage, *self._memory.of(cat)):
-            writers = [u for u, by in self._memory.uses(shared) if by in written_by(u)]
+            writers = [u for u, by in self._memory.uses(shared) if by in values.written_by(u)]
             if writers:
                 raise NotJoined(f"{writers[0]} writes to it")
         if not self._memory.is_plain(storage):
@@ -144,19 +133,16 @@ class _Remover:
 
     def _allocate(self, cat: fx.Node, first: fx.Node, shape: list[Any]) -> fx.Node:
         """The result, on the stream of the cat."""
-        value = cat.meta["val"]
-        options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
         label = cat.meta["stream_label"]
         spot = first if label is not None else self._outside_of_streams(first)
         with self._graph.inserting_before(spot):
             switched = label not in (None, spot.meta["stream_label"])
             if switched:
                 scope = ([STREAM_LABEL], [label])
-                add_call(self._graph, air.scope_enter.default, scope, like=cat, value=None)
-            empty = aten.empty.memory_format
-            buffer = add_call(self._graph, empty, (shape,), options, like=cat, value=value)
+                values.add_call(self._graph, air.scope_enter.default, scope, like=cat, value=None)
+            buffer = _empty(self._graph, shape, cat.meta["val"], cat)
             if switched:
-                add_call(self._graph, air.scope_exit.default, (), like=cat, value=None)
+                values.add_call(self._graph, air.scope_exit.default, (), like=cat, value=None)
         return buffer
 
     def _outside_of_streams(self, node: fx.Node) -> fx.Node:
@@ -166,20 +152,34 @@ class _Remover:
         return node.next if node.op == "placeholder" else node
 
     def _compute_in(self, part: fx.Node, buffer: fx.Node, start: Any, end: Any) -> None:
-        form = out_form(part.target, part.meta["val"].device.type)
+        form = _form(part.target, part.meta["val"].device.type)
         assert form is not None
         with self._graph.inserting_before(part):
             where = (buffer, 0, start, end)
-            piece = add_call(self._graph, aten.slice.Tensor, where, like=part)
+            piece = values.add_call(self._graph, aten.slice.Tensor, where, like=part)
             self._memory.learn(piece)
             self._memory.move(part, piece)
-            options = {**part.kwargs, form.argument: piece}
+            options = {**part.kwargs, form.names[0]: piece}
             value = piece.meta["val"]
-            made = add_call(self._graph, form.op, part.args, options, like=part, value=value)
+            made = values.add_call(self._graph, form.op, part.args, options, like=part, value=value)
         self._memory.learn(made)
         part.replace_all_uses_with(made)
         self._memory.forget(part)
         self._graph.erase_node(part)
+
+
+def _empty(graph: fx.Graph, shape: list[Any], value: torch.Tensor, like: fx.Node) -> fx.Node:
+    options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    empty = aten.empty.memory_format
+    return values.add_call(graph, empty, (shape,), options, like=like, value=value)
+
+
+def _form(op: Any, device: str) -> OutForm | None:
+    """The form that writes its one result into a given tensor, and differs in nothing else."""
+    form = out_form(op)
+    if form is None or form.dropped or form.listed or len(form.names) > 1:
+        return None
+    return form if form.runs_on(device) else None
 
 
 # ---- attention operators -> forms with memory of fixed size
@@ -219,38 +219,33 @@ def _found(op: Any) -> Any:
 
 def replace_dynamic_workspace_ops(gm: fx.GraphModule) -> None:
     """Give such an operator its results and the largest workspace as arguments."""
-    sizes: SizeNodes | None = None
+    sizes: values.SizeNodes | None = None
     for op, entry in WORKSPACE_OPS.items():
         plain, out, asks = _found(op), _found(entry.out), _found(entry.asks)
         if out is None or (asks is None and entry.asks is not None):
             continue
         for node in gm.graph.find_nodes(op="call_function", target=plain):
-            sizes = sizes or SizeNodes(gm.graph)
+            sizes = sizes or values.SizeNodes(gm.graph)
             _replace(gm.graph, node, replace(entry, out=out, asks=asks), sizes)
     if sizes is not None:
         logger.debug("Record all created sym expr and fx node: %s", sizes)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: SizeNodes) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: values.SizeNodes) -> None:
     kwargs = dict(node.kwargs)
     with graph.inserting_before(node):
         if entry.asks is not None:
-            needed = add_call(graph, entry.asks, node.args, node.kwargs, like=node)
+            needed = values.add_call(graph, entry.asks, node.args, node.kwargs, like=node)
             kwargs[entry.workspace] = needed
-        for name, value in zip(entry.outputs, tensors_of(node.meta["val"]), strict=True):
-            kwargs[name] = _allocate(graph, node, value, sizes)
+        for name, value in zip(entry.outputs, values.tensors_of(node.meta["val"]), strict=True):
+            shape = sizes.all_of(value.shape)
+            if shape is None:
+                raise RuntimeError(
+                    f"the sizes {list(value.shape)} of a result of {node.target} are not sizes of "
+                    "the graph's inputs, so its memory cannot be allocated before it runs"
+                )
+            kwargs[name] = _empty(graph, shape, value, node)
         value = node.meta["val"]
-        made = add_call(graph, entry.out, node.args, kwargs, like=node, value=value)
+        made = values.add_call(graph, entry.out, node.args, kwargs, like=node, value=value)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
-
-
-def _allocate(graph: fx.Graph, node: fx.Node, value: torch.Tensor, sizes: SizeNodes) -> fx.Node:
-    shape = sizes.all_of(value.shape)
-    if shape is None:
-        raise RuntimeError(
-            f"the sizes {list(value.shape)} of a result of {node.target} are not sizes of the "
-            "graph's inputs, so its memory cannot be allocated before it runs"
-        )
-    options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-    return add_call(graph, aten.empty.memory_format, (shape,), options, like=node, value=value)

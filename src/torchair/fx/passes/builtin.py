@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.passes.memory import place_of
 from torchair.fx.passes.values import dim_with, dims, storage_of, tensor_of
-from torchair.ge.shapes import from_torch
 from torchair.log import logger
 
 # ---- calls that change nothing -> their input
@@ -30,8 +30,7 @@ def optimize_noop_ops(gm: fx.GraphModule) -> None:
     candidates = [n for n in graph.nodes if n.op == "call_function" and n.target in _TESTS]
     if not candidates:
         return
-    output = graph.output_node()
-    returned = {n for n in output.all_input_nodes}
+    returned = set(graph.output_node().all_input_nodes)
     inputs = set(graph.find_nodes(op="placeholder"))
     input_storage = {_storage(n) for n in inputs}
     output_storage = Counter(_storage(n) for n in returned)
@@ -65,33 +64,21 @@ def _noop_source(node: fx.Node) -> fx.Node | None:
         source = source[0] if len(source) == 1 else None
     if not isinstance(source, fx.Node) or not _comparable(node, source):
         return None
-    lays_out = _storage(node) != _storage(source) and not _same_strides(node, source)
+    a, b = node.meta["val"], source.meta["val"]
+    lays_out = _storage(node) != _storage(source) and dims(a.stride()) != dims(b.stride())
     return source if not lays_out and test(node, source) else None
 
 
 def _comparable(node: fx.Node, source: fx.Node) -> bool:
-    a, b = node.meta.get("val"), source.meta.get("val")
-    return (
-        isinstance(a, torch.Tensor)
-        and isinstance(b, torch.Tensor)
-        and a.dtype == b.dtype
-        and dims(a.shape) == dims(b.shape)
-    )
-
-
-def _same_strides(node: fx.Node, source: fx.Node) -> bool:
-    a, b = node.meta["val"], source.meta["val"]
-    return dims(a.stride()) == dims(b.stride())
+    a, b = tensor_of(node), tensor_of(source)
+    if a is None or b is None:
+        return False
+    return a.dtype == b.dtype and dims(a.shape) == dims(b.shape)
 
 
 def _same_layout(node: fx.Node, source: fx.Node) -> bool:
     a, b = node.meta["val"], source.meta["val"]
-    return (
-        a.device == b.device
-        and a.layout == b.layout
-        and _same_strides(node, source)
-        and from_torch(a.storage_offset()) == from_torch(b.storage_offset())
-    )
+    return a.device == b.device and a.layout == b.layout and place_of(a) == place_of(b)
 
 
 def _always(node: fx.Node, source: fx.Node) -> bool:
@@ -197,28 +184,26 @@ def _in_place_forms() -> dict[Any, Any]:
     return found
 
 
-def _match(copy: fx.Node, scatters: dict[Any, Any]) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    placeholder, post = copy.args[0], copy.args[1]
-    if not isinstance(post, fx.Node) or post.target not in _VIEWS or len(post.users) != 1:
-        return None
-    scatter = post.args[0]
+def _match(copy: Any, scatters: dict[Any, Any]) -> tuple[fx.Node, fx.Node] | None:
+    placeholder, post = copy.args[:2]
+    scatter = _viewed(post)
     if not isinstance(scatter, fx.Node) or scatter.target not in scatters:
         return None
-    pre = scatter.args[0]
-    if not isinstance(pre, fx.Node) or pre.target not in _VIEWS or len(pre.users) != 1:
+    if len(scatter.users) != 1 or _viewed(scatter.args[0]) is not placeholder:
         return None
-    if pre.args[0] is not placeholder or not isinstance(placeholder, fx.Node):
+    if placeholder.op != "placeholder" or len(placeholder.users) != 2:
         return None
-    if placeholder.op != "placeholder" or len(placeholder.users) != 2 or len(scatter.users) != 1:
-        return None
-    if post.meta["val"].shape != placeholder.meta["val"].shape:
-        return None
-    return pre, scatter, post
+    same = post.meta["val"].shape == placeholder.meta["val"].shape
+    return (scatter, post) if same else None
 
 
-def _rewrite(
-    graph: fx.Graph, copy: fx.Node, pre: fx.Node, scatter: fx.Node, post: fx.Node, forms: Any
-) -> None:
+def _viewed(node: Any) -> Any:
+    """What a node is a view of that nobody else reads, None for other nodes."""
+    view = isinstance(node, fx.Node) and node.target in _VIEWS and len(node.users) == 1
+    return node.args[0] if view else None
+
+
+def _rewrite(graph: fx.Graph, copy: fx.Node, scatter: fx.Node, post: fx.Node, forms: Any) -> None:
     with graph.inserting_before(scatter):
         made = graph.create_node(
             "call_function", forms[scatter.target], scatter.args, scatter.kwargs,

@@ -14,16 +14,10 @@ import torch
 from torch import fx
 
 from torchair.configs.options import NPUGRAPH_EX
-from torchair.fx.passes.memory import ManyInPlace, many_in_place_forms, place_of
+from torchair.fx.forms import ManyInPlace, is_written, many_in_place_forms
+from torchair.fx.passes import values
+from torchair.fx.passes.memory import place_of
 from torchair.fx.passes.reinplace import Reinplacer, Stays
-from torchair.fx.passes.values import (
-    add_call,
-    cautious,
-    ensure_values,
-    fake_result,
-    tensor_of,
-    tensors_of,
-)
 from torchair.log import logger
 from torchair.passes import NO_CONTEXT, FxContext
 
@@ -43,8 +37,7 @@ def kind_of(node: fx.Node) -> str | None:
 
 
 def _written_arguments(node: fx.Node) -> list[str]:
-    arguments = _schema(node).arguments
-    return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [a.name for a in _schema(node).arguments if is_written(a)]
 
 
 def _schema(node: fx.Node) -> Any:
@@ -105,7 +98,7 @@ def _count_copy(node: fx.Node, base: Any) -> None:
 
     first = kind_of(node) == _FIRST
     trigger = ReInplaceTrigger.AUTO_FUNC_V1 if first else ReInplaceTrigger.AUTO_FUNC_V2
-    tensors = tensors_of(base.meta.get("val")) if isinstance(base, fx.Node) else []
+    tensors = values.tensors_of(base.meta.get("val")) if isinstance(base, fx.Node) else []
     ReinplaceCounters.add_missed_opportunities(trigger, 1)
     sizes = [t.numel() * t.element_size() for t in tensors]
     ReinplaceCounters.add_missed_bytes(trigger, sum(n for n in sizes if isinstance(n, int)))
@@ -127,14 +120,16 @@ class _Decomposition:
         self._graph = graph
         self._node = node
         self._schema = _schema(node)
-        self._values: Any = node.meta["val"]
 
     def run(self) -> None:
         """Replace the node."""
         made = _makes_its_outputs(self._node)
         bases = {} if made else self._copies()
         kwargs = {a.name: self._argument(a, bases, made) for a in self._schema.arguments}
-        call = self._call_operator(kwargs)
+        plain = [a.name for a in self._schema.arguments if not a.kwarg_only]
+        args = [kwargs.pop(name) for name in plain]  # where people write them
+        op: Any = self._node.args[0]
+        call = self._add(op, *args, **kwargs)
         if made:
             self._node.replace_all_uses_with(call)
         else:
@@ -142,7 +137,7 @@ class _Decomposition:
         self._graph.erase_node(self._node)
 
     def _add(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        return add_call(self._graph, target, args, kwargs, like=self._node)
+        return values.add_call(self._graph, target, args, kwargs, like=self._node)
 
     def _copies(self) -> dict[Any, Any]:
         bases = _bases(self._node)
@@ -153,7 +148,7 @@ class _Decomposition:
         """A copy with the strides and the offset of the original, which views count on."""
         if isinstance(base, (list, tuple)):
             return [self._copy(b) for b in base]
-        value = tensor_of(base)
+        value = values.tensor_of(base)
         if value is None:
             return base
         offset, steps = place_of(value).area
@@ -188,7 +183,7 @@ class _Decomposition:
 
     def _argument(self, argument: Any, bases: dict[Any, Any], made: bool) -> Any:
         given, name = self._node.kwargs, argument.name
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        if not is_written(argument):
             return given.get(name, argument.default_value)
         if made:
             size, stride = given[f"_{name}_size"], given[f"_{name}_stride"]
@@ -218,15 +213,6 @@ class _Decomposition:
             return self._add(aten.slice.Tensor, base, *bounds)
         return base
 
-    def _call_operator(self, kwargs: dict[str, Any]) -> fx.Node:
-        """The call with arguments in the places where people write them."""
-        plain = [a.name for a in self._schema.arguments if not a.kwarg_only]
-        args = [kwargs.pop(name) for name in plain]
-        op: Any = self._node.args[0]
-        return add_call(
-            self._graph, op, args, kwargs, like=self._node, value=fake_result(op, args, kwargs)
-        )
-
     def _hand_out(self, call: fx.Node, bases: dict[Any, Any]) -> None:
         """Readers of results and of written tensors get them from the operator and the copies."""
         returns = len(self._schema.returns)
@@ -234,50 +220,39 @@ class _Decomposition:
         written = list(bases.values())
         for user in list(self._node.users):
             index: Any = user.args[1]
-            if index >= first:
-                self._replace(user, written[index - first])
-            elif returns == 1:
-                self._replace(user, call)
-            else:
+            if index < first and returns != 1:
                 user.args = (call, index)
-
-    def _replace(self, user: fx.Node, by: Any) -> None:
-        user.replace_all_uses_with(by)
-        self._graph.erase_node(user)
+            else:
+                user.replace_all_uses_with(written[index - first] if index >= first else call)
+                self._graph.erase_node(user)
 
 
 _Forms = dict[Any, ManyInPlace]
 
 
-@cautious
+@values.cautious
 def reinplace_inplaceable_ops_pass(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
     """Compute values in the memory of values that nobody reads any more."""
-    ensure_values(gm)
+    values.ensure_values(gm)
     work = Reinplacer(gm.graph, inputs=False, others=True, by_events=_trusts_events(context))
     work.run(partial(_many, many_in_place_forms()))
 
 
-@cautious
+@values.cautious
 def reinplace_input_mutated_ops(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
     """Compute the new value of an input in place, instead of copying it there in the end."""
     updates = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     if not updates and not any(kind_of(node) for node in gm.graph.nodes):
         return
-    ensure_values(gm)
+    values.ensure_values(gm)
     work = Reinplacer(gm.graph, inputs=True, others=False, by_events=_trusts_events(context))
-    work.run(partial(_functionalized_or_many, many_in_place_forms()))
+    many = partial(_many, many_in_place_forms())
+    work.run(lambda work, node: refine(work, node) if kind_of(node) else many(work, node))
 
 
 def _trusts_events(context: FxContext) -> bool:
     """The mode npugraph_ex lets several streams use a value that is overwritten, in order."""
     return str(getattr(getattr(context.config, "mode", None), "value", None)) == NPUGRAPH_EX
-
-
-def _functionalized_or_many(forms: _Forms, work: Reinplacer, node: fx.Node) -> None:
-    if kind_of(node) is not None:
-        refine(work, node)
-    else:
-        _many(forms, work, node)
 
 
 def _many(forms: _Forms, work: Reinplacer, node: fx.Node) -> None:

@@ -1,12 +1,9 @@
-"""Which nodes of a graph share memory, by the storages of fake results, and the forms of operators
-that write into memory they are given.
-"""
+"""Which nodes of a graph share memory, by the storages of fake results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -179,111 +176,3 @@ def _moved(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     offset = value.storage_offset() - old.storage_offset() + new.storage_offset()
     with new.fake_mode:  # type: ignore[attr-defined]
         return torch.as_strided(new, value.shape, value.stride(), offset)
-
-
-# ---- forms of operators: in place, and `out=`
-
-
-aten = torch.ops.aten
-Operator = torch._ops.OpOverload
-
-VIEW_OF_SCATTER: dict[Any, Any] = {
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.select_scatter.default: aten.select.int,
-    aten.diagonal_scatter.default: aten.diagonal.default,
-}
-"""`scatter(base, src, ...)` is a copy of `base` in which `view(base, ...)` is `src`."""
-
-_NOT_AT_ONCE = ("_c10d_functional",)  # starts its work and returns: others must not be in between
-
-
-@cache
-def in_place_form(op: Operator) -> Operator | None:
-    """`foo_` for `foo`, if it takes the same arguments and gives the first one back."""
-    schema = op._schema
-    if op.namespace in _NOT_AT_ONCE or schema.is_mutable or len(schema.returns) != 1:
-        return None
-    if not schema.arguments or schema.arguments[0].alias_info is not None:
-        return None  # nothing to write to, or a view
-    packet = getattr(getattr(torch.ops, op.namespace), f"{op._opname}_", None)
-    if packet is None:
-        return None
-    forms = [getattr(packet, name) for name in packet.overloads()]
-    fitting = [form for form in forms if _is_in_place_form(schema, form._schema)]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _is_in_place_form(plain: Any, form: Any) -> bool:
-    if _signature(plain.arguments) != _signature(form.arguments) or len(form.returns) != 1:
-        return False
-    first, *rest = (a.alias_info for a in form.arguments)
-    back = form.returns[0].alias_info
-    writes = first is not None and first.is_write and all(a is None for a in rest)
-    return writes and back is not None and back.is_write
-
-
-def _signature(arguments: Any) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in arguments]
-
-
-@dataclass(frozen=True)
-class OutForm:
-    """An overload that writes its result into an argument."""
-
-    op: Operator
-    argument: str
-
-
-@cache
-def out_form(op: Operator, device: str) -> OutForm | None:
-    """The overload of an operator that differs only in writing into a tensor it is given, if it
-    has a kernel for a kind of device."""
-    schema = op._schema
-    if schema.is_mutable or len(schema.returns) != 1:
-        return None
-    for name in op.overloadpacket.overloads():
-        form = getattr(op.overloadpacket, name)
-        given = [a for a in form._schema.arguments if a.is_out]
-        others = [a for a in form._schema.arguments if not a.is_out]
-        if len(given) != 1 or _signature(others) != _signature(schema.arguments):
-            continue
-        if _runs_on(form, device):
-            return OutForm(form, given[0].name)
-    return None
-
-
-def _runs_on(op: Operator, device: str) -> bool:
-    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device, "PrivateUse1")
-    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key)
-
-
-@dataclass(frozen=True)
-class ManyInPlace:
-    """An operator that updates several arguments; its functional twin gives the new values as its
-    last results, in the order of the arguments."""
-
-    op: Operator
-    written: tuple[int, ...]
-    first_new: int  # the first result of the twin that is a new value
-
-
-MANY_IN_PLACE = {
-    ("npu", "npu_kv_rmsnorm_rope_cache_v2"): (5, 6),
-    ("npu", "npu_mla_prolog_v3"): (9, 10),
-    ("npu", "npu_add_rms_norm_v2"): (0, 1),
-}
-"""Library and name of such operators, and the arguments that they update."""
-
-
-def many_in_place_forms() -> dict[Any, ManyInPlace]:
-    """Functional twin: the operator that updates in place, for those that are installed."""
-    found = {}
-    for (library, name), written in MANY_IN_PLACE.items():
-        plain = getattr(getattr(torch.ops, library), f"{name}_functional", None)
-        form = getattr(getattr(torch.ops, library), name, None)
-        if plain is None or form is None:
-            continue
-        results, own = len(plain.default._schema.returns), len(form.default._schema.returns)
-        if results == own + len(written):
-            found[plain.default] = ManyInPlace(form.default, written, own)
-    return found

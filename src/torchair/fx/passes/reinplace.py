@@ -14,24 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.passes.memory import (
-    VIEW_OF_SCATTER,
-    StoragePlace,
-    Storages,
-    in_place_form,
-    is_bent,
-    place_of,
-)
+from torchair.fx.forms import VIEW_OF_SCATTER, in_place_form
+from torchair.fx.passes import values
+from torchair.fx.passes.memory import StoragePlace, Storages, is_bent, place_of
 from torchair.fx.passes.streams import IssueOrder
-from torchair.fx.passes.values import (
-    add_call,
-    arguments_of,
-    dims,
-    reads_nothing,
-    storage_of,
-    tensor_of,
-    written_by,
-)
 from torchair.log import logger
 
 aten = torch.ops.aten
@@ -90,11 +76,11 @@ class Reinplacer:
         base, source, *where = node.args
         self.take(self.check(node, base, node), base, node)
         with self.graph.inserting_before(node):
-            view = add_call(
+            view = values.add_call(
                 self.graph, VIEW_OF_SCATTER[node.target], (base, *where), node.kwargs, like=node
             )
             value = view.meta["val"]
-            copy = add_call(self.graph, _COPY, (view, source), like=node, value=value)
+            copy = values.add_call(self.graph, _COPY, (view, source), like=node, value=value)
         for made in (view, copy):
             self.memory.learn(made)
             self.order.place(made, node)
@@ -120,7 +106,7 @@ class Reinplacer:
         self._gone.add(node)
 
     def _drop_views(self, node: Any) -> None:
-        while isinstance(node, fx.Node) and not node.users and reads_nothing(node):
+        while isinstance(node, fx.Node) and not node.users and values.reads_nothing(node):
             base = node.args[0]
             self._drop(node)
             node = base
@@ -132,14 +118,14 @@ class Reinplacer:
     ) -> list[fx.Node]:
         """The copies that go if `node` computes `result` in the memory of `into`; No if it cannot.
         `anywhere` allows inputs and computed values alike."""
-        old = tensor_of(into)
+        old = values.tensor_of(into)
         if old is None or old.layout != torch.strided or is_bent(old):
             raise Stays("there is no tensor to overwrite")
-        storage, place = storage_of(old), place_of(old)
+        storage, place = values.storage_of(old), place_of(old)
         self._check_owner(storage, anywhere)
         if place.overlaps_itself():
             raise Stays(f"elements of {into} share memory")
-        others = [a for a in arguments_of(node) if storage in self.memory.of(a)]
+        others = [a for a in values.arguments_of(node) if storage in self.memory.of(a)]
         if len(others) > 1:
             raise Stays(f"{into} and another argument share memory")
         new = self._check_result(node, old, result)
@@ -170,19 +156,19 @@ class Reinplacer:
         """The storage of the result: memory of its own, laid out like what it shall overwrite."""
         if result is None:
             return None
-        new = tensor_of(result)
+        new = values.tensor_of(result)
         if new is None or new.dtype != old.dtype or new.device != old.device:
             raise Stays("the result has another type or device")
-        if dims(new.shape) != dims(old.shape):
+        if values.dims(new.shape) != values.dims(old.shape):
             raise Stays("the result has another shape")
-        if any(storage_of(new) in self.memory.of(a) for a in arguments_of(node)):
+        if any(values.storage_of(new) in self.memory.of(a) for a in values.arguments_of(node)):
             raise Stays("the result is a view already")
         only_copied = all(_copies(user, result) for user in result.users)
-        if dims(new.stride()) != dims(old.stride()) and not only_copied:
+        if values.dims(new.stride()) != values.dims(old.stride()) and not only_copied:
             raise Stays("the result has other strides")
-        if not self.memory.is_plain(storage_of(new)):
+        if not self.memory.is_plain(values.storage_of(new)):
             raise Stays("the result is seen as something else")
-        return storage_of(new)
+        return values.storage_of(new)
 
     def _own_copies(
         self, node: fx.Node, old: torch.Tensor, result: fx.Node | None
@@ -192,13 +178,13 @@ class Reinplacer:
             return []
         new, found = result.meta["val"], []
         at, start = place_of(old), place_of(new)
-        for member in self.memory.members(storage_of(new)):
-            value = tensor_of(member)
+        for member in self.memory.members(values.storage_of(new)):
+            value = values.tensor_of(member)
             for user in member.users:
                 if value is None or not _copies(user, member):
                     continue
                 place = at if member is result else _shifted(place_of(value), start, at)
-                target = tensor_of(user.args[0])
+                target = values.tensor_of(user.args[0])
                 if target is not None and _is_at(target, place, old):
                     found.append(user)
         return sorted(found)
@@ -214,7 +200,7 @@ class Reinplacer:
         must not change the new value while that is in use."""
         if cover is None or user < cover:
             raise Stays(f"{user} needs the old content")
-        if last is not None and user < last and by in written_by(user):
+        if last is not None and user < last and by in values.written_by(user):
             raise Stays(f"{user} writes to the same memory before {last} reads it")
 
     def _check_new_memory(
@@ -231,7 +217,7 @@ class Reinplacer:
         if cover is None:
             return
         for user, by in memory.uses(new):
-            if user > cover and user not in copies and by in written_by(user):
+            if user > cover and user not in copies and by in values.written_by(user):
                 raise Stays(f"{user} changes the value after it was copied")
 
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
@@ -256,7 +242,7 @@ def _check_views(nodes: Iterable[Any]) -> None:
     """A `reshape` of a computed value may turn out to be a copy: whether it can be a view depends
     on strides, and tracing has been wrong about those."""
     for node in nodes:
-        while isinstance(node, fx.Node) and reads_nothing(node):
+        while isinstance(node, fx.Node) and values.reads_nothing(node):
             if node.target is aten.reshape.default:
                 raise Stays(f"{node} may have memory of its own")
             node = node.args[0]
@@ -264,7 +250,7 @@ def _check_views(nodes: Iterable[Any]) -> None:
 
 def _is_apart(user: fx.Node, by: fx.Node, place: StoragePlace, dtype: torch.dtype) -> bool:
     """Whether a call is known to leave a place in the storage of its argument alone."""
-    value = tensor_of(by)
+    value = values.tensor_of(by)
     if value is None or value.dtype.itemsize != dtype.itemsize:
         return False  # places are counted in elements
     return "as_strided" not in str(user.target) and place_of(value).apart(place)
@@ -276,5 +262,6 @@ def _shifted(place: StoragePlace, start: StoragePlace, to: StoragePlace) -> Stor
 
 
 def _is_at(tensor: torch.Tensor, place: StoragePlace, like: torch.Tensor) -> bool:
-    same_memory = storage_of(tensor) == storage_of(like) and tensor.dtype == like.dtype
-    return same_memory and not is_bent(tensor) and place_of(tensor).same(place)
+    if values.storage_of(tensor) != values.storage_of(like) or tensor.dtype != like.dtype:
+        return False
+    return not is_bent(tensor) and place_of(tensor).same(place)

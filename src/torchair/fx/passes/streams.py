@@ -13,16 +13,8 @@ import torch
 from torch import fx
 
 from torchair.errors import ScopeError
+from torchair.fx.passes import values
 from torchair.fx.passes.memory import Storages
-from torchair.fx.passes.values import (
-    add_call,
-    device_of,
-    ensure_values,
-    fake_result,
-    reads_nothing,
-    tensor_of,
-    written_by,
-)
 from torchair.fx.source import source_line
 from torchair.log import logger
 from torchair.ops.streams import DEFAULT_STREAM, STREAM_LABEL
@@ -193,9 +185,9 @@ def apply_event_closure_with_multi_stream(
         for node in graph.find_nodes(op="call_function", target=target):
             node.kwargs = {**node.kwargs, "need_execute": True}
     _fork_and_join(graph, scopes, context.name)
-    device = device_of(graph)
+    device = values.device_of(graph)
     if device is not None:
-        ensure_values(gm)
+        values.ensure_values(gm)
         _Synchronizer(graph, device).run()
 
 
@@ -255,13 +247,13 @@ class _Synchronizer:
             if not self._order.is_done(other, stream):
                 with self._graph.inserting_before(node):
                     wait = ([self._mark(other)],)
-                    add_call(self._graph, air.wait.default, wait, like=node, value=None)
+                    values.add_call(self._graph, air.wait.default, wait, like=node, value=None)
                 self._order.wait(stream, other)
 
     def _needed(self, node: fx.Node) -> set[fx.Node]:
         """Nodes that have to be finished: those that made or wrote what this one reads, and all
         that used what it writes."""
-        if _is_mark(node) or reads_nothing(node):
+        if _is_mark(node) or values.reads_nothing(node):
             return set()
         written, used = self._accesses(node)
         found = set()
@@ -272,7 +264,7 @@ class _Synchronizer:
         return found
 
     def _note(self, node: fx.Node) -> None:
-        if node.op != "call_function" or reads_nothing(node) or _is_mark(node):
+        if node.op != "call_function" or values.reads_nothing(node) or _is_mark(node):
             return
         written, used = self._accesses(node)
         for storage in self._memory.of(node) | used:
@@ -281,13 +273,13 @@ class _Synchronizer:
 
     def _accesses(self, node: fx.Node) -> tuple[set[int], set[int]]:
         """The storages that a node writes, and all that its arguments are in."""
-        written = {s for n in written_by(node) for s in self._memory.of(n)}
+        written = {s for n in values.written_by(node) for s in self._memory.of(n)}
         return written, {s for n in node.all_input_nodes for s in self._memory.of(n)}
 
     def _mark(self, node: fx.Node) -> fx.Node:
         if node not in self._marks:
             with self._graph.inserting_after(node):
-                self._marks[node] = add_call(
+                self._marks[node] = values.add_call(
                     self._graph, air.record.default, (), {"device": self._device}, like=node
                 )
         return self._marks[node]
@@ -301,12 +293,12 @@ class _Synchronizer:
         if shared:
             output = self._graph.output_node()
             with self._graph.inserting_before(output):
-                add_call(self._graph, air.keep.default, (shared,), like=output, value=None)
+                values.add_call(self._graph, air.keep.default, (shared,), like=output, value=None)
 
     def _owner(self, storage: int) -> list[fx.Node]:
         if storage in self._memory.inputs | self._memory.constants:
             return []
-        tensors = [n for n in self._memory.members(storage) if tensor_of(n) is not None]
+        tensors = [n for n in self._memory.members(storage) if values.tensor_of(n) is not None]
         return sorted(tensors)[:1]
 
 
@@ -319,11 +311,11 @@ def apply_event_record(gm: fx.GraphModule) -> None:
     graph = gm.graph
     records = graph.find_nodes(op="call_function", target=air.record.default)
     waits = graph.find_nodes(op="call_function", target=air.wait.default)
-    device = device_of(graph) if records or waits else None
+    device = values.device_of(graph) if records or waits else None
     options = {} if device is None else {"device": device}
     for node in records:
         node.kwargs = {**options, **node.kwargs}
-        node.meta["val"] = fake_result(air.record.default, (), node.kwargs)
+        node.meta["val"] = values.fake_result(air.record.default, (), node.kwargs)
     marks: dict[fx.Node, fx.Node] = {}
     for wait in waits:
         producers: Any = wait.args[0]
@@ -341,7 +333,7 @@ def _mark_behind(
         if node.op != "placeholder":
             spot = node.next
         with graph.inserting_before(spot):
-            marks[node] = add_call(graph, air.record.default, (), options, like=node)
+            marks[node] = values.add_call(graph, air.record.default, (), options, like=node)
     return marks[node]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def _run(name: str, gm: fx.GraphModule, context: FxContext) -> None:
     compilation, and the graph they leave is checked."""
     user = getattr(context.config, name).value
     logger.debug("before %s: %s", name, gm.graph)
-    before = _state(gm)
+    before = {n: (n.target, n.args, n.kwargs) for n in gm.graph.nodes}
     results = _results(gm)
     try:
         user(gm, context.example_inputs, context.config)
@@ -55,16 +56,10 @@ def _place(user: Callable[..., Any]) -> str:
     return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
 
 
-def _state(gm: fx.GraphModule) -> State:
-    """What a node computes, to see whether a pass changed it."""
-    return {n: (n.target, n.args, n.kwargs) for n in gm.graph.nodes}
-
-
 def _results(gm: fx.GraphModule) -> list[Any]:
     """Descriptions of what the graph returns."""
-    output = gm.graph.output_node()
     found: list[Any] = []
-    fx.map_arg(output.args[0], lambda n: found.append(_seen(n.meta.get("val"))))
+    fx.map_arg(gm.graph.output_node().args[0], lambda n: found.append(_seen(n.meta.get("val"))))
     return found
 
 
@@ -74,13 +69,11 @@ def _seen(value: Any) -> Any:
         return [_seen(v) for v in value]
     if not isinstance(value, torch.Tensor):
         return None
-    return value.dtype, [
-        str(d) for d in value.shape
-    ]  # as text, since comparing symbols has effects
+    return value.dtype, [str(d) for d in value.shape]  # comparing symbols has effects
 
 
 class _Check:
-    """Is what a pass left a graph; errors name the pass and the node."""
+    """Whether what a pass left is a graph; errors name the pass and the node."""
 
     def __init__(self, name: str, place: str, gm: fx.GraphModule, example_inputs: Any) -> None:
         self.name, self.place, self.gm = name, place, gm
@@ -129,10 +122,7 @@ class _Check:
                 changed.add(node)
 
     def _value(self, node: fx.Node) -> Any:
-        found: Any = fx.map_arg(
-            (node.args, node.kwargs), lambda n: n.meta["val"] if "val" in n.meta else self._given(n)
-        )
-        args, kwargs = found
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._given)
         try:
             with self.mode:
                 return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -140,13 +130,10 @@ class _Check:
             raise self._error(node, f"{type(e).__name__}: {e}") from e
 
     def _given(self, node: fx.Node) -> Any:
-        """The value of a node without description: an argument, or something the module holds."""
-        if node.op != "get_attr":
-            return self.inputs.get(node)
-        found: Any = self.gm
-        for part in str(node.target).split("."):
-            found = getattr(found, part)
-        return found
+        """The value of a node; without description an argument, or something the module holds."""
+        if "val" in node.meta or node.op != "get_attr":
+            return node.meta.get("val", self.inputs.get(node))
+        return attrgetter(str(node.target))(self.gm)
 
     def results(self, expected: list[Any]) -> None:
         """The graph returns what callers were promised."""
@@ -165,7 +152,6 @@ def _is_mark(target: Any) -> bool:
 
 
 def _line(node: fx.Node) -> str:
-    """The user's line that a node came from, if that is known."""
     line = source_line(node)
     return f" ({line})" if line else ""
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from torchair.fx.forms import written
 from torchair.ge.shapes import Dim, from_torch
 from torchair.log import logger
 
@@ -59,33 +60,17 @@ def written_by(node: fx.Node) -> list[fx.Node]:
         return []
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return _written_by_operator(node, target) if target._schema.is_mutable else []
+        return [a for a in written(target, node.args, node.kwargs) if isinstance(a, fx.Node)]
     if isinstance(target, torch._ops.HigherOrderOperator):
         pure = target.name().startswith("auto_functionalized")
         return [] if pure else arguments_of(node)
     return [] if node.op == "call_function" else arguments_of(node)
 
 
-def _written_by_operator(node: fx.Node, target: torch._ops.OpOverload) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.kwargs.get(argument.name)
-            if position < len(node.args):
-                given = node.args[position]
-            fx.map_arg(given, found.append)
-    return found
-
-
-_ABOUT_SIZES = frozenset(
-    {
-        aten.sym_size.int,
-        aten.sym_stride.int,
-        aten.sym_numel.default,
-        aten.sym_storage_offset.default,
-        torch.ops.air.keep.default,
-    }
-)
+_ABOUT_SIZES = (
+    aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default,
+    aten.sym_storage_offset.default, torch.ops.air.keep.default,
+)  # fmt: skip
 
 
 def reads_nothing(node: fx.Node) -> bool:
@@ -111,11 +96,16 @@ def device_of(graph: fx.Graph) -> torch.device | None:
 # ---- new calls
 
 
-def fake_result(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call gives on the fake results of its arguments."""
+def fake_result(
+    target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    mode: FakeTensorMode | None = None,
+) -> Any:  # fmt: skip
+    """What a call gives on the fake results of its arguments, in their mode by default."""
     plain, named = fx.map_arg((tuple(args), dict(kwargs)), lambda n: n.meta["val"])
-    modes = [t.fake_mode for t in tensors_of([*plain, *named.values()]) if hasattr(t, "fake_mode")]
-    with modes[0] if modes else FakeTensorMode():
+    if mode is None:
+        values = tensors_of([*plain, *named.values()])
+        mode = next((t.fake_mode for t in values if isinstance(t, FakeTensor)), FakeTensorMode())
+    with mode:
         return target(*plain, **named)
 
 
@@ -142,18 +132,16 @@ def ensure_values(gm: fx.GraphModule) -> None:
     that was traced with real tensors has results without that."""
     if all(_tells(node, gm) for node in gm.graph.nodes):
         return
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    modes = {id(m): m for n in placeholders if (m := _mode_of(n)) is not None}
-    mode = next(iter(modes.values())) if len(modes) == 1 else FakeTensorMode()
+    given = [tensor_of(n) for n in gm.graph.find_nodes(op="placeholder")]
+    modes = {t.fake_mode for t in given if isinstance(t, FakeTensor)}
+    mode = modes.pop() if len(modes) == 1 else FakeTensorMode()
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             node.meta["val"] = _in_mode(node.meta.get("val"), mode)
         elif node.op == "get_attr":
             node.meta["val"] = _in_mode(_attribute(node, gm), mode)
         elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with mode:
-                node.meta["val"] = node.target(*args, **kwargs)
+            node.meta["val"] = fake_result(node.target, node.args, node.kwargs, mode)
 
 
 def _tells(node: fx.Node, gm: fx.GraphModule) -> bool:
@@ -174,11 +162,6 @@ def _attribute(node: fx.Node, gm: fx.GraphModule) -> Any:
     return operator.attrgetter(str(node.target))(gm)
 
 
-def _mode_of(node: fx.Node) -> FakeTensorMode | None:
-    value = node.meta.get("val")
-    return value.fake_mode if isinstance(value, FakeTensor) else None
-
-
 def _in_mode(value: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
@@ -196,16 +179,10 @@ def _in_mode(value: Any, mode: FakeTensorMode) -> Any:
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "Add": operator.add,
-    "Mul": operator.mul,
-    "Pow": operator.pow,
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "Max": torch.sym_max,
-    "Min": torch.sym_min,
-}
+    "Add": operator.add, "Mul": operator.mul, "Pow": operator.pow, "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "Max": torch.sym_max, "Min": torch.sym_min,
+}  # fmt: skip
 
 
 def dim_with(expr: Any, nodes: Iterable[fx.Node]) -> tuple[fx.Node, int] | None:
@@ -273,10 +250,7 @@ class SizeNodes:
 # ---- a graph that an analysis cannot handle: nothing is done, and said so
 
 
-_Pass = Callable[..., None]
-
-
-def cautious(fn: _Pass) -> _Pass:
+def cautious(fn: Callable[..., None]) -> Callable[..., None]:
     """A pass that is left out, with a warning, where a graph has something it cannot handle; what
     it had changed by then is undone."""
 
