@@ -301,7 +301,7 @@ def test_what_cannot_be_measured_runs_as_ever(
 def test_the_bar_is_for_work_that_takes_long(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with process.Bar("tuning", 2, show=True) as bar:
+    with process.Steps("tuning", 2, show=True) as bar:
         bar.next("first")
         assert bar._shown is None
         monkeypatch.setattr(process, "_PATIENCE", 0.0)

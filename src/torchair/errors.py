@@ -13,15 +13,9 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from torchair.process import world
-
-__all__ = [
-    "CaptureError", "ConversionError", "EngineOptionError", "GraphError", "InputError",
-    "MissingHostValue", "ScopeError", "SerializationError", "TorchairError",
-    "UnsupportedModeError", "did_you_mean", "pretty_error_msg",
-]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +33,10 @@ class TorchairError(Exception):
     """
 
     LABELS: ClassVar[Mapping[str, str]] = {}
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self, message: str, *, facts: Mapping[str, object] | None = None, hint: str | None = None,
@@ -62,8 +60,6 @@ class UnsupportedModeError(TorchairError, ValueError):
     """``CompilerConfig.mode`` holds a value that no strategy serves."""
 
     LABELS = {"mode": "mode", "supported": "supported"}
-    mode: Any
-    supported: tuple[str, ...]
 
 
 class ConversionError(TorchairError, RuntimeError):
@@ -78,10 +74,6 @@ class ConversionError(TorchairError, RuntimeError):
         "op": "op", "schema": "schema", "source": "called from",
         "overloads": "overloads with a converter",
     }  # fmt: skip
-    op: str | None
-    schema: str | None
-    source: str | None
-    overloads: tuple[str, ...]
 
     def __init__(self, message: str, *, hint: str | None = None, **known: Any) -> None:
         if hint is None and known.get("op") is not None:
@@ -114,49 +106,36 @@ class GraphError(TorchairError, RuntimeError):
     """A GE graph breaks a rule of the IR; ``node`` and ``graph`` are names."""
 
     LABELS = {"node": "node", "graph": "graph"}
-    node: Any
-    graph: Any
 
 
 class CaptureError(TorchairError, RuntimeError):
     """A graph cannot be captured; ``node`` and ``source`` say what is in the way."""
 
     LABELS = {"node": "node", "source": "called from"}
-    node: Any
-    source: Any
 
 
 class ScopeError(TorchairError, RuntimeError):
     """A ``torchair.scope`` block is used where, or in a way, that it cannot work."""
 
     LABELS = {"scope": "scope", "source": "opened at"}
-    scope: Any
-    source: Any
 
 
 class SerializationError(TorchairError, ValueError):
     """A graph file or buffer cannot be read or written; ``position`` is a line or a byte offset."""
 
     LABELS = {"file": "file", "position": "position"}
-    file: Any
-    position: Any
 
 
 class InputError(TorchairError, RuntimeError):
     """An input given at run time does not fit the compiled graph."""
 
     LABELS = {"index": "input", "name": "name", "expected": "expected", "got": "got"}
-    index: Any
-    name: Any
-    expected: Any
-    got: Any
 
 
 class MissingHostValue(TorchairError, RuntimeError):
     """A step needs what a value holds (a shape, an axis) on the host before it is known there."""
 
     LABELS = {"value": "value"}
-    value: Any
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:

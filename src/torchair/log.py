@@ -20,11 +20,6 @@ from typing import Any, Literal, ParamSpec, TextIO, TypeVar, cast
 
 from .flags import Flags, debug_level
 
-__all__ = [
-    "EVENT_LEVEL", "TorchairLogger", "add_debug_file", "follow_environment", "logger",
-    "native_logger", "npugraph_ex_logger", "speaking", "spoken_by", "tell", "warn_once",
-]  # fmt: skip
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -73,9 +68,10 @@ class TorchairLogger(logging.Logger):
         if not self.isEnabledFor(logging.WARNING):
             return
         text = str(msg) % args if args else str(msg)
-        if text in self._said:
+        said = (speaking() if self is logger else self)._said
+        if text in said:
             return
-        self._said.add(text)
+        said.add(text)
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         self.warning(msg, *args, **kwargs)
 
@@ -90,20 +86,9 @@ class _CompilerLogger(TorchairLogger):
         return logging.Logger.isEnabledFor(_speaker.get() or self, level)
 
     def handle(self, record: logging.LogRecord) -> None:
-        speaker = _speaker.get()
-        if speaker is None:
-            super().handle(record)
-            return
+        speaker = speaking()
         record.name = speaker.name
-        speaker.handle(record)
-
-    def warning_once(self, msg: object, *args: object, **kwargs: Any) -> None:
-        speaker = _speaker.get()
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
-        if speaker is None:
-            super().warning_once(msg, *args, **kwargs)
-        else:
-            speaker.warning_once(msg, *args, **kwargs)
+        logging.Logger.handle(speaker, record)
 
 
 def speaking() -> TorchairLogger:
@@ -220,10 +205,12 @@ def add_debug_file(
     lines: list[tuple[logging.Logger, _CompilerLine]] = [(first, _CompilerLine(first.name.upper()))]
     if first is logger:
         lines.append((native_logger, _NativeLine()))
-    added = [(owner, logging.FileHandler(target, encoding="utf-8")) for owner, _ in lines]
-    for (owner, handler), (_, line) in zip(added, lines, strict=True):
+    added = []
+    for owner, line in lines:
+        handler = logging.FileHandler(target, encoding="utf-8")
         handler.setFormatter(line)
         owner.addHandler(handler)
+        added.append((owner, handler))
 
     def stop() -> None:
         for owner, handler in added:

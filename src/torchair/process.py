@@ -116,12 +116,13 @@ def no_garbage_collection() -> Iterator[None]:
 _PATIENCE = 2.0  # seconds
 
 
-class _Shown:
-    """Something on a terminal that appears once the work has taken a while, and goes with it."""
+class Steps:
+    """Shows on a terminal which step of some work is being done, once that has taken a while; of
+    so many steps in `total`, how many are done and how long the rest will take."""
 
-    def __init__(self, title: str, show: bool | None = None) -> None:
+    def __init__(self, title: str, total: int | None = None, show: bool | None = None) -> None:
         """`show` is for terminals, unless told otherwise."""
-        self._title = title
+        self._title, self._total = title, total
         self._show = sys.stderr.isatty() if show is None else show
         self._begun = time.perf_counter()
         self._shown: Any = None
@@ -133,47 +134,28 @@ class _Shown:
     def next(self, what: str) -> None:
         """The next step begins."""
         self.count += 1
-        if self._show and time.perf_counter() - self._begun >= _PATIENCE:
-            self._tell(what)
+        if not self._show or time.perf_counter() - self._begun < _PATIENCE:
+            return
+        if self._shown is None:
+            self._shown = self._started()
+        step = f"step {self.count}, " if self._total is None else ""
+        text = f"{self._title}: {step}{what}"
+        self._shown.update(self._shown.task_ids[0], completed=self.count - 1, description=text)
 
-    def _tell(self, what: str) -> None:
-        raise AssertionError("abstract")
+    def _started(self) -> Any:
+        from rich import progress
+        from rich.console import Console
+
+        rest = (progress.BarColumn(), progress.TimeRemainingColumn())
+        columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"))
+        shown = progress.Progress(
+            *columns, *(rest if self._total else ()), console=Console(stderr=True), transient=True
+        )
+        shown.add_task(self._title, total=self._total)
+        shown.start()
+        return shown
 
     def __exit__(self, *_error: Any) -> None:
         if self._shown is not None:
             self._shown.stop()
             self._shown = None
-
-
-class Steps(_Shown):
-    """Shows which step of some work is being done."""
-
-    def _tell(self, what: str) -> None:
-        text = f"{self._title}: step {self.count}, {what}"
-        if self._shown is None:
-            from rich.console import Console
-
-            self._shown = Console(stderr=True).status(text)
-            self._shown.start()
-        self._shown.update(text)
-
-
-class Bar(_Shown):
-    """Shows how much of some work is done and how long the rest will take."""
-
-    def __init__(self, title: str, total: int, show: bool | None = None) -> None:
-        super().__init__(title, show)
-        self._total = total
-        self._task: Any = None
-
-    def _tell(self, what: str) -> None:
-        if self._shown is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-            self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._shown.add_task(self._title, total=self._total)
-            self._shown.start()
-        done = self.count - 1
-        self._shown.update(self._task, completed=done, description=f"{self._title}: {what}")

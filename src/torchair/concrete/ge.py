@@ -24,7 +24,7 @@ from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
 from torchair.ge.signature import Conversion
 from torchair.log import logger, tell
 from torchair.passes import PassRunner
-from torchair.process import Bar
+from torchair.process import Steps
 from torchair.serde import dump_name, render, write_graph
 from torchair.trace import Trace
 
@@ -156,7 +156,7 @@ Sizes = Mapping[str, int]
 def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[Sizes]) -> None:
     """Plan for all gears, like the inputs of the first call but for their sizes."""
     made = 0
-    with Bar("planning gears", len(gears)) as bar:
+    with Steps("planning gears", len(gears)) as bar:
         for sizes in gears:
             bar.next(", ".join(f"{name} = {size}" for name, size in sizes.items()))
             wanted = _inputs(call, inputs, sizes)

@@ -125,8 +125,7 @@ def run_fx(gm: fx.GraphModule, args: Sequence[Any]) -> SeenRun:
                         seen[n.name, i] = leaf.detach().clone()
             return made
 
-    results = Watched(gm).run(*args)
-    return SeenRun(results, args, seen)
+    return SeenRun(Watched(gm).run(*args), args, seen)
 
 
 def run_ge(call: GraphCall, args: Sequence[Any], device: str) -> SeenRun:
@@ -253,7 +252,7 @@ class LocalCheck(WideGraph):
                 updated = isinstance(made, Tensor) and any(map(_writes, n.users))
                 self._known[n] = made.clone() if updated else made  # as it was before
             return made
-        truths = list(leaves(self.wide[n])) if n in self.wide else list(leaves(made))
+        truths = leaves(self.wide.get(n, made))
         members: list[Any] = []
         wanted = _wanted(n, made)
         for i, (eager, truth) in enumerate(zip(leaves(made), truths, strict=True)):
@@ -305,7 +304,7 @@ class LocalCheck(WideGraph):
         if wrong is None:
             return
         found = self._wrong(node, wrong, what)
-        shaken = list(leaves(run_shaken(found.region, dict(found.inputs))))
+        shaken = leaves(run_shaken(found.region, dict(found.inputs)))
         moved = shaken[index] if index < len(shaken) else None
         if not is_explained(wrong, got, eager, truth, moved):
             raise _Found(found)
@@ -337,7 +336,7 @@ class LocalCheck(WideGraph):
 def _wanted(node: fx.Node, made: Any) -> set[int]:
     """Which results of a node somebody reads, by number: others, as states of generators that drop
     nothing, may be anything."""
-    every = range(len(list(leaves(made))))
+    every = range(len(leaves(made)))
     if not isinstance(made, list | tuple) or any(map(_takes_all, node.users)):
         return set(every)
     read = {u.args[1] for u in node.users}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 TIMES_EAGER = 8  # other orders of rounding may cost up to this many errors of eager
 FLOOR = 8  # and never less than this many units in the last place of the largest value
@@ -86,10 +89,10 @@ def _of_numbers(got: Any, eager: Any) -> Difference | None:
         got = got.item()
     if got == eager or (got != got and eager != eager):
         return None
-    if isinstance(eager, float) and isinstance(got, float):
-        allowed = FLOOR_WIDE * torch.finfo(torch.float64).eps * abs(eager)
-        if abs(got - eager) <= allowed:
-            return None
+    allowed = FLOOR_WIDE * torch.finfo(torch.float64).eps
+    floats = isinstance(eager, float) and isinstance(got, float)
+    if floats and abs(got - eager) <= allowed * abs(eager):
+        return None
     return no_number(f"{got!r} instead of {eager!r}")
 
 
@@ -98,9 +101,7 @@ def _of_integers(got: Tensor, eager: Tensor, truth: Tensor | None) -> Difference
     if truth is not None and truth.dtype == got.dtype:
         wrong &= got != truth  # eager's rounding may have decided otherwise
     count = int(wrong.sum())
-    if not count:
-        return None
-    return no_number(f"{count} of {got.numel()} elements differ")
+    return no_number(f"{count} of {got.numel()} elements differ") if count else None
 
 
 def _of_floats(got: Tensor, eager: Tensor, truth: Tensor | None) -> Difference | None:
@@ -113,9 +114,8 @@ def _of_floats(got: Tensor, eager: Tensor, truth: Tensor | None) -> Difference |
     mine, theirs = got.double(), eager.double()
     real = theirs if truth is None or own else truth.double()
     finite = mine.isfinite() & theirs.isfinite() & real.isfinite()
-    odd = ~finite
-    if bool(odd.any()):
-        wrong = odd & ~_same(mine, theirs) & ~_same(mine, real.to(dtype).double())
+    if not bool(finite.all()):
+        wrong = ~finite & ~_same(mine, theirs) & ~_same(mine, real.to(dtype).double())
         if bool(wrong.any()):
             return no_number(f"{int(wrong.sum())} elements are not finite, or should not be")
         mine, theirs, real = (torch.where(finite, t, 0.0) for t in (mine, theirs, real))
@@ -140,14 +140,9 @@ def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def leaves(tree: Any) -> Iterator[Any]:
+def leaves(tree: Any) -> list[Any]:
     """What an FX node gives, one by one; None is left out."""
-    members = tree if isinstance(tree, list | tuple) else (tree,)
-    for member in members:
-        if isinstance(member, list | tuple):
-            yield from leaves(member)
-        elif member is not None:
-            yield member
+    return [member for member in tree_leaves(tree) if member is not None]
 
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
@@ -175,20 +170,17 @@ def wide_type(dtype: Any) -> Any:
 def run_wide(node: fx.Node, env: Callable[[fx.Node], Any], eager: Any) -> Any:
     """The result of a call in double precision; eager's, widened, where there is no such thing:
     random numbers, operators that know one type only, bits of numbers."""
-    if not _has_truth(node.target):
-        return _all_widened(eager)
-    try:
-        made = _wide_call(node, env)
-    except Exception:  # an operator may refuse a type in any way
-        return _all_widened(eager)
-    if str(node.target) in _FUSED:
-        made = type(eager)([made[0], *map(widened, eager[1:])])
-    return made if _alike(made, eager) else _all_widened(eager)
+    made: Any = None
+    if _has_truth(node.target):
+        with suppress(Exception):  # an operator may refuse a type in any way
+            made = _wide_call(node, env)
+            if str(node.target) in _FUSED:
+                made = type(eager)([made[0], *map(widened, eager[1:])])
+    return made if _alike(made, eager) else tree_map(widened, eager)
 
 
 def _wide_call(node: fx.Node, env: Callable[[fx.Node], Any]) -> Any:
-    args = fx.node.map_aggregate(fx.map_arg(node.args, env), wide_type)
-    kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, env), wide_type)
+    args, kwargs = tree_map(wide_type, fx.map_arg((node.args, node.kwargs), env))
     if str(node.target) in _FUSED:
         return (_attention(node.target, args, kwargs),)
     return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -212,7 +204,7 @@ def run_shaken(region: Sequence[fx.Node], inputs: Mapping[str, Any]) -> Any:
     """The result of the last of some nodes in double precision, with every number on the way off by
     as much as rounding to its type may do: how far results move shows what rounding explains. None
     where there is no such thing."""
-    shake = _Shaking()
+    shake = partial(_shaken, torch.Generator().manual_seed(0))
     env = {name: shake(value, value) for name, value in inputs.items()}
     try:
         for node in region:
@@ -224,21 +216,15 @@ def run_shaken(region: Sequence[fx.Node], inputs: Mapping[str, Any]) -> Any:
     return env[region[-1].name] if region else None
 
 
-class _Shaking:
-    """Moves numbers by a part of a unit in the last place, the same in every run."""
-
-    def __init__(self) -> None:
-        self._numbers = torch.Generator().manual_seed(0)
-
-    def __call__(self, tree: Any, like: Any) -> Any:
-        if isinstance(tree, list | tuple):
-            members = like if isinstance(like, list | tuple) else [None] * len(tree)
-            return type(tree)(self(a, b) for a, b in zip(tree, members, strict=False))
-        dtype = like.dtype if isinstance(like, Tensor) else None
-        if not isinstance(tree, Tensor) or dtype is None or not dtype.is_floating_point:
-            return widened(tree)
-        noise = torch.rand(tree.shape, dtype=torch.float64, generator=self._numbers) * 2 - 1
-        return widened(tree) * (1 + torch.finfo(dtype).eps / 2 * noise.to(tree.device))
+def _shaken(numbers: torch.Generator, tree: Any, like: Any) -> Any:
+    """Numbers moved by a part of a unit in the last place of the type that they have in `like`."""
+    if isinstance(tree, list | tuple):
+        members = like if isinstance(like, list | tuple) else [None] * len(tree)
+        return type(tree)(_shaken(numbers, a, b) for a, b in zip(tree, members, strict=False))
+    if not (isinstance(tree, Tensor) and isinstance(like, Tensor) and like.is_floating_point()):
+        return widened(tree)
+    noise = torch.rand(tree.shape, dtype=torch.float64, generator=numbers) * 2 - 1
+    return widened(tree) * (1 + torch.finfo(like.dtype).eps / 2 * noise.to(tree.device))
 
 
 def _has_truth(target: Any) -> bool:
@@ -250,12 +236,8 @@ def _has_truth(target: Any) -> bool:
     return not random and str(target) not in _BITS
 
 
-def _all_widened(tree: Any) -> Any:
-    return fx.node.map_aggregate(tree, widened) if isinstance(tree, list | tuple) else widened(tree)
-
-
 def _alike(made: Any, eager: Any) -> bool:
-    mine, theirs = list(leaves(made)), list(leaves(eager))
+    mine, theirs = leaves(made), leaves(eager)
     return len(mine) == len(theirs) and all(_fits(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
@@ -285,11 +267,9 @@ class WideGraph(fx.Interpreter):
     def truth(self, n: fx.Node, made: Any) -> Any:
         """The result of a node in double precision."""
         if n.op == "output":
-            self.results = [
-                self.wide[x] if isinstance(x, fx.Node) else x
-                for x in (n.args[0] if isinstance(n.args[0], list | tuple) else n.args)
-            ]
+            given = n.args[0] if isinstance(n.args[0], list | tuple) else n.args
+            self.results = [self.wide[x] if isinstance(x, fx.Node) else x for x in given]
             return None
         if n.op == "call_function":
             return run_wide(n, self.wide.__getitem__, made)
-        return _all_widened(made)
+        return tree_map(widened, made)

@@ -47,7 +47,7 @@ from torchair.engine.run.trial import (
 )
 from torchair.engine.tune import KINDS, PROGRAM, Wish
 from torchair.log import logger
-from torchair.process import Bar
+from torchair.process import Steps
 
 WINDOWS = 5
 """Times that each takes its turn."""
@@ -230,7 +230,7 @@ class Tuning:
         end = time.monotonic() + wish.budget_seconds
         done = 0
         try:
-            with Bar("tuning kernels", len(todo)) as bar:
+            with Steps("tuning kernels", len(todo)) as bar:
                 for subject, choices in todo:
                     if time.monotonic() >= end:
                         break
