@@ -66,10 +66,7 @@ def _offer_reports(runner: Any) -> None:
 
 legacy.install()
 when_imported(
-    {
-        "torch.distributed._functional_collectives": _teach_dynamo,
-        "torchair.runner": _offer_reports,
-    }
+    {"torch.distributed._functional_collectives": _teach_dynamo, "torchair.runner": _offer_reports}
 )
 _ = ops
 

@@ -10,13 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.configs.compiler_config import (
-    CompilerConfig,
-    apply_options,
-    warn_frozen_parameter,
-    warn_ineffective,
-    warn_unsupported,
-)
+from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
 from torchair.errors import UnsupportedModeError
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
@@ -49,12 +43,6 @@ def get_npu_backend(
     return partial(
         npu_backend, compiler_config=config, decompositions=dict(custom_decompositions or {})
     )
-
-
-def warn_about(config: CompilerConfig) -> None:
-    """Tell what a configuration asks for in vain."""
-    for warn in (warn_ineffective, warn_unsupported, warn_frozen_parameter):
-        warn(config)
 
 
 def torchair_backend(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -169,9 +157,7 @@ def with_backward(call: Callable[..., Any], loss: int) -> Callable[..., Any]:
     return run
 
 
-def _gears(
-    gm: Any, inputs: Sequence[Any], config: CompilerConfig
-) -> Sequence[Mapping[str, int]]:
+def _gears(gm: Any, inputs: Sequence[Any], config: CompilerConfig) -> Sequence[Mapping[str, int]]:
     """Sizes that the user has set gears for; guards keep calls to them. The modes that capture
     have a graph for each size anyway."""
     if config.mode.value != MAX_AUTOTUNE or not any(hasattr(x, "dim_gears") for x in inputs):

@@ -210,14 +210,8 @@ def _listed(names: Iterable[str]) -> str:
 
 def _table(before: Counter[str], after: Counter[str], whole: bool) -> list[str]:
     """Counts before and after, the totals first; without `whole` only rows that differ follow."""
-    rows = [("name", "cnt(before)", "cnt(after)", "diff")]
-    rows.append(_row("total", before.total(), after.total()))
-    for name in sorted(before.keys() | after.keys()):
-        if whole or before[name] != after[name]:
-            rows.append(_row(name, before[name], after[name]))
-    width = max(len(r[0]) for r in rows)
-    return [f"  {r[0]:{width}s} {r[1]:>12s} {r[2]:>12s} {r[3]:>6s}" for r in rows]
-
-
-def _row(name: str, before: int, after: int) -> tuple[str, str, str, str]:
-    return name, str(before), str(after), f"{after - before:+d}"
+    names = sorted(n for n in before.keys() | after.keys() if whole or before[n] != after[n])
+    counts = [("total", before.total(), after.total()), *((n, before[n], after[n]) for n in names)]
+    width = max(len(name) for name, _, _ in counts)
+    head = f"  {'name':{width}s} {'cnt(before)':>12s} {'cnt(after)':>12s} {'diff':>6s}"
+    return [head, *(f"  {n:{width}s} {b:12d} {a:12d} {a - b:+6d}" for n, b, a in counts)]

@@ -86,11 +86,10 @@ class NpuFxCompiler:
         with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
             made = self._compile(gm, example_inputs, settings, trace)
             runner = GmRunner(made, trace)
+            static, inputs = self._static_arguments(trace), list(example_inputs)
             for observer in observers:
-                static, inputs = self._static_arguments(trace), list(example_inputs)
-                runner = observer(
-                    Compilation(gm, inputs, self.config, static, trace.phase, made, runner)
-                )
+                seen = Compilation(gm, inputs, self.config, static, trace.phase, made, runner)
+                runner = observer(seen)
             return runner
 
     def _compile(
@@ -225,22 +224,14 @@ def engine_settings(config: CompilerConfig) -> Settings:
 
 
 def convert(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    settings: Settings,
-    static: frozenset[int],
-    name: str,
+    gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, static: frozenset[int], name: str
 ) -> Conversion:
     """The GE graph of an FX graph after the FX passes."""
     conversion = GraphConverter(
-        gm,
-        name,
-        infer,
-        fold_views=settings.enable_view_optimize,
-        strict=settings.strict_converters,
-        static_args=static,
+        gm, name, infer, fold_views=settings.enable_view_optimize,
+        strict=settings.strict_converters, static_args=static,
         record_modules=settings.record_modules,
-    ).run(*inputs)
+    ).run(*inputs)  # fmt: skip
     generic = conversion.generic
     if generic:
         logger.info("%s: %s operators without converter: %s", name, len(generic), generic)

@@ -83,28 +83,25 @@ class Onlookers:
     """Those who look on while graphs are compiled."""
 
     def __init__(self) -> None:
-        self._observers: list[Observer] = []
-        self._keepers: list[Observer] = []  # those of them that want to see what passes change
+        self._observers: list[tuple[Observer, bool]] = []  # and whether they want changes of passes
         # Gives who writes the report at a path; set by the package, which knows the rooms above.
         self.reporter: Callable[[str], Observer] | None = None
 
     def of(self, report_path: str | None) -> tuple[list[Observer], bool]:
         """Who looks at a graph, and whether changes of passes are kept for them."""
+        found, keep = [o for o, _ in self._observers], any(wants for _, wants in self._observers)
         if report_path is None or self.reporter is None:
-            return self._observers, bool(self._keepers)
-        return [*self._observers, self.reporter(report_path)], True
+            return found, keep
+        return [*found, self.reporter(report_path)], True
 
     @contextmanager
     def observed(self, observer: Observer, changes: bool = False) -> Iterator[None]:
         """Let somebody look on, and see the `changes` of passes."""
-        self._observers.append(observer)
-        self._keepers.extend([observer] if changes else [])
+        self._observers.append((observer, changes))
         try:
             yield
         finally:
-            self._observers.remove(observer)
-            if changes:
-                self._keepers.remove(observer)
+            self._observers.remove((observer, changes))
 
 
 onlookers = Onlookers()

@@ -14,8 +14,6 @@ from typing import Any
 
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
-
-
 FilePath = str | os.PathLike[str]
 
 
@@ -33,9 +31,7 @@ def private_dir(path: FilePath, mode: int = DIRECTORY_MODE) -> Path:
 
 
 def atomic_write(
-    path: FilePath,
-    data: bytes | Sequence[bytes | memoryview],
-    mode: int = FILE_MODE,
+    path: FilePath, data: bytes | Sequence[bytes | memoryview], mode: int = FILE_MODE
 ) -> Path:
     """Write a file under a temporary name beside `path`, then rename it over `path`. `data` may be
     in pieces, which are not joined in memory.

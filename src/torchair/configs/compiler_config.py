@@ -76,13 +76,6 @@ class CompilerConfig(Section):
         """Collect (local options, global options); ``mode`` defaults to the mode of this config."""
         return super().as_dict(mode or self.mode.raw)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CompilerConfig) and _set_leaves(self) == _set_leaves(other)
-
-
-def _set_leaves(config: CompilerConfig) -> dict[str, Any]:
-    return {path: value for path, value in leaves(config) if value is not None}
-
 
 OPTIONS: Mapping[str, OptionValue] = dict(declared(CompilerConfig))
 """The declaration of every option, by its path."""
@@ -236,9 +229,6 @@ class FlatConfig(
     def as_dict(self, mode: str | None = None) -> EngineOptions:
         """All values under their flat names; there are no global options."""
         return {name: option.value for name, option in vars(self).items()}, {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FlatConfig) and dict(leaves(self)) == dict(leaves(other))
 
 
 # ---- what the compiler takes from it: `Settings`, a frozen snapshot in plain values ----
@@ -395,6 +385,13 @@ def parse_switches(text: str | None) -> dict[str, bool]:
 
 
 # ---- warnings
+
+
+def warn_about(config: Section) -> None:
+    """Tell what a configuration asks for in vain."""
+    for warn in (warn_ineffective, warn_unsupported, warn_frozen_parameter):
+        warn(config)
+
 
 _FEATURES_WITHOUT_EFFECT = {
     REDUCE_OVERHEAD: ("set_dim_gears", "dynamo_export", "scope", "npu_print")

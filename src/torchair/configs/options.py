@@ -420,6 +420,9 @@ class Section:
             )
         super().__setattr__(name, value)
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and _set_leaves(self) == _set_leaves(other)
+
     def as_dict(self, mode: str | None = None) -> EngineOptions:
         """Collect (local options, global options) of this section and those below, for ``mode``."""
         mode = mode or MAX_AUTOTUNE
@@ -476,6 +479,10 @@ def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, raw_of(member)
 
 
+def _set_leaves(section: Any) -> dict[str, Any]:
+    return {path: value for path, value in leaves(section) if value is not None}
+
+
 def declared(
     section: Section | type[Section], prefix: str = ""
 ) -> Iterator[tuple[str, OptionValue]]:
@@ -493,20 +500,16 @@ def given(config: Any, kind: type[S]) -> S:
         return kind()
     if isinstance(config, kind):
         return config
+    name = getattr(config, "public_name", type(config).__name__)
+    what = f"a {name}, which is not for this backend: it takes a {kind.public_name}"
     if isinstance(config, type):
-        raise TypeError(
-            f"compiler_config is the class {config.__name__}: pass one made of it, "
-            f"{config.__name__}()"
+        what = f"the class {config.__name__}: pass one made of it, {config.__name__}()"
+    elif isinstance(config, Mapping):
+        what = (
+            f"a {name}: make a CompilerConfig() and set its options as attributes, or pass the "
+            "dict as torch.compile(..., options={...})"
         )
-    if isinstance(config, Mapping):
-        raise TypeError(
-            f"compiler_config is a {type(config).__name__}: make a CompilerConfig() and set its "
-            "options as attributes, or pass the dict as torch.compile(..., options={...})"
-        )
-    raise TypeError(
-        f"compiler_config is a {getattr(config, 'public_name', type(config).__name__)}, which is "
-        f"not for this backend: it takes a {kind.public_name}"
-    )
+    raise TypeError(f"compiler_config is {what}")
 
 
 def read_path(section: Section, path: str) -> Any:

@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from torchair.backend import warn_about
-from torchair.configs.compiler_config import CompilerConfig, engine_keys
+from torchair.configs.compiler_config import CompilerConfig, engine_keys, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
 from torchair.deploy import stored
 from torchair.deploy.compiled import CompiledModel, Version, shape_of

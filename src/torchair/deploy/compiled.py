@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.autograd import profiler
 
-from torchair.backend import config_in, warn_about
-from torchair.configs.compiler_config import CompilerConfig
+from torchair.backend import config_in
+from torchair.configs.compiler_config import CompilerConfig, warn_about
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
 from torchair.deploy.homes import Home, ModelState, Roots, SharedMemory, homes_of, roots_of
 from torchair.deploy.trees import CallShape, only, result_of

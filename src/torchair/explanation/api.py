@@ -128,11 +128,7 @@ class Explanation:
     @property
     def generic(self) -> dict[str, int]:
         """Operators without a converter, of all graphs."""
-        found: dict[str, int] = {}
-        for graph in self.graphs:
-            for name, count in graph.generic.items():
-                found[name] = found.get(name, 0) + count
-        return found
+        return dict(sum((Counter(g.generic) for g in self.graphs), Counter[str]()))
 
     def __str__(self) -> str:
         lines = [f"graphs {len(self.graphs)}, breaks {sum(b.count for b in self.breaks)}, "

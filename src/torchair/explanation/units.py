@@ -192,17 +192,14 @@ def unit_rows(call: GraphCall, args: Sequence[Any], device: str) -> list[UnitRow
 
 def _copies_at_the_end(plan: Plan) -> list[UnitRow]:
     """Results and arguments that are copied after all steps."""
-    rows = []
-    for k, output in enumerate(plan.outputs):
-        if output.always_copy:
-            moved = 2 * plan.place(output.slot)[0].size
-            why = "its memory is not its own, and results belong to the caller"
-            rows.append(UnitRow(f"result {k}", "copy", why, moved, 0, 0.0, ""))
-    for write in plan.write_backs:
-        moved = 2 * plan.place(write.input_slot)[0].size
-        why = "it is updated when everybody has read it"
-        rows.append(UnitRow(f"input {write.input_slot}", "copy", why, moved, 0, 0.0, ""))
-    return rows
+    why = "its memory is not its own, and results belong to the caller"
+    copies = [(f"result {k}", o.slot, why) for k, o in enumerate(plan.outputs) if o.always_copy]
+    why = "it is updated when everybody has read it"
+    copies += [(f"input {w.input_slot}", w.input_slot, why) for w in plan.write_backs]
+    return [
+        UnitRow(name, "copy", why, 2 * plan.place(slot)[0].size, 0, 0.0, "")
+        for name, slot, why in copies
+    ]
 
 
 def _reasons(session: Any) -> dict[Node, str]:
@@ -247,14 +244,9 @@ def _moved(step: Step, given: list[Any], made: list[Any]) -> int:
         read[table] = min(read[table], written)
     places = {t.data_ptr() for t in made if isinstance(t, Tensor)}
     kept = [k for k, t in enumerate(given) if isinstance(t, Tensor) and t.data_ptr() in places]
-    if kept and any(_updates(n) for n in nodes):
-        others = sum(size for k, size in enumerate(read) if k not in kept)
-        return 2 * others
+    if kept and any(has_trait(n, Trait.WRITES_FIRST) for n in nodes):
+        return 2 * sum(size for k, size in enumerate(read) if k not in kept)
     return sum(read) + written
-
-
-def _updates(node: Node) -> bool:
-    return has_trait(node, Trait.WRITES_FIRST)
 
 
 def _bytes(value: Any) -> int:
@@ -267,12 +259,8 @@ def _operations(step: Step, given: list[Any], made: list[Any]) -> int:
     points = max((t.numel() for t in [*given, *made] if isinstance(t, Tensor)), default=0)
     outs = [t for t in made if isinstance(t, Tensor)]
     nodes = step.also or [step.node]
-    count = points * len(nodes)
-    for node in nodes:
-        depth = _depth(node)
-        if depth and outs:
-            count += 2 * depth * outs[0].numel()
-    return count
+    sums = 2 * sum(map(_depth, nodes)) * outs[0].numel() if outs else 0
+    return points * len(nodes) + sums
 
 
 def _depth(node: Node) -> int:

@@ -26,7 +26,7 @@ from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.api import engine_call, own_arguments
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
-from torchair.fx.source import module_path
+from torchair.fx.source import last_frame, module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.rewrite import line_of
 from torchair.log import logger
@@ -291,10 +291,10 @@ def cut(text: str) -> str:
     return f"{text[:_LONGEST]}\n… and {len(text) - _LONGEST:,} characters more"
 
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_PLACE = re.compile(r'"([^"]+)", line (\d+)')
 _AROUND = 3  # lines shown before and after one that is needed
-_HOMES = (torch.__file__, os.path.dirname(__file__))
-_NOT_THE_MODEL = tuple(os.path.dirname(os.path.realpath(home)) + os.sep for home in _HOMES)
+_HOMES = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_NOT_THE_MODEL = tuple(f'"{home}{os.sep}' for home in _HOMES)
 
 Place = tuple[str, int]
 
@@ -335,10 +335,8 @@ class Sources:
 
 def place_of(node: fx.Node) -> Place | None:
     """File and line of the innermost frame of the model, which is not torch and not we."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
-    theirs = [f for f in frames if not os.path.realpath(f[0]).startswith(_NOT_THE_MODEL)]
-    chosen = (theirs or frames)[-1:]
-    return (chosen[0][0], int(chosen[0][1])) if chosen else None
+    found = _PLACE.match(last_frame(node, _NOT_THE_MODEL) or "")
+    return (found[1], int(found[2])) if found is not None else None
 
 
 class Reporter:
