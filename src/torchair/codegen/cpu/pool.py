@@ -42,7 +42,7 @@ def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
     while isinstance(spec.channels, int) and vectors > 1 and spec.channels < vectors * w.lanes:
         vectors //= 2
     size = vectors * w.lanes
-    blocks = w.div(w.add(channels, str(size - 1)), str(size))
+    blocks = w.ceil(channels, size)
     high, wide = w.size(spec.out_height), w.size(spec.out_width)
     total = w.mul(w.mul(w.size(spec.batch), w.mul(high, wide)), blocks)
     low, last = w.share(total)
@@ -94,7 +94,7 @@ def _whole_columns(w: KernelWriter, spec: Pool, wide: str) -> tuple[str, str]:
     first = w.least(str(-(-left // step)), wide)
     reach = (spec.kernel[1] - 1) * spec.dilation[1] + step * lanes - left
     room = w.sub(w.sub(w.size(spec.width), str(reach)), w.mul(first, str(step)))
-    room = _positive(w, w.add(room, str(step * lanes)))
+    room = w.most(w.add(room, step * lanes), 0)
     count = w.least(w.div(room, str(step * lanes)), w.div(w.sub(wide, first), str(lanes)))
     return first, w.add(first, w.mul(count, str(lanes)))
 
@@ -115,7 +115,7 @@ class _Window:
         start = w.sub(w.mul(at, str(self.spec.stride[axis])), str(before))
         extent = w.size(size)
         first, last = (
-            w.least(w.div(w.add(_positive(w, n), str(step - 1)), str(step)), str(taps))
+            w.least(w.ceil(w.most(n, 0), step), taps)
             for n in (w.sub("0", start), w.sub(extent, start))
         )
         padded = w.sub(w.add(extent, str(after)), start)
@@ -189,8 +189,7 @@ class _Window:
         if spec.count_include_pad:
             return w.mul(self.rows["all"], self.columns["all"])
         counts = [w.sub(span["last"], span["first"]) for span in (self.rows, self.columns)]
-        found = w.mul(*counts)
-        return w.call("i64", "llvm.smax.i64", ("i64", found), ("i64", "1"))
+        return w.most(w.mul(*counts), 1)
 
     def write(self, n: str, channel: str, value: str, lanes: int) -> None:
         """Write a vector, or its elements one by one if they do not lie together."""
@@ -208,9 +207,3 @@ class _Window:
             one = w(f"extractelement <{lanes} x {element}> {value}, i64 {lane}")
             to = w.offset(place, element, w.mul(str(lane), w.size(step)))
             w.do(f"store {element} {one}, ptr {to}, align {size}")
-
-
-def _positive(w: KernelWriter, value: str) -> str:
-    if not value.startswith("%"):
-        return str(max(0, int(value)))
-    return w.call("i64", "llvm.smax.i64", ("i64", value), ("i64", "0"))

@@ -82,6 +82,7 @@ class Vector:
     __truediv__, __rtruediv__ = _binary("div"), _flipped("div")
     __lshift__, __rshift__ = _binary("shl"), _binary("ashr")
     __and__, __or__, __xor__ = _binary("and"), _binary("or"), _binary("xor")
+    shifted_down = _binary("lshr")  # without a sign
 
     def __neg__(self) -> Vector:
         return self.of(self.kind, self.w(f"fneg {self.type} {self.name}"))
@@ -153,8 +154,12 @@ class Vector:
             return self
         if self.is_float:
             code = {"double": "fpext", "float": "fptrunc"}.get(kind, "fptosi")
+        elif kind in _FLOATS:
+            code = "sitofp"
+        elif int(kind[1:]) < int(self.kind[1:]):
+            code = "trunc"
         else:
-            code = "sitofp" if kind in _FLOATS else ("trunc" if kind == "i32" else "sext")
+            code = "zext" if self.kind == "i1" else "sext"
         to = f"<{self.lanes} x {kind}>"
         return self.of(kind, self.w(f"{code} {self.type} {self.name} to {to}"))
 
@@ -165,8 +170,22 @@ class Vector:
         return self.of(kind, self.w(f"bitcast {self.type} {self.name} to {to}"))
 
 
+    def load(self, at: str, align: int) -> Vector:
+        """A vector of this type in memory."""
+        return self.of(self.kind, self.w(f"load {self.type}, ptr {at}, align {align}"))
+
+    def store(self, at: str, align: int) -> None:
+        """Write the vector to memory."""
+        self.w.do(f"store {self.type} {self.name}, ptr {at}, align {align}")
+
+
 Operand = Vector | float
 """What an operator takes on its right side."""
+
+
+def wide(w: Writer, kind: str, name: str = "") -> Vector:
+    """A vector as wide as those of the machine; of one without a name only the type counts."""
+    return Vector(w, w.lanes, kind, name)
 
 
 def by_lane(function: str, *args: Vector) -> Vector:

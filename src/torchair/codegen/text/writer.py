@@ -4,8 +4,9 @@ registers.
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,13 @@ class Machine:
         """Whether conversions to bfloat16 are instructions that our text may ask for."""
         return False
 
+
+Index = str | int
+"""An i64: a number, or its value in a text."""
+_FOLDED: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "udiv": operator.floordiv,
+    "urem": operator.mod,
+}  # fmt: skip
 
 SHORT_NAMES = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 """How intrinsics name types of floats."""
@@ -159,9 +167,9 @@ class Writer:
         how = ("i32", "0"), ("i32", str(often)), ("i32", "1")
         self.call("void", "llvm.prefetch.p0", ("ptr", at), *how)
 
-    def clear(self, at: str, bytes_: str) -> None:
+    def clear(self, at: str, bytes_: Index) -> None:
         """Fill memory with zeros."""
-        how = ("i8", "0"), ("i64", bytes_), ("i1", "false")
+        how = ("i8", "0"), ("i64", str(bytes_)), ("i1", "false")
         self.call("void", "llvm.memset.p0.i64", ("ptr", at), *how)
 
     def vector(self, element: str) -> str:
@@ -177,62 +185,63 @@ class Writer:
         first = self(f"insertelement {vt} poison, {element} {value}, i64 0")
         return self(f"shufflevector {vt} {first}, {vt} poison, <{n} x i32> zeroinitializer")
 
-    def offset(self, pointer: str, element: str, index: str) -> str:
+    def offset(self, pointer: str, element: str, index: Index) -> str:
         """The address `index` elements further."""
-        if index == "0":
+        if str(index) == "0":
             return pointer
         return self(f"getelementptr {element}, ptr {pointer}, i64 {index}")
 
     # ---- integers: folded while they are literals ----
 
-    def add(self, a: str, b: str) -> str:
+    def _integer(self, name: str, a: Index, b: Index) -> str:
+        if _literal(a) and _literal(b):
+            return str(_FOLDED[name](int(a), int(b)))
+        return self(f"{name} i64 {a}, {b}")
+
+    def add(self, a: Index, b: Index) -> str:
         """a + b over i64."""
+        a, b = str(a), str(b)
         if a == "0" or b == "0":
             return b if a == "0" else a
-        if _literal(a) and _literal(b):
-            return str(int(a) + int(b))
-        return self(f"add i64 {a}, {b}")
+        return self._integer("add", a, b)
 
-    def mul(self, a: str, b: str) -> str:
+    def mul(self, a: Index, b: Index) -> str:
         """a * b over i64."""
+        a, b = str(a), str(b)
         if a == "0" or b == "0":
             return "0"
         if a == "1" or b == "1":
             return b if a == "1" else a
-        if _literal(a) and _literal(b):
-            return str(int(a) * int(b))
-        return self(f"mul i64 {a}, {b}")
+        return self._integer("mul", a, b)
 
-    def sub(self, a: str, b: str) -> str:
+    def sub(self, a: Index, b: Index) -> str:
         """a - b over i64."""
-        if b == "0":
-            return a
-        if _literal(a) and _literal(b):
-            return str(int(a) - int(b))
-        return self(f"sub i64 {a}, {b}")
+        return str(a) if str(b) == "0" else self._integer("sub", a, b)
 
-    def div(self, a: str, b: str) -> str:
+    def div(self, a: Index, b: Index) -> str:
         """a / b for numbers that are not negative."""
-        if b == "1":
-            return a
-        if _literal(a) and _literal(b):
-            return str(int(a) // int(b))
-        return self(f"udiv i64 {a}, {b}")
+        return str(a) if str(b) == "1" else self._integer("udiv", a, b)
 
-    def rem(self, a: str, b: str) -> str:
+    def ceil(self, a: Index, b: Index) -> str:
+        """a / b rounded up, for numbers that are not negative."""
+        return self.div(self.add(a, self.sub(b, 1)), b)
+
+    def rem(self, a: Index, b: Index) -> str:
         """a % b for numbers that are not negative."""
-        if b == "1":
-            return "0"
-        if _literal(a) and _literal(b):
-            return str(int(a) % int(b))
-        return self(f"urem i64 {a}, {b}")
+        return "0" if str(b) == "1" else self._integer("urem", a, b)
 
-    def least(self, a: str, b: str) -> str:
+    def least(self, a: Index, b: Index) -> str:
         """min(a, b) over i64."""
         if _literal(a) and _literal(b):
             return str(min(int(a), int(b)))
         less = self(f"icmp slt i64 {a}, {b}")
         return self(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    def most(self, a: Index, b: Index) -> str:
+        """max(a, b) over i64."""
+        if _literal(a) and _literal(b):
+            return str(max(int(a), int(b)))
+        return self.call("i64", "llvm.smax.i64", ("i64", str(a)), ("i64", str(b)))
 
     # ---- control ----
 
@@ -243,7 +252,7 @@ class Writer:
 
     @contextmanager
     def loop(
-        self, start: str, stop: str, step: str | int = 1, carried: Sequence[tuple[str, str]] = ()
+        self, start: Index, stop: Index, step: Index = 1, carried: Sequence[tuple[str, str]] = ()
     ) -> Iterator[Loop]:
         """`for index in range(start, stop, step)`, with (type, first value) of what is carried."""
         n = self.name("L")
@@ -293,7 +302,8 @@ class KernelWriter(Writer):
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
-        self._helpers: dict[str, str] = {}
+        self._helpers: dict[str, str] = {}  # other functions
+        self._arguments: dict[str, str] = {}  # of those
 
     def pointer(self, index: int) -> str:
         """The address in a word."""
@@ -314,16 +324,28 @@ class KernelWriter(Writer):
 
     def share(self, total: str, unit: int = 1) -> tuple[str, str]:
         """First and last+1 of this thread's part of `range(total)`, cut at multiples of `unit`."""
-        blocks = total if unit == 1 else self.div(self.add(total, str(unit - 1)), str(unit))
+        blocks = self.ceil(total, unit)
         low = self.div(self.mul(blocks, "%tid"), "%nt")
-        high = self.div(self.mul(blocks, self.add("%tid", "1")), "%nt")
+        high = self.div(self.mul(blocks, self.add("%tid", 1)), "%nt")
         if unit == 1:
             return low, high
-        return self.mul(low, str(unit)), self.least(self.mul(high, str(unit)), total)
+        return self.mul(low, unit), self.least(self.mul(high, unit), total)
 
-    def helper(self, name: str, text: str) -> None:
-        """Another function that the kernel calls; name it `@ENTRY.something` in both texts."""
-        self._helpers[name] = text
+    @contextmanager
+    def function(self, name: str, arguments: str) -> Iterator[KernelWriter]:
+        """Another function of the kernel while it is written, which `run` calls."""
+        inner = KernelWriter(self.machine)
+        inner._helpers, inner._arguments = self._helpers, self._arguments
+        yield inner
+        self.declared.update(inner.declared)
+        self._arguments[name] = arguments
+        self._helpers[name] = inner.text(f"internal void @ENTRY.{name}({arguments})")
+
+    def run(self, name: str, *values: Index) -> None:
+        """Call a function of the kernel."""
+        kinds = [argument.split()[0] for argument in self._arguments[name].split(", ")]
+        given = ", ".join(f"{kind} {value}" for kind, value in zip(kinds, values, strict=True))
+        self.do(f"call void @ENTRY.{name}({given})")
 
     def kernel(self, label: str) -> Kernel:
         """The finished kernel."""
@@ -331,8 +353,8 @@ class KernelWriter(Writer):
         return Kernel.of(label, "".join([*self._helpers.values(), own]), self.declared.values())
 
 
-def _literal(x: str) -> bool:
-    return not x.startswith("%")
+def _literal(x: Index) -> bool:
+    return isinstance(x, int) or not x.startswith("%")
 
 
 # ---- values in registers ----

@@ -62,10 +62,8 @@ class Decode(AttentionText):
     come the scores of those blocks, the softmax, and the sums of their values.
     """
 
-    def __init__(
-        self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter
-    ) -> None:
-        super().__init__(w, spec, decode_areas(spec, w.machine), per_thread, home)
+    def __init__(self, w: KernelWriter, spec: Attention, per_thread: int) -> None:
+        super().__init__(w, spec, decode_areas(spec, w.machine), per_thread)
         self.dots = dots_bf16(spec, w.machine)
         self.wide = round_up(spec.value_width, w.lanes)
 
@@ -84,10 +82,7 @@ class Decode(AttentionText):
     def _parts(self, heads: str) -> str:
         """Among how many work items the rows of a head are divided."""
         w = self.w
-        one = ("i64", "1")
-        some = w.call("i64", "llvm.smax.i64", ("i64", heads), one)
-        parts = w.least(w.div("%nt", some), self.sizes.rows)
-        return w.call("i64", "llvm.smax.i64", ("i64", parts), one)
+        return w.most(w.least(w.div("%nt", w.most(heads, 1)), self.sizes.rows), 1)
 
     def _item(self) -> None:
         w, s = self.w, self.sizes

@@ -157,35 +157,32 @@ def prefill_areas(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Area
     return areas
 
 
-def multiplier(w: KernelWriter, p: PrefillPlan) -> str:
-    """The name of a function that adds a product to a tile: to += a b.
+def multiplier(w: KernelWriter, p: PrefillPlan) -> None:
+    """Adds the function `multiply`, which adds a product to a tile: to += a b.
 
     Row i of `a` begins `a_row` bytes after the one before, its elements are `a_step` bytes apart;
     `b` has `count` rows of a block of queries. `rows` of `a` exist; the tile is computed whole,
     with repetitions of the last of them. The rows of `to` are blocks of queries.
     """
-    h, name = Writer(w.machine), "@ENTRY.multiply"
-    vt, last = h.vector("float"), h.sub("%rows", "1")
-    ways = [h.mul(h.least(str(i), last), "%a_row") for i in range(p.rows)]
-    rows = [h.offset("%a", "i8", way) for way in ways]
-    places = [h.offset("%to", "float", str(n * p.lanes)) for n in range(p.rows * p.vectors)]
-    first = [load(h, place) for place in places]
-    carried = [("i64", "0"), ("ptr", "%b"), *((vt, x) for x in first)]
-    with h.loop("0", "%count", carried=carried) as loop:
-        way, b, *total = loop.carried
-        right = [load(h, h.offset(b, "float", str(v * p.lanes))) for v in range(p.vectors)]
-        after = []
-        for i, row in enumerate(rows):
-            left = _repeated(h, p, h.offset(row, "i8", way))
-            mine = total[i * p.vectors : (i + 1) * p.vectors]
-            after += [_add_product(h, p, left, x, y) for x, y in zip(right, mine, strict=True)]
-        loop.next = [h.add(way, "%a_step"), h.offset(b, "float", str(p.block)), *after]
-    for place, x in zip(places, loop.results[2:], strict=True):
-        store(h, x, place)
-    w.declared.update(h.declared)
     arguments = "ptr %a, i64 %a_row, i64 %a_step, ptr %b, i64 %count, i64 %rows, ptr %to"
-    w.helper(name, h.text(f"internal void {name}({arguments})"))
-    return name
+    with w.function("multiply", arguments) as h:
+        vt, last = h.vector("float"), h.sub("%rows", 1)
+        ways = [h.mul(h.least(i, last), "%a_row") for i in range(p.rows)]
+        rows = [h.offset("%a", "i8", way) for way in ways]
+        places = [h.offset("%to", "float", n * p.lanes) for n in range(p.rows * p.vectors)]
+        first = [load(h, place) for place in places]
+        carried = [("i64", "0"), ("ptr", "%b"), *((vt, x) for x in first)]
+        with h.loop("0", "%count", carried=carried) as loop:
+            way, b, *total = loop.carried
+            right = [load(h, h.offset(b, "float", v * p.lanes)) for v in range(p.vectors)]
+            after = []
+            for i, row in enumerate(rows):
+                left = _repeated(h, p, h.offset(row, "i8", way))
+                mine = total[i * p.vectors : (i + 1) * p.vectors]
+                after += [_add_product(h, p, left, x, y) for x, y in zip(right, mine, strict=True)]
+            loop.next = [h.add(way, "%a_step"), h.offset(b, "float", p.block), *after]
+        for place, x in zip(places, loop.results[2:], strict=True):
+            store(h, x, place)
 
 
 def _repeated(h: Writer, p: PrefillPlan, at: str) -> str:
@@ -211,16 +208,8 @@ class AttentionText:
     batch: str
     head: str
 
-    def __init__(
-        self,
-        w: KernelWriter,
-        spec: Attention,
-        areas: Areas,
-        per_thread: int,
-        home: KernelWriter,
-    ) -> None:
+    def __init__(self, w: KernelWriter, spec: Attention, areas: Areas, per_thread: int) -> None:
         self.w, self.spec = w, spec
-        self.home = home  # takes the functions that are called
         self.sizes = AttentionSizes(w, spec)
         self.vt = w.vector("float")
         self.areas, self._per_thread = areas, per_thread

@@ -50,10 +50,9 @@ class Prefill(AttentionText):
     """
 
     def __init__(
-        self, w: KernelWriter, spec: Attention, per_thread: int, home: KernelWriter,
-        way: Way = AS_EVER,
-    ) -> None:  # fmt: skip
-        super().__init__(w, spec, prefill_areas(spec, w.machine, way), per_thread, home)
+        self, w: KernelWriter, spec: Attention, per_thread: int, way: Way = AS_EVER
+    ) -> None:
+        super().__init__(w, spec, prefill_areas(spec, w.machine, way), per_thread)
         self.plan = plan(spec, w.machine, way)
         steps = spec.width // 2 if self.plan.pairs else spec.width
         self.steps, self.deep = steps, round_up(steps, w.lanes)
@@ -63,9 +62,9 @@ class Prefill(AttentionText):
     def write(self) -> None:
         """The whole body."""
         w, s, block = self.w, self.sizes, self.plan.block
-        self.multiply, self.transpose = multiplier(self.home, self.plan), transposer(self.home)
-        blocks = w.div(w.add(s.rows, str(block - 1)), str(block))
-        with self._items(blocks, w.mul(s.batch, s.kv_heads)) as (number, pair):
+        multiplier(w, self.plan)
+        transposer(w)
+        with self._items(w.ceil(s.rows, block), w.mul(s.batch, s.kv_heads)) as (number, pair):
             self.first = w.mul(number, str(block))
             self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
             self._item()
@@ -156,10 +155,9 @@ class Prefill(AttentionText):
 
     def _transpose_stage(self, name: str, columns: str) -> None:
         """Transpose the staged rows of a group of queries into their lanes of an area."""
-        places = f"ptr {self._area('stage')}, i64 {self.stage_row}"
-        places += f", ptr {self._vector(name, '0')}, i64 {self.plan.block}"
-        sizes = f"i64 {self.w.lanes}, i64 {columns}"
-        self.w.do(f"call void {self.transpose}({places}, {sizes})")
+        stage, to = self._area("stage"), self._vector(name, "0")
+        sizes = self.w.lanes, columns
+        self.w.run("transpose", stage, self.stage_row, to, self.plan.block, *sizes)
 
     def _stage_query(self, at: str, place: str) -> None:
         w, dtype, stride = self.w, self.spec.dtype, self.sizes.q[3]
@@ -243,9 +241,7 @@ class Prefill(AttentionText):
     def _add_product(
         self, a: str, row: str, step: str, b: str, counts: tuple[str, str], to: str
     ) -> None:
-        left = f"ptr {a}, i64 {row}, i64 {step}, ptr {self._area(b)}"
-        counted = f"i64 {counts[0]}, i64 {counts[1]}"
-        self.w.do(f"call void {self.multiply}({left}, {counted}, ptr {to})")
+        self.w.run("multiply", a, row, step, self._area(b), *counts, to)
 
     # ---- softmax ----
 
@@ -381,9 +377,8 @@ class Prefill(AttentionText):
         with w.loop("0", str(self.plan.block), lanes) as group:
             self.group = group.index
             self._invert()
-            places = f"ptr {self._vector('outputs', '0')}, i64 {self.plan.block}"
-            places += f", ptr {self._area('stage')}, i64 {self.stage_row}"
-            w.do(f"call void {self.transpose}({places}, i64 {self.wide}, i64 {lanes})")
+            places = self._vector("outputs", "0"), self.plan.block, self._area("stage")
+            w.run("transpose", *places, self.stage_row, self.wide, lanes)
             rest = w.sub(w.sub(self.sizes.rows, self.first), group.index)
             with w.loop("0", w.least(str(lanes), rest)) as loop:
                 self._write_row(loop.index, w.add(group.index, loop.index))
@@ -429,9 +424,9 @@ def attention(
     if few and many:
         _both(w, spec, per_thread)
     elif few:
-        Decode(w, spec, per_thread, w).write()
+        Decode(w, spec, per_thread).write()
     else:
-        Prefill(w, spec, per_thread, w, way).write()
+        Prefill(w, spec, per_thread, way).write()
     return Generated(w.kernel(label), per_thread)
 
 
@@ -460,14 +455,10 @@ def _forms(spec: Attention) -> tuple[bool, bool]:
 def _both(w: KernelWriter, spec: Attention, per_thread: int) -> None:
     """Both forms as functions, and the choice between them."""
     few = w(f"icmp sle i64 {AttentionSizes(w, spec).rows}, {FEW_ROWS}")
-    many = w(f"xor i1 {few}, true")
     forms: list[tuple[str, str, type[Decode] | type[Prefill]]]
-    forms = [("few", few, Decode), ("many", many, Prefill)]
+    forms = [("few", few, Decode), ("many", w(f"xor i1 {few}, true"), Prefill)]
     for name, condition, form in forms:
-        part = KernelWriter(w.machine)
-        form(part, spec, per_thread, w).write()
-        w.declared.update(part.declared)
-        signature = f"void @ENTRY.{name}(i64 %tid, i64 %nt, ptr noalias %words)"
-        w.helper(name, part.text(f"internal {signature}"))
+        with w.function(name, "i64 %tid, i64 %nt, ptr noalias %words") as part:
+            form(part, spec, per_thread).write()
         with w.when(condition):
-            w.do(f"call {signature}")
+            w.run(name, "%tid", "%nt", "%words")

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from torchair.codegen.cpu.matmul.tile import fold, shuffle, transpose
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.text.memory import arrived, leaving, masked_load, masked_store
-from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Writer, f32
+from torchair.codegen.text.writer import (
+    REASSOCIATE,
+    KernelWriter,
+    Writer,
+    f32,
+    lane_numbers,
+    prefix_mask,
+)
 
 MINUS_INFINITY = f32(-math.inf)
 LOG2_E = 1 / math.log(2)
@@ -41,8 +49,7 @@ def any_lane(w: Writer, flags: str) -> str:
 
 def before(w: Writer, count: str) -> str:
     """Which lanes have a number below `count`."""
-    numbers = ", ".join(f"i64 {j}" for j in range(w.lanes))
-    return w(f"icmp slt {w.vector('i64')} <{numbers}>, {w.splat('i64', count)}")
+    return w(f"icmp slt {w.vector('i64')} {lane_numbers(w.lanes, 64)}, {w.splat('i64', count)}")
 
 
 def load(w: Writer, at: str, kind: str = "float") -> str:
@@ -137,7 +144,7 @@ def read(
     if stride == "1" and valid >= n:
         return w(f"load {vt}, ptr {base}, align {BYTES[dtype]}")
     if stride == "1":
-        return masked_load(w, kind, base, _first(valid, n), n, BYTES[dtype])
+        return masked_load(w, kind, base, prefix_mask(n, valid), n, BYTES[dtype])
     value = "zeroinitializer"
     for j in range(min(valid, n)):
         at = w.offset(base, kind, w.mul(stride, str(j)))
@@ -177,7 +184,7 @@ def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: 
     if stride == "1" and valid >= w.lanes:
         w.do(f"store {vt} {value}, ptr {base}, align {BYTES[dtype]}")
     elif stride == "1" and valid > 1:  # of one lane, LLVM 22 stores twice as much as is narrowed
-        masked_store(w, kind, value, base, _first(valid, w.lanes), w.lanes, BYTES[dtype])
+        masked_store(w, kind, value, base, prefix_mask(w.lanes, valid), w.lanes, BYTES[dtype])
     else:
         for j in range(min(valid, w.lanes)):
             one = w(f"extractelement {vt} {value}, i64 {j}")
@@ -185,80 +192,50 @@ def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: 
             w.do(f"store {kind} {one}, ptr {at}, align {BYTES[dtype]}")
 
 
-def _first(valid: int, lanes: int) -> str:
-    """A mask with the first lanes on."""
-    return "<" + ", ".join(f"i1 {int(j < valid)}" for j in range(lanes)) + ">"
-
-
 # ---- lanes ----
 
 
-def _shuffle(w: Writer, a: str, b: str, lanes: list[int], of: int) -> str:
-    """Lanes of two vectors of `of` lanes each, those of the second numbered on."""
-    vt = f"<{of} x float>"
-    chosen = ", ".join(f"i32 {j}" for j in lanes)
-    return w(f"shufflevector {vt} {a}, {vt} {b}, <{len(lanes)} x i32> <{chosen}>")
-
-
-def _interleave(w: Writer, a: str, b: str, size: int, of: int) -> tuple[str, str]:
-    """The first halves of every four lanes of a and b, in turns of `size`; the second halves."""
-    turns = [0, of, 1, of + 1] if size == 1 else [0, 1, of, of + 1]
-    low, high = ([j + half + x for j in range(0, of, 4) for x in turns] for half in (0, 2))
-    return _shuffle(w, a, b, low, of), _shuffle(w, a, b, high, of)
-
-
-def transposer(w: KernelWriter) -> str:
-    """The name of a function that transposes float32; rows and columns are multiples of four.
+def transposer(w: KernelWriter) -> None:
+    """Adds the function `transpose` of float32; rows and columns are multiples of four.
 
     Its arguments are an address and the elements from row to row, of the source, then of the
     result, and the numbers of rows and columns of the source. Squares of four are soon compiled,
     and narrow shuffles are as fast as wide ones are for their size.
     """
-    h, name, vt = Writer(w.machine), "@ENTRY.transpose", "<4 x float>"
-    with h.loop("0", "%rows", 4) as down, h.loop("0", "%columns", 4) as right:
+    places, vt = "ptr %from, i64 %from_row, ptr noalias %to, i64 %to_row", "<4 x float>"
+    with (
+        w.function("transpose", f"{places}, i64 %rows, i64 %columns") as h,
+        h.loop("0", "%rows", 4) as down,
+        h.loop("0", "%columns", 4) as right,
+    ):
         base = h.offset("%from", "float", h.add(h.mul("%from_row", down.index), right.index))
         to = h.offset("%to", "float", h.add(h.mul("%to_row", right.index), down.index))
         rows = []
         for i in range(4):
-            at = h.offset(base, "float", h.mul("%from_row", str(i)))
+            at = h.offset(base, "float", h.mul("%from_row", i))
             rows.append(h(f"load {vt}, ptr {at}, align 4"))
-        for c, column in enumerate(_square(h, rows)):
-            at = h.offset(to, "float", h.mul("%to_row", str(c)))
+        for c, column in enumerate(transpose(h, "float", rows)):
+            at = h.offset(to, "float", h.mul("%to_row", c))
             h.do(f"store {vt} {column}, ptr {at}, align 4")
-    places = "ptr %from, i64 %from_row, ptr noalias %to, i64 %to_row"
-    w.helper(name, h.text(f"internal void {name}({places}, i64 %rows, i64 %columns)"))
-    return name
-
-
-def _square(h: Writer, rows: list[str]) -> list[str]:
-    """The columns of four rows of four."""
-    low = _interleave(h, rows[0], rows[1], 1, 4)
-    high = _interleave(h, rows[2], rows[3], 1, 4)
-    return [x for a, b in zip(low, high, strict=True) for x in _interleave(h, a, b, 2, 4)]
 
 
 def four_sums(w: Writer, vectors: list[str]) -> str:
     """The sums of the lanes of four vectors, as a vector of four."""
-    n = w.lanes
-    low = _added(w, *_interleave(w, vectors[0], vectors[1], 1, n), n)
-    high = _added(w, *_interleave(w, vectors[2], vectors[3], 1, n), n)
-    total = _added(w, *_interleave(w, low, high, 2, n), n)
+    n, total = w.lanes, fold(w, "float", w.lanes, vectors)
     while n > 4:
-        halves = [_shuffle(w, total, "poison", list(range(s, s + n // 2)), n) for s in (0, n // 2)]
+        parts = (list(range(first, first + n // 2)) for first in (0, n // 2))
+        halves = [shuffle(w, "float", n, (total, "poison"), picks) for picks in parts]
         n //= 2
-        total = _added(w, halves[0], halves[1], n)
+        total = w(f"fadd {REASSOCIATE} <{n} x float> {halves[0]}, {halves[1]}")
     return total
-
-
-def _added(w: Writer, a: str, b: str, lanes: int) -> str:
-    return w(f"fadd {REASSOCIATE} <{lanes} x float> {a}, {b}")
 
 
 def largest(w: Writer, x: str) -> str:
     """The largest lane of a vector, in every lane."""
     shift = w.lanes // 2
     while shift:
-        turned = _shuffle(w, x, "poison", [j ^ shift for j in range(w.lanes)], w.lanes)
+        picks = [j ^ shift for j in range(w.lanes)]
+        turned = shuffle(w, "float", w.lanes, (x, "poison"), picks)
         x = larger(w, turned, x)
         shift //= 2
     return x

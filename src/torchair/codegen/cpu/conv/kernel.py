@@ -31,25 +31,21 @@ from torchair.codegen.text.writer import KernelWriter, Machine
 # ---- windows: the input of a block of results, its padding filled in ----
 
 
-SIGNATURE = "internal void @ENTRY.window(ptr %words, ptr noalias %to, i64 %n, i64 %top, i64 %left)"
-WINDOW = "ENTRY.window"
-
 MOST_SCALARS = 5
 """Elements from which on a run is a loop."""
 
 
-def window(outer: KernelWriter, plan: ConvPlan, machine: Machine) -> None:
-    """Adds the function `@ENTRY.window` to a kernel: it fills the scratch at `%to` with the part
-    of image `%n` that begins at row `%top` and column `%left`, which may be negative."""
-    w = KernelWriter(machine)
-    copy = _Copy(w, plan)
-    if plan.planar:
-        with w.loop("0", str(plan.spec.channels)) as channel:
-            copy.rows(channel.index)
-    else:
-        copy.rows("0")
-    outer.helper(WINDOW, w.text(SIGNATURE))
-    outer.declared.update(w.declared)
+def window(w: KernelWriter, plan: ConvPlan) -> None:
+    """Adds the function `window` to a kernel: it fills the scratch at `%to` with the part of image
+    `%n` that begins at row `%top` and column `%left`, which may be negative."""
+    arguments = "ptr %words, ptr noalias %to, i64 %n, i64 %top, i64 %left"
+    with w.function("window", arguments) as inner:
+        copy = _Copy(inner, plan)
+        if plan.planar:
+            with inner.loop("0", plan.spec.channels) as channel:
+                copy.rows(channel.index)
+        else:
+            copy.rows("0")
 
 
 class _Copy:
@@ -61,9 +57,10 @@ class _Copy:
         self.element = STORAGE[plan.element]
         self.bytes = BYTES[plan.element]
         self.image = w.mul("%n", w.size(plan.spec.x[0]))
-        width, columns = w.size(plan.spec.width), str(plan.window_columns)
-        self.first = _clamp(w, w.sub("0", "%left"), columns)  # columns inside the image
-        self.last = _clamp(w, w.sub(width, "%left"), columns)
+        self.first, self.last = (  # columns inside the image
+            w.least(w.most(w.sub(end, "%left"), 0), plan.window_columns)
+            for end in ("0", w.size(plan.spec.width))
+        )
 
     def rows(self, channel: str) -> None:
         """All rows of one channel, or of all channels if these lie together."""
@@ -158,23 +155,14 @@ class _Copy:
             self.w.clear(to, self.w.mul(count, str(self.bytes)))
 
 
-def _clamp(w: KernelWriter, value: str, most: str) -> str:
-    return w.least(positive(w, value), most)
-
-
-def positive(w: KernelWriter, value: str) -> str:
-    """A number, or 0 if it is negative."""
-    return w.call("i64", "llvm.smax.i64", ("i64", value), ("i64", "0"))
-
-
 # ---- direct sums over blocks of the input ----
 
 
-def write_blocks(w: KernelWriter, cut: ConvPlan, machine: Machine, store: Store) -> None:
+def write_blocks(w: KernelWriter, cut: ConvPlan, store: Store) -> None:
     """Writes the entry function of a convolution by direct sums."""
     if not cut.direct:
-        window(w, cut, machine)
-    _Blocks(w, cut, machine, store).write()
+        window(w, cut)
+    _Blocks(w, cut, store).write()
 
 
 def window_bytes(cut: ConvPlan) -> int:
@@ -201,8 +189,8 @@ class _Blocks:
     """The entry function: this thread's share of (block, panel, row of tiles), in this order, so
     that a window is copied once and the weights of a panel stay in cache for a block."""
 
-    def __init__(self, w: KernelWriter, cut: ConvPlan, machine: Machine, store: Store) -> None:
-        self.w, self.cut, self.spec, self.machine, self.store = w, cut, cut.spec, machine, store
+    def __init__(self, w: KernelWriter, cut: ConvPlan, store: Store) -> None:
+        self.w, self.cut, self.spec, self.store = w, cut, cut.spec, store
         top, bottom, left, right = self.spec.padding
         self.high = self.results(0, self.spec.height, top + bottom)
         self.wide = self.results(1, self.spec.width, left + right)
@@ -218,8 +206,7 @@ class _Blocks:
     def write(self) -> None:
         """The whole function."""
         w, cut = self.w, self.cut
-        bands = _ceil(w, self.high, cut.rows)
-        across = _ceil(w, self.wide, cut.columns_of_block)
+        bands, across = w.ceil(self.high, cut.rows), w.ceil(self.wide, cut.columns_of_block)
         tile_rows = str(cut.rows // cut.tile_rows)
         total = w.mul(w.mul(w.size(self.spec.batch), bands), across)
         low, high = w.share(w.mul(w.mul(total, str(cut.panels.count)), tile_rows))
@@ -240,9 +227,7 @@ class _Blocks:
         w, spec = self.w, self.spec
         top = w.sub(w.mul(row, str(spec.stride[0])), str(spec.padding[0]))
         left = w.sub(w.mul(column, str(spec.stride[1])), str(spec.padding[2]))
-        words = [("ptr", "%words"), ("ptr", self.window())]
-        text = ", ".join(f"{k} {v}" for k, v in [*words, *(("i64", v) for v in (n, top, left))])
-        w.do(f"call void @{WINDOW}({text})")
+        w.run("window", "%words", self.window(), n, top, left)
 
     def window(self) -> str:
         """The scratch of this thread."""
@@ -315,31 +300,30 @@ class _Tiles:
     def compute(self, source: str, weights: str, rows: str, width: int) -> None:
         """The sums of a tile, which may have fewer rows at the end of the image."""
         w, cut = self.w, self.cut
-        args = f"(ptr {source}, ptr {weights}, ptr {self.blocks.sums}{self.kernel_rows()})"
+        args = (source, weights, self.blocks.sums, *self.kernel_rows())
         if cut.tile_rows == 1:
-            w.do(f"call void @{self.tile(1, width)}{args}")
+            w.run(self.tile(1, width), *args)
             return
         for count in {cut.tile_rows, int(self.blocks.high) % cut.tile_rows} - {0}:
             with w.when(w(f"icmp eq i64 {rows}, {count}")):
-                w.do(f"call void @{self.tile(count, width)}{args}")
+                w.run(self.tile(count, width), *args)
 
-    def kernel_rows(self) -> str:
+    def kernel_rows(self) -> tuple[str, ...]:
         """The kernel rows that meet the image, as arguments of the tile."""
         w, spec = self.w, self.cut.spec
         if not self.cut.turns:
-            return ""
-        count, step = str(spec.kernel[0]), spec.dilation[0]
-        top = w.sub(w.mul(self.row, str(spec.stride[0])), str(spec.padding[0]))
-        above, below = w.sub("0", top), w.sub(w.size(spec.height), top)
-        first, last = (_ceil(w, positive(w, n), step) for n in (above, below))
-        return f", i64 {w.least(first, count)}, i64 {w.least(last, count)}"
+            return ()
+        top = w.sub(w.mul(self.row, spec.stride[0]), spec.padding[0])
+        above, below = w.sub(0, top), w.sub(w.size(spec.height), top)
+        first, last = (w.ceil(w.most(n, 0), spec.dilation[0]) for n in (above, below))
+        return w.least(first, spec.kernel[0]), w.least(last, spec.kernel[0])
 
     def tile(self, rows: int, columns: int) -> str:
         """The function of a tile of this size."""
         cut = self.cut
         pixels = tuple(cut.offset(r, c) for r in range(rows) for c in range(columns))
         shape = ConvTile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
-        return tile(self.w, shape, self.blocks.machine)
+        return tile(self.w, shape)
 
     def finish(self, column: str, rows: str, width: int) -> None:
         """Hand the sums of a tile to the epilogue, vector by vector."""
@@ -353,10 +337,6 @@ class _Tiles:
             sums = w.offset(self.blocks.sums, "float", w.mul(pixel, str(cut.panel)))
             where = (self.n, w.add(self.row, row.index), w.add(left, at.index))
             cut.panels.hand_out(w, self.blocks.store, self.panel, sums, *where)
-
-
-def _ceil(w: KernelWriter, size: str, unit: int) -> str:
-    return w.div(w.add(size, str(unit - 1)), str(unit))
 
 
 WEIGHTS = 1  # word of their address
@@ -391,10 +371,10 @@ def conv(
     w = KernelWriter(machine)
     cut = patches(spec, machine, way) or plan(spec, machine, way)
     if isinstance(cut, Patches):
-        write_patches(w, cut, machine, store)
+        write_patches(w, cut, store)
         scratch = patch_bytes(cut)
     else:
-        write_blocks(w, cut, machine, store)
+        write_blocks(w, cut, store)
         scratch = window_bytes(cut)
     return Generated(w.kernel(label), scratch, {WEIGHTS: PackFilter(cut)})
 

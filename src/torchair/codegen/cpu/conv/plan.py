@@ -306,22 +306,21 @@ class ConvTile:
         return self.steps[-1][1] == 1 and any(0 < p < self.steps[-1][0] for p in self.pixels)
 
 
-def tile(outer: KernelWriter, shape: ConvTile, machine: Machine) -> str:
+def tile(w: KernelWriter, shape: ConvTile) -> str:
     """Adds a function that computes a tile, and returns its name.
 
     It takes the address of the first input element, of the weights of the panel, and of the
     memory for the sums, which are written pixel after pixel.
     """
-    name = f"ENTRY.tile{len(shape.pixels)}"
-    w = Writer(machine)
-    body = _Sums(w, shape)
-    for i, value in enumerate(body.sums()):
-        at = w.offset("%sums", "float", str(i * w.lanes))
-        w.do(f"store {body.vector} {value}, ptr {at}, align {4 * w.lanes}")
-    args = "ptr noalias %x, ptr noalias %p, ptr noalias %sums"
-    args += ", i64 %first, i64 %last" if shape.turns else ""
-    outer.helper(name, w.text(f"internal void @{name}({args})"))
-    outer.declared.update(w.declared)
+    name = f"tile{len(shape.pixels)}"
+    arguments = "ptr noalias %x, ptr noalias %p, ptr noalias %sums"
+    if shape.turns:
+        arguments += ", i64 %first, i64 %last"
+    with w.function(name, arguments) as t:
+        body = _Sums(t, shape)
+        for i, value in enumerate(body.sums()):
+            at = t.offset("%sums", "float", i * t.lanes)
+            t.do(f"store {body.vector} {value}, ptr {at}, align {4 * t.lanes}")
     return name
 
 

@@ -180,24 +180,24 @@ def _signed(m: int) -> list[float]:
     return [0.0, *(sign * p for p in POINTS[m] for sign in (1, -1))]
 
 
-def write_patches(w: KernelWriter, cut: Patches, machine: Machine, store: Store) -> None:
+def write_patches(w: KernelWriter, cut: Patches, store: Store) -> None:
     """Writes the entry function: this thread's share of (block of patches, panel)."""
-    _Blocks(w, cut, machine, store).write()
+    _Blocks(w, cut, store).write()
 
 
 class _Blocks:
     """The text of the entry function."""
 
-    def __init__(self, w: KernelWriter, cut: Patches, machine: Machine, store: Store) -> None:
-        self.w, self.cut, self.spec, self.machine, self.store = w, cut, cut.spec, machine, store
+    def __init__(self, w: KernelWriter, cut: Patches, store: Store) -> None:
+        self.w, self.cut, self.spec, self.store = w, cut, cut.spec, store
         pixels = tuple(k * cut.pitch for k in range(cut.group))
         steps = ((cut.spec.channels, 1),)
         weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
         ahead = cut.ahead if weights > CACHED else 0
         shape = ConvTile("dense", pixels, steps, cut.vectors, ahead=ahead)
-        self.tile = tile(w, shape, machine)
-        _spread(w, cut, machine)
-        _collect(w, cut, machine)
+        self.tile = tile(w, shape)
+        _spread(w, cut)
+        _collect(w, cut)
         self.results = w.scratch(4 * cut.m**2 * cut.panels.size)
         self.zeros = w.scratch(BYTES[cut.spec.dtype] * cut.spec.channels)
         size = patch_bytes(cut)
@@ -209,16 +209,14 @@ class _Blocks:
         w, cut = self.w, self.cut
         w.clear(self.zeros, str(BYTES[self.spec.dtype] * self.spec.channels))
         total = _total(w, cut)
-        blocks = w.div(w.add(total, str(cut.block - 1)), str(cut.block))
-        panels = str(cut.panels.count)
-        low, high = w.share(w.mul(blocks, panels))
+        panels = cut.panels.count
+        low, high = w.share(w.mul(w.ceil(total, cut.block), panels))
         with w.loop(low, high, carried=[("i64", "-1")]) as unit:
             block, panel = w.div(unit.index, panels), w.rem(unit.index, panels)
-            first = w.mul(block, str(cut.block))
-            last = w.least(w.add(first, str(cut.block)), total)
+            first = w.mul(block, cut.block)
+            last = w.least(w.add(first, cut.block), total)
             with w.when(w(f"icmp ne i64 {block}, {unit.carried[0]}")):
-                args = f"ptr %words, ptr {self.inputs}, ptr {self.zeros}, i64 {first}, i64 {last}"
-                w.do(f"call void @ENTRY.spread({args})")
+                w.run("spread", "%words", self.inputs, self.zeros, first, last)
             unit.next = [block]
             self.products(panel, w.sub(last, first))
             self.finish(panel, first, last)
@@ -234,7 +232,7 @@ class _Blocks:
                 patch = w.add(w.mul(place.index, str(cut.block)), group.index)
                 x = w.offset(self.inputs, "float", w.mul(patch, str(cut.pitch)))
                 to = w.offset(self.sums, "float", w.mul(patch, str(cut.panels.size)))
-                w.do(f"call void @{self.tile}(ptr {x}, ptr {p}, ptr {to})")
+                w.run(self.tile, x, p, to)
 
     def finish(self, panel: str, first: str, last: str) -> None:
         """Transform the products back and hand out the results that are inside the image."""
@@ -244,7 +242,7 @@ class _Blocks:
             n, row, column = _where(w, cut, patch.index)
             at = w.mul(w.sub(patch.index, first), str(cut.panels.size))
             sums = w.offset(self.sums, "float", at)
-            w.do(f"call void @ENTRY.collect(ptr {sums}, ptr {self.results})")
+            w.run("collect", sums, self.results)
             row, column = w.mul(row, m), w.mul(column, m)
             rows, columns = w.least(m, w.sub(high, row)), w.least(m, w.sub(wide, column))
             with w.loop("0", rows) as i, w.loop("0", columns) as j:
@@ -265,7 +263,7 @@ def _results(w: KernelWriter, spec: Conv) -> tuple[str, str]:
 
 def _across(w: KernelWriter, cut: Patches) -> tuple[str, str]:
     """Patches from top to bottom and from left to right."""
-    high, wide = (w.div(w.add(size, str(cut.m - 1)), str(cut.m)) for size in _results(w, cut.spec))
+    high, wide = (w.ceil(size, cut.m) for size in _results(w, cut.spec))
     return high, wide
 
 
@@ -281,30 +279,24 @@ def _where(w: KernelWriter, cut: Patches, patch: str) -> tuple[str, str, str]:
     return w.div(line, high), w.rem(line, high), w.rem(patch, wide)
 
 
-def _spread(outer: KernelWriter, cut: Patches, machine: Machine) -> None:
+def _spread(outer: KernelWriter, cut: Patches) -> None:
     """Adds the function that transforms the inputs of patches `%first` to `%last`."""
-    w = KernelWriter(machine)
-    spec = cut.spec
-    element, size = STORAGE[spec.dtype], BYTES[spec.dtype]
-    with w.loop("%first", "%last") as patch:
-        sources = _sources(w, cut, patch.index)
-        to = w.mul(w.sub(patch.index, "%first"), str(cut.pitch))
-        to = w.offset("%to", "float", to)
-        with w.loop("0", str(spec.channels), w.lanes) as channel:
+    dtype, args = cut.spec.dtype, "ptr %words, ptr noalias %to, ptr %zeros, i64 %first, i64 %last"
+    with outer.function("spread", args) as w, w.loop("%first", "%last") as patch:
+        sources, element = _sources(w, cut, patch.index), STORAGE[dtype]
+        to = w.offset("%to", "float", w.mul(w.sub(patch.index, "%first"), cut.pitch))
+        with w.loop("0", cut.spec.channels, w.lanes) as channel:
             values = []
             for source in sources:
                 place = w.offset(source, element, channel.index)
-                value = w(f"load {w.vector(element)}, ptr {place}, align {size}")
+                value = w(f"load {w.vector(element)}, ptr {place}, align {BYTES[dtype]}")
                 if element != "float":
                     value = w(f"fpext {w.vector(element)} {value} to {w.vector('float')}")
                 values.append(value)
             at = w.offset(to, "float", channel.index)
             for k, value in enumerate(_both(w, cut, values, _evaluate)):
-                place = w.offset(at, "float", str(k * cut.block * cut.pitch))
+                place = w.offset(at, "float", k * cut.block * cut.pitch)
                 w.do(f"store {w.vector('float')} {value}, ptr {place}, align {4 * w.lanes}")
-    args = "ptr %words, ptr noalias %to, ptr %zeros, i64 %first, i64 %last"
-    outer.helper("ENTRY.spread", w.text(f"internal void @ENTRY.spread({args})"))
-    outer.declared.update(w.declared)
 
 
 def _sources(w: KernelWriter, cut: Patches, patch: str) -> list[str]:
@@ -331,22 +323,17 @@ def _inside(w: KernelWriter, index: str, size: Size, stride: Size) -> tuple[str,
     return w(f"icmp ult i64 {index}, {w.size(size)}"), w.mul(index, w.size(stride))
 
 
-def _collect(outer: KernelWriter, cut: Patches, machine: Machine) -> None:
+def _collect(outer: KernelWriter, cut: Patches) -> None:
     """Adds the function that turns the products of one patch into results."""
-    w = Writer(machine)
-    vector = w.vector("float")
     step, size = cut.block * cut.panels.size, cut.panels.size
-    for j in range(cut.vectors):
-        values = []
-        for k in range(cut.places):
-            place = w.offset("%sums", "float", str(k * step + j * w.lanes))
-            values.append(w(f"load {vector}, ptr {place}, align {4 * w.lanes}"))
-        for k, value in enumerate(_both(w, cut, values, _interpolate)):
-            place = w.offset("%to", "float", str(k * size + j * w.lanes))
-            w.do(f"store {vector} {value}, ptr {place}, align {4 * w.lanes}")
-    args = "ptr noalias %sums, ptr noalias %to"
-    outer.helper("ENTRY.collect", w.text(f"internal void @ENTRY.collect({args})"))
-    outer.declared.update(w.declared)
+    with outer.function("collect", "ptr noalias %sums, ptr noalias %to") as w:
+        vector, align = w.vector("float"), 4 * w.lanes
+        for j in range(0, cut.vectors * w.lanes, w.lanes):
+            places = (w.offset("%sums", "float", k * step + j) for k in range(cut.places))
+            values = [w(f"load {vector}, ptr {place}, align {align}") for place in places]
+            for k, value in enumerate(_both(w, cut, values, _interpolate)):
+                place = w.offset("%to", "float", k * size + j)
+                w.do(f"store {vector} {value}, ptr {place}, align {align}")
 
 
 Transform = Callable[[Writer, Sequence[str], Sequence[float]], list[str]]

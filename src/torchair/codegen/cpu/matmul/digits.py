@@ -22,28 +22,24 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.jit import empty
-from torchair.codegen.cpu.matmul.forms import (
-    STRIP,
-    PanelForm,
-    Place,
-    call_helper,
-    define_helper,
-    most_of_k,
-)
-from torchair.codegen.cpu.matmul.pack import load_column
+from torchair.codegen.cpu.matmul.forms import FEW, PanelForm, Place, ProductForm
+from torchair.codegen.cpu.matmul.pack import load_column, panels_of
 from torchair.codegen.cpu.matmul.tile import (
     BYTES_AT_ONCE,
+    USUAL,
+    Code,
     Numbers,
     Store,
     Tile,
     TileCode,
+    TileCut,
     Values,
-    round_up,
     widest_tile,
 )
 from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul
+from torchair.codegen.text.maths_vector import Vector, wide
+from torchair.codegen.text.memory import arrived
 from torchair.codegen.text.writer import KernelWriter, Loop, Machine, Writer, lane_numbers
 
 # ---- bytes ----
@@ -53,80 +49,56 @@ SUMS = 3  # word of what is taken from the sums of columns
 _SHIFT = 128
 
 
-def staged_stride(spec: MatMul, block: int) -> int:
-    """Bytes of a row of A in memory of the thread."""
-    assert isinstance(spec.k, int)
-    return -(-min(spec.k, block) // 64) * 64
-
-
 class IntegerForm(PanelForm):
     """Tiles over panels of bytes."""
 
     name = "bytes"
 
-    def __init__(self, product: Values, tile: Tile) -> None:
-        super().__init__(product, tile)
-        self._stride = staged_stride(product.spec, self.block)
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+        super().__init__(product, tile, cut)
+        k = product.spec.k
+        assert isinstance(k, int)
+        self._stride = -(-min(k, self.block) // 64) * 64  # bytes of a row in memory of the thread
+        self.a_row, self._a_k = str(self._stride), "1"
+        self._k = str(-(-k // BYTES_AT_ONCE) * BYTES_AT_ONCE)
 
     def define(self, rows: int) -> None:
-        p = self.product
-        code = TileCode(
-            p.w.machine, p.numbers, Tile(rows, self.tile.vectors), str(self._stride), "1",
-            self._b_row, str(_padded(p.spec)) if self.one_round else "%k", not self.one_round,
-            self._fetch(),
-        )  # fmt: skip
-        define_helper(p, f"{self.name}{rows}", code)
-        define_helper(p, f"stage{rows}", StageBytes(p.w.machine, rows, self._stride, p.spec))
+        super().define(rows)
+        self.product.define(f"stage{rows}", StageBytes(rows, self._stride, self.product.spec))
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
-        p, w = self.product, self.product.w
-        to = w.offset(w.pointer(2), "i8", w.mul("%tid", str(self.tile.rows * self._stride)))
-        sizes = [("i64", x) for x in (self._count, p.a_row, p.a_k)]
-        call_helper(p, f"stage{rows}", ("ptr", a), ("ptr", to), *sizes)
-        call_helper(
-            p, f"{self.name}{rows}", ("ptr", to), ("ptr", self._b), ("ptr", totals),
-            ("i64", round_up(w, self._count, BYTES_AT_ONCE)), ("i1", self._first),
-            ("i64", str(self._stride)), ("i64", "1"), ("i64", self._b_row),
-            ("ptr", self._ahead(row)),
-        )  # fmt: skip
-
-
-def _padded(spec: MatMul) -> int:
-    assert isinstance(spec.k, int)
-    return -(-spec.k // BYTES_AT_ONCE) * BYTES_AT_ONCE
+        p, w, given = self.product, self.product.w, self._count
+        to = self.scratch(self.tile.rows * self._stride)
+        w.run(f"stage{rows}", a, to, given, p.a_row, p.a_k)
+        self._count = w.mul(w.ceil(given, BYTES_AT_ONCE), BYTES_AT_ONCE)
+        super().multiply(rows, to, totals, row)
+        self._count = given
 
 
 @dataclass(frozen=True)
-class StageBytes:
+class StageBytes(Code):
     """A function that writes `count` bytes of some rows of A to memory of the thread."""
 
-    machine: Machine
+    arguments = "ptr %a, ptr noalias %to, i64 %count, i64 %a_row, i64 %a_k"
     rows: int
     stride: int
     spec: MatMul
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t, wide = Writer(self.machine), self.machine.bits // 8
+    def write(self, t: KernelWriter) -> None:
+        wide, sign = t.machine.bits // 8, -_SHIFT if t.machine.dot_i8 else 0
         vector, near = f"<{wide} x i8>", self.spec.a[2] == 1
-        end = t.sub("%count", t.rem("%count", str(wide))) if near else "0"
-        with t.loop("0", str(self.rows)) as row:
+        end = t.sub("%count", t.rem("%count", wide)) if near else "0"
+        with t.loop("0", self.rows) as row:
             source = t.offset("%a", "i8", t.mul(row.index, "%a_row"))
-            to = t.offset("%to", "i8", t.mul(row.index, str(self.stride)))
+            to = t.offset("%to", "i8", t.mul(row.index, self.stride))
             with t.loop("0", end, wide) as at:
                 bytes_ = t(f"load {vector}, ptr {t.offset(source, 'i8', at.index)}, align 1")
-                shifted = t(f"xor {vector} {bytes_}, splat (i8 {self._sign})")
+                shifted = t(f"xor {vector} {bytes_}, splat (i8 {sign})")
                 t.do(f"store {vector} {shifted}, ptr {t.offset(to, 'i8', at.index)}, align 1")
             with t.loop(end, "%count") as at:
                 place = t.offset(source, "i8", t.mul(at.index, "%a_k"))
-                shifted = t(f"xor i8 {t(f'load i8, ptr {place}, align 1')}, {self._sign}")
+                shifted = t(f"xor i8 {t(f'load i8, ptr {place}, align 1')}, {sign}")
                 t.do(f"store i8 {shifted}, ptr {t.offset(to, 'i8', at.index)}, align 1")
-        arguments = "ptr %a, ptr noalias %to, i64 %count, i64 %a_row, i64 %a_k"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
-
-    @property
-    def _sign(self) -> int:
-        return -_SHIFT if self.machine.dot_i8 else 0
 
 
 def whole(store: Store, machine: Machine) -> Store:
@@ -142,12 +114,6 @@ def whole(store: Store, machine: Machine) -> Store:
     return shifted
 
 
-def integer_scratch(spec: MatMul, machine: Machine, tile: Tile) -> int:
-    """Bytes of scratch memory for rows of A, for one thread."""
-    block = most_of_k(Numbers.of("i8", machine), tile.vectors * machine.lanes)
-    return tile.rows * staged_stride(spec, block)
-
-
 @dataclass(frozen=True)
 class PackBytes:
     """Panels of bytes: [panel, k / 4, column, 4], with zeros where there is nothing."""
@@ -156,14 +122,8 @@ class PackBytes:
     transposed: bool  # the matrix is [N, K]
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        columns = weight if self.transposed else weight.t()
-        n, k = columns.shape
         width = widest_tile("i8", self.machine).vectors * self.machine.lanes
-        panels, steps = -(-n // width), -(-k // BYTES_AT_ONCE)
-        padded = torch.zeros((panels * width, steps * BYTES_AT_ONCE), dtype=torch.int8)
-        padded[:n, :k] = columns
-        made = empty((panels, steps, width, BYTES_AT_ONCE), torch.int8)
-        return made.copy_(padded.view(panels, width, steps, BYTES_AT_ONCE).transpose(1, 2))
+        return panels_of(weight if self.transposed else weight.t(), width, BYTES_AT_ONCE)
 
 
 @dataclass(frozen=True)
@@ -176,9 +136,7 @@ class PackSums:
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         sums = weight.sum(1 if self.transposed else 0, dtype=torch.int32) * _SHIFT
         width = widest_tile("i8", self.machine).vectors * self.machine.lanes
-        made = empty((-(-len(sums) // width) * width,), torch.int32).zero_()
-        made[: len(sums)] = sums
-        return made
+        return panels_of(sums[:, None], width).flatten()
 
 
 OFFSETS = 4  # word of their address
@@ -216,47 +174,34 @@ def in_digits(spec: MatMul, machine: Machine) -> bool:
     return fits and spec.a[2] == 1 and k % machine.lanes == 0 and 0 < k < _LONGEST
 
 
-def digit_bytes(spec: MatMul, rows: int) -> int:
-    """Bytes of scratch memory for all rows of A, for one thread."""
-    assert isinstance(spec.k, int)
-    return -(-rows * (_DIGITS + _REST) * spec.k // 64) * 64 + rows * _HEAD
-
-
-class DigitForm:
+class DigitForm(ProductForm):
     """Tiles of one or two rows of A over panels of bytes."""
 
-    block = 0
-    one_round = True
-    strip = STRIP
-
-    def __init__(self, product: Values, tile: Tile, most: int) -> None:
-        self.product = product
-        self.tile = Tile(min(MOST_ROWS, tile.rows), tile.vectors)
-        w, spec = product.w, product.spec
-        size = digit_bytes(spec, most)
-        self._digits = w.offset(w.pointer(2), "i8", w.mul("%tid", str(size)))
-        self._rests = w.offset(self._digits, "i8", str(most * _DIGITS * int(product.k)))
-        self._heads = w.offset(self._digits, "i8", str(size - most * _HEAD))
-        self._b = self._offsets = ""
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+        super().__init__(product, Tile(min(MOST_ROWS, tile.rows), tile.vectors), cut)
+        w, m, k = product.w, product.spec.m, int(product.k)
+        most = min(m, FEW) if isinstance(m, int) else FEW  # rows, all of which have digits
+        size = -(-most * (_DIGITS + _REST) * k // 64) * 64 + most * _HEAD
+        self._digits = self.scratch(size)
+        self._rests = w.offset(self._digits, "i8", most * _DIGITS * k)
+        self._heads = w.offset(self._digits, "i8", size - most * _HEAD)
+        self._offsets = ""
 
     def prepare(self) -> None:
         """Digits of all rows, once for a thread."""
         p, w = self.product, self.product.w
-        define_helper(p, "digits", _DigitsOfRow(w.machine, p.spec))
+        p.define("digits", _DigitsOfRow(p.spec))
         with w.loop("0", p.m) as row:
             a = p.address_of_a("0", row.index, "0")
-            call_helper(p, "digits", ("ptr", a), *self._row(row.index))
+            w.run("digits", a, *self._row(row.index))
 
     def define(self, rows: int) -> None:
-        p = self.product
-        machine, k = p.w.machine, p.k
-        numbers = _numbers(machine)
-        tile = Tile(_DIGITS * rows, self.tile.vectors)
-        width = self.tile.vectors * machine.lanes
+        p, vectors, k = self.product, self.tile.vectors, self.product.k
+        numbers, width = _numbers(p.w), vectors * p.w.lanes
         # Nothing is fetched ahead: that took a fifth more time where pages were small.
-        code = TileCode(machine, numbers, tile, k, "1", str(width), k, False)
-        define_helper(p, f"whole{rows}", code)
-        define_helper(p, f"sums{rows}", _Sums(machine, Tile(rows, self.tile.vectors), p.spec))
+        code = TileCode(numbers, Tile(_DIGITS * rows, vectors), k, "1", str(width), k, False)
+        p.define(f"whole{rows}", code)
+        p.define(f"sums{rows}", _Sums(Tile(rows, vectors), p.spec))
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         p, w, n = self.product, self.product.w, place[2]
@@ -268,32 +213,28 @@ class DigitForm:
             self._offsets = w.offset(w.pointer(OFFSETS), STORAGE[weight.offsets], n)
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
-        p = self.product
-        addresses = (self._b, self._offsets, totals)
-        call_helper(p, f"sums{rows}", *self._row(row), *(("ptr", x) for x in addresses))
+        self.product.w.run(f"sums{rows}", *self._row(row), self._b, self._offsets, totals)
 
-    def _row(self, row: str) -> list[tuple[str, str]]:
+    def _row(self, row: str) -> list[str]:
         """Where digits, what is left and the head of a row are."""
         w, k = self.product.w, int(self.product.k)
         sizes = ((self._digits, _DIGITS * k), (self._rests, _REST * k), (self._heads, _HEAD))
-        return [("ptr", w.offset(at, "i8", w.mul(row, str(size)))) for at, size in sizes]
+        return [w.offset(at, "i8", w.mul(row, size)) for at, size in sizes]
 
 
-def _numbers(machine: Machine) -> Numbers:
+def _numbers(w: Writer) -> Numbers:
     """Digits times weights without a sign."""
-    return Numbers("i8", machine.lanes, BYTES_AT_ONCE, True, swapped=True)
+    return Numbers("i8", w.lanes, BYTES_AT_ONCE, True, swapped=True)
 
 
 @dataclass(frozen=True)
-class _DigitsOfRow:
+class _DigitsOfRow(Code):
     """A function that writes a row of A as digits, and its head."""
 
-    machine: Machine
+    arguments = "ptr %a, ptr noalias %to, ptr noalias %rest, ptr noalias %head"
     spec: MatMul
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t = Writer(self.machine)
+    def write(self, t: KernelWriter) -> None:
         # The number before a power of two would need one digit more.
         power = t(f"lshr i32 {t(f'add i32 {self._largest(t)}, 1')}, 7")
         finite = t(f"icmp ult i32 {power}, 255")
@@ -308,23 +249,17 @@ class _DigitsOfRow:
         self._keep(t, _Head.UNIT, "float", unit)
         total = "0.0"
         for number, digits in reversed(list(enumerate(sums))):
-            shifted = t(f"shl i32 {digits}, 7")
-            self._keep(t, _Head.DIGITS + number, "i32", shifted)
+            self._keep(t, _Head.DIGITS + number, "i32", t(f"shl i32 {digits}, 7"))
             more = t(f"sitofp i32 {digits} to float")
             total = t(f"fadd float {t(f'fmul float {total}, 256.0')}, {more}")
         self._keep(t, _Head.SUM, "float", t(f"fmul float {total}, {unit}"))
-        arguments = "ptr %a, ptr noalias %to, ptr noalias %rest, ptr noalias %head"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
 
     def _cells(self, t: Writer, at: str) -> str:
-        return t(f"load <{self.machine.lanes} x i16>, ptr {t.offset('%a', 'i16', at)}, align 2")
-
-    def _numbers(self, t: Writer, at: str) -> str:
-        return Numbers("bf16", self.machine.lanes, 1).factors(t, self._cells(t, at))
+        return t(f"load {t.vector('i16')}, ptr {t.offset('%a', 'i16', at)}, align 2")
 
     def _largest(self, t: Writer) -> str:
         """The bits of the largest number without its sign; those of NaN are above all."""
-        lanes, kind = self.machine.lanes, f"<{self.machine.lanes} x i16>"
+        lanes, kind = t.lanes, t.vector("i16")
         with t.loop("0", str(self.spec.k), lanes, [(kind, "zeroinitializer")]) as loop:
             plain = t(f"and {kind} {self._cells(t, loop.index)}, splat (i16 {0x7FFF})")
             name = f"llvm.umax.v{lanes}i16"
@@ -338,109 +273,93 @@ class _DigitsOfRow:
     def _write(self, t: Writer, up: str, unit: str, finite: str) -> tuple[list[str], str, str]:
         """Write the digits, all 0 where not all numbers are finite, and what they leave; gives the
         sums of digits, the lowest first, and how many fours have lowest ones, or more."""
-        lanes, k = self.machine.lanes, int(str(self.spec.k))
-        kind, ones, half = f"<{lanes} x i32>", _numbers(self.machine), 0x808080
-        factor, some = t.splat("float", up), t.splat("i32", t(f"sext i1 {finite} to i32"))
+        k, ones, half, kind = int(str(self.spec.k)), _numbers(t), 0x808080, t.vector("i32")
+        factor = wide(t, "float", t.splat("float", up))
+        some = wide(t, "i32", t.splat("i32", t(f"sext i1 {finite} to i32")))
         places = [("%rest", _Rest.LOW), *(("%to", i) for i in range(_DIGITS))]
         sums = [(kind, "zeroinitializer") for _ in places]
-        with t.loop("0", str(k), lanes, [*sums, ("i64", "0"), ("i64", "0")]) as loop:
+        with t.loop("0", k, t.lanes, [*sums, ("i64", "0"), ("i64", "0")]) as loop:
             whole, left = self._parts(t, loop.index, factor, unit, finite)
-            moved = t(f"add {kind} {whole}, splat (i32 {half})")
-            digits = t(f"and {kind} {t(f'xor {kind} {moved}, splat (i32 {half})')}, {some}")
+            digits = ((whole + half) ^ half) & some
             bytes_ = []
             for number, (base, place) in enumerate(places):
-                digit = t(f"lshr {kind} {digits}, splat (i32 {8 * number})")
-                bytes_.append(t(f"trunc {kind} {digit} to <{lanes} x i8>"))
-                at = t.offset(base, "i8", t.add(loop.index, str(place * k)))
-                t.do(f"store <{lanes} x i8> {bytes_[-1]}, ptr {at}, align 1")
+                bytes_.append(digits.shifted_down(8 * number).to("i8"))
+                bytes_[-1].store(t.offset(base, "i8", t.add(loop.index, place * k)), 1)
                 one = f"splat (i32 {1 << 8 * number})"
-                loop.next.append(ones.multiply_add(t, digits, one, loop.carried[number]))
+                loop.next.append(ones.multiply_add(t, digits.name, one, loop.carried[number]))
             lists = ((_Rest.FOURS_LOW, bytes_[0]), (_Rest.FOURS_LEFT, left))
             for (place, flags), count in zip(lists, loop.carried[-2:], strict=True):
-                loop.next.append(self._list_fours(t, loop.index, flags, place, count))
-        name, (*found, low, more) = f"llvm.vector.reduce.add.v{lanes}i32", loop.results
+                loop.next.append(self._list_fours(t, loop.index, flags.name, place, count))
+        name, (*found, low, more) = f"llvm.vector.reduce.add.v{t.lanes}i32", loop.results
         return [t.call("i32", name, (kind, x)) for x in found], low, more
 
-    def _parts(self, t: Writer, at: str, factor: str, unit: str, finite: str) -> tuple[str, str]:
+    def _parts(
+        self, t: Writer, at: str, factor: Vector, unit: str, finite: str
+    ) -> tuple[Vector, Vector]:
         """Numbers in units of the row as whole ones, and a byte for each of which that leaves
         something, which is written: of a row that is not finite all of it."""
-        lanes, floats = self.machine.lanes, f"<{self.machine.lanes} x float>"
-        flags, all_ = f"<{lanes} x i1>", t.splat("i1", t(f"xor i1 {finite}, true"))
-        numbers = self._numbers(t, at)
-        scaled = t(f"fmul {floats} {numbers}, {factor}")
-        near = t.call(floats, f"llvm.nearbyint.v{lanes}f32", (floats, scaled))
-        spare = t(f"fsub {floats} {scaled}, {near}")
-        rest = t(f"fmul {floats} {spare}, {t.splat('float', unit)}")
-        rest = t(f"select i1 {finite}, {floats} {rest}, {floats} {numbers}")
-        t.do(f"store {floats} {rest}, ptr {t.offset('%rest', 'float', at)}, align 4")
-        some = t(f"or {flags} {t(f'fcmp une {floats} {spare}, zeroinitializer')}, {all_}")
-        left = t(f"zext {flags} {some} to <{lanes} x i8>")
-        return t(f"freeze <{lanes} x i32> {t(f'fptosi {floats} {near} to <{lanes} x i32>')}"), left
+        all_ = wide(t, "i1", t.splat("i1", t(f"xor i1 {finite}, true")))
+        numbers = wide(t, "float", arrived(t, self._cells(t, at), "bf16", t.lanes))
+        scaled = numbers * factor
+        near = scaled.intrinsic("nearbyint")
+        spare = scaled - near
+        rest = spare * wide(t, "float", t.splat("float", unit))
+        kept = t(f"select i1 {finite}, {rest.type} {rest.name}, {rest.type} {numbers.name}")
+        rest.of("float", kept).store(t.offset("%rest", "float", at), 4)
+        left = (spare.differs(0.0) | all_).to("i8")
+        whole = near.to("i32")
+        return whole.of("i32", t(f"freeze {whole.type} {whole.name}")), left
 
     def _list_fours(self, t: Writer, first: str, bytes_: str, place: int, count: str) -> str:
         """Note down which fours of a vector of bytes are not 0; gives how many are listed now."""
-        lanes = self.machine.lanes // BYTES_AT_ONCE
+        lanes = t.lanes // BYTES_AT_ONCE
         kind, flags = f"<{lanes} x i32>", f"<{lanes} x i1>"
-        fours = t(f"bitcast <{self.machine.lanes} x i8> {bytes_} to {kind}")
+        fours = t(f"bitcast {t.vector('i8')} {bytes_} to {kind}")
         some = t(f"icmp ne {kind} {fours}, zeroinitializer")
         base = t.splat("i32", t(f"trunc i64 {first} to i32"), lanes)
         numbers = t(f"add {kind} {base}, {lane_numbers(lanes, 32, BYTES_AT_ONCE)}")
         given = (kind, numbers), (flags, some), (kind, "poison")
         kept = t.call(kind, f"llvm.experimental.vector.compress.v{lanes}i32", *given)
-        start = t.offset("%rest", "i8", str(place * int(str(self.spec.k))))
+        start = t.offset("%rest", "i8", place * int(str(self.spec.k)))
         t.do(f"store {kind} {kept}, ptr {t.offset(start, 'i32', count)}, align 4")
         bits = t(f"bitcast {flags} {some} to i{lanes}")
         more = t.call(f"i{lanes}", f"llvm.ctpop.i{lanes}", (f"i{lanes}", bits))
         return t.add(count, t(f"zext i{lanes} {more} to i64"))
 
     def _keep(self, t: Writer, place: int, kind: str, value: str) -> None:
-        t.do(f"store {kind} {value}, ptr {t.offset('%head', 'i32', str(place))}, align 4")
+        t.do(f"store {kind} {value}, ptr {t.offset('%head', 'i32', place)}, align 4")
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _Sums(Code):
     """A function that makes a tile of sums in float32 of whole sums of digits."""
 
-    machine: Machine
+    arguments = "ptr %digits, ptr %rest, ptr %head, ptr %b, ptr %offsets, ptr noalias %totals"
     tile: Tile
     spec: MatMul
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t, weight = Writer(self.machine), self.spec.weight
-        rows, vectors = self.tile.rows, self.tile.vectors
-        whole = t.scratch(_DIGITS * rows * vectors * self.machine.lanes * 4)
-        k = str(self.spec.k)
-        t.do(
-            f"call void @ENTRY.whole{rows}(ptr %digits, ptr %b, ptr {whole}, i64 {k}, i1 true, "
-            f"i64 {k}, i64 1, i64 0, ptr null)"
-        )
-        assert weight is not None
+    def write(self, t: KernelWriter) -> None:
+        rows, vectors, k = self.tile.rows, self.tile.vectors, int(str(self.spec.k))
+        whole = t.scratch(_DIGITS * rows * vectors * t.lanes * 4)
+        t.run(f"whole{rows}", "%digits", "%b", whole, k, "true", k, 1, 0, "null")
         for row in range(rows):
-            head = t.offset("%head", "i8", str(row * _HEAD))
-            rest = t.offset("%rest", "i8", str(row * _REST * int(k)))
-            unit, total = (
-                t.splat("float", t(f"load float, ptr {t.offset(head, 'i32', str(x))}, align 4"))
-                for x in (_Head.UNIT, _Head.SUM)
-            )
+            head = t.offset("%head", "i8", row * _HEAD)
+            rest = t.offset("%rest", "i8", row * _REST * k)
+            unit, total = (_repeated(t, "float", head, x) for x in (_Head.UNIT, _Head.SUM))
             lowest, values = self._lowest(t, head, rest), []
             for j in range(vectors):
-                value = self._number(t, whole, head, row, j, lowest[j])
-                value = t(f"fmul {self._floats} {value}, {unit}")
-                if weight.offsets:
-                    shift = load_column(t, weight.offsets, "%offsets", str(j))
-                    more = t(f"fmul {self._floats} {shift}, {total}")
-                    value = t(f"fadd {self._floats} {value}, {more}")
-                values.append(value)
+                value = self._number(t, whole, head, row, j, lowest[j]) * unit
+                shift = self._shift(t, j)
+                values.append(value if shift is None else value + shift * total)
             for j, value in enumerate(self._with_rest(t, head, rest, values)):
-                at = t.offset("%totals", self._floats, str(row * vectors + j))
-                t.do(f"store {self._floats} {value}, ptr {at}, align 16")
-        arguments = "ptr %digits, ptr %rest, ptr %head, ptr %b, ptr %offsets, ptr noalias %totals"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
+                value.store(t.offset("%totals", value.type, row * vectors + j), 16)
 
-    @property
-    def _floats(self) -> str:
-        return f"<{self.machine.lanes} x float>"
+    def _shift(self, t: Writer, vector: int) -> Vector | None:
+        """The offsets of a vector of columns, if there are such."""
+        weight = self.spec.weight
+        if weight is None or not weight.offsets:
+            return None
+        return wide(t, "float", load_column(t, weight.offsets, "%offsets", str(vector)))
 
     @contextmanager
     def _listed(
@@ -449,64 +368,59 @@ class _Sums:
         """A loop over fours that were noted down: itself, the first number of a four, and where
         weights of the four begin."""
         counted, place = which
-        listed = t.offset(rest, "i8", str(place * int(str(self.spec.k))))
-        count = t(f"load i64, ptr {t.offset(head, 'i32', str(counted))}, align 4")
+        listed = t.offset(rest, "i8", place * int(str(self.spec.k)))
+        count = t(f"load i64, ptr {t.offset(head, 'i32', counted)}, align 4")
         with t.loop("0", count, 1, sums) as loop:
             first = t(f"load i32, ptr {t.offset(listed, 'i32', loop.index)}, align 4")
             first = t(f"zext i32 {first} to i64")
-            width = str(len(sums) * self.machine.lanes)
-            yield loop, first, t.offset("%b", "i8", t.mul(first, width))
+            yield loop, first, t.offset("%b", "i8", t.mul(first, len(sums) * t.lanes))
 
     def _lowest(self, t: Writer, head: str, rest: str) -> list[str]:
         """Sums of the lowest digits of a row."""
-        kind, numbers = f"<{self.machine.lanes} x i32>", _numbers(self.machine)
-        low = t.offset(rest, "i8", str(_Rest.LOW * int(str(self.spec.k))))
+        kind, numbers = t.vector("i32"), _numbers(t)
+        low = t.offset(rest, "i8", _Rest.LOW * int(str(self.spec.k)))
         zeros = [(kind, "zeroinitializer")] * self.tile.vectors
         which = (_Head.LOW, _Rest.FOURS_LOW)
         with self._listed(t, head, rest, which, zeros) as (loop, first, line):
             digits = t.splat("i32", t(f"load i32, ptr {t.offset(low, 'i8', first)}, align 4"))
             for j, total in enumerate(loop.carried):
-                cells = t(f"load {kind}, ptr {t.offset(line, kind, str(j))}, align 4")
+                cells = t(f"load {kind}, ptr {t.offset(line, kind, j)}, align 4")
                 loop.next.append(numbers.multiply_add(t, digits, cells, total))
         return loop.results
 
-    def _with_rest(self, t: Writer, head: str, rest: str, values: list[str]) -> list[str]:
+    def _with_rest(self, t: Writer, head: str, rest: str, values: list[Vector]) -> list[Vector]:
         """The sums of a row with what its digits have left, if they have."""
-        weight, floats, bytes_ = self.spec.weight, self._floats, f"<{self.machine.lanes} x i32>"
-        assert weight is not None
-        which, before = (_Head.LEFT, _Rest.FOURS_LEFT), [(floats, v) for v in values]
+        which, before = (_Head.LEFT, _Rest.FOURS_LEFT), [(v.type, v.name) for v in values]
         with self._listed(t, head, rest, which, before) as (loop, first, line):
-            sums = list(loop.carried)
+            sums = [wide(t, "float", x) for x in loop.carried]
             for q in range(BYTES_AT_ONCE):
-                at = t.offset(rest, "float", t.add(first, str(q)))
-                left = t.splat("float", t(f"load float, ptr {at}, align 4"))
+                left = _repeated(t, "float", t.offset(rest, "float", t.add(first, q)), 0)
                 for j in range(len(values)):
-                    cells = t(f"load {bytes_}, ptr {t.offset(line, bytes_, str(j))}, align 4")
-                    byte = t(f"lshr {bytes_} {cells}, splat (i32 {8 * q})")
-                    byte = t(f"and {bytes_} {byte}, splat (i32 255)")
-                    byte = t(f"sub {bytes_} {byte}, splat (i32 128)")
-                    number = t(f"sitofp {bytes_} {byte} to {floats}")
-                    if weight.offsets:
-                        shift = load_column(t, weight.offsets, "%offsets", str(j))
-                        number = t(f"fadd {floats} {number}, {shift}")
-                    more = t(f"fmul {floats} {left}, {number}")
-                    sums[j] = t(f"fadd {floats} {sums[j]}, {more}")
-            loop.next = sums
-        return loop.results
+                    cells = wide(t, "i32").load(t.offset(line, t.vector("i32"), j), 4)
+                    number = ((cells.shifted_down(8 * q) & 255) - 128).to("float")
+                    shift = self._shift(t, j)
+                    number = number if shift is None else number + shift
+                    sums[j] = sums[j] + left * number
+            loop.next = [x.name for x in sums]
+        return [wide(t, "float", x) for x in loop.results]
 
-    def _number(self, t: Writer, whole: str, head: str, row: int, vector: int, lowest: str) -> str:
+    def _number(
+        self, t: Writer, whole: str, head: str, row: int, vector: int, lowest: str
+    ) -> Vector:
         """The digits of a vector of results, put together. Weights are stored without a sign, so
         each sum is too large by 128 times the digits of the row."""
-        kind, value = f"<{self.machine.lanes} x i32>", ""
+        kind, value = t.vector("i32"), None
         places = [(row * _DIGITS + i) * self.tile.vectors + vector for i in range(_DIGITS)]
-        sums = [t(f"load {kind}, ptr {t.offset(whole, kind, str(x))}, align 16") for x in places]
-        for number, total in reversed(list(enumerate([lowest, *sums]))):
-            at = t.offset(head, "i32", str(_Head.DIGITS + number))
-            extra = t.splat("i32", t(f"load i32, ptr {at}, align 4"))
-            digits = t(f"sub {kind} {total}, {extra}")
-            more = t(f"sitofp {kind} {digits} to {self._floats}")
-            if value:
-                value = t(f"fmul {self._floats} {value}, splat (float 256.0)")
-                more = t(f"fadd {self._floats} {value}, {more}")
-            value = more
+        sums = [wide(t, "i32").load(t.offset(whole, kind, x), 16) for x in places]
+        totals = [wide(t, "i32", lowest), *sums]
+        for number, total in reversed(list(enumerate(totals))):
+            digits = (total - _repeated(t, "i32", head, _Head.DIGITS + number)).to("float")
+            value = digits if value is None else value * 256.0 + digits
+        assert value is not None
         return value
+
+
+def _repeated(t: Writer, kind: str, base: str, place: int) -> Vector:
+    """A number in every lane."""
+    number = t(f"load {kind}, ptr {t.offset(base, 'i32', place)}, align 4")
+    return wide(t, kind, t.splat(kind, number))

@@ -5,7 +5,6 @@ in place, copied to panels piece by piece where its layout asks for it; and the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 from torchair.codegen.cpu.matmul.pack import PackCode
 from torchair.codegen.cpu.matmul.tile import (
@@ -18,37 +17,36 @@ from torchair.codegen.cpu.matmul.tile import (
     TileCode,
     TileCut,
     Values,
-    divide_up,
-    most,
 )
 from torchair.codegen.numbers import Size
-from torchair.codegen.text.writer import Machine, lanes_below
+from torchair.codegen.text.writer import lanes_below
 
 STRIP, COPY_STRIP = 48, 192
 """Rows of A in a unit of work: few, to keep many threads busy; more if B is copied for them."""
+
+FEW = 6
+"""Rows of A up to which integers are decoded in registers. Writing them out takes the time of five
+rows."""
 
 Place = tuple[str, str, str]
 """A position (batch, k, n) in B."""
 
 
-class ProductForm(Protocol):
-    """How B reaches the registers."""
+class ProductForm:
+    """How B reaches the registers: here for forms that take all of k in one round."""
 
-    @property
-    def tile(self) -> Tile:
-        """The tallest tile."""
+    block = 0
+    """Most k that one round takes."""
+    one_round = True
+    """Whether k is known to be no more than that."""
+    bytes = 0
+    """Scratch memory that each thread needs."""
+    _b = ""
 
-    @property
-    def block(self) -> int:
-        """Most k that one round takes."""
-
-    @property
-    def one_round(self) -> bool:
-        """Whether k is known to be no more than that."""
-
-    @property
-    def strip(self) -> int:
-        """Rows of A that a unit of work should have, about."""
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+        self.product = product
+        self.tile = tile  # the tallest one
+        self.strip = cut.strip or STRIP  # rows of A that a unit of work should have, about
 
     def prepare(self) -> None:
         """What is done once by each thread."""
@@ -62,39 +60,33 @@ class ProductForm(Protocol):
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         """Add the products of `rows` rows of A, which begin at `a` with number `row`."""
 
+    def scratch(self, bytes_: int) -> str:
+        """The memory of this thread, of which each has so many bytes."""
+        w, self.bytes = self.product.w, bytes_
+        return w.offset(w.pointer(2), "i8", w.mul("%tid", bytes_))
 
-class DotForm:
+
+class DotForm(ProductForm):
     """Dot products of rows of A with rows of memory that are columns of B."""
 
-    block = 0
-    one_round = True
-
-    def __init__(self, product: Values, rows: int, cut: TileCut = USUAL) -> None:
-        self.product = product
-        self.tile = Tile(rows, 1)
-        self.strip = cut.strip or STRIP
-        self._b = self._last = ""
-
-    def prepare(self) -> None:
-        """Nothing: tiles read A where it is."""
+    _last = ""
 
     def define(self, rows: int) -> None:
         p = self.product
         code = DotCode(p.w.machine, p.numbers, rows, p.a_row, p.b_column, p.k, fits_cache(p.spec))
-        define_helper(p, f"dot{rows}", code)
+        p.define(f"dot{rows}", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         p, n = self.product, place[2]
         self._b = p.address_of_b(*place)
-        self._last = p.w.least(p.w.sub(p.w.sub(p.n, "1"), n), str(p.w.lanes - 1))
+        self._last = p.w.least(p.w.sub(p.w.sub(p.n, 1), n), p.w.lanes - 1)
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         p = self.product
-        sizes = [("i64", x) for x in (p.k, self._last, p.a_row, p.b_column)]
-        call_helper(p, f"dot{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals), *sizes)
+        p.w.run(f"dot{rows}", a, self._b, totals, p.k, self._last, p.a_row, p.b_column)
 
 
-class PanelForm:
+class PanelForm(ProductForm):
     """Tiles over panels that were packed ahead of time.
 
     Panels follow each other in memory. While several tiles use one, each fetches its part of
@@ -105,48 +97,41 @@ class PanelForm:
     usual_strip = STRIP
 
     def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
-        self.product = product
-        self.tile = tile
+        super().__init__(product, tile, cut)
         self._cut = cut
         self.strip = cut.strip or self.usual_strip
         self.width = tile.vectors * product.w.lanes
         self.block = most_of_k(product.numbers, self.width, cut)
         k = product.spec.k
         self.one_round = isinstance(k, int) and k <= self.block
+        self.a_row, self._a_k, self._k = product.a_row, product.a_k, product.k
         self._interleave = False
         self._b_row = str(self.width)
-        self._b = self._count = self._first = ""
-
-    def prepare(self) -> None:
-        """Nothing: tiles read A where it is."""
+        self._count = self._first = ""
 
     def define(self, rows: int) -> None:
-        p = self.product
         code = TileCode(
-            p.w.machine, p.numbers, Tile(rows, self.tile.vectors),
-            p.a_row, p.a_k, self._b_row, p.k if self.one_round else "%k",
-            not self.one_round, self._fetch(), self._interleave,
+            self.product.numbers, Tile(rows, self.tile.vectors), self.a_row, self._a_k,
+            self._b_row, self._k if self.one_round else "%k", not self.one_round, self._fetch(),
+            self._interleave,
         )  # fmt: skip
-        define_helper(p, f"{self.name}{rows}", code)
+        self.product.define(f"{self.name}{rows}", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place
-        pair = str(p.numbers.pair)
-        whole = w.mul(n, divide_up(w, p.k, pair))
-        index = w.add(whole, w.mul(w.div(k, pair), str(self.width)))
-        self._start(w.offset(w.pointer(1), p.numbers.cell, index), place, count)
+        pair = p.numbers.pair
+        index = w.add(w.mul(n, w.ceil(p.k, pair)), w.mul(w.div(k, pair), self.width))
+        self.start(w.offset(w.pointer(1), p.numbers.cell, index), k, count)
 
-    def _start(self, b: str, place: Place, count: str) -> None:
+    def start(self, b: str, k: str, count: str) -> None:
+        """Use a panel that begins at an address, with row `k` of B."""
         self._b, self._count = b, count
-        k = place[1]
         self._first = self.product.w(f"icmp eq i64 {k}, 0") if k != "0" else "true"
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
-        p = self.product
-        call_helper(
-            p, f"{self.name}{rows}", ("ptr", a), ("ptr", self._b), ("ptr", totals),
-            ("i64", self._count), ("i1", self._first), ("i64", p.a_row), ("i64", p.a_k),
-            ("i64", self._b_row), ("ptr", self._ahead(row)),
+        self.product.w.run(
+            f"{self.name}{rows}", a, self._b, totals, self._count, self._first, self.a_row,
+            self._a_k, self._b_row, self._ahead(row),
         )  # fmt: skip
 
     @property
@@ -177,10 +162,10 @@ class PanelForm:
         if lines == 0:
             return self._b
         if self._tiles <= 1:
-            return w.offset(self._b, "i8", str(self._cut.ahead))
-        steps = divide_up(w, self._count, str(self.product.numbers.pair))
-        done = w.mul(w.div(row, str(self.tile.rows)), str(lines))
-        skipped = w.mul(w.mul(steps, w.add(done, str(self._lines))), "64")
+            return w.offset(self._b, "i8", self._cut.ahead)
+        steps = w.ceil(self._count, self.product.numbers.pair)
+        done = w.mul(w.div(row, self.tile.rows), lines)
+        skipped = w.mul(w.mul(steps, w.add(done, self._lines)), 64)
         useful = w(f"icmp slt i64 {done}, {self._lines}")
         return w(f"select i1 {useful}, ptr {w.offset(self._b, 'i8', skipped)}, ptr {self._b}")
 
@@ -194,16 +179,20 @@ class CopyForm(PanelForm):
     def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         self._layout = product.numbers  # of the copy
-        self._bytes = copied_bytes(product.spec, product.w.machine, tile, self.name, cut)
-        place = product.w.mul("%tid", str(self._bytes))
-        self._panel = product.w.offset(product.w.pointer(2), "i8", place) if self._bytes else ""
+        self._panel = self.scratch(self._copied()) if self._copied() else ""
+
+    def _copied(self) -> int:
+        """Bytes that a copy of a panel takes."""
+        numbers, k = self.product.numbers, self.product.spec.k
+        k = min(self.block, k + k % numbers.pair) if isinstance(k, int) else self.block
+        return -(-max(k, 1) * self.width * numbers.bytes // 64) * 64
 
     def define(self, rows: int) -> None:
         super().define(rows)
         p = self.product
-        if self._bytes:
-            code = PackCode(p.w.machine, self._layout, self.tile.vectors, p.b_k, p.b_column)
-            define_helper(p, f"{self.name}.pack", code)
+        if self._panel:
+            code = PackCode(self._layout, self.tile.vectors, p.b_k, p.b_column)
+            p.define(f"{self.name}.pack", code)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         if fresh is None:
@@ -211,14 +200,13 @@ class CopyForm(PanelForm):
         else:
             with self.product.w.when(fresh):
                 self._copy(place, count)
-        self._start(self._panel, place, count)
+        self.start(self._panel, place[1], count)
 
     def _copy(self, place: Place, count: str) -> None:
         p = self.product
-        columns = p.w.least(p.w.sub(p.n, place[2]), str(self.width))
-        sizes = [("i64", x) for x in (count, columns, p.b_k, p.b_column)]
-        b = ("ptr", p.address_of_b(*place))
-        call_helper(p, f"{self.name}.pack", b, ("ptr", self._panel), *sizes)
+        columns = p.w.least(p.w.sub(p.n, place[2]), self.width)
+        b = p.address_of_b(*place)
+        p.w.run(f"{self.name}.pack", b, self._panel, count, columns, p.b_k, p.b_column)
 
     def _fetch(self) -> tuple[int, int]:
         return 0, 0
@@ -235,19 +223,23 @@ class DirectForm(CopyForm):
         super().__init__(product, tile, cut)
         self._layout = replace(product.numbers, pair=1)
         self._interleave = product.numbers.pair == 2
-        self._b_row = "%b_row" if self._bytes else product.b_k
+        self._b_row = "%b_row" if self._panel else product.b_k
+
+    def _copied(self) -> int:
+        n = self.product.spec.n
+        return 0 if isinstance(n, int) and n % self.width == 0 else super()._copied()
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         w, p = self.product.w, self.product
         b = p.address_of_b(*place)
-        if self._bytes:
+        if self._panel:
             partial = w(f"icmp slt i64 {w.sub(p.n, place[2])}, {self.width}")
             fresh = partial if fresh is None else w(f"and i1 {partial}, {fresh}")
             with w.when(fresh):
                 self._copy(place, count)
             b = w(f"select i1 {partial}, ptr {self._panel}, ptr {b}")
             self._b_row = w(f"select i1 {partial}, i64 {self.width}, i64 {p.b_k}")
-        self._start(b, place, count)
+        self.start(b, place[1], count)
 
 
 def most_of_k(numbers: Numbers, width: int, cut: TileCut = USUAL) -> int:
@@ -260,40 +252,11 @@ def contiguous(spec: MatMul) -> str:
     return "k" if spec.b[1] == 1 else "n" if spec.b[2] == 1 else ""
 
 
-def copied_bytes(
-    spec: MatMul, machine: Machine, tile: Tile, form: str, cut: TileCut = USUAL
-) -> int:
-    """Bytes of scratch memory that copies of panels take, for one thread."""
-    numbers, width = Numbers.of(spec.dtype, machine), tile.vectors * machine.lanes
-    if form == "direct" and isinstance(spec.n, int) and spec.n % width == 0:
-        return 0
-    k = most_of_k(numbers, width, cut)
-    k = min(k, spec.k + spec.k % numbers.pair) if isinstance(spec.k, int) else k
-    return -(-max(k, 1) * width * numbers.bytes // 64) * 64
-
-
 def fits_cache(spec: MatMul) -> bool:
     """Whether B is so small that it may well be in the cache already."""
     if isinstance(spec.n, int) and isinstance(spec.k, int):
         return spec.n * spec.k <= 2**18
     return False
-
-
-class _Code(Protocol):
-    def text(self, name: str) -> tuple[str, dict[str, str]]: ...
-
-
-def define_helper(p: Values, name: str, code: _Code) -> None:
-    """Write a function of the kernel."""
-    text, declared = code.text(f"ENTRY.{name}")
-    p.w.helper(name, text)
-    p.w.declared.update(declared)
-
-
-def call_helper(p: Values, name: str, *args: tuple[str, str]) -> None:
-    """Call a function of the kernel."""
-    given = ", ".join(f"{kind} {value}" for kind, value in args)
-    p.w.do(f"call void @ENTRY.{name}({given})")
 
 
 # ---- the loops around the tiles ----
@@ -344,19 +307,22 @@ class TileLoops:
 
     def write(self) -> None:
         """All units of this thread."""
-        w, p = self.w, self.product
         for rows in self.heights:
             self.form.define(rows)
         self.form.prepare()
-        panels = divide_up(w, p.n, str(self.width))
-        strips = divide_up(w, p.m, str(self.strip))
+        self.units()
+
+    def units(self) -> None:
+        """The loop over them."""
+        w, p = self.w, self.product
+        panels, strips = w.ceil(p.n, self.width), w.ceil(p.m, self.strip)
         low, high = w.share(w.mul(w.mul(p.batch, panels), strips))
         with w.loop(low, high) as unit:
             pair, strip = self._split(unit.index, strips)
             batch, panel = self._split(pair, panels) if p.batch != "1" else ("0", pair)
-            first = w.mul(strip, str(self.strip))
-            end = w.least(w.add(first, str(self.strip)), p.m)
-            self._unit((batch, first, w.mul(panel, str(self.width))), end)
+            first = w.mul(strip, self.strip)
+            end = w.least(w.add(first, self.strip), p.m)
+            self._unit((batch, first, w.mul(panel, self.width)), end)
 
     def _split(self, index: str, size: str) -> tuple[str, str]:
         """Quotient and rest."""
@@ -392,8 +358,8 @@ class TileLoops:
             self.form.begin((batch, "0", n), p.k, fresh)
             self._tiles(place, "0", end)
             return
-        with w.loop("0", most(w, p.k, "1"), str(self.form.block)) as part:
-            count = w.least(w.sub(p.k, part.index), str(self.form.block))
+        with w.loop("0", w.most(p.k, 1), self.form.block) as part:
+            count = w.least(w.sub(p.k, part.index), self.form.block)
             self.form.begin((batch, part.index, n), count, fresh)
             self._tiles(place, part.index, end)
 
@@ -403,7 +369,7 @@ class TileLoops:
             self._tile(place, k, self.tallest, row)
             return
         for rows in self.heights:
-            with w.loop(row, w.sub(end, str(rows - 1)), rows) as tile:
+            with w.loop(row, w.sub(end, rows - 1), rows) as tile:
                 self._tile(place, k, rows, tile.index)
             row = tile.index
 
@@ -413,7 +379,7 @@ class TileLoops:
         self.form.multiply(rows, a, self._totals(w.sub(row, first), "0"), row)
 
     def _totals(self, row: str, vector: str) -> str:
-        index = self.w.add(self.w.mul(row, str(self.form.tile.vectors)), vector)
+        index = self.w.add(self.w.mul(row, self.form.tile.vectors), vector)
         return self.w.offset(self.totals, self.vector, index)
 
     def _finish(self, place: tuple[str, str, str], end: str) -> None:
@@ -423,8 +389,8 @@ class TileLoops:
         columns = str(self.width)
         if not (isinstance(size, int) and size % self.width == 0):
             columns = w.least(w.sub(self.product.n, n), columns)
-        whole = w.div(columns, str(lanes))
-        rest = "0" if isinstance(size, int) and size % lanes == 0 else w.rem(columns, str(lanes))
+        whole = w.div(columns, lanes)
+        rest = "0" if isinstance(size, int) and size % lanes == 0 else w.rem(columns, lanes)
         with w.loop(first, end) as row:
             here = (batch, row.index, n)
             with w.loop("0", whole) as at:
@@ -437,4 +403,4 @@ class TileLoops:
     def _store(self, place: tuple[str, str, str], row: str, at: str, mask: str | None) -> None:
         w, (batch, m, n) = self.w, place
         sums = w(f"load {self.vector}, ptr {self._totals(row, at)}, align 16")
-        self.store(w, (batch, m, w.add(n, w.mul(at, str(w.lanes)))), sums, mask)
+        self.store(w, (batch, m, w.add(n, w.mul(at, w.lanes))), sums, mask)

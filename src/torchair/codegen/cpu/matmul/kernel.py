@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from torchair.codegen.cpu.matmul.digits import (
-    SUMS,
-    DigitForm,
-    IntegerForm,
-    PackBytes,
-    PackSums,
-    digit_bytes,
-    in_digits,
-    integer_scratch,
-    whole,
-)
+from torchair.codegen.cpu.matmul import digits, quantised, seven
+from torchair.codegen.cpu.matmul.digits import DigitForm, IntegerForm, in_digits
 from torchair.codegen.cpu.matmul.forms import (
+    FEW,
     CopyForm,
     DirectForm,
     DotForm,
@@ -25,20 +16,10 @@ from torchair.codegen.cpu.matmul.forms import (
     ProductForm,
     TileLoops,
     contiguous,
-    copied_bytes,
     fits_cache,
 )
 from torchair.codegen.cpu.matmul.pack import PackPanels, PackPanelScales, PackWeight, load_column
-from torchair.codegen.cpu.matmul.quantised import (
-    OFFSETS,
-    SCALES,
-    DecodingForm,
-    WrittenForm,
-    is_grouped,
-    staged_bytes,
-    written_bytes,
-)
-from torchair.codegen.cpu.matmul.seven import PackHalves, SevenLoops, suits_seven, sum_bytes
+from torchair.codegen.cpu.matmul.quantised import SCALES, DecodingForm, WrittenForm
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
     Numbers,
@@ -71,9 +52,10 @@ FormName = Literal[
 PACKED: tuple[FormName, ...] = ("panel", "decoded", "digits", "bytes", "seven")
 """Forms that read B as it was laid out ahead of time."""
 
-FEW = 6
-"""Rows of A up to which integers are decoded in registers. Writing them out takes the time of five
-rows."""
+FORMS: dict[FormName, type[ProductForm]] = {
+    "panel": PanelForm, "direct": DirectForm, "dot": DotForm, "copy": CopyForm,
+    "decoded": DecodingForm, "written": WrittenForm, "digits": DigitForm, "bytes": IntegerForm,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,21 +77,6 @@ class Choice:
             return None
         return self.few if m <= self.limit else self.many
 
-    def scratch(self, spec: MatMul, machine: Machine) -> int:
-        """Bytes of scratch memory that each thread needs."""
-        known = self.known(spec.m)
-        sizes: dict[FormName, Callable[[FormName], int]] = {
-            "digits": lambda form: digit_bytes(spec, few_rows(spec.m)),
-            "decoded": lambda form: staged_bytes(spec, machine, self.tile.rows),
-            "written": lambda form: written_bytes(spec, machine, self.tile),
-            "bytes": lambda form: integer_scratch(spec, machine, self.tile),
-            "seven": lambda form: sum_bytes(spec),
-            "copy": lambda form: copied_bytes(spec, machine, self.tile, form, self.cut),
-            "direct": lambda form: copied_bytes(spec, machine, self.tile, form, self.cut),
-        }
-        forms = ({known} if known else {self.few, self.many}) & sizes.keys()
-        return max((sizes[form](form) for form in forms), default=0)
-
 
 def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     """The form of a product, and the tiles it is made of."""
@@ -123,11 +90,6 @@ def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
         dots = min(dots, tile.rows)
     cut = TileCut(*(way.number(name, value) for name, value in asdict(USUAL).items()))
     return Choice(few, many, limit, tile, dots, cut)
-
-
-def few_rows(m: Size) -> int:
-    """Most rows that the form for few of them meets."""
-    return FEW if isinstance(m, Word) else min(m, FEW)
 
 
 def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
@@ -182,20 +144,30 @@ def matmul(
 ) -> Generated:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
     w, choice = KernelWriter(machine), choose(spec, machine, way)
-    if spec.weight is not None and not is_grouped(spec):
+    if spec.weight is not None and not quantised.is_grouped(spec):
         store = _scaled(store, spec.weight.scales)
     if choice.few == "bytes":
-        store = whole(store, machine)
+        store = digits.whole(store, machine)
     values, known = Values(w, spec), choice.known(spec.m)
-    if known == "seven":
-        SevenLoops(values, choice.tile, choice.cut, store).write()
-    elif known:
-        TileLoops(values, _form(known, values, choice), store).write()
+    if known:
+        scratch = _write(known, values, choice, store)
     else:
+        scratch = 0
         for form, test in ((choice.few, "sle"), (choice.many, "sgt")):
             with w.when(w(f"icmp {test} i64 {values.m}, {choice.limit}")):
-                TileLoops(values, _form(form, values, choice), store).write()
-    return Generated(w.kernel(label), choice.scratch(spec, machine), _packs(spec, machine, choice))
+                scratch = max(scratch, _write(form, values, choice, store))
+    return Generated(w.kernel(label), scratch, _packs(spec, machine, choice))
+
+
+def _write(name: FormName, values: Values, choice: Choice, store: Store) -> int:
+    """Write a product in some form; bytes of scratch memory that each thread needs."""
+    if name == "seven":
+        loops: TileLoops = seven.SevenLoops(values, choice.tile, choice.cut, store)
+    else:
+        tile = Tile(choice.dots, 1) if name == "dot" else choice.tile
+        loops = TileLoops(values, FORMS[name](values, tile, choice.cut), store)
+    loops.write()
+    return loops.form.bytes
 
 
 def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
@@ -205,16 +177,16 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
         usual = choice.tile.vectors == widest_tile(spec.dtype, machine).vectors
         return {B: PackPanels(machine, turned, 0 if usual else choice.tile.vectors)}
     if choice.few == "seven":
-        return {B: PackHalves(machine, turned, choice.tile.vectors)}
+        return {B: seven.PackHalves(machine, turned, choice.tile.vectors)}
     if choice.few == "bytes":
-        return {B: PackBytes(machine, turned), SUMS: PackSums(machine, turned)}
+        return {B: digits.PackBytes(machine, turned), digits.SUMS: digits.PackSums(machine, turned)}
     if spec.weight is None:
         return {}
     assert isinstance(spec.n, int)
     scales = PackPanelScales(machine, spec.n, turned)
     weight = PackWeight(machine, spec.weight.bits, turned, in_digits(spec, machine))
     packs: dict[int, Pack] = {B: weight, SCALES: scales}
-    return packs | ({OFFSETS: scales} if spec.weight.offsets else {})
+    return packs | ({quantised.OFFSETS: scales} if spec.weight.offsets else {})
 
 
 def _scaled(store: Store, dtype: Element) -> Store:
@@ -235,22 +207,6 @@ def _epilogue(nest: Nest, rows: Size) -> Store:
         emit_point(w, nest.stores, index, len(nest.axes) - 1, [vector], mask)
 
     return store
-
-
-def _form(name: FormName, values: Values, choice: Choice) -> ProductForm:
-    if name == "dot":
-        return DotForm(values, choice.dots, choice.cut)
-    if name == "digits":
-        return DigitForm(values, choice.tile, few_rows(values.spec.m))
-    floats: dict[FormName, type[PanelForm]] = {
-        "panel": PanelForm, "direct": DirectForm, "copy": CopyForm,
-    }  # fmt: skip
-    if name in floats:
-        return floats[name](values, choice.tile, choice.cut)
-    integers: dict[FormName, Callable[[Values, Tile], ProductForm]] = {
-        "decoded": DecodingForm, "written": WrittenForm, "bytes": IntegerForm,
-    }  # fmt: skip
-    return integers[name](values, choice.tile)
 
 
 def _rows_of_dots(spec: MatMul, machine: Machine) -> int:
@@ -349,7 +305,7 @@ def _known(size: object) -> bool:
 def _ways_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
     """Ways to read B that are right for its layout."""
     found = ["panel"] if spec.constant else []
-    found += ["seven"] if suits_seven(spec, machine, tile.vectors) else []
+    found += ["seven"] if seven.suits_seven(spec, machine, tile.vectors) else []
     if contiguous(spec) == "n":
         found.append("direct")
     elif contiguous(spec) == "k" and spec.a[2] == 1:

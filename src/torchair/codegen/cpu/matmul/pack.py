@@ -16,38 +16,50 @@ from dataclasses import dataclass
 import torch
 
 from torchair.codegen.cpu.jit import empty
-from torchair.codegen.cpu.matmul.tile import BYTES_AT_ONCE, Numbers, pair_up, transpose, widest_tile
+from torchair.codegen.cpu.matmul.tile import (
+    BYTES_AT_ONCE,
+    Code,
+    Numbers,
+    inside,
+    pair_up,
+    transpose,
+    widest_tile,
+)
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.target import by_column
 from torchair.codegen.text.memory import arrived, memory_element
-from torchair.codegen.text.writer import Machine, Writer, convert, f32
+from torchair.codegen.text.writer import KernelWriter, Machine, Writer, convert, f32
 
 NAMES: dict[torch.dtype, Element] = {
     torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
 }  # fmt: skip
 
 
+def panels_of(columns: torch.Tensor, width: int, span: int = 1) -> torch.Tensor:
+    """Columns [N, K] as panels of `width` of them: [panel, step, column, k of a step], with zeros
+    where there is nothing."""
+    n, k = columns.shape
+    made = empty((-(-n // width), -(-k // span), width, span), columns.dtype)
+    if n % width or k % span:
+        made.zero_()
+    whole, even = n // width, k // span
+    groups = (made[:whole], columns[: whole * width].reshape(whole, width, k))
+    for to, given in (groups, (made[whole:, :, : n % width], columns[whole * width :][None])):
+        if to.numel():
+            cut = given[:, :, : even * span].unflatten(2, (even, span))
+            to[:, :even].copy_(cut.transpose(1, 2))
+            to[:, even:, :, : k % span].copy_(given[:, None, :, even * span :])
+    return made
+
+
 def pack(
     weight: torch.Tensor, machine: Machine, transposed: bool, vectors: int = 0
 ) -> torch.Tensor:
     """A [K, N] matrix, or [N, K] when `transposed`, as panels: what the form "panel" reads. They
-    are as wide as the widest tile if they need not have so many `vectors`.
-
-    Columns beyond N and the missing half of a last pair are zero.
-    """
-    dtype = NAMES[weight.dtype]
-    pair = Numbers.of(dtype, machine).pair
-    width = (vectors or widest_tile(dtype, machine).vectors) * machine.lanes
-    by_column = weight if transposed else weight.t()
-    n, k = by_column.shape
-    panels, steps = -(-n // width), -(-k // pair)
-    made = empty((panels, steps, width, pair), weight.dtype)
-    if n % width or k % pair:
-        made.zero_()
-    whole = n // width
-    _copy(made[:whole], by_column[: whole * width].reshape(whole, width, k))
-    _copy(made[whole:, :, : n - whole * width], by_column[whole * width :][None])
-    return made.flatten(2)
+    are as wide as the widest tile if they need not have so many `vectors`."""
+    numbers = Numbers.of(NAMES[weight.dtype], machine)
+    width = (vectors or widest_tile(numbers.dtype, machine).vectors) * machine.lanes
+    return panels_of(weight if transposed else weight.t(), width, numbers.pair).flatten(2)
 
 
 @dataclass(frozen=True)
@@ -62,68 +74,51 @@ class PackPanels:
         return pack(weight, self.machine, self.transposed, self.vectors)
 
 
-def _copy(panels: torch.Tensor, columns: torch.Tensor) -> None:
-    """Fill [panel, step, column, pair] from [panel, column, k]."""
-    pair = panels.shape[3]
-    even = columns.shape[2] // pair
-    if panels.numel():
-        cut = columns[:, :, : even * pair].unflatten(2, (even, pair))
-        panels[:, :even].copy_(cut.transpose(1, 2))
-        panels[:, even:, :, : columns.shape[2] - even * pair].copy_(
-            columns[:, :, even * pair :].transpose(1, 2)[..., None]
-        )
-
-
 @dataclass(frozen=True)
-class PackCode:
+class PackCode(Code):
     """A function that writes one panel: `(b, panel, k, columns, stride of k, stride of n)`.
 
     It copies blocks of vectors if one of the strides is 1, the rest cell by cell. Columns that
     do not exist hold anything: their results are not stored.
     """
 
-    machine: Machine
+    arguments = "ptr %b, ptr %panel, i64 %k, i64 %columns, i64 %b_k, i64 %b_column"
     numbers: Numbers
     vectors: int  # width of the panel
     b_k: str  # strides of B; literals become part of the code
     b_column: str
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t = Writer(self.machine)
-        steps = t.div(t.add("%k", str(self.numbers.pair - 1)), str(self.numbers.pair))
-        if self.b_k == "1":
-            self._transposed(t, steps)
-        elif self.b_column == "1":
-            self._straight(t, steps)
-        else:
+    def write(self, t: KernelWriter) -> None:
+        steps = t.ceil("%k", self.numbers.pair)
+        if "1" not in (self.b_k, self.b_column):
             self._cells(t, ("0", steps), ("0", "%columns"))
-        arguments = "ptr %b, ptr %panel, i64 %k, i64 %columns, i64 %b_k, i64 %b_column"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
+            return
+        whole = t.div("%k", self.numbers.pair)
+        if self.b_k == "1":
+            whole = t.sub(whole, t.rem(whole, t.lanes))
+        full = t.sub("%columns", t.rem("%columns", t.lanes))
+        (self._transposed if self.b_k == "1" else self._straight)(t, whole, full)
+        self._cells(t, (whole, steps), ("0", full))
+        self._cells(t, ("0", steps), (full, "%columns"))
 
     @property
     def _k(self) -> str:
-        return "%b_k" if self.b_k.startswith("%") else self.b_k
+        return inside(self.b_k, "%b_k")
 
     @property
     def _column(self) -> str:
-        return "%b_column" if self.b_column.startswith("%") else self.b_column
+        return inside(self.b_column, "%b_column")
 
     @property
     def _width(self) -> int:
-        return self.vectors * self.machine.lanes
+        return self.vectors * self.numbers.lanes
 
-    def _transposed(self, t: Writer, steps: str) -> None:
+    def _transposed(self, t: Writer, whole: str, full: str) -> None:
         """Rows of memory hold neighbours along k: blocks of lanes x lanes cells are turned."""
-        lanes, numbers = self.machine.lanes, self.numbers
-        whole = t.div("%k", str(numbers.pair))
-        whole = t.sub(whole, t.rem(whole, str(lanes)))
-        full = t.sub("%columns", t.rem("%columns", str(lanes)))
+        lanes, numbers = t.lanes, self.numbers
         with t.loop("0", full, lanes) as block:
             first = t.offset("%b", numbers.memory, t.mul(block.index, self._column))
-            rows = [
-                t.offset(first, numbers.memory, t.mul(str(i), self._column)) for i in range(lanes)
-            ]
+            rows = [t.offset(first, numbers.memory, t.mul(i, self._column)) for i in range(lanes)]
             with t.loop("0", whole, lanes) as step:
                 cells = []
                 for row in rows:
@@ -131,19 +126,15 @@ class PackCode:
                     cells.append(t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}"))
                 to = self._at(t, step.index, block.index)
                 for i, made in enumerate(transpose(t, numbers.cell, cells)):
-                    row = t.offset(to, numbers.cell, str(i * self._width))
+                    row = t.offset(to, numbers.cell, i * self._width)
                     t.do(f"store {numbers.cells} {made}, ptr {row}, align {numbers.bytes}")
-        self._cells(t, (whole, steps), ("0", full))
-        self._cells(t, ("0", steps), (full, "%columns"))
 
-    def _straight(self, t: Writer, steps: str) -> None:
+    def _straight(self, t: Writer, whole: str, full: str) -> None:
         """Rows of memory hold neighbours along n: whole vectors are copied, as pairs of rows
         where pairs are wanted."""
-        lanes, numbers = self.machine.lanes, self.numbers
-        whole = t.div("%k", str(numbers.pair))
-        full = t.sub("%columns", t.rem("%columns", str(lanes)))
-        with t.loop("0", whole) as step, t.loop("0", full, lanes) as block:
-            at = t.mul(t.mul(step.index, str(numbers.pair)), self._k)
+        numbers = self.numbers
+        with t.loop("0", whole) as step, t.loop("0", full, t.lanes) as block:
+            at = t.mul(t.mul(step.index, numbers.pair), self._k)
             row = t.offset("%b", numbers.memory, t.add(at, block.index))
             if numbers.pair == 2:
                 made = pair_up(t, numbers, [row, t.offset(row, numbers.memory, self._k)])
@@ -151,8 +142,6 @@ class PackCode:
                 made = t(f"load {numbers.cells}, ptr {row}, align {numbers.bytes}")
             to = self._at(t, step.index, block.index)
             t.do(f"store {numbers.cells} {made}, ptr {to}, align {numbers.bytes}")
-        self._cells(t, (whole, steps), ("0", full))
-        self._cells(t, ("0", steps), (full, "%columns"))
 
     def _at(self, t: Writer, step: str, column: str) -> str:
         """The address of a cell of the panel."""
@@ -292,26 +281,20 @@ class PackWeight:
     quads: bool = False
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        columns = weight if self.transposed else weight.t()
         lanes, vectors = self.machine.lanes, widest_tile("f32", self.machine).vectors
-        n, k = columns.shape
-        width, span = lanes * vectors, 2 if self.bits == 8 else _NIBBLES // vectors
-        span = BYTES_AT_ONCE if self.quads else span
-        panels, steps = -(-n // width), -(-k // span)
-        bytes_ = torch.zeros((panels * width, steps * span), dtype=torch.int8)
-        bytes_[:n, :k] = columns
+        span = BYTES_AT_ONCE if self.quads else 2 if self.bits == 8 else _NIBBLES // vectors
+        made = panels_of(weight if self.transposed else weight.t(), lanes * vectors, span)
         if self.quads:
-            made = empty((panels, steps, width, span), torch.int8)
-            return made.copy_((bytes_ ^ -128).view(panels, width, steps, span).transpose(1, 2))
+            return made.bitwise_xor_(-128)
         if self.bits == 8:
-            made = empty((panels, steps * span, width), torch.int8)
-            return made.copy_(bytes_.view(panels, width, steps * span).transpose(1, 2))
-        cells = bytes_.view(panels, vectors, lanes, steps, span).permute(0, 3, 4, 1, 2)
-        words = torch.zeros((panels, steps, lanes), dtype=torch.int32)
+            rows = made.transpose(2, 3).flatten(1, 2)
+            return empty(rows.shape, torch.int8).copy_(rows)
+        cells = made.unflatten(2, (vectors, lanes))
+        words = empty((*made.shape[:2], lanes), torch.int32).zero_()
         for k in range(span):
             for j in range(vectors):
-                words |= (cells[:, :, k, j].to(torch.int32) & 15) << 4 * (k * vectors + j)
-        return empty(words.shape, torch.int32).copy_(words)
+                words |= (cells[:, :, j, :, k].to(torch.int32) & 15) << 4 * (k * vectors + j)
+        return words
 
 
 def load_column(t: Writer, dtype: Element, base: str, vector: str) -> str:
@@ -333,9 +316,4 @@ class PackPanelScales:
 
     def __call__(self, scales: torch.Tensor) -> torch.Tensor:
         width = widest_tile("f32", self.machine).vectors * self.machine.lanes
-        rows = by_column(scales, self.n, self.transposed)
-        panels = -(-self.n // width)
-        made = empty((panels, rows.shape[1], width), rows.dtype)
-        padded = torch.zeros((panels * width, rows.shape[1]), dtype=rows.dtype)
-        padded[: self.n] = rows
-        return made.copy_(padded.view(panels, width, -1).transpose(1, 2))
+        return panels_of(by_column(scales, self.n, self.transposed), width).squeeze(3)

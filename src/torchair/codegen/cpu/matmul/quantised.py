@@ -8,21 +8,29 @@ from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.digits import in_digits
 from torchair.codegen.cpu.matmul.forms import (
-    STRIP,
     CopyForm,
     PanelForm,
     Place,
-    call_helper,
-    define_helper,
+    ProductForm,
     fits_cache,
-    most_of_k,
 )
 from torchair.codegen.cpu.matmul.pack import Decoder, load_column
-from torchair.codegen.cpu.matmul.tile import USUAL, Numbers, Tile, Values, widest_tile
+from torchair.codegen.cpu.matmul.tile import (
+    USUAL,
+    Code,
+    Numbers,
+    Tile,
+    TileCut,
+    Values,
+    rows_of_a,
+    store_tile,
+    widest_tile,
+)
 from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul, Weight
+from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.memory import leaving
-from torchair.codegen.text.writer import REASSOCIATE, Machine, Writer
+from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer
 
 SCALES, OFFSETS = 3, 4  # words of their addresses
 
@@ -48,39 +56,25 @@ def arithmetic(spec: MatMul, machine: Machine) -> Numbers:
     return Numbers.of("f32", machine)
 
 
-def staged_bytes(spec: MatMul, machine: Machine, rows: int) -> int:
-    """Bytes of scratch memory for rows of A as float32, for one thread."""
-    if arithmetic(spec, machine).pair == 2 or (spec.dtype == "f32" and spec.a[2] == 1):
-        return 0
-    assert isinstance(spec.k, int)
-    return -(-rows * spec.k * 4 // 64) * 64
-
-
-class DecodingForm:
+class DecodingForm(ProductForm):
     """Tiles of few rows over panels of integers."""
 
-    block = 0
-    one_round = True
-    strip = STRIP
-
-    def __init__(self, product: Values, tile: Tile) -> None:
-        self.product, self.tile = product, tile
-        self.width = tile.vectors * product.w.lanes
-        self.numbers = arithmetic(product.spec, product.w.machine)
-        self._staged = staged_bytes(product.spec, product.w.machine, tile.rows)
-        self._b = self._scales = self._offsets = ""
-
-    def prepare(self) -> None:
-        """Nothing: rows of A are staged by tiles."""
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+        super().__init__(product, tile, cut)
+        spec = product.spec
+        self.numbers = arithmetic(spec, product.w.machine)
+        as_they_are = self.numbers.pair == 2 or (spec.dtype == "f32" and spec.a[2] == 1)
+        # Bytes of rows of A as float32.
+        self._staged = 0 if as_they_are else -(-tile.rows * int(product.k) * 4 // 64) * 64
+        self._scales = self._offsets = ""
 
     def define(self, rows: int) -> None:
         p = self.product
-        tile = Tile(rows, self.tile.vectors)
         fetch = not (isinstance(p.spec.m, int) and fits_cache(p.spec))
-        code = DecodingTile(p.w.machine, self.numbers, tile, p.spec, fetch)
-        define_helper(p, f"decode{rows}", code)
+        tile = DecodingTile(self.numbers, Tile(rows, self.tile.vectors), p.spec, fetch)
+        p.define(f"decode{rows}", tile)
         if self._staged:
-            define_helper(p, f"stage{rows}", StageCode(p.w.machine, p.numbers, rows, p.spec))
+            p.define(f"stage{rows}", StageCode(rows, p.spec))
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         p, w, n = self.product, self.product.w, place[2]
@@ -89,17 +83,12 @@ class DecodingForm:
         self._scales, self._offsets = (scales_of(p, word, "0", n) for word in (SCALES, OFFSETS))
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
-        p, w = self.product, self.product.w
-        stride = p.a_row
+        p, w, stride = self.product, self.product.w, self.product.a_row
         if self._staged:
-            to = w.offset(w.pointer(2), "i8", w.mul("%tid", str(self._staged)))
-            strides = ("i64", p.a_row), ("i64", p.a_k)
-            call_helper(p, f"stage{rows}", ("ptr", a), ("ptr", to), *strides)
+            to = self.scratch(self._staged)
+            w.run(f"stage{rows}", a, to, p.a_row, p.a_k)
             a, stride = to, p.k
-        call_helper(
-            p, f"decode{rows}", ("ptr", a), ("i64", stride), ("ptr", self._b),
-            ("ptr", self._scales), ("ptr", self._offsets), ("ptr", totals),
-        )  # fmt: skip
+        w.run(f"decode{rows}", a, stride, self._b, self._scales, self._offsets, totals)
 
 
 def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
@@ -127,36 +116,27 @@ def scales_of(p: Values, word: int, group: str, n: str) -> str:
 
 
 @dataclass(frozen=True)
-class DecodingTile:
+class DecodingTile(Code):
     """A function that makes a tile of sums from A, rows of floats or pairs, and a panel."""
 
-    machine: Machine
+    arguments = "ptr %a, i64 %a_row, ptr %b, ptr %scales, ptr %offsets, ptr noalias %totals"
     numbers: Numbers
     tile: Tile
     spec: MatMul
     fetch: bool  # memory is brought into the cache ahead of its use
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t, weight = Writer(self.machine), weight_of(self.spec)
-        count = self.tile.rows * self.tile.vectors
-        rows = [
-            t.offset("%a", self.numbers.memory, t.mul(str(i), "%a_row"))
-            for i in range(self.tile.rows)
-        ]
+    def write(self, t: KernelWriter) -> None:
+        weight, count = weight_of(self.spec), self.tile.rows * self.tile.vectors
+        rows = rows_of_a(t, self.numbers, self.tile.rows, "%a_row")
         if is_grouped(self.spec):
             assert isinstance(self.spec.k, int)
             carried = [(self.numbers.totals, "zeroinitializer")] * count
-            with t.loop("0", str(self.spec.k // weight.group), carried=carried) as loop:
+            with t.loop("0", self.spec.k // weight.group, carried=carried) as loop:
                 loop.next = self._group(t, rows, loop.index, loop.carried)
             totals = loop.results
         else:
             totals = self._group(t, rows, "0", [])
-        for i, total in enumerate(totals):
-            at = t.offset("%totals", self.numbers.totals, str(i))
-            t.do(f"store {self.numbers.totals} {total}, ptr {at}, align 16")
-        arguments = "ptr %a, i64 %a_row, ptr %b, ptr %scales, ptr %offsets, ptr noalias %totals"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
+        store_tile(t, self.numbers, totals)
 
     def _group(self, t: Writer, rows: Sequence[str], group: str, totals: list[str]) -> list[str]:
         """Sums over one group, shifted by offsets, and scaled on top of those before if each group
@@ -180,7 +160,7 @@ class DecodingTile:
     def _sum(self, t: Writer, rows: Sequence[str], group: str) -> list[str]:
         """Sums over a group of products."""
         weight, numbers = weight_of(self.spec), self.numbers
-        decoder = Decoder(self.machine, numbers, weight.bits, self.tile.vectors)
+        decoder = Decoder(t.machine, numbers, weight.bits, self.tile.vectors)
         steps, count = weight.group // decoder.span, len(rows) * self.tile.vectors
         first = t.mul(group, str(steps))
         # Pairs are added so slowly that the sums of a single row are made in two parts.
@@ -189,15 +169,12 @@ class DecodingTile:
         unrolled = next(n for n in _UNROLLED if steps % n == 0 and n * len(rows) <= _UNROLLED[0])
         with t.loop(first, t.add(first, str(steps)), unrolled, carried) as loop:
             sums = [loop.carried[i * count : (i + 1) * count] for i in range(parts)]
-            start = t.offset("%b", "i8", t.mul(loop.index, str(decoder.bytes)))
-            places = [
-                t.offset(row, numbers.memory, t.mul(loop.index, str(decoder.span))) for row in rows
-            ]
+            start = t.offset("%b", "i8", t.mul(loop.index, decoder.bytes))
+            places = [t.offset(x, numbers.memory, t.mul(loop.index, decoder.span)) for x in rows]
             for step in range(unrolled):
-                at = t.offset(start, "i8", str(step * decoder.bytes))
+                at = t.offset(start, "i8", step * decoder.bytes)
                 if self.fetch:
-                    ahead = t.offset(at, "i8", str(USUAL.ahead))
-                    t.prefetch(ahead)
+                    t.prefetch(t.offset(at, "i8", USUAL.ahead))
                 for number, columns in enumerate(decoder.rows(t, at)):
                     k, part = step * decoder.span + number, step % parts
                     sums[part] = self._add(t, places, str(k), columns, sums[part])
@@ -227,17 +204,15 @@ class DecodingTile:
         wide = numbers.lanes * numbers.pair
         whole, zero = str(size - size % wide), (numbers.totals, "zeroinitializer")
         with t.loop("0", whole, wide, [zero]) as loop:
-            at = t.offset(start, numbers.memory, loop.index)
-            cells = t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}")
-            loop.next = [self._plus(t, numbers.factors(t, cells), loop.carried[0])]
+            factors = numbers.load(t, t.offset(start, numbers.memory, loop.index))
+            loop.next = [self._plus(t, factors, loop.carried[0])]
         name = f"llvm.vector.reduce.fadd.v{numbers.lanes}f32"
         parts = ("float", "0.0"), (numbers.totals, loop.results[0])
         total = t.fast_call(REASSOCIATE, "float", name, *parts)
         if size % wide:
             single = Numbers(numbers.dtype, numbers.lanes, 1)
-            with t.loop(whole, str(size), 1, [("float", total)]) as rest:
-                at = t.offset(start, numbers.memory, rest.index)
-                more = load_one(t, single, at)
+            with t.loop(whole, size, 1, [("float", total)]) as rest:
+                more = load_one(t, single, t.offset(start, numbers.memory, rest.index))
                 rest.next = [t(f"fadd float {rest.carried[0]}, {more}")]
             total = rest.results[0]
         return t.splat("float", total)
@@ -250,56 +225,33 @@ class DecodingTile:
 
 def load_one(t: Writer, numbers: Numbers, at: str) -> str:
     """An element at an address as float32."""
-    cell = t(f"load {numbers.memory}, ptr {at}, align {numbers.bytes}")
-    cells = t(f"insertelement {numbers.cells} zeroinitializer, {numbers.memory} {cell}, i64 0")
-    return t(f"extractelement {numbers.totals} {numbers.factors(t, cells)}, i64 0")
+    return t(f"extractelement {numbers.totals} {numbers.load_first(t, at)}, i64 0")
 
 
 @dataclass(frozen=True)
-class StageCode:
+class StageCode(Code):
     """A function that writes rows of A one after the other, as float32."""
 
-    machine: Machine
-    numbers: Numbers
+    arguments = "ptr %a, ptr noalias %to, i64 %a_row, i64 %a_k"
     rows: int
     spec: MatMul
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t, k, lanes = Writer(self.machine), self.spec.k, self.machine.lanes
+    def write(self, t: KernelWriter) -> None:
+        k, lanes = self.spec.k, t.lanes
         assert isinstance(k, int)
         whole = k - k % lanes if self.spec.a[2] == 1 else 0
-        numbers = Numbers(self.numbers.dtype, lanes, 1)
-        with t.loop("0", str(self.rows)) as row:
+        numbers = Numbers(self.spec.dtype, lanes, 1)
+        with t.loop("0", self.rows) as row:
             source = t.offset("%a", numbers.memory, t.mul(row.index, "%a_row"))
-            to = t.offset("%to", "float", t.mul(row.index, str(k)))
-            with t.loop("0", str(whole), lanes) as at:
-                place = t.offset(source, numbers.memory, at.index)
-                cells = t(f"load {numbers.cells}, ptr {place}, align {numbers.bytes}")
-                made = numbers.factors(t, cells)
+            to = t.offset("%to", "float", t.mul(row.index, k))
+            with t.loop("0", whole, lanes) as at:
+                made = numbers.load(t, t.offset(source, numbers.memory, at.index))
                 here = t.offset(to, "float", at.index)
                 t.do(f"store {numbers.totals} {made}, ptr {here}, align 4")
-            with t.loop(str(whole), str(k)) as at:
+            with t.loop(whole, k) as at:
                 place = t.offset(source, numbers.memory, t.mul(at.index, "%a_k"))
                 made = load_one(t, numbers, place)
                 t.do(f"store float {made}, ptr {t.offset(to, 'float', at.index)}, align 4")
-        arguments = "ptr %a, ptr noalias %to, i64 %a_row, i64 %a_k"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
-
-
-def written_block(spec: MatMul, machine: Machine, width: int) -> int:
-    """How many k of a panel are written out in one round: whole groups."""
-    most = most_of_k(Numbers.of(spec.dtype, machine), width) // 8 * 8
-    group = weight_of(spec).group
-    return max(group, most // group * group) if is_grouped(spec) else most
-
-
-def written_bytes(spec: MatMul, machine: Machine, tile: Tile) -> int:
-    """Bytes of scratch memory that a panel takes that is written out, for one thread."""
-    numbers, width = Numbers.of(spec.dtype, machine), tile.vectors * machine.lanes
-    assert isinstance(spec.k, int)
-    k = min(written_block(spec, machine, width), spec.k + spec.k % numbers.pair)
-    return -(-max(k, 1) * width * numbers.bytes // 64) * 64
 
 
 class WrittenForm(CopyForm):
@@ -307,20 +259,19 @@ class WrittenForm(CopyForm):
 
     name = "written"
 
-    def __init__(self, product: Values, tile: Tile) -> None:
-        super().__init__(product, tile)
-        p, w = product, product.w
-        self.block = written_block(p.spec, w.machine, self.width)
-        assert isinstance(p.spec.k, int)
-        self.one_round = p.spec.k <= self.block
-        self._bytes = written_bytes(p.spec, w.machine, tile)
-        self._panel = w.offset(w.pointer(2), "i8", w.mul("%tid", str(self._bytes)))
+    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+        super().__init__(product, tile, cut)
+        spec, block = product.spec, self.block // 8 * 8
+        group = weight_of(spec).group
+        # A round takes whole groups.
+        self.block = max(group, block // group * group) if is_grouped(spec) else block
+        self.one_round = int(product.k) <= self.block
+        self._panel = self.scratch(self._copied())
 
     def define(self, rows: int) -> None:
         PanelForm.define(self, rows)
         p = self.product
-        code = WriteCode(p.w.machine, p.numbers, self.tile.vectors, p.spec)
-        define_helper(p, f"{self.name}.pack", code)
+        p.define(f"{self.name}.pack", WriteCode(p.numbers, self.tile.vectors, p.spec))
 
     def _copy(self, place: Place, count: str) -> None:
         p, (_, k, n) = self.product, place
@@ -330,37 +281,31 @@ class WrittenForm(CopyForm):
         decoder = Decoder(w.machine, numbers, weight_of(spec).bits, self.tile.vectors, quads)
         group = w.div(k, str(weight_of(spec).group)) if is_grouped(spec) else "0"
         scales, offsets = (scales_of(p, word, group, n) for word in (SCALES, OFFSETS))
-        call_helper(
-            p, f"{self.name}.pack", ("ptr", panel_address(p, decoder, k, n)),
-            ("ptr", self._panel), ("i64", count), ("ptr", scales), ("ptr", offsets),
-        )  # fmt: skip
+        b = panel_address(p, decoder, k, n)
+        w.run(f"{self.name}.pack", b, self._panel, count, scales, offsets)
 
 
 @dataclass(frozen=True)
-class WriteCode:
+class WriteCode(Code):
     """A function that writes `count` rows of a panel as ordinary numbers, from integers that begin
     at the first row of a group."""
 
-    machine: Machine
+    arguments = "ptr %b, ptr noalias %to, i64 %count, ptr %scales, ptr %offsets"
     numbers: Numbers
     vectors: int
     spec: MatMul
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t, weight = Writer(self.machine), weight_of(self.spec)
+    def write(self, t: KernelWriter) -> None:
+        weight = weight_of(self.spec)
         if is_grouped(self.spec):
             with t.loop("0", t.div("%count", str(weight.group))) as group:
                 first = t.mul(group.index, str(weight.group))
                 self._group(t, group.index, first, t.add(first, str(weight.group)))
         else:
             self._group(t, "0", "0", "%count")
-        arguments = "ptr %b, ptr noalias %to, i64 %count, ptr %scales, ptr %offsets"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
 
     def _group(self, t: Writer, group: str, first: str, end: str) -> None:
-        weight, lanes = weight_of(self.spec), self.machine.lanes
-        vector = f"<{lanes} x float>"
+        weight, vector = weight_of(self.spec), t.vector("float")
         at = [t.add(t.mul(group, str(self.vectors)), str(j)) for j in range(self.vectors)]
         scales = weight.scales if is_grouped(self.spec) else ""
         words = [("%offsets", "fadd", weight.offsets), ("%scales", "fmul", scales)]
@@ -369,9 +314,8 @@ class WriteCode:
             for base, how, dtype in words
             if dtype
         ]
-        plain = Numbers.of("f32", self.machine)
-        quads = in_digits(self.spec, self.machine)
-        decoder = Decoder(self.machine, plain, weight.bits, self.vectors, quads)
+        plain, quads = Numbers.of("f32", t.machine), in_digits(self.spec, t.machine)
+        decoder = Decoder(t.machine, plain, weight.bits, self.vectors, quads)
         taken = max(decoder.span, self.numbers.pair)
         with t.loop(first, end, taken) as loop:
             rows: list[list[str]] = []
@@ -386,7 +330,7 @@ class WriteCode:
             self._write(t, loop.index, rows)
 
     def _write(self, t: Writer, k: str, rows: list[list[str]]) -> None:
-        numbers, width = self.numbers, self.vectors * self.machine.lanes
+        numbers, width = self.numbers, self.vectors * t.lanes
         for number in range(0, len(rows), numbers.pair):
             step = t.div(t.add(k, str(number)), str(numbers.pair))
             to = t.offset("%to", numbers.cell, t.mul(step, str(width)))
@@ -397,9 +341,11 @@ class WriteCode:
 
     def _cells(self, t: Writer, values: list[str]) -> str:
         """Vectors of float32 as cells: neighbours along k become pairs."""
-        numbers, lanes = self.numbers, self.machine.lanes
-        if numbers.pair == 2 and self._exact:
-            return self._upper_halves(t, values)
+        numbers, lanes = self.numbers, t.lanes
+        if numbers.pair == 2 and not is_grouped(self.spec) and not weight_of(self.spec).offsets:
+            # The integers themselves take no rounding: their upper halves are all.
+            first, second = (wide(t, "float", x).bits() for x in values)
+            return (first.shifted_down(16) | (second & (-1 << 16))).name
         short = [leaving(t, x, numbers.dtype, lanes) for x in values]
         if numbers.dtype == "f16":
             return t(f"bitcast <{lanes} x i16> {short[0]} to {numbers.cells}")
@@ -407,16 +353,3 @@ class WriteCode:
             return short[0]
         low, high = (t(f"zext <{lanes} x i16> {x} to <{lanes} x i32>") for x in short)
         return t(f"or <{lanes} x i32> {low}, {t(f'shl <{lanes} x i32> {high}, splat (i32 16)')}")
-
-    @property
-    def _exact(self) -> bool:
-        """Whether the integers themselves are written, which take no rounding."""
-        return not is_grouped(self.spec) and not weight_of(self.spec).offsets
-
-    def _upper_halves(self, t: Writer, values: list[str]) -> str:
-        lanes = self.machine.lanes
-        kind = f"<{lanes} x i32>"
-        first, second = (t(f"bitcast <{lanes} x float> {x} to {kind}") for x in values)
-        low = t(f"lshr {kind} {first}, splat (i32 16)")
-        high = t(f"and {kind} {second}, splat (i32 {-1 << 16})")
-        return t(f"or {kind} {low}, {high}")

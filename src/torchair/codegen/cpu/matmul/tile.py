@@ -89,6 +89,16 @@ class Numbers:
             return w(f"fpext {self.cells} {cells} to {self.totals}")
         return cells
 
+    def load(self, w: Writer, at: str) -> str:
+        """Factors: the vector of cells at an address."""
+        return self.factors(w, w(f"load {self.cells}, ptr {at}, align {self.bytes}"))
+
+    def load_first(self, w: Writer, at: str) -> str:
+        """Factors: a cell in the first lane, zeros behind it."""
+        cell = w(f"load {self.cell}, ptr {at}, align {self.bytes}")
+        zeros = f"{self.cells} zeroinitializer"
+        return self.factors(w, w(f"insertelement {zeros}, {self.cell} {cell}, i64 0"))
+
     def multiply_add(self, w: Writer, a: str, b: str, total: str) -> str:
         """a * b + total, lane by lane."""
         if self.dtype == "i8":
@@ -183,25 +193,24 @@ class Values:
             index = self.w.add(index, self.w.mul(position, stride))
         return self.w.offset(base, self.numbers.memory, index)
 
-
-def divide_up(w: Writer, a: str, b: str) -> str:
-    """a / b rounded up, for numbers that are not negative."""
-    if b == "1":
-        return a
-    return w.div(w.add(a, w.sub(b, "1")), b)
+    def define(self, name: str, code: Code) -> None:
+        """Write a function of the kernel."""
+        with self.w.function(name, code.arguments) as t:
+            code.write(t)
 
 
-def round_up(w: Writer, a: str, unit: int) -> str:
-    """The next multiple of `unit`."""
-    return w.mul(divide_up(w, a, str(unit)), str(unit))
+class Code:
+    """A function that a kernel calls."""
+
+    arguments = ""
+
+    def write(self, t: KernelWriter) -> None:
+        """Write what it does."""
 
 
-def most(w: Writer, a: str, b: str) -> str:
-    """max(a, b) over i64."""
-    if not a.startswith("%") and not b.startswith("%"):
-        return str(max(int(a), int(b)))
-    more = w(f"icmp sgt i64 {a}, {b}")
-    return w(f"select i1 {more}, i64 {a}, i64 {b}")
+def inside(value: str, argument: str) -> str:
+    """A stride inside of a function: part of the code if it is a literal, else an argument."""
+    return argument if value.startswith("%") else value
 
 
 # ---- lanes of vectors ----
@@ -223,11 +232,12 @@ def halves(w: Writer, kind: str, lanes: int, pair: tuple[str, str], level: int) 
         picks = [block + x for block in range(0, lanes, 4) for x in four]
         if level > 1:
             picks = [block + x for block in range(2 * i, 2 * lanes, 8) for x in range(4)]
-        made.append(_shuffle(w, kind, lanes, pair, picks))
+        made.append(shuffle(w, kind, lanes, pair, picks))
     return made[0], made[1]
 
 
-def _shuffle(w: Writer, kind: str, lanes: int, pair: tuple[str, str], picks: list[int]) -> str:
+def shuffle(w: Writer, kind: str, lanes: int, pair: tuple[str, str], picks: list[int]) -> str:
+    """Lanes of two vectors of so many lanes each, those of the second numbered on."""
     mask = ", ".join(f"i32 {pick}" for pick in picks)
     given = ", ".join(f"<{lanes} x {kind}> {x}" for x in pair)
     return w(f"shufflevector {given}, <{len(picks)} x i32> <{mask}>")
@@ -268,22 +278,34 @@ def _columns(w: Writer, kind: str, lanes: int, rows: list[str], level: int) -> d
     return found
 
 
-ARGUMENTS = (
-    "ptr %a", "ptr %b", "ptr %totals", "i64 %k", "i1 %first",
-    "i64 %a_row", "i64 %a_k", "i64 %b_row", "ptr %ahead",
-)  # fmt: skip
-"""A and B at their first element, the tile of sums, how many k, whether the sums begin here,
-the strides of A, the cells between rows of B, and memory to bring into the cache meanwhile."""
+# ---- blocked products ----
+
+
+def rows_of_a(t: Writer, numbers: Numbers, count: int, stride: str) -> list[str]:
+    """Where rows of A begin."""
+    return [t.offset("%a", numbers.memory, t.mul(i, stride)) for i in range(count)]
+
+
+def store_tile(t: Writer, numbers: Numbers, totals: Sequence[str]) -> None:
+    """Store the sums of a tile."""
+    for i, total in enumerate(totals):
+        at = t.offset("%totals", numbers.totals, i)
+        t.do(f"store {numbers.totals} {total}, ptr {at}, align 16")
 
 
 @dataclass(frozen=True)
-class TileCode:
+class TileCode(Code):
     """One function that adds the products of `k` columns of A and rows of B to a tile of sums.
 
-    Strides that are literals become part of the code, the others are taken as arguments.
+    Its arguments are A and B at their first element, the tile of sums, how many k, whether the sums
+    begin here, the strides of A, the cells between rows of B, and memory to bring into the cache
+    meanwhile.
     """
 
-    machine: Machine
+    arguments = (
+        "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
+        "ptr %ahead"
+    )
     numbers: Numbers
     tile: Tile
     a_row: str
@@ -294,24 +316,12 @@ class TileCode:
     fetch: tuple[int, int] = (0, 0)  # cache lines to fetch ahead in each step, and their distance
     interleave: bool = False  # pairs of B are apart, in two rows of elements
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t = Writer(self.machine)
-        stride = self._inside(self.a_row, "%a_row")
-        rows = [
-            t.offset("%a", self.numbers.memory, t.mul(str(i), stride))
-            for i in range(self.tile.rows)
-        ]
-        totals = self._sum(t, rows, self._start(t))
-        for i, total in enumerate(totals):
-            t.do(f"store {self.numbers.totals} {total}, ptr {self._slot(t, i)}, align 16")
-        return t.text(f"internal void @{name}({', '.join(ARGUMENTS)})"), t.declared
-
-    def _inside(self, value: str, argument: str) -> str:
-        return argument if value.startswith("%") else value
+    def write(self, t: KernelWriter) -> None:
+        rows = rows_of_a(t, self.numbers, self.tile.rows, inside(self.a_row, "%a_row"))
+        store_tile(t, self.numbers, self._sum(t, rows, self._start(t)))
 
     def _slot(self, t: Writer, i: int) -> str:
-        return t.offset("%totals", self.numbers.totals, str(i))
+        return t.offset("%totals", self.numbers.totals, i)
 
     def _start(self, t: Writer) -> list[str]:
         vector = self.numbers.totals
@@ -326,7 +336,7 @@ class TileCode:
     def _sum(self, t: Writer, rows: Sequence[str], totals: list[str]) -> list[str]:
         """One step for each k or pair. A step of a full tile keeps the adders busy for longer
         than its loop needs, so steps are not unrolled."""
-        k, pair = self._inside(self.k, "%k"), self.numbers.pair
+        k, pair = inside(self.k, "%k"), self.numbers.pair
         steps, odd = t.div(k, str(pair)), t.rem(k, str(pair))
         totals = self._loop(t, rows, totals, ("0", steps))
         if odd == "0":
@@ -369,18 +379,14 @@ class TileCode:
 
     def _columns(self, t: Writer, step: str) -> list[str]:
         """The vectors of a row of B."""
-        numbers, stride = self.numbers, self._inside(self.b_row, "%b_row")
+        numbers, stride = self.numbers, inside(self.b_row, "%b_row")
         row = t.offset("%b", numbers.cell, t.mul(step, stride))
-        found = []
-        for j in range(self.tile.vectors):
-            at = t.offset(row, numbers.cells, str(j))
-            cells = t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}")
-            found.append(numbers.factors(t, cells))
-        return found
+        places = (t.offset(row, numbers.cells, j) for j in range(self.tile.vectors))
+        return [numbers.load(t, at) for at in places]
 
     def _mixed(self, t: Writer, step: str, half: bool) -> list[str]:
         """The vectors of two rows of B as pairs; a last half pair gets zeros."""
-        numbers, stride = self.numbers, self._inside(self.b_row, "%b_row")
+        numbers, stride = self.numbers, inside(self.b_row, "%b_row")
         first = t.offset("%b", numbers.memory, t.mul(t.mul(step, "2"), stride))
         rows = [first] if half else [first, t.offset(first, numbers.memory, stride)]
         return [
@@ -392,7 +398,7 @@ class TileCode:
     def _broadcast(self, t: Writer, row: str, step: str, half: bool) -> str:
         """One cell of A in all lanes."""
         numbers = self.numbers
-        stride = self._inside(self.a_k, "%a_k")
+        stride = inside(self.a_k, "%a_k")
         first = t.mul(step, str(numbers.pair))
         at = t.offset(row, numbers.memory, t.mul(first, stride))
         if numbers.pair == 1:
@@ -415,10 +421,6 @@ class TileCode:
 # ---- dot products ----
 
 
-Load = Callable[[str, str], str]
-"""Loads the factors at (row, cell) of a stream."""
-
-
 def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
     """Vectors of elements at one or two addresses, mixed into a vector of pairs."""
     lanes, vector = numbers.lanes, f"<{numbers.lanes} x {numbers.memory}>"
@@ -431,7 +433,7 @@ def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class DotCode:
+class DotCode(Code):
     """A function that makes `rows` results for each of `lanes` neighbouring columns.
 
     Several columns are streams of memory that are read at the same time. Each has a vector of
@@ -439,6 +441,7 @@ class DotCode:
     column ends in its own lane.
     """
 
+    arguments = "ptr %a, ptr %b, ptr %totals, i64 %k, i64 %last, i64 %a_row, i64 %b_column"
     machine: Machine
     numbers: Numbers
     rows: int
@@ -455,14 +458,9 @@ class DotCode:
         fitting = 1 << (max(1, room // self.rows).bit_length() - 1)
         return min(fitting, 8, self.machine.lanes)
 
-    def text(self, name: str) -> tuple[str, dict[str, str]]:
-        """The function, and the declarations it needs."""
-        t = Writer(self.machine)
+    def write(self, t: KernelWriter) -> None:
         vector, groups = self.numbers.totals, self.machine.lanes // self.streams
-        stride = self._inside(self.a_row, "%a_row")
-        rows = [
-            t.offset("%a", self.numbers.memory, t.mul(str(i), stride)) for i in range(self.rows)
-        ]
+        rows = rows_of_a(t, self.numbers, self.rows, inside(self.a_row, "%a_row"))
         slots = t.scratch(self.rows * groups * self.machine.lanes * self.numbers.total_bytes)
         with t.loop("0", str(groups)) as group:
             first = t.mul(group.index, str(self.streams))
@@ -476,19 +474,14 @@ class DotCode:
             ]
             sums = self._fold(t, parts, self.streams.bit_length() - 1)
             t.do(f"store {vector} {sums}, ptr {t.offset('%totals', vector, str(i))}, align 16")
-        arguments = "ptr %a, ptr %b, ptr %totals, i64 %k, i64 %last, i64 %a_row, i64 %b_column"
-        return t.text(f"internal void @{name}({arguments})"), t.declared
 
     def _fold(self, t: Writer, vectors: list[str], level: int) -> str:
         return fold(t, self.numbers.total, self.machine.lanes, vectors, level)
 
-    def _inside(self, value: str, argument: str) -> str:
-        return argument if value.startswith("%") else value
-
     def _group(self, t: Writer, rows: Sequence[str], first: str) -> list[str]:
         """The sums of some columns from `first` on: one vector for each row of A, folded so far
         that they share it. Columns that do not exist are replaced by the last one."""
-        stride, count = self._inside(self.b_column, "%b_column"), self.streams
+        stride, count = inside(self.b_column, "%b_column"), self.streams
         columns = []
         for j in range(count):
             column = t.least(t.add(first, str(j)), "%last")
@@ -498,35 +491,38 @@ class DotCode:
 
     def _sum(self, t: Writer, rows: Sequence[str], columns: Sequence[str]) -> list[str]:
         """The vectors of sums, row by row, over all k."""
-        k, numbers = self._inside(self.k, "%k"), self.numbers
+        k, numbers = inside(self.k, "%k"), self.numbers
         wide = numbers.lanes * numbers.pair
         end = t.sub(k, t.rem(k, str(wide)))
         totals = ["zeroinitializer"] * (self.rows * self.streams)
-        totals = self._loop(t, rows, columns, totals, ("0", end, wide), self._load_vector(t))
+
+        def summed(span: tuple[str, str, int], load: Callable[[str], str]) -> list[str]:
+            return self._loop(t, (rows, columns), totals, span, load)
+
+        totals = summed(("0", end, wide), lambda at: numbers.load(t, at))
         if end == k:
             return totals
         if self.machine.bits == 512 or numbers.pair == 2:
-            load = self._load_masked(t, t.sub(k, end))
-            return self._loop(t, rows, columns, totals, (end, k, wide), load)
-        return self._loop(t, rows, columns, totals, (end, k, 1), self._load_lane(t))
+            mask = lanes_below(t, t.sub(k, end), wide)
+            return summed((end, k, wide), lambda at: self._load_masked(t, at, mask))
+        return summed((end, k, 1), lambda at: numbers.load_first(t, at))
 
     def _loop(
         self,
         t: Writer,
-        rows: Sequence[str],
-        columns: Sequence[str],
+        streams: tuple[Sequence[str], Sequence[str]],
         totals: list[str],
         span: tuple[str, str, int],
-        load: Load,
+        load: Callable[[str], str],
     ) -> list[str]:
-        carried = [(self.numbers.totals, x) for x in totals]
+        carried, (rows, columns) = [(self.numbers.totals, x) for x in totals], streams
         with t.loop(*span, carried=carried) as loop:
             totals = list(loop.carried)
-            factors = [load(row, loop.index) for row in rows]
+            factors = [load(t.offset(row, self.numbers.memory, loop.index)) for row in rows]
             for j, column in enumerate(columns):
                 if span[0] == "0" and not self.cached:
                     self._fetch(t, column, loop.index)
-                weight = load(column, loop.index)
+                weight = load(t.offset(column, self.numbers.memory, loop.index))
                 for i, factor in enumerate(factors):
                     at = i * self.streams + j
                     totals[at] = self.numbers.multiply_add(t, weight, factor, totals[at])
@@ -535,43 +531,14 @@ class DotCode:
 
     def _fetch(self, t: Writer, column: str, k: str) -> None:
         """Bring what is needed at this place of the next group into the cache."""
-        stride = self._inside(self.b_column, "%b_column")
-        distance = t.mul(stride, str(self.streams))
+        distance = t.mul(inside(self.b_column, "%b_column"), self.streams)
         ahead = t.offset(column, self.numbers.memory, distance)
         t.prefetch(t.offset(ahead, self.numbers.memory, k))
 
-    def _load_vector(self, t: Writer) -> Load:
-        numbers = self.numbers
-
-        def load(row: str, k: str) -> str:
-            at = t.offset(row, numbers.memory, k)
-            return numbers.factors(t, t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}"))
-
-        return load
-
-    def _load_masked(self, t: Writer, count: str) -> Load:
-        """Vectors whose lanes from `count` on are zero."""
-        numbers = self.numbers
-        lanes = numbers.lanes * numbers.pair
-        mask = lanes_below(t, count, lanes)
-
-        def load(row: str, k: str) -> str:
-            at = t.offset(row, numbers.memory, k)
-            loaded = masked_load(t, numbers.memory, at, mask, lanes, numbers.bytes)
-            if numbers.pair == 2:
-                loaded = t(f"bitcast <{lanes} x i16> {loaded} to {numbers.cells}")
-            return numbers.factors(t, loaded)
-
-        return load
-
-    def _load_lane(self, t: Writer) -> Load:
-        """Single elements, in the first lane."""
-        numbers = self.numbers
-
-        def load(row: str, k: str) -> str:
-            at = t.offset(row, numbers.memory, k)
-            cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
-            zero = f"{numbers.cells} zeroinitializer"
-            return numbers.factors(t, t(f"insertelement {zero}, {numbers.cell} {cell}, i64 0"))
-
-        return load
+    def _load_masked(self, t: Writer, at: str, mask: str) -> str:
+        """Factors of which lanes that are masked off are zero."""
+        numbers, lanes = self.numbers, self.numbers.lanes * self.numbers.pair
+        loaded = masked_load(t, numbers.memory, at, mask, lanes, numbers.bytes)
+        if numbers.pair == 2:
+            loaded = t(f"bitcast <{lanes} x i16> {loaded} to {numbers.cells}")
+        return numbers.factors(t, loaded)
