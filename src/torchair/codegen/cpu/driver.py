@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,18 @@ def filled(text: str, **words: str) -> str:
     return text
 
 
+def table_words(names: Sequence[str], numbers: Collection[str], first: int = 0) -> str:
+    """The text that loads neighbouring words of `%table`: numbers, the others are addresses."""
+    kinds = ("i64" if name in numbers else "ptr" for name in names)
+    loads = enumerate(zip(names, kinds, strict=True), first)
+    return "".join(f"  %{name} = word {kind} %table, {k}\n" for k, (name, kind) in loads)
+
+
+def address(function: Any) -> int:
+    """Where a function of a library is."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def _element(found: re.Match[str]) -> str:
     name, unit, kind, base, index = found.groups()
     step = "i64" if unit == "word" else "i8"
@@ -52,10 +65,7 @@ def _element(found: re.Match[str]) -> str:
 def _equal(found: re.Match[str]) -> str:
     kind, a, b, following = found.groups()
     test = f"%to.{following}.{found.start()}"
-    return (
-        f"  {test} = icmp eq {kind} {a}, {b}\n"
-        f"  br i1 {test}, label %{following}, label %other"
-    )
+    return f"  {test} = icmp eq {kind} {a}, {b}\n  br i1 {test}, label %{following}, label %other"
 
 
 # ---- running programs ----
@@ -218,14 +228,13 @@ done:
 """
 
 
+@cache
 def filler(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """A Python callable that writes the words of a program that follow from sizes: of the addresses
     of its block and of records, their number, and the address of values."""
     kernel = Kernel.of("fill", written_out(_FILL_TEXT.replace("FILLWORDS", str(FILL))), [])
-    address = ctypes.c_void_p
-    return ctypes.CFUNCTYPE(None, address, address, ctypes.c_int64, address)(
-        library.address(kernel)
-    )
+    place = ctypes.c_void_p
+    return ctypes.CFUNCTYPE(None, place, place, ctypes.c_int64, place)(library.address(kernel))
 
 
 def driver(machine: Machine) -> Kernel:
@@ -245,6 +254,7 @@ def driver(machine: Machine) -> Kernel:
     return Kernel.of("run", text, declared)
 
 
+@cache
 def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """The driver as a Python callable of one address; the interpreter lock is released."""
     bind_threads()
@@ -263,38 +273,33 @@ def bind_threads() -> bool:
         pool = ctypes.CDLL(path)
         if all(hasattr(pool, s) for s in symbols):
             for s in symbols:
-                llvm.add_symbol(s, ctypes.cast(getattr(pool, s), ctypes.c_void_p).value)
+                llvm.add_symbol(s, address(getattr(pool, s)))
             return True
     nothing = ctypes.CFUNCTYPE(None)(lambda: None)
     bind_threads.unused = nothing  # type: ignore[attr-defined]
     for s in symbols:
-        llvm.add_symbol(s, ctypes.cast(nothing, ctypes.c_void_p).value)
+        llvm.add_symbol(s, address(nothing))
     return False
 
 
-class limit_threads:
+@contextmanager
+def limit_threads(count: int) -> Iterator[None]:
     """While this is open, parallel regions of the calling thread have at most so many threads,
     torch's own as well."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._before = 0
-
-    def __enter__(self) -> None:
-        pool = _pool()
-        if pool is not None:
-            self._before = pool.omp_get_max_threads()
-            pool.omp_set_num_threads(min(self._count, self._before))
-
-    def __exit__(self, *error: object) -> None:
-        pool = _pool()
-        if pool is not None:
-            pool.omp_set_num_threads(self._before)
+    pool = _pool()
+    if pool is None:
+        yield
+        return
+    before = pool.omp_get_max_threads()
+    pool.omp_set_num_threads(min(count, before))
+    try:
+        yield
+    finally:
+        pool.omp_set_num_threads(before)
 
 
 @cache
 def _pool() -> ctypes.CDLL | None:
-    """The OpenMP library that torch computes with."""
     pools = [ctypes.CDLL(path) for path in _loaded_pools()]
     return next((p for p in pools if hasattr(p, "omp_set_num_threads")), None)
 
@@ -391,17 +396,8 @@ other:
 }
 """
 
-_WORDS = (
-    ("i64", "records"),
-    ("i64", "samples"),
-    ("i64", "length"),
-    ("i64", "inside"),
-    ("ptr", "size.of"),
-    ("ptr", "item"),
-    ("ptr", "release"),
-    ("ptr", "address.of"),
-    ("ptr", "version.of"),
-)  # of the head, after the hits
+_NUMBERS = ("records", "samples", "length", "inside")
+_WORDS = (*_NUMBERS, "size.of", "item", "release", "address.of", "version.of")  # after the hits
 
 
 @dataclass(frozen=True)
@@ -452,10 +448,8 @@ def _test(library: Library) -> Any:
 @cache
 def test_address(library: Library) -> int:
     """Where the test is: a function of a list or tuple and a table."""
-    head = "".join(
-        f"  %{name} = word {kind} %table, {k}\n" for k, (kind, name) in enumerate(_WORDS, HITS + 1)
-    )
     counts = {"RECORDWORDS": str(_RECORD), "HEADWORDS": str(_HEAD), "SAMPLEWORDS": str(_SAMPLE)}
+    head = table_words(_WORDS, _NUMBERS, HITS + 1)
     text = filled(_TEST_TEXT, **counts, **{"WORDS\n": head})
     return library.address(Kernel.of("same", written_out(text), ()))
 
@@ -482,7 +476,7 @@ def _functions() -> tuple[int, tuple[int, ...]] | None:
     if failed or found.value != probe.data_ptr() or version_of(handle) != probe._version:
         return None
     every = (*functions, address_of, version_of)
-    return inside, tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in every)
+    return inside, tuple(map(address, every))
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import filled, inside_of_tensors, written_out
+from torchair.codegen.cpu.driver import address, filled, inside_of_tensors, table_words, written_out
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.target import Kernel
 
@@ -262,6 +262,7 @@ other:
 
 _FIELD = re.compile(r"  %(\S+) = field (\w+) (record|entry)\.(\w+)$", re.M)
 
+
 def gate_text() -> str:
     """The function in LLVM's language; its name is ENTRY."""
     names = [*(name for name, *_ in _FACTS[1:]), "dims"]
@@ -270,10 +271,7 @@ def gate_text() -> str:
         for (name, kind, place), following in zip(_FACTS, names, strict=True)
     )
     sides = "".join(filled(_SIDE, NAME=n, LIST=held, INDEX=at) for n, held, at in _SIDES)
-    head = "".join(
-        f"  %{name} = word {'i64' if name in _NUMBERS else 'ptr'} %table, {k}\n"
-        for k, name in enumerate(HEAD)
-    )
+    head = table_words(HEAD, _NUMBERS)
     text = filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
     text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
     text = text.replace("mul i64 %i, RECORD", f"mul i64 %i, {len(RECORD)}")
@@ -289,9 +287,6 @@ def _field(found: re.Match[str]) -> str:
 
 ANY = -1
 """A dim or a stride that is not compared."""
-
-HITS = 0
-"""Word of a table that counts the calls that passed."""
 
 BUSY = 1
 """Word of a table: a call is running its program."""
@@ -485,8 +480,8 @@ def _functions() -> dict[str, int] | None:
     try:
         for path, names in (("libtorch_cpu.so", _SHIMS), ("libc10.so", _CORE)):
             loaded = ctypes.CDLL(str(folder / path))
-            found |= {name: _at(loaded[symbol]) for name, symbol in names.items()}
-        found |= {name: _at(ctypes.pythonapi[symbol]) for name, symbol in _PYTHON.items()}
+            found |= {name: address(loaded[symbol]) for name, symbol in names.items()}
+        found |= {name: address(ctypes.pythonapi[symbol]) for name, symbol in _PYTHON.items()}
     except (OSError, AttributeError):
         return None
     keys = _place_of_keys()
@@ -501,10 +496,6 @@ def _functions() -> dict[str, int] | None:
 
 
 _PROBE = 0.1
-
-
-def _at(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _place_of_keys() -> dict[str, int] | None:

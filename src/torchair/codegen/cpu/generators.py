@@ -12,18 +12,10 @@ from torchair.codegen.cpu.pool import pool, pool_choices
 from torchair.codegen.requests import Attention, Convolution, Loops, Pool, Product
 from torchair.codegen.target import Choices, Generated
 
-GENERATORS: dict[type, Callable[..., Generated]] = {
-    Loops: loops,
-    Product: product,
-    Convolution: convolution,
-    Attention: attention,
-    Pool: pool,
-}
-
-CHOICES: dict[type, Callable[..., Choices]] = {
-    Product: matmul_choices,
-    Convolution: conv_choices,
-    Attention: attention_choices,
-    Loops: loops_choices,
-    Pool: pool_choices,
+GENERATORS: dict[type, tuple[Callable[..., Generated], Callable[..., Choices]]] = {
+    Loops: (loops, loops_choices),
+    Product: (product, matmul_choices),
+    Convolution: (convolution, conv_choices),
+    Attention: (attention, attention_choices),
+    Pool: (pool, pool_choices),
 }

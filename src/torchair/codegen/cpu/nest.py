@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from torchair.codegen.cpu.matmul.tile import shuffle
 from torchair.codegen.loops import Access, Expr, Nest, expressions
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Loops
@@ -150,19 +151,15 @@ def _crosses(place: Access, axis: int) -> bool:
 def turned(w: KernelWriter, rows: list[str], element: str) -> list[str]:
     """The columns of a square of vectors: blocks beside the diagonal change places, size by
     size."""
-    lanes = len(rows)
-    t = f"<{lanes} x {element}>"
-    block = lanes // 2
+    lanes, block = len(rows), len(rows) // 2
     while block:
         low = [k if not k & block else lanes + k - block for k in range(lanes)]
         high = [k + block if not k & block else lanes + k for k in range(lanes)]
         result = list(rows)
-        for k in range(lanes):
-            if not k & block:
-                a, b = rows[k], rows[k + block]
-                for to, which in ((k, low), (k + block, high)):
-                    places = ", ".join(f"i32 {n}" for n in which)
-                    result[to] = w(f"shufflevector {t} {a}, {t} {b}, <{lanes} x i32> <{places}>")
+        for k in (k for k in range(lanes) if not k & block):
+            pair = rows[k], rows[k + block]
+            result[k] = shuffle(w, element, lanes, pair, low)
+            result[k + block] = shuffle(w, element, lanes, pair, high)
         rows, block = result, block // 2
     return rows
 
@@ -264,11 +261,7 @@ def loops(request: Loops, machine: Machine, label: str, way: Way = AS_EVER) -> G
 
 
 def print_nest(
-    nest: Nest,
-    machine: Machine,
-    label: str = "nest",
-    more: Sequence[Nest] = (),
-    unroll: int = 0,
+    nest: Nest, machine: Machine, label: str = "nest", more: Sequence[Nest] = (), unroll: int = 0
 ) -> Kernel:
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
     that vectors lie along. A store must not change what another point of the nest loads. With

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, Size
+from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Pool
 from torchair.codegen.target import AS_EVER, Choices, Generated, Way
-from torchair.codegen.text.memory import leaving
+from torchair.codegen.text.memory import leaving, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine
 
 MOST_VECTORS = 4
@@ -32,7 +32,6 @@ def pool(spec: Pool, machine: Machine, label: str = "pool", way: Way = AS_EVER) 
 
 
 def _across(spec: Pool) -> bool:
-    """Whether vectors lie along the columns."""
     return spec.x[1] != 1 or (spec.channels == 1 and spec.x[3] == 1)
 
 
@@ -61,7 +60,6 @@ def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
 
 
 def _rest_of_channels(w: KernelWriter, window: _Window, n: str, first: str, end: str) -> None:
-    """The last channels, which do not fill a block."""
     lanes = str(w.lanes)
     middle = w.add(first, w.mul(w.div(w.sub(end, first), lanes), lanes))
     with w.loop(first, middle, lanes) as channel:
@@ -176,10 +174,7 @@ class _Window:
             count = w(f"sitofp i64 {self.divisor()} to float")
             count = w.splat("float", count, lanes)
             value = w(f"fdiv <{lanes} x float> {value}, {count}")
-        if spec.dtype not in SHORT_FLOATS:
-            return value
-        bits = leaving(w, value, spec.dtype, lanes)
-        return w(f"bitcast <{lanes} x i16> {bits} to <{lanes} x {STORAGE[spec.dtype]}>")
+        return leaving(w, value, spec.dtype, lanes)
 
     def divisor(self) -> str:
         """What a sum is divided by."""
@@ -194,7 +189,7 @@ class _Window:
     def write(self, n: str, channel: str, value: str, lanes: int) -> None:
         """Write a vector, or its elements one by one if they do not lie together."""
         w, spec = self.w, self.spec
-        element, size = STORAGE[spec.dtype], BYTES[spec.dtype]
+        element, size = memory_element(spec.dtype), BYTES[spec.dtype]
         at = "0"
         for index, stride in zip((n, channel, self.row, self.column), spec.out, strict=True):
             at = w.add(at, w.mul(index, w.size(stride)))

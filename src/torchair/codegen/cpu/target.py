@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from torchair.codegen.cpu.driver import entry_point, filler
@@ -44,9 +44,6 @@ class CpuTarget:
 
     def __init__(self, library: Library | None = None) -> None:
         self.library = library or Library()
-        self._missing: tuple[str | None] | None = None
-        self._driver: Any = None
-        self._filler: Any = None
 
     @property
     def processor(self) -> str:
@@ -57,26 +54,24 @@ class CpuTarget:
 
     def available(self) -> str | None:
         """LLVM may be missing, or not know the processor."""
-        if self._missing is None:
-            try:
-                host()
-                self.driver()
-                self._missing = (None,)
-            except Exception as e:
-                self._missing = (f"{type(e).__name__}: {e}",)
-        return self._missing[0]
+        return self._missing
+
+    @cached_property
+    def _missing(self) -> str | None:
+        try:
+            host()
+            self.driver()
+        except Exception as e:
+            return f"{type(e).__name__}: {e}"
+        return None
 
     def driver(self) -> Any:
         """The native function that runs programs."""
-        if self._driver is None:
-            self._driver = entry_point(self.library)
-        return self._driver
+        return entry_point(self.library)
 
     def filler(self) -> Any:
         """The native function that writes what follows from sizes into a program."""
-        if self._filler is None:
-            self._filler = filler(self.library)
-        return self._filler
+        return filler(self.library)
 
     def declines(self, head: Head) -> str | None:
         """Why there is no generator for an operator."""
@@ -92,9 +87,9 @@ class CpuTarget:
 
     def choices(self, request: Request) -> Choices:
         """What may be chosen for a kernel."""
-        from torchair.codegen.cpu.generators import CHOICES
+        from torchair.codegen.cpu.generators import GENERATORS
 
-        return CHOICES[type(request)](request, self.library.machine)
+        return GENERATORS[type(request)][1](request, self.library.machine)
 
     def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
         """The kernel of a request."""
@@ -105,7 +100,7 @@ class CpuTarget:
         machine = self.library.machine
         if bits := way.number("bits", 0):
             machine = replace(machine, bits=bits)
-        return GENERATORS[type(request)](request, machine, label, way)
+        return GENERATORS[type(request)][0](request, machine, label, way)
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Make machine code of those that are new."""

@@ -13,12 +13,6 @@ from dataclasses import dataclass
 
 from torchair.codegen.text import maths_wide as wide
 from torchair.codegen.text.maths_vector import Vector, by_lane, rescued
-from torchair.codegen.text.maths_wide import (
-    is_large_angle,
-    positive_part,
-    reduced,
-    special_logarithms,
-)
 from torchair.codegen.text.writer import Writer
 
 Formula = Callable[..., Vector]
@@ -59,12 +53,10 @@ def _widened(formula: Formula) -> Formula:
 
 
 def _library(name: str) -> Formula:
-    """A function of the C library."""
     return lambda *args: by_lane(name, *args)
 
 
 def _instruction(name: str) -> Formula:
-    """An LLVM intrinsic with one operand."""
     return lambda x: x.intrinsic(name)
 
 
@@ -98,7 +90,7 @@ def log(x: Vector) -> Vector:
     u = f.polynomial(wide.LOG_32)
     near_0 = u.times_plus(f * f, n * wide.LN_2_LOW_32) + f
     result = n.times_plus(wide.LN_2_HIGH_32, near_0)
-    return special_logarithms(x, result)
+    return wide.special_logarithms(x, result)
 
 
 def tanh(x: Vector) -> Vector:
@@ -119,7 +111,7 @@ def sigmoid(x: Vector) -> Vector:
 def silu(x: Vector) -> Vector:
     """x sigmoid(x); NaN at -inf as x / (1 + e^-x) is."""
     a = abs(x).at_most(125.0)
-    return positive_part(x) - a / _one_plus_exp(*_split_exp(a)) * 2.0**-_SPARE
+    return wide.positive_part(x) - a / _one_plus_exp(*_split_exp(a)) * 2.0**-_SPARE
 
 
 def _one_plus_exp(whole: Vector, q: Vector) -> Vector:
@@ -153,7 +145,7 @@ def gelu(x: Vector) -> Vector:
     error = product.fused(lost, error)
     tail = product + product.fused(q, error.fused(q, error))
     first, second = _powers_of_two(whole)
-    return positive_part(x) - tail * first * second
+    return wide.positive_part(x) - tail * first * second
 
 
 def _tail_factor(a: Vector) -> tuple[Vector, Vector]:
@@ -183,17 +175,17 @@ def rsqrt(x: Vector) -> Vector:
 
 def sin(x: Vector) -> Vector:
     """The sine; large angles come from the C library."""
-    return rescued(is_large_angle(x), x.equals(0.0).select(x, _sine(x, 0)), "sin", x)
+    return rescued(wide.is_large_angle(x), x.equals(0.0).select(x, _sine(x, 0)), "sin", x)
 
 
 def cos(x: Vector) -> Vector:
     """The cosine; large angles come from the C library."""
-    return rescued(is_large_angle(x), _sine(x, 1), "cos", x)
+    return rescued(wide.is_large_angle(x), _sine(x, 1), "cos", x)
 
 
 def _sine(x: Vector, quarters: int) -> Vector:
     """The sine of x and some right angles; the angle is reduced in doubles."""
-    angle, count = reduced(x.to("double"))
+    angle, count = wide.reduced(x.to("double"))
     quadrant, r = count.to("i32") + quarters, angle.to("float")
     z = r * r
     sine = (r * z).times_plus(z.polynomial(wide.SIN_32), r)

@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torchair.codegen.text.writer import Writer, f32, f64
+from torchair.codegen.text.writer import Writer, f32, f64, shaped
 
-_FLOATS = {"float": ("f32", f32, "i32"), "double": ("f64", f64, "i64")}
-_BITS = {"i32": "float", "i64": "double"}
+_FLOATS = {
+    "float": ("f32", f32, 32), "double": ("f64", f64, 64), "half": ("f16", f32, 16),
+    "bfloat": ("bf16", f32, 16),
+}  # fmt: skip
+_BITS = {"i32": "float", "i64": "double", "i16": "half"}
+
+
+def _size(kind: str) -> int:
+    return _FLOATS[kind][2] if kind in _FLOATS else int(kind[1:])
 
 
 def _binary(name: str) -> Callable[[Vector, Operand], Vector]:
     """An operator on numbers of one kind."""
 
     def write(left: Vector, right: Operand) -> Vector:
-        code = f"f{name}" if left.is_float else name
-        other = left.like(right).name
-        return left.of(left.kind, left.w(f"{code} {left.type} {left.name}, {other}"))
+        return left.by(f"f{name}" if left.is_float else name, right)
 
     return write
 
@@ -40,7 +45,8 @@ def _compared(ordered: str, integer: str) -> Callable[[Vector, Operand], Vector]
 
 
 class Vector:
-    """A vector while its formula is written; `kind` is the LLVM type of its elements.
+    """A vector while its formula is written; `kind` is the LLVM type of its elements. One without
+    lanes is a scalar.
 
     The other operand of an operator may be a number, which then stands in every lane.
     """
@@ -56,7 +62,7 @@ class Vector:
     @property
     def type(self) -> str:
         """The LLVM type of the vector."""
-        return f"<{self.lanes} x {self.kind}>"
+        return shaped(self.kind, self.lanes)
 
     @property
     def is_float(self) -> bool:
@@ -72,7 +78,12 @@ class Vector:
         if isinstance(value, Vector):
             return value
         text = _FLOATS[self.kind][1](value) if self.is_float else str(int(value))
-        return self.of(self.kind, f"splat ({self.kind} {text})")
+        return self.of(self.kind, f"splat ({self.kind} {text})" if self.lanes else text)
+
+    def by(self, code: str, other: Operand) -> Vector:
+        """An instruction of two numbers of one kind."""
+        text = f"{code} {self.type} {self.name}, {self.like(other).name}"
+        return self.of(self.kind, self.w(text))
 
     # ---- arithmetic ----
 
@@ -95,6 +106,9 @@ class Vector:
     __lt__, __le__ = _compared("olt", "slt"), _compared("ole", "sle")
     __gt__, __ge__ = _compared("ogt", "sgt"), _compared("oge", "sge")
     equals, differs = _compared("oeq", "eq"), _compared("une", "ne")
+    ordered, unordered = _compared("ord", "eq"), _compared("uno", "ne")  # of floats: NaN or not
+    below, above = _compared("ult", "ult"), _compared("ugt", "ugt")  # of integers without a sign
+    at_least = _compared("uge", "uge")
 
     def select(self, yes: Vector, no: Operand) -> Vector:
         """Of a vector of i1: `yes` where it is true, `no` elsewhere."""
@@ -119,7 +133,8 @@ class Vector:
 
     def intrinsic(self, name: str, *others: Operand) -> Vector:
         """An LLVM intrinsic whose operands all have this type."""
-        full = f"llvm.{name}.v{self.lanes}{_FLOATS[self.kind][0]}"
+        lanes = f"v{self.lanes}" if self.lanes else ""
+        full = f"llvm.{name}.{lanes}{_FLOATS[self.kind][0] if self.is_float else self.kind}"
         args = [(self.type, v.name) for v in (self, *map(self.like, others))]
         return self.of(self.kind, self.w.call(self.type, full, *args))
 
@@ -148,27 +163,27 @@ class Vector:
             result = result.times_plus(self, c)
         return result
 
-    def to(self, kind: str) -> Vector:
+    def to(self, kind: str, signed: bool = True) -> Vector:
         """Converted to another kind of number."""
         if kind == self.kind:
             return self
-        if self.is_float:
-            code = {"double": "fpext", "float": "fptrunc"}.get(kind, "fptosi")
-        elif kind in _FLOATS:
-            code = "sitofp"
-        elif int(kind[1:]) < int(self.kind[1:]):
-            code = "trunc"
+        grows = _size(kind) > _size(self.kind)
+        if self.is_float and kind in _FLOATS:
+            code = "fpext" if grows else "fptrunc"
+        elif self.is_float or kind in _FLOATS:
+            code = "fptosi" if self.is_float else "sitofp"
         else:
-            code = "zext" if self.kind == "i1" else "sext"
-        to = f"<{self.lanes} x {kind}>"
-        return self.of(kind, self.w(f"{code} {self.type} {self.name} to {to}"))
+            code = ("sext" if signed and self.kind != "i1" else "zext") if grows else "trunc"
+        return self._cast(code, kind)
 
     def bits(self) -> Vector:
         """The same bits as integers, or those of integers as floats."""
-        kind = _FLOATS[self.kind][2] if self.is_float else _BITS[self.kind]
-        to = f"<{self.lanes} x {kind}>"
-        return self.of(kind, self.w(f"bitcast {self.type} {self.name} to {to}"))
+        kind = f"i{_size(self.kind)}" if self.is_float else _BITS[self.kind]
+        return self._cast("bitcast", kind)
 
+    def _cast(self, code: str, kind: str) -> Vector:
+        to = shaped(kind, self.lanes)
+        return self.of(kind, self.w(f"{code} {self.type} {self.name} to {to}"))
 
     def load(self, at: str, align: int) -> Vector:
         """A vector of this type in memory."""
@@ -209,13 +224,9 @@ def rescued(wrong: Vector, fast: Vector, function: str, *args: Vector) -> Vector
 
     The common case costs one test; the library is called in a block of its own.
     """
-    w = fast.w
-    label, before = w.name("R"), w.block
-    w.do(f"br i1 {wrong.any()}, label %{label}.slow, label %{label}.done")
-    w.label(f"{label}.slow")
-    slow = wrong.select(by_lane(function, *args), fast)
-    last = w.block
-    w.do(f"br label %{label}.done")
-    w.label(f"{label}.done")
-    phi = f"phi {fast.type} [ {fast.name}, %{before} ], [ {slow.name}, %{last} ]"
-    return fast.of(fast.kind, w(phi))
+    values = [(fast.type, fast.name)]
+
+    def slow() -> list[str]:
+        return [wrong.select(by_lane(function, *args), fast).name]
+
+    return fast.of(fast.kind, fast.w.changed(wrong.any(), values, slow)[0])

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, Element, register_type
+from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.writer import (
     SHORT_NAMES,
     KernelWriter,
     Machine,
     Writer,
-    f32,
     literal,
     prefix_mask,
     select,
-    shaped,
 )
 
 
@@ -60,9 +59,7 @@ def load_vector(
     return arrived(w, masked_load(w, element, pointer, mask, lanes, align), dtype, lanes)
 
 
-def masked_load(
-    w: Writer, element: str, pointer: str, mask: str, lanes: int, align: int
-) -> str:
+def masked_load(w: Writer, element: str, pointer: str, mask: str, lanes: int, align: int) -> str:
     """Elements of an LLVM type under a mask; the others are zero, their memory is not touched."""
     name, t = f"llvm.masked.load.{_suffix(element, lanes)}.p0", f"<{lanes} x {element}>"
     masks = (f"<{lanes} x i1>", mask)
@@ -70,14 +67,9 @@ def masked_load(
 
 
 def store_vector(
-    w: Writer,
-    dtype: Element,
-    value: str,
-    pointer: str,
-    lanes: int,
-    mask: str | None,
+    w: Writer, dtype: Element, value: str, pointer: str, lanes: int, mask: str | None,
     align: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write neighbouring elements."""
     element, align = memory_element(dtype), align or BYTES[dtype]
     t = f"<{lanes} x {element}>"
@@ -131,14 +123,9 @@ def load_apart(w: Writer, dtype: Element, pointer: str, distances: Sequence[str]
 
 
 def scatter(
-    w: Writer,
-    dtype: Element,
-    value: str,
-    pointer: str,
-    index: tuple[str, str],
-    lanes: int,
+    w: Writer, dtype: Element, value: str, pointer: str, index: tuple[str, str], lanes: int,
     mask: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Write elements at distances from an address."""
     element = memory_element(dtype)
     value = leaving(w, value, dtype, lanes)
@@ -167,41 +154,34 @@ def narrow(w: Writer, x: str, dtype: Element, lanes: int) -> str:
 def arrived(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     """What memory holds as a value to compute with: short floats as float32."""
     if dtype == "bool":
-        return w(f"icmp ne {shaped('i8', lanes)} {x}, {literal(0, 'i8', lanes)}")
+        return Vector(w, lanes, "i8", x).differs(0).name
     if dtype == "bf16":
-        wide = _bits(w, "zext", x, 16, 32, lanes)
-        high = w(f"shl {shaped('i32', lanes)} {wide}, {_integer(16, lanes)}")
-        return _as_float(w, high, lanes)
+        return (Vector(w, lanes, "i16", x).to("i32", signed=False) << 16).bits().name
     if dtype == "f16":
-        return _from_half(w, x, lanes)
+        return _from_half(Vector(w, lanes, "i16", x)).name
     return x
 
 
 def leaving(w: Writer, x: str, dtype: Element, lanes: int) -> str:
     """A value as memory holds it: short floats as integers of 16 bits."""
     if dtype == "bool":
-        return w(f"zext {shaped('i1', lanes)} {x} to {shaped('i8', lanes)}")
+        return Vector(w, lanes, "i1", x).to("i8").name
     if dtype == "bf16":
-        return _to_bf16(w, x, lanes)
+        return _to_bf16(Vector(w, lanes, "float", x)).name
     if dtype == "f16":
-        return _to_half(w, x, lanes)
+        return _to_half(Vector(w, lanes, "float", x))
     return x
 
 
-def _to_bf16(w: Writer, x: str, lanes: int) -> str:
+def _to_bf16(x: Vector) -> Vector:
     """Round to the nearest, ties to even, by integer arithmetic where there is no instruction for
     it; NaN stays NaN."""
-    t, f = shaped("i32", lanes), shaped("float", lanes)
-    if w.machine.has_bf16:
-        short = w(f"fptrunc {f} {x} to {shaped('bfloat', lanes)}")
-        return w(f"bitcast {shaped('bfloat', lanes)} {short} to {shaped('i16', lanes)}")
-    bits = w(f"bitcast {f} {x} to {t}")
-    odd = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(1, lanes)}")
-    up = w(f"add {t} {bits}, {_integer(0x7FFF, lanes)}")
-    rounded = _shifted(w, w(f"add {t} {up}, {odd}"), 16, lanes)
-    nan = w(f"fcmp uno {f} {x}, {x}")
-    rounded = select(w, nan, _integer(0x7FC0, lanes), rounded, "i32", lanes)
-    return _bits(w, "trunc", rounded, 32, 16, lanes)
+    if x.w.machine.has_bf16:
+        return x.to("bfloat").bits()
+    bits = x.bits()
+    odd = bits.shifted_down(16) & 1
+    rounded = (bits + 0x7FFF + odd).shifted_down(16)
+    return x.unordered(x).select(bits.like(0x7FC0), rounded).to("i16")
 
 
 def _has_half(machine: Machine) -> bool:
@@ -209,45 +189,33 @@ def _has_half(machine: Machine) -> bool:
     return machine.arch != "x86_64" or "+f16c" in machine.features
 
 
-def _from_half(w: Writer, x: str, lanes: int) -> str:
-    if _has_half(w.machine):
-        half = w(f"bitcast {shaped('i16', lanes)} {x} to {shaped('half', lanes)}")
-        return w(f"fpext {shaped('half', lanes)} {half} to {shaped('float', lanes)}")
-    t, f = shaped("i32", lanes), shaped("float", lanes)
-    wide = _bits(w, "zext", x, 16, 32, lanes)
-    sign = w(f"and {t} {wide}, {_integer(0x8000, lanes)}")
-    rest = w(f"and {t} {wide}, {_integer(0x7FFF, lanes)}")
-    moved = w(f"shl {t} {rest}, {_integer(13, lanes)}")
-    scaled = w(f"fmul {f} {_as_float(w, moved, lanes)}, {_number(2.0**112, lanes)}")
-    special = w(f"icmp uge {t} {moved}, {_integer(0x0F800000, lanes)}")
-    full = select(w, special, _integer(0x7F800000, lanes), _integer(0, lanes), "i32", lanes)
-    bits = w(f"or {t} {w(f'bitcast {f} {scaled} to {t}')}, {full}")
-    high = w(f"shl {t} {sign}, {_integer(16, lanes)}")
-    return _as_float(w, w(f"or {t} {bits}, {high}"), lanes)
+def _from_half(x: Vector) -> Vector:
+    if _has_half(x.w.machine):
+        return x.bits().to("float")
+    wide = x.to("i32", signed=False)
+    sign, rest = wide & 0x8000, wide & 0x7FFF
+    moved = rest << 13
+    scaled = moved.bits() * 2.0**112
+    full = moved.at_least(0x0F800000).select(moved.like(0x7F800000), 0)
+    return ((scaled.bits() | full) | (sign << 16)).bits()
 
 
-def _to_half(w: Writer, x: str, lanes: int) -> str:
-    f, t = shaped("float", lanes), shaped("i32", lanes)
+def _to_half(x: Vector) -> str:
+    w = x.w
     if w.machine.arch != "x86_64":
-        half = w(f"fptrunc {f} {x} to {shaped('half', lanes)}")
-        return w(f"bitcast {shaped('half', lanes)} {half} to {shaped('i16', lanes)}")
-    if _has_half(w.machine) and lanes in (0, 4, 8, 16):
-        return _to_half_x86(w, x, lanes)
-    bits = w(f"bitcast {f} {x} to {t}")
-    size = w(f"and {t} {bits}, {_integer(0x7FFFFFFF, lanes)}")
-    odd = w(f"and {t} {_shifted(w, size, 13, lanes)}, {_integer(1, lanes)}")
-    moved = w(f"add {t} {size}, {_integer(0xFFF - (112 << 23), lanes)}")
-    result = _shifted(w, w(f"add {t} {moved}, {odd}"), 13, lanes)
-    tiny = w(f"fadd {f} {_as_float(w, size, lanes)}, {_number(0.5, lanes)}")
-    small = w(f"sub {t} {w(f'bitcast {f} {tiny} to {t}')}, {_integer(126 << 23, lanes)}")
-    is_small = w(f"icmp ult {t} {size}, {_integer(0x38800000, lanes)}")
-    result = select(w, is_small, small, result, "i32", lanes)
-    is_large = w(f"icmp uge {t} {size}, {_integer(0x47800000, lanes)}")
-    result = select(w, is_large, _integer(0x7C00, lanes), result, "i32", lanes)
-    nan = w(f"icmp ugt {t} {size}, {_integer(0x7F800000, lanes)}")
-    result = select(w, nan, _integer(0x7E00, lanes), result, "i32", lanes)
-    sign = w(f"and {t} {_shifted(w, bits, 16, lanes)}, {_integer(0x8000, lanes)}")
-    return _bits(w, "trunc", w(f"or {t} {result}, {sign}"), 32, 16, lanes)
+        return x.to("half").bits().name
+    if _has_half(w.machine) and x.lanes in (0, 4, 8, 16):
+        return _to_half_x86(w, x.name, x.lanes)
+    bits = x.bits()
+    size = bits & 0x7FFFFFFF
+    odd = size.shifted_down(13) & 1
+    result = (size + (0xFFF - (112 << 23)) + odd).shifted_down(13)
+    small = (size.bits() + 0.5).bits() - (126 << 23)
+    result = size.below(0x38800000).select(small, result)
+    result = size.at_least(0x47800000).select(size.like(0x7C00), result)
+    result = size.above(0x7F800000).select(size.like(0x7E00), result)
+    sign = bits.shifted_down(16) & 0x8000
+    return (result | sign).to("i16").name
 
 
 def _to_half_x86(w: Writer, x: str, lanes: int) -> str:
@@ -266,23 +234,3 @@ def _to_half_x86(w: Writer, x: str, lanes: int) -> str:
         return w(f"extractelement <8 x i16> {got}, i64 0")
     low = "<4 x i32> <i32 0, i32 1, i32 2, i32 3>"
     return w(f"shufflevector <8 x i16> {got}, <8 x i16> poison, {low}")
-
-
-def _integer(value: int, lanes: int) -> str:
-    return literal(value, "i32", lanes)
-
-
-def _number(value: float, lanes: int) -> str:
-    return f"splat (float {f32(value)})" if lanes else f32(value)
-
-
-def _shifted(w: Writer, x: str, by: int, lanes: int) -> str:
-    return w(f"lshr {shaped('i32', lanes)} {x}, {_integer(by, lanes)}")
-
-
-def _bits(w: Writer, how: str, x: str, source: int, machine: int, lanes: int) -> str:
-    return w(f"{how} {shaped(f'i{source}', lanes)} {x} to {shaped(f'i{machine}', lanes)}")
-
-
-def _as_float(w: Writer, x: str, lanes: int) -> str:
-    return w(f"bitcast {shaped('i32', lanes)} {x} to {shaped('float', lanes)}")

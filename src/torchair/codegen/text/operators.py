@@ -6,11 +6,13 @@ a divisor that cannot be divided by is replaced, lane by lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 from torchair.codegen.loops import Expr
 from torchair.codegen.numbers import Element
 from torchair.codegen.text import maths
+from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.writer import (
     BITS,
     REASSOCIATE,
@@ -43,8 +45,8 @@ def operate(w: Writer, x: Expr, args: Sequence[str], lanes: int) -> str:
     if x.kind in TESTS:
         return _test(w, x.kind, args[0], dtype, lanes)
     if x.kind in ("min", "max"):
-        never = tuple(a.kind == "const" and a.data == a.data for a in x.args)
-        return extreme(w, x.kind, args[0], args[1], dtype, lanes, never[0], never[1])
+        first, second = (a.kind == "const" and a.data == a.data for a in x.args)
+        return extreme(w, x.kind, args[0], args[1], dtype, lanes, (first, second))
     if dtype == "bool":
         return _logical(w, x.kind, args, lanes)
     if is_float(dtype):
@@ -53,26 +55,20 @@ def operate(w: Writer, x: Expr, args: Sequence[str], lanes: int) -> str:
 
 
 def extreme(
-    w: Writer,
-    kind: str,
-    a: str,
-    b: str,
-    dtype: Element,
-    lanes: int,
-    a_is_number: bool = False,
-    b_is_number: bool = False,
-) -> str:
-    """The smaller or larger of two. NaN if either is, cheaper where one is known not to be."""
+    w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int,
+    numbers: tuple[bool, bool] = (False, False),
+) -> str:  # fmt: skip
+    """The smaller or larger of two. NaN if either is, cheaper where one is a number for sure."""
     t = register(dtype, lanes)
     if not is_float(dtype):
         sign = "u" if dtype in UNSIGNED else "s"
         name = f"llvm.{sign}{kind}.{suffix(dtype, lanes)}"
         return w.call(t, name, (t, a), (t, b))
-    if b_is_number:
-        a, b, a_is_number = b, a, True
+    if numbers[1]:
+        a, b = b, a
     relation = "ogt" if kind == "max" else "olt"
     best = select(w, w(f"fcmp {relation} {t} {a}, {b}"), a, b, dtype, lanes)  # b if unordered
-    if a_is_number:
+    if any(numbers):
         return best
     return select(w, w(f"fcmp uno {t} {a}, {a}"), a, best, dtype, lanes)
 
@@ -92,14 +88,15 @@ def _test(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
     if kind == "isnan":
         return w(f"fcmp uno {t} {x}, {x}")
     relation = "oeq" if kind == "isinf" else "olt"
-    return w(f"fcmp {relation} {t} {_fabs(w, x, dtype, lanes)}, {literal(INFINITY, dtype, lanes)}")
+    size = w.call(t, f"llvm.fabs.{suffix(dtype, lanes)}", (t, x))
+    return w(f"fcmp {relation} {t} {size}, {literal(INFINITY, dtype, lanes)}")
 
 
 def _logical(w: Writer, kind: str, args: Sequence[str], lanes: int) -> str:
     t = shaped("i1", lanes)
-    if kind in ("not", "neg"):
-        return w(f"xor {t} {args[0]}, {literal(True, 'bool', lanes)}") if kind == "not" else args[0]
-    if kind in ("abs", "sign"):
+    if kind == "not":
+        return w(f"xor {t} {args[0]}, {literal(True, 'bool', lanes)}")
+    if kind in ("neg", "abs", "sign"):
         return args[0]
     same = {"and": "and", "mul": "and", "or": "or", "add": "or", "xor": "xor", "sub": "xor"}
     return w(f"{same[kind]} {t} {args[0]}, {args[1]}")
@@ -109,31 +106,11 @@ def _logical(w: Writer, kind: str, args: Sequence[str], lanes: int) -> str:
 
 
 def _float(w: Writer, kind: str, args: Sequence[str], dtype: Element, lanes: int) -> str:
-    t = register(dtype, lanes)
     if kind in ("add", "sub", "mul", "div"):
-        return w(f"f{kind} {t} {args[0]}, {args[1]}")
-    if kind == "neg":
-        return w(f"fneg {t} {args[0]}")
-    if kind == "abs":
-        return _fabs(w, args[0], dtype, lanes)
-    if kind == "sign":
-        return _float_sign(w, args[0], dtype, lanes)
-    if kind == "fmod":
-        return _fmod(w, args[0], args[1], dtype, lanes)
-    if kind == "remainder":
-        return _float_remainder(w, args[0], args[1], dtype, lanes)
-    if kind == "floordiv":
-        return _float_floordiv(w, args[0], args[1], dtype, lanes)
-    raise ValueError(f"no operator {kind} on {dtype}")
-
-
-def _fabs(w: Writer, x: str, dtype: Element, lanes: int) -> str:
-    t = register(dtype, lanes)
-    return w.call(t, f"llvm.fabs.{suffix(dtype, lanes)}", (t, x))
-
-
-def _fmod(w: Writer, a: str, b: str, dtype: Element, lanes: int) -> str:
-    return function(w, "fmod", [a, b], dtype, lanes)
+        return w(f"f{kind} {register(dtype, lanes)} {args[0]}, {args[1]}")
+    if kind not in _OF_FLOATS:
+        raise ValueError(f"no operator {kind} on {dtype}")
+    return _OF_FLOATS[kind](*(Vector(w, lanes, REGISTER[dtype], a) for a in args)).name
 
 
 def function(w: Writer, name: str, args: Sequence[str], dtype: Element, lanes: int) -> str:
@@ -146,118 +123,107 @@ def function(w: Writer, name: str, args: Sequence[str], dtype: Element, lanes: i
     return w(f"extractelement {one} {result}, i64 0")
 
 
-def _float_sign(w: Writer, x: str, dtype: Element, lanes: int) -> str:
+def _fmod(a: Vector, b: Vector) -> Vector:
+    dtype: Element = "f32" if a.kind == "float" else "f64"
+    return a.of(a.kind, function(a.w, "fmod", [a.name, b.name], dtype, a.lanes))
+
+
+def _sign(x: Vector) -> Vector:
     """1, 0 or -1; 0 for NaN."""
-    t, zero = register(dtype, lanes), literal(0, dtype, lanes)
-    below = w(f"fcmp olt {t} {x}, {zero}")
-    negative = select(w, below, literal(-1, dtype, lanes), zero, dtype, lanes)
-    return select(
-        w, w(f"fcmp ogt {t} {x}, {zero}"), literal(1, dtype, lanes), negative, dtype, lanes
-    )
+    negative = (x < 0).select(x.like(-1), 0)
+    return (x > 0).select(x.like(1), negative)
 
 
-def _wrong_sign(w: Writer, r: str, b: str, dtype: Element, lanes: int) -> str:
+def _wrong_sign(r: Vector, b: Vector) -> Vector:
     """Where a remainder is not zero and differs in sign from its divisor."""
-    t, zero = register(dtype, lanes), literal(0, dtype, lanes)
-    compare = "fcmp olt" if is_float(dtype) else "icmp slt"
-    mask = shaped("i1", lanes)
-    differs = w(f"xor {mask} {w(f'{compare} {t} {r}, {zero}')}, {w(f'{compare} {t} {b}, {zero}')}")
-    some = w(f"{'fcmp une' if is_float(dtype) else 'icmp ne'} {t} {r}, {zero}")
-    return w(f"and {mask} {differs}, {some}")
+    return ((r < 0) ^ (b < 0)) & r.differs(0)
 
 
-def _float_remainder(w: Writer, a: str, b: str, dtype: Element, lanes: int) -> str:
-    t = register(dtype, lanes)
-    r = _fmod(w, a, b, dtype, lanes)
-    wrong = _wrong_sign(w, r, b, dtype, lanes)
-    return select(w, wrong, w(f"fadd {t} {r}, {b}"), r, dtype, lanes)
+def _remainder(a: Vector, b: Vector) -> Vector:
+    r = _fmod(a, b)
+    return _wrong_sign(r, b).select(r + b, r)
 
 
-def _float_floordiv(w: Writer, a: str, b: str, dtype: Element, lanes: int) -> str:
+def _floordiv(a: Vector, b: Vector) -> Vector:
     """floor(a / b) that agrees with `remainder`; a / b where b is zero."""
-    t, one, zero = register(dtype, lanes), literal(1, dtype, lanes), literal(0, dtype, lanes)
-    plain = w(f"fdiv {t} {a}, {b}")
-    r = _fmod(w, a, b, dtype, lanes)
-    q = w(f"fdiv {t} {w(f'fsub {t} {a}, {r}')}, {b}")
-    wrong = _wrong_sign(w, r, b, dtype, lanes)
-    q = select(w, wrong, w(f"fsub {t} {q}, {one}"), q, dtype, lanes)
-    floor = w.call(t, f"llvm.floor.{suffix(dtype, lanes)}", (t, q))
-    above = w(f"fcmp ogt {t} {w(f'fsub {t} {q}, {floor}')}, {literal(0.5, dtype, lanes)}")
-    floor = select(w, above, w(f"fadd {t} {floor}, {one}"), floor, dtype, lanes)
-    nought = w.call(t, f"llvm.copysign.{suffix(dtype, lanes)}", (t, zero), (t, plain))
-    floor = select(w, w(f"fcmp oeq {t} {q}, {zero}"), nought, floor, dtype, lanes)
-    return select(w, w(f"fcmp oeq {t} {b}, {zero}"), plain, floor, dtype, lanes)
+    plain = a / b
+    r = _fmod(a, b)
+    q = (a - r) / b
+    q = _wrong_sign(r, b).select(q - 1, q)
+    floor = q.intrinsic("floor")
+    floor = ((q - floor) > 0.5).select(floor + 1, floor)
+    nought = plain.like(0).signed(plain)
+    return b.equals(0).select(plain, q.equals(0).select(nought, floor))
+
+
+_OF_FLOATS: dict[str, Callable[..., Vector]] = {
+    "neg": operator.neg, "abs": abs, "sign": _sign, "fmod": _fmod, "remainder": _remainder,
+    "floordiv": _floordiv,
+}  # fmt: skip
 
 
 # ---- integers ----
 
 
 def _integer(w: Writer, x: Expr, args: Sequence[str], dtype: Element, lanes: int) -> str:
-    t = register(dtype, lanes)
-    if x.kind in ("add", "sub", "mul", "and", "or", "xor"):
-        return w(f"{x.kind} {t} {args[0]}, {args[1]}")
-    if x.kind == "neg":
-        return w(f"sub {t} {literal(0, dtype, lanes)}, {args[0]}")
-    if x.kind == "not":
-        return w(f"xor {t} {args[0]}, {literal(-1, dtype, lanes)}")
+    values = [Vector(w, lanes, REGISTER[dtype], value) for value in args]
+    if x.kind in _OF_INTEGERS:
+        return _OF_INTEGERS[x.kind](*values).name
+    unsigned = dtype in UNSIGNED
     if x.kind in ("abs", "sign"):
-        return _magnitude(w, x.kind, args[0], dtype, lanes)
+        return _magnitude(x.kind, values[0], unsigned).name
     if x.kind in ("shl", "shr"):
-        return _shift(w, x.kind, args[0], args[1], dtype, lanes)
+        return _shift(x.kind, values[0], values[1], unsigned).name
     if x.kind in ("div", "floordiv", "fmod", "remainder"):
-        return _divide(w, x, args[0], args[1], dtype, lanes)
+        return _divide(x, values[0], values[1], unsigned).name
     raise ValueError(f"no operator {x.kind} on {dtype}")
 
 
-def _magnitude(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
-    t, one = register(dtype, lanes), literal(1, dtype, lanes)
-    if dtype in UNSIGNED:
-        low = w.call(t, f"llvm.umin.{suffix(dtype, lanes)}", (t, x), (t, one))
-        return x if kind == "abs" else low
-    if kind == "abs":
-        return w.call(t, f"llvm.abs.{suffix(dtype, lanes)}", (t, x), ("i1", "false"))
-    low = w.call(t, f"llvm.smin.{suffix(dtype, lanes)}", (t, x), (t, one))
-    return w.call(t, f"llvm.smax.{suffix(dtype, lanes)}", (t, low), (t, literal(-1, dtype, lanes)))
+_OF_INTEGERS: dict[str, Callable[..., Vector]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
+    "or": operator.or_, "xor": operator.xor, "neg": lambda a: 0 - a, "not": lambda a: a ^ -1,
+}  # fmt: skip
 
 
-def _shift(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) -> str:
+def _magnitude(kind: str, x: Vector, unsigned: bool) -> Vector:
+    if unsigned:
+        return x if kind == "abs" else x.intrinsic("umin", 1)
+    if kind == "sign":
+        return x.intrinsic("smin", 1).intrinsic("smax", -1)
+    name = f"llvm.abs.{f'v{x.lanes}' if x.lanes else ''}{x.kind}"
+    return x.of(x.kind, x.w.call(x.type, name, (x.type, x.name), ("i1", "false")))
+
+
+def _shift(kind: str, a: Vector, b: Vector, unsigned: bool) -> Vector:
     """A shift by too much, or by less than nothing, shifts everything out."""
-    t, bits = register(dtype, lanes), BITS[dtype]
-    inside = w(f"icmp ult {t} {b}, {literal(bits, dtype, lanes)}")
-    most = literal(bits - 1, dtype, lanes)
-    amount = select(w, inside, b, most, dtype, lanes)
-    if kind == "shr" and dtype not in UNSIGNED:
-        return w(f"ashr {t} {a}, {amount}")
-    moved = w(f"{'shl' if kind == 'shl' else 'lshr'} {t} {a}, {amount}")
-    return select(w, inside, moved, literal(0, dtype, lanes), dtype, lanes)
+    bits = int(a.kind[1:])
+    inside = b.below(bits)
+    amount = inside.select(b, bits - 1)
+    if kind == "shr" and not unsigned:
+        return a >> amount
+    moved = a << amount if kind == "shl" else a.shifted_down(amount)
+    return inside.select(moved, 0)
 
 
-def _divide(w: Writer, x: Expr, a: str, b: str, dtype: Element, lanes: int) -> str:
+def _divide(x: Expr, a: Vector, b: Vector, unsigned: bool) -> Vector:
     """Quotient or remainder. Dividing by zero divides by one; by -1 cannot overflow."""
-    t = register(dtype, lanes)
     known = x.args[1].data if x.args[1].kind == "const" else None
     if known is not None and known > 0:
-        short = _by_power_of_two(w, x.kind, a, known, dtype, lanes)
+        short = _by_power_of_two(x.kind, a, known, unsigned)
         if short is not None:
             return short
-    if lanes and dtype == "i64" and all(is_position(e) for e in x.args):
-        return _divide_positions(w, x.kind, a, b, lanes)
+    if a.lanes and a.kind == "i64" and all(is_position(e) for e in x.args):
+        return _divide_positions(x.kind, a, b)
     if known is not None and known > 0:
-        return _rounded(w, x.kind, a, b, dtype, lanes)
-    one = literal(1, dtype, lanes)
-    if dtype in UNSIGNED:
-        safe = select(w, w(f"icmp eq {t} {b}, {literal(0, dtype, lanes)}"), one, b, dtype, lanes)
-        return _rounded(w, x.kind, a, safe, dtype, lanes)
+        return _rounded(x.kind, a, b, unsigned)
+    if unsigned:
+        return _rounded(x.kind, a, b.equals(0).select(b.like(1), b), unsigned)
     # 0 and -1 are the two values of b for which b + 1 is less than 2 without a sign
-    next_one = w(f"add {t} {b}, {one}")
-    special = w(f"icmp ult {t} {next_one}, {literal(2, dtype, lanes)}")
-    safe = select(w, special, one, b, dtype, lanes)
-    result = _rounded(w, x.kind, a, safe, dtype, lanes)
+    safe = (b + 1).below(2).select(b.like(1), b)
+    result = _rounded(x.kind, a, safe, unsigned)
     if x.kind in ("fmod", "remainder"):
         return result
-    minus = w(f"icmp eq {t} {b}, {literal(-1, dtype, lanes)}")
-    negated = w(f"sub {t} {literal(0, dtype, lanes)}, {a}")
-    return select(w, minus, negated, result, dtype, lanes)
+    return b.equals(-1).select(0 - a, result)
 
 
 def is_position(x: Expr) -> bool:
@@ -274,49 +240,35 @@ def is_position(x: Expr) -> bool:
     return True
 
 
-def _divide_positions(w: Writer, kind: str, a: str, b: str, lanes: int) -> str:
+def _divide_positions(kind: str, a: Vector, b: Vector) -> Vector:
     """Vectors of integers below 2**52 divided as doubles, which is exact and much faster."""
-    t, d = register("i64", lanes), register("f64", lanes)
-    zero = w(f"icmp eq {t} {b}, {literal(0, 'i64', lanes)}")
-    safe = select(w, zero, literal(1, "i64", lanes), b, "i64", lanes)
-    quotient = w(f"fdiv {d} {w(f'sitofp {t} {a} to {d}')}, {w(f'sitofp {t} {safe} to {d}')}")
-    how = "trunc" if kind in ("div", "fmod") else "floor"
-    whole = w.call(d, f"llvm.{how}.{suffix('f64', lanes)}", (d, quotient))
-    q = w(f"fptosi {d} {whole} to {t}")
-    if kind in ("div", "floordiv"):
-        return q
-    return w(f"sub {t} {a}, {w(f'mul {t} {q}, {safe}')}")
+    safe = b.equals(0).select(b.like(1), b)
+    quotient = a.to("double") / safe.to("double")
+    q = quotient.intrinsic("trunc" if kind in ("div", "fmod") else "floor").to("i64")
+    return q if kind in ("div", "floordiv") else a - q * safe
 
 
-def _by_power_of_two(
-    w: Writer, kind: str, a: str, known: int, dtype: Element, lanes: int
-) -> str | None:
+def _by_power_of_two(kind: str, a: Vector, known: int, unsigned: bool) -> Vector | None:
     if known & (known - 1) or kind not in ("floordiv", "remainder"):
         return None
-    t = register(dtype, lanes)
     if kind == "remainder":
-        return w(f"and {t} {a}, {literal(known - 1, dtype, lanes)}")
-    shift = "lshr" if dtype in UNSIGNED else "ashr"
-    return w(f"{shift} {t} {a}, {literal(known.bit_length() - 1, dtype, lanes)}")
+        return a & (known - 1)
+    by = known.bit_length() - 1
+    return a.shifted_down(by) if unsigned else a >> by
 
 
-def _rounded(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) -> str:
+def _rounded(kind: str, a: Vector, b: Vector, unsigned: bool) -> Vector:
     """Divide by something that is neither 0 nor -1."""
-    t = register(dtype, lanes)
-    sign = "u" if dtype in UNSIGNED else "s"
-    if kind == "div" or (kind == "floordiv" and sign == "u"):
-        return w(f"{sign}div {t} {a}, {b}")
-    if kind == "fmod" or sign == "u":
-        return w(f"{sign}rem {t} {a}, {b}")
+    sign = "u" if unsigned else "s"
+    if kind == "div" or (kind == "floordiv" and unsigned):
+        return a.by(f"{sign}div", b)
+    if kind == "fmod" or unsigned:
+        return a.by(f"{sign}rem", b)
     if kind == "remainder":
-        r = w(f"srem {t} {a}, {b}")
-        wrong = _wrong_sign(w, r, b, dtype, lanes)
-        return select(w, wrong, w(f"add {t} {r}, {b}"), r, dtype, lanes)
-    q = w(f"sdiv {t} {a}, {b}")
-    r = w(f"sub {t} {a}, {w(f'mul {t} {q}, {b}')}")
-    wrong = _wrong_sign(w, r, b, dtype, lanes)
-    lower = w(f"sub {t} {q}, {literal(1, dtype, lanes)}")
-    return select(w, wrong, lower, q, dtype, lanes)
+        r = a.by("srem", b)
+        return _wrong_sign(r, b).select(r + b, r)
+    q = a.by("sdiv", b)
+    return _wrong_sign(a - q * b, b).select(q - 1, q)
 
 
 # ---- reductions ----

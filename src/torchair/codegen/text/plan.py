@@ -24,8 +24,9 @@ from torchair.codegen.loops import (
     rebuilt,
 )
 from torchair.codegen.numbers import BYTES, Element, Size
+from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.point import place_varies, varying
-from torchair.codegen.text.writer import Writer, is_float, literal, register, select
+from torchair.codegen.text.writer import REGISTER, Writer, is_float
 
 # ---- sums over the blocks of a long loop ----
 
@@ -71,6 +72,10 @@ class _Total:
     sum: str
     lost: str
 
+    def vector(self, w: Writer, value: str) -> Vector:
+        """A value of its type."""
+        return Vector(w, self.lanes, REGISTER[self.dtype], value)
+
 
 class Totals:
     """Totals of the blocks before this one, for the sums of floats among some reductions. They
@@ -90,63 +95,54 @@ class Totals:
                 self.totals.append(_Total(k, j, r.dtype, lanes, *places))
         with w.when(many):
             for t in self.totals:
-                self._store(t, t.sum, literal(0, t.dtype, t.lanes))
-                self._store(t, t.lost, literal(0, t.dtype, t.lanes))
+                for place in (t.sum, t.lost):
+                    t.vector(w, "").like(0).store(place, 64)
 
     def flush(self, sums: Sums, more: str) -> Sums:
         """The accumulators after a block. If `more` blocks follow, what they hold becomes part of
         the totals, and they begin anew."""
 
-        def add(t: _Total, value: str) -> str:
+        def add(t: _Total, value: Vector) -> Vector:
             total, lost = self._added(t, value)
-            self._store(t, t.sum, total)
-            self._store(t, t.lost, lost)
-            return literal(0, t.dtype, t.lanes)
+            total.store(t.sum, 64)
+            lost.store(t.lost, 64)
+            return value.like(0)
 
         return self._where(more, sums, add)
 
     def result(self, sums: Sums) -> Sums:
         """The accumulators after the last block, with the totals of all before."""
 
-        def add(t: _Total, value: str) -> str:
+        def add(t: _Total, value: Vector) -> Vector:
             total, lost = self._added(t, value)
-            kind = register(t.dtype, t.lanes)
-            exact = self.w(f"fadd {kind} {total}, {lost}")
-            finite = self.w(f"fcmp ord {kind} {lost}, {lost}")  # infinity less infinity is not
-            return select(self.w, finite, exact, total, t.dtype, t.lanes)
+            exact = total + lost
+            return lost.ordered(lost).select(exact, total)  # infinity less infinity is not a number
 
         return self._where(self.many, sums, add)
 
-    def _added(self, t: _Total, value: str) -> tuple[str, str]:
+    def _added(self, t: _Total, value: Vector) -> tuple[Vector, Vector]:
         """The total and one more sum, and all that was lost: the error of the addition is exact."""
-        w, kind = self.w, register(t.dtype, t.lanes)
-        before, lost = self._load(t, t.sum), self._load(t, t.lost)
-        total = w(f"fadd {kind} {before}, {value}")
-        part = w(f"fsub {kind} {total}, {before}")
-        rest = w(f"fsub {kind} {before}, {w(f'fsub {kind} {total}, {part}')}")
-        error = w(f"fadd {kind} {rest}, {w(f'fsub {kind} {value}, {part}')}")
-        return total, w(f"fadd {kind} {lost}, {error}")
+        before, lost = value.load(t.sum, 64), value.load(t.lost, 64)
+        total = before + value
+        part = total - before
+        rest = before - (total - part)
+        error = rest + (value - part)
+        return total, lost + error
 
-    def _where(self, condition: str, sums: Sums, change: Callable[[_Total, str], str]) -> Sums:
+    def _where(
+        self, condition: str, sums: Sums, change: Callable[[_Total, Vector], Vector]
+    ) -> Sums:
         """Accumulators of which those with a total are changed if a condition holds."""
-        w, label, before = self.w, self.w.name("T"), self.w.block
-        w.do(f"br i1 {condition}, label %{label}.then, label %{label}.done")
-        w.label(f"{label}.then")
-        changed = [change(t, sums[t.reduction][t.number]) for t in self.totals]
-        w.do(f"br label %{label}.done")
-        w.label(f"{label}.done")
+        old = [t.vector(self.w, sums[t.reduction][t.number]) for t in self.totals]
+
+        def changed() -> list[str]:
+            return [change(t, x).name for t, x in zip(self.totals, old, strict=True)]
+
         result = [list(mine) for mine in sums]
-        for t, new in zip(self.totals, changed, strict=True):
-            old, kind = sums[t.reduction][t.number], register(t.dtype, t.lanes)
-            phi = f"phi {kind} [ {old}, %{before} ], [ {new}, %{label}.then ]"
-            result[t.reduction][t.number] = w(phi)
+        new = self.w.changed(condition, [(x.type, x.name) for x in old], changed)
+        for t, value in zip(self.totals, new, strict=True):
+            result[t.reduction][t.number] = value
         return result
-
-    def _load(self, t: _Total, place: str) -> str:
-        return self.w(f"load {register(t.dtype, t.lanes)}, ptr {place}, align 64")
-
-    def _store(self, t: _Total, place: str, value: str) -> None:
-        self.w.do(f"store {register(t.dtype, t.lanes)} {value}, ptr {place}, align 64")
 
 
 STRAIGHT = 8
@@ -220,14 +216,9 @@ Form = tuple[tuple[int, ...], int]
 
 
 def make_plan(
-    nest: Nest,
-    lanes: int,
-    fma: bool = False,
-    unlimited: bool = False,
-    form: Form | None = None,
-    scratch: int = SCRATCH,
-    unroll: int = 0,
-) -> NestPlan:
+    nest: Nest, lanes: int, fma: bool = False, unlimited: bool = False, form: Form | None = None,
+    scratch: int = SCRATCH, unroll: int = 0,
+) -> NestPlan:  # fmt: skip
     """The plan of a nest whose sizes are ints or words. Where the size of a row is not known the
     plan may have a limit; an `unlimited` one keeps nothing in memory then. `unroll` are rounds of
     the innermost loops at a time, 0: as many as suit each."""
@@ -365,15 +356,9 @@ class _Phases:
     """Divides the work of a unit into phases and decides what is kept between them."""
 
     def __init__(
-        self,
-        plan: NestPlan,
-        order: list[Expr],
-        costs: dict[int, int],
-        lanes: int,
-        fma: bool,
-        scratch: int,
-        unroll: int,
-    ) -> None:
+        self, plan: NestPlan, order: list[Expr], costs: dict[int, int], lanes: int, fma: bool,
+        scratch: int, unroll: int,
+    ) -> None:  # fmt: skip
         self.plan, self.order, self.costs, self.lanes = plan, order, costs, lanes
         self.fma, self.wanted = fma, unroll
         self.home: dict[int, int] = {}  # the phase in which a row value is computed first

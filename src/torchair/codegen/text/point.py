@@ -12,17 +12,7 @@ from dataclasses import dataclass
 
 from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
 from torchair.codegen.numbers import BYTES, Size, Word, register_type
-from torchair.codegen.text.memory import (
-    gather,
-    load_apart,
-    load_scalar,
-    load_vector,
-    memory_element,
-    narrow,
-    scatter,
-    store_scalar,
-    store_vector,
-)
+from torchair.codegen.text import memory
 from torchair.codegen.text.operators import function, operate
 from torchair.codegen.text.writer import (
     REGISTER,
@@ -79,14 +69,9 @@ class Point:
     """
 
     def __init__(
-        self,
-        w: KernelWriter,
-        vector_axis: int,
-        varies: set[int],
-        given: Sequence[str] = (),
-        axis_level: Mapping[int, int] | None = None,
-        level: Mapping[int, int] | None = None,
-    ) -> None:
+        self, w: KernelWriter, vector_axis: int, varies: set[int], given: Sequence[str] = (),
+        axis_level: Mapping[int, int] | None = None, level: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self.w = w
         self.lanes = w.lanes
         self.vector_axis = vector_axis
@@ -172,7 +157,7 @@ class Point:
         if x.kind == "verify":
             return self._verify(x, args[0], lanes, slot)
         if x.kind == "narrow":
-            return narrow(w, args[0], x.data, lanes)
+            return memory.narrow(w, args[0], x.data, lanes)
         if x.kind == "cast":
             return convert(w, args[0], x.args[0].dtype, x.dtype, lanes)
         if x.kind in OPERATORS:
@@ -204,7 +189,7 @@ class Point:
             return found
         before = self.pointer(place, top - 1) if top else self.w.pointer(place.operand)
         distance = self._distance(place, top)
-        return self.keep(key, self.w.offset(before, memory_element(place.dtype), distance))
+        return self.keep(key, self.w.offset(before, memory.memory_element(place.dtype), distance))
 
     def _depth(self, place: Access) -> int:
         levels = [self.axis_level.get(a, 0) for a, s in enumerate(place.strides) if s != 0]
@@ -237,7 +222,7 @@ class Point:
             far = self.w.entry(f"mul i64 {self.w.size(stride)}, {shift}") if shift else "0"
         else:
             far = str(stride * shift)
-        return self.w.offset(self.pointer(place), memory_element(place.dtype), far)
+        return self.w.offset(self.pointer(place), memory.memory_element(place.dtype), far)
 
     def _index(self, place: Access, slot: int) -> tuple[str, str]:
         """Where the lanes are beside the first one: type and vector of distances."""
@@ -296,14 +281,15 @@ class Point:
         w = self.w
         if not varies:
             mask = None if place.mask is None else self.value(place.mask)
-            return load_scalar(w, place.dtype, self.pointer(place), mask)
+            return memory.load_scalar(w, place.dtype, self.pointer(place), mask)
         mask = self._mask(place, slot)
         pointer = self._at_slot(place, slot)
         if self._neighbours(place):
-            return load_vector(w, place.dtype, pointer, self.lanes, mask, self._alignment(place))
+            align = self._alignment(place)
+            return memory.load_vector(w, place.dtype, pointer, self.lanes, mask, align)
         if mask is None:
-            return load_apart(w, place.dtype, pointer, self._distances(place, slot))
-        return gather(w, place.dtype, pointer, self._index(place, slot), self.lanes, mask)
+            return memory.load_apart(w, place.dtype, pointer, self._distances(place, slot))
+        return memory.gather(w, place.dtype, pointer, self._index(place, slot), self.lanes, mask)
 
     def store(self, what: Store, slot: int = 0) -> None:
         """Write a value where it belongs: one element, or a vector of them."""
@@ -312,17 +298,17 @@ class Point:
         if not self.stores_vectors(what):
             value = convert(w, self.value(what.value), what.value.dtype, kept, 0)
             mask = None if place.mask is None else self.value(place.mask)
-            store_scalar(w, place.dtype, value, self.pointer(place), mask)
+            memory.store_scalar(w, place.dtype, value, self.pointer(place), mask)
             return
         value = convert(w, self.vector(what.value, slot), what.value.dtype, kept, self.lanes)
         mask = self._mask(place, slot)
         pointer = self._at_slot(place, slot)
         if self._neighbours(place):
             align = self._alignment(place)
-            store_vector(w, place.dtype, value, pointer, self.lanes, mask, align)
+            memory.store_vector(w, place.dtype, value, pointer, self.lanes, mask, align)
         else:
             index = self._index(place, slot)
-            scatter(w, place.dtype, value, pointer, index, self.lanes, mask)
+            memory.scatter(w, place.dtype, value, pointer, index, self.lanes, mask)
 
     def stores_vectors(self, what: Store) -> bool:
         """Whether a store differs along the vector axis."""
@@ -341,13 +327,9 @@ def positions(w: KernelWriter, flat: str, sizes: Sequence[Size]) -> list[str]:
 
 
 def emit_point(
-    w: KernelWriter,
-    stores: Sequence[Store],
-    index: Sequence[str],
-    vector_axis: int,
-    given: Sequence[str],
-    mask: str | None,
-) -> None:
+    w: KernelWriter, stores: Sequence[Store], index: Sequence[str], vector_axis: int,
+    given: Sequence[str], mask: str | None,
+) -> None:  # fmt: skip
     """Evaluate and store at one vector of points: an epilogue of other generators.
 
     `index` are the positions of the axes, that of the vector axis being its first point. `given`

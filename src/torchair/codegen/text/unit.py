@@ -142,7 +142,6 @@ class UnitWriter:
         return found
 
     def _step(self, phase: Phase, axis: int) -> int:
-        """How far a round of a loop goes."""
         if axis != self.plan.loops[-1]:
             return 1
         return phase.unroll * (self.lanes if axis == self.vector_axis else 1)
@@ -197,15 +196,7 @@ class UnitWriter:
         sums = self._loop(phase, "0", end, many, sums, blocks)
         return sums if end == size else self._loop(phase, end, size, 1, sums, rounds(1))
 
-    def _loop(
-        self,
-        phase: Phase,
-        start: str,
-        stop: str,
-        step: int,
-        sums: Sums,
-        body: Body,
-    ) -> Sums:
+    def _loop(self, phase: Phase, start: str, stop: str, step: int, sums: Sums, body: Body) -> Sums:
         """A loop that carries sums."""
         kinds = [self._sum_type(r) for r in phase.reductions]
         carried = [(t, s) for t, mine in zip(kinds, sums, strict=True) for s in mine]
@@ -265,7 +256,6 @@ class UnitWriter:
         return sums
 
     def _vectors(self, phase: Phase, index: str, slots: Sequence[Slot], sums: Sums) -> Sums:
-        """Some vectors of the innermost loop."""
         self.point.index[self.vector_axis] = index
         self.point.slots = list(slots)
         self._level(phase, self.plan.depth)

@@ -133,28 +133,21 @@ class Writer:
         self._entry.append(f"  {name} = alloca [{bytes_} x i8], align 64")
         return name
 
-    def call(self, result: str, function: str, *args: tuple[str, str]) -> str:
-        """Call a function, declaring it: `w.call("float", "llvm.sqrt.f32", ("float", x))`."""
-        text = self._call(result, function, args)
-        if result == "void":
-            self.do(text)
-            return ""
-        return self(text)
-
-    def fast_call(self, flags: str, result: str, function: str, *args: tuple[str, str]) -> str:
-        """A call with fast-math flags."""
-        return self(self._call(result, function, args).replace("call ", f"call {flags} ", 1))
-
-    def _call(self, result: str, function: str, args: Sequence[tuple[str, str]]) -> str:
-        types = ", ".join(t for t, _ in args)
+    def call(self, result: str, function: str, *args: tuple[str, str], flags: str = "") -> str:
+        """Call a function, declaring it: `w.call("float", "llvm.sqrt.f32", ("float", x))`. A call
+        may have fast-math flags."""
+        types, given = (", ".join(x) for x in ([t for t, _ in args], [f"{t} {a}" for t, a in args]))
         self.declared[function] = f"declare {result} @{function}({types})"
-        given = ", ".join(f"{t} {a}" for t, a in args)
-        return f"call {result} @{function}({given})"
+        text = f"call {flags}{' ' if flags else ''}{result} @{function}({given})"
+        if result != "void":
+            return self(text)
+        self.do(text)
+        return ""
 
     def fused(self, a: str, b: str, c: str, element: str = "float") -> str:
         """a * b + c on vectors, with one rounding where the processor can."""
         t, name = self.vector(element), f"llvm.fmuladd.v{self.lanes}{SHORT_NAMES[element]}"
-        return self.fast_call(REASSOCIATE, t, name, (t, a), (t, b), (t, c))
+        return self.call(t, name, (t, a), (t, b), (t, c), flags=REASSOCIATE)
 
     def dot_pairs(self, a: str, b: str, total: str) -> str:
         """A total and the products of the two bf16 of each lane; for machines with `dot_bf16`."""
@@ -289,6 +282,19 @@ class Writer:
         yield
         self.do(f"br label %{n}.done")
         self.label(f"{n}.done")
+
+    def changed(
+        self, condition: str, values: Sequence[tuple[str, str]], change: Callable[[], list[str]]
+    ) -> list[str]:
+        """Some (type, value), or what `change` writes in place of them if an i1 is true."""
+        before = self.block
+        with self.when(condition):
+            new = change()
+            last = self.block
+        return [
+            self(f"phi {kind} [ {old}, %{before} ], [ {other}, %{last} ]")
+            for (kind, old), other in zip(values, new, strict=True)
+        ]
 
     def text(self, signature: str, attributes: str = "#0") -> str:
         """The whole function: `signature` is what stands between `define` and the brace."""

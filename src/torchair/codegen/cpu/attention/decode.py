@@ -4,31 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from torchair.codegen.cpu.attention.form import (
-    FEW_ROWS,
-    Areas,
-    AttentionText,
-    dots_bf16,
-    round_up,
-)
-from torchair.codegen.cpu.attention.parts import (
-    MINUS_INFINITY,
-    any_lane,
-    before,
-    difference,
-    dot_pairs,
-    exp2,
-    finite,
-    four_sums,
-    larger,
-    largest,
-    load,
-    over,
-    read,
-    read_up_to,
-    store,
-    widen,
-)
+from torchair.codegen.cpu.attention import parts
+from torchair.codegen.cpu.attention.form import FEW_ROWS, Areas, AttentionText, dots_bf16, round_up
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import Attention
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
@@ -71,15 +48,15 @@ class Decode(AttentionText):
         """The whole body."""
         w, s = self.w, self.sizes
         heads = w.mul(s.batch, s.kv_heads)
-        parts = self._parts(heads)
-        with w.loop(*w.share(w.mul(heads, parts))) as item:
-            pair, part = w.div(item.index, parts), w.rem(item.index, parts)
+        shares = self._shares(heads)
+        with w.loop(*w.share(w.mul(heads, shares))) as item:
+            pair, part = w.div(item.index, shares), w.rem(item.index, shares)
             self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
-            self.first = w.div(w.mul(s.rows, part), parts)
-            self.count = w.sub(w.div(w.mul(s.rows, w.add(part, "1")), parts), self.first)
+            self.first = w.div(w.mul(s.rows, part), shares)
+            self.count = w.sub(w.div(w.mul(s.rows, w.add(part, 1)), shares), self.first)
             self._item()
 
-    def _parts(self, heads: str) -> str:
+    def _shares(self, heads: str) -> str:
         """Among how many work items the rows of a head are divided."""
         w = self.w
         return w.most(w.least(w.div("%nt", w.most(heads, 1)), self.sizes.rows), 1)
@@ -107,8 +84,7 @@ class Decode(AttentionText):
     def _begin(self) -> None:
         """Begin without any keys; the sums of the weights follow the outputs in memory."""
         self._clear("outputs", str(self.areas.end("total") - self.areas.start("outputs")))
-        low = f"splat (float {MINUS_INFINITY})"
-        self.w.do(f"store <{FEW_ROWS} x float> {low}, ptr {self._area('top')}, align 64")
+        self.w.do(f"store <{FEW_ROWS} x float> {parts.LOWEST}, ptr {self._area('top')}, align 64")
 
     def _seen_at(self, block: str) -> str:
         return self.w.offset(self._area("seen"), "i64", block)
@@ -140,11 +116,11 @@ class Decode(AttentionText):
         """Whether the mask shows a key of a block to any row; widens the mask of the block."""
         w, flags = self.w, self.w.vector("i1")
         if self.spec.one_mask_row:
-            return any_lane(w, self._shown("0", start, number))
+            return parts.any_lane(w, self._shown("0", start, number))
         with w.loop("0", self.count, 1, [(flags, "zeroinitializer")]) as loop:
             shown = self._shown(loop.index, start, number)
             loop.next = [w(f"or {flags} {loop.carried[0]}, {shown}")]
-        return any_lane(w, loop.results[0])
+        return parts.any_lane(w, loop.results[0])
 
     def _shown(self, row: str, start: str, number: str) -> str:
         """Widen the mask of a block for one row; which keys it shows."""
@@ -153,9 +129,9 @@ class Decode(AttentionText):
         way = self._row(strides, w.add(self.first, row))
         way = w.mul(w.add(way, w.mul(start, strides[3])), str(BYTES[spec.mask]))
         at = w.offset(w.pointer(3), "i8", way)
-        mask = read_up_to(w, spec.mask, at, strides[3], w.sub(self.limit, start))
-        store(w, mask, self._block_at("mask", row, number))
-        return w(f"fcmp une {self.vt} {mask}, splat (float {MINUS_INFINITY})")
+        mask = parts.read_up_to(w, spec.mask, at, strides[3], w.sub(self.limit, start))
+        parts.store(w, mask, self._block_at("mask", row, number))
+        return w(f"fcmp une {self.vt} {mask}, {parts.LOWEST}")
 
     def _score_rows(self, start: str, number: str) -> None:
         """Products of a block of keys with all rows, four keys at a time."""
@@ -177,7 +153,7 @@ class Decode(AttentionText):
                 for j in range(4):
                     key = w.least(w.add(loop.index, str(j)), last)
                     keys.append(w.offset(at, "i8", w.mul(key, row)))
-                four = four_sums(w, self._four(queries, query, keys, dtype))
+                four = parts.four_sums(w, self._four(queries, query, keys, dtype))
                 w.do(f"store <4 x float> {four}, ptr {w.offset(to, 'float', loop.index)}, align 16")
 
     @property
@@ -196,8 +172,8 @@ class Decode(AttentionText):
         """A vector of features of a query."""
         w, dtype, stride = self.w, self.spec.dtype, self.sizes.q[3]
         at = w.offset(at, "i8", self._bytes(w.mul(first, stride)))
-        value = read(w, dtype, at, stride, valid, self._step)
-        return value if self.dots else widen(w, dtype, value)
+        value = parts.read(w, dtype, at, stride, valid, self._step)
+        return value if self.dots else parts.widen(w, dtype, value)
 
     def _four(self, queries: list[str], query: str, keys: list[str], dtype: Element) -> list[str]:
         """Products of a query with four keys, not yet summed over the lanes."""
@@ -221,11 +197,11 @@ class Decode(AttentionText):
         w, sums = self.w, []
         for total, key in zip(totals, keys, strict=True):
             at = w.offset(key, "i8", w.mul(first, str(BYTES[dtype])))
-            value = read(w, dtype, at, "1", valid, self._step)
+            value = parts.read(w, dtype, at, "1", valid, self._step)
             if self.dots:
-                sums.append(dot_pairs(w, part, value, total))
+                sums.append(parts.dot_pairs(w, part, value, total))
             else:
-                sums.append(w.fused(part, widen(w, dtype, value), total))
+                sums.append(w.fused(part, parts.widen(w, dtype, value), total))
         return sums
 
     # ---- softmax ----
@@ -237,20 +213,20 @@ class Decode(AttentionText):
         old = w.splat("float", w(f"load float, ptr {top_at}"))
         with w.loop("0", self.blocks, 1, [(self.vt, old)]) as loop:
             score = self._score(row, loop.index)
-            loop.next = [larger(w, score, loop.carried[0])]
-        top = largest(w, loop.results[0])
-        base = finite(w, top)
+            loop.next = [parts.larger(w, score, loop.carried[0])]
+        top = parts.largest(w, loop.results[0])
+        base = parts.finite(w, top)
         with w.loop("0", self.blocks, 1, [(self.vt, "zeroinitializer")]) as loop:
             at = self._block_at("scores", row, loop.index)
-            score = load(w, at)
-            weight = exp2(w, difference(w, score, base, self.spec.adds))
-            store(w, weight, at)
+            score = parts.load(w, at)
+            weight = parts.weight(w, score, base, self.spec.adds)
+            parts.store(w, weight, at)
             loop.next = [w(f"fadd {REASSOCIATE} {self.vt} {loop.carried[0]}, {weight}")]
-        less = exp2(w, difference(w, old, base, self.spec.adds))
+        less = parts.weight(w, old, base, self.spec.adds)
         self._rescale(row, less)
         name = f"llvm.vector.reduce.fadd.v{w.lanes}f32"
         start = ("float", f32(-0.0))
-        total = w.fast_call(REASSOCIATE, "float", name, start, (self.vt, loop.results[0]))
+        total = w.call("float", name, start, (self.vt, loop.results[0]), flags=REASSOCIATE)
         rest = w(f"fmul float {w(f'load float, ptr {total_at}')}, {self._lane(less)}")
         w.do(f"store float {w(f'fadd float {rest}, {total}')}, ptr {total_at}")
         w.do(f"store float {self._lane(top)}, ptr {top_at}")
@@ -261,19 +237,17 @@ class Decode(AttentionText):
     def _score(self, row: str, block: str) -> str:
         """The scores of a block, scaled and masked; also stored."""
         w, spec, at = self.w, self.spec, self._block_at("scores", row, block)
-        score = load(w, at)
+        score = parts.load(w, at)
         if spec.mask:
             mask = self._block_at("mask", "0" if spec.one_mask_row else row, block)
-            mask = load(w, mask)
-            score = w.fused(score, self.factor, mask)
+            score = w.fused(score, self.factor, parts.load(w, mask))
         else:
             score = w(f"fmul {self.vt} {score}, {self.factor}")
         if spec.causal or not spec.mask:
             start = w(f"load i64, ptr {self._seen_at(block)}")
-            inside = before(w, w.sub(self._end(row), start))
-            low = f"splat (float {MINUS_INFINITY})"
-            score = w(f"select {w.vector('i1')} {inside}, {self.vt} {score}, {self.vt} {low}")
-        store(w, score, at)
+            inside = parts.before(w, w.sub(self._end(row), start))
+            score = parts.where(w, inside, score, parts.LOWEST)
+        parts.store(w, score, at)
         return score
 
     def _end(self, row: str) -> str:
@@ -288,10 +262,10 @@ class Decode(AttentionText):
 
         def scale(c: str, _: int) -> None:
             at = w.offset(base, "float", c)
-            value = load(w, at)
-            store(w, w(f"fmul {self.vt} {value}, {factor}"), at)
+            value = parts.load(w, at)
+            parts.store(w, w(f"fmul {self.vt} {value}, {factor}"), at)
 
-        over(w, self.wide, scale)
+        parts.over(w, self.wide, scale)
 
     # ---- values ----
 
@@ -317,17 +291,17 @@ class Decode(AttentionText):
         """Add weights times values to these columns of one output row."""
         w, (base, row, dtype) = self.w, values
         places = [w.offset(to, "float", str(c)) for c in columns]
-        carried = [(self.vt, load(w, at)) for at in places]
+        carried = [(self.vt, parts.load(w, at)) for at in places]
         with w.loop("0", count, 1, carried) as loop:
             weight = w(f"load float, ptr {w.offset(weights, 'float', loop.index)}")
             weight = w.splat("float", weight)
             source = w.offset(base, "i8", w.mul(loop.index, row))
             for c, total in zip(columns, loop.carried, strict=True):
                 at = w.offset(source, "i8", str(c * BYTES[dtype]))
-                value = widen(w, dtype, read(w, dtype, at, "1", self.spec.value_width - c))
-                loop.next.append(w.fused(weight, value, total))
+                value = parts.read(w, dtype, at, "1", self.spec.value_width - c)
+                loop.next.append(w.fused(weight, parts.widen(w, dtype, value), total))
         for at, value in zip(places, loop.results, strict=True):
-            store(w, value, at)
+            parts.store(w, value, at)
 
     def _finish(self, row: str) -> None:
         """Divide by the sum of the weights and store."""

@@ -7,17 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.attention.parts import (
-    LOG2_E,
-    dot_pairs,
-    load,
-    narrow,
-    over,
-    read,
-    store,
-    widen,
-    write,
-)
+from torchair.codegen.cpu.attention import parts
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import AS_EVER, Way
@@ -170,11 +160,11 @@ def multiplier(w: KernelWriter, p: PrefillPlan) -> None:
         ways = [h.mul(h.least(i, last), "%a_row") for i in range(p.rows)]
         rows = [h.offset("%a", "i8", way) for way in ways]
         places = [h.offset("%to", "float", n * p.lanes) for n in range(p.rows * p.vectors)]
-        first = [load(h, place) for place in places]
+        first = [parts.load(h, place) for place in places]
         carried = [("i64", "0"), ("ptr", "%b"), *((vt, x) for x in first)]
         with h.loop("0", "%count", carried=carried) as loop:
             way, b, *total = loop.carried
-            right = [load(h, h.offset(b, "float", v * p.lanes)) for v in range(p.vectors)]
+            right = [parts.load(h, h.offset(b, "float", v * p.lanes)) for v in range(p.vectors)]
             after = []
             for i, row in enumerate(rows):
                 left = _repeated(h, p, h.offset(row, "i8", way))
@@ -182,7 +172,7 @@ def multiplier(w: KernelWriter, p: PrefillPlan) -> None:
                 after += [_add_product(h, p, left, x, y) for x, y in zip(right, mine, strict=True)]
             loop.next = [h.add(way, "%a_step"), h.offset(b, "float", p.block), *after]
         for place, x in zip(places, loop.results[2:], strict=True):
-            store(h, x, place)
+            parts.store(h, x, place)
 
 
 def _repeated(h: Writer, p: PrefillPlan, at: str) -> str:
@@ -196,7 +186,7 @@ def _repeated(h: Writer, p: PrefillPlan, at: str) -> str:
 def _add_product(h: Writer, p: PrefillPlan, left: str, right: str, total: str) -> str:
     if not p.pairs:
         return h.fused(left, right, total)
-    return dot_pairs(h, left, h(f"bitcast <16 x float> {right} to <32 x i16>"), total)
+    return parts.dot_pairs(h, left, h(f"bitcast <16 x float> {right} to <32 x i16>"), total)
 
 
 class AttentionText:
@@ -214,14 +204,13 @@ class AttentionText:
         self.vt = w.vector("float")
         self.areas, self._per_thread = areas, per_thread
         # Scores count in units of log(2), unless a mask in natural units is added to them.
-        unit = 1.0 if spec.adds else LOG2_E
+        unit = 1.0 if spec.adds else parts.LOG2_E
         self.factor = f"splat (float {f32(spec.scale * unit)})"
 
     def _area(self, name: str) -> str:
         return self.areas.at(self.w, name, self._per_thread)
 
     def _clear(self, name: str, bytes_: str) -> None:
-        """Fill work memory with zeros, from the beginning of an area on."""
         self.w.clear(self._area(name), bytes_)
 
     def _row(self, strides: tuple[str, ...], row: str) -> str:
@@ -232,7 +221,6 @@ class AttentionText:
         return w.add(way, w.mul(w.div(row, group), strides[2]))
 
     def _row_at(self, word: int, strides: tuple[str, ...], row: str) -> str:
-        """The address of a query row in a tensor of the kernel's type."""
         way = self.w.mul(self._row(strides, row), str(BYTES[self.spec.dtype]))
         return self.w.offset(self.w.pointer(word), "i8", way)
 
@@ -244,7 +232,6 @@ class AttentionText:
         return w.offset(w.pointer(word), "i8", w.mul(way, str(BYTES[self.spec.dtype])))
 
     def _bytes(self, elements: str) -> str:
-        """Elements of the kernel's type in bytes."""
         return self.w.mul(elements, str(BYTES[self.spec.dtype]))
 
     def _copy(self, at: str, row: str, stride: str, shape: tuple[str, int], to: str) -> None:
@@ -258,10 +245,10 @@ class AttentionText:
 
             def copy(c: str, valid: int) -> None:
                 part = w.offset(source, "i8", self._bytes(w.mul(c, stride)))
-                value = widen(w, dtype, read(w, dtype, part, stride, valid))
-                store(w, value, w.offset(place, "float", c))
+                value = parts.widen(w, dtype, parts.read(w, dtype, part, stride, valid))
+                parts.store(w, value, w.offset(place, "float", c))
 
-            over(w, width, copy)
+            parts.over(w, width, copy)
 
     def _write_output(self, row: str, at: str, inverse: str) -> None:
         """Scale the float32 output of a query row, narrow it and store it."""
@@ -269,12 +256,12 @@ class AttentionText:
         to = self._row_at(4, self.sizes.out, row)
 
         def finish(c: str, valid: int) -> None:
-            value = load(w, w.offset(at, "float", c))
-            value = narrow(w, dtype, w(f"fmul {self.vt} {value}, {inverse}"))
+            value = parts.load(w, w.offset(at, "float", c))
+            value = parts.narrow(w, dtype, w(f"fmul {self.vt} {value}, {inverse}"))
             place = w.offset(to, "i8", self._bytes(w.mul(c, stride)))
-            write(w, dtype, value, place, stride, valid)
+            parts.write(w, dtype, value, place, stride, valid)
 
-        over(w, self.spec.value_width, finish)
+        parts.over(w, self.spec.value_width, finish)
 
     def _write_lse(self, row: str, top: str, total: str) -> None:
         """Store the logarithm of the sum of exponentials, 0 for a query that sees no key."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from torchair.codegen.cpu.attention import parts
 from torchair.codegen.cpu.attention.decode import Decode, decode_areas
 from torchair.codegen.cpu.attention.form import (
     FEW_ROWS,
@@ -16,24 +17,10 @@ from torchair.codegen.cpu.attention.form import (
     prefill_areas,
     round_up,
 )
-from torchair.codegen.cpu.attention.parts import (
-    MINUS_INFINITY,
-    any_lane,
-    difference,
-    exp2,
-    finite,
-    larger,
-    load,
-    over,
-    read,
-    read_up_to,
-    store,
-    transposer,
-    widen,
-)
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 
 # ---- many queries: blocks of queries times blocks of keys, queries in lanes ----
@@ -63,7 +50,7 @@ class Prefill(AttentionText):
         """The whole body."""
         w, s, block = self.w, self.sizes, self.plan.block
         multiplier(w, self.plan)
-        transposer(w)
+        parts.transposer(w)
         with self._items(w.ceil(s.rows, block), w.mul(s.batch, s.kv_heads)) as (number, pair):
             self.first = w.mul(number, str(block))
             self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
@@ -89,7 +76,7 @@ class Prefill(AttentionText):
         self._clear("total", str(self.areas.end("outputs") - self.areas.start("total")))
         for first in range(0, block, w.lanes):
             at = w.offset(self._area("top"), "float", str(first))
-            store(w, f"splat (float {MINUS_INFINITY})", at)
+            parts.store(w, parts.LOWEST, at)
         self.limit = s.span
         if self.spec.causal:
             last = w.sub(w.least(w.add(self.first, str(block)), s.rows), "1")
@@ -111,10 +98,10 @@ class Prefill(AttentionText):
         return self.w.offset(self._area(name), "float", way)
 
     def _load(self, name: str, row: str) -> str:
-        return load(self.w, self._vector(name, row))
+        return parts.load(self.w, self._vector(name, row))
 
     def _store(self, value: str, name: str, row: str) -> None:
-        store(self.w, value, self._vector(name, row))
+        parts.store(self.w, value, self._vector(name, row))
 
     def _existing(self, row: str) -> str:
         """The number of a row of the block among all rows, the last one for those behind it."""
@@ -166,14 +153,14 @@ class Prefill(AttentionText):
 
         def stage(c: str, valid: int) -> None:
             part = w.offset(at, "i8", w.mul(w.mul(c, stride), str(BYTES[dtype] * each)))
-            value = read(w, dtype, part, stride, valid * each, w.lanes * each)
+            value = parts.read(w, dtype, part, stride, valid * each, w.lanes * each)
             if self.plan.pairs:
                 value = w(f"bitcast <{w.lanes * 2} x i16> {value} to {self.vt}")
             else:
-                value = widen(w, dtype, value)
-            store(w, value, w.offset(to, "float", c))
+                value = parts.widen(w, dtype, value)
+            parts.store(w, value, w.offset(to, "float", c))
 
-        over(w, self.steps, stage)
+        parts.over(w, self.steps, stage)
 
     # ---- a block of keys ----
 
@@ -193,7 +180,7 @@ class Prefill(AttentionText):
         w, lanes = self.w, self.w.lanes
         if self.spec.one_mask_row:
             seen = self._mask_row(self.mask_row, start, count, self._area("mask"), None)
-            return any_lane(w, seen)
+            return parts.any_lane(w, seen)
         with w.loop("0", str(self.plan.block), lanes, [(w.vector("i1"), _NONE)]) as group:
             self.group = group.index
             with w.loop("0", str(lanes), 1, [(w.vector("i1"), group.carried[0])]) as loop:
@@ -204,7 +191,7 @@ class Prefill(AttentionText):
                 loop.next = [self._mask_row(row, start, count, to, loop.carried[0])]
             group.next = loop.results
             self._transpose_stage("mask", count)
-        return any_lane(w, group.results[0])
+        return parts.any_lane(w, group.results[0])
 
     def _mask_row(self, row: str, start: str, count: str, to: str, seen: str | None) -> str:
         """Widen the block's part of a mask row; which lanes had a key that is seen."""
@@ -215,9 +202,9 @@ class Prefill(AttentionText):
         at = w.offset(w.pointer(3), "i8", w.mul(row, size))
         with w.loop("0", count, w.lanes, [(w.vector("i1"), seen or _NONE)]) as loop:
             part = w.offset(at, "i8", w.mul(w.mul(loop.index, stride), size))
-            value = read_up_to(w, spec.mask, part, stride, w.sub(count, loop.index))
-            store(w, value, w.offset(to, "float", loop.index))
-            shown = w(f"fcmp une {self.vt} {value}, splat (float {MINUS_INFINITY})")
+            value = parts.read_up_to(w, spec.mask, part, stride, w.sub(count, loop.index))
+            parts.store(w, value, w.offset(to, "float", loop.index))
+            shown = w(f"fcmp une {self.vt} {value}, {parts.LOWEST}")
             loop.next = [w(f"or {w.vector('i1')} {loop.carried[0]}, {shown}")]
         return loop.results[0]
 
@@ -252,10 +239,10 @@ class Prefill(AttentionText):
             self.group = group.index
             old = self._load("top", "0")
             top = self._finish_scores(start, count, old)
-            base = finite(w, top)
+            base = parts.finite(w, top)
             total = self._weights(count, base)
             self._store(top, "top", "0")
-            less = exp2(w, difference(w, old, base, self.spec.adds))
+            less = parts.weight(w, old, base, self.spec.adds)
             self._store(w.fused(self._load("total", "0"), less, total), "total", "0")
             with w.loop("0", str(self.spec.value_width)) as loop:
                 value = self._load("outputs", loop.index)
@@ -266,7 +253,7 @@ class Prefill(AttentionText):
         """Scale and mask the scores; the largest of each query."""
         w, spec, it = self.w, self.spec, self.w.vector("i32")
         if spec.causal:
-            queries = load(w, self._vector("positions", "0"), "i32")
+            queries = parts.load(w, self._vector("positions", "0"), "i32")
         with w.loop("0", count, 1, [(self.vt, top)]) as loop:
             key = loop.index
             value = self._load("scores", key)
@@ -277,10 +264,9 @@ class Prefill(AttentionText):
             if spec.causal:
                 number = w.splat("i32", w(f"trunc i64 {w.add(start, key)} to i32"))
                 seen = w(f"icmp sle {it} {number}, {queries}")
-                low = f"splat (float {MINUS_INFINITY})"
-                value = w(f"select {w.vector('i1')} {seen}, {self.vt} {value}, {self.vt} {low}")
+                value = parts.where(w, seen, value, parts.LOWEST)
             self._store(value, "scores", key)
-            loop.next = [larger(w, value, loop.carried[0])]
+            loop.next = [parts.larger(w, value, loop.carried[0])]
         return loop.results[0]
 
     def _mask_at(self, key: str) -> str:
@@ -304,24 +290,18 @@ class Prefill(AttentionText):
         return loop.results[0]
 
     def _weight(self, key: str, base: str) -> str:
-        score = self._load("scores", key)
-        return exp2(self.w, difference(self.w, score, base, self.spec.adds))
+        return parts.weight(self.w, self._load("scores", key), base, self.spec.adds)
 
     def _pair(self, key: str, count: str, base: str, first: tuple[str, str]) -> tuple[str, str]:
         """The sum and the bf16 pair with the weight of the next key, 0 if there is none."""
-        w, it = self.w, self.w.vector("i32")
-        total, weight = first
+        w, (total, weight) = self.w, first
         behind = w.add(key, "1")
         other = self._weight(behind, base)
         exists = w(f"icmp slt i64 {behind}, {count}")
         other = w(f"select i1 {exists}, {self.vt} {other}, {self.vt} zeroinitializer")
         total = w(f"fadd {REASSOCIATE} {self.vt} {total}, {other}")
-        low, high = (w(f"bitcast {self.vt} {x} to {it}") for x in (weight, other))
-        low, high = (w(f"add {it} {x}, splat (i32 32768)") for x in (low, high))
-        low = w(f"lshr {it} {low}, splat (i32 16)")
-        high = w(f"and {it} {high}, splat (i32 -65536)")
-        both = w(f"or {it} {low}, {high}")
-        return total, w(f"bitcast {it} {both} to {self.vt}")
+        low, high = (wide(w, "float", x).bits() + (1 << 15) for x in (weight, other))
+        return total, (low.shifted_down(16) | (high & (-1 << 16))).bits().name
 
     # ---- values ----
 
@@ -352,20 +332,19 @@ class Prefill(AttentionText):
             two = w(f"select i1 {exists}, ptr {w.offset(one, 'i8', step)}, ptr {one}")
             place = w.mul(w.div(loop.index, "2"), str(self.wide))
             to = w.offset(self._area("values"), "float", place)
-            over(w, self.spec.value_width, self._pair_up(one, two, exists, to))
+            parts.over(w, self.spec.value_width, self._pair_up(one, two, exists, to))
 
     def _pair_up(self, one: str, two: str, exists: str, to: str) -> Callable[[str, int], None]:
         w, it, stride = self.w, self.w.vector("i32"), self.sizes.v[3]
 
         def pair(c: str, valid: int) -> None:
             way = w.mul(w.mul(c, stride), "2")
-            halves = (read(w, "bf16", w.offset(x, "i8", way), stride, valid) for x in (one, two))
-            low, high = (w(f"zext {w.vector('i16')} {x} to {it}") for x in halves)
-            high = w(f"shl {it} {high}, splat (i32 16)")
-            high = w(f"select i1 {exists}, {it} {high}, {it} zeroinitializer")
-            both = w(f"or {it} {low}, {high}")
-            both = w(f"bitcast {it} {both} to {self.vt}")
-            store(w, both, w.offset(to, "float", c))
+            places = (w.offset(x, "i8", way) for x in (one, two))
+            halves = (parts.read(w, "bf16", at, stride, valid) for at in places)
+            low, high = (wide(w, "i16", x).to("i32", signed=False) for x in halves)
+            high = high << 16
+            high.name = w(f"select i1 {exists}, {it} {high.name}, {it} zeroinitializer")
+            parts.store(w, (low | high).bits().name, w.offset(to, "float", c))
 
         return pair
 
@@ -388,9 +367,7 @@ class Prefill(AttentionText):
         w, total = self.w, self._load("total", "0")
         none = w(f"fcmp oeq {self.vt} {total}, zeroinitializer")
         inverse = w(f"fdiv {self.vt} splat (float {f32(1.0)}), {total}")
-        zero = f"{self.vt} zeroinitializer"
-        inverse = w(f"select {w.vector('i1')} {none}, {zero}, {self.vt} {inverse}")
-        self._store(inverse, "inverse", "0")
+        self._store(parts.where(w, none, "zeroinitializer", inverse), "inverse", "0")
 
     def _write_row(self, staged: str, number: str) -> None:
         """Scale, narrow and store the output of one query."""

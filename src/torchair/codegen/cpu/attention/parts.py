@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torchair.codegen.cpu.matmul.tile import fold, shuffle, transpose
 from torchair.codegen.numbers import BYTES, Element
+from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.memory import arrived, leaving, masked_load, masked_store
 from torchair.codegen.text.writer import (
     REASSOCIATE,
@@ -17,7 +18,7 @@ from torchair.codegen.text.writer import (
     prefix_mask,
 )
 
-MINUS_INFINITY = f32(-math.inf)
+LOWEST = f"splat (float {f32(-math.inf)})"
 LOG2_E = 1 / math.log(2)
 
 # Minimax for 2**x on [0, 1) with 2**0 = 1 exactly; relative error 1.5e-7 in float32.
@@ -62,42 +63,35 @@ def store(w: Writer, value: str, at: str) -> None:
     w.do(f"store {w.vector('float')} {value}, ptr {at}, align {w.machine.bits // 8}")
 
 
+def where(w: Writer, flags: str, yes: str, no: str) -> str:
+    """Of two vectors of float32 the first where a flag is set, the second elsewhere."""
+    vt = w.vector("float")
+    return w(f"select {w.vector('i1')} {flags}, {vt} {yes}, {vt} {no}")
+
+
 def larger(w: Writer, a: str, b: str) -> str:
     """The larger of two vectors, lane by lane; b where a is not a number."""
-    vt = w.vector("float")
-    more = w(f"fcmp ogt {vt} {a}, {b}")
-    return w(f"select {w.vector('i1')} {more}, {vt} {a}, {vt} {b}")
+    return where(w, w(f"fcmp ogt {w.vector('float')} {a}, {b}"), a, b)
 
 
-def exp2(w: Writer, x: str) -> str:
-    """2**x for x <= 0; exactly 0 from -127 down, and not a number where x is not."""
-    vt, it = w.vector("float"), w.vector("i32")
-    low = w(f"fcmp olt {vt} {x}, splat (float {f32(-127.0)})")
-    x = w(f"select {w.vector('i1')} {low}, {vt} splat (float {f32(-127.0)}), {vt} {x}")
-    whole = w.call(vt, f"llvm.floor.v{w.lanes}f32", (vt, x))
-    part = w(f"fsub {vt} {x}, {whole}")
-    power = f"splat (float {f32(_POWER[0])})"
+def weight(w: Writer, score: str, top: str, natural: bool) -> str:
+    """2 to a score less the largest one, which may be in natural units: exactly 0 from -127 down,
+    and not a number where that is not."""
+    x = wide(w, "float", score) - wide(w, "float", top)
+    x = x * LOG2_E if natural else x
+    x = (x < -127.0).select(x.like(-127.0), x)
+    whole = x.intrinsic("floor")
+    part, power = x - whole, x.like(_POWER[0])
     for factor in _POWER[1:]:
-        power = w.fused(power, part, f"splat (float {f32(factor)})")
-    shift = w(f"fptosi {vt} {whole} to {it}")
-    shift = w(f"shl {it} {shift}, splat (i32 23)")
-    bits = w(f"bitcast {vt} {power} to {it}")
-    bits = w(f"add {it} {bits}, {shift}")
-    return w(f"bitcast {it} {bits} to {vt}")
-
-
-def difference(w: Writer, x: str, top: str, natural: bool) -> str:
-    """The exponent of 2 for a score and the largest one; scores may be in natural units."""
-    vt = w.vector("float")
-    x = w(f"fsub {vt} {x}, {top}")
-    return w(f"fmul {vt} {x}, splat (float {f32(LOG2_E)})") if natural else x
+        power.name = w.fused(power.name, part.name, x.like(factor).name)
+    shift = whole.to("i32") << 23
+    return (power.bits() + shift).bits().name
 
 
 def finite(w: Writer, top: str) -> str:
     """A vector with 0 in place of minus infinity, to subtract from scores that are all so low."""
-    vt = w.vector("float")
-    none = w(f"fcmp oeq {vt} {top}, splat (float {MINUS_INFINITY})")
-    return w(f"select {w.vector('i1')} {none}, {vt} zeroinitializer, {vt} {top}")
+    none = w(f"fcmp oeq {w.vector('float')} {top}, {LOWEST}")
+    return where(w, none, "zeroinitializer", top)
 
 
 def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
@@ -123,8 +117,7 @@ def widen(w: Writer, dtype: Element, value: str) -> str:
         return arrived(w, value, dtype, w.lanes)
     if dtype == "bool":
         seen = w(f"icmp ne {raw} {value}, zeroinitializer")
-        low = f"splat (float {MINUS_INFINITY})"
-        return w(f"select {w.vector('i1')} {seen}, {vt} zeroinitializer, {vt} {low}")
+        return where(w, seen, "zeroinitializer", LOWEST)
     return value if dtype == "f32" else w(f"fpext {raw} {value} to {vt}")
 
 
@@ -155,7 +148,7 @@ def read(
 
 def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) -> str:
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
-    kind, raw, vt = _RAW[dtype], w.vector(_RAW[dtype]), w.vector("float")
+    kind, raw = _RAW[dtype], w.vector(_RAW[dtype])
     inside = before(w, count)
 
     def masked() -> str:
@@ -173,9 +166,7 @@ def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) ->
             at = w.offset(base, kind, w.mul(stride, w.least(str(j), last)))
             one = w(f"load {kind}, ptr {at}, align {BYTES[dtype]}")
             value = w(f"insertelement {raw} {value}, {kind} {one}, i64 {j}")
-    value = widen(w, dtype, value)
-    low = f"splat (float {MINUS_INFINITY})"
-    return w(f"select {w.vector('i1')} {inside}, {vt} {value}, {vt} {low}")
+    return where(w, inside, widen(w, dtype, value), LOWEST)
 
 
 def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: int) -> None:

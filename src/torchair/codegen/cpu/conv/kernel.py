@@ -10,16 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from torchair.codegen.cpu.conv import winograd
 from torchair.codegen.cpu.conv.plan import ConvPlan, ConvTile, Store, plan, tile
-from torchair.codegen.cpu.conv.winograd import (
-    METHODS,
-    Patches,
-    fits,
-    pack_patches,
-    patch_bytes,
-    patches,
-    write_patches,
-)
+from torchair.codegen.cpu.conv.winograd import Patches
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import BYTES, STORAGE, Size
@@ -150,7 +143,6 @@ class _Copy:
         w.do(f"store {new} {value}, ptr {w.offset(to, self.element, to_at)}, align {self.bytes}")
 
     def zero(self, to: str, count: str) -> None:
-        """Zeros."""
         if count != "0":
             self.w.clear(to, self.w.mul(count, str(self.bytes)))
 
@@ -230,7 +222,6 @@ class _Blocks:
         w.run("window", "%words", self.window(), n, top, left)
 
     def window(self) -> str:
-        """The scratch of this thread."""
         size = window_bytes(self.cut)
         return self.w.entry(f"getelementptr [{size} x i8], ptr {self.w.pointer(2)}, i64 %tid")
 
@@ -319,7 +310,6 @@ class _Tiles:
         return w.least(first, spec.kernel[0]), w.least(last, spec.kernel[0])
 
     def tile(self, rows: int, columns: int) -> str:
-        """The function of a tile of this size."""
         cut = self.cut
         pixels = tuple(cut.offset(r, c) for r in range(rows) for c in range(columns))
         shape = ConvTile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
@@ -351,7 +341,7 @@ class PackFilter:
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         if isinstance(self.cut, Patches):
-            packed = pack_patches(weight, self.cut)
+            packed = winograd.pack_patches(weight, self.cut)
         else:
             packed = pack_panels(weight, self.cut)
         return empty(packed.shape, packed.dtype).copy_(packed)
@@ -369,10 +359,10 @@ def conv(
 ) -> Generated:
     """The kernel of a convolution; `store` is called wherever a vector of results is finished."""
     w = KernelWriter(machine)
-    cut = patches(spec, machine, way) or plan(spec, machine, way)
+    cut = winograd.patches(spec, machine, way) or plan(spec, machine, way)
     if isinstance(cut, Patches):
-        write_patches(w, cut, store)
-        scratch = patch_bytes(cut)
+        winograd.write_patches(w, cut, store)
+        scratch = winograd.patch_bytes(cut)
     else:
         write_blocks(w, cut, store)
         scratch = window_bytes(cut)
@@ -407,8 +397,8 @@ def conv_choices(request: Convolution, machine: Machine) -> Choices:
         return {}
     widest = -(-spec.group_out // machine.lanes)
     found = {"tile": tuple(t for t in TILES if _held(t, widest, machine)), "window": WINDOWS}
-    if fits(spec, machine):
-        found = {"method": tuple(METHODS), **found, "ahead": AHEAD}
+    if winograd.fits(spec, machine):
+        found = {"method": tuple(winograd.METHODS), **found, "ahead": AHEAD}
     return found | {"by": ("torch",)}
 
 

@@ -5,7 +5,7 @@ sums stay in registers; and how results are handed out, vector by vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -331,7 +331,6 @@ class _Sums:
         self.w, self.shape, self.pixels, self.vectors = w, shape, shape.pixels, shape.vectors
         self.vector = w.vector("float")
         self.element = "bfloat" if shape.kind == "dot" else "float"
-        self.step = {"dense": self.dense, "dot": self.dot, "depthwise": self.depthwise}[shape.kind]
         self.width = w.lanes * (2 if shape.kind == "dot" else 1)  # weights of a vector
 
     def sums(self) -> list[str]:
@@ -403,41 +402,29 @@ class _Sums:
             found.append(w(f"load {kind}, ptr {place}, align {4 * w.lanes}"))
         return found
 
-    def dense(self, x: str, at: int, p: str, p_at: int, sums: list[str]) -> list[str]:
-        """One float32 of each pixel times a vector of weights."""
-        w, weights = self.w, self.weights(p, p_at)
-        after: list[str] = []
+    def step(self, x: str, at: int, p: str, p_at: int, sums: list[str]) -> list[str]:
+        """The numbers of each pixel times the weights, added to the sums of the pixel."""
+        w, weights, after = self.w, self.weights(p, p_at), list[str]()
         for pixel in self.pixels:
-            place = w.offset(x, "float", str(at + pixel))
+            mine = sums[len(after) : len(after) + self.vectors]
+            for value, v, s in zip(self.values(x, at + pixel), weights, mine, strict=True):
+                pairs = self.shape.kind == "dot"
+                after.append(w.dot_pairs(v, value, s) if pairs else w.fused(value, v, s))
+        return after
+
+    def values(self, x: str, at: int) -> Iterator[str]:
+        """What is multiplied with each vector of weights: one float32 in all lanes, a pair of
+        bfloat16, or a vector of channels with the weights of these channels."""
+        w = self.w
+        if self.shape.kind == "depthwise":
+            for j in range(self.vectors):
+                place = w.offset(x, "float", at + j * w.lanes)
+                yield w(f"load {self.vector}, ptr {place}, align 4")
+            return
+        place = w.offset(x, self.element, at)
+        if self.shape.kind == "dense":
             value = w.splat("float", w(f"load float, ptr {place}, align 4"))
-            mine = self.of(sums, after)
-            after += [w.fused(value, v, s) for v, s in zip(weights, mine, strict=True)]
-        return after
-
-    def dot(self, x: str, at: int, p: str, p_at: int, sums: list[str]) -> list[str]:
-        """A pair of bfloat16 of each pixel times a vector of pairs."""
-        w, weights = self.w, self.weights(p, p_at)
-        after: list[str] = []
-        pairs, words = f"<{2 * w.lanes} x bfloat>", w.vector("i32")
-        for pixel in self.pixels:
-            place = w.offset(x, "bfloat", str(at + pixel))
+        else:
             value = w.splat("i32", w(f"load i32, ptr {place}, align 2"))
-            value = w(f"bitcast {words} {value} to {pairs}")
-            for v, s in zip(weights, self.of(sums, after), strict=True):
-                after.append(w.dot_pairs(v, value, s))
-        return after
-
-    def depthwise(self, x: str, at: int, p: str, p_at: int, sums: list[str]) -> list[str]:
-        """A vector of channels of each pixel times the weights of these channels."""
-        w, weights = self.w, self.weights(p, p_at)
-        after: list[str] = []
-        for pixel in self.pixels:
-            for j, (v, s) in enumerate(zip(weights, self.of(sums, after), strict=True)):
-                place = w.offset(x, "float", str(at + pixel + j * w.lanes))
-                value = w(f"load {self.vector}, ptr {place}, align 4")
-                after.append(w.fused(value, v, s))
-        return after
-
-    def of(self, sums: list[str], after: list[str]) -> list[str]:
-        """The sums of the next pixel, given those that are done."""
-        return sums[len(after) : len(after) + self.vectors]
+            value = w(f"bitcast {w.vector('i32')} {value} to <{2 * w.lanes} x bfloat>")
+        yield from [value] * self.vectors

@@ -421,6 +421,5 @@ class _Sums(Code):
 
 
 def _repeated(t: Writer, kind: str, base: str, place: int) -> Vector:
-    """A number in every lane."""
     number = t(f"load {kind}, ptr {t.offset(base, 'i32', place)}, align 4")
     return wide(t, kind, t.splat(kind, number))

@@ -325,7 +325,6 @@ class TileLoops:
             self._unit((batch, first, w.mul(panel, self.width)), end)
 
     def _split(self, index: str, size: str) -> tuple[str, str]:
-        """Quotient and rest."""
         if size == "1":
             return index, "0"
         quotient = self.w.div(index, size)

@@ -22,11 +22,13 @@ from torchair.codegen.cpu.matmul.tile import (
     Numbers,
     inside,
     pair_up,
+    part_of,
     transpose,
     widest_tile,
 )
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.target import by_column
+from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.memory import arrived, memory_element
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer, convert, f32
 
@@ -144,12 +146,10 @@ class PackCode(Code):
             t.do(f"store {numbers.cells} {made}, ptr {to}, align {numbers.bytes}")
 
     def _at(self, t: Writer, step: str, column: str) -> str:
-        """The address of a cell of the panel."""
         index = t.add(t.mul(step, str(self._width)), column)
         return t.offset("%panel", self.numbers.cell, index)
 
     def _cells(self, t: Writer, steps: tuple[str, str], columns: tuple[str, str]) -> None:
-        """One cell after the other."""
         cell = self.numbers.cell
         with t.loop(*columns) as column, t.loop(*steps) as step:
             made = self._cell(t, step.index, column.index)
@@ -217,34 +217,25 @@ class Decoder:
         ]
 
     def _from_bytes(self, t: Writer, at: str, vector: int) -> str:
-        lanes, kind = self.numbers.lanes, f"<{self.numbers.lanes} x i8>"
-        cells = t(f"load {kind}, ptr {t.offset(at, kind, str(vector))}, align 1")
-        whole = t(f"sext {kind} {cells} to <{lanes} x i32>")
-        return t(f"sitofp <{lanes} x i32> {whole} to <{lanes} x float>")
+        bytes_ = wide(t, "i8").load(t.offset(at, t.vector("i8"), vector), 1)
+        return bytes_.to("i32").to("float").name
 
     def _from_quads(self, t: Writer, at: str) -> list[list[str]]:
-        kind, sign = f"<{self.numbers.lanes} x i32>", "splat (i32 -2139062144)"  # 128 in all bytes
-        places = [t.offset(at, kind, str(j)) for j in range(self.vectors)]
-        cells = [t(f"xor {kind} {t(f'load {kind}, ptr {x}, align 4')}, {sign}") for x in places]
-        return [[self._from_byte(t, x, k) for x in cells] for k in range(BYTES_AT_ONCE)]
-
-    def _from_byte(self, t: Writer, cells: str, place: int) -> str:
-        """One byte of every lane."""
-        lanes = self.numbers.lanes
-        kind = f"<{lanes} x i32>"
-        high = t(f"shl {kind} {cells}, splat (i32 {24 - 8 * place})") if place < 3 else cells
-        return t(f"sitofp {kind} {t(f'ashr {kind} {high}, splat (i32 24)')} to <{lanes} x float>")
+        places = [t.offset(at, t.vector("i32"), j) for j in range(self.vectors)]
+        cells = [wide(t, "i32").load(x, 4) ^ -2139062144 for x in places]  # 128 in all bytes
+        return [
+            [part_of(t, x.name, 8, k).to("float").name for x in cells]
+            for k in range(BYTES_AT_ONCE)
+        ]
 
     def _from_nibble(self, t: Writer, cells: str, place: int) -> str:
         """One nibble of every lane. A processor with wide permutations looks the number up."""
-        lanes = self.numbers.lanes
-        kind, floats = f"<{lanes} x i32>", f"<{lanes} x float>"
-        if self._permutes:
-            low = t(f"lshr {kind} {cells}, splat (i32 {4 * place})") if place else cells
-            name, table = "llvm.x86.avx512.permvar.sf.512", _table("float", 1)
-            return t.call(floats, name, (floats, table), (kind, low))
-        high = t(f"shl {kind} {cells}, splat (i32 {28 - 4 * place})") if place < 7 else cells
-        return t(f"sitofp {kind} {t(f'ashr {kind} {high}, splat (i32 28)')} to {floats}")
+        if not self._permutes:
+            return part_of(t, cells, 4, place).to("float").name
+        kind, floats = t.vector("i32"), t.vector("float")
+        low = wide(t, "i32", cells).shifted_down(4 * place).name if place else cells
+        name, table = "llvm.x86.avx512.permvar.sf.512", _table("float", 1)
+        return t.call(floats, name, (floats, table), (kind, low))
 
     def _pairs(self, t: Writer, cells: str, vector: int) -> str:
         """Nibbles of both halves of every lane as pairs of bf16, looked up in a table that knows

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.digits import in_digits
-from torchair.codegen.cpu.matmul.forms import (
-    CopyForm,
-    PanelForm,
-    Place,
-    ProductForm,
-    fits_cache,
-)
+from torchair.codegen.cpu.matmul.forms import CopyForm, PanelForm, Place, ProductForm, fits_cache
 from torchair.codegen.cpu.matmul.pack import Decoder, load_column
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
@@ -208,7 +202,7 @@ class DecodingTile(Code):
             loop.next = [self._plus(t, factors, loop.carried[0])]
         name = f"llvm.vector.reduce.fadd.v{numbers.lanes}f32"
         parts = ("float", "0.0"), (numbers.totals, loop.results[0])
-        total = t.fast_call(REASSOCIATE, "float", name, *parts)
+        total = t.call("float", name, *parts, flags=REASSOCIATE)
         if size % wide:
             single = Numbers(numbers.dtype, numbers.lanes, 1)
             with t.loop(whole, size, 1, [("float", total)]) as rest:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torchair.codegen.numbers import BYTES, STORAGE, Element
 from torchair.codegen.requests import MatMul
+from torchair.codegen.text.maths_vector import Vector, wide
 from torchair.codegen.text.memory import arrived, masked_load
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, lanes_below
 
@@ -110,20 +111,21 @@ class Numbers:
     def _bytes(self, w: Writer, a: str, b: str, total: str) -> str:
         kind = self.totals
         if self.dot:
-            wide = f"<{BYTES_AT_ONCE * self.lanes} x i8>"
+            fours = f"<{BYTES_AT_ONCE * self.lanes} x i8>"
             factors = (b, a) if self.swapped else (a, b)
-            a, b = (w(f"bitcast {kind} {x} to {wide}") for x in factors)
+            a, b = (w(f"bitcast {kind} {x} to {fours}") for x in factors)
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
-            return w.call(kind, name, (kind, total), (wide, a), (wide, b))
+            return w.call(kind, name, (kind, total), (fours, a), (fours, b))
         for byte in range(BYTES_AT_ONCE):
-            x, y = (self._byte(w, cells, byte) for cells in (a, b))
-            total = w(f"add {kind} {total}, {w(f'mul {kind} {x}, {y}')}")
+            x, y = (part_of(w, cells, 8, byte) for cells in (a, b))
+            total = (wide(w, "i32", total) + x * y).name
         return total
 
-    def _byte(self, w: Writer, cells: str, which: int) -> str:
-        kind = self.totals
-        high = w(f"shl {kind} {cells}, splat (i32 {24 - 8 * which})") if which < 3 else cells
-        return w(f"ashr {kind} {high}, splat (i32 24)")
+
+def part_of(w: Writer, cells: str, bits: int, place: int) -> Vector:
+    """One of the signed integers of so many bits that share a lane of 32."""
+    words, above = wide(w, "i32", cells), 32 - bits * (place + 1)
+    return (words << above if above else words) >> (32 - bits)
 
 
 @dataclass(frozen=True)
@@ -344,13 +346,9 @@ class TileCode(Code):
         return self._loop(t, rows, totals, (steps, t.add(steps, odd)), half=True)
 
     def _loop(
-        self,
-        t: Writer,
-        rows: Sequence[str],
-        totals: list[str],
-        span: tuple[str, str],
+        self, t: Writer, rows: Sequence[str], totals: list[str], span: tuple[str, str],
         half: bool = False,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         carried = [(self.numbers.totals, x) for x in totals]
         with t.loop(*span, carried=carried) as loop:
             if not half:
@@ -378,7 +376,6 @@ class TileCode(Code):
         return after
 
     def _columns(self, t: Writer, step: str) -> list[str]:
-        """The vectors of a row of B."""
         numbers, stride = self.numbers, inside(self.b_row, "%b_row")
         row = t.offset("%b", numbers.cell, t.mul(step, stride))
         places = (t.offset(row, numbers.cells, j) for j in range(self.tile.vectors))
@@ -508,13 +505,9 @@ class DotCode(Code):
         return summed((end, k, 1), lambda at: numbers.load_first(t, at))
 
     def _loop(
-        self,
-        t: Writer,
-        streams: tuple[Sequence[str], Sequence[str]],
-        totals: list[str],
-        span: tuple[str, str, int],
-        load: Callable[[str], str],
-    ) -> list[str]:
+        self, t: Writer, streams: tuple[Sequence[str], Sequence[str]], totals: list[str],
+        span: tuple[str, str, int], load: Callable[[str], str],
+    ) -> list[str]:  # fmt: skip
         carried, (rows, columns) = [(self.numbers.totals, x) for x in totals], streams
         with t.loop(*span, carried=carried) as loop:
             totals = list(loop.carried)
