@@ -10,7 +10,7 @@ import torch
 
 from torchair.codegen.cpu.jit import Library, host, run_kernel
 from torchair.codegen.cpu.matmul.kernel import B, choose, matmul, product
-from torchair.codegen.cpu.matmul.pack import pack
+from torchair.codegen.cpu.matmul.pack import PackPanels
 from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import MatMul, Product, stored
 from torchair.codegen.target import Generated, Kernel
@@ -243,8 +243,8 @@ def test_store_gets_every_result_once(m):
 def test_pack_layout(bits, dtype):
     machine = MACHINES[bits]
     weight = torch.arange(1, 1 + 70 * 5).view(70, 5).remainder(97).to(TYPES[dtype])
-    panels = pack(weight, machine, True)
-    assert torch.equal(panels, pack(weight.t().contiguous(), machine, False))
+    panels = PackPanels(machine, True)(weight)
+    assert torch.equal(panels, PackPanels(machine, False)(weight.t().contiguous()))
     assert panels.data_ptr() % 64 == 0
     pair = 2 if dtype == "bf16" and machine.dot_bf16 else 1
     width = panels.shape[2] // pair

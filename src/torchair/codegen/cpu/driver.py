@@ -320,7 +320,6 @@ def _loaded_pools() -> list[str]:
 HITS = 0
 """Word of a table that counts the calls that passed the test."""
 
-_HEAD = 10  # words: hits, records, samples, length, where an object has its tensor, functions
 _RECORD = 5  # words: position, object, implementation, address, version
 _SAMPLE = 2  # words: address, content
 
@@ -448,9 +447,10 @@ def _test(library: Library) -> Any:
 @cache
 def test_address(library: Library) -> int:
     """Where the test is: a function of a list or tuple and a table."""
-    counts = {"RECORDWORDS": str(_RECORD), "HEADWORDS": str(_HEAD), "SAMPLEWORDS": str(_SAMPLE)}
+    counts = {"RECORD": _RECORD, "HEAD": HITS + 1 + len(_WORDS), "SAMPLE": _SAMPLE}
+    words = {f"{name}WORDS": str(count) for name, count in counts.items()}
     head = table_words(_WORDS, _NUMBERS, HITS + 1)
-    text = filled(_TEST_TEXT, **counts, **{"WORDS\n": head})
+    text = filled(_TEST_TEXT, **words, **{"WORDS\n": head})
     return library.address(Kernel.of("same", written_out(text), ()))
 
 

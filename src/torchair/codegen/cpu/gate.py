@@ -34,9 +34,7 @@ HEAD = (
 """Words of the whole gate."""
 _NUMBERS = frozenset(HEAD[:5]) | {"inside", "keys.at", "mask", "threads", "fault.count", "long"}
 
-RECORD = (
-    "position", "kind", "object", "class", "keys", "type", "index", "rank", "dims", "target"
-)  # fmt: skip
+RECORD = ("position", "kind", "object", "class", "keys", "type", "index", "rank", "dims", "target")
 """Words for each argument that is looked at."""
 
 ENTRY = ("home", "key", "object", "implementation", "address")

@@ -188,7 +188,7 @@ class CrossPrinter:
             share_units(self.unit, [*around, full[0], "1"], lambda p: self._vector(p, "0", full[1]))
         if full[0] != across:
             left = w.sub(across, full[0])
-            vectors = w.div(w.add(along, str(self.lanes - 1)), lanes)
+            vectors = w.div(w.add(along, self.lanes - 1), lanes)
             share_units(
                 self.unit, [*around, left, vectors], lambda p: self._vector(p, full[0], "0")
             )
@@ -198,22 +198,22 @@ class CrossPrinter:
         w = self.w
         index = dict(zip(self.others, positions, strict=False))
         index[self.axis] = w.add(across, positions[-2])
-        first = w.add(along, w.mul(positions[-1], str(self.lanes)))
+        first = w.add(along, w.mul(positions[-1], self.lanes))
         mask = lanes_below(w, w.sub(self.sizes[self.last], first))
         self.unit.unit(index, (first, ""), [Slot(0, mask)])
 
     def _square(self, positions: list[str]) -> None:
         w, point = self.w, self.unit.point
         index = dict(zip(self.others, positions, strict=False))
-        start = w.mul(positions[-2], str(self.lanes))
-        first = w.mul(positions[-1], str(self.lanes))
+        start = w.mul(positions[-2], self.lanes)
+        first = w.mul(positions[-1], self.lanes)
         with point.scope():
             point.index |= {**index, self.axis: start, self.last: first}
             for x, square in self.squares:
                 self._turn(x.data, square)
-        with w.loop("0", str(self.lanes)) as loop:
+        with w.loop("0", self.lanes) as loop:
             index[self.axis] = w.add(start, loop.index)
-            row = w.mul(loop.index, str(self.lanes))
+            row = w.mul(loop.index, self.lanes)
             kept = {id(x): self._reader(x, square, row) for x, square in self.squares}
             self.unit.unit(index, (first, ""), [Slot()], kept)
 
@@ -227,7 +227,7 @@ class CrossPrinter:
             rows.append(w(f"load {t}, ptr {pointer}, align {BYTES[place.dtype]}"))
             pointer = w.offset(pointer, element, stride)
         for k, column in enumerate(turned(w, rows, element)):
-            to = w.offset(square, element, str(k * self.lanes))
+            to = w.offset(square, element, k * self.lanes)
             w.do(f"store {t} {column}, ptr {to}, align {BYTES[place.dtype]}")
 
     def _reader(self, x: Expr, square: str, row: str) -> Callable[[int], str]:
@@ -345,11 +345,11 @@ class _Printer:
         if block is None:
             self._units(self.outer_sizes, lambda p: self._unit(p, ("0", size)))
             return
-        blocks = w.div(w.add(size, str(block - 1)), str(block))
+        blocks = w.div(w.add(size, block - 1), block)
 
         def body(positions: list[str]) -> None:
-            low = w.mul(positions[-1], str(block))
-            self._unit(positions, (low, w.least(w.add(low, str(block)), size)))
+            low = w.mul(positions[-1], block)
+            self._unit(positions, (low, w.least(w.add(low, block), size)))
 
         self._units([*self.outer_sizes, blocks], body)
 
@@ -370,22 +370,22 @@ class _Printer:
         step = self.plan.slots * lanes
         slots = [Slot(k * lanes) for k in range(self.plan.slots)]
         size = w.size(self.size)
-        full = w.div(size, str(step))
+        full = w.div(size, step)
         if full != "0":
             self._units(
                 [*self.outer_sizes, full],
-                lambda p: self._unit(p[:-1], (w.mul(p[-1], str(step)), size), slots),
+                lambda p: self._unit(p[:-1], (w.mul(p[-1], step), size), slots),
             )
         if isinstance(self.size, int):
             left, start = static_slots(self.size % step, lanes), str(self.size // step * step)
             if left:
                 self._units(self.outer_sizes, lambda p: self._unit(p, (start, size), left))
             return
-        start = w.mul(full, str(step))
-        count = w.div(w.add(w.sub(size, start), str(lanes - 1)), str(lanes))
+        start = w.mul(full, step)
+        count = w.div(w.add(w.sub(size, start), lanes - 1), str(lanes))
 
         def rest(positions: list[str]) -> None:
-            first = w.add(start, w.mul(positions[-1], str(lanes)))
+            first = w.add(start, w.mul(positions[-1], lanes))
             mask = lanes_below(w, w.sub(size, first))
             self._unit(positions[:-1], (first, size), [Slot(0, mask)])
 

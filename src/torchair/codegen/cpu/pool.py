@@ -46,11 +46,11 @@ def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
     total = w.mul(w.mul(w.size(spec.batch), w.mul(high, wide)), blocks)
     low, last = w.share(total)
     with w.loop(low, last) as unit:
-        pixel, first = w.div(unit.index, blocks), w.mul(w.rem(unit.index, blocks), str(size))
+        pixel, first = w.div(unit.index, blocks), w.mul(w.rem(unit.index, blocks), size)
         line, column = w.div(pixel, wide), w.rem(pixel, wide)
         n, row = w.div(line, high), w.rem(line, high)
         window = _Window(w, spec, row, column)
-        end = w.least(w.add(first, str(size)), channels)
+        end = w.least(w.add(first, size), channels)
         whole = w(f"icmp eq i64 {w.sub(end, first)}, {size}")
         with w.when(whole):
             window.reduce(n, first, w.lanes, vectors)
@@ -91,10 +91,10 @@ def _whole_columns(w: KernelWriter, spec: Pool, wide: str) -> tuple[str, str]:
         return "0", "0"
     first = w.least(str(-(-left // step)), wide)
     reach = (spec.kernel[1] - 1) * spec.dilation[1] + step * lanes - left
-    room = w.sub(w.sub(w.size(spec.width), str(reach)), w.mul(first, str(step)))
+    room = w.sub(w.sub(w.size(spec.width), reach), w.mul(first, step))
     room = w.most(w.add(room, step * lanes), 0)
-    count = w.least(w.div(room, str(step * lanes)), w.div(w.sub(wide, first), str(lanes)))
-    return first, w.add(first, w.mul(count, str(lanes)))
+    count = w.least(w.div(room, step * lanes), w.div(w.sub(wide, first), lanes))
+    return first, w.add(first, w.mul(count, lanes))
 
 
 class _Window:
@@ -110,14 +110,14 @@ class _Window:
     def span(self, axis: int, at: str, size: Size, before: int, after: int) -> dict[str, str]:
         """Along one axis: the input at the first tap, the taps inside, and how many count."""
         w, step, taps = self.w, self.spec.dilation[axis], self.spec.kernel[axis]
-        start = w.sub(w.mul(at, str(self.spec.stride[axis])), str(before))
+        start = w.sub(w.mul(at, self.spec.stride[axis]), before)
         extent = w.size(size)
         first, last = (
             w.least(w.ceil(w.most(n, 0), step), taps)
             for n in (w.sub("0", start), w.sub(extent, start))
         )
-        padded = w.sub(w.add(extent, str(after)), start)
-        return {"start": start, "first": first, "last": last, "all": w.least(padded, str(taps))}
+        padded = w.sub(w.add(extent, after), start)
+        return {"start": start, "first": first, "last": last, "all": w.least(padded, taps)}
 
     def reduce(self, n: str, channel: str, lanes: int, vectors: int) -> None:
         """Pool `vectors` vectors from this channel on, and write them."""
@@ -128,11 +128,11 @@ class _Window:
         empty = "zeroinitializer" if spec.kind == "avg" else "splat (float 0xFFF0000000000000)"
         sums = [(kind, empty)] * vectors
         with w.loop(self.rows["first"], self.rows["last"], carried=sums) as row:
-            high = w.add(self.rows["start"], w.mul(row.index, str(spec.dilation[0])))
+            high = w.add(self.rows["start"], w.mul(row.index, spec.dilation[0]))
             line = w.add(base, w.mul(high, row_step))
             inner = [(kind, value) for value in row.carried]
             with w.loop(self.columns["first"], self.columns["last"], carried=inner) as column:
-                wide = w.add(self.columns["start"], w.mul(column.index, str(spec.dilation[1])))
+                wide = w.add(self.columns["start"], w.mul(column.index, spec.dilation[1]))
                 at = w.add(line, w.mul(wide, column_step))
                 place = w.offset(w.pointer(0), STORAGE[spec.dtype], at)
                 column.next = [
@@ -141,13 +141,13 @@ class _Window:
                 ]
             row.next = column.results
         for j, value in enumerate(row.results):
-            self.write(n, w.add(channel, str(j * lanes)), self.finish(value, lanes), lanes)
+            self.write(n, w.add(channel, j * lanes), self.finish(value, lanes), lanes)
 
     def load(self, place: str, at: int, lanes: int) -> str:
         """A vector of float32; along the columns, of those that are a stride apart."""
         w, spec = self.w, self.spec
         element, step = STORAGE[spec.dtype], spec.stride[1] if self.across and lanes > 1 else 1
-        place = w.offset(place, element, str(at))
+        place = w.offset(place, element, at)
         wide = f"<{lanes * step} x {element}>"
         value = w(f"load {wide}, ptr {place}, align {BYTES[spec.dtype]}")
         if step > 1:

@@ -264,9 +264,7 @@ def _erfinv(x: Vector) -> Vector:
     return y.signed(x)
 
 
-_IN_FLOATS = (
-    exp, expm1, log, tanh, erf, sin, cos,
-)  # fmt: skip
+_IN_FLOATS = (exp, expm1, log, tanh, erf, sin, cos)
 _IN_DOUBLES = (
     wide.log2, wide.log10, wide.log1p, wide.erfc, wide.tan, wide.atan, wide.asin, wide.acos,
     wide.sinh, wide.cosh, wide.asinh, wide.acosh, wide.atanh,

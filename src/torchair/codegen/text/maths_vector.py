@@ -210,7 +210,7 @@ def by_lane(function: str, *args: Vector) -> Vector:
     for place, arg in zip(places, args, strict=True):
         wide = arg.to("double")
         w.do(f"store {wide.type} {wide.name}, ptr {place}, align 8")
-    with w.loop("0", str(lanes)) as loop:
+    with w.loop("0", lanes) as loop:
         slots = [w.offset(place, "double", loop.index) for place in places]
         values = [("double", w(f"load double, ptr {slot}")) for slot in slots]
         w.do(f"store double {w.call('double', function, *values)}, ptr {slots[0]}")

@@ -279,21 +279,13 @@ _INTEGER = {"sum": "add", "prod": "mul", "any": "or", "all": "and"}
 
 def identity(kind: str, dtype: Element, lanes: int) -> str:
     """What a reduction over nothing gives."""
-    if kind in ("max", "min"):
-        return literal(_lowest(dtype) if kind == "max" else _highest(dtype), dtype, lanes)
-    return literal({"sum": 0, "prod": 1, "any": 0, "all": 1}[kind], dtype, lanes)
-
-
-def _lowest(dtype: Element) -> float | int:
+    if kind not in ("max", "min"):
+        return literal({"sum": 0, "prod": 1, "any": 0, "all": 1}[kind], dtype, lanes)
     if is_float(dtype):
-        return float("-inf")
-    return 0 if dtype in UNSIGNED else -(1 << (BITS[dtype] - 1))
-
-
-def _highest(dtype: Element) -> float | int:
-    if is_float(dtype):
-        return float("inf")
-    return (1 << (BITS[dtype] - (dtype not in UNSIGNED))) - 1
+        return literal(-INFINITY if kind == "max" else INFINITY, dtype, lanes)
+    numbers = 1 << BITS[dtype]
+    lowest = 0 if dtype in UNSIGNED else -numbers // 2
+    return literal(lowest if kind == "max" else lowest + numbers - 1, dtype, lanes)
 
 
 def combine(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) -> str:

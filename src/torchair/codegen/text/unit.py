@@ -44,7 +44,8 @@ class UnitWriter:
         self.point = Point(
             w, plan.vector_axis, plan.varies, axis_level=plan.axis_level, level=plan.level
         )
-        self.rows = {id(x): self._new_row(x) for phase in plan.phases for x in phase.saved}
+        saved = [x for phase in plan.phases for x in phase.saved]
+        self.rows = {id(x): w.scratch(row_elements(plan, w.lanes) * BYTES[x.dtype]) for x in saved}
         self.row_strides = self._row_strides() if self.rows else {}
 
     def thread(self) -> None:
@@ -155,7 +156,7 @@ class UnitWriter:
 
         def round_(index: str, sums: Sums) -> Sums:
             sums = body(index, sums)
-            place = w(f"and i64 {w.add(index, str(step))}, {phase.blocks[axis] * step - 1}")
+            place = w(f"and i64 {w.add(index, step)}, {phase.blocks[axis] * step - 1}")
             return totals.flush(sums, w(f"icmp eq i64 {place}, 0"))
 
         return round_
@@ -183,7 +184,7 @@ class UnitWriter:
             def body(index: str, sums: Sums) -> Sums:
                 for k in range(count):
                     with self.point.scope():
-                        self.point.index[axis] = self.w.add(index, str(k))
+                        self.point.index[axis] = self.w.add(index, k)
                         self._level(phase, self.plan.depth)
                         sums = self._accumulated(phase, sums, k)
                 return sums
@@ -191,15 +192,17 @@ class UnitWriter:
             return body
 
         w, many = self.w, phase.unroll
-        end = w.mul(w.div(size, str(many)), str(many))
+        end = w.mul(w.div(size, many), many)
         blocks = self._in_blocks(phase, axis, rounds(many))
         sums = self._loop(phase, "0", end, many, sums, blocks)
         return sums if end == size else self._loop(phase, end, size, 1, sums, rounds(1))
 
     def _loop(self, phase: Phase, start: str, stop: str, step: int, sums: Sums, body: Body) -> Sums:
         """A loop that carries sums."""
-        kinds = [self._sum_type(r) for r in phase.reductions]
-        carried = [(t, s) for t, mine in zip(kinds, sums, strict=True) for s in mine]
+        carried = []
+        for r, mine in zip(phase.reductions, sums, strict=True):
+            kind = register(r.dtype, self.lanes if self._is_vector(r) else 0)
+            carried += [(kind, s) for s in mine]
         with self.w.loop(start, stop, step, carried) as loop, self.point.scope():
             inside = _like(loop.carried, sums)
             loop.next = [s for mine in body(loop.index, inside) for s in mine]
@@ -215,7 +218,8 @@ class UnitWriter:
             mask = lanes_below(w, w.sub(stop, index))
             return self._vectors(phase, index, [Slot(0, mask)], sums)
 
-        w, whole = self.w, self._whole_vectors()
+        w, size = self.w, self.plan.nest.axes[-1]
+        whole = isinstance(size, int) and size % self.lanes == 0
         length = w.sub(stop, start)
         # Where a round is long, single vectors are masked like the rest, to have less code.
         counts = [phase.unroll, 1] if whole or phase.unroll >= 4 else [phase.unroll]
@@ -239,10 +243,6 @@ class UnitWriter:
         most = count == phase.unroll
         return self._in_blocks(phase, self.vector_axis, body) if most else body
 
-    def _whole_vectors(self) -> bool:
-        size = self.plan.nest.axes[-1]
-        return isinstance(size, int) and size % self.lanes == 0
-
     def _static_vectors(self, phase: Phase, start: int, stop: int, sums: Sums) -> Sums:
         """The same when the size is known: no more than one loop, the rest written out."""
         many = phase.unroll * self.lanes
@@ -265,9 +265,6 @@ class UnitWriter:
 
     def _is_vector(self, r: Expr) -> bool:
         return self.reduces_vectors or id(r) in self.plan.varies
-
-    def _sum_type(self, r: Expr) -> str:
-        return register(r.dtype, self.lanes if self._is_vector(r) else 0)
 
     def _start(self, phase: Phase) -> Sums:
         """The accumulators before a phase."""
@@ -345,9 +342,6 @@ class UnitWriter:
                 step *= -(-n // self.lanes) * self.lanes if a == self.vector_axis else n
         return strides
 
-    def _new_row(self, x: Expr) -> str:
-        return self.w.scratch(row_elements(self.plan, self.lanes) * BYTES[x.dtype])
-
     def _row_place(self, x: Expr, slot: int) -> str:
         w, shift = self.w, str(self.point.slots[slot].shift)
         key = ("row", id(x))
@@ -355,7 +349,7 @@ class UnitWriter:
         if first is None:
             distance = "0"
             for a, stride in self.row_strides.items():
-                distance = w.add(distance, w.mul(self.point.index[a], str(stride)))
+                distance = w.add(distance, w.mul(self.point.index[a], stride))
             first = w.offset(self.rows[id(x)], memory_element(x.dtype), distance)
             self.point.keep(key, first)
         return w.offset(first, memory_element(x.dtype), shift)

@@ -70,7 +70,7 @@ class Decode(AttentionText):
         self.limit = limit
         self._begin()
         with w.loop("0", limit, _KEYS) as loop:
-            end = w.least(w.add(loop.index, str(_KEYS)), limit)
+            end = w.least(w.add(loop.index, _KEYS), limit)
             with w.loop(loop.index, end, w.lanes, [("i64", "0")]) as block:
                 block.next = [self._block(block.index, block.carried[0])]
             self.blocks = block.results[0]
@@ -83,7 +83,7 @@ class Decode(AttentionText):
 
     def _begin(self) -> None:
         """Begin without any keys; the sums of the weights follow the outputs in memory."""
-        self._clear("outputs", str(self.areas.end("total") - self.areas.start("outputs")))
+        self._clear("outputs", self.areas.between("outputs", "total"))
         self.w.do(f"store <{FEW_ROWS} x float> {parts.LOWEST}, ptr {self._area('top')}, align 64")
 
     def _seen_at(self, block: str) -> str:
@@ -91,11 +91,11 @@ class Decode(AttentionText):
 
     def _block_at(self, area: str, row: str, block: str) -> str:
         """The address of what is kept of a block of keys for one row."""
-        way = self.w.add(self.w.mul(row, str(_KEYS)), self.w.mul(block, str(self.w.lanes)))
+        way = self.w.add(self.w.mul(row, _KEYS), self.w.mul(block, self.w.lanes))
         return self.w.offset(self._area(area), "float", way)
 
     def _output_at(self, row: str) -> str:
-        return self.w.offset(self._area("outputs"), "float", self.w.mul(row, str(self.wide)))
+        return self.w.offset(self._area("outputs"), "float", self.w.mul(row, self.wide))
 
     # ---- scores ----
 
@@ -139,7 +139,7 @@ class Decode(AttentionText):
         at, row, dtype = self._head_at(1, strides, start), self._bytes(strides[2]), self.spec.dtype
         existing = w.sub(self.limit, start)
         if strides[3] != "1":
-            count = w.least(existing, str(w.lanes))
+            count = w.least(existing, w.lanes)
             self._copy(at, row, strides[3], (count, self.spec.width), self._area("keys"))
             row, dtype = str(round_up(self.spec.width, w.lanes) * 4), "f32"
             at = self._area("keys")
@@ -148,10 +148,10 @@ class Decode(AttentionText):
             query = self._row_at(0, self.sizes.q, w.add(self.first, rows.index))
             queries = self._query(query)
             to = self._block_at("scores", rows.index, number)
-            with w.loop("0", str(w.lanes), 4) as loop:
+            with w.loop("0", w.lanes, 4) as loop:
                 keys = []
                 for j in range(4):
-                    key = w.least(w.add(loop.index, str(j)), last)
+                    key = w.least(w.add(loop.index, j), last)
                     keys.append(w.offset(at, "i8", w.mul(key, row)))
                 four = parts.four_sums(w, self._four(queries, query, keys, dtype))
                 w.do(f"store <4 x float> {four}, ptr {w.offset(to, 'float', loop.index)}, align 16")
@@ -183,7 +183,7 @@ class Decode(AttentionText):
             for part, c in zip(queries, range(0, width, step), strict=True):
                 totals = self._add_part(totals, part, keys, str(c), min(width - c, step), dtype)
             return totals
-        with w.loop("0", str(whole), step, [(self.vt, x) for x in totals]) as loop:
+        with w.loop("0", whole, step, [(self.vt, x) for x in totals]) as loop:
             part = self._part(query, loop.index, step)
             loop.next = self._add_part(loop.carried, part, keys, loop.index, step, dtype)
         if whole == width:
@@ -196,7 +196,7 @@ class Decode(AttentionText):
     ) -> list[str]:
         w, sums = self.w, []
         for total, key in zip(totals, keys, strict=True):
-            at = w.offset(key, "i8", w.mul(first, str(BYTES[dtype])))
+            at = w.offset(key, "i8", w.mul(first, BYTES[dtype]))
             value = parts.read(w, dtype, at, "1", valid, self._step)
             if self.dots:
                 sums.append(parts.dot_pairs(w, part, value, total))
@@ -290,14 +290,14 @@ class Decode(AttentionText):
     ) -> None:
         """Add weights times values to these columns of one output row."""
         w, (base, row, dtype) = self.w, values
-        places = [w.offset(to, "float", str(c)) for c in columns]
+        places = [w.offset(to, "float", c) for c in columns]
         carried = [(self.vt, parts.load(w, at)) for at in places]
         with w.loop("0", count, 1, carried) as loop:
             weight = w(f"load float, ptr {w.offset(weights, 'float', loop.index)}")
             weight = w.splat("float", weight)
             source = w.offset(base, "i8", w.mul(loop.index, row))
             for c, total in zip(columns, loop.carried, strict=True):
-                at = w.offset(source, "i8", str(c * BYTES[dtype]))
+                at = w.offset(source, "i8", c * BYTES[dtype])
                 value = parts.read(w, dtype, at, "1", self.spec.value_width - c)
                 loop.next.append(w.fused(weight, parts.widen(w, dtype, value), total))
         for at, value in zip(places, loop.results, strict=True):

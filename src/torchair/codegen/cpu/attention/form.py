@@ -11,7 +11,7 @@ from torchair.codegen.cpu.attention import parts
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import AS_EVER, Way
-from torchair.codegen.text.writer import KernelWriter, Machine, Writer, f32
+from torchair.codegen.text.writer import Index, KernelWriter, Machine, Writer, f32
 
 FEW_ROWS = 8
 """Up to so many query rows of a key head, the decode form is the faster one."""
@@ -35,19 +35,15 @@ class Areas:
         first, self.bytes = self.bytes, self.bytes + round_up(bytes_, 64)
         self._places[name] = range(first, self.bytes)
 
-    def start(self, name: str) -> int:
-        """The first byte of an area."""
-        return self._places[name].start
-
-    def end(self, name: str) -> int:
-        """The byte behind an area."""
-        return self._places[name].stop
+    def between(self, first: str, last: str) -> int:
+        """The bytes from the beginning of an area to the end of another."""
+        return self._places[last].stop - self._places[first].start
 
     def at(self, w: KernelWriter, name: str, per_thread: int) -> str:
         """The address of an area of this thread."""
         base = w.entry(f"mul i64 %tid, {per_thread}")
         base = w.entry(f"getelementptr i8, ptr {w.pointer(6)}, i64 {base}")
-        return w.offset(base, "i8", str(self.start(name)))
+        return w.offset(base, "i8", self._places[name].start)
 
 
 def round_up(n: int, unit: int) -> int:
@@ -210,7 +206,7 @@ class AttentionText:
     def _area(self, name: str) -> str:
         return self.areas.at(self.w, name, self._per_thread)
 
-    def _clear(self, name: str, bytes_: str) -> None:
+    def _clear(self, name: str, bytes_: Index) -> None:
         self.w.clear(self._area(name), bytes_)
 
     def _row(self, strides: tuple[str, ...], row: str) -> str:
@@ -221,7 +217,7 @@ class AttentionText:
         return w.add(way, w.mul(w.div(row, group), strides[2]))
 
     def _row_at(self, word: int, strides: tuple[str, ...], row: str) -> str:
-        way = self.w.mul(self._row(strides, row), str(BYTES[self.spec.dtype]))
+        way = self.w.mul(self._row(strides, row), BYTES[self.spec.dtype])
         return self.w.offset(self.w.pointer(word), "i8", way)
 
     def _head_at(self, word: int, strides: tuple[str, ...], position: str) -> str:
@@ -229,10 +225,10 @@ class AttentionText:
         w = self.w
         way = w.add(w.mul(self.batch, strides[0]), w.mul(self.head, strides[1]))
         way = w.add(way, w.mul(position, strides[2]))
-        return w.offset(w.pointer(word), "i8", w.mul(way, str(BYTES[self.spec.dtype])))
+        return w.offset(w.pointer(word), "i8", w.mul(way, BYTES[self.spec.dtype]))
 
     def _bytes(self, elements: str) -> str:
-        return self.w.mul(elements, str(BYTES[self.spec.dtype]))
+        return self.w.mul(elements, BYTES[self.spec.dtype])
 
     def _copy(self, at: str, row: str, stride: str, shape: tuple[str, int], to: str) -> None:
         """Widen rows of keys or values, to rows of whole vectors."""
@@ -241,7 +237,7 @@ class AttentionText:
         to_row = -(-width // w.lanes) * w.lanes
         with w.loop("0", count) as loop:
             source = w.offset(at, "i8", w.mul(loop.index, row))
-            place = w.offset(to, "float", w.mul(loop.index, str(to_row)))
+            place = w.offset(to, "float", w.mul(loop.index, to_row))
 
             def copy(c: str, valid: int) -> None:
                 part = w.offset(source, "i8", self._bytes(w.mul(c, stride)))

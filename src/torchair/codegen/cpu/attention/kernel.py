@@ -52,7 +52,7 @@ class Prefill(AttentionText):
         multiplier(w, self.plan)
         parts.transposer(w)
         with self._items(w.ceil(s.rows, block), w.mul(s.batch, s.kv_heads)) as (number, pair):
-            self.first = w.mul(number, str(block))
+            self.first = w.mul(number, block)
             self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
             self._item()
 
@@ -73,13 +73,13 @@ class Prefill(AttentionText):
         w, s, block = self.w, self.sizes, self.plan.block
         self._remember_rows()
         self._pack_queries()
-        self._clear("total", str(self.areas.end("outputs") - self.areas.start("total")))
+        self._clear("total", self.areas.between("total", "outputs"))
         for first in range(0, block, w.lanes):
-            at = w.offset(self._area("top"), "float", str(first))
+            at = w.offset(self._area("top"), "float", first)
             parts.store(w, parts.LOWEST, at)
         self.limit = s.span
         if self.spec.causal:
-            last = w.sub(w.least(w.add(self.first, str(block)), s.rows), "1")
+            last = w.sub(w.least(w.add(self.first, block), s.rows), "1")
             self.limit = w.least(s.span, w.add(w.div(last, s.group), "1"))
         with w.loop("0", self.limit, self.plan.keys) as loop:
             self._key_block(loop.index)
@@ -89,12 +89,12 @@ class Prefill(AttentionText):
 
     def _vector(self, name: str, row: str) -> str:
         """The address of a row of the current group of queries, one vector, in an area."""
-        way = self.w.add(self.w.mul(row, str(self.plan.block)), self.group)
+        way = self.w.add(self.w.mul(row, self.plan.block), self.group)
         return self.w.offset(self._area(name), "float", way)
 
     def _block(self, name: str, row: str) -> str:
         """The address of a row of all queries of the block in an area."""
-        way = self.w.mul(row, str(self.plan.block))
+        way = self.w.mul(row, self.plan.block)
         return self.w.offset(self._area(name), "float", way)
 
     def _load(self, name: str, row: str) -> str:
@@ -116,7 +116,7 @@ class Prefill(AttentionText):
             self.mask_row = self._row(self.sizes.mask, "0")
         if not (masks or spec.causal):
             return
-        with w.loop("0", str(self.plan.block)) as loop:
+        with w.loop("0", self.plan.block) as loop:
             row = self._existing(loop.index)
             if masks:
                 at = w.offset(self._area("mask rows"), "i64", loop.index)
@@ -132,12 +132,12 @@ class Prefill(AttentionText):
     def _pack_queries(self) -> None:
         """Transpose the queries of the block: a row for each feature, or pair of features."""
         w = self.w
-        with w.loop("0", str(self.plan.block), w.lanes) as group:
+        with w.loop("0", self.plan.block, w.lanes) as group:
             self.group = group.index
-            with w.loop("0", str(w.lanes)) as loop:
+            with w.loop("0", w.lanes) as loop:
                 row = self._existing(w.add(group.index, loop.index))
                 at = self._row_at(0, self.sizes.q, row)
-                self._stage_query(at, w.mul(loop.index, str(self.stage_row)))
+                self._stage_query(at, w.mul(loop.index, self.stage_row))
             self._transpose_stage("queries", str(self.deep))
 
     def _transpose_stage(self, name: str, columns: str) -> None:
@@ -152,7 +152,7 @@ class Prefill(AttentionText):
         to = w.offset(self._area("stage"), "float", place)
 
         def stage(c: str, valid: int) -> None:
-            part = w.offset(at, "i8", w.mul(w.mul(c, stride), str(BYTES[dtype] * each)))
+            part = w.offset(at, "i8", w.mul(w.mul(c, stride), BYTES[dtype] * each))
             value = parts.read(w, dtype, part, stride, valid * each, w.lanes * each)
             if self.plan.pairs:
                 value = w(f"bitcast <{w.lanes * 2} x i16> {value} to {self.vt}")
@@ -181,12 +181,12 @@ class Prefill(AttentionText):
         if self.spec.one_mask_row:
             seen = self._mask_row(self.mask_row, start, count, self._area("mask"), None)
             return parts.any_lane(w, seen)
-        with w.loop("0", str(self.plan.block), lanes, [(w.vector("i1"), _NONE)]) as group:
+        with w.loop("0", self.plan.block, lanes, [(w.vector("i1"), _NONE)]) as group:
             self.group = group.index
-            with w.loop("0", str(lanes), 1, [(w.vector("i1"), group.carried[0])]) as loop:
+            with w.loop("0", lanes, 1, [(w.vector("i1"), group.carried[0])]) as loop:
                 number = w.add(group.index, loop.index)
                 row = w(f"load i64, ptr {w.offset(self._area('mask rows'), 'i64', number)}")
-                to = w.mul(loop.index, str(self.stage_row))
+                to = w.mul(loop.index, self.stage_row)
                 to = w.offset(self._area("stage"), "float", to)
                 loop.next = [self._mask_row(row, start, count, to, loop.carried[0])]
             group.next = loop.results
@@ -219,7 +219,7 @@ class Prefill(AttentionText):
             area = self._area("keys")
             self._copy(at, row, strides[3], (count, self.spec.width), area)
             at, row, step = area, str(self.deep * 4), "4"
-        self._clear("scores", w.mul(w.add(count, str(self.plan.rows)), str(self.plan.block * 4)))
+        self._clear("scores", w.mul(w.add(count, self.plan.rows), self.plan.block * 4))
         with w.loop("0", count, self.plan.rows) as loop:
             a = w.offset(at, "i8", w.mul(loop.index, row))
             to, rows = self._block("scores", loop.index), w.sub(count, loop.index)
@@ -235,7 +235,7 @@ class Prefill(AttentionText):
     def _softmax(self, start: str, count: str) -> None:
         """Turn scores into weights; rescale what was summed up if a larger score came."""
         w = self.w
-        with w.loop("0", str(self.plan.block), w.lanes) as group:
+        with w.loop("0", self.plan.block, w.lanes) as group:
             self.group = group.index
             old = self._load("top", "0")
             top = self._finish_scores(start, count, old)
@@ -244,7 +244,7 @@ class Prefill(AttentionText):
             self._store(top, "top", "0")
             less = parts.weight(w, old, base, self.spec.adds)
             self._store(w.fused(self._load("total", "0"), less, total), "total", "0")
-            with w.loop("0", str(self.spec.value_width)) as loop:
+            with w.loop("0", self.spec.value_width) as loop:
                 value = self._load("outputs", loop.index)
                 value = w(f"fmul {self.vt} {value}, {less}")
                 self._store(value, "outputs", loop.index)
@@ -317,7 +317,7 @@ class Prefill(AttentionText):
             self._copy(at, step, strides[3], (count, width), self._area("values"))
         if self.plan.pairs or self.plan.copies:
             at, step, row = self._area("values"), str(self.wide * 4), "4"
-        with w.loop("0", str(width), self.plan.rows) as loop:
+        with w.loop("0", width, self.plan.rows) as loop:
             a = w.offset(at, "i8", w.mul(loop.index, row))
             to, rows = self._block("outputs", loop.index), w.sub(str(width), loop.index)
             self._add_product(a, row, step, weights, (steps, rows), to)
@@ -330,7 +330,7 @@ class Prefill(AttentionText):
             behind = w.add(loop.index, "1")
             exists = w(f"icmp slt i64 {behind}, {count}")
             two = w(f"select i1 {exists}, ptr {w.offset(one, 'i8', step)}, ptr {one}")
-            place = w.mul(w.div(loop.index, "2"), str(self.wide))
+            place = w.mul(w.div(loop.index, "2"), self.wide)
             to = w.offset(self._area("values"), "float", place)
             parts.over(w, self.spec.value_width, self._pair_up(one, two, exists, to))
 
@@ -353,7 +353,7 @@ class Prefill(AttentionText):
     def _finish(self) -> None:
         """Divide by the sums, transpose, narrow and store."""
         w, lanes = self.w, self.w.lanes
-        with w.loop("0", str(self.plan.block), lanes) as group:
+        with w.loop("0", self.plan.block, lanes) as group:
             self.group = group.index
             self._invert()
             places = self._vector("outputs", "0"), self.plan.block, self._area("stage")
@@ -372,7 +372,7 @@ class Prefill(AttentionText):
     def _write_row(self, staged: str, number: str) -> None:
         """Scale, narrow and store the output of one query."""
         w, row = self.w, self.w.add(self.first, number)
-        at = w.offset(self._area("stage"), "float", w.mul(staged, str(self.stage_row)))
+        at = w.offset(self._area("stage"), "float", w.mul(staged, self.stage_row))
         inverse = w(f"load float, ptr {w.offset(self._area('inverse'), 'float', number)}")
         self._write_output(row, at, w.splat("float", inverse))
         if self.spec.lse:

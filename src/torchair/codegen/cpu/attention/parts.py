@@ -98,7 +98,7 @@ def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
     """Write `body(first, valid)` for the vectors of a row, as a loop if they are many."""
     whole = width // w.lanes * w.lanes
     if whole > 2 * w.lanes:
-        with w.loop("0", str(whole), w.lanes) as loop:
+        with w.loop("0", whole, w.lanes) as loop:
             body(loop.index, w.lanes)
     else:
         for first in range(0, whole, w.lanes):
@@ -140,7 +140,7 @@ def read(
         return masked_load(w, kind, base, prefix_mask(n, valid), n, BYTES[dtype])
     value = "zeroinitializer"
     for j in range(min(valid, n)):
-        at = w.offset(base, kind, w.mul(stride, str(j)))
+        at = w.offset(base, kind, w.mul(stride, j))
         one = w(f"load {kind}, ptr {at}, align {BYTES[dtype]}")
         value = w(f"insertelement {vt} {value}, {kind} {one}, i64 {j}")
     return value
@@ -179,7 +179,7 @@ def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: 
     else:
         for j in range(min(valid, w.lanes)):
             one = w(f"extractelement {vt} {value}, i64 {j}")
-            at = w.offset(base, kind, w.mul(stride, str(j)))
+            at = w.offset(base, kind, w.mul(stride, j))
             w.do(f"store {kind} {one}, ptr {at}, align {BYTES[dtype]}")
 
 

@@ -60,10 +60,10 @@ class _Copy:
         w, plan = self.w, self.plan
         row_size = plan.strides[1]
         step = self.spec.dilation[0] if plan.sparse else 1
-        base = w.mul(channel, str(plan.strides[0])) if plan.planar else "0"
-        with w.loop("0", str(plan.window_rows)) as row:
-            high = w.add("%top", w.mul(row.index, str(step)))
-            to = w.offset("%to", self.element, w.add(base, w.mul(row.index, str(row_size))))
+        base = w.mul(channel, plan.strides[0]) if plan.planar else "0"
+        with w.loop("0", plan.window_rows) as row:
+            high = w.add("%top", w.mul(row.index, step))
+            to = w.offset("%to", self.element, w.add(base, w.mul(row.index, row_size)))
             above = w(f"icmp sge i64 {high}, 0")
             below = w(f"icmp slt i64 {high}, {w.size(self.spec.height)}")
             inside = w(f"and i1 {above}, {below}")
@@ -81,7 +81,7 @@ class _Copy:
         if plan.planar:
             start = w.add(start, w.mul(channel, w.size(x[1])))
         source = w.offset(w.pointer(0), self.source, start)
-        before, after = (w.mul(n, str(column_size)) for n in (self.first, self.last))
+        before, after = (w.mul(n, column_size) for n in (self.first, self.last))
         self.zero(to, before)
         self.pixels(source, w.offset(to, self.element, before))
         self.zero(w.offset(to, self.element, after), w.sub(str(row_size), after))
@@ -93,17 +93,17 @@ class _Copy:
         if plan.planar:
             self.run(source, 1, to, "1", count)
         elif x[1] == 1 and x[3] == channels == plan.pitch:
-            self.run(source, 1, to, "1", w.mul(count, str(channels)))
+            self.run(source, 1, to, "1", w.mul(count, channels))
         elif x[1] == 1:
             with w.loop("0", count) as column:
-                target = w.offset(to, self.element, w.mul(column.index, str(plan.pitch)))
+                target = w.offset(to, self.element, w.mul(column.index, plan.pitch))
                 offset = w.mul(column.index, w.size(x[3]))
                 self.run(w.offset(source, self.source, offset), 1, target, "1", str(channels))
                 if plan.kind == "dot":
-                    self.zero(w.offset(target, self.element, str(channels)), str(channels % 2))
+                    self.zero(w.offset(target, self.element, channels), str(channels % 2))
         else:
-            self.zero(to, w.mul(count, str(plan.pitch)) if channels % 2 else "0")
-            with w.loop("0", str(channels)) as channel:
+            self.zero(to, w.mul(count, plan.pitch) if channels % 2 else "0")
+            with w.loop("0", channels) as channel:
                 target = w.offset(to, self.element, channel.index)
                 offset = w.mul(channel.index, w.size(x[1]))
                 source_of = w.offset(source, self.source, offset)
@@ -118,12 +118,12 @@ class _Copy:
                 self.move(source, w.mul(str(k), w.size(step)), to, w.mul(str(k), to_step), 1)
             return
         if step == 1 and to_step == "1" and self.source == self.element:
-            size = w.mul(count, str(self.bytes))
+            size = w.mul(count, self.bytes)
             args = (("ptr", to), ("ptr", source), ("i64", size), ("i1", "false"))
             w.call("void", "llvm.memcpy.p0.p0.i64", *args)
             return
         if step == 1 and to_step == "1":
-            full = w.mul(w.div(count, str(lanes)), str(lanes))
+            full = w.mul(w.div(count, lanes), lanes)
             with w.loop("0", full, lanes) as at:
                 self.move(source, at.index, to, at.index, lanes)
         if full != count:
@@ -144,17 +144,10 @@ class _Copy:
 
     def zero(self, to: str, count: str) -> None:
         if count != "0":
-            self.w.clear(to, self.w.mul(count, str(self.bytes)))
+            self.w.clear(to, self.w.mul(count, self.bytes))
 
 
 # ---- direct sums over blocks of the input ----
-
-
-def write_blocks(w: KernelWriter, cut: ConvPlan, store: Store) -> None:
-    """Writes the entry function of a convolution by direct sums."""
-    if not cut.direct:
-        window(w, cut)
-    _Blocks(w, cut, store).write()
 
 
 def window_bytes(cut: ConvPlan) -> int:
@@ -193,32 +186,34 @@ class _Blocks:
         """Rows (axis 0) or columns of the result."""
         w, spec = self.w, self.spec
         room = w.add(w.size(size), str(pad - spec.extent(axis)))
-        return w.add(w.div(room, str(spec.stride[axis])), "1")
+        return w.add(w.div(room, spec.stride[axis]), "1")
 
     def write(self) -> None:
         """The whole function."""
         w, cut = self.w, self.cut
+        if not cut.direct:
+            window(w, cut)
         bands, across = w.ceil(self.high, cut.rows), w.ceil(self.wide, cut.columns_of_block)
         tile_rows = str(cut.rows // cut.tile_rows)
         total = w.mul(w.mul(w.size(self.spec.batch), bands), across)
-        low, high = w.share(w.mul(w.mul(total, str(cut.panels.count)), tile_rows))
+        low, high = w.share(w.mul(w.mul(total, cut.panels.count), tile_rows))
         with w.loop(low, high, carried=[("i64", "-1")]) as unit:
             row, rest = w.rem(unit.index, tile_rows), w.div(unit.index, tile_rows)
-            panel, block = w.rem(rest, str(cut.panels.count)), w.div(rest, str(cut.panels.count))
+            panel, block = w.rem(rest, cut.panels.count), w.div(rest, cut.panels.count)
             column, band = w.rem(block, across), w.div(block, across)
             n, band = w.div(band, bands), w.rem(band, bands)
-            first = w.mul(band, str(cut.rows)), w.mul(column, str(cut.columns_of_block))
+            first = w.mul(band, cut.rows), w.mul(column, cut.columns_of_block)
             if not cut.direct:
                 with w.when(w(f"icmp ne i64 {block}, {unit.carried[0]}")):
                     self.fill(n, *first)
             unit.next = [block]
-            self.row_of_tiles(n, panel, first, w.mul(row, str(cut.tile_rows)))
+            self.row_of_tiles(n, panel, first, w.mul(row, cut.tile_rows))
 
     def fill(self, n: str, row: str, column: str) -> None:
         """Copy the window of the block that begins at this output row and column."""
         w, spec = self.w, self.spec
-        top = w.sub(w.mul(row, str(spec.stride[0])), str(spec.padding[0]))
-        left = w.sub(w.mul(column, str(spec.stride[1])), str(spec.padding[2]))
+        top = w.sub(w.mul(row, spec.stride[0]), spec.padding[0])
+        left = w.sub(w.mul(column, spec.stride[1]), spec.padding[2])
         w.run("window", "%words", self.window(), n, top, left)
 
     def window(self) -> str:
@@ -230,7 +225,7 @@ class _Blocks:
         w, cut = self.w, self.cut
         at = w.add(first[0], row)
         source = self.source(n, panel, first, row)
-        weights = w.offset(w.pointer(1), self.element, w.mul(panel, str(cut.panel_elements)))
+        weights = w.offset(w.pointer(1), self.element, w.mul(panel, cut.panel_elements))
         with self.whenever(at, self.high, cut.rows):
             tiles = _Tiles(self, n, panel, at, first[1])
             tiles.write(source, weights)
@@ -249,17 +244,17 @@ class _Blocks:
         w, cut, spec = self.w, self.cut, self.spec
         channel_size, row_size, _ = cut.strides
         if cut.kind == "depthwise":
-            channel = w.mul(panel, str(cut.panel))
+            channel = w.mul(panel, cut.panel)
         else:
-            channel = w.mul(w.div(panel, str(cut.panels.of_group)), str(spec.group_in))
+            channel = w.mul(w.div(panel, cut.panels.of_group), spec.group_in)
         if spec.groups == 1:
             channel = "0"
-        at = w.mul(channel, str(channel_size))
+        at = w.mul(channel, channel_size)
         if not cut.direct:
-            at = w.add(at, w.mul(row, str(spec.stride[0] * row_size)))
+            at = w.add(at, w.mul(row, spec.stride[0] * row_size))
             return w.offset(self.window(), self.element, at)
         at = w.add(at, w.mul(n, w.size(spec.x[0])))
-        at = w.add(at, w.mul(w.add(first[0], row), str(spec.stride[0] * row_size)))
+        at = w.add(at, w.mul(w.add(first[0], row), spec.stride[0] * row_size))
         return w.offset(w.pointer(0), self.element, at)
 
 
@@ -282,8 +277,8 @@ class _Tiles:
             if first == last:
                 continue
             start = first * wide
-            with w.loop("0", str(last - first)) as index:
-                column = w.add(w.mul(index.index, str(width)), str(start))
+            with w.loop("0", last - first) as index:
+                column = w.add(w.mul(index.index, width), start)
                 at = w.mul(column, str(cut.offset(0, 1)))
                 self.compute(w.offset(source, self.blocks.element, at), weights, rows, width)
                 self.finish(column, rows, width)
@@ -323,8 +318,8 @@ class _Tiles:
         if self.blocks.wide.startswith("%"):
             inside = w.least(inside, w.sub(self.blocks.wide, left))
         with w.loop("0", rows) as row, w.loop("0", inside) as at:
-            pixel = w.add(w.mul(row.index, str(width)), at.index)
-            sums = w.offset(self.blocks.sums, "float", w.mul(pixel, str(cut.panel)))
+            pixel = w.add(w.mul(row.index, width), at.index)
+            sums = w.offset(self.blocks.sums, "float", w.mul(pixel, cut.panel))
             where = (self.n, w.add(self.row, row.index), w.add(left, at.index))
             cut.panels.hand_out(w, self.blocks.store, self.panel, sums, *where)
 
@@ -361,10 +356,10 @@ def conv(
     w = KernelWriter(machine)
     cut = winograd.patches(spec, machine, way) or plan(spec, machine, way)
     if isinstance(cut, Patches):
-        winograd.write_patches(w, cut, store)
+        winograd.PatchBlocks(w, cut, store).write()
         scratch = winograd.patch_bytes(cut)
     else:
-        write_blocks(w, cut, store)
+        _Blocks(w, cut, store).write()
         scratch = window_bytes(cut)
     return Generated(w.kernel(label), scratch, {WEIGHTS: PackFilter(cut)})
 

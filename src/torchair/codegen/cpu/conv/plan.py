@@ -47,15 +47,15 @@ class Panels:
     ) -> None:
         """Gives the results of a panel at one pixel, which lie at `sums`, to `store`. The last
         panel of a group may be short."""
-        turn, group = w.rem(panel, str(self.of_group)), w.div(panel, str(self.of_group))
-        base = w.add(w.mul(group, str(self.channels)), w.mul(turn, str(self.size)))
+        turn, group = w.rem(panel, self.of_group), w.div(panel, self.of_group)
+        base = w.add(w.mul(group, self.channels), w.mul(turn, self.size))
 
         def give(channels: int) -> None:
             for j in range(0, channels, w.lanes):
-                place = w.offset(sums, "float", str(j))
+                place = w.offset(sums, "float", j)
                 value = w(f"load {w.vector('float')}, ptr {place}, align {4 * w.lanes}")
                 mask = None if channels - j >= w.lanes else prefix_mask(w.lanes, channels - j)
-                store(w, (n, w.add(base, str(j)), row, column), value, mask)
+                store(w, (n, w.add(base, j), row, column), value, mask)
 
         short = self.channels % self.size
         if not short or self.of_group == 1:
@@ -342,9 +342,9 @@ class _Sums:
             return self.inner(length, stride, "%x", "%p", sums)[1:]
         start, stop, p = "0", str(math.prod(n for n, _ in outer)), "%p"
         if turns := self.shape.turns:
-            start, stop = (self.w.mul(row, str(turns)) for row in ("%first", "%last"))
+            start, stop = (self.w.mul(row, turns) for row in ("%first", "%last"))
             each = length * self.vectors * self.width
-            p = self.w.offset(p, self.element, self.w.mul(start, str(each)))
+            p = self.w.offset(p, self.element, self.w.mul(start, each))
         carried = [("ptr", p), *((self.vector, value) for value in sums)]
         with self.w.loop(start, stop, carried=carried) as loop:
             p, *sums = loop.carried
@@ -357,9 +357,9 @@ class _Sums:
         make the compiler keep them in memory."""
         w, at = self.w, "0"
         for k, (count, stride) in reversed(list(enumerate(loops))):
-            turn = w.rem(index, str(count)) if k else index
-            index = w.div(index, str(count)) if k else index
-            at = w.add(at, w.mul(turn, str(stride)))
+            turn = w.rem(index, count) if k else index
+            index = w.div(index, count) if k else index
+            at = w.add(at, w.mul(turn, stride))
         return at
 
     def inner(self, count: int, stride: int, x: str, p: str, sums: list[str]) -> list[str]:
@@ -369,7 +369,7 @@ class _Sums:
             return self.steps(count, stride, x, p, sums)[1:]
         kinds = ["ptr", "ptr"] + [self.vector] * len(sums)
         carried = list(zip(kinds, [x, p, *sums], strict=True))
-        with self.w.loop("0", str(count // unroll), carried=carried) as loop:
+        with self.w.loop("0", count // unroll, carried=carried) as loop:
             x, p, *sums = loop.carried
             loop.next = self.steps(unroll, stride, x, p, sums)
         return loop.results[1:]
@@ -378,8 +378,8 @@ class _Sums:
         """Some steps: the next input and weights, and the sums."""
         for u in range(count):
             sums = self.step(x, u * stride, p, u * self.vectors * self.width, sums)
-        x = self.w.offset(x, self.element, str(count * stride))
-        return [x, self.w.offset(p, self.element, str(count * self.vectors * self.width)), *sums]
+        x = self.w.offset(x, self.element, count * stride)
+        return [x, self.w.offset(p, self.element, count * self.vectors * self.width), *sums]
 
     def unroll(self, count: int) -> int:
         """Steps of the innermost loop that are written out. One step if several share
@@ -394,9 +394,9 @@ class _Sums:
         """The weights of one step."""
         w, found = self.w, []
         for j in range(self.vectors):
-            place = w.offset(p, self.element, str(at + j * self.width))
+            place = w.offset(p, self.element, at + j * self.width)
             if self.shape.ahead:
-                later = w.offset(place, "i8", str(self.shape.ahead))
+                later = w.offset(place, "i8", self.shape.ahead)
                 w.prefetch(later, often=3)
             kind = f"<{self.width} x {self.element}>"
             found.append(w(f"load {kind}, ptr {place}, align {4 * w.lanes}"))

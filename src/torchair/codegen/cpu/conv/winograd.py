@@ -161,7 +161,7 @@ def patch_bytes(cut: Patches) -> int:
 
 def pack_patches(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
     """The transformed weights: for each panel and pair of points, [channel][output channel]."""
-    points = _signed(cut.m)
+    points = [0.0, *(sign * p for p in POINTS[cut.m] for sign in (1, -1))]
     rows = []
     for i, p in enumerate(points):
         scale = 1.0
@@ -176,17 +176,8 @@ def pack_patches(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
     return full.unflatten(2, (panels.count, panels.size)).permute(2, 0, 1, 3)
 
 
-def _signed(m: int) -> list[float]:
-    return [0.0, *(sign * p for p in POINTS[m] for sign in (1, -1))]
-
-
-def write_patches(w: KernelWriter, cut: Patches, store: Store) -> None:
+class PatchBlocks:
     """Writes the entry function: this thread's share of (block of patches, panel)."""
-    _Blocks(w, cut, store).write()
-
-
-class _Blocks:
-    """The text of the entry function."""
 
     def __init__(self, w: KernelWriter, cut: Patches, store: Store) -> None:
         self.w, self.cut, self.spec, self.store = w, cut, cut.spec, store
@@ -208,7 +199,7 @@ class _Blocks:
         """The whole function."""
         w, cut = self.w, self.cut
         w.clear(self.zeros, str(BYTES[self.spec.dtype] * self.spec.channels))
-        total = _total(w, cut)
+        total = w.mul(w.size(self.spec.batch), w.mul(*_across(w, cut)))
         panels = cut.panels.count
         low, high = w.share(w.mul(w.ceil(total, cut.block), panels))
         with w.loop(low, high, carried=[("i64", "-1")]) as unit:
@@ -225,13 +216,13 @@ class _Blocks:
         """The matrix product at each pair of points, for so many patches."""
         w, cut = self.w, self.cut
         per_place = self.spec.channels * cut.panels.size
-        weights = w.offset(w.pointer(1), "float", w.mul(panel, str(cut.places * per_place)))
-        with w.loop("0", str(cut.places)) as place:
-            p = w.offset(weights, "float", w.mul(place.index, str(per_place)))
+        weights = w.offset(w.pointer(1), "float", w.mul(panel, cut.places * per_place))
+        with w.loop("0", cut.places) as place:
+            p = w.offset(weights, "float", w.mul(place.index, per_place))
             with w.loop("0", count, cut.group) as group:
-                patch = w.add(w.mul(place.index, str(cut.block)), group.index)
-                x = w.offset(self.inputs, "float", w.mul(patch, str(cut.pitch)))
-                to = w.offset(self.sums, "float", w.mul(patch, str(cut.panels.size)))
+                patch = w.add(w.mul(place.index, cut.block), group.index)
+                x = w.offset(self.inputs, "float", w.mul(patch, cut.pitch))
+                to = w.offset(self.sums, "float", w.mul(patch, cut.panels.size))
                 w.run(self.tile, x, p, to)
 
     def finish(self, panel: str, first: str, last: str) -> None:
@@ -240,14 +231,14 @@ class _Blocks:
         high, wide = _results(w, self.spec)
         with w.loop(first, last) as patch:
             n, row, column = _where(w, cut, patch.index)
-            at = w.mul(w.sub(patch.index, first), str(cut.panels.size))
+            at = w.mul(w.sub(patch.index, first), cut.panels.size)
             sums = w.offset(self.sums, "float", at)
             w.run("collect", sums, self.results)
             row, column = w.mul(row, m), w.mul(column, m)
             rows, columns = w.least(m, w.sub(high, row)), w.least(m, w.sub(wide, column))
             with w.loop("0", rows) as i, w.loop("0", columns) as j:
                 pixel = w.add(w.mul(i.index, m), j.index)
-                place = w.offset(self.results, "float", w.mul(pixel, str(cut.panels.size)))
+                place = w.offset(self.results, "float", w.mul(pixel, cut.panels.size))
                 where = (n, w.add(row, i.index), w.add(column, j.index))
                 cut.panels.hand_out(w, self.store, panel, place, *where)
 
@@ -256,8 +247,8 @@ def _results(w: KernelWriter, spec: Conv) -> tuple[str, str]:
     """Rows and columns of the result."""
     top, bottom, left, right = spec.padding
     return (
-        w.add(w.size(spec.height), str(top + bottom - 2)),
-        w.add(w.size(spec.width), str(left + right - 2)),
+        w.add(w.size(spec.height), top + bottom - 2),
+        w.add(w.size(spec.width), left + right - 2),
     )
 
 
@@ -265,11 +256,6 @@ def _across(w: KernelWriter, cut: Patches) -> tuple[str, str]:
     """Patches from top to bottom and from left to right."""
     high, wide = (w.ceil(size, cut.m) for size in _results(w, cut.spec))
     return high, wide
-
-
-def _total(w: KernelWriter, cut: Patches) -> str:
-    high, wide = _across(w, cut)
-    return w.mul(w.size(cut.spec.batch), w.mul(high, wide))
 
 
 def _where(w: KernelWriter, cut: Patches, patch: str) -> tuple[str, str, str]:
@@ -303,11 +289,11 @@ def _sources(w: KernelWriter, cut: Patches, patch: str) -> list[str]:
     """Where the pixels of a patch are; those outside the image are read from zeros."""
     spec, m = cut.spec, str(cut.m)
     n, row, column = _where(w, cut, patch)
-    top = w.sub(w.mul(row, m), str(spec.padding[0]))
-    left = w.sub(w.mul(column, m), str(spec.padding[2]))
+    top = w.sub(w.mul(row, m), spec.padding[0])
+    left = w.sub(w.mul(column, m), spec.padding[2])
     image = w.mul(n, w.size(spec.x[0]))
-    rows = [_inside(w, w.add(top, str(i)), spec.height, spec.x[2]) for i in range(cut.side)]
-    columns = [_inside(w, w.add(left, str(j)), spec.width, spec.x[3]) for j in range(cut.side)]
+    rows = [_inside(w, w.add(top, i), spec.height, spec.x[2]) for i in range(cut.side)]
+    columns = [_inside(w, w.add(left, j), spec.width, spec.x[3]) for j in range(cut.side)]
     found = []
     for row_ok, row_at in rows:
         base = w.add(image, row_at)

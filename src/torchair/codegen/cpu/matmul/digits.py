@@ -115,18 +115,6 @@ def whole(store: Store, machine: Machine) -> Store:
 
 
 @dataclass(frozen=True)
-class PackBytes:
-    """Panels of bytes: [panel, k / 4, column, 4], with zeros where there is nothing."""
-
-    machine: Machine
-    transposed: bool  # the matrix is [N, K]
-
-    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        width = widest_tile("i8", self.machine).vectors * self.machine.lanes
-        return panels_of(weight if self.transposed else weight.t(), width, BYTES_AT_ONCE)
-
-
-@dataclass(frozen=True)
 class PackSums:
     """What the shift of A adds to the sum of each column, in whole panels."""
 

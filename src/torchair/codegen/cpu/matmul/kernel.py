@@ -179,7 +179,7 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     if choice.few == "seven":
         return {B: seven.PackHalves(machine, turned, choice.tile.vectors)}
     if choice.few == "bytes":
-        return {B: digits.PackBytes(machine, turned), digits.SUMS: digits.PackSums(machine, turned)}
+        return {B: PackPanels(machine, turned), digits.SUMS: digits.PackSums(machine, turned)}
     if spec.weight is None:
         return {}
     assert isinstance(spec.n, int)
@@ -268,7 +268,7 @@ def matmul_choices(request: Product, machine: Machine) -> Choices:
     """Nothing for sizes that vary, and for float64."""
     spec = request.matmul
     sizes = (spec.batch, spec.m, spec.n, spec.k)
-    if spec.dtype == "f64" or not all(_known(s) for s in sizes):
+    if spec.dtype == "f64" or not all(isinstance(size, int) and size > 0 for size in sizes):
         return {}
     usual = choose(spec, machine)
     if spec.weight is not None or spec.dtype == "i8":
@@ -296,10 +296,6 @@ def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
     if spec.weight is not None and spec.m <= most:
         found = {"form": (few, "written")} | found
     return found
-
-
-def _known(size: object) -> bool:
-    return isinstance(size, int) and size > 0
 
 
 def _ways_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:

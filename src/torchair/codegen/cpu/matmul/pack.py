@@ -34,6 +34,7 @@ from torchair.codegen.text.writer import KernelWriter, Machine, Writer, convert,
 
 NAMES: dict[torch.dtype, Element] = {
     torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
+    torch.int8: "i8",
 }  # fmt: skip
 
 
@@ -54,26 +55,19 @@ def panels_of(columns: torch.Tensor, width: int, span: int = 1) -> torch.Tensor:
     return made
 
 
-def pack(
-    weight: torch.Tensor, machine: Machine, transposed: bool, vectors: int = 0
-) -> torch.Tensor:
-    """A [K, N] matrix, or [N, K] when `transposed`, as panels: what the form "panel" reads. They
-    are as wide as the widest tile if they need not have so many `vectors`."""
-    numbers = Numbers.of(NAMES[weight.dtype], machine)
-    width = (vectors or widest_tile(numbers.dtype, machine).vectors) * machine.lanes
-    return panels_of(weight if transposed else weight.t(), width, numbers.pair).flatten(2)
-
-
 @dataclass(frozen=True)
 class PackPanels:
-    """Panels of a constant matrix."""
+    """A constant matrix as panels: what the form "panel" reads."""
 
     machine: Machine
     transposed: bool  # it is [N, K]
     vectors: int = 0  # width of a panel, 0 for that of the widest tile
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        return pack(weight, self.machine, self.transposed, self.vectors)
+        numbers = Numbers.of(NAMES[weight.dtype], self.machine)
+        vectors = self.vectors or widest_tile(numbers.dtype, self.machine).vectors
+        columns = weight if self.transposed else weight.t()
+        return panels_of(columns, vectors * self.machine.lanes, numbers.pair).flatten(2)
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,7 @@ class PackCode(Code):
             t.do(f"store {numbers.cells} {made}, ptr {to}, align {numbers.bytes}")
 
     def _at(self, t: Writer, step: str, column: str) -> str:
-        index = t.add(t.mul(step, str(self._width)), column)
+        index = t.add(t.mul(step, self._width), column)
         return t.offset("%panel", self.numbers.cell, index)
 
     def _cells(self, t: Writer, steps: tuple[str, str], columns: tuple[str, str]) -> None:
@@ -158,7 +152,7 @@ class PackCode(Code):
 
     def _cell(self, t: Writer, step: str, column: str) -> str:
         numbers = self.numbers
-        k = t.mul(step, str(numbers.pair))
+        k = t.mul(step, numbers.pair)
         place = t.add(t.mul(k, self._k), t.mul(column, self._column))
         at = t.offset("%b", numbers.memory, place)
         first = t(f"load {numbers.memory}, ptr {at}, align {numbers.bytes}")
@@ -224,13 +218,12 @@ class Decoder:
         places = [t.offset(at, t.vector("i32"), j) for j in range(self.vectors)]
         cells = [wide(t, "i32").load(x, 4) ^ -2139062144 for x in places]  # 128 in all bytes
         return [
-            [part_of(t, x.name, 8, k).to("float").name for x in cells]
-            for k in range(BYTES_AT_ONCE)
+            [part_of(t, x.name, 8, k).to("float").name for x in cells] for k in range(BYTES_AT_ONCE)
         ]
 
     def _from_nibble(self, t: Writer, cells: str, place: int) -> str:
         """One nibble of every lane. A processor with wide permutations looks the number up."""
-        if not self._permutes:
+        if self.machine.bits != 512 or self.machine.arch != "x86_64":
             return part_of(t, cells, 4, place).to("float").name
         kind, floats = t.vector("i32"), t.vector("float")
         low = wide(t, "i32", cells).shifted_down(4 * place).name if place else cells
@@ -247,10 +240,6 @@ class Decoder:
         name, table = "llvm.x86.avx512.permvar.hi.512", _table("i16", 2)
         found = t.call(kind, name, (kind, table), (kind, low))
         return t(f"bitcast {kind} {found} to <{count} x bfloat>")
-
-    @property
-    def _permutes(self) -> bool:
-        return self.machine.bits == 512 and self.machine.arch == "x86_64"
 
 
 def _table(kind: str, times: int) -> str:

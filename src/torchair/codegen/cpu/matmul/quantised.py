@@ -92,8 +92,8 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
     even = max(2, span)  # panels of bytes hold an even number of rows
     steps = -(-p.spec.k // even) * even // span
     width = decoder.vectors * w.lanes
-    number = w.add(w.mul(w.div(n, str(width)), str(steps)), w.div(k, str(span)))
-    return w.offset(w.pointer(1), "i8", w.mul(number, str(decoder.bytes)))
+    number = w.add(w.mul(w.div(n, width), steps), w.div(k, span))
+    return w.offset(w.pointer(1), "i8", w.mul(number, decoder.bytes))
 
 
 def scales_of(p: Values, word: int, group: str, n: str) -> str:
@@ -105,7 +105,7 @@ def scales_of(p: Values, word: int, group: str, n: str) -> str:
     assert isinstance(spec.k, int)
     groups = spec.k // weight.group
     width = widest_tile("f32", w.machine).vectors * w.lanes
-    index = w.add(w.mul(n, str(groups)), w.mul(group, str(width)))
+    index = w.add(w.mul(n, groups), w.mul(group, width))
     return w.offset(w.pointer(word), STORAGE[dtype], index)
 
 
@@ -139,7 +139,7 @@ class DecodingTile(Code):
         sums, found = self._sum(t, rows, group), []
         plain = [self._row_sum(t, row, group) for row in rows] if weight.offsets else []
         for j in range(vectors):
-            at = t.add(t.mul(group, str(vectors)), str(j))
+            at = t.add(t.mul(group, vectors), j)
             shift = load_column(t, weight.offsets, "%offsets", at) if weight.offsets else ""
             scale = load_column(t, weight.scales, "%scales", at) if totals else ""
             for i in range(len(rows)):
@@ -156,12 +156,12 @@ class DecodingTile(Code):
         weight, numbers = weight_of(self.spec), self.numbers
         decoder = Decoder(t.machine, numbers, weight.bits, self.tile.vectors)
         steps, count = weight.group // decoder.span, len(rows) * self.tile.vectors
-        first = t.mul(group, str(steps))
+        first = t.mul(group, steps)
         # Pairs are added so slowly that the sums of a single row are made in two parts.
         parts = 2 if numbers.pair == 2 and len(rows) == 1 else 1
         carried = [(numbers.totals, "zeroinitializer")] * (count * parts)
         unrolled = next(n for n in _UNROLLED if steps % n == 0 and n * len(rows) <= _UNROLLED[0])
-        with t.loop(first, t.add(first, str(steps)), unrolled, carried) as loop:
+        with t.loop(first, t.add(first, steps), unrolled, carried) as loop:
             sums = [loop.carried[i * count : (i + 1) * count] for i in range(parts)]
             start = t.offset("%b", "i8", t.mul(loop.index, decoder.bytes))
             places = [t.offset(x, numbers.memory, t.mul(loop.index, decoder.span)) for x in rows]
@@ -194,7 +194,7 @@ class DecodingTile(Code):
     def _row_sum(self, t: Writer, row: str, group: str) -> str:
         """The sum of a row of A alone over a group, in all lanes."""
         numbers, size = self.numbers, weight_of(self.spec).group
-        start = t.offset(row, numbers.memory, t.mul(group, str(size)))
+        start = t.offset(row, numbers.memory, t.mul(group, size))
         wide = numbers.lanes * numbers.pair
         whole, zero = str(size - size % wide), (numbers.totals, "zeroinitializer")
         with t.loop("0", whole, wide, [zero]) as loop:
@@ -292,15 +292,15 @@ class WriteCode(Code):
     def write(self, t: KernelWriter) -> None:
         weight = weight_of(self.spec)
         if is_grouped(self.spec):
-            with t.loop("0", t.div("%count", str(weight.group))) as group:
-                first = t.mul(group.index, str(weight.group))
-                self._group(t, group.index, first, t.add(first, str(weight.group)))
+            with t.loop("0", t.div("%count", weight.group)) as group:
+                first = t.mul(group.index, weight.group)
+                self._group(t, group.index, first, t.add(first, weight.group))
         else:
             self._group(t, "0", "0", "%count")
 
     def _group(self, t: Writer, group: str, first: str, end: str) -> None:
         weight, vector = weight_of(self.spec), t.vector("float")
-        at = [t.add(t.mul(group, str(self.vectors)), str(j)) for j in range(self.vectors)]
+        at = [t.add(t.mul(group, self.vectors), j) for j in range(self.vectors)]
         scales = weight.scales if is_grouped(self.spec) else ""
         words = [("%offsets", "fadd", weight.offsets), ("%scales", "fmul", scales)]
         changes = [
@@ -314,8 +314,8 @@ class WriteCode(Code):
         with t.loop(first, end, taken) as loop:
             rows: list[list[str]] = []
             for part in range(taken // decoder.span):
-                step = t.add(t.div(loop.index, str(decoder.span)), str(part))
-                rows += decoder.rows(t, t.offset("%b", "i8", t.mul(step, str(decoder.bytes))))
+                step = t.add(t.div(loop.index, decoder.span), part)
+                rows += decoder.rows(t, t.offset("%b", "i8", t.mul(step, decoder.bytes)))
             for how, operands in changes:
                 rows = [
                     [t(f"{how} {vector} {x}, {y}") for x, y in zip(row, operands, strict=True)]
@@ -326,11 +326,11 @@ class WriteCode(Code):
     def _write(self, t: Writer, k: str, rows: list[list[str]]) -> None:
         numbers, width = self.numbers, self.vectors * t.lanes
         for number in range(0, len(rows), numbers.pair):
-            step = t.div(t.add(k, str(number)), str(numbers.pair))
-            to = t.offset("%to", numbers.cell, t.mul(step, str(width)))
+            step = t.div(t.add(k, number), numbers.pair)
+            to = t.offset("%to", numbers.cell, t.mul(step, width))
             for j in range(self.vectors):
                 cells = self._cells(t, [row[j] for row in rows[number : number + numbers.pair]])
-                at = t.offset(to, numbers.cells, str(j))
+                at = t.offset(to, numbers.cells, j)
                 t.do(f"store {numbers.cells} {cells}, ptr {at}, align {numbers.bytes}")
 
     def _cells(self, t: Writer, values: list[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.matmul.forms import PanelForm, TileLoops, strip_rows
-from torchair.codegen.cpu.matmul.pack import pack
+from torchair.codegen.cpu.matmul.pack import PackPanels
 from torchair.codegen.cpu.matmul.tile import MatMul, Store, Tile, TileCut, Values
 from torchair.codegen.target import Declined
 from torchair.codegen.text.maths_vector import Vector, wide
@@ -77,9 +77,11 @@ class PackHalves:
         matrix = weight.t() if self.transposed else weight
         rows = matrix.unflatten(0, (2, -1)).unflatten(2, (2, -1))
 
+        pack = PackPanels(self.machine, False, self.vectors)
+
         def panels(terms: Terms) -> torch.Tensor:
             blocks = [sign * rows[i, :, j] for (i, j), sign in terms.items()]
-            return pack(sum(blocks[1:], blocks[0]), self.machine, False, self.vectors)
+            return pack(sum(blocks[1:], blocks[0]))
 
         parts = [torch.stack([panels(t) for t in some], 1) for some in (_LAID, _REST)]
         made = empty((matrix.numel() // 4 * (len(_LAID) + len(_REST)),), weight.dtype)

@@ -339,7 +339,7 @@ class TileCode(Code):
         """One step for each k or pair. A step of a full tile keeps the adders busy for longer
         than its loop needs, so steps are not unrolled."""
         k, pair = inside(self.k, "%k"), self.numbers.pair
-        steps, odd = t.div(k, str(pair)), t.rem(k, str(pair))
+        steps, odd = t.div(k, pair), t.rem(k, pair)
         totals = self._loop(t, rows, totals, ("0", steps))
         if odd == "0":
             return totals
@@ -359,8 +359,8 @@ class TileCode(Code):
     def _fetch(self, t: Writer, step: str) -> None:
         lines, distance = self.fetch
         for line in range(lines):
-            at = t.offset("%ahead", "i8", t.mul(step, str(distance)))
-            t.prefetch(t.offset(at, "i8", str(64 * line)))
+            at = t.offset("%ahead", "i8", t.mul(step, distance))
+            t.prefetch(t.offset(at, "i8", 64 * line))
 
     def _step(
         self, t: Writer, rows: Sequence[str], totals: list[str], step: str, half: bool
@@ -387,7 +387,7 @@ class TileCode(Code):
         first = t.offset("%b", numbers.memory, t.mul(t.mul(step, "2"), stride))
         rows = [first] if half else [first, t.offset(first, numbers.memory, stride)]
         return [
-            numbers.factors(t, pair_up(t, numbers, [t.offset(r, kind, str(j)) for r in rows]))
+            numbers.factors(t, pair_up(t, numbers, [t.offset(r, kind, j) for r in rows]))
             for kind in [f"<{numbers.lanes} x {numbers.memory}>"]
             for j in range(self.tile.vectors)
         ]
@@ -396,7 +396,7 @@ class TileCode(Code):
         """One cell of A in all lanes."""
         numbers = self.numbers
         stride = inside(self.a_k, "%a_k")
-        first = t.mul(step, str(numbers.pair))
+        first = t.mul(step, numbers.pair)
         at = t.offset(row, numbers.memory, t.mul(first, stride))
         if numbers.pair == 1:
             cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
@@ -459,18 +459,18 @@ class DotCode(Code):
         vector, groups = self.numbers.totals, self.machine.lanes // self.streams
         rows = rows_of_a(t, self.numbers, self.rows, inside(self.a_row, "%a_row"))
         slots = t.scratch(self.rows * groups * self.machine.lanes * self.numbers.total_bytes)
-        with t.loop("0", str(groups)) as group:
-            first = t.mul(group.index, str(self.streams))
+        with t.loop("0", groups) as group:
+            first = t.mul(group.index, self.streams)
             for i, part in enumerate(self._group(t, rows, first)):
-                at = t.offset(slots, vector, t.add(group.index, str(i * groups)))
+                at = t.offset(slots, vector, t.add(group.index, i * groups))
                 t.do(f"store {vector} {part}, ptr {at}, align 16")
         for i in range(self.rows):
             parts = [
-                t(f"load {vector}, ptr {t.offset(slots, vector, str(j))}, align 16")
+                t(f"load {vector}, ptr {t.offset(slots, vector, j)}, align 16")
                 for j in range(i * groups, (i + 1) * groups)
             ]
             sums = self._fold(t, parts, self.streams.bit_length() - 1)
-            t.do(f"store {vector} {sums}, ptr {t.offset('%totals', vector, str(i))}, align 16")
+            t.do(f"store {vector} {sums}, ptr {t.offset('%totals', vector, i)}, align 16")
 
     def _fold(self, t: Writer, vectors: list[str], level: int) -> str:
         return fold(t, self.numbers.total, self.machine.lanes, vectors, level)
@@ -481,7 +481,7 @@ class DotCode(Code):
         stride, count = inside(self.b_column, "%b_column"), self.streams
         columns = []
         for j in range(count):
-            column = t.least(t.add(first, str(j)), "%last")
+            column = t.least(t.add(first, j), "%last")
             columns.append(t.offset("%b", self.numbers.memory, t.mul(column, stride)))
         totals = self._sum(t, rows, columns)
         return [self._fold(t, totals[i * count : (i + 1) * count], 0) for i in range(self.rows)]
@@ -490,7 +490,7 @@ class DotCode(Code):
         """The vectors of sums, row by row, over all k."""
         k, numbers = inside(self.k, "%k"), self.numbers
         wide = numbers.lanes * numbers.pair
-        end = t.sub(k, t.rem(k, str(wide)))
+        end = t.sub(k, t.rem(k, wide))
         totals = ["zeroinitializer"] * (self.rows * self.streams)
 
         def summed(span: tuple[str, str, int], load: Callable[[str], str]) -> list[str]:
