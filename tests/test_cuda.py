@@ -30,7 +30,7 @@ from tolerance import assert_close_to_reference
 from torchair import ge, scope
 from torchair.engine.inspect.check import check_plan
 from torchair.engine.run.executor import Program
-from torchair.engine.session import DeviceInfo, TorchNpuGraph
+from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError
 from torchair.pipeline import NpuFxCompiler
 
@@ -222,7 +222,7 @@ def test_random_graphs_on_streams(seed):
         if node.type not in ("Data", "Const", "NetOutput") and pick.random() < 0.6:
             node.attrs["_user_stream_label"] = ge.attr.Str(pick.choice("ab"))
     session = TorchNpuGraph("random")
-    session.load(made.graph, device=DeviceInfo("cuda:0"))
+    session.load(made.graph, device="cuda:0")
     session.watch = _Sleeps(seed)
     inputs = [t.cuda() for t in made.inputs]
     try:

@@ -29,7 +29,7 @@ from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program, Run
 from torchair.engine.run.held import Held
 from torchair.engine.run.native import DirectProgram
-from torchair.engine.session import DeviceInfo, TorchNpuGraph
+from torchair.engine.session import TorchNpuGraph
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import Computed, Result, Signature, computed
@@ -43,11 +43,6 @@ class Device:
 
     name: str
     memory: HostMemory | None = None  # of an emulated one, which is the CPU for the engine
-
-    @property
-    def info(self) -> DeviceInfo:
-        """What the engine needs to know."""
-        return DeviceInfo(self.name)
 
     @property
     def has_kernels(self) -> bool:
@@ -168,7 +163,7 @@ class GraphCall:
                 options,
                 state=self.state,
                 layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
-                device=self.device.info,
+                device=self.device.name,
                 dump=dump,
                 finished=self.finished,
             )

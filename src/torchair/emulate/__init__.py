@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 
 from torchair.emulate.device import install_hooks, register
-from torchair.emulate.facade import install_finder, real_package
+from torchair.emulate.facade import install_finder
 from torchair.emulate.hccl import install_backend
 from torchair.emulate.state import STATE
 from torchair.flags import Flags
+from torchair.ops.npu import real_package
 
 __all__ = ["DEVICES", "install", "installed", "why_not"]
 

@@ -217,6 +217,7 @@ class BoxedOut(Boxed):
                 operands.replace(out, kwargs[name])
 
 
+@cache
 def boxed(operator: Any) -> Boxed:
     """The kernel of an operator for the device."""
     grows = any(a.is_out for a in operator._schema.arguments)

@@ -25,15 +25,14 @@ _KEYS = ("AutogradPrivateUse1", "PrivateUse1")
 _FLASH = 1  # torch's number for the fused kernel
 
 
-class AttentionKernel:
-    """The kernel, registered for as long as this object lives; above autograd, since it is made of
-    operators that have gradients."""
-
-    def __init__(self) -> None:
-        takes_groups()  # now: a tracer would ask with tensors that have no memory
-        self._libraries = [Library("aten", "IMPL", key) for key in _KEYS]
-        for library in self._libraries:
-            library.impl("scaled_dot_product_attention", attention)
+def register_attention() -> list[Library]:
+    """The kernel, registered for as long as these libraries live; above autograd, since it is made
+    of operators that have gradients."""
+    takes_groups()  # now: a tracer would ask with tensors that have no memory
+    libraries = [Library("aten", "IMPL", key) for key in _KEYS]
+    for library in libraries:
+        library.impl("scaled_dot_product_attention", attention)
+    return libraries
 
 
 def attention(
@@ -142,22 +141,20 @@ WIDEST = [
 _Choice = Callable[[list[torch.Tensor]], torch.dtype]
 
 
-class Autocast:
-    """The casts. They are registered for as long as this object lives."""
-
-    def __init__(self) -> None:
-        self._all = Library("_", "IMPL")
-        self._all.fallback(fallthrough_kernel, KEY)
-        self._aten = Library("aten", "IMPL", KEY)
-        rules: list[tuple[list[str], _Choice]] = [
-            (LOWER, lambda _: torch.get_autocast_dtype(DEVICE_TYPE)),
-            (FLOAT32, lambda _: torch.float32),
-            (WIDEST, _widest),
-        ]
-        for names, choose in rules:
-            for name in names:
-                self._aten.impl(name, _casting(overload(name), choose))
-        self._aten.impl("binary_cross_entropy", _refuse)
+def register_autocast() -> list[Library]:
+    """The casts, registered for as long as these libraries live."""
+    everything, aten = Library("_", "IMPL"), Library("aten", "IMPL", KEY)
+    everything.fallback(fallthrough_kernel, KEY)
+    rules: list[tuple[list[str], _Choice]] = [
+        (LOWER, lambda _: torch.get_autocast_dtype(DEVICE_TYPE)),
+        (FLOAT32, lambda _: torch.float32),
+        (WIDEST, _widest),
+    ]
+    for names, choose in rules:
+        for name in names:
+            aten.impl(name, _casting(overload(name), choose))
+    aten.impl("binary_cross_entropy", _refuse)
+    return [everything, aten]
 
 
 def _casting(operator: Any, choose: _Choice) -> Callable[..., Any]:

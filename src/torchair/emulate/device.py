@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from torchair.emulate import state, streams
-from torchair.emulate.choices import AttentionKernel, Autocast
+from torchair.emulate.choices import register_attention, register_autocast
 from torchair.emulate.facade import npu_module, set_device
-from torchair.emulate.kernels import Kernels
+from torchair.emulate.kernels import register_kernels
 from torchair.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, as_npu
 from torchair.process import when_imported
 
@@ -56,7 +56,8 @@ def register(count: int) -> None:
     module = npu_module()
     torch._register_device_module(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
-    _kept.extend([hooks, guard, Kernels(), AttentionKernel(), Autocast()])
+    libraries = (*register_kernels(), *register_attention(), *register_autocast())
+    _kept.extend([hooks, guard, *libraries])
     install_methods()
     # Backward passes of small models wait for a thread of the device's own otherwise.
     torch._C._set_multithreading_enabled(False)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,8 @@ from torchair.emulate import state, streams
 from torchair.emulate.choices import DTYPES
 from torchair.emulate.profiles.recording import mstx
 from torchair.emulate.state import DEVICE_TYPE, STATE, as_cpu, as_npu, kept_on_cpu, mem_get_info
+from torchair.ops import npu
+from torchair.ops.npu import PACKAGE
 
 _SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 
@@ -27,8 +28,6 @@ _SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 def operators() -> dict[str, Callable[..., Any]]:
     """The functions of the package that compute something, by name: the operators of the `npu`
     library, which are defined first."""
-    from torchair.ops import npu
-
     npu.define()
     bases = {operator.name.partition(".")[0] for operator in npu.operators()}
     return {name: getattr(torch.ops.npu, name) for name in sorted(bases)}
@@ -64,7 +63,6 @@ class TorchNpu(ModuleType):
 # ---- who answers `import torch_npu`, behind everything that finds real files ----
 
 
-PACKAGE = "torch_npu"
 _OURS = f"{PACKAGE}.dynamo.torchair"
 
 # Modules of the package: the module that stands for each, None for one that only holds others. What
@@ -80,16 +78,6 @@ MODULES: dict[str, str | None] = {
     f"{PACKAGE}.dynamo": None,
     _OURS: "torchair",
 }
-
-
-def real_package() -> str | None:
-    """What is known of an installed torch_npu, None if there is none."""
-    try:
-        found = distribution(PACKAGE)
-    except PackageNotFoundError:
-        spec = PathFinder.find_spec(PACKAGE)
-        return None if spec is None else f"{PACKAGE} in {spec.origin or spec.name}"
-    return f"{PACKAGE} {found.version}"
 
 
 class Finder(MetaPathFinder, Loader):

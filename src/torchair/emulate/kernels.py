@@ -54,25 +54,17 @@ def _new(tensor: Tensor, device: Any) -> Tensor:
     return as_npu(tensor, STATE.index_of(device))
 
 
-def empty(
-    size: Sequence[int], *, dtype: Any = None, device: Any = None, memory_format: Any = None,
-    **_: Any,
-) -> Tensor:  # fmt: skip
-    """Memory that holds anything."""
-    kind = {} if memory_format is None else {"memory_format": memory_format}
-    return _new(torch.empty(size, dtype=dtype, device="cpu", **kind), device)
+def _maker(make: Kernel) -> Kernel:
+    """Memory as torch makes it on the host, for the device."""
 
+    def kernel(
+        *dims: Sequence[int], dtype: Any = None, device: Any = None, memory_format: Any = None,
+        **_: Any,
+    ) -> Tensor:  # fmt: skip
+        kind = {} if memory_format is None else {"memory_format": memory_format}
+        return _new(make(*dims, dtype=dtype, device="cpu", **kind), device)
 
-def empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
-) -> Tensor:
-    """Memory that holds anything, in a given layout."""
-    return _new(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
-
-
-def zero_tensor(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    """`_efficientzerotensor`, with memory: one without would have none to alias."""
-    return _new(torch.zeros(size, dtype=dtype, device="cpu"), device)
+    return kernel
 
 
 def resize_(self: Tensor, size: Sequence[int], *, memory_format: Any = None) -> Tensor:
@@ -116,16 +108,6 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-def copy_from(self: Tensor, dst: Tensor, non_blocking: bool = False) -> Tensor:
-    """`copy_` with its arguments exchanged."""
-    return copy_(dst, self)
-
-
-def copy_from_and_resize(self: Tensor, dst: Tensor) -> Tensor:
-    """`copy_from` into something that gets the right dims first."""
-    return copy_(dst.resize_(self.shape), self)
-
-
 def to_copy(self: Tensor, *, pin_memory: Any = None, **options: Any) -> Tensor:
     """As torch's own; there is no pinned memory to copy into."""
     made: Tensor = _to_copy.redispatch(HOST_KEYS, self, **options)
@@ -137,10 +119,6 @@ def local_scalar_dense(self: Tensor) -> Any:
     if STATE.here.tape is not None:
         raise RuntimeError("a value cannot be read while a graph is being captured")
     return as_cpu(self).item()
-
-
-def record_stream(self: Tensor, s: Any) -> None:
-    """Nothing: memory is never given to another stream while work is under way."""
 
 
 # ---- random numbers without a generator among the arguments ----
@@ -159,10 +137,14 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
 
 
 OWN: dict[str, Kernel] = {
-    "empty.memory_format": empty, "empty_strided": empty_strided, "resize_": resize_, "set_": set_,
-    "_efficientzerotensor": zero_tensor, "copy_": copy_, "_copy_from": copy_from,
-    "_copy_from_and_resize": copy_from_and_resize, "_to_copy": to_copy,
-    "_local_scalar_dense": local_scalar_dense, "record_stream": record_stream,
+    "empty.memory_format": _maker(torch.empty),
+    "empty_strided": _maker(torch.empty_strided),
+    "_efficientzerotensor": _maker(torch.zeros),  # with memory: without there is none to alias
+    "resize_": resize_, "set_": set_, "copy_": copy_, "_to_copy": to_copy,
+    "_copy_from": lambda self, dst, non_blocking=False: copy_(dst, self),
+    "_copy_from_and_resize": lambda self, dst: copy_(dst.resize_(self.shape), self),
+    "_local_scalar_dense": local_scalar_dense,
+    "record_stream": lambda self, s: None,  # memory is never given to another stream under way
     "native_dropout": native_dropout,
 }  # fmt: skip
 
@@ -244,60 +226,53 @@ CELLS: dict[str, Callable[..., Any]] = {
 
 
 KEY = "PrivateUse1"
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 # Torch would look for a kernel of the device's own behind these.
 _COMPOSITE_TOO = ("convolution", "_convolution", "convolution_backward")
 
 
-class Kernels:
-    """The kernels of the device. They are registered for as long as this object lives."""
+def register_kernels() -> list[Library]:
+    """The kernels of the device, registered for as long as these libraries live."""
+    aten, everything = Library("aten", "IMPL", KEY), Library("_", "IMPL")
+    collectives = Library("c10d", "IMPL", KEY)
+    own: dict[str, Kernel] = {**OWN, **CELLS, **{n: metadata_kernel(n) for n in METADATA}}
+    for name, kernel in own.items():
+        aten.impl(name, kernel)
+    # For operators that have no kernel here, such as those of a user's library.
+    everything.fallback(lambda operator, *a, **k: boxed(operator)(*a, **k), KEY)
+    for name in _with_cpu_kernel():
+        if name not in own:
+            aten.impl(name, _lazy("aten", name))
+    with warnings.catch_warnings(action="ignore"):  # torch's own kernels want a real device
+        for name in _named("c10d::"):
+            if _has_kernel(f"c10d::{name}", "CPU"):
+                collectives.impl(name, _lazy("c10d", name), allow_override=True)
+    return [aten, everything, collectives]
 
-    def __init__(self) -> None:
-        self._aten = Library("aten", "IMPL", KEY)
-        self._all = Library("_", "IMPL")
-        self._boxed: dict[Any, Boxed] = {}
-        own: dict[str, Kernel] = {**OWN, **CELLS, **{n: metadata_kernel(n) for n in METADATA}}
-        for name, kernel in own.items():
-            self._aten.impl(name, kernel)
-        self._all.fallback(self._any_operator, KEY)
-        for name in self._with_cpu_kernel():
-            if name not in own:
-                self._aten.impl(name, self._lazy("aten", name))
-        self._collectives = Library("c10d", "IMPL", KEY)
-        with warnings.catch_warnings(action="ignore"):  # torch's own kernels want a real device
-            for name in _named("c10d::"):
-                if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "CPU"):
-                    self._collectives.impl(name, self._lazy("c10d", name), allow_override=True)
 
-    def _any_operator(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """For operators that have no kernel here, such as those of a user's library."""
-        kernel = self._boxed.get(operator)
-        if kernel is None:
-            kernel = self._boxed[operator] = boxed(operator)
-        return kernel(*args, **kwargs)
+def _lazy(library: str, name: str) -> Kernel:
+    """The boxed kernel of an operator, made when it is first called."""
+    made: list[Boxed] = []
 
-    def _lazy(self, library: str, name: str) -> Kernel:
-        """The boxed kernel of an operator, made when it is first called."""
-        made: list[Boxed] = []
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(boxed(overload(name, library)))
+        return made[0](*args, **kwargs)
 
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            if not made:
-                made.append(boxed(overload(name, library)))
-            return made[0](*args, **kwargs)
+    return kernel
 
-        return kernel
 
-    def _with_cpu_kernel(self) -> list[str]:
-        """Names of aten operators whose CPU kernel serves, short of those with `out=`, which
-        nobody calls often: the fallback is good enough for them."""
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        return [
-            name
-            for name in _named("aten::")
-            if not name.endswith("out")
-            and (name in _COMPOSITE_TOO or has(f"aten::{name}", "CPU"))
-            and not has(f"aten::{name}", KEY)
-        ]
+def _with_cpu_kernel() -> list[str]:
+    """Names of aten operators whose CPU kernel serves, short of those with `out=`, which nobody
+    calls often: the fallback is good enough for them."""
+    return [
+        name
+        for name in _named("aten::")
+        if not name.endswith("out")
+        and (name in _COMPOSITE_TOO or _has_kernel(f"aten::{name}", "CPU"))
+        and not _has_kernel(f"aten::{name}", KEY)
+    ]
 
 
 def _named(prefix: str) -> list[str]:

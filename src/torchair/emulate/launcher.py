@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair import emulate
-from torchair.emulate.facade import real_package
 from torchair.emulate.state import STATE
+from torchair.ops.npu import real_package
 from torchair.process import processor
 
 if TYPE_CHECKING:

@@ -243,8 +243,7 @@ def kept_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 class _Life(weakref.ref[torch.UntypedStorage]):
     """A piece of memory that is counted as long as it lives."""
 
-    __slots__ = ("key", "size")
-    key: int
+    __slots__ = ("size",)
     size: int
 
 
@@ -264,9 +263,9 @@ class Meter:
     def watch(self, storage: torch.UntypedStorage) -> None:
         """Count a piece of memory until it is freed."""
         life = _Life(storage, self._freed)
-        life.size, life.key = storage.nbytes(), id(life)
+        life.size = storage.nbytes()
         with self._lock:
-            self._lives[life.key] = life
+            self._lives[id(life)] = life
             self.allocations += 1
             self.allocated += life.size
             if self.allocated > self.most_allocated:
@@ -278,22 +277,9 @@ class Meter:
     def _freed(self, life: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(life, _Life)
         with self._lock:
-            del self._lives[life.key]
+            del self._lives[id(life)]
             self.frees += 1
             self.allocated -= life.size
-
-    @property
-    def pieces(self) -> int:
-        """Pieces of memory in use."""
-        return len(self._lives)
-
-    def reset_peaks(self) -> None:
-        """Measure the peaks from now on."""
-        self.most_allocated, self.most_reserved = self.allocated, self.reserved
-
-    def release(self) -> None:
-        """Give back what is reserved and not in use."""
-        self.reserved = self.allocated
 
 
 METERS: list[Meter] = []
@@ -322,13 +308,14 @@ def _figure(name: str, field: str, about: str) -> Callable[..., int]:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Measure peaks from now on."""
-    _meter(device).reset_peaks()
+    meter = _meter(device)
+    meter.most_allocated, meter.most_reserved = meter.allocated, meter.reserved
 
 
 def empty_cache() -> None:
     """Give reserved memory back that is not in use."""
     for meter in METERS:
-        meter.release()
+        meter.reserved = meter.allocated
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -348,7 +335,7 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
             "allocated_bytes.all.current": meter.allocated,
             "allocated_bytes.all.peak": meter.most_allocated,
             "allocation.all.allocated": meter.allocations,
-            "allocation.all.current": meter.pieces,
+            "allocation.all.current": meter.allocations - meter.frees,
             "allocation.all.freed": meter.frees,
             "num_alloc_retries": 0,
             "num_ooms": 0,

@@ -39,18 +39,14 @@ class Stream(torch.Stream):
         """The number of the stream."""
         return self.stream_id
 
-    def synchronize(self) -> None:
+    def synchronize(self, other: Any = None) -> None:
         """Nothing to wait for."""
+
+    wait_event = wait_stream = synchronize  # type: ignore[assignment]
 
     def query(self) -> bool:
         """Whether all work is done: it is."""
         return True
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
 
     def record_event(self, event: Any = None) -> Event:
         """An event with the time of now."""

@@ -70,13 +70,6 @@ class GraphSummary:
     """Whether that block may be exchanged: sizes are fixed, and programs are of one lane."""
 
 
-@dataclass(frozen=True)
-class DeviceInfo:
-    """What the engine must know of the device a graph runs on."""
-
-    name: str = "cpu"  # torch device string
-
-
 def _on(stream: Any) -> AbstractContextManager[Any]:
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
@@ -110,7 +103,7 @@ class TorchNpuGraph:
         *,
         state: GraphState | None = None,
         layouts: Sequence[Layout | None] | None = None,
-        device: DeviceInfo | None = None,
+        device: str = "cpu",
         dump: DumpOptions | None = None,
         finished: bool = False,
     ) -> None:
@@ -127,7 +120,7 @@ class TorchNpuGraph:
             self._graph, self._state = graph, state
             self._options = EngineOptions.of(options or {}, engine.options)
             self._layouts = list(layouts or [])
-            self._device = device or DeviceInfo()
+            self._device = device
             if self._options.timeline is not None:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
             self._finished = finished
@@ -141,7 +134,7 @@ class TorchNpuGraph:
         data = [n.outputs[0] for n in self.graph.data]
         results = self.graph.output.values()  # type: ignore[union-attr]
         promises = Promises(results, data, self._state.assigned, self._layouts)
-        return GraphDump(self.name, self.graph, self._device.name, promises, options)
+        return GraphDump(self.name, self.graph, self._device, promises, options)
 
     def set_hint_shape(
         self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]] = ()
@@ -171,7 +164,7 @@ class TorchNpuGraph:
             return
         results = self.graph.output.values()  # type: ignore[union-attr]
         check_outputs(results[: len(results) - len(self._state.assigned)], self._expected)
-        device = self._device.name
+        device = self._device
         _check_device(device)
         with label("TorchNpuGraphBase::Compile"):
             start = time.perf_counter()
@@ -310,7 +303,7 @@ class TorchNpuGraph:
         if stream is None and not torch.autograd.profiler._is_profiler_enabled:
             return session._run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(stream):
-            profiled = torch.autograd.profiler._is_profiler_enabled and self._device.name == "cpu"
+            profiled = torch.autograd.profiler._is_profiler_enabled and self._device == "cpu"
             return session._run(inputs, assigned_outputs, profiled)
 
     def _run(
@@ -534,7 +527,7 @@ class TorchNpuGraph:
             )  # fmt: skip
         memory = self._given or GivenMemory()
         with memory.lock:
-            take(memory, plan, self._device.name)
+            take(memory, plan, self._device)
             for session in (self, *(self._editions or ())):
                 session._given = memory
                 for pool in session._plans.values():

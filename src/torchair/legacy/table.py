@@ -97,7 +97,7 @@ torchair._acl_concrete_graph.graph_pass:
     torchair.ops.streams._here _GLOBAL_SCOPE_TAG_TO_EVENT=events
 # a public name, with its operators
 torchair.scope: torchair.ops.scope *
-torchair.scope._scope_attr: torchair.ops.streams.STREAMS _GLOBAL_TAG_TO_STREAM=_streams
+torchair.scope._scope_attr: torchair.ops.streams _GLOBAL_TAG_TO_STREAM=STREAMS
 torchair._acl_concrete_graph.utils:
     torchair.legacy.stand_ins LazyMessage WeakRef reconstruct_args_kwargs
 torchair._utils.error_code: torchair.errors pretty_error_msg

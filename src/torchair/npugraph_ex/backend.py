@@ -60,11 +60,11 @@ def npugraph_ex_backend(
     return compile_with_aot(gm, example_inputs, config, decompositions or {}, npugraph_ex_logger)
 
 
-def get_compiler(compiler_config: FlatConfig | None = None) -> _Compiler:
+def get_compiler(compiler_config: FlatConfig | None = None) -> Callable[..., Any]:
     """A compiler `(gm, example_inputs) -> callable` for hand-written AOT backends."""
     config = given(compiler_config, FlatConfig)
     _warn(config)
-    return _Compiler(config)
+    return partial(_compile, config)
 
 
 def compile_fx(
@@ -81,9 +81,9 @@ def compile_fx(
     inputs = _traced_inputs(gm) if example_inputs is None else list(example_inputs)
     config = FlatConfig()
     config.update(options or {})
-    compiler = get_compiler(config)
-    compiler.trace = Trace("compile_fx", model_directory(npugraph_ex_logger, "compile"))
-    return compiler(gm, inputs)
+    _warn(config)
+    trace = Trace("compile_fx", model_directory(npugraph_ex_logger, "compile"))
+    return _compile(config, gm, inputs, trace)
 
 
 def tree_of(config: FlatConfig) -> CompilerConfig:
@@ -103,20 +103,13 @@ def _flat_pass(user_pass: Callable[..., Any], config: FlatConfig) -> Callable[..
     return run
 
 
-class _Compiler:
-    """Compiles AOT graphs; `trace`, if it is set, keeps records of the next one."""
+def _compile(
+    config: FlatConfig, gm: Any, example_inputs: Sequence[Any], trace: Trace | None = None
+) -> Callable[..., Any]:
+    from torchair.pipeline import NpuFxCompiler
 
-    trace: Trace | None = None
-
-    def __init__(self, config: FlatConfig) -> None:
-        self._config = config
-
-    def __call__(self, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        from torchair.pipeline import NpuFxCompiler
-
-        made = NpuFxCompiler(tree_of(self._config), self.trace)
-        compiled = spoken_by(npugraph_ex_logger, made)(gm, example_inputs)
-        return spoken_by(npugraph_ex_logger, compiled)
+    compiler = spoken_by(npugraph_ex_logger, NpuFxCompiler(tree_of(config), trace))
+    return spoken_by(npugraph_ex_logger, compiler(gm, example_inputs))
 
 
 def _with_options(config: FlatConfig | None, options: Mapping[str, Any]) -> FlatConfig:

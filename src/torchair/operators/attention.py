@@ -113,13 +113,12 @@ def _call(op: Op, named: dict[str, Any], shift: str) -> FusionCall:
             raise ValueError(f"{op.node}: input {port!r} is not supported")
     if op.attr("keep_prob") != 1.0:
         raise ValueError(f"{op.node}: dropout (keep_prob {op.attr('keep_prob')}) is not supported")
-    return FusionCall(
-        named["query"], named["key"], named["value"], op.attr("head_num"),
-        op.attr("input_layout"), named[shift], named["atten_mask"], op.attr("scale_value"),
-        op.attr("pre_tockens"), op.attr("next_tockens"), numbers(named["prefix"]),
-        numbers(named["actual_seq_qlen"]), numbers(named["actual_seq_kvlen"]),
-        op.attr("sparse_mode"),
-    )  # fmt: skip
+    names = ("head_num", "input_layout", "pre_tockens", "next_tockens", "sparse_mode")
+    ends = ("prefix", "actual_seq_qlen", "actual_seq_kvlen")
+    given: dict[str, Any] = {name: numbers(named[name]) for name in ends}
+    given |= {name: op.attr(name) for name in names} | {"scale": op.attr("scale_value")}
+    given |= {name: named[name] for name in ("query", "key", "value", "atten_mask")}
+    return FusionCall(pse=named[shift], **given)
 
 
 def _named(function: Callable[[Op, dict[str, Any]], Any]) -> Callable[[Op], Kernel]:

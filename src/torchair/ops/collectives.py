@@ -103,13 +103,6 @@ def _gathered(
     return made
 
 
-def _allgather_uneven(
-    input: torch.Tensor, send_count: int, recv_counts: list[int], tag: str, rank_list: list[int],
-    group_size: int, recv_displacements: list[int],
-) -> torch.Tensor:  # fmt: skip
-    return gather_uneven(input, recv_counts, recv_displacements, process_group(tag, rank_list))
-
-
 def gather_uneven(
     x: torch.Tensor, counts: Sequence[int], starts: Sequence[int], group: Any
 ) -> torch.Tensor:
@@ -123,15 +116,6 @@ def gather_uneven(
     return made
 
 
-def _all_to_all(
-    input: torch.Tensor, send_counts: list[int], send_displacements: list[int],
-    recv_counts: list[int], recv_displacements: list[int], tag: str, ranks: list[int],
-    group_size: int,
-) -> torch.Tensor:  # fmt: skip
-    group = process_group(tag, ranks)
-    return exchange(input, (send_counts, send_displacements), recv_counts, group)
-
-
 def exchange(
     x: torch.Tensor, sent: tuple[Sequence[int], Sequence[int]], received: Sequence[int], group: Any,
 ) -> torch.Tensor:  # fmt: skip
@@ -140,14 +124,6 @@ def exchange(
     flat = torch.cat(_pieces(x, *sent))
     dist.all_to_all_single(made.view(-1), flat, list(received), list(sent[0]), group=group)
     return made
-
-
-def _reduce_scatter_uneven(
-    input: torch.Tensor, reduce_op: str, send_counts: list[int], send_displacements: list[int],
-    recv_count: int, tag: str, rank_list: list[int], group_size: int,
-) -> torch.Tensor:  # fmt: skip
-    parts = (send_counts, send_displacements)
-    return reduce_uneven(input, reduce_op, parts, process_group(tag, rank_list))
 
 
 def reduce_uneven(
@@ -159,17 +135,9 @@ def reduce_uneven(
     return _pieces(whole, *parts)[dist.get_rank(group)].view(-1, *x.shape[1:]).clone()
 
 
-REDUCTIONS: dict[str, Any] = {
-    "sum": dist.ReduceOp.SUM,
-    "product": dist.ReduceOp.PRODUCT,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-    "avg": dist.ReduceOp.AVG,
-}
+_WORDS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
+REDUCTIONS: dict[str, Any] = {word: getattr(dist.ReduceOp, word.upper()) for word in _WORDS}
+REDUCTIONS["prod"] = dist.ReduceOp.PRODUCT
 
 
 # ---- one to one ----
@@ -191,10 +159,6 @@ def _recv(
     peer = group_rank(src, group_src, ranks)
     dist.recv(made, group=process_group(pg_tag, ranks), tag=tag, group_src=peer)
     return made
-
-
-def _nothing(*args: Any) -> None:
-    """What is sent leaves nothing behind."""
 
 
 _GROUP = "str tag, int[] ranks, int group_size"
@@ -222,27 +186,33 @@ _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     (
         "allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, "
         "str tag, int[] rank_list, int group_size, SymInt[] recv_displacements) -> Tensor",
-        _allgather_uneven,
+        lambda input, count, counts, tag, ranks, size, starts: gather_uneven(
+            input, counts, starts, process_group(tag, ranks)
+        ),
         lambda input, count, counts, *group: _rows(input, sum(counts)),
     ),
     (
         "all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, "
         f"SymInt[] recv_counts, SymInt[] recv_displacements, {_GROUP}) -> Tensor",
-        _all_to_all,
+        lambda input, counts, starts, received, _, tag, ranks, size: exchange(
+            input, (counts, starts), received, process_group(tag, ranks)
+        ),
         lambda input, counts, starts, received, *group: _rows(input, sum(received)),
     ),
     (
         "reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, "
         "SymInt[] send_displacements, SymInt recv_count, str tag, int[] rank_list, "
         "int group_size) -> Tensor",
-        _reduce_scatter_uneven,
+        lambda input, op, counts, starts, count, tag, ranks, size: reduce_uneven(
+            input, op, (counts, starts), process_group(tag, ranks)
+        ),
         lambda input, op, counts, starts, count, *group: _rows(input, count),
     ),
     (
         "_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, "
         "int[] shape) -> ()",
         _send,
-        _nothing,
+        lambda *args: None,  # what is sent leaves nothing behind
     ),
     (
         "_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, "

@@ -227,15 +227,13 @@ def patch_for_hcom() -> None:
         "patch_for_hcom is not needed, leave it out: this torch traces collectives as they are",
         UserWarning, stacklevel=2,
     )  # fmt: skip
-    for name, traced in _PATCHED:
-        original = getattr(dist, name)
-        if not hasattr(original, "_torchair_original"):
-            setattr(dist, name, _either(original, traced))
+    wanted: list[tuple[Any, str, Callable[..., Any]]] = [(dist, *row) for row in _PATCHED]
     deepspeed = sys.modules.get("deepspeed.comm")
-    for name in ("all_reduce", "inference_all_reduce"):
-        original = getattr(deepspeed, name, None)
+    wanted += [(deepspeed, n, npu_all_reduce) for n in ("all_reduce", "inference_all_reduce")]
+    for home, name, traced in wanted:
+        original = getattr(home, name, None)
         if original is not None and not hasattr(original, "_torchair_original"):
-            setattr(deepspeed, name, _either(original, npu_all_reduce))
+            setattr(home, name, _either(original, traced))
 
 
 @contextmanager

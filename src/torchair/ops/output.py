@@ -112,16 +112,14 @@ def _number(x: Any) -> str:
     return f"{x:.9g}" if isinstance(x, float) else str(int(x))
 
 
-def _texts(tensors: Sequence[torch.Tensor], size: int, detail: bool) -> Iterator[str]:
-    for t in tensors:
-        text = tensor_text(t, size)
-        yield detail_text(text, ", ".join(map(str, t.shape)), t.dtype) if detail else text
-
-
 def _print(
     tensors: Sequence[torch.Tensor], template: str, placeholder: str, size: int, detail: bool
 ) -> None:
-    print(message(template, placeholder, list(_texts(tensors, size, detail))))
+    texts = []
+    for t in tensors:
+        text = tensor_text(t, size)
+        texts.append(detail_text(text, ", ".join(map(str, t.shape)), t.dtype) if detail else text)
+    print(message(template, placeholder, texts))
 
 
 define_effect(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
@@ -26,22 +26,6 @@ def accelerator() -> Any:
         if module is not None and module.is_initialized():
             return module
     return None
-
-
-class TaggedStreams:
-    """One stream for each tag and device, made when the tag is first used."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._streams: dict[tuple[str, int], Any] = {}
-
-    def get(self, tag: str, module: Any) -> Any:
-        """The stream of a tag on the current device."""
-        key = (tag, module.current_device())
-        with self._lock:
-            if key not in self._streams:
-                self._streams[key] = module.Stream()
-            return self._streams[key]
 
 
 class TaggedEvent:
@@ -69,45 +53,32 @@ class TaggedEvent:
         return self._native[device]
 
 
-class TaggedEvents:
-    """The events that users made, by tag, for all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: dict[str, TaggedEvent] = {}
-
-    def create(self, tag: str) -> TaggedEvent:
-        """A new event; ValueError if the tag is taken."""
-        with self._lock:
-            if tag in self._events:
-                raise ValueError(f"the event tag {tag!r} is used already; choose another one")
-            self._events[tag] = TaggedEvent(tag)
-            return self._events[tag]
-
-    def get(self, tag: str) -> TaggedEvent | None:
-        """The event of a tag."""
-        return self._events.get(tag)
-
-
-class Scope(NamedTuple):
-    """An open scope: its attributes, and the stream to go back to if it has switched streams."""
-
-    attributes: Mapping[str, str]
-    outer: Any
-
-
 class _ThisThread(threading.local):
     """Scopes that graphs have open, and events that passes put into graphs. Both are used within
     one run of a graph, so threads do not share them."""
 
     def __init__(self) -> None:
-        self.scopes: list[Scope] = []
+        self.scopes: list[tuple[Mapping[str, str], Any]] = []  # attributes, the stream outside
         self.events: dict[str, TaggedEvent] = {}
 
 
-STREAMS = TaggedStreams()
-EVENTS = TaggedEvents()
+EVENTS: dict[str, TaggedEvent] = {}
+"""The events that users made, by tag, for all threads."""
+
+STREAMS: dict[tuple[str, int], Any] = {}
+"""One stream for each tag and device, made when the tag is first used."""
+
+_lock = threading.Lock()
 _here = _ThisThread()
+
+
+def _stream_of(tag: str, module: Any) -> Any:
+    """The stream of a tag on the current device."""
+    key = (tag, module.current_device())
+    with _lock:
+        if key not in STREAMS:
+            STREAMS[key] = module.Stream()
+        return STREAMS[key]
 
 
 # ---- scopes
@@ -122,8 +93,8 @@ def enter_scope(keys: Sequence[str], values: Sequence[str], need_execute: bool =
     outer = None
     if module is not None:
         outer = module.current_stream()
-        module.set_stream(STREAMS.get(attributes[STREAM_LABEL], module))
-    _here.scopes.append(Scope(attributes, outer))
+        module.set_stream(_stream_of(attributes[STREAM_LABEL], module))
+    _here.scopes.append((attributes, outer))
 
 
 def exit_scope(need_execute: bool = False) -> None:
@@ -132,14 +103,14 @@ def exit_scope(need_execute: bool = False) -> None:
         return
     if not _here.scopes:
         raise ScopeError("you must first call the torch.ops.air.scope_enter operator")
-    outer = _here.scopes.pop().outer
+    _, outer = _here.scopes.pop()
     if outer is not None:
         accelerator().set_stream(outer)
 
 
 def open_scopes() -> list[Mapping[str, str]]:
     """Attributes of the scopes that the running graph has open, the outermost first."""
-    return [scope.attributes for scope in _here.scopes]
+    return [attributes for attributes, _ in _here.scopes]
 
 
 @contextmanager
@@ -214,7 +185,7 @@ def keep_for_stream(input: torch.Tensor, tagged_stream: str) -> None:
     """Keep the memory of a tensor until the stream of a tag has passed this point."""
     module = accelerator() if input.device.type != "cpu" else None
     if module is not None:
-        input.record_stream(STREAMS.get(tagged_stream, module))
+        input.record_stream(_stream_of(tagged_stream, module))
 
 
 def current_stream() -> list[str]:
@@ -382,7 +353,10 @@ define_effect("keep(Tensor[] x) -> ()", _keep)
 def npu_create_tagged_event(tag: str) -> TaggedEvent:
     """An event for `npu_tagged_event_record` and `npu_tagged_event_wait`, known to compiled graphs
     by its tag. ValueError if the tag is used already."""
-    return EVENTS.create(tag)
+    event = TaggedEvent(tag)
+    if EVENTS.setdefault(tag, event) is not event:
+        raise ValueError(f"the event tag {tag!r} is used already; choose another one")
+    return event
 
 
 def npu_tagged_event_record(event: TaggedEvent) -> None:

@@ -136,7 +136,7 @@ class Suspects:
         return LocalCheck(base, seen).first_wrong(self._arguments(), self._start)
 
     def _check_ge(self, graph: GeConcreteGraph) -> Wrong | None:
-        device = self._device.info.name
+        device = self._device.name
         return self._check(
             self._optimized_fx, self._observe(lambda args: run_ge(graph, args, device))
         )
@@ -222,7 +222,7 @@ class Suspects:
         wrong = self._check(base, seen)
         if wrong is not None:
             around = frozenset(n.name for n in wrong.region)
-            place = self._device.info.name
+            place = self._device.name
             step = self._observe(lambda args: worst_step(graph, seen, args, place, around))
             names = " ".join(n.name for n in step.also or [step.node])
             return Blame(wrong, Author.KERNEL, f"of {names}")

@@ -112,10 +112,6 @@ class ProfileStep:
     begin: float
     end: float
 
-    def holds(self, begin: float, end: float) -> bool:
-        """Whether the middle of a slice is in it."""
-        return self.begin <= (begin + end) / 2 < self.end
-
 
 @dataclass(frozen=True)
 class MarkedRange:
@@ -148,8 +144,9 @@ class Profile:
         return f"{whole}.{rest:03d}"
 
     def step_of(self, begin: float, end: float) -> int | None:
-        """The number of the step that a slice is in."""
-        return next((s.number for s in self.steps if s.holds(begin, end)), None)
+        """The number of the step that the middle of a slice is in."""
+        middle = (begin + end) / 2
+        return next((s.number for s in self.steps if s.begin <= middle < s.end), None)
 
     @property
     def spans(self) -> list[ProfileStep]:

@@ -132,14 +132,9 @@ def operator_details(profile: Profile) -> list[Row]:
     rows: list[Row] = [list(OPERATOR_COLUMNS)]
     for o in profile.operators:
         times = (o.own, o.total, o.device_own, o.device_total, o.products_own, o.products_total)
-        rows.append([o.name, shapes_of(o.args), ";\r\n".join(o.stack), *map(_us, times)])
+        shapes = ";".join(",".join(map(str, dims or ())) for dims in o.args.get("Input Dims", ()))
+        rows.append([o.name, shapes, ";\r\n".join(o.stack), *map(_us, times)])
     return rows
-
-
-def shapes_of(args: Any) -> str:
-    """Dims of the inputs of an operator, if they were recorded."""
-    dims = args.get("Input Dims", ())
-    return ";".join("" if not d else ",".join(map(str, d)) for d in dims)
 
 
 def step_trace_time(profile: Profile) -> list[Row]:

@@ -133,8 +133,9 @@ class Rows:
         device = STATE.here.device
         stream = STATE.here.streams.get(device)
         number = stream.stream_id if stream is not None else 0
+        lane = f"stream {number}" if number else ""
         work = asdict(of_call(name, args, kwargs, result))
-        self.add(name, device, lane_of(number), begin, end, work, get_native_id())
+        self.add(name, device, lane, begin, end, work, get_native_id())
         return result
 
     def add(
@@ -193,11 +194,6 @@ class _Operators(TorchDispatchMode):
         if func.is_view or name in _MEMORY:
             return func(*args, **(kwargs or {}))
         return self._rows.timed(name, func, args, kwargs or {})
-
-
-def lane_of(stream: int) -> str:
-    """The lane of a stream that a script made."""
-    return f"stream {stream}" if stream else ""
 
 
 class _Onlooker:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module, metadata
+from importlib.machinery import PathFinder
 
 from torchair.ops.npu.library import NpuOperator, define_missing
 
-__all__ = ["FAMILIES", "NpuOperator", "define", "is_real_package_installed", "operators"]
+__all__ = ["FAMILIES", "NpuOperator", "PACKAGE", "define", "operators", "real_package"]
 
+PACKAGE = "torch_npu"
 FAMILIES = (
     "activation", "fusion_attention", "infer_operators", "matmul", "quant", "rows",
 )
@@ -24,17 +26,18 @@ def operators() -> tuple[NpuOperator, ...]:
     return tuple(o for family in families for o in family.OPERATORS)
 
 
-def is_real_package_installed() -> bool:
-    """Whether a distribution named torch_npu is there, which brings the operators itself."""
+def real_package() -> str | None:
+    """What is known of an installed torch_npu, which brings the operators itself; None if there is
+    none."""
     try:
-        metadata.distribution("torch_npu")
+        return f"{PACKAGE} {metadata.version(PACKAGE)}"
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        spec = PathFinder.find_spec(PACKAGE)
+        return None if spec is None else f"{PACKAGE} in {spec.origin or spec.name}"
 
 
 def define() -> None:
     """Define the operators in `torch.ops.npu`, for good; a second call changes nothing. Operators
     that somebody else has defined stay as they are."""
-    if not is_real_package_installed():
+    if real_package() is None:
         define_missing(operators())

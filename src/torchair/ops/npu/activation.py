@@ -16,21 +16,6 @@ OPERATORS = NpuOperators()
 # ---- swiglu: silu of the first half, times the second ----
 
 
-def swiglu(x: Tensor, dim: int = -1) -> Tensor:
-    """silu(a) * b, where a and b are the halves of `x` along a dim."""
-    _half_dims(x, dim)
-    a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
-    return (a * torch.sigmoid(a) * b).to(x.dtype)
-
-
-def swiglu_backward(grad_output: Tensor, x: Tensor, dim: int = -1) -> Tensor:
-    """The gradient of `x`."""
-    a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
-    grad, gate = grad_output.to(a.dtype), torch.sigmoid(a)
-    da = grad * b * gate * (1 + a * (1 - gate))
-    return torch.cat([da, grad * a * gate], dim).to(x.dtype)
-
-
 def _half_dims(x: Tensor, dim: int = -1) -> list[Any]:
     if x.shape[dim] % 2:
         raise wrong("npu_swiglu", "self", f"dim {dim} of size {x.shape[dim]} has no two halves")
@@ -48,14 +33,26 @@ def _swiglu_gradient(ctx: Any, grad: Tensor) -> Any:
     return torch.ops.npu.npu_swiglu_backward(grad, *ctx.saved_tensors, ctx.dim), None
 
 
-OPERATORS.add(
-    "npu_swiglu(Tensor self, int dim=-1) -> Tensor", swiglu,
+@OPERATORS.add(
+    "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
     lambda x, *dim: x.new_empty(_half_dims(x, *dim)), Gradient(_keep_swiglu, _swiglu_gradient),
 )  # fmt: skip
-OPERATORS.add(
-    "npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor", swiglu_backward,
-    like(1),
-)  # fmt: skip
+def swiglu(x: Tensor, dim: int = -1) -> Tensor:
+    """silu(a) * b, where a and b are the halves of `x` along a dim."""
+    _half_dims(x, dim)
+    a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
+    return (a * torch.sigmoid(a) * b).to(x.dtype)
+
+
+@OPERATORS.add(
+    "npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor", like(1)
+)
+def swiglu_backward(grad_output: Tensor, x: Tensor, dim: int = -1) -> Tensor:
+    """The gradient of `x`."""
+    a, b = (half.to(wide(x.dtype)) for half in x.chunk(2, dim))
+    grad, gate = grad_output.to(a.dtype), torch.sigmoid(a)
+    da = grad * b * gate * (1 + a * (1 - gate))
+    return torch.cat([da, grad * a * gate], dim).to(x.dtype)
 
 
 # ---- rotary embedding: x * r1 + rotated(x) * r2 ----
@@ -106,6 +103,10 @@ def rotary(x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half") -> Tensor:
     return (straight(values, mode) * cosine + rotated(values, mode) * sine).to(x.dtype)
 
 
+@OPERATORS.add(
+    "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
+    "str rotary_mode='half') -> (Tensor, Tensor, Tensor)", like(1, 2, 3),
+)  # fmt: skip
 def rotary_backward(
     grad: Tensor, x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,11 +130,9 @@ def check_rotary(dims: Sequence[Any], mode: str, rotate: Any = None) -> None:
     refuse_given("npu_rotary_mul", rotate=rotate)
 
 
-def _rotary(
-    self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
-) -> Tensor:
-    check_rotary(self.shape, rotary_mode, rotate)
-    return rotary(self, r1, r2, rotary_mode)
+def _fake_rotary(x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half", *rotate: Any) -> Tensor:
+    check_rotary(x.shape, mode, *rotate)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _keep_rotary(ctx: Any, inputs: Any, output: Any) -> None:
@@ -146,62 +145,23 @@ def _rotary_gradient(ctx: Any, grad: Tensor) -> Any:
     return *grads, None, None
 
 
-OPERATORS.add(
-    "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
-    "str rotary_mode='half') -> (Tensor, Tensor, Tensor)", rotary_backward, like(1, 2, 3),
-)  # fmt: skip
-
-
-@OPERATORS.over(
+@OPERATORS.add(
     "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
-    "Tensor? rotate=None) -> Tensor", _rotary, Gradient(_keep_rotary, _rotary_gradient),
+    "Tensor? rotate=None) -> Tensor", _fake_rotary, Gradient(_keep_rotary, _rotary_gradient),
 )  # fmt: skip
-def _fake_rotary(
+def _rotary(
     self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
     check_rotary(self.shape, rotary_mode, rotate)
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
+    return rotary(self, r1, r2, rotary_mode)
 
 
 # ---- root mean square norm, with and without an addition before it ----
 
 
-def _normalised_dims(x: Tensor, gamma: Tensor) -> list[int]:
-    return list(range(-gamma.dim(), 0))
-
-
-def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Elements over the root of the mean of their squares, times `gamma`; and one over that root,
-    with dims of size 1 in the place of those of `gamma`."""
-    values = x.to(wide(x.dtype))
-    squares = values.square().mean(_normalised_dims(x, gamma), keepdim=True)
-    rstd = torch.rsqrt(squares + epsilon)
-    return (values * rstd * gamma.to(values.dtype)).to(x.dtype), rstd
-
-
-def add_rms_norm(
-    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`rms_norm` of a sum, and the sum itself as the third result."""
-    total = x1 + x2
-    return (*rms_norm(total, gamma, epsilon), total)
-
-
-def rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the input, and of `gamma` in the type that sums are made in."""
-    dims = _normalised_dims(x, gamma)
-    grad, root = dy.to(rstd.dtype), rstd
-    hat = x.to(rstd.dtype) * root
-    scaled = grad * gamma.to(rstd.dtype)
-    dx = root * (scaled - hat * (scaled * hat).mean(dims, keepdim=True))
-    leading = list(range(x.dim() - gamma.dim()))
-    product = grad * hat
-    return dx.to(x.dtype), product.sum(leading) if leading else product
-
-
-def _fake_rstd(x: Tensor, gamma: Tensor) -> Tensor:
+def _fake_norm(x: Tensor, gamma: Tensor, *epsilon: float) -> tuple[Tensor, Tensor]:
     dims = [*x.shape[: x.dim() - gamma.dim()], *[1] * gamma.dim()]
-    return x.new_empty(dims, dtype=wide(x.dtype))
+    return like(0)(x), x.new_empty(dims, dtype=wide(x.dtype))
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -216,27 +176,42 @@ def _backward(ctx: Any, dy: Tensor, drstd: Tensor) -> Any:
     return dx, dgamma.to(gamma.dtype), None
 
 
-@OPERATORS.over(
-    "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", rms_norm,
-    Gradient(_keep, _backward),
+@OPERATORS.add(
+    "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
+    _fake_norm, Gradient(_keep, _backward),
 )  # fmt: skip
-def _fake(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Any:
-    return torch.empty_like(self, memory_format=torch.contiguous_format), _fake_rstd(self, gamma)
+def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Elements over the root of the mean of their squares, times `gamma`; and one over that root,
+    with dims of size 1 in the place of those of `gamma`."""
+    values = x.to(wide(x.dtype))
+    squares = values.square().mean([*range(-gamma.dim(), 0)], keepdim=True)
+    rstd = torch.rsqrt(squares + epsilon)
+    return (values * rstd * gamma.to(values.dtype)).to(x.dtype), rstd
 
 
-@OPERATORS.over(
+@OPERATORS.add(
     "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) "
-    "-> (Tensor, Tensor, Tensor)", add_rms_norm,
-)  # fmt: skip
-def _fake_add(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Any:
-    made = torch.empty_like(x1, memory_format=torch.contiguous_format)
-    return made, _fake_rstd(x1, gamma), torch.empty_like(made)
-
-
-@OPERATORS.over(
-    "npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
-    rms_norm_backward,
+    "-> (Tensor, Tensor, Tensor)",
+    lambda x1, x2, gamma, *epsilon: (*_fake_norm(x1, gamma), like(0)(x1)),
 )
-def _fake_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> Any:
-    dx = torch.empty_like(self, memory_format=torch.contiguous_format)
-    return dx, gamma.new_empty(gamma.shape, dtype=rstd.dtype)
+def add_rms_norm(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`rms_norm` of a sum, and the sum itself as the third result."""
+    total = x1 + x2
+    return (*rms_norm(total, gamma, epsilon), total)
+
+
+@OPERATORS.add(
+    "npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
+    lambda dy, x, gamma, rstd: (like(0)(x), gamma.new_empty(gamma.shape, dtype=rstd.dtype)),
+)
+def rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the input, and of `gamma` in the type that sums are made in."""
+    grad, root = dy.to(rstd.dtype), rstd
+    hat = x.to(rstd.dtype) * root
+    scaled = grad * gamma.to(rstd.dtype)
+    dx = root * (scaled - hat * (scaled * hat).mean([*range(-gamma.dim(), 0)], keepdim=True))
+    leading = list(range(x.dim() - gamma.dim()))
+    product = grad * hat
+    return dx.to(x.dtype), product.sum(leading) if leading else product

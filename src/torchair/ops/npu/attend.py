@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,24 @@ query, counted from the first key; the same counted from the last one; the token
 from the last key; the third, and a number of first keys besides (two forms of one)."""
 
 _PAIR, _BATCHES, _FULL = 2, 3, 4  # dims of a mask
+
+
+class Piece(NamedTuple):
+    """What is computed together: one sequence, or all of them where they are alike."""
+
+    batches: range
+    queries: range
+    keys: range
+
+
+def ranges(ends: Sequence[int]) -> list[range]:
+    """Pieces one after the other, from where each ends."""
+    return [range(a, b) for a, b in pairwise([0, *ends])]
+
+
+def part(x: Tensor, batches: range, rows: range) -> Tensor:
+    """Some rows of a (batch, head, row, feature) tensor, sharing memory."""
+    return x[batches.start : batches.stop, :, rows.start : rows.stop]
 
 
 @dataclass(frozen=True)
@@ -181,11 +200,6 @@ class Dropout:
     keep: float
     generator: torch.Generator
 
-    @classmethod
-    def seeded(cls, keep: float, seed: int, device: torch.device) -> Dropout:
-        """The pattern of a seed, from its beginning."""
-        return cls(keep, torch.Generator(device).manual_seed(seed))
-
     def factors(self, like: Tensor) -> Tensor:
         """What the next block of weights is multiplied with: 0, or one over the share."""
         drawn = torch.rand(like.shape, generator=self.generator, device=like.device)
@@ -214,8 +228,8 @@ class Scores:
         """Scores of a block of queries, -inf where a key is hidden. `rows` are the numbers of the
         queries among all `total` ones."""
         batch, heads, count, _ = query.shape
-        grouped = query.reshape(batch, key.shape[1], -1, query.shape[-1])
-        products = (grouped @ key.transpose(-1, -2)).view(batch, heads, count, key.shape[2])
+        products = _grouped(query, key) @ key.transpose(-1, -2)
+        products = products.view(batch, heads, count, key.shape[2])
         shift = None if self.shift is None else _rows(self.shift, rows).to(products.dtype)
         if shift is not None and self.shift_first:
             products = (products + shift) * self.scale
@@ -243,7 +257,7 @@ def blocks(batch: int, heads: int, queries: int, keys: int) -> Iterator[range]:
         yield range(start, min(start + size, queries))
 
 
-def attend(
+def forward(
     query: Tensor, key: Tensor, value: Tensor, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and for each query the largest score and the sum of exponentials over it, all
@@ -274,9 +288,8 @@ def _block(
     weights = powers / torch.where(total == 0, 1.0, total)
     if scores.dropout is not None:
         weights = weights * scores.dropout.factors(weights)
-    batch, heads, count, keys = weights.shape
-    grouped = weights.view(batch, value.shape[1], -1, keys) @ value
-    return grouped.view(batch, heads, count, value.shape[-1]), top, total
+    out = _grouped(weights, value) @ value
+    return out.view(*weights.shape[:3], value.shape[-1]), top, total
 
 
 def _largest(scores: Tensor, sink: Tensor | None) -> Tensor:
@@ -286,11 +299,11 @@ def _largest(scores: Tensor, sink: Tensor | None) -> Tensor:
     return top if sink is None else torch.maximum(top, sink.to(top.dtype).view(-1, 1, 1))
 
 
-def attend_backward(
+def backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scores: Scores, top: Tensor,
     total: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of query, key, value and shift, from what `attend` said of each query."""
+    """Gradients of query, key, value and shift, from what `forward` said of each query."""
     kind = wide(query.dtype)
     grad, query, key, value = (x.to(kind) for x in (grad, query, key, value))
     batch, heads, length, _ = query.shape

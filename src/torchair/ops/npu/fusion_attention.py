@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from torchair.ops.npu.attend import (
-    NO_LIMIT,
-    PREFIX,
-    PREFIX_SMALL,
-    Dropout,
-    Scores,
-    attend,
-    attend_backward,
-    by_heads,
-    cut,
-    from_heads,
-    full_mask,
-    head_dims,
-    layout_dims,
-    window_of,
-)
+from torchair.ops.npu import attend
+from torchair.ops.npu.attend import NO_LIMIT, PREFIX, PREFIX_SMALL, Dropout, Piece, Scores, part
 from torchair.ops.npu.library import Gradient, NpuOperators, refuse, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
@@ -33,99 +18,96 @@ NAME = "npu_fusion_attention"
 _COPIES = 8  # the device keeps each statistic of a query so often
 _SEEDS = 1 << 62  # seeds of dropout are below
 _LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
-
-
-Piece = tuple[range, range, range]
-"""Batches, queries and keys that are computed together."""
+_FLAT = ("BSH", "SBH")  # those that have the features of all heads in one dim
 
 
 @dataclass(frozen=True)
 class FusionCall:
-    """A call of the operator: operands in their layout, and what decides the scores."""
+    """A call of the operator, with the names, the order and the defaults of its arguments."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    heads: int
-    layout: str
+    head_num: int
+    input_layout: str
     pse: Tensor | None = None
-    mask: Tensor | None = None
+    padding_mask: Tensor | None = None
+    atten_mask: Tensor | None = None
     scale: float = 1.0
-    before: int = NO_LIMIT
-    after: int = NO_LIMIT
+    keep_prob: float = 1.0
+    pre_tockens: int = NO_LIMIT
+    next_tockens: int = NO_LIMIT
+    inner_precise: int = 0
     prefix: Sequence[int] | None = None
-    query_ends: Sequence[int] | None = None
-    key_ends: Sequence[int] | None = None
+    actual_seq_qlen: Sequence[int] | None = None
+    actual_seq_kvlen: Sequence[int] | None = None
     sparse_mode: int = 0
-    keep: float = 1.0
-    seed: int = 0
+    gen_mask_parallel: bool = True
+    sync: bool = False
+    softmax_layout: str = ""
+    sink: Tensor | None = None
+    seed: int = 0  # of dropout; the operator draws it
 
     def __post_init__(self) -> None:
-        check_layout(self.layout)
+        unknown = {"padding_mask": self.padding_mask, "sink": self.sink}
+        refuse_given(NAME, **unknown, softmax_layout=self.softmax_layout or None)
+        if not 0 < self.keep_prob <= 1:
+            reason = f"is {self.keep_prob}, a share between 0 and 1 is wanted"
+            raise wrong(NAME, "keep_prob", reason)
+        if self.input_layout not in _LAYOUTS:
+            known = ", ".join(_LAYOUTS)
+            raise refuse(NAME, "input_layout", f"{self.input_layout!r} is none of {known}")
         if self.sparse_mode in (PREFIX, PREFIX_SMALL) and self.prefix is None:
             raise wrong(NAME, "prefix", f"is needed for sparse_mode {self.sparse_mode}")
-        ragged = self.layout == "TND"
-        for name, ends in (("qlen", self.query_ends), ("kvlen", self.key_ends)):
-            if ragged and ends is None:
-                raise wrong(NAME, f"actual_seq_{name}", "is needed with the layout TND")
-            if not ragged and ends is not None:
-                raise wrong(NAME, f"actual_seq_{name}", "belongs to the layout TND")
+        ragged = self.input_layout == "TND"
+        for name in ("actual_seq_qlen", "actual_seq_kvlen"):
+            if ragged and getattr(self, name) is None:
+                raise wrong(NAME, name, "is needed with the layout TND")
+            if not ragged and getattr(self, name) is not None:
+                raise wrong(NAME, name, "belongs to the layout TND")
         if ragged and self.pse is not None:
             raise refuse(NAME, "pse", "is not supported with the layout TND")
 
     def by_heads(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value as (batch, heads, positions, features)."""
-        query = by_heads(self.query, self.layout, self.heads)
-        width = query.shape[-1]
-        flat = self.layout in ("BSH", "SBH")
-        key_heads = self.key.shape[-1] // width if flat else 0
-        return (
-            query,
-            by_heads(self.key, self.layout, key_heads),
-            by_heads(self.value, self.layout, key_heads),
-        )
+        layout, operands = self.input_layout, (self.key, self.value)
+        query = attend.by_heads(self.query, layout, self.head_num)
+        key_heads = self.key.shape[-1] // query.shape[-1] if layout in _FLAT else 0
+        key, value = (attend.by_heads(x, layout, key_heads) for x in operands)
+        return query, key, value
 
-    def pieces(self, dims: Sequence[int], keys: int) -> list[Piece]:
-        """What is computed together: batches, their queries and their keys."""
+    def pieces(self, dims: Sequence[int], keys: int) -> Iterator[tuple[Piece, Scores]]:
+        """What is computed together, and how scores of each are made."""
+        dropout = None
+        if self.keep_prob != 1.0:
+            generator = torch.Generator(self.query.device).manual_seed(self.seed)
+            dropout = Dropout(self.keep_prob, generator)
+        for number, piece in enumerate(self._pieces(dims, keys)):
+            yield piece, self._scores(number, piece, dropout)
+
+    def _pieces(self, dims: Sequence[int], keys: int) -> list[Piece]:
         batches, _, queries, _ = dims
-        if self.layout != "TND":
+        if self.input_layout != "TND":
             together = 1 if self.sparse_mode in (PREFIX, PREFIX_SMALL) else batches
             return [
-                (range(b, b + together), range(queries), range(keys))
+                Piece(range(b, b + together), range(queries), range(keys))
                 for b in range(0, batches, together)
             ]
-        ends = [list(e) for e in (self.query_ends or (), self.key_ends or ())]
+        ends = self.actual_seq_qlen or (), self.actual_seq_kvlen or ()
         if len(ends[0]) != len(ends[1]):
             raise wrong(NAME, "actual_seq_kvlen", "has not as many ends as actual_seq_qlen")
-        spans = [zip([0, *e[:-1]], e, strict=True) for e in ends]
-        return [(range(1), range(*q), range(*k)) for q, k in zip(*spans, strict=True)]
+        return [Piece(range(1), *both) for both in zip(*map(attend.ranges, ends), strict=True)]
 
-    def dropout(self) -> Dropout | None:
-        """The pattern of dropout from its beginning, None without dropout."""
-        if self.keep == 1.0:
-            return None
-        return Dropout.seeded(self.keep, self.seed, self.query.device)
-
-    def scores(self, number: int, piece: Piece, dropout: Dropout | None) -> Scores:
-        """How scores of a piece are made."""
-        masked = self.mask is not None
+    def _scores(self, number: int, piece: Piece, dropout: Dropout | None) -> Scores:
+        masked = self.atten_mask is not None
         prefix = self.prefix[number] if self.prefix is not None else 0
-        window = window_of(NAME, self.sparse_mode, self.before, self.after, masked, prefix)
-        hidden = full_mask(NAME, self.mask, self.sparse_mode, False)
+        limits = (self.sparse_mode, self.pre_tockens, self.next_tockens, masked, prefix)
+        window = attend.window_of(NAME, *limits)
+        hidden = attend.full_mask(NAME, self.atten_mask, self.sparse_mode, False)
         batches, queries, keys = piece  # a ragged layout counts from the begin of each sequence
         where = (batches, range(len(queries)), range(len(keys)))
-        shift = cut(self.pse, *where)
-        return Scores(self.scale, shift, True, cut(hidden, *where), window, dropout=dropout)
-
-
-def check_layout(layout: str) -> None:
-    """Raise for a layout that the operator does not have."""
-    if layout not in _LAYOUTS:
-        raise refuse(NAME, "input_layout", f"{layout!r} is none of {', '.join(_LAYOUTS)}")
-
-
-def _part(x: Tensor, batches: range, rows: range) -> Tensor:
-    return x[batches.start : batches.stop, :, rows.start : rows.stop]
+        shift, hidden = attend.cut(self.pse, *where), attend.cut(hidden, *where)
+        return Scores(self.scale, shift, True, hidden, window, dropout=dropout)
 
 
 def fusion_attention(call: FusionCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -137,17 +119,14 @@ def fusion_attention(call: FusionCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = query.new_zeros(dims, dtype=kind)
     top = query.new_full((*dims[:3], 1), float("-inf"), dtype=kind)
     total = query.new_zeros((*dims[:3], 1), dtype=kind)
-    dropout = call.dropout()
-    for number, piece in enumerate(call.pieces(query.shape, key.shape[2])):
-        batches, queries, keys = piece
-        k, v = _part(key, batches, keys), _part(value, batches, keys)
-        scores = call.scores(number, piece, dropout)
-        found = attend(_part(query, batches, queries), k, v, scores)
-        for whole, part in zip((out, top, total), found, strict=True):
-            _part(whole, batches, queries).copy_(part)
-    saved = [_as_saved(x, call.layout) for x in (top, total)]
-    empty = query.new_empty(0)
-    return from_heads(out.to(query.dtype), call.layout), *saved, empty  # type: ignore[return-value]
+    for (batches, queries, keys), scores in call.pieces(query.shape, key.shape[2]):
+        k, v = part(key, batches, keys), part(value, batches, keys)
+        found = attend.forward(part(query, batches, queries), k, v, scores)
+        for whole, made in zip((out, top, total), found, strict=True):
+            part(whole, batches, queries).copy_(made)
+    saved = [_as_saved(x, call.input_layout) for x in (top, total)]
+    out = attend.from_heads(out.to(query.dtype), call.input_layout)
+    return out, *saved, query.new_empty(0)  # type: ignore[return-value]
 
 
 def fusion_attention_grad(
@@ -155,24 +134,21 @@ def fusion_attention_grad(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and pse (empty if there is none), in their types."""
     query, key, value = call.by_heads()
-    grad = by_heads(dy, call.layout, call.heads)
-    top, total = (_from_saved(x, call.layout) for x in (softmax_max, softmax_sum))
+    grad = attend.by_heads(dy, call.input_layout, call.head_num)
+    top, total = (_from_saved(x, call.input_layout) for x in (softmax_max, softmax_sum))
     kind = wide(query.dtype)
     made = [torch.zeros_like(x, dtype=kind) for x in (query, key, value)]
     dpse = None if call.pse is None else torch.zeros_like(call.pse, dtype=kind)
-    dropout = call.dropout()
-    for number, piece in enumerate(call.pieces(query.shape, key.shape[2])):
-        batches, queries, keys = piece
-        g, q, largest, sums = (_part(x, batches, queries) for x in (grad, query, top, total))
-        k, v = _part(key, batches, keys), _part(value, batches, keys)
-        scores = call.scores(number, piece, dropout)
-        *found, shift = attend_backward(g, q, k, v, scores, largest, sums)
-        for whole, part, rows in zip(made, found, (queries, keys, keys), strict=True):
-            _part(whole, batches, rows).add_(part)
+    for (batches, queries, keys), scores in call.pieces(query.shape, key.shape[2]):
+        g, q, largest, sums = (part(x, batches, queries) for x in (grad, query, top, total))
+        k, v = part(key, batches, keys), part(value, batches, keys)
+        *found, shift = attend.backward(g, q, k, v, scores, largest, sums)
+        for whole, more, rows in zip(made, found, (queries, keys, keys), strict=True):
+            part(whole, batches, rows).add_(more)
         if dpse is not None and shift is not None:
             mine = dpse if dpse.shape[0] == 1 else dpse[batches.start : batches.stop]
             mine += shift
-    grads = [from_heads(x.to(query.dtype), call.layout) for x in made]
+    grads = [attend.from_heads(x.to(query.dtype), call.input_layout) for x in made]
     last = query.new_empty(0) if call.pse is None or dpse is None else dpse.to(call.pse.dtype)
     return *grads, last  # type: ignore[return-value]
 
@@ -191,39 +167,18 @@ def result_dims(
     query: Sequence[Any], key: Sequence[Any], value: Sequence[Any], heads: Any, layout: str
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Dims of the result and of the statistics, from those of the operands."""
-    batch, count, length, width = head_dims(query, layout, heads)
-    if layout in ("BSH", "SBH"):
-        value_width = value[2] // (key[2] // width)
-    else:
-        value_width = value[-1]
-    saved = (length, count, _COPIES) if layout == "TND" else (batch, count, length, _COPIES)
-    return layout_dims((batch, count, length, value_width), layout), saved
+    width = attend.head_dims(query, layout, heads)[-1]
+    key_heads = key[-1] // width if layout in _FLAT else 0
+    dims, sums = attend.request_dims(layout, query, value, heads, key_heads, False)
+    return dims, (*sums[:-1], _COPIES)
 
 
 # ---- operators ----
 
 
-def _call(
-    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str,
-    pse: Tensor | None = None, padding_mask: Tensor | None = None,
-    atten_mask: Tensor | None = None, scale: float = 1.0, keep_prob: float = 1.0,
-    pre_tockens: int = NO_LIMIT, next_tockens: int = NO_LIMIT, inner_precise: int = 0,
-    prefix: Any = None, actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None,
-    sparse_mode: int = 0, gen_mask_parallel: bool = True, sync: bool = False,
-    softmax_layout: str = "", sink: Tensor | None = None, *, seed: int = 0,
-) -> FusionCall:  # fmt: skip
-    refuse_given(NAME, padding_mask=padding_mask, sink=sink, softmax_layout=softmax_layout or None)
-    if not 0 < keep_prob <= 1:
-        raise wrong(NAME, "keep_prob", f"is {keep_prob}, a share between 0 and 1 is wanted")
-    return FusionCall(
-        query, key, value, head_num, input_layout, pse, atten_mask, scale, pre_tockens,
-        next_tockens, prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, keep_prob, seed,
-    )  # fmt: skip
-
-
 def _forward(*args: Any, **options: Any) -> Any:
-    call = _call(*args, **options)
-    if call.keep == 1.0:
+    call = FusionCall(*args, **options)
+    if call.keep_prob == 1.0:
         return *fusion_attention(call), 0, 0, 0
     seed = int(torch.randint(_SEEDS, ()))
     call = replace(call, seed=seed)
@@ -232,11 +187,11 @@ def _forward(*args: Any, **options: Any) -> Any:
 
 
 def _fake(*args: Any, **options: Any) -> Any:
-    call = _call(*args, **options)
-    if call.keep != 1.0:
+    call = FusionCall(*args, **options)
+    if call.keep_prob != 1.0:
         raise refuse(NAME, "keep_prob", "dropout draws a seed in each call: not in a graph")
     dims, saved = result_dims(
-        call.query.shape, call.key.shape, call.value.shape, call.heads, call.layout
+        call.query.shape, call.key.shape, call.value.shape, call.head_num, call.input_layout
     )
     statistics = [call.query.new_empty(saved, dtype=wide(call.query.dtype)) for _ in range(2)]
     return call.query.new_empty(dims), *statistics, call.query.new_empty(0), 0, 0, 0
@@ -251,7 +206,7 @@ def _backward_call(
         raise wrong(f"{NAME}_grad", "softmax_max", "and softmax_sum of the forward are needed")
     for unread in ("softmax_in", "attention_in", "offset", "numels"):
         options.pop(unread, None)
-    call = _call(query, key, value, head_num, input_layout, scale=scale_value, **options)
+    call = FusionCall(query, key, value, head_num, input_layout, scale=scale_value, **options)
     return fusion_attention_grad(call, dy, softmax_max, softmax_sum)
 
 
@@ -269,7 +224,7 @@ _KEPT = (
     "inner_precise", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sparse_mode",
     "gen_mask_parallel", "sync",
 )  # fmt: skip
-_PLACES = {name: k for k, name in enumerate(inspect.signature(_call).parameters)}
+_PLACES = {field.name: k for k, field in enumerate(fields(FusionCall))}
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -308,9 +263,8 @@ OPERATORS.add(
     "float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
     f"int next_tockens=2147483647, int inner_precise=0, {_LENGTHS}, "
     'str softmax_layout="", Tensor? sink=None) '
-    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)", _forward, _fake,
-    Gradient(_keep, _backward),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)", _fake, Gradient(_keep, _backward),
+)(_forward)  # fmt: skip
 OPERATORS.add(
     "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, "
     "int head_num, str input_layout, *, Tensor? pse=None, Tensor? padding_mask=None, "
@@ -318,5 +272,5 @@ OPERATORS.add(
     "Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
     "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, "
     f"int inner_precise=0, int seed=0, int offset=0, int numels=0, {_LENGTHS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)", _backward_call, _fake_backward,
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor)", _fake_backward,
+)(_backward_call)  # fmt: skip

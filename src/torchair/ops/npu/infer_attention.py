@@ -2,336 +2,283 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from torchair.ops.npu.attend import (
-    NO_LIMIT,
-    PAGES_OF_FEATURES,
-    PAGES_OF_HEADS,
-    RAGGED,
-    Scores,
-    attend,
-    by_heads,
-    cut,
-    from_heads,
-    full_mask,
-    is_of_layout,
-    split_layout,
-    window_of,
-)
-from torchair.ops.npu.library import rounded, unpack_int4, wide, wrong
+from torchair.ops.npu import attend
+from torchair.ops.npu.attend import Piece
+from torchair.ops.npu.infer_schemas import FUSED, fused_arguments
+from torchair.ops.npu.library import refuse, refuse_given, rounded, unpack_int4, wide, wrong
 
 Tensor = torch.Tensor
 
+_SCHEMA = torch._C.parse_schema(f"{FUSED}({fused_arguments('int[]')}) -> ()")
+_DEFAULTS = {a.name: a.default_value for a in _SCHEMA.arguments} | {"learnable_sink": None}
+_REFUSED = (
+    "padding_mask", "deq_scale1", "dequant_scale1", "quant_scale1", "deq_scale2", "dequant_scale2",
+    "key_rope_antiquant_scale", "dequant_scale_query", "q_start_idx", "kv_start_idx",
+)  # fmt: skip
 
-@dataclass(frozen=True)
-class Quantised:
-    """How stored keys or values become numbers: (stored + offset) * scale. A scale is one number,
-    or there is one for each feature of each head, or with `per_token` for each position."""
-
-    scale: Tensor
-    offset: Tensor | None = None
-    per_token: bool = False
+_PER_TOKEN = 1
+_MODES = (0, _PER_TOKEN)
+_PAGE_DIM = -2  # of (pages, positions, features) and of (pages, heads, positions, features)
 
 
-@dataclass(frozen=True)
 class InferCall:
-    """A call of one of the inference operators, under the names that all of them share."""
+    """A call of one of the inference operators, `given` the arguments of the fused one, of which
+    those that are None have their defaults."""
 
-    operator: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    heads: int
-    key_heads: int = 0  # 0: as many as queries have
-    scale: float = 1.0
-    layout: str = "BSH"
-    shift: Tensor | None = None
-    mask: Tensor | None = None
-    lengths: Sequence[int] | None = None
-    key_lengths: Sequence[int] | None = None
-    sparse_mode: int = 0
-    before: int = NO_LIMIT
-    after: int = NO_LIMIT
-    block_table: Tensor | None = None
-    key_form: Quantised | None = None
-    value_form: Quantised | None = None
-    query_padding: Tensor | None = None
-    key_padding: Tensor | None = None
-    key_prefix: Tensor | None = None
-    value_prefix: Tensor | None = None
-    prefix_length: int | None = None
-    query_rope: Tensor | None = None
-    key_rope: Tensor | None = None
-    sink: Tensor | None = None
-    out_scale: Tensor | None = None
-    out_offset: Tensor | None = None
-    with_sums: bool = False
+    def __init__(self, operator: str, given: Mapping[str, Any]) -> None:
+        refuse_given(operator, **{name: given.get(name) for name in _REFUSED})
+        self.operator = operator
+        known = {name: value for name, value in given.items() if value is not None}
+        self.given: Any = SimpleNamespace(**_DEFAULTS | known)
+        self.layout, self.out_layout = attend.split_layout(operator, self.given.input_layout)
+        self.ragged = self.layout in attend.RAGGED
+        self.heads: int = self.given.num_heads
+        self.key_heads: int = self.given.num_key_value_heads or self.heads
+        forms = self._form("key", 0), self._form("value", 1)
+        self._check()
+        self.query = attend.by_heads(self.given.query, self.layout, self.heads)
+        if self.given.query_rope is not None:
+            rope = attend.by_heads(self.given.query_rope, self.layout, self.heads)
+            self.query = torch.cat([self.query, rope], -1)
+        self.keys = _Stored(self, "key", forms[0], self.given.key_shared_prefix)
+        self.values = _Stored(self, "value", forms[1], self.given.value_shared_prefix)
+        self.ropes = None if self.given.key_rope is None else _Stored(self, "key_rope")
 
-    @property
-    def ragged(self) -> bool:
-        """Whether sequences stand one after the other, without a batch dim."""
-        return self.layout.partition("_")[0] in RAGGED
+    def _check(self) -> None:
+        first, g = self.layout, self.given
+        if not attend.is_of_layout(g.query, first):
+            raise wrong(self.operator, "query", f"has {g.query.dim()} dims in layout {first}")
+        if not g.query.dtype.is_floating_point:
+            raise wrong(self.operator, "query", "is quantised: the products are not supported")
+        if self.ragged and g.actual_seq_lengths is None:
+            raise wrong(self.operator, "actual_seq_lengths", f"is needed in layout {first}")
+        if self.heads % self.key_heads:
+            raise wrong(self.operator, "num_key_value_heads", f"does not divide {self.heads}")
+        if (g.query_rope is None) != (g.key_rope is None):
+            raise wrong(self.operator, "query_rope", "and key_rope come together")
+        if self.ragged and (g.pse_shift is not None or g.key_shared_prefix is not None):
+            raise wrong(self.operator, "pse_shift", f"or a prefix do not go with layout {first}")
+        have = g.key.shape[_PAGE_DIM]
+        if g.block_table is not None and g.block_size not in (0, have):
+            reason = f"is {g.block_size}, the pages of key have {have} positions"
+            raise wrong(self.operator, "block_size", reason)
+
+    def _form(self, side: str, place: int) -> _Quantised | None:
+        """How keys or values are quantised: with scales of their own, or with those that lie in
+        one tensor, those of keys first."""
+        own = f"{side}_antiquant"
+        name = "antiquant" if getattr(self.given, f"{own}_scale") is None else own
+        facts = ("scale", "offset", "mode")
+        scale, offset, mode = (getattr(self.given, f"{name}_{fact}") for fact in facts)
+        if scale is None:
+            return None
+        if mode not in _MODES:
+            raise refuse(self.operator, f"{name}_mode", f"is {mode}, known are {_MODES}")
+        if name != own:
+            scale, offset = scale[place], None if offset is None else offset[place]
+        return _Quantised(scale, offset, mode == _PER_TOKEN)
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The result, and the logarithm of the sum of exponentials of each query; if that is not
         asked for, one zero."""
-        self._check()
-        return _Run(self).result()
-
-    def _check(self) -> None:
-        first, _ = split_layout(self.operator, self.layout)
-        if not is_of_layout(self.query, first):
-            raise wrong(self.operator, "query", f"has {self.query.dim()} dims in layout {first}")
-        if not self.query.dtype.is_floating_point:
-            raise wrong(self.operator, "query", "is quantised: the products are not supported")
-        if self.ragged and self.lengths is None:
-            raise wrong(self.operator, "actual_seq_lengths", f"is needed in layout {first}")
-        if self.key_heads and self.heads % self.key_heads:
-            raise wrong(self.operator, "num_key_value_heads", f"does not divide {self.heads}")
-        if (self.query_rope is None) != (self.key_rope is None):
-            raise wrong(self.operator, "query_rope", "and key_rope come together")
-        if self.ragged and (self.shift is not None or self.key_prefix is not None):
-            raise wrong(self.operator, "pse_shift", f"or a prefix do not go with layout {first}")
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """One sequence, or all of them where they are alike: batches, queries and keys."""
-
-    batches: range
-    queries: range
-    keys: range
-
-
-class _Run:
-    """Working out one request."""
-
-    def __init__(self, request: InferCall) -> None:
-        self.request = request
-        self.layout, self.out_layout = split_layout(request.operator, request.layout)
-        self.key_heads = request.key_heads or request.heads
-        self.query = self._queries()
-        self.keys = _Stored(self, request.key, request.key_form, "key")
-        self.values = _Stored(self, request.value, request.value_form, "value")
-        self.ropes = None
-        if request.key_rope is not None:
-            self.ropes = _Stored(self, request.key_rope, None, "key_rope")
-
-    def _queries(self) -> Tensor:
-        query = by_heads(self.request.query, self.layout, self.request.heads)
-        if self.request.query_rope is None:
-            return query
-        rope = by_heads(self.request.query_rope, self.layout, self.request.heads)
-        return torch.cat([query, rope], -1)
-
-    def result(self) -> tuple[Tensor, Tensor]:
         kind = wide(self.query.dtype)
         dims = (*self.query.shape[:3], self.values.width)
         out = self.query.new_zeros(dims, dtype=kind)
         sums = self.query.new_zeros((*dims[:3], 1), dtype=kind)
-        for piece in self._pieces():
-            found, logs = self._attend(piece)
-            rows = self._rows(piece), slice(None), slice(piece.queries.start, piece.queries.stop)
-            out[rows], sums[rows] = found, logs
-        return from_heads(self._finished(out), self.out_layout), self._sums(sums)
+        for piece in self._ragged_pieces() if self.ragged else self._batch_pieces():
+            rows = self._batches(piece), piece.queries
+            found, logs = self._attend(piece, attend.part(self.query, *rows))
+            attend.part(out, *rows).copy_(found)
+            attend.part(sums, *rows).copy_(logs)
+        return attend.from_heads(self._finished(out), self.out_layout), self._sums(sums)
 
-    @property
-    def ragged(self) -> bool:
-        return self.request.ragged
-
-    def _rows(self, piece: _Piece) -> slice:
+    def _batches(self, piece: Piece) -> range:
         """Where a sequence is in the batch dim; ragged ones share one batch."""
-        return slice(0, 1) if self.ragged else slice(piece.batches.start, piece.batches.stop)
+        return range(1) if self.ragged else piece.batches
 
-    def _attend(self, piece: _Piece) -> tuple[Tensor, Tensor]:
-        query = self.query[self._rows(piece), :, piece.queries.start : piece.queries.stop]
+    def _attend(self, piece: Piece, query: Tensor) -> tuple[Tensor, Tensor]:
         key, value = self.keys.of(piece), self.values.of(piece)
         if self.ropes is not None:
             key = torch.cat([key, self.ropes.of(piece)], -1)
-        out, top, total = attend(query, key, value, self._scores(piece, key.shape[2]))
+        out, top, total = attend.forward(query, key, value, self._scores(piece, key.shape[2]))
         nothing = total == 0
         logs = torch.where(nothing, 0.0, top) + torch.where(nothing, 1.0, total).log()
         return out, logs
 
-    def _scores(self, piece: _Piece, keys: int) -> Scores:
-        r = self.request
-        window = window_of(r.operator, r.sparse_mode, r.before, r.after, r.mask is not None)
-        hidden = full_mask(r.operator, r.mask, r.sparse_mode, self._mask_is_by_batch())
+    def _scores(self, piece: Piece, keys: int) -> attend.Scores:
+        g, mask = self.given, self.given.atten_mask
+        limits = (g.sparse_mode, g.pre_tokens, g.next_tokens, mask is not None)
+        window = attend.window_of(self.operator, *limits)
+        hidden = attend.full_mask(self.operator, mask, g.sparse_mode, self._mask_is_by_batch())
         if self.ragged:
-            where = (piece.batches, range(len(piece.queries)), range(keys))
+            where = piece._replace(queries=range(len(piece.queries)), keys=range(keys))
         else:
-            first = piece.keys.start if r.block_table is None else 0
-            where = (piece.batches, piece.queries, range(first, first + keys))
-        return Scores(r.scale, cut(r.shift, *where), False, cut(hidden, *where), window, r.sink)
+            first = piece.keys.start if g.block_table is None else 0
+            where = piece._replace(keys=range(first, first + keys))
+        shift, hidden = attend.cut(g.pse_shift, *where), attend.cut(hidden, *where)
+        return attend.Scores(g.scale, shift, False, hidden, window, g.learnable_sink)
 
     def _mask_is_by_batch(self) -> bool:
         """Whether a mask of two dims is (batch, key): where there is one query for each batch."""
-        mask, batches = self.request.mask, self.query.shape[0]
+        mask, batches = self.given.atten_mask, self.query.shape[0]
         if mask is None or self.ragged:
             return False
         return self.query.shape[2] == 1 and mask.shape[0] == batches and batches > 1
 
     # ---- where sequences are ----
 
-    def _pieces(self) -> list[_Piece]:
-        return self._ragged_pieces() if self.ragged else self._batch_pieces()
-
-    def _ragged_pieces(self) -> list[_Piece]:
+    def _ragged_pieces(self) -> list[Piece]:
         """Lengths are ends; those of keys are lengths if keys come in pages."""
-        r = self.request
-        ends = list(r.lengths or ())
-        given = list(r.key_lengths) if r.key_lengths is not None else ends
+        g = self.given
+        ends = list(g.actual_seq_lengths)
+        given = ends if g.actual_seq_lengths_kv is None else list(g.actual_seq_lengths_kv)
         if len(given) != len(ends):
-            raise wrong(r.operator, "actual_seq_lengths_kv", f"has not {len(ends)} members")
-        begins = [0, *ends[:-1]]
-        if r.block_table is not None:
-            spans = [range(n) for n in given]
-        else:
-            spans = [range(a, b) for a, b in zip([0, *given[:-1]], given, strict=True)]
-        places = enumerate(zip(begins, ends, spans, strict=True))
+            raise wrong(self.operator, "actual_seq_lengths_kv", f"has not {len(ends)} members")
+        queries = attend.ranges(ends)
+        keys = attend.ranges(given) if g.block_table is None else [range(n) for n in given]
         return [
-            _Piece(range(b, b + 1), range(first, last), keys) for b, (first, last, keys) in places
+            Piece(range(b, b + 1), *both) for b, both in enumerate(zip(queries, keys, strict=True))
         ]
 
-    def _batch_pieces(self) -> list[_Piece]:
+    def _batch_pieces(self) -> list[Piece]:
         """Lengths are those of each batch, one for all of them, or the whole dims."""
         batches, queries = self.query.shape[0], self.query.shape[2]
-        r, room = self.request, self.keys.room
+        g, room = self.given, self.keys.room
         apart = (
-            r.lengths, r.key_lengths, r.block_table, r.query_padding, r.key_padding, r.key_prefix
+            g.actual_seq_lengths, g.actual_seq_lengths_kv, g.block_table, g.query_padding_size,
+            g.kv_padding_size, g.key_shared_prefix,
         )  # fmt: skip
         if all(x is None for x in apart):
-            return [_Piece(range(batches), range(queries), range(room))]
-        own = _for_each(r.operator, "actual_seq_lengths", r.lengths, batches, queries)
-        keys = _for_each(r.operator, "actual_seq_lengths_kv", r.key_lengths, batches, room)
-        pieces = []
-        for b in range(batches):
-            first = _behind(queries, own[b], r.query_padding)
-            start = _behind(room, keys[b], r.key_padding)
-            alone = range(b, b + 1)
-            pieces.append(
-                _Piece(alone, range(first, first + own[b]), range(start, start + keys[b]))
-            )
-        return pieces
+            return [Piece(range(batches), range(queries), range(room))]
+        spans = (
+            self._spans("actual_seq_lengths", batches, queries, g.query_padding_size),
+            self._spans("actual_seq_lengths_kv", batches, room, g.kv_padding_size),
+        )
+        return [
+            Piece(range(b, b + 1), *both) for b, both in enumerate(zip(*spans, strict=True))
+        ]
+
+    def _spans(
+        self, argument: str, batches: int, room: int, padding: Tensor | None
+    ) -> list[range]:
+        """Where each batch is: from 0 on, or so that `padding` places are left behind it."""
+        lengths: Sequence[int] | None = getattr(self.given, argument)
+        if lengths is None:
+            lengths = [room]
+        found = list(lengths) * (batches if len(lengths) == 1 else 1)
+        if len(found) < batches:
+            reason = f"has {len(lengths)} members for {batches} batches"
+            raise wrong(self.operator, argument, reason)
+        if any(not 0 <= n <= room for n in found[:batches]):
+            reason = f"{found[:batches]} are not lengths up to {room}"
+            raise wrong(self.operator, argument, reason)
+        behind = None if padding is None else int(padding.reshape(-1)[0])
+        starts = [0 if behind is None else room - n - behind for n in found[:batches]]
+        return [range(a, a + n) for a, n in zip(starts, found, strict=False)]
 
     # ---- results ----
 
     def _finished(self, out: Tensor) -> Tensor:
-        r = self.request
-        if r.out_scale is None:
+        scale, offset = self.given.quant_scale2, self.given.quant_offset2
+        if scale is None:
             return out.to(self.query.dtype)
-        values = out * _by_feature(r.out_scale, r.heads)
-        if r.out_offset is not None:
-            values = values + _by_feature(r.out_offset, r.heads)
+        values = out * _by_feature(scale, self.heads)
+        if offset is not None:
+            values = values + _by_feature(offset, self.heads)
         return rounded(values, torch.int8)
 
     def _sums(self, sums: Tensor) -> Tensor:
-        if not self.request.with_sums:
+        if not self.given.softmax_lse_flag:
             return sums.new_zeros(1, dtype=torch.float32)
         return (sums[0].transpose(0, 1) if self.ragged else sums).contiguous()
+
+
+@dataclass(frozen=True)
+class _Quantised:
+    """How stored keys or values become numbers: (stored + offset) * scale. A scale is one number,
+    or there is one for each feature of each head, or with `per_token` for each position."""
+
+    scale: Tensor
+    offset: Tensor | None
+    per_token: bool
 
 
 class _Stored:
     """Keys or values as they are kept: dense, or in pages that a table lists for each batch."""
 
-    def __init__(self, run: _Run, tensor: Tensor, form: Quantised | None, name: str) -> None:
-        self.run, self.form, self.name = run, form, name
-        r = run.request
+    def __init__(
+        self, call: InferCall, name: str, form: _Quantised | None = None,
+        prefix: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.call, self.form, self.prefix = call, form, prefix
+        tensor: Tensor = getattr(call.given, name)
         tensor = unpack_int4(tensor) if tensor.dtype == torch.int32 else tensor
-        self.heads = run.key_heads
-        self.pages = r.block_table
+        self.pages: Tensor | None = call.given.block_table
         if self.pages is None:
-            self.tensor = by_heads(tensor, run.layout, self.heads)
+            self.tensor = attend.by_heads(tensor, call.layout, call.key_heads)
             self.room = self.tensor.shape[2]
         else:
-            self.tensor = self._paged(tensor)
+            self.tensor = self._paged(tensor, name)
             self.room = self.pages.shape[1] * self.tensor.shape[2]
         self.width = self.tensor.shape[-1]
 
-    def _paged(self, tensor: Tensor) -> Tensor:
+    def _paged(self, tensor: Tensor, name: str) -> Tensor:
         """Pages as (page, heads, positions, features)."""
-        if tensor.dim() == PAGES_OF_HEADS:
+        if tensor.dim() == attend.PAGES_OF_HEADS:
             return tensor
-        if tensor.dim() == PAGES_OF_FEATURES:
-            return tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        raise wrong(
-            self.run.request.operator, self.name, f"has {tensor.dim()} dims, pages have 3 or 4"
-        )
+        if tensor.dim() == attend.PAGES_OF_FEATURES:
+            return tensor.unflatten(-1, (self.call.key_heads, -1)).transpose(1, 2)
+        raise wrong(self.call.operator, name, f"has {tensor.dim()} dims, pages have 3 or 4")
 
-    def of(self, piece: _Piece) -> Tensor:
+    def of(self, piece: Piece) -> Tensor:
         """What one sequence reads, as numbers: (1, heads, positions, features)."""
-        found = self._dense(piece) if self.pages is None else self._from_pages(piece)
+        found = self._dense(piece) if self.pages is None else self._from_pages(self.pages, piece)
         found = found if self.form is None else self._dequantised(found, self.form, piece)
         return self._with_prefix(found)
 
-    def _dense(self, piece: _Piece) -> Tensor:
-        keys = slice(piece.keys.start, piece.keys.stop)
-        if self.run.ragged or self.tensor.shape[0] == 1:
-            return self.tensor[:1, :, keys]
-        return self.tensor[piece.batches.start : piece.batches.stop, :, keys]
+    def _dense(self, piece: Piece) -> Tensor:
+        shared = self.call.ragged or self.tensor.shape[0] == 1
+        return attend.part(self.tensor, range(1) if shared else piece.batches, piece.keys)
 
-    def _from_pages(self, piece: _Piece) -> Tensor:
-        assert self.pages is not None
-        size = self.tensor.shape[2]
-        count = -(-piece.keys.stop // size)
-        if count > self.pages.shape[1]:
-            raise wrong(
-                self.run.request.operator, "block_table",
-                f"has {self.pages.shape[1]} pages for the {piece.keys.stop} keys of a batch",
-            )  # fmt: skip
-        pages = self.tensor[self.pages[piece.batches.start, :count].to(torch.int64)]
+    def _from_pages(self, table: Tensor, piece: Piece) -> Tensor:
+        count = -(-piece.keys.stop // self.tensor.shape[2])
+        if count > table.shape[1]:
+            reason = f"has {table.shape[1]} pages for the {piece.keys.stop} keys of a batch"
+            raise wrong(self.call.operator, "block_table", reason)
+        pages = self.tensor[table[piece.batches.start, :count].to(torch.int64)]
         rows = pages.transpose(0, 1).flatten(1, 2)
         return rows[:, piece.keys.start : piece.keys.stop].unsqueeze(0)
 
-    def _dequantised(self, found: Tensor, form: Quantised, piece: _Piece) -> Tensor:
-        values = found.to(wide(self.run.query.dtype))
+    def _dequantised(self, found: Tensor, form: _Quantised, piece: Piece) -> Tensor:
+        values = found.to(wide(self.call.query.dtype))
         if form.offset is not None:
             values = values + self._factors(form.offset, form.per_token, piece)
         return values * self._factors(form.scale, form.per_token, piece)
 
-    def _factors(self, x: Tensor, per_token: bool, piece: _Piece) -> Tensor:
-        x = x.to(wide(self.run.query.dtype))
+    def _factors(self, x: Tensor, per_token: bool, piece: Piece) -> Tensor:
+        x = x.to(wide(self.call.query.dtype))
         if not per_token:
-            return _by_feature(x, self.heads)
+            return _by_feature(x, self.call.key_heads)
         rows = x.reshape(-1, x.shape[-1])
         rows = rows[piece.batches.start : piece.batches.stop] if len(rows) > 1 else rows
         return rows[:, None, piece.keys.start : piece.keys.stop, None]
 
     def _with_prefix(self, found: Tensor) -> Tensor:
-        r = self.run.request
-        prefix = {"key": r.key_prefix, "value": r.value_prefix}.get(self.name)
-        if prefix is None:
+        if self.prefix is None:
             return found
-        shared = by_heads(prefix, self.run.layout, self.heads)
-        length = shared.shape[2] if r.prefix_length is None else r.prefix_length
+        shared = attend.by_heads(self.prefix, self.call.layout, self.call.key_heads)
+        given = self.call.given.actual_shared_prefix_len
+        length = int(given[0]) if given else shared.shape[2]
         return torch.cat([shared[:, :, :length].to(found.dtype), found], 2)
-
-
-def _for_each(
-    operator: str, argument: str, lengths: Sequence[int] | None, batches: int, room: int
-) -> list[int]:
-    """One length for each batch, none longer than there is room."""
-    if lengths is None:
-        return [room] * batches
-    found = list(lengths) * (batches if len(lengths) == 1 else 1)
-    if len(found) < batches:
-        raise wrong(operator, argument, f"has {len(lengths)} members for {batches} batches")
-    if any(not 0 <= n <= room for n in found[:batches]):
-        raise wrong(operator, argument, f"{found[:batches]} are not lengths up to {room}")
-    return found[:batches]
-
-
-def _behind(room: int, length: int, padding: Tensor | None) -> int:
-    """Where a sequence begins: at 0, or so that only `padding` places are left behind it."""
-    return 0 if padding is None else room - length - int(padding.reshape(-1)[0])
 
 
 def _by_feature(x: Tensor, heads: int) -> Tensor:
     """One number, or one for each feature of each head, as (1, heads, 1, features)."""
-    if x.numel() == 1:
-        return x.reshape(1, 1, 1, 1)
-    return x.reshape(1, heads, 1, -1)
+    return x.reshape(1, 1 if x.numel() == 1 else heads, 1, -1)

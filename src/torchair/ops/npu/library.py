@@ -3,13 +3,14 @@ the argument, and the types that results are computed and stored in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 DEVICES = ("CPU", "CUDA")
 """Dispatch keys the kernels are for. An emulated device calls the CPU kernel on aliases."""
 
@@ -46,20 +47,16 @@ class NpuOperators(list[NpuOperator]):
     """Operators of one module."""
 
     def add(
-        self, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any],
+        self, schema: str, fake: Callable[..., Any] | None = None,
         gradient: Gradient | None = None, pure: str | None = None,
-    ) -> None:  # fmt: skip
-        """One more."""
-        self.append(NpuOperator(schema, kernel, fake, gradient, pure))
+    ) -> Callable[[_Kernel], _Kernel]:  # fmt: skip
+        """One more, whose kernel is the function below. Without `fake` that is run to know the
+        results on tensors without data, too; tracing an operator takes several times as long then.
+        """
 
-    def over(
-        self, schema: str, kernel: Callable[..., Any], gradient: Gradient | None = None
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """One more, whose results on tensors without data the function below tells."""
-
-        def enter(fake: Callable[..., Any]) -> Callable[..., Any]:
-            self.add(schema, kernel, fake, gradient)
-            return fake
+        def enter(kernel: _Kernel) -> _Kernel:
+            self.append(NpuOperator(schema, kernel, fake or kernel, gradient, pure))
+            return kernel
 
         return enter
 
@@ -175,6 +172,16 @@ def dtype_of(operator: str, argument: str, code: int | torch.dtype) -> torch.dty
     if known is None:
         raise refuse(operator, argument, f"there is no torch type for the number {code}")
     return _STORED.get(known, known)
+
+
+def known_type(
+    operator: str, argument: str, code: int | torch.dtype, known: Sequence[torch.dtype]
+) -> torch.dtype:
+    """The same, if it is one of those that are known."""
+    kind = dtype_of(operator, argument, code)
+    if kind not in known:
+        raise refuse(operator, argument, f"{kind} is none of {', '.join(map(str, known))}")
+    return kind
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

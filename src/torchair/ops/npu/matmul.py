@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torchair.ops.npu.library import (
     INT4_IN_INT32,
     NpuOperators,
     dtype_of,
+    known_type,
     refuse,
     refuse_given,
     rounded,
@@ -64,10 +66,10 @@ def unpacked_weight(weight: Tensor, features: Any) -> Tensor:
     return unpack_int4(weight.transpose(-1, -2)).transpose(-1, -2)
 
 
-def columns(weight_dims: Sequence[Any], packed: bool, features: Any) -> Any:
+def columns(weight: Tensor, features: Any) -> Any:
     """Columns of a product with such a weight."""
-    along_columns = packed and bool(weight_dims[-2] == features)
-    return weight_dims[-1] * INT4_IN_INT32 if along_columns else weight_dims[-1]
+    along_columns = weight.dtype == torch.int32 and bool(weight.shape[-2] == features)
+    return weight.shape[-1] * INT4_IN_INT32 if along_columns else weight.shape[-1]
 
 
 def finished(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -104,33 +106,52 @@ def quant_matmul(
     the scaled product. An int32 result is not scaled."""
     x1 = unpack_int4(x1) if x1.dtype == torch.int32 else x1
     total = exact_product(x1, unpacked_weight(x2, x1.shape[-1]))
-    whole_bias = bias is not None and not bias.dtype.is_floating_point
-    if bias is not None and whole_bias:
-        total = total + bias.to(total.dtype)
     if dtype == torch.int32:
-        return total.to(torch.int32)
-    values = total * scale_values(scale).to(total.dtype)
-    if pertoken_scale is not None:
-        values = values * pertoken_scale.to(total.dtype).unsqueeze(-1)
-    if bias is not None and not whole_bias:
-        values = values + bias.to(total.dtype)
+        return (total + bias if _is_whole(bias) else total).to(torch.int32)
+    values = _scaled(total, bias, scale, pertoken_scale)
     if dtype == torch.int8:
         offset = pattern_offsets(scale, offset)
-    if offset is not None:
-        values = values + offset.to(total.dtype)
-    return finished(values, dtype)
+    return finished(values if offset is None else values + offset.to(total.dtype), dtype)
+
+
+def _scaled(
+    total: Tensor, bias: Tensor | None, scale: Tensor | None, rows: Tensor | None
+) -> Tensor:
+    """(total + bias) * scale * the scale of each row; a bias that is no integer is added last."""
+    values = total + bias.to(total.dtype) if _is_whole(bias) else total
+    if scale is not None:
+        values = values * scale_values(scale).to(total.dtype)
+    if rows is not None:
+        values = values * rows.to(total.dtype).unsqueeze(-1)
+    return values if bias is None or _is_whole(bias) else values + bias.to(total.dtype)
+
+
+def _is_whole(bias: Tensor | None) -> TypeGuard[Tensor]:
+    return bias is not None and not bias.dtype.is_floating_point
 
 
 def quant_matmul_type(output_dtype: int | torch.dtype | None) -> torch.dtype:
     """The type of the result of `npu_quant_matmul`."""
-    if output_dtype is None:
-        return torch.int8
-    kind = dtype_of("npu_quant_matmul", "output_dtype", output_dtype)
-    if kind not in RESULTS:
-        raise refuse("npu_quant_matmul", "output_dtype", f"{kind} is none of {RESULTS}")
-    return kind
+    code = torch.int8 if output_dtype is None else output_dtype
+    return known_type("npu_quant_matmul", "output_dtype", code, RESULTS)
 
 
+def _fake_quant_matmul(
+    x1: Tensor, x2: Tensor, scale: Tensor, *, output_dtype: int | None = None, **others: Any
+) -> Tensor:
+    features = x1.shape[-1] * (INT4_IN_INT32 if x1.dtype == torch.int32 else 1)
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    dims = [*batch, x1.shape[-2], columns(x2, features)]
+    return x1.new_empty(dims, dtype=quant_matmul_type(output_dtype))
+
+
+@OPERATORS.add(
+    "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
+    "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, "
+    "int? x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None, "
+    "int? scale_dtype=None, SymInt[]? group_sizes=None, Tensor? y_scale=None) -> Tensor",
+    _fake_quant_matmul,
+)
 def _quant_matmul(
     x1: Tensor, x2: Tensor, scale: Tensor, *, offset: Tensor | None = None,
     pertoken_scale: Tensor | None = None, bias: Tensor | None = None,
@@ -141,22 +162,6 @@ def _quant_matmul(
     if offset is not None and kind != torch.int8:
         raise wrong("npu_quant_matmul", "offset", "belongs to a result of int8")
     return quant_matmul(x1, x2, scale, offset, bias, pertoken_scale, kind)
-
-
-@OPERATORS.over(
-    "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
-    "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, "
-    "int? x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None, "
-    "int? scale_dtype=None, SymInt[]? group_sizes=None, Tensor? y_scale=None) -> Tensor",
-    _quant_matmul,
-)
-def _fake_quant_matmul(
-    x1: Tensor, x2: Tensor, scale: Tensor, *, output_dtype: int | None = None, **others: Any
-) -> Tensor:
-    features = x1.shape[-1] * (INT4_IN_INT32 if x1.dtype == torch.int32 else 1)
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    dims = [*batch, x1.shape[-2], columns(x2.shape, x2.dtype == torch.int32, features)]
-    return x1.new_empty(dims, dtype=quant_matmul_type(output_dtype))
 
 
 # ---- a quantised weight ----
@@ -171,13 +176,30 @@ def check_groups(features: Any, scale: Tensor, group: int) -> None:
         raise wrong("npu_weight_quant_batchmatmul", "antiquant_scale", reason)
 
 
+def _fake_weight_quant_matmul(
+    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None, *others: Any,
+) -> Tensor:  # fmt: skip
+    dtype = x.dtype if quant_scale is None else torch.int8
+    return x.new_empty([*x.shape[:-1], columns(weight, x.shape[-1])], dtype=dtype)
+
+
+@OPERATORS.add(
+    "npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, "
+    "Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
+    "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, "
+    "int? weight_dtype=None) -> Tensor",
+    _fake_weight_quant_matmul,
+)
 def weight_quant_matmul(
     x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
     quant_scale: Tensor | None = None, quant_offset: Tensor | None = None,
-    bias: Tensor | None = None, group: int = 0,
+    bias: Tensor | None = None, group: int = 0, inner_precise: int = 0,
+    weight_dtype: int | None = None,
 ) -> Tensor:  # fmt: skip
     """x @ ((weight + offset) * scale) + bias, as int8 if `quant_scale` is given. A GPU multiplies
     in the type of x, by a library that adds up in float32."""
+    refuse_given("npu_weight_quant_batchmatmul", weight_dtype=weight_dtype)
     unpacked, kind = unpacked_weight(weight, x.shape[-1]), wide(x.dtype)
     check_groups(unpacked.shape[-2], antiquant_scale, group)
     whole = dequantized_weight(unpacked, antiquant_scale, antiquant_offset, group, kind)
@@ -192,34 +214,6 @@ def weight_quant_matmul(
     if shift is not None:
         values = values + shift.to(values.dtype)
     return rounded(values, torch.int8)
-
-
-def _weight_quant_matmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None, quant_offset: Tensor | None = None,
-    bias: Tensor | None = None, antiquant_group_size: int = 0, inner_precise: int = 0,
-    weight_dtype: int | None = None,
-) -> Tensor:  # fmt: skip
-    refuse_given("npu_weight_quant_batchmatmul", weight_dtype=weight_dtype)
-    return weight_quant_matmul(
-        x, weight, antiquant_scale, antiquant_offset, quant_scale, quant_offset, bias,
-        antiquant_group_size,
-    )  # fmt: skip
-
-
-@OPERATORS.over(
-    "npu_weight_quant_batchmatmul(Tensor x, Tensor weight, Tensor antiquant_scale, "
-    "Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
-    "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, "
-    "int? weight_dtype=None) -> Tensor", _weight_quant_matmul,
-)  # fmt: skip
-def _fake_weight_quant_matmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None, *others: Any, **named: Any,
-) -> Tensor:  # fmt: skip
-    width = columns(weight.shape, weight.dtype == torch.int32, x.shape[-1])
-    dtype = x.dtype if quant_scale is None else torch.int8
-    return x.new_empty([*x.shape[:-1], width], dtype=dtype)
 
 
 # ---- products of groups of rows, each with a weight of its own ----
@@ -300,16 +294,15 @@ class Grouped:
         if self.group_list is None:
             raise wrong(NAME, "group_list", "is needed to cut one x into groups")
         if self.group_list_type == PAIRS:
-            groups, counts = [int(g) for g, _ in self.group_list], [n for _, n in self.group_list]
-            ends = _running(counts)
+            groups = [int(g) for g, _ in self.group_list]
+            given = [int(n) for _, n in self.group_list]
         else:
             given = [int(n) for n in self.group_list]
-            ends = _running(given) if self.group_list_type == COUNTS else given
-            groups = list(range(len(ends)))
+            groups = list(range(len(given)))
+        ends = given if self.group_list_type == ENDS else list(accumulate(given))
         if ends and (ends[-1] > length or ends != sorted(ends) or ends[0] < 0):
             raise wrong(NAME, "group_list", f"ends {ends} do not cut {length} rows")
-        begins = [0, *ends[:-1]] if ends else []
-        return list(zip(groups, begins, ends, strict=True))
+        return [(g, a, b) for g, (a, b) in zip(groups, pairwise([0, *ends]), strict=True)]
 
     def _tokens(self, place: int, begin: int = 0, end: int | None = None) -> Tensor | None:
         """Scales of the rows of one `x`."""
@@ -318,23 +311,15 @@ class Grouped:
         return self.per_token_scale[place][begin:end]
 
     def _product(self, x: Tensor, group: int, tokens: Tensor | None) -> Tensor:
-        weight, scale = self._of(self.weight, group), self._of(self.scale, group)
+        weight = self._of(self.weight, group)
         assert weight is not None
         weight = unpacked_weight(weight, x.shape[-1])
         factors = self._of(self.antiquant_scale, group)
         if factors is not None:
             weight = dequantized_weight(weight, factors, self._of(self.antiquant_offset, group))
         total, bias = exact_product(x, weight), self._of(self.bias, group)
-        whole = bias is not None and not bias.dtype.is_floating_point
-        if bias is not None and whole:
-            total = total + bias.to(total.dtype)
-        if scale is not None:
-            total = total * scale_values(scale).to(total.dtype)
-        if tokens is not None:
-            total = total * tokens.to(total.dtype).unsqueeze(-1)
-        if bias is not None and not whole:
-            total = total + bias.to(total.dtype)
-        return finished(_ACTIVATIONS[self.act_type](total), self.dtype or x.dtype)
+        values = _scaled(total, bias, self._of(self.scale, group), tokens)
+        return finished(_ACTIVATIONS[self.act_type](values), self.dtype or x.dtype)
 
     def _of(self, tensors: Sequence[Tensor], group: int) -> Tensor | None:
         """What belongs to a group: a tensor of the list, or a part of the only one where one
@@ -347,32 +332,21 @@ class Grouped:
         return tensors[0][group] if shared else tensors[0]
 
 
-def _running(counts: Sequence[Any]) -> list[int]:
-    ends, total = [], 0
-    for n in counts:
-        total += int(n)
-        ends.append(total)
-    return ends
-
-
 # ---- the operator ----
 
 
 def _grouped_matmul(
-    x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Any = None, scale: Any = None,
-    antiquant_scale: Any = None, antiquant_offset: Any = None, per_token_scale: Any = None,
-    group_list: Any = None, split_item: int | None = 0, group_type: int | None = None,
-    group_list_type: int | None = 0, act_type: int | None = 0, tuning_config: Any = None,
-    output_dtype: int | None = None, **others: Any,
+    x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Any = None,
+    group_type: int | None = None, output_dtype: int | None = None, tuning_config: Any = None,
+    **others: Any,
 ) -> list[Tensor]:  # fmt: skip
+    known = [f.name for f in fields(Grouped) if others.get(f.name) is not None]
+    given = {name: others.pop(name) for name in known}
     refuse_given(NAME, **others)
-    _check_split(x, group_list, split_item)
+    _check_split(x, group_list, given.get("split_item", 0))
     ends = group_list.tolist() if isinstance(group_list, Tensor) else group_list
-    return Grouped(
-        x, weight, bias or (), scale or (), antiquant_scale or (), antiquant_offset or (),
-        per_token_scale or (), ends, split_item or 0, kind_of(group_type, x, group_list),
-        group_list_type or 0, act_type or 0, result_type(x, output_dtype),
-    ).run()  # fmt: skip
+    kind, dtype = kind_of(group_type, x, group_list), result_type(x, output_dtype)
+    return Grouped(x, weight, group_list=ends, group_type=kind, dtype=dtype, **given).run()
 
 
 def kind_of(group_type: int | None, x: Sequence[Any], group_list: Any) -> int:
@@ -412,14 +386,11 @@ def _row_dims(
     x: Sequence[Tensor], weight: Sequence[Tensor], group_list: Any, joined: bool, list_type: Any
 ) -> list[list[Any]]:
     def width(g: int) -> Any:
-        w = weight[g] if len(weight) > 1 else weight[0]
-        return columns(w.shape, w.dtype == torch.int32, x[min(g, len(x) - 1)].shape[-1])
+        return columns(weight[min(g, len(weight) - 1)], x[min(g, len(x) - 1)].shape[-1])
 
     if joined:
-        rows = x[0].shape[0]
-        for other in x[1:]:
-            rows = rows + other.shape[0]
-        return [[rows, width(0)]] if x[0].dim() == 2 else [[*x[0].shape[:-1], width(0)]]
+        rows = sum((other.shape[0] for other in x[1:]), start=x[0].shape[0])
+        return [[rows, *x[0].shape[1:-1], width(0)]]
     if len(x) > 1 or group_list is None:
         return [[*t.shape[:-1], width(g)] for g, t in enumerate(x)]
     counts = list(group_list)
@@ -440,6 +411,5 @@ _OPTIONS = (
 
 for _name, _groups in ((NAME, "Tensor?"), (f"{NAME}.List", "SymInt[]?")):
     _given = _OPTIONS.format(groups=_groups)
-    OPERATORS.add(
-        f"{_name}(Tensor[] x, Tensor[] weight, *, {_given}) -> Tensor[]", _grouped_matmul, _fake
-    )
+    _schema = f"{_name}(Tensor[] x, Tensor[] weight, *, {_given}) -> Tensor[]"
+    OPERATORS.add(_schema, _fake)(_grouped_matmul)

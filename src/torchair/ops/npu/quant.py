@@ -10,7 +10,7 @@ import torch
 from torchair.ops.npu.library import (
     INT4_IN_INT32,
     NpuOperators,
-    dtype_of,
+    known_type,
     pack_int4,
     refuse,
     rounded,
@@ -66,25 +66,22 @@ def _along(x: Tensor, rank: int, axis: int) -> Tensor:
 
 def quantize_type(dtype: int | torch.dtype) -> torch.dtype:
     """The type of the result of `npu_quantize`."""
-    kind = dtype_of("npu_quantize", "dtype", dtype)
     known = (torch.int8, torch.uint8, torch.int32, INT4, torch.float8_e5m2, torch.float8_e4m3fn)
-    if kind not in known:
-        raise refuse("npu_quantize", "dtype", f"{kind} is none of {', '.join(map(str, known))}")
-    return kind
+    return known_type("npu_quantize", "dtype", dtype, known)
 
 
-def packed_dims(dims: Sequence[Any], dtype: torch.dtype) -> list[Any]:
-    """Dims of a result, of which four-bit integers shorten the last one."""
+def _packed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values of a type, without data."""
     if dtype != INT4:
-        return list(dims)
-    return [*dims[:-1], dims[-1] // INT4_IN_INT32]
+        return x.new_empty(x.shape, dtype=dtype)
+    return x.new_empty([*x.shape[:-1], x.shape[-1] // INT4_IN_INT32], dtype=torch.int32)
 
 
-def packed_type(dtype: torch.dtype) -> torch.dtype:
-    """The type that holds values of a type in memory."""
-    return torch.int32 if dtype == INT4 else dtype
-
-
+@OPERATORS.add(
+    "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1, "
+    "bool div_mode=True) -> Tensor",
+    lambda x, scales, zero_points, dtype, *how: _packed(x, quantize_type(dtype)),
+)
 def _quantize(
     self: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int = 1,
     div_mode: bool = True,
@@ -97,15 +94,6 @@ def _quantize(
 def quantize_axis(rank: int, axis: int) -> int:
     """The dim that scales lie along; a vector has one dim only, whatever is asked for."""
     return axis if -rank <= axis < rank else -1
-
-
-@OPERATORS.over(
-    "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1, "
-    "bool div_mode=True) -> Tensor", _quantize,
-)  # fmt: skip
-def _fake_quantize(self: Tensor, scales: Tensor, zero_points: Any, dtype: int, *how: Any) -> Tensor:
-    kind = quantize_type(dtype)
-    return self.new_empty(packed_dims(self.shape, kind), dtype=packed_type(kind))
 
 
 def _check_eighths(x: Tensor, dtype: torch.dtype, operator: str, argument: str) -> None:
@@ -137,7 +125,8 @@ def dynamic_quant(
         span, steps = values.abs().amax(dims, keepdim=True), end
     else:
         span = values.amax(dims, keepdim=True) - values.amin(dims, keepdim=True)
-        steps = end - _least(dtype, end)
+        least = -end if dtype.is_floating_point else -end - 1  # `largest` moves both ends
+        steps = end - least
     scale = span / steps
     safe = torch.where(scale == 0, torch.ones_like(scale), scale)
     top = values.amax(dims, keepdim=True)
@@ -162,18 +151,11 @@ def _largest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 
-def _least(dtype: torch.dtype, largest: float) -> float:
-    """The least value of a type whose largest one may have been overridden."""
-    return -largest if dtype.is_floating_point else -largest - 1
-
-
 def dynamic_quant_type(dst_type: int | torch.dtype | None) -> torch.dtype:
     """The type of the first result of `npu_dynamic_quant`."""
-    kind = torch.int8 if dst_type is None else dtype_of("npu_dynamic_quant", "dst_type", dst_type)
     known = (torch.int8, INT4, torch.float8_e5m2, torch.float8_e4m3fn)
-    if kind not in known:
-        raise refuse("npu_dynamic_quant", "dst_type", f"{kind} is none of {known}")
-    return kind
+    code = torch.int8 if dst_type is None else dst_type
+    return known_type("npu_dynamic_quant", "dst_type", code, known)
 
 
 def scale_dims(dims: Sequence[Any], mode: str) -> list[Any]:
@@ -188,16 +170,6 @@ def check_mode(mode: str) -> None:
     if mode not in MODES:
         known = ", ".join(MODES)
         raise wrong("npu_dynamic_quant", "quant_mode", f"{mode!r} is none of {known}")
-
-
-def _dynamic_quant(input: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    y, scale, _ = _checked_dynamic_quant("npu_dynamic_quant", "input", input, **options)
-    return y, scale
-
-
-def _asymmetric_quant(x: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    name = "npu_dynamic_quant_asymmetric"
-    return _checked_dynamic_quant(name, "x", x, symmetrical=False, **options)
 
 
 def _checked_dynamic_quant(
@@ -220,50 +192,44 @@ _DYNAMIC = (
 )
 
 
-@OPERATORS.over(
-    f"npu_dynamic_quant_asymmetric(Tensor x, *, {_DYNAMIC}) -> (Tensor, Tensor, Tensor)",
-    _asymmetric_quant,
-)
-def _fake_asymmetric_quant(
+def _fake_dynamic_quant(
     x: Tensor, *, dst_type: int | None = None, quant_mode: str = "pertoken", **others: Any
-) -> Any:
+) -> tuple[Tensor, Tensor, Tensor]:
     check_mode(quant_mode)
-    kind = dynamic_quant_type(dst_type)
-    y = x.new_empty(packed_dims(x.shape, kind), dtype=packed_type(kind))
-    dims = scale_dims(x.shape, quant_mode)
-    return y, *(x.new_empty(dims, dtype=torch.float32) for _ in range(2))
+    scale = x.new_empty(scale_dims(x.shape, quant_mode), dtype=torch.float32)
+    return _packed(x, dynamic_quant_type(dst_type)), scale, torch.empty_like(scale)
 
 
-@OPERATORS.over(
-    f"npu_dynamic_quant(Tensor input, *, {_DYNAMIC}) -> (Tensor, Tensor)", _dynamic_quant
+@OPERATORS.add(
+    f"npu_dynamic_quant(Tensor input, *, {_DYNAMIC}) -> (Tensor, Tensor)",
+    lambda x, **options: _fake_dynamic_quant(x, **options)[:2],
 )
-def _fake_dynamic_quant(input: Tensor, **options: Any) -> Any:
-    return _fake_asymmetric_quant(input, **options)[:2]
+def _dynamic_quant(input: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    y, scale, _ = _checked_dynamic_quant("npu_dynamic_quant", "input", input, **options)
+    return y, scale
+
+
+@OPERATORS.add(
+    f"npu_dynamic_quant_asymmetric(Tensor x, *, {_DYNAMIC}) -> (Tensor, Tensor, Tensor)",
+    _fake_dynamic_quant,
+)
+def _asymmetric_quant(x: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    name = "npu_dynamic_quant_asymmetric"
+    return _checked_dynamic_quant(name, "x", x, symmetrical=False, **options)
 
 
 # ---- numbers as a device wants them ----
 
 
+@OPERATORS.add("npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor")
 def _int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
-    _check_packable(weight)
-    return pack_int4(weight)
-
-
-@OPERATORS.over(
-    "npu_convert_weight_to_int4pack(Tensor weight, int inner_k_tiles=0) -> Tensor", _int4pack
-)
-def _fake_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
-    _check_packable(weight)
-    return weight.new_empty(packed_dims(weight.shape, INT4))
-
-
-def _check_packable(weight: Tensor) -> None:
     name = "npu_convert_weight_to_int4pack"
     if weight.dtype != torch.int32:
         raise refuse(name, "weight", f"is of {weight.dtype}, only int32 is packed")
     if weight.dim() != 2:
         raise wrong(name, "weight", f"has {weight.dim()} dims, a weight has 2")
     _check_eighths(weight, INT4, name, "weight")
+    return pack_int4(weight)
 
 
 def scale_patterns(scale: Tensor, offset: Tensor | None) -> Tensor:
@@ -278,20 +244,12 @@ def scale_patterns(scale: Tensor, offset: Tensor | None) -> Tensor:
     return patterns | (whole & 2 * half - 1) << OFFSET_BIT
 
 
+@OPERATORS.add(
+    "npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor"
+)
 def _trans_quant_param(
     scale: Tensor, offset: Tensor | None = None, round_mode: int | None = 0
 ) -> Tensor:
     if round_mode:
         raise refuse("npu_trans_quant_param", "round_mode", f"{round_mode} is not 0")
     return scale_patterns(scale, offset)
-
-
-@OPERATORS.over(
-    "npu_trans_quant_param(Tensor scale, Tensor? offset=None, int? round_mode=0) -> Tensor",
-    _trans_quant_param,
-)
-def _fake_trans_quant_param(
-    scale: Tensor, offset: Tensor | None = None, round_mode: int | None = 0
-) -> Tensor:
-    dims = scale.shape if offset is None else torch.broadcast_shapes(scale.shape, offset.shape)
-    return scale.new_empty(dims, dtype=torch.int64)

@@ -3,6 +3,7 @@ formats. All memory here is in the plain format, so a cast of formats is a copy 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ COLUMNS, COLUMNS_PADDED, ROWS, ROWS_PADDED = 0, 1, 2, 3
 whether each expert has a fixed number of rows, of which -1 is none."""
 
 
+@OPERATORS.add(
+    "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
+    "-> (Tensor, Tensor, Tensor)"
+)
 def gating_top_k_softmax(
     x: Tensor, finished: Tensor | None = None, k: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,6 +40,10 @@ def gating_top_k_softmax(
     return values.to(x.dtype), experts.to(torch.int32), order.to(torch.int32)
 
 
+@OPERATORS.add(
+    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) "
+    "-> (Tensor, Tensor, Tensor)"
+)
 def init_routing(
     x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,12 +52,17 @@ def init_routing(
     experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
     sorted_rows = row_idx.reshape(-1)[order].to(torch.int64)
     places = torch.empty_like(sorted_rows)
-    places[sorted_rows] = torch.arange(len(sorted_rows), device=x.device)
+    places[sorted_rows] = torch.arange(sorted_rows.shape[0], device=x.device)
     tokens, choices = expert_idx.shape
-    taken = sorted_rows[: min(tokens, active_num) * choices] % tokens
+    taken = sorted_rows[: torch.sym_min(tokens, active_num) * choices] % tokens
     return x[taken], places.to(torch.int32), experts.to(torch.int32)
 
 
+@OPERATORS.add(
+    "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, "
+    "Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, "
+    "Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor"
+)
 def finalize_routing(
     expanded: Tensor, skip1: Tensor | None, skip2: Tensor | None, bias: Tensor | None,
     scales: Tensor | None, rows: Tensor, experts: Tensor | None,
@@ -65,7 +79,7 @@ def finalize_routing(
     by_columns = mode in (COLUMNS, COLUMNS_PADDED)
     places = rows.view(choices, tokens).t() if by_columns else rows.view(tokens, choices)
     places = places.to(torch.int64)
-    terms = flat[places.clamp(0, max(len(flat) - 1, 0))]
+    terms = flat[places.clamp(0, torch.sym_max(flat.shape[0] - 1, 0))]
     if bias is not None and experts is not None:
         terms = terms + bias.to(kind)[experts.to(torch.int64)]
     if mode in (COLUMNS_PADDED, ROWS_PADDED):
@@ -76,38 +90,6 @@ def finalize_routing(
     for skip in (skip1, skip2):
         total = total if skip is None else total + skip.to(kind)
     return total.to(expanded.dtype)
-
-
-@OPERATORS.over(
-    "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
-    "-> (Tensor, Tensor, Tensor)", gating_top_k_softmax,
-)  # fmt: skip
-def _fake_gating(x: Tensor, finished: Tensor | None = None, k: int = 1) -> Any:
-    dims = [*x.shape[:-1], k]
-    places = [x.new_empty(dims, dtype=torch.int32) for _ in range(2)]
-    return x.new_empty(dims), *places
-
-
-@OPERATORS.over(
-    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) "
-    "-> (Tensor, Tensor, Tensor)", init_routing,
-)  # fmt: skip
-def _fake_init(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> Any:
-    tokens, choices = expert_idx.shape
-    places = [x.new_empty([tokens * choices], dtype=torch.int32) for _ in range(2)]
-    return x.new_empty([torch.sym_min(tokens, active_num) * choices, x.shape[1]]), *places
-
-
-@OPERATORS.over(
-    "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, "
-    "Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, "
-    "Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor", finalize_routing,
-)  # fmt: skip
-def _fake_finalize(
-    expanded: Tensor, skip1: Any, skip2: Any, bias: Any, scales: Any, rows: Tensor, *others: Any
-) -> Tensor:
-    choices = 1 if scales is None else scales.shape[1]
-    return expanded.new_empty([rows.shape[0] // choices, expanded.shape[-1]])
 
 
 _PAIR = 2  # indices of two columns: the batch and the position in it
@@ -130,7 +112,7 @@ def scatter_update_(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -
     length = updates.shape[axis]
     steps = torch.arange(length, device=data.device)
     positions = starts.to(data.device, torch.int64)[:, None] + steps
-    _check_positions(positions, data.shape[axis], "indices")
+    _check_positions(positions, data.shape[axis])
     where = (batch.to(data.device, torch.int64)[:, None], positions)
     data.movedim(axis, 1)[where] = updates.movedim(axis, 1)
     return data
@@ -140,11 +122,8 @@ def check_scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> 
     """Raise for operands that do not fit each other."""
     rank = data.dim()
     if updates.dim() != rank or rank < _PAIR:
-        raise wrong(
-            "scatter_update",
-            "updates",
-            f"has {updates.dim()} dims, data has {rank}; both 2 or more",
-        )
+        reason = f"has {updates.dim()} dims, data has {rank}; both 2 or more"
+        raise wrong("scatter_update", "updates", reason)
     if not -rank <= axis < rank or axis % rank == 0:
         raise wrong("scatter_update", "axis", f"is {axis}; dim 0 is the batch, choose another one")
     if indices.dim() not in (1, _PAIR) or (indices.dim() == _PAIR and indices.shape[1] != _PAIR):
@@ -153,9 +132,9 @@ def check_scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> 
         raise wrong("scatter_update", "indices", f"has not the {updates.shape[0]} rows of updates")
 
 
-def _check_positions(positions: Tensor, size: int, argument: str) -> None:
+def _check_positions(positions: Tensor, size: int) -> None:
     if positions.numel() and (positions.min() < 0 or positions.max() >= size):
-        raise IndexError(f"argument {argument!r}: a position is outside of a dim of size {size}")
+        raise IndexError(f"argument 'indices': a position is outside of a dim of size {size}")
 
 
 # ---- scatter_nd_update: points of the leading dims ----
@@ -165,41 +144,24 @@ def scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor
     """Write rows of `updates` at the points that rows of `indices` name."""
     points = indices.to(self.device, torch.int64).unbind(-1)
     for position, size in zip(points, self.shape, strict=False):
-        _check_positions(position, size, "indices")
+        _check_positions(position, size)
     self[points] = updates
     return self
 
 
-def _scatter_update(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    return scatter_update_(_copy(data), indices, updates, axis)
+def _entered(name: str, arguments: str, write: Callable[..., Tensor]) -> None:
+    """An update in place, and the operator that makes a new tensor instead."""
+
+    @OPERATORS.add(f"{name}(Tensor {arguments}) -> Tensor", like(0))
+    def pure(x: Tensor, *rest: Any) -> Tensor:
+        return write(x.clone(memory_format=torch.contiguous_format), *rest)
+
+    schema = f"{name}_(Tensor(a!) {arguments}) -> Tensor(a!)"
+    OPERATORS.add(schema, lambda x, *rest: x, pure=name)(write)
 
 
-def _scatter_nd_update(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return scatter_nd_update_(_copy(self), indices, updates)
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _fake_same(x: Tensor, *rest: Any) -> Tensor:
-    return x
-
-
-_UPDATE = "Tensor indices, Tensor updates, int axis"
-_POINTS = "Tensor indices, Tensor updates"
-OPERATORS.add(f"scatter_update(Tensor data, {_UPDATE}) -> Tensor", _scatter_update, like(0))
-OPERATORS.add(
-    f"scatter_update_(Tensor(a!) data, {_UPDATE}) -> Tensor(a!)", scatter_update_, _fake_same,
-    pure="scatter_update",
-)  # fmt: skip
-OPERATORS.add(
-    f"npu_scatter_nd_update(Tensor self, {_POINTS}) -> Tensor", _scatter_nd_update, like(0)
-)
-OPERATORS.add(
-    f"npu_scatter_nd_update_(Tensor(a!) self, {_POINTS}) -> Tensor(a!)", scatter_nd_update_,
-    _fake_same, pure="npu_scatter_nd_update",
-)  # fmt: skip
+_entered("scatter_update", "data, Tensor indices, Tensor updates, int axis", scatter_update_)
+_entered("npu_scatter_nd_update", "self, Tensor indices, Tensor updates", scatter_nd_update_)
 
 
 # ---- memory formats ----
@@ -208,14 +170,6 @@ OPERATORS.add(
 def _cast(self: Tensor, *formats: Any, **types: Any) -> Tensor:
     """The types tell a device how wide a block of its private format is; there is none here."""
     return self.clone()
-
-
-def _same(self: Tensor, other: Any) -> Tensor:
-    return self
-
-
-def _fake_cast(self: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(self)
 
 
 def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
@@ -229,12 +183,8 @@ def _pass_on(ctx: Any, grad: Tensor) -> Any:
 
 _FORMATS = "int acl_format, int? customize_dtype=None, int? input_dtype=None"
 for _overload, _given in (("", _FORMATS), (".Tensor", "Tensor dst")):
-    OPERATORS.add(
-        f"npu_format_cast{_overload}(Tensor self, {_given}) -> Tensor", _cast, _fake_cast,
-        Gradient(_keep_nothing, _pass_on),
-    )  # fmt: skip
+    _schema = f"npu_format_cast{_overload}(Tensor self, {_given}) -> Tensor"
+    OPERATORS.add(_schema, gradient=Gradient(_keep_nothing, _pass_on))(_cast)
 for _overload, _given in ((".acl_format", "int acl_format"), ("", "Tensor src")):
-    OPERATORS.add(
-        f"npu_format_cast_{_overload}(Tensor(a!) self, {_given}) -> Tensor(a!)", _same, _same,
-        pure="npu_format_cast",
-    )  # fmt: skip
+    _schema = f"npu_format_cast_{_overload}(Tensor(a!) self, {_given}) -> Tensor(a!)"
+    OPERATORS.add(_schema, pure="npu_format_cast")(lambda self, other: self)
