@@ -61,7 +61,6 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.deploy.compiled", "torchair.devices.base"): "loads the engine, for its handle",
     ("torchair.emulate.launcher", "torchair.explanation.api"): "loads AOTAutograd, on request",
     ("torchair.emulate.launcher", "torchair.runner"): "as for torchair.explanation.api",
-    ("torchair.emulate.facade", "torchair.ops.npu"): "operators are defined on request",
     ("torchair.emulate.streams", "torchair.capture"): "loads the engine, for one number",
     ("torchair.emulate.profiles.recording", "torchair.operators"): "of a graph that has loaded it",
     ("torchair.emulate.profiles.recording", "torchair.engine.optimize.passes.ordering"): "likewise",

@@ -310,4 +310,5 @@ def test_other_metrics_and_missing_stacks_are_refused(tmp_path: Path) -> None:
     for metric, word in refused.items():
         with pytest.raises((ValueError, RuntimeError), match=word):
             prof.export_stacks(str(tmp_path / "stacks.log"), metric)
-    assert json.loads(json.dumps(prof._settings.as_dict()))["profiler_level"] == "Level0"
+    info = json.loads((prof._save(str(tmp_path), "me") / "profiler_info.json").read_text())
+    assert info["config"]["experimental_config"]["profiler_level"] == "Level0"

@@ -12,15 +12,8 @@ from typing import Any, Self
 import torch
 from torch import fx
 
-from torchair.devices.hosted import (
-    Caller,
-    Hosted,
-    HostedGraph,
-    HostMemory,
-    aliased,
-    forward_on_host,
-    host_memory,
-)
+from torchair.devices import hosted
+from torchair.devices.hosted import Caller, HostMemory, host_memory
 from torchair.engine.compile import target_of
 from torchair.engine.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.optimize.passes import GraphState
@@ -32,7 +25,7 @@ from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
-from torchair.ge.signature import Computed, Result, Signature, computed
+from torchair.ge.signature import Computed, Signature, computed
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
 
@@ -66,11 +59,13 @@ class Device:
         """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""
         if self.memory is None:
             return TorchNpuGraph(graph_name)
-        return HostedGraph(graph_name, self.memory, _places(outputs))
+        return hosted.HostedGraph(graph_name, self.memory, _places(outputs))
 
     def noted(self, run: Caller, mutated: Sequence[int]) -> Caller:
         """A graph of the engine, called so that a capture by the device sees it as one operator."""
-        return run if self.memory is None else Hosted(self.memory, run, mutated).unless_captured
+        if self.memory is None:
+            return run
+        return hosted.Hosted(self.memory, run, mutated).unless_captured
 
     def hosted(
         self, run: Caller, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
@@ -79,15 +74,15 @@ class Device:
         the arguments that it updates, `fixed` those of which it wants the address only."""
         if self.memory is None:
             return run
-        return Hosted(self.memory, run, mutated, _places(outputs), fixed)
+        return hosted.Hosted(self.memory, run, mutated, _places(outputs), fixed)
 
     def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
         """The graph for such a call."""
-        return gm if self.memory is None else forward_on_host(gm, self.memory)
+        return gm if self.memory is None else hosted.forward_on_host(gm, self.memory)
 
     def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments of such a call, all of them as tensors of the host."""
-        return args if self.memory is None else aliased(self.memory, args)
+        return args if self.memory is None else hosted.aliased(self.memory, args)
 
     def shown(self) -> AbstractContextManager[Any]:
         """A block of operators on the host that a profile shows as work of the device."""
@@ -129,7 +124,8 @@ class GraphCall:
         self.graph = graph
         self.signature = signature
         self.state = state if state is not None else _state_of(signature)
-        outputs = devices_of_outputs(signature.results)
+        devices = {r.index: r.device for r in computed(signature.results)}
+        outputs = [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]
         self.device = device.with_results_on(outputs)
         self.session = self.device.session(graph.name, outputs)
         self.finished = False  # whether the engine has optimised the graph before
@@ -292,12 +288,6 @@ def engine_graph(found: Any) -> GraphCall | None:
     a file; None where there is no such graph."""
     behind = (found, getattr(found, "graph", None), getattr(found, "call", None))
     return next((x for x in behind if isinstance(x, GraphCall)), None)
-
-
-def devices_of_outputs(results: Sequence[Result]) -> list[str]:
-    """The device that tracing saw each output of a graph on, as far as it is a result."""
-    devices: dict[int, str] = {r.index: r.device for r in computed(results)}
-    return [devices.get(k, "cpu") for k in range(max(devices, default=-1) + 1)]
 
 
 def _state_of(signature: Signature) -> GraphState:

@@ -118,7 +118,7 @@ def _typed_storage_to_npu(self: Any, device: Any = None, non_blocking: bool = Fa
 
 
 def _install_pinned_memory() -> None:
-    pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+    pinned: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
     def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         if not self.is_cpu:
@@ -126,10 +126,7 @@ def _install_pinned_memory() -> None:
         if self.is_pinned():
             return self
         made = self.clone()
-        address = made.untyped_storage().data_ptr()
-        pinned[address] = weakref.ref(
-            made.untyped_storage(), lambda _: pinned.pop(address, None) and None
-        )
+        pinned[made.untyped_storage().data_ptr()] = made.untyped_storage()
         return made
 
     def is_pinned(self: torch.Tensor, device: Any = None) -> bool:

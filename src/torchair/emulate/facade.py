@@ -217,7 +217,6 @@ def npu_module() -> ModuleType:
 
 
 def _later(name: str) -> Any:
-    """What is loaded when it is first asked for."""
     if name == "npugraph_ex":
         return importlib.import_module("torchair.npugraph_ex")
     raise AttributeError(f"torch.npu.{name} is not part of the emulation")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchair.emulate.state import DEVICE_TYPE
+from torchair.ops.hcom import npu_all_gather_into_tensor_uneven, npu_reduce_scatter_tensor_uneven
 
 __all__ = ["all_gather_into_tensor_uneven", "is_hccl_available", "reduce_scatter_tensor_uneven"]
 
@@ -34,13 +35,8 @@ def all_gather_into_tensor_uneven(
     output_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
 ) -> None:  # fmt: skip
     """Gather pieces of different length along the first dim, one of each rank."""
-    _refuse_async(async_op)
-    pieces = _pieces(output_tensor, output_split_sizes, group)
-    mine = dist.get_rank(group)
-    pieces[mine].copy_(input_tensor)
-    for rank, piece in enumerate(pieces):
-        if piece.numel():
-            dist.broadcast(piece, group=group, group_src=rank)
+    sizes = _sizes(output_tensor, output_split_sizes, group, async_op)
+    npu_all_gather_into_tensor_uneven(output_tensor, input_tensor, sizes, group)
 
 
 def reduce_scatter_tensor_uneven(
@@ -48,21 +44,16 @@ def reduce_scatter_tensor_uneven(
     op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False,
 ) -> None:  # fmt: skip
     """Reduce, and keep the piece along the first dim that belongs to this rank."""
-    _refuse_async(async_op)
-    whole = input.clone()
-    dist.all_reduce(whole, op, group=group)
-    output.copy_(_pieces(whole, input_split_sizes, group)[dist.get_rank(group)])
+    sizes = _sizes(input, input_split_sizes, group, async_op)
+    npu_reduce_scatter_tensor_uneven(output, input, sizes, op, group)
 
 
-def _pieces(whole: torch.Tensor, sizes: list[int] | None, group: Any) -> list[torch.Tensor]:
-    ranks = dist.get_world_size(group)
-    if sizes is None:
-        return list(whole.chunk(ranks))
-    if len(sizes) != ranks:
-        raise ValueError(f"{ranks} split sizes are needed, one for each rank, not {len(sizes)}")
-    return list(whole.split(sizes))
-
-
-def _refuse_async(async_op: bool) -> None:
+def _sizes(whole: torch.Tensor, sizes: list[int] | None, group: Any, async_op: bool) -> list[int]:
+    """Rows of each rank."""
     if async_op:
         raise NotImplementedError("the emulation does this at once; call it without async_op")
+    ranks = dist.get_world_size(group)
+    found = [len(piece) for piece in whole.chunk(ranks)] if sizes is None else sizes
+    if len(found) != ranks:
+        raise ValueError(f"{ranks} split sizes are needed, one for each rank, not {len(found)}")
+    return found

@@ -73,13 +73,11 @@ def resize_(self: Tensor, size: Sequence[int], *, memory_format: Any = None) -> 
     strides = torch.empty(size, dtype=self.dtype, device="meta", **kind).stride()
     storage, offset, wanted = self.untyped_storage(), self.storage_offset(), prod(size)
     has = storage.nbytes() // self.element_size()
-    if wanted + offset <= has:
-        _set.redispatch(HOST_KEYS, self, storage, offset, size, strides)
-        return self
-    larger = torch.empty(offset + wanted, dtype=self.dtype)
-    old = as_cpu(_as_strided.redispatch(HOST_KEYS, self, [has], [1], 0))
-    larger[:has].copy_(old)
-    storage = _new(larger, self.device).untyped_storage()
+    if wanted + offset > has:
+        larger = torch.empty(offset + wanted, dtype=self.dtype)
+        old = as_cpu(_as_strided.redispatch(HOST_KEYS, self, [has], [1], 0))
+        larger[:has].copy_(old)
+        storage = _new(larger, self.device).untyped_storage()
     _set.redispatch(HOST_KEYS, self, storage, offset, size, strides)
     return self
 
@@ -276,6 +274,5 @@ def _with_cpu_kernel() -> list[str]:
 
 
 def _named(prefix: str) -> list[str]:
-    """Names of all operators of a library, without its name."""
     names = torch._C._dispatch_get_all_op_names()
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

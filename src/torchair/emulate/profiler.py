@@ -98,18 +98,6 @@ class _ExperimentalConfig:
         wanted, unwanted = self.mstx_domain_include, self.mstx_domain_exclude
         return Marks(tuple(wanted), tuple(unwanted)) if self.mstx else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """All settings, in plain values."""
-        return {name: _plain(value) for name, value in vars(self).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (str, int, float, type(None))) else str(value)
-
 
 def supported_activities() -> set[ProfilerActivity]:
     """Everything that can be looked at."""
@@ -273,7 +261,7 @@ class profile(torch.profiler.profile):
 
     def _save(self, parent: str, worker: str | None) -> Path:
         _, rank = world() or (1, -1)
-        chosen = {"common_config": self._chosen, "experimental_config": self._settings.as_dict()}
+        chosen = {"common_config": self._chosen, "experimental_config": vars(self._settings)}
         version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
         info = {"config": chosen, "rank_id": rank, "torch_npu_version": version}
         metadata = {key: json.loads(text) for key, text in self._trace_metadata.items()}

@@ -7,6 +7,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -247,7 +248,6 @@ class DeviceTape:
 
 
 def _written(schema: Any, args: list[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Arguments that an operator updates."""
     for k, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors_in(args[k] if k < len(args) else kwargs.get(argument.name))
@@ -313,24 +313,19 @@ class NPUGraph:
         atomic_write(debug_path, "".join(f"{entry.call}\n" for entry in entries).encode())
 
 
-class graph:
+@contextmanager
+def graph(
+    npu_graph: NPUGraph, pool: tuple[int, int] | None = None, stream: Stream | None = None,
+    capture_error_mode: ErrorMode = "global", **_: Any,
+) -> Iterator[None]:  # fmt: skip
     """A block whose work is captured instead of done."""
-
-    def __init__(
-        self, npu_graph: NPUGraph, pool: tuple[int, int] | None = None,
-        stream: Stream | None = None, capture_error_mode: ErrorMode = "global", **_: Any,
-    ) -> None:  # fmt: skip
-        self._graph, self._pool, self._mode = npu_graph, pool, capture_error_mode
-        self._stream = StreamContext(stream if stream is not None else Stream())
-
-    def __enter__(self) -> None:
-        gc.collect()
-        self._stream.__enter__()
-        self._graph.capture_begin(self._pool, self._mode)
-
-    def __exit__(self, *error: Any) -> None:
-        self._graph.capture_end()
-        self._stream.__exit__(*error)
+    gc.collect()
+    with StreamContext(stream if stream is not None else Stream()):
+        npu_graph.capture_begin(pool, capture_error_mode)
+        try:
+            yield
+        finally:
+            npu_graph.capture_end()
 
 
 def graph_pool_handle() -> tuple[int, int]:

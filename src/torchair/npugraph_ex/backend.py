@@ -14,13 +14,8 @@ from torch import fx
 
 from torchair import ops as air
 from torchair.backend import compile_with_aot, mode_of
-from torchair.configs.compiler_config import (
-    FLAT_ALIASES,
-    CompilerConfig,
-    FlatConfig,
-    warn_frozen_parameter,
-    warn_unsupported,
-)
+from torchair.configs import compiler_config as configs
+from torchair.configs.compiler_config import CompilerConfig, FlatConfig
 from torchair.configs.options import given
 from torchair.log import npugraph_ex_logger, spoken_by
 from torchair.trace import Trace, model_directory, start_debug_log
@@ -28,7 +23,7 @@ from torchair.trace import Trace, model_directory, start_debug_log
 if TYPE_CHECKING:
     from torchair.deploy.cached import CachedMethod
 
-_FLAT_NAMES = {alias.path: name for name, alias in FLAT_ALIASES.items()}
+_FLAT_NAMES = {alias.path: name for name, alias in configs.FLAT_ALIASES.items()}
 
 
 def get_npu_backend(
@@ -123,8 +118,8 @@ def _with_options(config: FlatConfig | None, options: Mapping[str, Any]) -> Flat
 
 def _warn(config: FlatConfig) -> None:
     tree = config.tree()
-    warn_unsupported(tree, _FLAT_NAMES)
-    warn_frozen_parameter(tree)
+    configs.warn_unsupported(tree, _FLAT_NAMES)
+    configs.warn_frozen_parameter(tree)
 
 
 def _traced_inputs(gm: Any) -> list[Any]:

@@ -50,7 +50,6 @@ def reduce_op_name(op: Any) -> str:
 
 
 def _width(x: torch.Tensor) -> Any:
-    """Elements in a row of a tensor."""
     width: Any = 1
     for d in x.shape[1:]:
         width = width * d
@@ -78,9 +77,7 @@ def npu_all_to_all(
     send = [t.numel() for t in input_tensor_list]
     receive = [t.numel() for t in output_tensor_list]
     flat = torch.cat([t.reshape(-1) for t in input_tensor_list])
-    made = _define.all_to_all_single_npu(
-        flat, send, starts(send), receive, starts(receive), tag, ranks, len(ranks)
-    )
+    made = _exchanged(flat, send, receive, tag, ranks)
     for tensor, start in zip(output_tensor_list, starts(receive), strict=True):
         tensor.copy_(made[start : start + tensor.numel()].view(tensor.shape))
 
@@ -91,13 +88,14 @@ def npu_all_to_all_single(
 ) -> None:  # fmt: skip
     """`torch.distributed.all_to_all_single`"""
     tag, ranks = _members(group, async_op)
-    size = len(ranks)
-    send = _counts(input, input_split_sizes, size)
-    receive = _counts(output, output_split_sizes, size)
-    made = _define.all_to_all_single_npu(
-        input, send, starts(send), receive, starts(receive), tag, ranks, size
-    )
-    output.copy_(made)
+    send = _counts(input, input_split_sizes, len(ranks))
+    receive = _counts(output, output_split_sizes, len(ranks))
+    output.copy_(_exchanged(input, send, receive, tag, ranks))
+
+
+def _exchanged(x: Any, send: list[Any], receive: list[Any], tag: str, ranks: list[int]) -> Any:
+    places = (send, starts(send), receive, starts(receive))
+    return _define.all_to_all_single_npu(x, *places, tag, ranks, len(ranks))
 
 
 def npu_send(

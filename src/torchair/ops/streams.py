@@ -73,7 +73,6 @@ _here = _ThisThread()
 
 
 def _stream_of(tag: str, module: Any) -> Any:
-    """The stream of a tag on the current device."""
     key = (tag, module.current_device())
     with _lock:
         if key not in STREAMS:
@@ -331,13 +330,23 @@ _lib.define("get_stream_limit() -> int[]")
 _lib.impl("get_stream_limit", get_limit, "CompositeExplicitAutograd")
 
 
+def call_plainly(operator: Any, *args: Any, **options: Any) -> Any:
+    """Call with what tensors that record updates stand for now."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with torch._C._ExcludeDispatchKeyGuard(functionalize):
+        return operator(*map(_plain, args), **{k: _plain(v) for k, v in options.items()})
+
+
+def _plain(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor) or not torch._is_functional_tensor(x):
+        return x
+    torch._sync(x)
+    return torch._from_functional_tensor(x)
+
+
 def _without_write(input: Any, tagged_stream: str) -> None:
     """Nothing is written: the `_` only says that the memory of the argument itself is meant."""
-    plain = torch._from_functional_tensor(input) if torch._is_functional_tensor(input) else input
-    with torch._C._ExcludeDispatchKeyGuard(
-        torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    ):
-        torch.ops.air.record_tagged_stream(plain, tagged_stream)
+    call_plainly(torch.ops.air.record_tagged_stream, input, tagged_stream)
 
 
 _lib.impl("record_tagged_stream_", _without_write, "Functionalize")

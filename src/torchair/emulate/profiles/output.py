@@ -14,6 +14,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,12 @@ def save(
     for path, content in (
         (described, info), ("profiler_metadata.json", metadata), (_RECORDED, trace),
     ):  # fmt: skip
-        atomic_write(folder / path, json.dumps(content).encode())
+        atomic_write(folder / path, json.dumps(content, default=_plain).encode())
     return folder
+
+
+def _plain(setting: Any) -> Any:
+    return setting.value if isinstance(setting, Enum) else str(setting)
 
 
 def write_output(folder: Path) -> Path:
@@ -283,7 +288,6 @@ class _View:
                 yield self._slice(k.name, pid, 0, span, args, cat="kernel")
 
     def _place(self, kernel: KernelSlice) -> tuple[int, int]:
-        """Layer and row of the stream of a kernel."""
         pid = self._process("Ascend Hardware", kernel.device)
         called = self._profile.lanes.get((kernel.device, kernel.stream), "")
         self._rows.setdefault((pid, kernel.stream), f"Stream {kernel.stream} {called}".rstrip())

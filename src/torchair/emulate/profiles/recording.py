@@ -172,13 +172,11 @@ class Rows:
         names: list[Event] = []
         for device, lanes in self._rows.items():
             title = {"name": f"{DEVICE_TYPE}:{device} (emulated)"}
-            shared = {"ph": "M", "ts": 0, "pid": device}
-            names.append({**shared, "name": "process_name", "tid": 0, "args": title})
             labels = {"labels": f"{DEVICE_TYPE.upper()} {device}"}
-            names.append({**shared, "name": "process_labels", "tid": 0, "args": labels})
-            for lane, row in lanes.items():
-                called = {"name": lane or "default stream"}
-                names.append({**shared, "name": "thread_name", "tid": row, "args": called})
+            told = [("process_name", 0, title), ("process_labels", 0, labels)]
+            told += [("thread_name", n, {"name": x or "default stream"}) for x, n in lanes.items()]
+            shared = {"ph": "M", "ts": 0, "pid": device}
+            names += [{**shared, "name": n, "tid": row, "args": args} for n, row, args in told]
         return names
 
 

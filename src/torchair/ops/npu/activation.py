@@ -80,7 +80,6 @@ def rotated(x: Tensor, mode: str) -> Tensor:
 
 
 def _straight_back(g: Tensor, mode: str) -> Tensor:
-    """The gradient through `straight`."""
     return _interleaved(*g.chunk(2, -1)) if mode == "interleave-half" else g
 
 

@@ -219,21 +219,16 @@ def _fake_backward(
     return *grads, last
 
 
-_KEPT = (
-    "head_num", "input_layout", "scale", "keep_prob", "pre_tockens", "next_tockens",
-    "inner_precise", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sparse_mode",
-    "gen_mask_parallel", "sync",
-)  # fmt: skip
-_PLACES = {field.name: k for k, field in enumerate(fields(FusionCall))}
+_NAMES = [field.name for field in fields(FusionCall) if field.name != "seed"]
+_TENSORS = ("query", "key", "value", "pse", "atten_mask")
+_FORWARD = ("padding_mask", "softmax_layout", "sink")  # that the backward does not have
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value = inputs[:3]
-    pse, mask = (inputs[_PLACES[name]] for name in ("pse", "atten_mask"))
+    named = dict(zip(_NAMES, inputs, strict=True))
     out, top, total, softmax, ctx.seed, ctx.offset, ctx.count = output
-    ctx.save_for_backward(query, key, value, pse, mask, out, top, total, softmax)
-    ctx.options = {name: inputs[_PLACES[name]] for name in _KEPT}
-    ctx.arguments = len(inputs)
+    ctx.save_for_backward(*[named.pop(name) for name in _TENSORS], out, top, total, softmax)
+    ctx.options = {name: value for name, value in named.items() if name not in _FORWARD}
     ctx.mark_non_differentiable(top, total, softmax)
 
 
@@ -241,15 +236,14 @@ def _backward(ctx: Any, dy: Tensor, *others: Any) -> Any:
     query, key, value, pse, mask, out, top, total, softmax = ctx.saved_tensors
     options = dict(ctx.options)
     heads, layout = options.pop("head_num"), options.pop("input_layout")
-    dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad(
+    *grads, dpse = torch.ops.npu.npu_fusion_attention_grad(
         query, key, value, dy, heads, layout, pse=pse, atten_mask=mask, softmax_max=top,
         softmax_sum=total, softmax_in=softmax, attention_in=out,
         scale_value=options.pop("scale"), seed=ctx.seed, offset=ctx.offset, numels=ctx.count,
         **options,
     )  # fmt: skip
-    grads: list[Any] = [dq, dk, dv, *[None] * (ctx.arguments - 3)]
-    grads[_PLACES["pse"]] = None if pse is None else dpse
-    return tuple(grads)
+    of_pse = None if pse is None else dpse
+    return *grads, None, None, of_pse, *[None] * (len(_NAMES) - 6)
 
 
 _LENGTHS = (

@@ -55,6 +55,10 @@ def _first(request: Callable[[Named], InferCall]) -> Callable[..., Tensor]:
     return lambda *tensors, **named: _both(request)(*tensors, **named)[0]
 
 
+def _fake_one(*tensors: Tensor, **named: Any) -> Tensor:
+    return schemas.fake_fused(*tensors, **named)[0]
+
+
 def _into(kernel: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
     """The form of an operator that writes into tensors it is given."""
 
@@ -68,10 +72,6 @@ def _into(kernel: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
         return attention_out, softmax_lse
 
     return run
-
-
-def _fake_into(*args: Any, attention_out: Tensor, softmax_lse: Tensor, **named: Any) -> Any:
-    return attention_out, softmax_lse
 
 
 def _workspace(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
@@ -93,7 +93,7 @@ def _family(name: str, arguments: str, kernel: Any, fake: Any) -> Sequence[NpuOp
         NpuOperator(
             f"{name}.out({arguments}, {_OUT}) -> (Tensor(a!), Tensor(b!))",
             _into(kernel),
-            _fake_into,
+            lambda *args, **named: (named["attention_out"], named["softmax_lse"]),
         ),
         NpuOperator(f"_{name}_get_max_workspace({arguments}) -> Tensor", _workspace, _workspace),
     )
@@ -108,7 +108,7 @@ OPERATORS = (
         f"int num_heads=1, float scale_value=1.0, {schemas.LIMITS.format(0)}, {schemas.HEADS}, "
         f"{optional('actual_seq_lengths_kv', 'SymInt[]')}, int sparse_mode=0) -> Tensor",
         _first(prompt_request),
-        schemas.fake_one,
+        _fake_one,
     ),
     NpuOperator(
         f"{STEP}(Tensor query, Tensor key, Tensor value, *, "
@@ -121,7 +121,7 @@ OPERATORS = (
         + f", int num_heads=1, float scale_value=1.0, {schemas.HEADS}, int block_size=0, "
         "int inner_precise=1) -> Tensor",
         _first(step_request),
-        schemas.fake_one,
+        _fake_one,
     ),
     *_family(
         FUSED, schemas.fused_arguments("SymInt[]"), _both(fused_request), schemas.fake_fused

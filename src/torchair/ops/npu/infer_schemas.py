@@ -74,21 +74,16 @@ def fused_v2_arguments(lengths: str) -> str:
 
 
 _RENAMED = {
-    "actual_seq_qlen": "actual_seq_lengths",
-    "actual_seq_kvlen": "actual_seq_lengths_kv",
-    "dequant_scale_key": "key_antiquant_scale",
-    "dequant_offset_key": "key_antiquant_offset",
+    "actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "dequant_scale_key": "key_antiquant_scale", "dequant_offset_key": "key_antiquant_offset",
     "dequant_scale_value": "value_antiquant_scale",
     "dequant_offset_value": "value_antiquant_offset",
     "dequant_scale_key_rope": "key_rope_antiquant_scale",
-    "quant_scale_out": "quant_scale2",
-    "quant_offset_out": "quant_offset2",
-    "num_query_heads": "num_heads",
-    "softmax_scale": "scale",
-    "key_quant_mode": "key_antiquant_mode",
-    "value_quant_mode": "value_antiquant_mode",
+    "quant_scale_out": "quant_scale2", "quant_offset_out": "quant_offset2",
+    "num_query_heads": "num_heads", "softmax_scale": "scale",
+    "key_quant_mode": "key_antiquant_mode", "value_quant_mode": "value_antiquant_mode",
     "return_softmax_lse": "softmax_lse_flag",
-}
+}  # fmt: skip
 """Arguments of the second version that the first one has under another name."""
 
 
@@ -119,11 +114,6 @@ def fake_fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple
 def fake_fused_v2(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
     """Results of the second version without data."""
     return fake_fused(query, key, value, **first_version(named))
-
-
-def fake_one(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
-    """The result of an operator that has one, without data."""
-    return fake_fused(query, key, value, **named)[0]
 
 
 # ---- the `air` operators, whose lengths are tensors on the device: for max-autotune graphs ----

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchair.ops.streams import call_plainly
+
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 DEVICES = ("CPU", "CUDA")
 """Dispatch keys the kernels are for. An emulated device calls the CPU kernel on aliases."""
@@ -108,25 +110,13 @@ def _made_functional(pure: str) -> Callable[..., torch.Tensor]:
     """The in-place operator for tensors that record updates: the pure one, then a replacement."""
 
     def run(first: Any, *rest: Any, **options: Any) -> torch.Tensor:
-        arguments = [_plain(a) for a in (first, *rest)]
-        options = {k: _plain(v) for k, v in options.items()}
-        functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-        with torch._C._ExcludeDispatchKeyGuard(functionalize):
-            new = getattr(torch.ops.npu, pure)(*arguments, **options)
+        new = call_plainly(getattr(torch.ops.npu, pure), first, *rest, **options)
         torch._functionalize_replace(first, new)
         torch._functionalize_commit_update(first)
         torch._functionalize_sync(first)
         return first
 
     return run
-
-
-def _plain(x: Any) -> Any:
-    """What a tensor that records updates stands for now."""
-    if not isinstance(x, torch.Tensor) or not torch._is_functional_tensor(x):
-        return x
-    torch._sync(x)
-    return torch._from_functional_tensor(x)
 
 
 # ---- refusals and types ----
