@@ -424,7 +424,3 @@ _COMMANDS = {
     "tune": Command("results of tuning: show files, or merge them", _tune, _tune_options),
     "env": Command("versions and hardware, for bug reports", _env),
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,20 +12,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchair.configs.debug import (
-    AclgraphConfig,
-    DebugConfig,
-    DumpConfig,
-    ExportConfig,
-    rank_directory,
-)
-from torchair.configs.engine import (
-    AoeConfig,
-    ExperimentalConfig,
-    FusionConfig,
-    GeConfig,
-    InferenceConfig,
-)
+from torchair.configs import debug as debugging
+from torchair.configs import engine
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
@@ -57,15 +45,15 @@ class CompilerConfig(Section):
     mode.doc("both", "works (`npugraph_ex` is `reduce-overhead` without the warnings of that name)")
     post_grad_custom_pre_pass = CallableValue(None).flat("post_grad_custom_pre_pass")
     post_grad_custom_post_pass = CallableValue(None).flat("post_grad_custom_post_pass")
-    debug = DebugConfig()
-    aoe_config = AoeConfig()
-    export = ExportConfig()
-    dump_config = DumpConfig()
-    fusion_config = FusionConfig()
-    experimental_config = ExperimentalConfig()
-    inference_config = InferenceConfig()
-    ge_config = GeConfig()
-    aclgraph_config = AclgraphConfig()
+    debug = debugging.DebugConfig()
+    aoe_config = engine.AoeConfig()
+    export = debugging.ExportConfig()
+    dump_config = debugging.DumpConfig()
+    fusion_config = engine.FusionConfig()
+    experimental_config = engine.ExperimentalConfig()
+    inference_config = engine.InferenceConfig()
+    ge_config = engine.GeConfig()
+    aclgraph_config = debugging.AclgraphConfig()
 
     @property
     def npugraphex_config(self) -> NpugraphexConfig:
@@ -333,7 +321,7 @@ class Settings:
     input_inplace_pass: bool = _at("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", _off)
 
     tensor_dump: bool = _at("dump_config.enable_dump")
-    tensor_dump_path: str = _at("dump_config.dump_path", rank_directory)
+    tensor_dump_path: str = _at("dump_config.dump_path", debugging.rank_directory)
     tensor_dump_stage: str = _at("dump_config.data_dump_stage")
 
     local_options: Mapping[str, Any]

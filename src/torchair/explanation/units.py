@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal
 
 import torch
@@ -46,18 +46,13 @@ class Rates:
 
     def with_seen(self, moved: float, operations: float, seconds: float) -> Rates:
         """The same, or better where something that ran shows that the machine can do more."""
-        far = moved > 4 * _NEAR
         shown = moved / seconds
-        return self.or_better(
-            Rates(shown if far else 0.0, 0.0 if far else shown, operations / seconds)
-        )
+        places = (shown, 0.0) if moved > 4 * _NEAR else (0.0, shown)
+        return self.or_better(Rates(*places, operations / seconds))
 
     def or_better(self, other: Rates) -> Rates:
         """The better of both, figure by figure."""
-        return Rates(
-            max(self.bytes, other.bytes), max(self.near, other.near),
-            max(self.operations, other.operations),
-        )  # fmt: skip
+        return Rates(*map(max, astuple(self), astuple(other)))
 
 
 def rates(device: str, units: Sequence[UnitRow] = ()) -> Rates:

@@ -24,17 +24,8 @@ from torchair.pipeline import convert, engine_settings, own_copy
 from torchair.process import Steps
 from torchair.runner import Compilation
 from torchair.trace import Trace
-from torchair.verification.forms import (
-    LocalCheck,
-    Randomness,
-    SeenRun,
-    Wrong,
-    run_fx,
-    run_ge,
-    run_program,
-    run_steps,
-    worst_step,
-)
+from torchair.verification import forms
+from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
 from torchair.verification.report import Author
 
 _EVERYTHING = 1 << 30
@@ -138,7 +129,7 @@ class Suspects:
     def _check_ge(self, graph: GeConcreteGraph) -> Wrong | None:
         device = self._device.name
         return self._check(
-            self._optimized_fx, self._observe(lambda args: run_ge(graph, args, device))
+            self._optimized_fx, self._observe(lambda args: forms.run_ge(graph, args, device))
         )
 
     # ---- stages, in order ----
@@ -174,14 +165,12 @@ class Suspects:
     ) -> Blame | None:
         def wrong(count: int) -> Wrong | None:
             after = self._passed(base, passes, count)
-            return self._check(base, self._observe(lambda args: run_fx(after, args)))
+            return self._check(base, self._observe(lambda args: forms.run_fx(after, args)))
 
         if wrong(_EVERYTHING) is None:
             return None
         enabled = [p.name for p in passes if p.enabled(self._settings)]
-        count = first_true(len(enabled), lambda k: wrong(k) is not None, self._steps)
-        found = wrong(count)
-        assert found is not None
+        count, found = first_found(len(enabled), wrong, self._steps)
         return Blame(found, stage, enabled[count - 1])
 
     def _of_converters(self) -> Blame | None:
@@ -193,40 +182,33 @@ class Suspects:
         return Blame(wrong, Author.CONVERTER, f"of {wrong.node.target}{place}")
 
     def _of_ge_passes(self) -> Blame | None:
-        permits = Permits()
-        if self._check_ge(self._in_engine(_EVERYTHING, permits)) is None:
-            return None
-        names = self._passes
-
         def wrong(passes: int, permits: Permits) -> Wrong | None:
             return self._check_ge(self._in_engine(passes, permits))
 
-        count = first_true(len(names), lambda k: wrong(k, Permits()) is not None, self._steps)
+        if wrong(_EVERYTHING, Permits()) is None:
+            return None
+        names = self._passes
+        count, found = first_found(len(names), lambda k: wrong(k, Permits()), self._steps)
         permits = Permits()
-        found = wrong(count, permits)
-        assert found is not None
-        blame = Blame(found, Author.GE_PASS, names[count - 1])
-        rules = first_true(
-            len(permits.made), lambda k: wrong(count, Permits(k)) is not None, self._steps
-        )
-        without = wrong(count, Permits(rules - 1)) if rules else blame
-        if without is not None:  # wrong without any rule
-            return blame
+        wrong(count, permits)
+        made = len(permits.made)
+        rules, last = first_found(made, lambda k: wrong(count, Permits(k)), self._steps)
+        if not rules:  # wrong without any rule
+            return Blame(found, Author.GE_PASS, names[count - 1])
         rule, node = permits.made[rules - 1]
-        last = wrong(count, Permits(rules))
-        return Blame(last or found, Author.RULE, f"{rule} at {node}, in {names[count - 1]}")
+        return Blame(last, Author.RULE, f"{rule} at {node}, in {names[count - 1]}")
 
     def _of_kernels(self) -> Blame | None:
         graph, base = self._in_engine(_EVERYTHING, Permits()), self._optimized_fx
-        seen = self._observe(lambda args: run_steps(graph, args))
+        seen = self._observe(lambda args: forms.run_steps(graph, args))
         wrong = self._check(base, seen)
         if wrong is not None:
             around = frozenset(n.name for n in wrong.region)
             place = self._device.name
-            step = self._observe(lambda args: worst_step(graph, seen, args, place, around))
+            step = self._observe(lambda args: forms.worst_step(graph, seen, args, place, around))
             names = " ".join(n.name for n in step.also or [step.node])
             return Blame(wrong, Author.KERNEL, f"of {names}")
-        wrong = self._check(base, self._observe(lambda args: run_program(graph, args)))
+        wrong = self._check(base, self._observe(lambda args: forms.run_program(graph, args)))
         return None if wrong is None else Blame(wrong, Author.PROGRAM, "whose steps run together")
 
     def _of_call(self) -> Blame | None:
@@ -242,17 +224,22 @@ class Suspects:
         return Blame(wrong, Author.CALL, "gives what the first run of the graph does not give")
 
 
-def first_true(most: int, test: Callable[[int], bool], steps: Steps) -> int:
-    """The smallest count in 0..most for which a test holds that holds for `most`."""
-    low, high = -1, most
+def first_found(
+    most: int, look: Callable[[int], Wrong | None], steps: Steps
+) -> tuple[int, Wrong]:
+    """The smallest count in 0..most with which something is wrong, as it is with `most`; and what
+    that is."""
+    low, high, found = -1, most, None
     while high - low > 1:
         middle = (low + high) // 2
         steps.next(f"of {most} changes the first {middle}")
-        if test(middle):
-            high = middle
-        else:
+        if (here := look(middle)) is None:
             low = middle
-    return high
+        else:
+            high, found = middle, here
+    found = found or look(high)
+    assert found is not None
+    return high, found
 
 
 def copied(value: Any) -> Any:

@@ -25,16 +25,8 @@ from torchair.engine.plan.records import Step
 from torchair.engine.run.executor import Run
 from torchair.ge.graph import Value, topological
 from torchair.operators.reference import interpret, placed, run_node
-from torchair.verification.judge import (
-    Difference,
-    WideGraph,
-    difference,
-    is_explained,
-    leaves,
-    no_number,
-    run_shaken,
-    widened,
-)
+from torchair.verification import judge
+from torchair.verification.judge import Difference, WideGraph, difference, leaves
 
 Key = tuple[str, int]
 """An FX node, and which of its results."""
@@ -222,7 +214,7 @@ class Wrong:
 class _Found(Exception):
     def __init__(self, wrong: Wrong) -> None:
         super().__init__(wrong.node.name)
-        self.wrong = wrong
+        self.wrong = wrong  # torch's interpreter puts a text into `args`
 
 
 class LocalCheck(WideGraph):
@@ -262,7 +254,7 @@ class LocalCheck(WideGraph):
                 continue
             self._judge(n, i, value, eager, truth)
             own = _laid_out_like(eager, value)
-            members.append((own, widened(own)))
+            members.append((own, judge.widened(own)))
             self._known[n] = made
         if n.target is operator.getitem and n.args[0] in self._known:
             self._known[n] = made
@@ -280,7 +272,7 @@ class LocalCheck(WideGraph):
         sources = output.args[0] if isinstance(output.args[0], list | tuple) else output.args
         if len(made) != len(self._seen.results):
             text = f"{len(self._seen.results)} results instead of {len(made)}"
-            raise _Found(self._wrong(output, no_number(text)))
+            raise _Found(self._wrong(output, judge.no_number(text)))
         rows = zip(self._seen.results, made, self.results, sources, strict=True)
         for i, (got, eager, truth, source) in enumerate(rows):
             node = source if isinstance(source, fx.Node) else output
@@ -304,9 +296,9 @@ class LocalCheck(WideGraph):
         if wrong is None:
             return
         found = self._wrong(node, wrong, what)
-        shaken = leaves(run_shaken(found.region, dict(found.inputs)))
+        shaken = leaves(judge.run_shaken(found.region, dict(found.inputs)))
         moved = shaken[index] if index < len(shaken) else None
-        if not is_explained(wrong, got, eager, truth, moved):
+        if not judge.is_explained(wrong, got, eager, truth, moved):
             raise _Found(found)
 
     def _wrong(self, node: fx.Node, wrong: Difference, what: str = "") -> Wrong:
