@@ -106,10 +106,13 @@ class Number:
         return self._with(other, "**", self.value**other)
 
     def __floordiv__(self, other: Int) -> Int:
-        if isinstance(other, int) and other:
-            number, factor = self.book.split(self, "*", 1)
-            if factor % other == 0:
-                return number._scaled(factor // other)
+        number, factor = self.book.split(self, "*", 1)
+        if isinstance(other, Number):
+            same_one, divisor = self.book.split(other, "*", 1)
+            if same_one.row == number.row and factor % divisor == 0 and number != 0:
+                return factor // divisor
+        elif other and factor % other == 0:
+            return number._scaled(factor // other)
         return self._with(other, "//", self.value // value_of(other))
 
     def __rfloordiv__(self, other: Int) -> Int:
@@ -195,6 +198,12 @@ class Book:
             known = self._known[key] = Number(value, len(self._rows) - 1, self)
         return known
 
+    def equate(self, number: Number, known: Int) -> None:
+        """Let what gave a number give one that is equal to it from now on."""
+        sign, a, b = self._rows[number.row]
+        if isinstance(known, Number) and (sign, _name(a), _name(b)) in self._known:
+            self._known[sign, _name(a), _name(b)] = known
+
     def called(self, function: Callable[..., Sequence[Any]], given: Sequence[Any]) -> list[Number]:
         """What a function of integers gives that no formula tells."""
         values = function(*map(value_of, given))
@@ -223,6 +232,10 @@ class Book:
         if not isinstance(size, Number):
             return size
         return Word(first + self._words.setdefault(size.row, len(self._words)))
+
+    def numbers(self) -> list[Number]:
+        """All that was given or computed, row by row."""
+        return [Number(None, row, self) for row in range(len(self._rows))]
 
     @property
     def conditions(self) -> int:

@@ -102,30 +102,23 @@ class Promises:
 
 
 @dataclass
-class OpenPlan:
-    """A plan that lacks its end: steps and roots are there, nothing is placed. `sizes` are the
-    values of symbols."""
+class Ending:
+    """Completes a plan that has its steps and roots, of which nothing is placed."""
 
     plan: Plan
     slot: Mapping[Value, int]
     root: dict[int, Root]
     metas: dict[int, Meta]
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, Any]  # values of symbols
+    p: Promises
     native: bool  # generated code is on: strides are fixed when it is made
-    lanes: Lanes | None = None  # of the graph, if nodes have more than one
-    compact: bool = False  # look longer for an arrangement of little memory
+    compact: bool  # look longer for an arrangement of little memory
+    lanes: Lanes | None  # of the graph, if nodes have more than one
 
-
-class Ending:
-    """Completes a draft."""
-
-    def __init__(self, draft: OpenPlan, promises: Promises) -> None:
-        self.p, self.native, self.compact = promises, draft.native, draft.compact
-        self.plan, self.slot, self.sizes = draft.plan, draft.slot, draft.sizes
-        self.root, self.metas = draft.root, draft.metas
-        self.now = len(draft.plan.steps)
-        several = draft.lanes is not None and len(lanes_used(draft.lanes, self.plan.steps)) > 1
-        self.lanes = draft.lanes if several else None
+    def __post_init__(self) -> None:
+        self.now = len(self.plan.steps)
+        if self.lanes is not None and len(lanes_used(self.lanes, self.plan.steps)) < 2:
+            self.lanes = None
 
     def run(self) -> Plan:
         """The plan, with its buffers placed."""
@@ -339,14 +332,7 @@ class Ending:
         """Slots that must exist as tensors, because torch works on them or they leave."""
         read = {o.slot for o in self.plan.outputs}
         read |= {s for w in self.plan.write_backs for s in (w.input_slot, w.value_slot)}
-        return read_by_torch(self.plan.steps, read)
-
-
-def read_by_torch(steps: Sequence[Step], read: set[int]) -> set[int]:
-    """Slots that torch works on, and those that views of them need; `read` are some already."""
-    for step in reversed(steps):
-        if step.kind == "native":
-            continue
-        if step.kind != "view" or read.intersection(step.outs):
-            read |= {*step.reads, *step.outs}
-    return read
+        for step in reversed(self.plan.steps):
+            if step.kind != "native" and (step.kind != "view" or read.intersection(step.outs)):
+                read |= {*step.reads, *step.outs}
+        return read

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.numbers import Book, Number
+from torchair.codegen.numbers import Book, Number, Recipe
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.records import Laid, Native, OutputSpec, Plan, Root, Step
 from torchair.engine.plan.streams import lanes_used, schedule_of
-from torchair.engine.plan.strides import Strided, as_tuple, kernel_of, tensor_of
+from torchair.engine.plan.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
 from torchair.engine.run.native import picker
 from torchair.engine.run.segment import Outline
 from torchair.flags import debug_level
@@ -45,11 +45,7 @@ class Family:
         them."""
         self.plan = plan
         used = {s for s in _addressed(plan) if isinstance(s, int)} | plan.read
-        self.sized = {s: f for s, f in sized.items() if _numbers_in(f) and s in used}
-        for slot, made in sized.items():
-            plan.constants.pop(slot, None)
-            if slot in used and slot not in self.sized:
-                plan.constants[slot] = tensor_of(made)
+        self.sized = {s: f for s, f in sized.items() if s in used}
         several = lanes is not None and len(lanes_used(lanes, plan.steps)) > 1
         self.fact, self.lanes = fact, lanes if several else None
         self.built = False  # its kernels are compiled
@@ -74,7 +70,7 @@ class Family:
         self.fit = book.recipe(self._wanted, plain=True)
         """A function from what was read of inputs to the values of a plan, None if that is not of
         this family."""
-        self._all: tuple[dict[int, int], Any] | None = None
+        self._every: Recipe | None = None  # for the numbers of its book, row by row
         self._placement: tuple[Values, Laid] | None = None
         self._lock = Lock()
 
@@ -127,30 +123,11 @@ class Family:
 
     def plan_for(self, given: Sequence[int]) -> Plan:
         """The plan for inputs like these, without Numbers."""
-        if self._all is None:
-            numbers = list(dict.fromkeys(self._everything()))
-            at = {n.row: k for k, n in enumerate(numbers)}
-            self._all = at, self._book.recipe(numbers, plain=True)
-        at, recipe = self._all
-        values = recipe(given)
+        if self._every is None:
+            self._every = self._book.recipe(self._book.numbers(), plain=True)
+        values = self._every(given)
         assert values is not None
-        return _Single(self, lambda x: values[at[x.row]] if isinstance(x, Number) else x).plan
-
-    def _everything(self) -> Iterator[Number]:
-        plan = self.plan
-        yield from _only(self._wanted)
-        for step in (*plan.steps, *plan.bound):
-            for value in (*step.node.values(), *step.node.outputs):
-                if step.native is None and step.kind != "copy":
-                    yield from _numbers_in(self.fact(value))
-            if step.native is not None:
-                yield from _only([step.native.work])
-        for root in plan.roots:
-            yield from _only([*root.meta.shape, *root.meta.stride()])
-        for _, offset in plan.places.values():
-            yield from _only([offset])
-        for out in plan.outputs:
-            yield from _only([*(out.strides or ()), *(out.shape or ()), out.offset])
+        return _Single(self, lambda x: values[x.row] if isinstance(x, Number) else x).plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +200,7 @@ class _Single:
         return tuple(map(self._value, sizes))
 
     def _plain(self, fact: Fact) -> Fact:
-        content = fact.content
-        known = self._each(content) if isinstance(content, tuple) else self._value(content)
-        return Fact(fact.dtype, None if fact.shape is None else self._each(fact.shape), known)
+        return each_size(self._value, fact)
 
     def _step(self, old: Step) -> Step:
         made = copy(old)
@@ -268,10 +243,6 @@ def _grown(size: int, before: int) -> int:
 
 def _key(size: Any) -> Any:
     return ("row", size.row) if isinstance(size, Number) else size
-
-
-def _numbers_in(fact: Fact) -> list[Number]:
-    return _only([*(fact.shape or ()), *as_tuple(fact.content)])
 
 
 def _only(sizes: Iterable[Any]) -> list[Number]:

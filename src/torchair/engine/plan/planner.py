@@ -3,6 +3,9 @@
 Every value gets a slot. Views are worked out on meta tensors, so that they cost nothing or become
 one copy; small integers that steer shapes are computed now; the rest becomes steps that write into
 planned buffers. Values whose dims only the data tell become late steps.
+
+Where sizes vary the same is done over Numbers. Whatever is decided on the way is a condition of the
+`Family` that comes out: the plans for all sizes that meet them.
 """
 
 from __future__ import annotations
@@ -12,43 +15,34 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.numbers import Book, Int, Number, is_known, value_of
 from torchair.engine.fuse.units import Unit
 from torchair.engine.inputs import Reader
 from torchair.engine.optimize.passes.forms import is_wanted_channels_last
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan.ending import Ending, Layout, OpenPlan, Promises
+from torchair.engine.plan import strides as layout
+from torchair.engine.plan.ending import Ending, Layout, Promises
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import Plan, Root, RootKind, Step
-from torchair.engine.plan.replan import Course, Like, Template, Unfit, learned
-from torchair.engine.plan.strides import (
-    Meta,
-    as_list,
-    content_of,
-    folded,
-    in_format,
-    in_order,
-    is_dense,
-    laid_out,
-    meta_of,
-    same_strides,
-    shares,
-    symbols_of,
-    with_strides,
-)
+from torchair.engine.plan.strides import Meta, Strided, same_dims, same_strides
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
-from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
-from torchair.ge.shapes import evaluate, free_symbols, is_static
+from torchair.ge.shapes import Sym, contiguous_strides, evaluate, free_symbols, is_static
 from torchair.log import logger
 from torchair.operators import Op, Order, Row, Trait, infer, row_of
 from torchair.operators.contraction import is_channels_last
 from torchair.operators.reference import tensor_args
 
 _SKIPPED = (*INPUTS, "NetOutput")
-_TEMPLATES = 4  # kept for one graph
+_TRIES = 4  # of one graph to make a family, that fail
 _FAMILIES = 32  # kept for one graph
 _METAS = 1024  # descriptions of inputs kept for one graph
+
+
+class Unfit(Exception):
+    """A graph or sizes that there is no family for."""
 
 
 class Planner:
@@ -78,46 +72,34 @@ class Planner:
         data = [n.outputs[0] for n in graph.data]
         self.promises = Promises(graph.output.values(), data, assigned or {}, layouts)
         self._metas: dict[Any, torch.Tensor] = {}
-        self._templates: list[Template] = []
         self._families: list[Family] = []
-        self._tries = 0
+        self._failed = 0
 
     def plan(
         self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None] | None = None
     ) -> Plan:
         """A plan for inputs of these types and dims; strides are contiguous where none is given."""
-        return _Build(self, inputs, strides or [None] * len(inputs)).run()[0]
+        return _Build(self, inputs, strides or [None] * len(inputs)).ending().run()
 
     def input_meta(self, fact: Fact, strides: tuple[int, ...] | None) -> torch.Tensor:
         """A meta tensor for an input; most inputs are parameters, which never change."""
         key = (fact.dtype, fact.shape, strides)
         meta = self._metas.get(key)
         if meta is None:
-            meta = meta_of(fact)
+            meta = layout.meta_of(fact)
             if strides is not None and not same_strides(meta, strides):
-                meta = with_strides(meta, strides)
+                meta = layout.with_strides(meta, strides)
             if len(self._metas) < _METAS:
                 self._metas[key] = meta
         return meta
 
     def member(self, given: Sequence[int]) -> Member | None:
-        """The plan for inputs like these from those made before, if it is like one of them."""
+        """The plan for inputs like these, if it is one of a family that is there."""
         for family in self._families:
             values = family.fit(given)
             if values is not None:
                 return Member(family, given, values)
-        for template in self._templates:
-            try:
-                return self._welcome(template.trace(given), given)
-            except Unfit as e:
-                logger.info("%s is planned anew: %s", self.graph.name, e)
         return None
-
-    def _welcome(self, family: Family, given: Sequence[int]) -> Member:
-        self._families = [family, *self._families][:_FAMILIES]
-        values = family.fit(given)
-        assert values is not None, "a family has the plan that it was made with"
-        return Member(family, given, values)
 
     def learn(
         self,
@@ -126,26 +108,62 @@ class Planner:
         reader: Reader,
         given: Sequence[int],
     ) -> Plan | Member:
-        """A plan that others will be made from, if that can be done; `given` is what `reader` tells
-        of the inputs."""
-        self._tries += 1
-        plan, template = _Build(self, inputs, strides).run(
-            reader if self._tries <= _TEMPLATES else None
-        )
-        family = None if template is None else template.reproduces(plan, given)
-        if template is None or family is None:
+        """A plan with the family that it is of, or by itself if there can be none; `given` is what
+        `reader` tells of the inputs."""
+        if self._failed == _TRIES:
+            return self.plan(inputs, strides)
+        try:
+            family = self._family(inputs, strides, reader, given)
+        except Exception as e:  # which planning for these sizes alone does not meet, or explains
+            plan = self.plan(inputs, strides)
+            self._failed += 1
+            logger.info("%s: other sizes will be planned anew (%r)", self.graph.name, e)
             return plan
-        self._templates.append(template)
-        return self._welcome(family, given)
+        self._families = [family, *self._families][:_FAMILIES]
+        member = self.member(given)
+        assert member is not None, "a family has the plan that it was made with"
+        return member
+
+    def _family(
+        self,
+        inputs: Sequence[Fact],
+        strides: Sequence[tuple[int, ...]],
+        reader: Reader,
+        given: Sequence[int],
+    ) -> Family:
+        """Plans over Numbers for what was read of the inputs; twins are one."""
+        book = Book()
+        numbers: list[Int] = [book.number(n) for n in given]
+        for place, twin in reader.twins(given).items():
+            book.assume(numbers[place], "==", numbers[twin], True)
+            numbers[place] = numbers[twin]
+        facts, own = list(inputs), list[Any](strides)
+        for i, told in reader.told(numbers).items():
+            dims: Any = inputs[i].shape if told.dims is None else told.dims
+            facts[i] = Fact(inputs[i].dtype, dims, told.content)
+            if told.strides is not None:
+                dense = same_strides(layout.meta_of(inputs[i]), strides[i])
+                own[i] = _row_after_row(dims, told.strides) if dense else told.strides
+        build = _Build(self, facts, own, traced=True)
+        return Family(build.ending().open(), book, build.sized, build.fact, self.lanes)
+
+
+def _row_after_row(dims: Sequence[Int], strides: Sequence[Int]) -> Sequence[Int]:
+    """Strides that follow from dims, under the condition that they are those given."""
+    own: Any = contiguous_strides(tuple(dims))  # type: ignore[arg-type]
+    if all(is_known(n, 1) or s == w or n == 1 for n, s, w in zip(dims, own, strides, strict=True)):
+        return own
+    raise Unfit(f"an input of dims {dims} has strides {strides}")
 
 
 class _Build:
-    """One run of planning."""
+    """One run of planning, `traced` if sizes may be Numbers."""
 
     def __init__(
-        self, planner: Planner, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None]
-    ) -> None:
-        self.p = planner
+        self, planner: Planner, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None],
+        traced: bool = False,
+    ) -> None:  # fmt: skip
+        self.p, self.traced = planner, traced
         self.plan = Plan(device=planner.device, inputs=len(inputs))
         self.facts: dict[Value, Fact] = {}
         self.slot: dict[Value, int] = {}
@@ -154,38 +172,31 @@ class _Build:
         self.members: dict[int, list[Value]] = {}  # by root slot
         self.done: set[Node] = set()
         self.devices: dict[Value, str] = {}
-        self.like: dict[Value, Like] = {}
-        self.units: dict[int, Unit] = {}  # by number of the step
-        self.inferred: list[Node] = []
+        self.sized: dict[int, Fact] = {}  # constants with Numbers, by slot
+        self.named: dict[Sym, Int] = {}  # sizes by what the graph calls them
         self.data = planner.promises.data
         for value, fact, own in zip(self.data, inputs, strides, strict=True):
-            self.facts[value] = fact
+            self.facts[value] = fact = self._one_by_name(value, fact)
             self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
-            root = self._new_root(value, "input", planner.input_meta(fact, own))
+            meta = layout.strided(fact, own) if traced else planner.input_meta(fact, own)
+            root = self._new_root(value, "input", meta)
             frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
             if frozen is not None:
                 root.kind, self.plan.constants[root.slot] = "const", frozen
-        self.env = symbols_of((v, self.facts[v]) for v in self.data)
+        self.env = layout.symbols_of((v, self.facts[v]) for v in self.data)
 
-    def run(self, reader: Reader | None = None) -> tuple[Plan, Template | None]:
-        """The plan, and a template for others if they differ in what `reader` tells only."""
+    def ending(self) -> Ending:
+        """What completes the plan: all steps are there."""
         for item in self.p.order:
             if isinstance(item, Unit):
                 self._unit(item)
             else:
                 self._node(item)
                 self.done.add(item)
-        natives, promises = self.p.natives, self.p.promises
-        native = natives is not None
-        draft = OpenPlan(self.plan, self.slot, self.root, self.metas, self.env, native)
-        draft.lanes, draft.compact = self.p.lanes, self.p.compact
-        template = None
-        if natives is not None and reader is not None:
-            course = Course(
-                draft, self.facts, self.like, self.units, self.inferred, natives, promises
-            )
-            template = learned(course, reader)
-        return Ending(draft, promises).run(), template
+        return Ending(
+            self.plan, self.slot, self.root, self.metas, self.env, self.p.promises,
+            native=self.p.natives is not None, compact=self.p.compact, lanes=self.p.lanes,
+        )  # fmt: skip
 
     @property
     def now(self) -> int:
@@ -194,7 +205,7 @@ class _Build:
 
     # ---- slots and memory ----
 
-    def _new_slot(self, value: Value | None, root: Root, meta: torch.Tensor | None) -> int:
+    def _new_slot(self, value: Value | None, root: Root, meta: Meta) -> int:
         slot = self.plan.slots
         self.plan.slots += 1
         self.metas[slot], self.root[slot] = meta, root
@@ -203,7 +214,7 @@ class _Build:
             self.members.setdefault(root.slot, []).append(value)
         return slot
 
-    def _new_root(self, value: Value | None, kind: RootKind, meta: torch.Tensor | None) -> Root:
+    def _new_root(self, value: Value | None, kind: RootKind, meta: Meta) -> Root:
         device = self.devices.get(value, self.p.device) if value is not None else self.p.device
         shown = meta if meta is not None else torch.empty(0, device="meta")
         root = Root(self.plan.slots, kind, shown, device, self.now, self.now)
@@ -211,8 +222,15 @@ class _Build:
         self._new_slot(value, root, meta)
         return root
 
-    def _fact(self, value: Value) -> Fact:
+    def fact(self, value: Value) -> Fact:
+        """What is known of a value."""
         return self.facts[value]
+
+    def _meta(self, like: Fact | torch.Tensor) -> Meta:
+        """One row after the other, or as a tensor that is there."""
+        if isinstance(like, Fact):
+            return layout.strided(like) if self.traced else layout.meta_of(like)
+        return Strided(like.shape, like.stride(), like.dtype) if self.traced else like.to("meta")
 
     def _touch(self, slots: Sequence[int], when: int | None = None) -> None:
         for slot in slots:
@@ -253,12 +271,11 @@ class _Build:
             self.devices[value] = stamped or near
 
     def _infer(self, node: Node) -> list[Fact]:
-        self.inferred.append(node)
         unknown = [Fact(v.dtype) for v in node.outputs]
         if any(self.facts[v].shape is None for v in node.values()):
             return unknown
         try:
-            facts = infer(node, self._fact)
+            facts = infer(node, self.fact)
         except Exception as e:
             where = node.origin.line if node.origin else "unknown source line"
             raise GraphError(
@@ -270,12 +287,31 @@ class _Build:
     def _told(self, value: Value, fact: Fact) -> Fact:
         """What tracing knows of a value, where the rule of its node leaves something open. The type
         of what nobody reads does not matter."""
-        dtype, shape = fact.dtype, fact.shape
+        dtype, shape = fact.dtype, value.shape if fact.shape is None else fact.shape
         if dtype == DataType.DT_UNDEFINED and not value.uses:
             dtype = DataType.DT_FLOAT
-        if shape is None and value.shape is not None and free_symbols(value.shape) <= set(self.env):
-            shape = evaluate(value.shape, self.env)
-        return fact if (dtype, shape) == (fact.dtype, fact.shape) else Fact(dtype, shape)
+        if any(isinstance(d, Sym) for d in shape or ()):
+            names = free_symbols(shape or ())
+            shape = evaluate(shape or (), self.env) if names <= set(self.env) else None
+        if dtype != fact.dtype or shape is not fact.shape:
+            fact = Fact(dtype, shape)
+        return self._one_by_name(value, fact)
+
+    def _one_by_name(self, value: Value, fact: Fact) -> Fact:
+        """Sizes that the graph calls the same are one Number, under the condition that they are."""
+        if not self.traced or not layout.numbers_in(fact):
+            return fact
+        names = iter((*(value.shape or fact.shape or ()), *layout.as_tuple(value.content)))
+        return layout.each_size(lambda n: self._size(next(names, n), n), fact)
+
+    def _size(self, name: Any, number: Any) -> Any:
+        if name is None or not isinstance(number, Number):
+            return number
+        known = self.named.setdefault(name, number) if isinstance(name, Sym) else name
+        if known != number:
+            return number
+        number.book.equate(number, known)
+        return known
 
     def _prepared(self, node: Node) -> bool:
         """Whether a node was computed before the first call: its results are constants then."""
@@ -284,7 +320,7 @@ class _Build:
             return False
         for value in node.outputs:
             tensor = natives.frozen[value]
-            root = self._new_root(value, "const", tensor.to("meta"))
+            root = self._new_root(value, "const", self._meta(tensor))
             self.plan.constants[root.slot] = tensor
         return True
 
@@ -293,26 +329,30 @@ class _Build:
         there are depends on sizes too."""
         if any(v.shape is not None and not is_static(v.shape) for v in node.outputs):
             return False
-        tensors = folded(node, row, facts, self._fact)
-        for value, tensor in zip(node.outputs, tensors or (), strict=False):
-            self._constant(value, tensor)
-        return tensors is not None
+        found = layout.folded(node, row, facts, self.fact)
+        for value, fact in zip(node.outputs, found or (), strict=False):
+            if layout.numbers_in(fact):
+                flat = len(fact.shape or ()) < 2
+                self.facts[value] = fact if flat else Fact(fact.dtype, fact.shape)
+                self.sized[self._new_root(value, "const", self._meta(fact)).slot] = fact
+            else:
+                self._constant(value, layout.tensor_of(fact))
+        return found is not None
 
     def _constant(self, value: Value, tensor: torch.Tensor) -> None:
         dtype = self.facts[value].dtype if value in self.facts else value.dtype
-        self.facts[value] = Fact(dtype, tuple(tensor.shape), content_of(tensor))
-        root = self._new_root(value, "const", tensor.to("meta"))
+        self.facts[value] = Fact(dtype, tuple(tensor.shape), layout.content_of(tensor))
+        root = self._new_root(value, "const", self._meta(tensor))
         self.plan.constants[root.slot] = tensor.to(root.device)
 
     def _view(self, node: Node, row: Row) -> None:
         slot = self.slot[node.values()[0]]
-        kernel = row.kernel(Op(node, self._fact))
+        kernel = row.kernel(Op(node, self.fact))
         base = self.metas[slot]
-        assert base is not None
-        views = as_list(kernel(base))
-        if any(not shares(v, base) for v in views):
+        views = layout.as_list(kernel(base))
+        if any(not layout.shares(v, base) for v in views):
             slot, base = self._copy(node, slot, base)
-            views = as_list(kernel(base))
+            views = layout.as_list(kernel(base))
         self._touch([slot])
         root = self.root[slot]
         outs = [
@@ -321,10 +361,10 @@ class _Build:
         ]
         self.plan.steps.append(Step(node, "view", kernel, [slot], outs))
 
-    def _copy(self, node: Node, slot: int, base: torch.Tensor) -> tuple[int, torch.Tensor]:
+    def _copy(self, node: Node, slot: int, base: Meta) -> tuple[int, Meta]:
         """Lay a strided value out anew so that the view after it is one."""
         self._touch([slot])
-        dense = torch.empty_like(base, memory_format=torch.contiguous_format)
+        dense = layout.with_strides(base, layout.dense_strides(base))
         made = self._new_root(None, "arena", dense)
         made.device = self.root[slot].device
         self.plan.steps.append(Step(node, "copy", None, [slot], [made.slot]))
@@ -332,7 +372,7 @@ class _Build:
 
     def _compute(self, node: Node, row: Row) -> None:
         try:
-            kernel = row.kernel(Op(node, self._fact))
+            kernel = row.kernel(Op(node, self._plain if self.traced else self.fact))
         except MissingHostValue:
             return self._late(node, row)
         args = tensor_args(node, row, self.slot.__getitem__)
@@ -346,34 +386,33 @@ class _Build:
         self.plan.steps.append(Step(node, "out" if row.out else "call", kernel, args, made))
         return None
 
-    def _torch_meta(self, node: Node, row: Row, value: Value) -> torch.Tensor:
+    def _plain(self, value: Value) -> Fact:
+        return layout.each_size(value_of, self.facts[value])
+
+    def _torch_meta(self, node: Node, row: Row, value: Value) -> Meta:
         """What a result of torch will look like; where it is read as it is, another is copied."""
-        meta = meta_of(self.facts[value])
+        meta = self._meta(self.facts[value])
         if not row.has(Trait.KEEPS_FORMAT) or meta.dim() != 4:
             return meta
         read = [self.metas[self.slot[v]] for v in node.values()]
-        if not any(m is not None and is_channels_last(m) for m in read):
+        if not any(m is not None and is_channels_last(layout.plain(m)) for m in read):
             return meta
-        self.like[value] = torch.channels_last
-        return in_format(meta, torch.channels_last)
+        return layout.in_format(meta, torch.channels_last)
 
     def _successor(self, node: Node, row: Row) -> Root | None:
         """The buffer of an input that this elementwise step may overwrite, if it ends here."""
         if not (row.out and row.has(Trait.ELEMENTWISE) and len(node.outputs) == 1):
             return None
-        wanted = self.metas_like(self.facts[node.outputs[0]])
+        made = self._meta(self.facts[node.outputs[0]])
         for value in node.values():
             slot = self.slot[value]
             root = self.root[slot]
             if root.kind != "arena" or self.metas[slot] is not root.meta:
                 continue
-            if (root.meta.shape, root.meta.dtype) == wanted and self._ends_here(root, node):
+            alike = root.meta.dtype == made.dtype and same_dims(root.meta.shape, made.shape)
+            if alike and self._ends_here(root, node):
                 return root
         return None
-
-    def metas_like(self, fact: Fact) -> tuple[Any, torch.dtype]:
-        """Dims and type to compare a buffer with."""
-        return torch.Size(fact.shape or ()), ge_to_torch(fact.dtype)  # type: ignore[arg-type]
 
     def _ends_here(self, root: Root, node: Node) -> bool:
         """Whether this node is the last reader, and reads no other view of the same memory."""
@@ -399,11 +438,9 @@ class _Build:
         if not known or any(self.facts[v].shape is None for v in unit.outputs):
             return self._one_by_one(unit, inside)
         outs = {v: self._native_meta(unit, v) for v in unit.outputs}
-        layouts = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
-        call = self.p.natives.emit(unit, self._fact, layouts.__getitem__)
+        metas = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
+        call = self.p.natives.emit(unit, self.fact, metas.__getitem__)
         if call is None:
-            for value in outs:
-                del self.like[value]
             return self._one_by_one(unit, inside)
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:
@@ -424,7 +461,6 @@ class _Build:
         node = unit.group.nodes[-1] if update is not None else unit.head
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
         step.native, step.also, step.values = call, unit.nodes, list(made)
-        self.units[self.now] = unit
         self.plan.steps.append(step)
         self.done.update(inside)
         return None
@@ -440,54 +476,41 @@ class _Build:
                 self._node(node)
             self.done.add(node)
 
-    def _native_meta(self, unit: Unit, value: Value) -> torch.Tensor:
-        meta = meta_of(self.facts[value])
-        self.like[value] = like = self._like(unit, value, meta)
-        if isinstance(like, torch.memory_format):
-            return in_format(meta, like)
-        if isinstance(like, Order):
-            return in_order(meta, like)
-        return laid_out(meta, self._strides_like(like))
-
-    def _like(self, unit: Unit, value: Value, meta: torch.Tensor) -> Like:
-        """What decides the strides of a native result: what was promised of it, what the kernel of
-        a reader asks for, or an operand of the same dims, so that layouts such as channels-last
+    def _native_meta(self, unit: Unit, value: Value) -> Meta:
+        """A native result. Its strides are what was promised of it, what the kernel of a reader
+        asks for, or those of an operand of the same dims, so that layouts such as channels-last
         carry through."""
         assert self.p.natives is not None
+        meta, promises = self._meta(self.facts[value]), self.p.promises
         updated = self.p.natives.updated(unit)
         if updated is not None:
-            return updated
-        results = self.p.promises.results
-        if value in results:
-            k = results.index(value)
-            return None if k in self.p.promises.assigned else k
+            return layout.laid_out(meta, self.metas[self.slot[updated]].stride())
+        if value in promises.results:
+            k = promises.results.index(value)
+            promised = None if k in promises.assigned else promises.strides(k, self.env)
+            return layout.laid_out(meta, promised)
         asked = layout_asked_for(value)
         if asked is not None:
-            return asked
+            return layout.in_order(meta, asked)
         if self.p.natives.target.library_channels_last and is_wanted_channels_last(value):
-            return torch.channels_last
-        last = len(meta.shape) - 1
-        if last in unit.group.reduced:  # rows that are walked through as a whole
-            return None
+            return layout.in_format(meta, torch.channels_last)
+        if meta.dim() - 1 in unit.group.reduced:  # rows that are walked through as a whole
+            return meta
         for v in unit.inputs:
             like = self.metas[self.slot[v]]
-            if like is None or like.shape != meta.shape or like.is_contiguous():
-                continue
-            if is_dense(like.shape, like.stride()):
-                return v
+            if same_dims(like.shape, meta.shape):
+                plain = layout.plain(like)
+                if not plain.is_contiguous() and layout.is_dense(plain.shape, plain.stride()):
+                    return layout.laid_out(meta, like.stride())
         source = self.metas[self.slot[unit.inputs[0]]] if unit.kind == "pool" else None
         close = source is not None and source.stride()[1] == 1
         if close or (unit.kind == "conv" and self.p.natives.target.channels_last):
-            return torch.channels_last
-        return None
-
-    def _strides_like(self, like: Value | int | None) -> tuple[int, ...] | None:
-        if isinstance(like, Value):
-            found = self.metas[self.slot[like]]
-            return None if found is None else found.stride()
-        return None if like is None else self.p.promises.strides(like, self.env)
+            return layout.in_format(meta, torch.channels_last)
+        return meta
 
     def _late(self, node: Node, row: Row) -> None:
+        if self.traced:
+            raise Unfit(f"only the data tell the dims of {node.name}")
         args = tensor_args(node, row, self.slot.__getitem__)
         self._touch([self.slot[v] for v in node.values()])
         outs = []

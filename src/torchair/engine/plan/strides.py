@@ -7,12 +7,12 @@ of the plan."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torchair.codegen.numbers import Int, same, value_of
+from torchair.codegen.numbers import Int, Number, same, value_of
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
@@ -72,13 +72,6 @@ class Strided:
         expected = _row_major(self.shape)
         agree = zip(self.shape, self._strides, expected, strict=True)
         return all(same(s, e) or n == 1 or s == e for n, s, e in agree) or 0 in self.shape
-
-    def plain(self) -> Strided:
-        """The layout for the sizes of this plan alone."""
-        shape, strides = map(value_of, self.shape), map(value_of, self._strides)
-        return Strided(
-            tuple(shape), tuple(strides), self.dtype, value_of(self._offset), self.memory
-        )
 
     # ---- the same elements seen in another way ----
 
@@ -269,6 +262,19 @@ def meta_of(fact: Fact) -> torch.Tensor:
     return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
 
 
+def strided(fact: Fact, strides: Sequence[Int] | None = None) -> Strided:
+    """The same for sizes that may vary."""
+    return Strided(fact.shape or (), strides, ge_to_torch(fact.dtype))  # type: ignore[arg-type]
+
+
+def plain(meta: Meta) -> torch.Tensor:
+    """A layout for the sizes of this plan alone, on which nothing is decided."""
+    if not isinstance(meta, Strided):
+        return meta
+    shape, strides = map(value_of, meta.shape), map(value_of, meta.stride())
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=meta.dtype, device="meta")
+
+
 def in_format(meta: Meta, memory_format: torch.memory_format) -> Meta:
     """The same dims with the strides of a memory format."""
     if not isinstance(meta, Strided):
@@ -372,6 +378,11 @@ def shares(view: Meta, base: Meta) -> bool:
     return view.untyped_storage()._cdata == base.untyped_storage()._cdata
 
 
+def same_dims(shape: Sequence[Int], other: Sequence[Int]) -> bool:
+    """Whether two shapes are equal for all sizes."""
+    return len(shape) == len(other) and all(map(same, shape, other))
+
+
 def same_strides(meta: Meta, wanted: Sequence[int]) -> bool:
     """Strides agree wherever they matter: a dim of size 1 may have any."""
     if meta.numel() == 0:
@@ -383,22 +394,59 @@ def same_strides(meta: Meta, wanted: Sequence[int]) -> bool:
 # ---- small integers that only depend on sizes: computed while planning, constants of the plan ----
 
 
+def numbers_in(fact: Fact) -> list[Number]:
+    """Sizes in a fact that may vary."""
+    return [n for n in (*(fact.shape or ()), *as_tuple(fact.content)) if isinstance(n, Number)]
+
+
+def each_size(change: Callable[[Any], Any], fact: Fact) -> Fact:
+    """A fact with every size in it changed: dims, then its content."""
+    content = fact.content
+    shape = None if fact.shape is None else tuple(map(change, fact.shape))
+    known = tuple(map(change, content)) if isinstance(content, tuple) else change(content)
+    return Fact(fact.dtype, shape, known)
+
+
 def folded(
     node: Node, row: Row, facts: Sequence[Fact], fact: Callable[[Value], Fact]
-) -> list[torch.Tensor] | None:
-    """The results of a node, None if sizes alone do not tell them. `facts` are those of the
-    results as far as the shape rule knows them."""
+) -> list[Fact] | None:
+    """The results of a node with all their elements for contents, None if sizes alone do not tell
+    them. `facts` are those of the results as far as the shape rule knows them."""
     if not node.outputs or row.has(Trait.SIDE_EFFECT | Trait.RANDOM):
         return None
     if all(is_known(f) for f in facts):
-        return [tensor_of(f) for f in facts]
-    inputs = [fact(v) for v in node.values()]
+        return list(facts)
+    inputs = {v: fact(v) for v in node.values()}
     small = all(f.shape is not None and count_of(f) <= HOST_SIZE for f in facts)
-    if not small or not inputs or not all(is_known(f) for f in inputs):
+    if not small or not inputs or not all(is_known(f) for f in inputs.values()):
         return None
-    result = row.kernel(Op(node, fact))(*tensor_args(node, row, lambda v: tensor_of(fact(v))))
-    pairs = zip(facts, as_list(result), strict=True)
-    return [torch.tensor(t.tolist(), dtype=ge_to_torch(f.dtype)).reshape(t.shape) for f, t in pairs]
+
+    def run(*numbers: Any) -> list[Fact]:
+        rest = iter(numbers)
+        given = {v: _with_content(f, rest) for v, f in inputs.items()}
+        tensors = tensor_args(node, row, lambda v: tensor_of(given[v]))
+        results = as_list(row.kernel(Op(node, given.__getitem__))(*tensors))
+        pairs = zip(facts, results, strict=True)
+        return [Fact(f.dtype, tuple(t.shape), _elements(t)) for f, t in pairs]
+
+    numbers = [n for f in inputs.values() for n in as_tuple(f.content)]
+    found = run(*map(value_of, numbers))
+    book = next((n.book for n in numbers if isinstance(n, Number)), None)
+    if book is None:
+        return found
+    again = iter(book.called(lambda *x: [n for f in run(*x) for n in as_tuple(f.content)], numbers))
+    return [_with_content(f, again) for f in found]
+
+
+def _with_content(fact: Fact, numbers: Iterator[Any]) -> Fact:
+    """A fact with these numbers, as many as it has."""
+    known = fact.content
+    made = tuple([next(numbers) for _ in known]) if isinstance(known, tuple) else next(numbers)
+    return Fact(fact.dtype, fact.shape, made)
+
+
+def _elements(t: torch.Tensor) -> Any:
+    return tuple(t.reshape(-1).tolist()) if t.dim() else t.item()
 
 
 def tensor_of(fact: Fact) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.records import Argument, Native
-from torchair.engine.plan.strides import Meta, Strided
+from torchair.engine.plan.strides import Meta, plain
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
 
@@ -240,8 +240,8 @@ class Emitter:
             call = made.call(unit, metas)
             if call is not None:
                 return call
-        plain = [m.plain() if isinstance(m, Strided) else m for m in metas]
-        variants.append(self._make(self, unit, UnitSizes(unit, fact, plain, self._dynamic)))
+        sizes = UnitSizes(unit, fact, [plain(m) for m in metas], self._dynamic)
+        variants.append(self._make(self, unit, sizes))
         call = variants[-1].call(unit, metas)
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call
