@@ -29,7 +29,7 @@ from torchair.ge.signature import (
     SymbolResult,
     computed,
 )
-from torchair.operators import steering_values
+from torchair.operators import steering_nodes
 
 
 class GraphInputs:
@@ -65,7 +65,7 @@ class GraphInputs:
                 "wrong number of inputs", expected=str(len(self.data)), got=str(len(inputs))
             )
         for check in self._checks:
-            check(inputs)
+            check.check(inputs[check.index])
 
     def facts(self, inputs: Sequence[torch.Tensor]) -> list[Fact]:
         """What planning must know of them."""
@@ -91,9 +91,6 @@ class _Check:
         self._rank = None if value.shape is None else len(value.shape)
         self._size = torch.Size(value.shape) if is_static(value.shape) else None  # type: ignore[arg-type]
         self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
-        self.check(inputs[self.index])
 
     def check(self, t: Any) -> None:
         """Kind, place, type and fixed dims; cheap enough for every call."""
@@ -152,27 +149,17 @@ def _other_outputs(word: str, found: object, expected: object, outputs: str) -> 
 def _steering_inputs(graph: Graph) -> set[Value]:
     """Small host inputs whose numbers decide dims or arguments somewhere, or strides of results:
     then nothing reads them."""
+    steering = steering_nodes(graph)
     inputs = [n.outputs[0] for n in graph.data]
     found = {v for v in inputs if not v.uses and isinstance(v.content, Sym)}
-    seen: set[Value] = set()
-    stack = [v for n in graph.nodes for v in steering_values(n)]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = value.node
-        if node.type == "Data":
-            if value.device_type == "CPU" and value.dtype in INT_TYPES and _is_host(value):
-                found.add(value)
-        elif node.type != "Shape":
-            stack += node.values()
-    return found
+    return found | {v for v in inputs if v.node in steering and _is_host(v)}
 
 
 def _is_host(value: Value) -> bool:
     """A scalar or packed sizes, as opposed to a CPU tensor of data."""
-    return value.shape == () or value.content is not None
+    small = value.shape == () or value.content is not None
+    on_host = value.node.type == "Data" and value.device_type == "CPU"
+    return small and on_host and value.dtype in INT_TYPES
 
 
 # ---- what of the inputs of a call its plan depends on, as one row of integers ----

@@ -109,7 +109,7 @@ class TorchNpuGraph:
     ) -> None:
         """Take a graph over, `finished` if it has been through `compile` before. It belongs to the
         engine from now on and is changed by `compile`, unless its data are to be dumped: then it
-        runs as it is."""
+        runs as it is. `device` is torch's name of one."""
         with label("TorchNpuGraphBase::Load"):
             verify(graph)
             if graph.output is None:
@@ -411,7 +411,9 @@ class TorchNpuGraph:
         if pool is None:
             pool = self._pool(key, inputs)
         elif pool is not self._latest:
-            self._freshen(key)
+            with self._lock:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
         elif not self.inputs.by_value and pool.guards is None:  # the second time in turn
             pool.guards = same_as(self._pick(inputs))
         last, self._latest = self._latest, pool
@@ -496,11 +498,6 @@ class TorchNpuGraph:
         with torch.no_grad():
             lanes = session.lanes if on_lanes else None
             return session._looked_on(replace(plan, read=every), watch, lanes).run(seen)
-
-    def _freshen(self, key: Any) -> None:
-        with self._lock:
-            if key in self._plans:
-                self._plans.move_to_end(key)
 
     def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
         """Keep the constants of the graph in memory of the user, a tensor of at least

@@ -14,12 +14,14 @@ from torchair.operators.core import (
     infer,
     row_of,
     rows,
+    steering_nodes,
     steering_values,
 )
 from torchair.operators.reference import interpret
 
 __all__ = [
     "Op", "Order", "Row", "Trait", "has_trait", "infer", "interpret", "row_of", "rows",
+    "steering_nodes",
     "steering_values",
 ]  # fmt: skip
 

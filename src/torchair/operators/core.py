@@ -19,7 +19,7 @@ from torchair.codegen.numbers import FLOATS, Element
 from torchair.codegen.target import HeadKind
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch
-from torchair.ge.graph import Fact, Node, Value
+from torchair.ge.graph import Fact, Graph, Node, Value
 from torchair.ge.prototypes import UserKernel, user_kernel
 from torchair.ge.shapes import Shape, broadcast
 
@@ -382,6 +382,19 @@ def steering_values(node: Node) -> list[Value]:
         return []
     values = [v for port, _, v in node.slots() if port in row.host and v is not None]
     return values + (row.also_host(node) if row.also_host is not None else [])
+
+
+def steering_nodes(graph: Graph) -> set[Node]:
+    """Nodes whose numbers decide dims or arguments somewhere."""
+    found: set[Node] = set()
+    stack = [v.node for n in graph.nodes for v in steering_values(n)]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node.type != "Shape":  # which asks for dims, not for numbers
+                stack += [v.node for v in node.values()]
+    return found
 
 
 def rows() -> dict[str, Row]:

@@ -25,7 +25,7 @@ from torchair.engine.lower import Group, Space, reduced_space, single, whole
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import NO_WORK, Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
-from torchair.operators import Op, Row, Trait, has_trait, row_of, steering_values
+from torchair.operators import Op, Row, Trait, has_trait, row_of, steering_nodes, steering_values
 from torchair.operators.core import TYPES, has_loops, loops_of
 
 _NODES = 48  # of one unit: more would not fit the registers any more
@@ -136,7 +136,8 @@ class _Fuser:
         self.streams = Streams(inside, lane, self.needs)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
-        self.steering = _steering_nodes(graph)
+        known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
+        self.steering = steering_nodes(graph) | known  # small integers, all while planning
         self.unit_of: dict[Node, Unit] = {}
         self.vertex: dict[Node, int] = {}
         self.alone: dict[Node, str] = {}
@@ -520,20 +521,6 @@ class _Fuser:
 
 def _is_product(item: Unit | Node) -> bool:
     return isinstance(item, Node) and has_trait(item, Trait.CONTRACTION)
-
-
-def _steering_nodes(graph: Graph) -> set[Node]:
-    """Nodes whose values decide sizes somewhere, or small integers known while planning."""
-    found: set[Node] = set()
-    stack = [v.node for n in graph.nodes for v in steering_values(n)]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            if node.type != "Shape":  # which asks for dims, not for numbers
-                stack += [v.node for v in node.values()]
-    known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
-    return found | known
 
 
 def _read_by(node: Node) -> list[Node]:

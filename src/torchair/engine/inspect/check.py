@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -108,22 +110,17 @@ class _Before:
 
     def _close(self) -> list[int]:
         """For each node the bits of all before it, for those in a ring nothing."""
-        missing = [len(e) for e in self.edges]
-        after: list[list[int]] = [[] for _ in self.edges]
-        for k, befores in enumerate(self.edges):
-            for b in befores:
-                after[b].append(k)
+        sorter = TopologicalSorter(dict(enumerate(self.edges)))
+        with suppress(CycleError):  # what waits for no ring is sorted nevertheless
+            sorter.prepare()
         bits = [0] * len(self.edges)
-        ready = [k for k, n in enumerate(missing) if not n]
         self.sorted: set[int] = set()
-        while ready:
-            k = ready.pop()
-            self.sorted.add(k)
-            for a in after[k]:
-                bits[a] |= bits[k] | 1 << k
-                missing[a] -= 1
-                if not missing[a]:
-                    ready.append(a)
+        while ready := sorter.get_ready():
+            for k in ready:
+                for b in self.edges[k]:
+                    bits[k] |= bits[b] | 1 << b
+            self.sorted.update(ready)
+            sorter.done(*ready)
         return bits
 
     def ordered(self, a: Node, b: Node) -> bool:
@@ -392,33 +389,22 @@ def graph_tasks(
         handles.setdefault(before, []).append((k, handle))
     awaited = {(b, k): handle for b, pairs in handles.items() for k, handle in pairs}
     limits = _limits(cores, vector_cores)
-    made = _Tasks()
+    made: list[dict[str, Any]] = []
+
+    def add(name: str, stream: int, args: dict[str, Any]) -> None:
+        task = {"name": name, "ph": "X", "pid": 0, "tid": stream, "ts": len(made) * _UNIT}
+        made.append({**task, "dur": _UNIT, "args": {"TaskId": len(made), **args}})
+
     for k, node in enumerate(nodes):
         stream = order.lane[k]
         for before in order.waits.get(k, ()):
-            made.add(f"EVENT_WAIT_{awaited[before, k]}", stream, {"Task Type": "EVENT_WAIT"})
-        made.add(node.name, stream, _described(node, limits))
+            add(f"EVENT_WAIT_{awaited[before, k]}", stream, {"Task Type": "EVENT_WAIT"})
+        add(node.name, stream, _described(node, limits))
         for after, handle in handles.get(k, ()):
             args = {"Task Type": "EVENT_RECORD", "for": nodes[after].name}
-            made.add(f"EVENT_RECORD_{handle}", stream, args)
+            add(f"EVENT_RECORD_{handle}", stream, args)
     names = [_row(i, label or "default stream") for i, label in enumerate(labels)]
-    return [*names, *made.events]
-
-
-class _Tasks:
-    """Tasks one after the other."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def add(self, name: str, stream: int, args: dict[str, Any]) -> None:
-        number = len(self.events)
-        self.events.append(
-            {
-                "name": name, "ph": "X", "pid": 0, "tid": stream, "ts": number * _UNIT,
-                "dur": _UNIT, "args": {"TaskId": number, **args},
-            }
-        )  # fmt: skip
+    return [*names, *made]
 
 
 def _row(stream: int, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torchair.codegen.numbers import value_of
 from torchair.engine.optimize.passes.ordering import Lanes
+from torchair.engine.plan import strides as layout
 from torchair.engine.plan.records import (
     Arena,
     Buffer,
@@ -24,16 +25,7 @@ from torchair.engine.plan.records import (
     flat_slots,
 )
 from torchair.engine.plan.streams import LaneSharing, lanes_used, schedule_of
-from torchair.engine.plan.strides import (
-    Formula,
-    Meta,
-    as_list,
-    dense_strides,
-    is_dense,
-    is_writable,
-    same_strides,
-    with_strides,
-)
+from torchair.engine.plan.strides import Formula, Meta, dense_strides, is_writable, same_strides
 from torchair.errors import GraphError
 from torchair.ge.graph import Value
 from torchair.operators import Trait, row_of
@@ -80,19 +72,19 @@ class Promises:
 
     def offset(self, k: int, sizes: Mapping[str, Any]) -> int | None:
         """Where a result must begin in its memory, None if that does not matter."""
-        layout = self.layouts[k]
-        if layout is None or layout.offset is None:
+        promised = self.layouts[k]
+        if promised is None or promised.offset is None:
             return None
         found = self._evaluate(k, "offset", sizes)
         return None if found is None else found[0]
 
     def _evaluate(self, k: int, what: str, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
-        layout = self.layouts[k]
-        if layout is None:
+        promised = self.layouts[k]
+        if promised is None:
             return None
         formula = self._formulas.get((k, what))
         if formula is None:
-            found = getattr(layout, what)
+            found = getattr(promised, what)
             formula = Formula(found if isinstance(found, tuple) else (found,))
             self._formulas[k, what] = formula
         try:
@@ -161,8 +153,8 @@ class Ending:
             self.plan.outputs.append(spec)
 
     def _group(self, k: int) -> int:
-        layout = self.p.layouts[k]
-        return layout.alias_group if layout is not None else -1 - k
+        promised = self.p.layouts[k]
+        return promised.alias_group if promised is not None else -1 - k
 
     def _lay_out(self, slot: int, wanted: tuple[int, ...] | None) -> None:
         """Give a buffer that leaves the graph whole the strides it must have, and its views
@@ -172,14 +164,14 @@ class Ending:
             return
         if root.fixed:
             return
-        if same_strides(meta, wanted) or not is_dense(meta.shape, wanted):
+        if same_strides(meta, wanted) or not layout.is_dense(meta.shape, wanted):
             return
-        root.meta = self.metas[slot] = with_strides(meta, wanted)
+        root.meta = self.metas[slot] = layout.with_strides(meta, wanted)
         for step in self.plan.steps:
             if step.kind != "view" or self.root[step.args[0]] is not root:
                 continue
             assert step.kernel is not None
-            views = as_list(step.kernel(self.metas[step.args[0]]))
+            views = layout.as_list(step.kernel(self.metas[step.args[0]]))
             self.metas.update(zip(step.outs, views, strict=True))
 
     def _leave(

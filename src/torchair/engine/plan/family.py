@@ -142,14 +142,6 @@ class Member:
         """The plan itself."""
         return self.family.plan_for(self.given)
 
-    def placement(self) -> Laid:
-        """Where its buffers lie."""
-        return self.family.placement(self.values)
-
-    def constants(self) -> list[torch.Tensor]:
-        """Those that follow from sizes."""
-        return self.family.constants(self.values)
-
     @property
     def natives(self) -> list[Native]:
         """What native steps of the family run."""

@@ -38,7 +38,6 @@ from torchair.operators.reference import tensor_args
 _SKIPPED = (*INPUTS, "NetOutput")
 _TRIES = 4  # of one graph to make a family, that fail
 _FAMILIES = 32  # kept for one graph
-_METAS = 1024  # descriptions of inputs kept for one graph
 
 
 class Unfit(Exception):
@@ -71,7 +70,6 @@ class Planner:
             raise GraphError("the graph has no NetOutput", graph=graph.name)
         data = [n.outputs[0] for n in graph.data]
         self.promises = Promises(graph.output.values(), data, assigned or {}, layouts)
-        self._metas: dict[Any, torch.Tensor] = {}
         self._families: list[Family] = []
         self._failed = 0
 
@@ -80,18 +78,6 @@ class Planner:
     ) -> Plan:
         """A plan for inputs of these types and dims; strides are contiguous where none is given."""
         return _Build(self, inputs, strides or [None] * len(inputs)).ending().run()
-
-    def input_meta(self, fact: Fact, strides: tuple[int, ...] | None) -> torch.Tensor:
-        """A meta tensor for an input; most inputs are parameters, which never change."""
-        key = (fact.dtype, fact.shape, strides)
-        meta = self._metas.get(key)
-        if meta is None:
-            meta = layout.meta_of(fact)
-            if strides is not None and not same_strides(meta, strides):
-                meta = layout.with_strides(meta, strides)
-            if len(self._metas) < _METAS:
-                self._metas[key] = meta
-        return meta
 
     def member(self, given: Sequence[int]) -> Member | None:
         """The plan for inputs like these, if it is one of a family that is there."""
@@ -132,6 +118,8 @@ class Planner:
         given: Sequence[int],
     ) -> Family:
         """Plans over Numbers for what was read of the inputs; twins are one."""
+        if any(self.promises.data[i].shape is None for i in reader.inputs):
+            raise Unfit("inputs may have any number of dims")
         book = Book()
         numbers: list[Int] = [book.number(n) for n in given]
         for place, twin in reader.twins(given).items():
@@ -178,8 +166,7 @@ class _Build:
         for value, fact, own in zip(self.data, inputs, strides, strict=True):
             self.facts[value] = fact = self._one_by_name(value, fact)
             self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
-            meta = layout.strided(fact, own) if traced else planner.input_meta(fact, own)
-            root = self._new_root(value, "input", meta)
+            root = self._new_root(value, "input", self._meta(fact, own))
             frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
             if frozen is not None:
                 root.kind, self.plan.constants[root.slot] = "const", frozen
@@ -226,16 +213,15 @@ class _Build:
         """What is known of a value."""
         return self.facts[value]
 
-    def _meta(self, like: Fact | torch.Tensor) -> Meta:
-        """One row after the other, or as a tensor that is there."""
-        if isinstance(like, Fact):
-            return layout.strided(like) if self.traced else layout.meta_of(like)
-        return Strided(like.shape, like.stride(), like.dtype) if self.traced else like.to("meta")
+    def _meta(self, fact: Fact, strides: Sequence[int] | None = None) -> Meta:
+        return (layout.strided if self.traced else layout.meta_of)(fact, strides)
 
-    def _touch(self, slots: Sequence[int], when: int | None = None) -> None:
+    def _meta_like(self, t: torch.Tensor) -> Meta:
+        return Strided(t.shape, t.stride(), t.dtype) if self.traced else t.to("meta")
+
+    def _touch(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            root = self.root[slot]
-            root.last = max(root.last, self.now if when is None else when)
+            self.root[slot].last = max(self.root[slot].last, self.now)
 
     # ---- nodes ----
 
@@ -320,7 +306,7 @@ class _Build:
             return False
         for value in node.outputs:
             tensor = natives.frozen[value]
-            root = self._new_root(value, "const", self._meta(tensor))
+            root = self._new_root(value, "const", self._meta_like(tensor))
             self.plan.constants[root.slot] = tensor
         return True
 
@@ -342,7 +328,7 @@ class _Build:
     def _constant(self, value: Value, tensor: torch.Tensor) -> None:
         dtype = self.facts[value].dtype if value in self.facts else value.dtype
         self.facts[value] = Fact(dtype, tuple(tensor.shape), layout.content_of(tensor))
-        root = self._new_root(value, "const", self._meta(tensor))
+        root = self._new_root(value, "const", self._meta_like(tensor))
         self.plan.constants[root.slot] = tensor.to(root.device)
 
     def _view(self, node: Node, row: Row) -> None:

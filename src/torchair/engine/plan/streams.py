@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from torchair.engine.optimize.passes.ordering import Lanes
+from torchair.engine.optimize.passes.ordering import Lanes, draws
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
 from torchair.engine.run.segment import Range, range_of
 from torchair.ge.graph import Node
@@ -263,10 +261,7 @@ def _changes_arguments(node: Node) -> bool:
 
 def _changes_the_world(node: Node) -> bool:
     """Whether a generic node draws from torch's generator or must run for what it does beside."""
-    if node.type != "TorchCall":
-        return False
-    tags = getattr(find_target(node), "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or node in node.graph.keep_alive
+    return node.type == "TorchCall" and (draws(node) or node in node.graph.keep_alive)
 
 
 # ---- registers ----

@@ -257,9 +257,12 @@ Meta = Any
 """What planning knows of a tensor: a torch tensor without data, or `Strided` where sizes vary."""
 
 
-def meta_of(fact: Fact) -> torch.Tensor:
+def meta_of(fact: Fact, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """Without strides one row after the other, as with those that only differ where they do not
+    matter."""
     dims: Any = fact.shape
-    return torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
+    made = torch.empty(dims, dtype=ge_to_torch(fact.dtype), device="meta")
+    return made if strides is None or same_strides(made, strides) else with_strides(made, strides)
 
 
 def strided(fact: Fact, strides: Sequence[Int] | None = None) -> Strided:

@@ -143,7 +143,7 @@ class SizedProgram(NativeProgram):
     def fit(self, member: Member, placement: Laid, arena: torch.Tensor) -> None:
         """Make ready for a plan of the family."""
         values = member.values
-        self._constants = member.constants()  # kept as long as their addresses are in use
+        self._constants = self._family.constants(values)  # kept while their addresses are in use
         self._segment.fit(member, placement, arena.data_ptr(), self._constants)
         made = [make(shape(values), strides(values)) for shape, strides, make in self._kinds]
         self.makers = list(self._each(made))
@@ -192,7 +192,7 @@ class Workspace:
             if len(self._native) > _FAMILIES:
                 del self._native[next(iter(self._native))]
         if program.fitted is not member or program.arena is not self._memory:
-            placement = member.placement()
+            placement = member.family.placement(member.values)
             self._reserve(placement.total)
             program.fit(member, placement, self._memory)
         return program
