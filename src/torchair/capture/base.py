@@ -121,6 +121,17 @@ def misfit(
     return InputError(text, index=index, expected=said(expected), got=said(got))
 
 
+def brought(index: int, given: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Without private copies the tensor of the first call is what a graph reads: that one, with
+    what is in the tensor of this call."""
+    if given.dtype is not first.dtype or given.shape != first.shape:
+        raise misfit(index, given, first)
+    if given.data_ptr() != first.data_ptr():
+        with torch.no_grad():
+            first.copy_(given)
+    return first
+
+
 class Recording(abc.ABC):
     """A captured graph for one key. A call is `feed`, `replay`, `write_back`, `results`."""
 
@@ -161,9 +172,9 @@ class Recording(abc.ABC):
         """Bring such copies up to date; False where the graph must be captured anew."""
         return True
 
-    @abc.abstractmethod
     def reset(self) -> None:
         """Give the memory back."""
+        self.__dict__.clear()
 
 
 @dataclass
@@ -183,10 +194,6 @@ class Substrate(abc.ABC):
     @abc.abstractmethod
     def capture(self, request: ToCapture) -> Recording:
         """Capture; nothing that the user can see is computed yet. CaptureError where it cannot."""
-
-    @abc.abstractmethod
-    def pool_handle(self) -> tuple[int, int]:
-        """The handle of the pool that captures of this graph take memory from."""
 
     def busy(self) -> bool:
         """Whether the caller is being captured himself: nothing can be captured meanwhile."""

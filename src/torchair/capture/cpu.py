@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchair.capture.base import (
-    Kept,
-    OfArgument,
-    Pooled,
-    PooledRecording,
-    Recording,
-    ResultSource,
-    Substrate,
-    ToCapture,
-    misfit,
-    pooled,
-)
+from torchair.capture import base
 from torchair.codegen.cpu.jit import ALIGNMENT
 from torchair.engine.inputs import result_maker, viewer
 from torchair.engine.run.fixed import Placed
@@ -37,29 +26,26 @@ if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
 
 
-class EngineSubstrate(Substrate):
+class EngineSubstrate(base.Substrate):
     """Captures of one graph, all with the kernels of one session."""
 
     def __init__(self, graph: GraphCall, pool: tuple[int, int] | None) -> None:
         self._graph = graph
-        self._pool = POOLS.get(pool)
+        self.pool = pool_of(pool)
 
-    def capture(self, request: ToCapture) -> Recording:
+    def capture(self, request: base.ToCapture) -> base.Recording:
         if request.options.share_results:
-            return FixedRecording(self._graph, request, self._pool)
+            return FixedRecording(self._graph, request, self.pool)
         return EngineRecording(self._graph, request)
 
-    def pool_handle(self) -> tuple[int, int]:
-        return self._pool.handle
-
     def trim(self) -> None:
-        self._pool.clear()
+        self.pool.clear()
 
 
-class EngineRecording(Recording):
+class EngineRecording(base.Recording):
     """A plan of the session, which keeps it ready."""
 
-    def __init__(self, graph: GraphCall, request: ToCapture) -> None:
+    def __init__(self, graph: GraphCall, request: base.ToCapture) -> None:
         self._graph, args = graph, request.args
         inputs = graph.collect(args)
         graph.compile(inputs)
@@ -86,29 +72,19 @@ class EngineRecording(Recording):
         return self._graph.build_results(outputs, args)
 
     def _brought(self, args: Sequence[Any]) -> list[Any]:
-        """Without private copies the tensors of the first call are what the graph reads."""
         given = list(args)
         for i, first in self._buffers.items():
-            tensor = given[i]
-            if tensor.dtype is not first.dtype or tensor.shape != first.shape:
-                raise misfit(i, tensor, first)
-            if tensor.data_ptr() != first.data_ptr():
-                with torch.no_grad():
-                    first.copy_(tensor)
-            given[i] = first
+            given[i] = base.brought(i, given[i], first)
         return given
-
-    def reset(self) -> None:
-        self.__dict__.clear()
 
 
 # ---- shared results: the graph's plan bound to fixed memory ----
 
 
-class FixedRecording(PooledRecording):
+class FixedRecording(base.PooledRecording):
     """A fixed program and where it gets its inputs from."""
 
-    def __init__(self, graph: GraphCall, request: ToCapture, pool: CapturePool) -> None:
+    def __init__(self, graph: GraphCall, request: base.ToCapture, pool: CapturePool) -> None:
         self._graph, kinds, options = graph, request.kinds, request.options
         super().__init__(options.share_results)
         args = request.args
@@ -131,7 +107,7 @@ class FixedRecording(PooledRecording):
         self._numbers = {i: a for i, a in enumerate(args) if not isinstance(a, torch.Tensor)}
         self._choose_inputs(request)
 
-    def _choose_inputs(self, request: ToCapture) -> None:
+    def _choose_inputs(self, request: base.ToCapture) -> None:
         """Inputs that differ from call to call, and the checks that they are as captured."""
         users, program = set(request.kinds.users), self._program
         moving = [
@@ -199,14 +175,13 @@ class FixedRecording(PooledRecording):
 
     def _settled(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in the captured layout."""
+        first = self._asides[number] if self._pinned else None
+        if first is not None:
+            return base.brought(self._moving[number][1], tensor, first)
         shape, strides, dtype = self._layouts[number]
         if tensor.dtype is not dtype or tensor.shape != shape:
             wanted = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            raise misfit(self._moving[number][1], tensor, wanted)
-        if self._pinned:
-            first = self._asides[number]
-            assert first is not None
-            return first if tensor.data_ptr() == first.data_ptr() else first.copy_(tensor)
+            raise base.misfit(self._moving[number][1], tensor, wanted)
         plain = tensor.stride() == strides and not tensor.is_conj() and not tensor.is_neg()
         return tensor if plain else self._copied(number, tensor)
 
@@ -245,56 +220,54 @@ class FixedRecording(PooledRecording):
         self.write_back(args)
         return self.results(args, hold)
 
-    def _source(self, number: int, result: Result, names: list[str]) -> ResultSource:
+    def _source(self, number: int, result: Result, names: list[str]) -> base.ResultSource:
         sizes = self._sizes
         if isinstance(result, Computed):
             return self._computed(result, 0 if result.same else 1 + number)
         if isinstance(result, ComputedScalar):
             place = self._program.places[result.index]
             tensor = self._tensor(place)
-            return OfArgument(lambda args: tensor.item())  # type: ignore[arg-type, return-value]
+            return base.OfArgument(lambda args: tensor.item())  # type: ignore[arg-type, return-value]
         if isinstance(result, ResultView):
             return self._view(result, names)
         make = result_maker(result, names)
         if isinstance(result, InputView):
-            return OfArgument(lambda args: make((), args, sizes))
-        return Kept(make((), self._numbers, sizes))
+            return base.OfArgument(lambda args: make((), args, sizes))
+        return base.Kept(make((), self._numbers, sizes))
 
-    def _computed(self, result: Computed, twin: int) -> ResultSource:
+    def _computed(self, result: Computed, twin: int) -> base.ResultSource:
         place, same = self._program.places[result.index], result.same
         if isinstance(place, Placed):
-            return Pooled(place.piece, place.dtype, place.shape, place.strides, place.offset, twin)
+            like = place.dtype, place.shape, place.strides, place.offset
+            return base.Pooled(place.piece, *like, twin)
         if isinstance(place, torch.Tensor):
-            return Kept(place if same else torch.ops.aten.alias.default(place))
+            return base.Kept(place if same else torch.ops.aten.alias.default(place))
         position = self._graph.state.inputs[place].args[0]
         if same:
-            return OfArgument(lambda args: args[position])
-        return OfArgument(lambda args: torch.ops.aten.alias.default(args[position]))
+            return base.OfArgument(lambda args: args[position])
+        return base.OfArgument(lambda args: torch.ops.aten.alias.default(args[position]))
 
-    def _view(self, result: ResultView, names: list[str]) -> ResultSource:
+    def _view(self, result: ResultView, names: list[str]) -> base.ResultSource:
         """A view of a result, in the same memory."""
-        base, make, sizes = self._computed(result.base, 0), viewer(result, names), self._sizes
-        if isinstance(base, Kept):
-            return Kept(make(base.value, sizes))
-        if isinstance(base, OfArgument):
-            of = base.make
-            return OfArgument(lambda args: make(of(args), sizes))
+        of, make, sizes = self._computed(result.base, 0), viewer(result, names), self._sizes
+        if isinstance(of, base.Kept):
+            return base.Kept(make(of.value, sizes))
+        if isinstance(of, base.OfArgument):
+            argument = of.make
+            return base.OfArgument(lambda args: make(argument(args), sizes))
         view = make(self._tensor(self._program.places[result.base.index]), sizes)
         twin = 1 + self._graph.signature.results.index(result)
-        return pooled(view, base.group, twin)
+        return base.pooled(view, of.group, twin)
 
     def _tensor(self, place: Any) -> torch.Tensor:
         if isinstance(place, torch.Tensor):
             return place
         assert isinstance(place, Placed)
-        empty = torch.empty(0, dtype=place.dtype)
-        return empty.set_(self.storage(place.piece), place.offset, place.shape, place.strides)
+        storage = self.storage(place.piece)
+        return base.over(storage, place.dtype, place.shape, place.strides, place.offset)
 
     def storage(self, group: int) -> torch.UntypedStorage:
         return self._block.storage(*self._program.piece(group))
-
-    def reset(self) -> None:
-        self.__dict__.clear()
 
 
 # ---- memory, and handles of pools ----
@@ -358,24 +331,15 @@ class CapturePool:
         self._shared.clear()
 
 
-class Pools:
-    """Pools by handle, as long as somebody uses them."""
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[tuple[int, int], CapturePool] = (
-            weakref.WeakValueDictionary()
-        )
-        self._lock = threading.Lock()
-
-    def get(self, handle: tuple[int, int] | None) -> CapturePool:
-        """The pool of a handle, a new pool without one."""
-        with self._lock:
-            handle = handle or graph_pool_handle()
-            pool = self._known.get(handle)
-            if pool is None:
-                pool = self._known[handle] = CapturePool(handle)
-            return pool
+_pools: weakref.WeakValueDictionary[tuple[int, int], CapturePool] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
 
 
-POOLS = Pools()
-"""The process's pools: a handle means the same everywhere."""
+def pool_of(handle: tuple[int, int] | None) -> CapturePool:
+    """The pool of a handle, which means the same everywhere; a new pool without one."""
+    with _lock:
+        handle = handle or graph_pool_handle()
+        pool = _pools.get(handle)
+        if pool is None:
+            pool = _pools[handle] = CapturePool(handle)
+        return pool

@@ -20,29 +20,16 @@ import gc
 import importlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchair.capture.base import (
-    CaptureOptions,
-    Kept,
-    OfArgument,
-    Pooled,
-    PooledRecording,
-    Recording,
-    ResultSource,
-    Substrate,
-    ToCapture,
-    misfit,
-    pooled,
-    view_of,
-)
+from torchair.capture import base
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.plan.records import extent
@@ -88,11 +75,9 @@ class Accelerator:
         owner = self.bindings if hasattr(self.bindings, _MAKE_STORAGE) else torch._C
         return getattr(owner, _MAKE_STORAGE)(address, device, size)
 
-    @contextmanager
-    def unchanged_generators(self, device: torch.device) -> Iterator[None]:
+    def unchanged_generators(self, device: torch.device) -> AbstractContextManager[None]:
         """Random numbers drawn inside do not count."""
-        with torch.random.fork_rng([device.index], device_type=self.kind):
-            yield
+        return torch.random.fork_rng([device.index], device_type=self.kind)
 
 
 _MAKE_STORAGE = "_construct_storage_from_data_pointer"
@@ -116,7 +101,6 @@ class PoolOwner:
         self.device = device
         self._accelerator = accelerator
         self._stream = stream
-        self.used = False
         self._inputs: dict[int, torch.UntypedStorage] = {}
         self._keeper = accelerator.new_graph()
         self._broken: list[Any] = []
@@ -176,8 +160,7 @@ class PoolOwner:
             known = torch.UntypedStorage(grown, device=self.device)
             self._inputs[position] = known
         with torch.inference_mode(False):
-            empty = torch.empty(0, dtype=example.dtype, device=self.device)
-            return empty.set_(known, 0, example.shape, example.stride())
+            return base.over(known, example.dtype, example.shape, example.stride())
 
     def result_at(self, address: int, size: int) -> torch.UntypedStorage:
         """A storage object over some of the pool, which it keeps alive."""
@@ -186,7 +169,7 @@ class PoolOwner:
         return made
 
 
-class DeviceSubstrate(Substrate):
+class DeviceSubstrate(base.Substrate):
     """Captures of one FX graph on one device.
 
     Before the first capture by a thread the graph runs once on the side stream, see `rehearsal.py`:
@@ -194,24 +177,23 @@ class DeviceSubstrate(Substrate):
     """
 
     def __init__(
-        self, device: torch.device, pool: Handle | None = None,
-        updates: Updates | None = None, accelerator: Accelerator | None = None,
+        self, device: torch.device, pool: Handle | None, updates: Updates,
         graph: GraphCall | None = None,
     ) -> None:  # fmt: skip
         """With `graph` the engine's program of it is recorded, not the FX graph."""
-        self._accelerator = accelerator or Accelerator.of(device.type)
+        self._accelerator = Accelerator.of(device.type)
         self._module = self._accelerator.module
         index = self._module.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, index)
         self._stream = capture_stream(self._module, self._device)
-        self._pool = pool
-        self._lists = DeviceLists(updates, self._device) if updates and updates.rules else None
-        self._memory: PoolOwner | None = None
+        self._handle = pool
+        self._lists = DeviceLists(updates, self._device) if updates.rules else None
+        self.pool: PoolOwner | None = None
         self._walk: GraphWalk | EngineWalk | None = None if graph is None else EngineWalk(graph)
         self._rehearsed = threading.local()  # each thread has handles of libraries of its own
         self._order = StreamOrder(self._accelerator, self._device)
 
-    def capture(self, request: ToCapture) -> Recording:
+    def capture(self, request: base.ToCapture) -> base.Recording:
         self._check(request)
         walk = self._walk = self._walk or GraphWalk(request.forward)
         generators = self._accelerator.unchanged_generators(self._device)
@@ -230,7 +212,7 @@ class DeviceSubstrate(Substrate):
             except Exception as e:
                 raise walk.error(request.name, e) from e
 
-    def _check(self, request: ToCapture) -> None:
+    def _check(self, request: base.ToCapture) -> None:
         """Errors that no node is to blame for."""
         if self.busy():
             raise CaptureError(
@@ -245,7 +227,7 @@ class DeviceSubstrate(Substrate):
                 f"arguments are on {', '.join(sorted(map(str, others)))}"
             )
 
-    def _rehearse(self, walk: GraphWalk | EngineWalk, request: ToCapture) -> None:
+    def _rehearse(self, walk: GraphWalk | EngineWalk, request: base.ToCapture) -> None:
         stream, caller = self._stream, self._module.current_stream()
         args = request.args
         rehearsal = Rehearsal(args)
@@ -262,7 +244,7 @@ class DeviceSubstrate(Substrate):
         finally:
             caller.wait_stream(stream)
 
-    def _record(self, walk: GraphWalk | EngineWalk, request: ToCapture) -> Recording:
+    def _record(self, walk: GraphWalk | EngineWalk, request: base.ToCapture) -> base.Recording:
         memory = self._memory_for(request.options)
         graph = self._accelerator.new_graph()
         given = list(request.args)
@@ -276,28 +258,19 @@ class DeviceSubstrate(Substrate):
                 return [_plain(r) for r in walk(given)]
 
         results = memory.record(graph, request.options.error_mode, body)
-        found = ResultForms(given, walk.constants())
-        for result in results:
-            found.add(result)
+        found = ResultForms(given, walk.constants(), results)
         inputs = Inputs(moving, [given[i] for i in moving], request)
         feeds = [inputs.feed] if self._lists is None else [inputs.feed, self._lists.fill]
         if isinstance(walk, EngineWalk):
             feeds += walk.checks()
         return DeviceRecording(graph, memory, self._order, feeds, found, request)
 
-    def _memory_for(self, options: CaptureOptions) -> PoolOwner:
+    def _memory_for(self, options: base.CaptureOptions) -> PoolOwner:
         """The pool of the FX graph, or one for this capture alone where keys do not share."""
-        alone = not options.reuse and self._pool is None
-        if self._memory is None or (alone and self._memory.used):
-            self._memory = PoolOwner(self._accelerator, self._device, self._stream, self._pool)
-        self._memory.used = True
-        return self._memory
-
-    def pool_handle(self) -> Handle:
-        if self._memory is None:
-            with _captures, self._module.device(self._device):
-                self._memory = PoolOwner(self._accelerator, self._device, self._stream, self._pool)
-        return self._memory.handle
+        alone = not options.reuse and self._handle is None
+        if self.pool is None or alone:
+            self.pool = PoolOwner(self._accelerator, self._device, self._stream, self._handle)
+        return self.pool
 
     def busy(self) -> bool:
         return bool(self._module.is_current_stream_capturing())
@@ -310,7 +283,7 @@ class DeviceSubstrate(Substrate):
         self._module.synchronize(self._device)
 
     def trim(self) -> None:
-        self._memory = None  # results that somebody holds keep theirs
+        self.pool = None  # results that somebody holds keep theirs
         gc.collect()
         self._module.empty_cache()
 
@@ -322,13 +295,12 @@ class StreamOrder:
         self._module = accelerator.module
         self._current = accelerator.function("getCurrentRawStream")
         self._device = device
-        self._index = device.index
         self._last: int | None = None
         self._stream: Any = None
 
     def enter(self) -> None:
         """Work of the current stream now comes after all replays before."""
-        current = self._current(self._index)
+        current = self._current(self._device.index)
         if current != self._last:
             self._switch(current)
 
@@ -339,53 +311,52 @@ class StreamOrder:
         self._last, self._stream = current, stream
 
 
-@dataclass
 class ResultForms:
-    """What is known of the results of a capture, once all of them are added."""
+    """What is known of the results of a capture, while they are alive."""
 
-    given: list[Any]  # what the graph ran on
-    constants: list[torch.Tensor]
-    sources: list[ResultSource] = field(default_factory=list)
-    storages: list[torch.UntypedStorage] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)  # address and size by group
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, given: Sequence[Any], constants: list[torch.Tensor], results: Sequence[Any]
+    ) -> None:
+        """`given` is what the graph ran on."""
+        self.given, self.constants = given, constants
+        self.sources: list[base.ResultSource] = []
+        self.storages: list[torch.UntypedStorage] = []
+        self.places: list[tuple[int, int]] = []  # address and size by group
         self._positions: dict[int, int] = {}
-        for i, value in enumerate(self.given):
+        for i, value in enumerate(given):
             if isinstance(value, torch.Tensor):
                 self._positions.setdefault(value.untyped_storage().data_ptr(), i)
         self._groups: dict[int, int] = {}
         self._twins: dict[int, int] = {}
-        self._constants = {t.untyped_storage().data_ptr() for t in self.constants}
+        self._constants = {t.untyped_storage().data_ptr() for t in constants}
+        for result in results:
+            self.sources.append(self._source(result))
 
-    def add(self, result: Any) -> None:
-        """Find out where a result lives. It must stay alive until all are added."""
-        self.sources.append(self._source(result))
-
-    def _source(self, result: Any) -> ResultSource:
+    def _source(self, result: Any) -> base.ResultSource:
         if not isinstance(result, torch.Tensor):
-            return Kept(result)
+            return base.Kept(result)
         address = result.untyped_storage().data_ptr()
         if address in self._positions and result.numel():
             position = self._positions[address]
-            base = self.given[position]
-            same = _layout(result) == _layout(base)
-            return OfArgument(itemgetter(position) if same else view_of(position, base, result))
+            whole = self.given[position]
+            same = _layout(result) == _layout(whole)
+            view = base.view_of(position, whole, result)
+            return base.OfArgument(itemgetter(position) if same else view)
         if result.device.type == "cpu":
-            return OfArgument(lambda args: result.clone())
+            return base.OfArgument(lambda args: result.clone())
         if not result.numel():
-            return Kept(result.new_empty_strided(result.shape, result.stride()))
+            return base.Kept(result.new_empty_strided(result.shape, result.stride()))
         if address in self._constants:
-            return Kept(result)
+            return base.Kept(result)
         return self._pooled(result, address)
 
-    def _pooled(self, result: torch.Tensor, address: int) -> Pooled:
+    def _pooled(self, result: torch.Tensor, address: int) -> base.Pooled:
         group = self._groups.setdefault(address, len(self.places))
         if group == len(self.places):
             storage = result.untyped_storage()
             self.storages.append(storage)
             self.places.append((address, storage.nbytes()))
-        return pooled(result, group, self._twins.setdefault(id(result), len(self.sources)))
+        return base.pooled(result, group, self._twins.setdefault(id(result), len(self.sources)))
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -401,7 +372,7 @@ class Inputs:
     """Brings arguments to where a graph reads them."""
 
     def __init__(
-        self, positions: list[int], targets: list[torch.Tensor], request: ToCapture
+        self, positions: list[int], targets: list[torch.Tensor], request: base.ToCapture
     ) -> None:
         examples = [request.args[i] for i in positions]
         self._positions, self._targets = positions, targets
@@ -459,19 +430,19 @@ class Inputs:
             given = args[position]
             kind = (given.dtype, given.shape, given.device)
             if kind != (target.dtype, target.shape, target.device):
-                raise misfit(position, given, target, "device")
+                raise base.misfit(position, given, target, "device")
 
 
 def _flattened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
 
 
-class DeviceRecording(PooledRecording):
+class DeviceRecording(base.PooledRecording):
     """A device graph, what it reads and where its results are."""
 
     def __init__(
         self, graph: Any, memory: PoolOwner, order: StreamOrder, feeds: list[Feed],
-        results: ResultForms, request: ToCapture,
+        results: ResultForms, request: base.ToCapture,
     ) -> None:  # fmt: skip
         super().__init__(request.options.share_results)
         self._graph = graph
@@ -504,4 +475,4 @@ class DeviceRecording(PooledRecording):
 
     def reset(self) -> None:
         self._graph.reset()
-        self.__dict__.clear()
+        super().reset()

@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from torchair.capture.base import (
-    ArgumentKinds,
-    CaptureOptions,
-    Forward,
-    Recording,
-    Substrate,
-    ToCapture,
-)
+from torchair.capture import base
 from torchair.capture.cpu import EngineSubstrate
 from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.keys import KeyMaker, Raw
@@ -76,11 +69,11 @@ class AclGraphCacheInfo:
     def __post_init__(self) -> None:
         check_pool(self.pool)
 
-    def kinds(self) -> ArgumentKinds:
+    def kinds(self) -> base.ArgumentKinds:
         """Positions of arguments by kind."""
         mutated = {self.user_inputs_mapping[n] for n in self.mutated_user_inputs}
         users = [i for i in self.user_inputs_mapping.values() if i not in mutated]
-        return ArgumentKinds(
+        return base.ArgumentKinds(
             tuple(self.parameter_user_inputs), tuple(users), tuple(sorted(mutated))
         )
 
@@ -100,7 +93,7 @@ class GraphMeta:
 
     key: str
     raw: Raw
-    recording: Recording
+    recording: base.Recording
     mutated: list[tuple[int, Layout]]  # arguments that it updates, and where they are
     frozen: list[Any]  # parameters that were promised to stay
     held: Held | None  # what `serves` compares with
@@ -116,13 +109,13 @@ class AclGraph:
     """
 
     def __init__(
-        self, *, fx_graph: fx.GraphModule | None = None, fx_forward: Forward | None = None,
-        config: CaptureOptions | Mapping[str, Any] | None = None,
+        self, *, fx_graph: fx.GraphModule | None = None, fx_forward: base.Forward | None = None,
+        config: base.CaptureOptions | Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         assert (fx_graph is None) != (fx_forward is None), "give a graph or a function, one of them"
-        self.forward: Forward = fx_graph if fx_graph is not None else fx_forward  # type: ignore[assignment]
-        if not isinstance(config, CaptureOptions):
-            config = CaptureOptions.read(config or {})
+        self.forward: base.Forward = fx_graph if fx_graph is not None else fx_forward  # type: ignore[assignment]
+        if not isinstance(config, base.CaptureOptions):
+            config = base.CaptureOptions.read(config or {})
         self.options = config
         self.captured: OrderedDict[str, GraphMeta] = OrderedDict()
         self.fallen_back = False
@@ -136,7 +129,7 @@ class AclGraph:
 
     def load(
         self, info: AclGraphCacheInfo,
-        substrate: Callable[[Sequence[Any]], Substrate] | None = None,
+        substrate: Callable[[Sequence[Any]], base.Substrate] | None = None,
         uncaptured: Run | None = None,
     ) -> None:  # fmt: skip
         """Take over what is known of the FX graph. `substrate` is asked once, with the arguments of
@@ -178,7 +171,6 @@ class AclGraph:
             return meta.recording.call(args, hold)
 
     def _profiled(self, meta: GraphMeta, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
-        """A call that a profiler looks at."""
         kernels = self.shown() if meta.recording.by_operators else nullcontext()
         with torch.profiler.record_function("acl_graph_replay"), kernels:
             return meta.recording.profiled(args, hold)
@@ -276,11 +268,16 @@ class AclGraph:
 
     def _outdated(self, meta: GraphMeta, args: Sequence[Any]) -> bool:
         """Whether a captured graph no longer fits: memory that it updates has moved."""
+        return self._reason(meta, args) is not None or not meta.recording.renew(args)
+
+    def _reason(self, meta: GraphMeta, args: Sequence[Any]) -> Counted | None:
+        """Why a graph is captured again, if that is counted."""
         if any(_layout(args[i]) != layout for i, layout in meta.mutated):
-            return True
-        if self.options.force_recapture or not meta.recording.renew(args):
-            return True
-        return meta.limits is not None and meta.limits != self.substrate.limits()
+            return Counted.MOVED
+        if self.options.force_recapture:
+            return Counted.FORCED
+        other = meta.limits is not None and meta.limits != self.substrate.limits()
+        return Counted.LIMITS if other else None
 
     def _capture_new(self, args: Sequence[Any], old: GraphMeta | None) -> GraphMeta | None:
         key = self._keys.text(args) if old is None else old.key
@@ -313,7 +310,7 @@ class AclGraph:
         return meta
 
     def _capture(self, key: str, args: Sequence[Any]) -> GraphMeta:
-        request = ToCapture(self.name, self.forward, args, self.kinds, self.options)
+        request = base.ToCapture(self.name, self.forward, args, self.kinds, self.options)
         with label("acl_graph_capture"), torch.no_grad():
             recording = self.substrate.capture(request)
         mutated = [(i, _layout(args[i])) for i in self.kinds.mutated]
@@ -327,12 +324,9 @@ class AclGraph:
             "The current AclGraph needs to be recaptured for fx_graph %s, graph key %s",
             self.name, old.key,
         )  # fmt: skip
-        if any(_layout(args[i]) != layout for i, layout in old.mutated):
-            self._count(Counted.MOVED)
-        elif self.options.force_recapture:
-            self._count(Counted.FORCED)
-        elif old.limits != self.substrate.limits():
-            self._count(Counted.LIMITS)
+        reason = self._reason(old, args)
+        if reason is not None:
+            self._count(reason)
 
     def _make_room(self, old: GraphMeta | None) -> bool:
         """At the limit: forget what was used least recently, or run eagerly for ever."""
@@ -430,7 +424,7 @@ def _timed(phase: str, function: Callable[..., Any]) -> Iterator[None]:
 
 def substrate_for(
     args: Sequence[Any], engine: GraphCall | None, pool: tuple[int, int] | None, updates: Updates
-) -> Substrate:
+) -> base.Substrate:
     """The device's own graphs on an accelerator, of the engine's program or of the FX graph; on the
     CPU the engine, or the tape. The engine is not for graphs that it does not take and for host
     lists that differ between calls."""
@@ -441,8 +435,25 @@ def substrate_for(
     if device.type != "cpu":
         return DeviceSubstrate(device, pool, updates, graph=None if updates.rules else engine)
     if engine is None or updates.rules:
-        return TapeSubstrate(updates, pool)
+        return TapeSubstrate(updates)
     return EngineSubstrate(engine, pool)
+
+
+def wired(
+    graph: AclGraph, info: AclGraphCacheInfo, device: Device, engine: GraphCall | None,
+    updates: Updates, results: Sequence[str],
+) -> Run:  # fmt: skip
+    """What a call of a graph enters, through what its device must do. `results` are the devices of
+    its results."""
+    find = partial(substrate_for, engine=engine, pool=info.pool, updates=updates)
+    engine = None if updates.rules else engine
+    uncaptured = None if engine is None or device.name != "cpu" else engine.call
+    graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
+    kinds = info.kinds()
+    if engine is not None and not graph.options.share_results:
+        return device.noted(graph.call, kinds.mutated)
+    fixed = () if engine is None else (*kinds.parameters, *kinds.mutated)
+    return device.hosted(graph.call, results, kinds.mutated, fixed)
 
 
 class CapturedGraph:
@@ -460,13 +471,4 @@ class CapturedGraph:
             capture_error_mode=options.error_mode, num_warmup_iters=options.warmups, **arguments,
         )  # fmt: skip
         self.graph = AclGraph(fx_forward=lambda *args: engine.call(args), config=options)
-        find = partial(substrate_for, engine=engine, pool=options.pool, updates=Updates())
-        uncaptured = engine.call if device.name == "cpu" else None
-        self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
-        kinds = info.kinds()
-        self.entry: Callable[[Sequence[Any]], Any]
-        if not options.share_results:
-            self.entry = device.noted(self.graph.call, kinds.mutated)
-        else:
-            fixed = (*kinds.parameters, *kinds.mutated)
-            self.entry = device.hosted(self.graph.call, known["results"], kinds.mutated, fixed)
+        self.entry = wired(self.graph, info, device, engine, Updates(), known["results"])

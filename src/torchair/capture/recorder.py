@@ -49,13 +49,6 @@ _ORDER = frozenset(
 _TORCH = os.path.dirname(torch.__file__)
 
 
-class HostList:
-    """A list of numbers among the arguments of a call, read anew by each replay."""
-
-    def __init__(self) -> None:
-        self.value: list[int] = []
-
-
 @dataclass(frozen=True)
 class CallSite:
     """Where a call comes from: the operator, the node of an FX graph, the line of a program."""
@@ -155,7 +148,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(
         self,
-        lists: Callable[[Any], Mapping[str, HostList]] | None = None,
+        lists: Callable[[Any], Mapping[str, list[int]]] = lambda op: {},
         copies: Collection[tuple[torch.Tensor, bool]] = (),
     ) -> None:
         """`copies` stand for arguments, which are or are not all there is in their memory."""
@@ -163,7 +156,7 @@ class Recorder(TorchDispatchMode):
         self._copies = {storage_id(t): whole for t, whole in copies}
         self.tape = Tape()
         self.node: fx.Node | None = None  # where we are, when an FX graph is being run
-        self._lists = lists or (lambda op: {})
+        self._lists = lists
         self._memory: dict[int, _Memory] = {}
         self._by_size: dict[int, list[_Memory]] = {}
         self._alone = _holders(torch.empty(1))
@@ -185,13 +178,11 @@ class Recorder(TorchDispatchMode):
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that recorded calls allocated."""
-        memory = self._memory.get(storage_id(tensor))
-        return memory is not None and memory.made
+        return getattr(self._memory.get(storage_id(tensor)), "made", False)
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether recorded calls update the memory of a tensor."""
-        memory = self._memory.get(storage_id(tensor))
-        return memory is not None and memory.written
+        return getattr(self._memory.get(storage_id(tensor)), "written", False)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -232,15 +223,16 @@ class Recorder(TorchDispatchMode):
         """Refuse what cannot be recorded; note what the call refers to, save what it updates."""
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        _refuse_dependence(func, args, kwargs, place)
+        is_op = isinstance(func, torch._ops.OpOverload)
+        if is_op:
+            _refuse_dependence(func, args, kwargs, place)
         if func is _ATEN.as_strided.default:
             self._refuse_around(place, *args, **kwargs)
         for tensor in tensors:
-            self._of(tensor, place)
+            self._note(tensor, place)
         for leaf in leaves:
             if isinstance(leaf, torch.Generator) and leaf not in self._generators:
                 self._generators[leaf] = leaf.get_state()
-        is_op = isinstance(func, torch._ops.OpOverload)
         for value in written(func, args, kwargs) if is_op else tensors:
             if isinstance(value, torch.Tensor):
                 self._save(value)
@@ -254,12 +246,11 @@ class Recorder(TorchDispatchMode):
         if whole is False or (whole and storage_offset is not None):
             raise place.error("reads memory around an argument, of which a replay has a copy")
 
-    def _of(self, tensor: torch.Tensor, place: CallSite) -> _Memory:
+    def _note(self, tensor: torch.Tensor, place: CallSite) -> None:
         _refuse_layout(tensor, place)
         number = storage_id(tensor)
         if number not in self._memory:
             self._memory[number] = _Memory(tensor.detach(), made=False)
-        return self._memory[number]
 
     def _is_new(self, tensor: torch.Tensor, place: CallSite) -> bool:
         _refuse_layout(tensor, place)
@@ -337,12 +328,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, HostList]) -> Step:
-    """A call that takes some of its arguments from lists that change."""
+def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, list[int]]) -> Step:
     names = [a.name for a in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     fixed = {name: value for name, value in given.items() if name not in lists}
-    return lambda: func(**fixed, **{name: list(held.value) for name, held in lists.items()})
+    return lambda: func(**fixed, **{name: list(held) for name, held in lists.items()})
 
 
 def _call_and_copy(
@@ -391,7 +381,6 @@ def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
 
 
 def _out_call(form: OutForm, args: Any, kwargs: Any, outs: Sequence[Any]) -> Step:
-    """The call of such a form with all its arguments."""
     options = {k: v for k, v in kwargs.items() if k not in form.dropped}
     given = [list(outs)] if form.listed else outs
     return partial(form.op._op, *args, **options, **dict(zip(form.names, given, strict=True)))
@@ -441,8 +430,6 @@ def _has_effect(func: Any) -> bool:
 
 
 def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: CallSite) -> None:
-    if not isinstance(func, torch._ops.OpOverload):
-        return
     if torch.Tag.data_dependent_output in func.tags:
         raise place.error("needs a value on the host that the graph computes", SIZE_HINT)
     if size_follows_data(func, args, kwargs):

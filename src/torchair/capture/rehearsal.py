@@ -183,7 +183,6 @@ def _name(op: torch._ops.OpOverload) -> str:
 
 
 def _is_written(node: fx.Node) -> bool:
-    """Whether a user of a value updates it."""
     return any(
         isinstance(user.target, torch._ops.OpOverload)
         and any(w is node for w in written(user.target, user.args, user.kwargs))

@@ -374,7 +374,6 @@ def _dims(dims: Sequence[Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A number of tracing as Python text."""
     from torch.utils._sympy.printers import PythonPrinter
 
     return PythonPrinter().doprint(value.node.expr)

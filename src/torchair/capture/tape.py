@@ -10,42 +10,25 @@ from typing import Any
 
 import torch
 
-from torchair.capture.base import (
-    Forward,
-    Kept,
-    OfArgument,
-    PooledRecording,
-    Recording,
-    ResultSource,
-    Substrate,
-    ToCapture,
-    misfit,
-    pooled,
-    view_of,
-)
-from torchair.capture.cpu import graph_pool_handle
-from torchair.capture.recorder import HostList, Recorder, below_autograd, storage_id, unexpanded
+from torchair.capture import base
+from torchair.capture.recorder import Recorder, below_autograd, storage_id, unexpanded
 from torchair.capture.rehearsal import NodeByNode, graph_of
 from torchair.capture.updates import Updates
 from torchair.engine.run.native import same_as
 
 
-class TapeSubstrate(Substrate):
+class TapeSubstrate(base.Substrate):
     """Captures a function of CPU tensors by recording the operators that it calls.
 
     Each capture has memory of its own. `updates` tells which operators take lists of numbers that
     differ between calls with one key.
     """
 
-    def __init__(self, updates: Updates | None = None, pool: tuple[int, int] | None = None) -> None:
-        self._updates = updates if updates is not None else Updates()
-        self._pool = pool if pool is not None else graph_pool_handle()
+    def __init__(self, updates: Updates) -> None:
+        self._updates = updates
 
-    def capture(self, request: ToCapture) -> Recording:
+    def capture(self, request: base.ToCapture) -> base.Recording:
         return TapeRecording(request, self._updates)
-
-    def pool_handle(self) -> tuple[int, int]:
-        return self._pool
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,7 @@ class _Buffer:
         first = self.tensor
         alike = tensor.shape == first.shape and tensor.dtype is first.dtype
         if not alike or (rigid and tensor.stride() != first.stride()):
-            raise misfit(self.position, tensor, first, "strides")
+            raise base.misfit(self.position, tensor, first, "strides")
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -75,15 +58,15 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return not tensor.storage_offset() and tensor.numel() * tensor.element_size() == size
 
 
-class TapeRecording(PooledRecording):
+class TapeRecording(base.PooledRecording):
     """A tape with the buffers of its inputs and the storages of its results."""
 
     by_operators = True
 
-    def __init__(self, request: ToCapture, updates: Updates) -> None:
+    def __init__(self, request: base.ToCapture, updates: Updates) -> None:
         super().__init__(request.options.share_results)
         self._updates = updates
-        self._lists = [HostList() for _ in updates.rules]
+        self._lists: list[list[int]] = [[] for _ in updates.rules]
         with torch.inference_mode(False), torch.no_grad():
             given = self._place_inputs(request)
         self.feed(request.args)
@@ -106,7 +89,7 @@ class TapeRecording(PooledRecording):
 
     # ---- arguments ----
 
-    def _place_inputs(self, request: ToCapture) -> list[Any]:
+    def _place_inputs(self, request: base.ToCapture) -> list[Any]:
         """Arguments as the function sees them: buffers for user inputs, all others themselves."""
         args = request.args
         given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
@@ -140,7 +123,7 @@ class TapeRecording(PooledRecording):
             elif targets:
                 torch._foreach_copy_(targets, sources)
         for held, value in zip(self._lists, self._updates.values(args), strict=True):
-            held.value = value
+            held[:] = value
 
     def replay(self) -> None:
         self._tape.replay()
@@ -157,11 +140,11 @@ class TapeRecording(PooledRecording):
         """Where each result is to be found. Results that share a storage form a group."""
         self._updated = [b for b in self._buffers if recorder.is_written(b.tensor)]
         self._groups: list[torch.Tensor] = []
-        self.sources: list[ResultSource] = []
+        self.sources: list[base.ResultSource] = []
         groups: dict[int, int] = {}
         for result in results:
             if not isinstance(result, torch.Tensor):
-                self.sources.append(Kept(result))
+                self.sources.append(base.Kept(result))
             elif not recorder.is_made(result):
                 self.sources.append(self._from_outside(result, given))
             else:
@@ -169,28 +152,25 @@ class TapeRecording(PooledRecording):
                 if group == len(self._groups):
                     self._groups.append(result.detach())
                 twin = next(n for n, other in enumerate(results) if other is result)
-                self.sources.append(pooled(result, group, twin))
+                self.sources.append(base.pooled(result, group, twin))
 
-    def _from_outside(self, result: torch.Tensor, given: Sequence[Any]) -> ResultSource:
+    def _from_outside(self, result: torch.Tensor, given: Sequence[Any]) -> base.ResultSource:
         """A result in memory that was there before: an argument, a view of one, or a constant."""
         tensors = {i: t for i, t in enumerate(given) if isinstance(t, torch.Tensor)}
         for i, tensor in tensors.items():
             if tensor is result:
-                return OfArgument(itemgetter(i))
+                return base.OfArgument(itemgetter(i))
         for i, tensor in tensors.items():
             if storage_id(tensor) == storage_id(result):
                 self._rigid.add(i)
-                return OfArgument(view_of(i, tensor, result))
-        return Kept(result)
+                return base.OfArgument(base.view_of(i, tensor, result))
+        return base.Kept(result)
 
     def storage(self, group: int) -> torch.UntypedStorage:
         return self._groups[group].untyped_storage()
 
-    def reset(self) -> None:
-        self.__dict__.clear()
 
-
-def _run(forward: Forward, args: Sequence[Any], recorder: Recorder) -> Sequence[Any]:
+def _run(forward: base.Forward, args: Sequence[Any], recorder: Recorder) -> Sequence[Any]:
     graph = graph_of(forward)
     if graph is None:
         return forward(*args)
@@ -202,11 +182,7 @@ def _run(forward: Forward, args: Sequence[Any], recorder: Recorder) -> Sequence[
 
 def _shares_memory(position: int, args: Sequence[Any]) -> bool:
     """Whether another argument lies in the memory of this one."""
-    others = [a for i, a in enumerate(args) if i != position and isinstance(a, torch.Tensor)]
-    low, high = _extent(args[position])
-    return any(start < high and low < end for start, end in map(_extent, others))
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    tensors = {i: a.untyped_storage() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+    spans = {i: (s.data_ptr(), s.data_ptr() + s.nbytes()) for i, s in tensors.items()}
+    low, high = spans.pop(position)
+    return any(start < high and low < end for start, end in spans.values())

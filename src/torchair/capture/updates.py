@@ -176,15 +176,15 @@ def _arguments(node: fx.Node, names: Sequence[str]) -> Iterator[tuple[str, Any]]
 def _rule(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]) -> Rule:
     if not isinstance(value, (list, tuple)):
         raise _error(node, name, f"must be a list, not {value!r}")
-    return tuple(_element(node, name, v, positions) for v in value)
-
-
-def _element(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]) -> Element:
-    if isinstance(value, int):
-        return "fixed", value
-    if value in positions and not isinstance(value.meta.get("val"), torch.Tensor):
-        return "index", positions[value]
-    raise _error(node, name, f"holds {value!r}, neither a number nor an argument of the graph")
+    rule: list[Element] = []
+    for v in value:
+        if isinstance(v, int):
+            rule.append(("fixed", v))
+        elif v in positions and not isinstance(v.meta.get("val"), torch.Tensor):
+            rule.append(("index", positions[v]))
+        else:
+            raise _error(node, name, f"holds {v!r}, neither a number nor an argument of the graph")
+    return tuple(rule)
 
 
 def _error(node: fx.Node, name: str, reason: str) -> RuntimeError:

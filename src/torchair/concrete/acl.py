@@ -5,7 +5,6 @@ graph; `ReplayedGraph`, the max-autotune mode on a GPU, the engine's plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torchair.capture import (
     render,
     substrate_for,
 )
+from torchair.capture.graph import wired
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig, Settings
@@ -84,18 +84,9 @@ class AclConcreteGraph(ConcreteGraph):
         entries = key_entries(self.forward, updates.ignored, on_device)
         info.unupdated_sym_input_index = list(entries)
         self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
-        pool = self._options.pool
-        find = partial(substrate_for, engine=self._engine, pool=pool, updates=updates)
-        engine = self._engine if not updates.rules else None
-        uncaptured = None if engine is None or on_device else engine.call
-        self.graph.load(info, lambda args: find(device.host_arguments(args)), uncaptured)
         self.graph.shown = device.shown
-        kinds, results = info.kinds(), devices_of_results(self.forward)
-        if engine is not None and not self._options.share_results:
-            self._way = device.noted(self.graph.call, kinds.mutated)
-        else:
-            fixed = () if engine is None else (*kinds.parameters, *kinds.mutated)
-            self._way = device.hosted(self.graph.call, results, kinds.mutated, fixed)
+        results = devices_of_results(self.forward)
+        self._way = wired(self.graph, info, device, self._engine, updates, results)
 
     def storable(self) -> tuple[GraphCall, dict[str, Any]] | None:
         """The graph in the engine and what `CapturedGraph` needs to know, in plain values; None

@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from torchair.configs.compiler_config import Settings
+from torchair.configs.engine import gear_keys
 from torchair.devices import Device
 from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
 from torchair.engine.optimize.passes.ordering import note_interface
-from torchair.fx.gears import options_of
 from torchair.ge.dtypes import ExecutorType, ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
@@ -172,7 +172,7 @@ def gear_options(graph: Graph, gears: Sequence[Sizes]) -> dict[str, str]:
     shapes = {n.name: n.outputs[0].shape or () for n in data}
     dims = [d for shape in shapes.values() for d in shape if not isinstance(d, int)]
     wire = {name: on_wire(shape) for name, shape in shapes.items()}
-    return options_of(wire, [evaluate(dims, sizes) for sizes in gears])
+    return gear_keys(wire, [evaluate(dims, sizes) for sizes in gears])
 
 
 def _inputs(

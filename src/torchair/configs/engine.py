@@ -7,6 +7,7 @@ docs/options.md about it, and its flat name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchair.configs.options import (
@@ -227,3 +228,16 @@ class InferenceConfig(Section):
 
     dynamic_gears_merge_policy = OptionValue("zip", ["zip", "product"]).ineffective("product").doc(
         "GE", "works: how the gears of several dims combine, see [deploy.md](deploy.md#gears)")
+
+
+def gear_keys(
+    shapes: Mapping[str, Sequence[int]], sizes: Sequence[Sequence[int]]
+) -> dict[str, str]:
+    """The options that tell the engine about gears: dims of all inputs by name, -1 for those that
+    vary, and the sizes that these have together."""
+    listed = dict.fromkeys(",".join(map(str, combination)) for combination in sizes)
+    return {
+        "ge.inputShape": ";".join(f"{n}:{','.join(map(str, s))}" for n, s in shapes.items()),
+        "ge.dynamicDims": ";".join(listed),
+        "ge.dynamicNodeType": "1",
+    }

@@ -357,8 +357,14 @@ class NoGuardFunction(_Compiled):
         weights = [w["name"] for w in found.weights if w["name"]]
         if any(not name.startswith("<") for name in weights):
             raise ValueError(f"{path} holds a method: load it with a module as `self`")
-        names = {name[1:].partition(">")[0] for name in weights}
-        return FromFile(found, {f"<{n}>": _module(n, known.get(n)) for n in names})
+        roots: dict[str, Any] = {}
+        for name in {name[1:].partition(">")[0] for name in weights}:
+            roots[f"<{name}>"] = known.get(name)
+            if not isinstance(known.get(name), torch.nn.Module):
+                raise ValueError(
+                    f"the function uses a module {name}, which is not a global of the caller"
+                )
+        return FromFile(found, roots)
 
 
 class NoGuardMethod(_Compiled):
@@ -370,12 +376,6 @@ class NoGuardMethod(_Compiled):
     def load(cls, path: FilePath, *, self: torch.nn.Module) -> FromFile:
         """The method of a file, for a module that is like the first one."""
         return FromFile(stored.Artifact.read(Path(path)), {"": self})
-
-
-def _module(name: str, found: Any) -> torch.nn.Module:
-    if not isinstance(found, torch.nn.Module):
-        raise ValueError(f"the function uses a module {name}, which is not a global of the caller")
-    return found
 
 
 class FromFile(CompiledModel):

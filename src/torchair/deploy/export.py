@@ -405,5 +405,4 @@ def numa(ranks: Sequence[int]) -> dict[str, Any]:
 
 
 def _json(config: dict[str, Any]) -> bytes:
-    """The content of such a file."""
     return (json.dumps(config, indent=2) + "\n").encode()

@@ -66,10 +66,6 @@ def _pack_scale(module: nn.Module, name: str) -> None:
     scale.data = pack(scale.data)
 
 
-def _device_name() -> str:
-    return str(torch.npu.get_device_name())  # type: ignore[attr-defined]
-
-
 @dataclass(frozen=True)
 class _Change:
     """What is done to layers of a class: a scale is packed, and the weight is cast. Convolutions
@@ -86,7 +82,8 @@ class _Change:
         packed = self.scale and (self.dtype is None or module.scale.dtype == torch.float32)
         if packed:
             _pack_scale(module, self.scale)
-        if not self.devices or any(name in _device_name() for name in self.devices):
+        name = str(torch.npu.get_device_name()) if self.devices else ""  # type: ignore[attr-defined]
+        if not self.devices or any(part in name for part in self.devices):
             _cast(module, "weight", self.acl_format)
 
 

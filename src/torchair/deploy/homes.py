@@ -169,12 +169,11 @@ class HomeWalk:
                     self.loose.append(Home(held, key, label, True, via))
             elif isinstance(value, torch.nn.Module):
                 self._take(value, label, further)
-            elif len(via) < _DEEP and self._is_new(value):
+            elif id(value) in self._seen or len(via) >= _DEEP or len(self._seen) >= _MOST:
+                continue
+            elif _may_hold(value):
                 self._seen.add(id(value))
                 self._work.append((label, value, further))
-
-    def _is_new(self, value: Any) -> bool:
-        return id(value) not in self._seen and len(self._seen) < _MOST and _may_hold(value)
 
 
 def _is_plain(t: torch.Tensor) -> bool:

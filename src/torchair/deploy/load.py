@@ -449,7 +449,6 @@ def _run(model: Loaded, tensors: list[torch.Tensor], folder: str | None, repeat:
 
 
 def _timed(model: Loaded, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], float]:
-    """Results of a call, and its seconds."""
     start = time.perf_counter()
     results = model.flat(tensors)
     if torch.cuda.is_available() and torch.cuda.is_initialized():

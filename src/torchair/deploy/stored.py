@@ -212,14 +212,11 @@ class ReadyCall:
             return True
         if self._held is None:
             with self._lock:
-                self._freeze(inputs)
-        return bool(self._held is not None and self._held.same(inputs))
-
-    def _freeze(self, inputs: Sequence[torch.Tensor]) -> None:
-        if self._held is None:
-            self._stored.freeze(inputs)
-            weights = {i: inputs[i] for i in self._stored.frozen}
-            self._held = Held(weights, len(inputs), {i for i, *_ in self._stored.packs})
+                if self._held is None:
+                    self._stored.freeze(inputs)
+                    weights = {i: inputs[i] for i in self._stored.frozen}
+                    self._held = Held(weights, len(inputs), {i for i, *_ in self._stored.packs})
+        return self._held.same(inputs)
 
     def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
         """A program of its own that Python enters in one call."""
@@ -354,7 +351,6 @@ def _version_of(package: str) -> str | None:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those inside it."""
     work = [code]
     while work:
         found = work.pop()
@@ -378,9 +374,7 @@ class NotStored(Exception):
     """Why a method is not kept, or what was kept of it not used."""
 
 
-def loaded(
-    found: Artifact, roots: Roots, shape: CallShape, config: CompilerConfig
-) -> Version:
+def loaded(found: Artifact, roots: Roots, shape: CallShape, config: CompilerConfig) -> Version:
     """The version of a method that a file holds; NotStored with the reason if it is for another
     one. `roots` are the modules that it reads."""
     if found.arguments != arguments_of(shape):

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental import symbolic_shapes as shapes
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -110,7 +105,7 @@ def trace(
                 "None can be compared at each call, and tuples, lists and dicts of them",
                 hint="pass the tensors that it holds, or register it with torch.utils._pytree",
             )
-    env = ShapeEnv()
+    env = shapes.ShapeEnv()
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     weights = [places[0].read() for places in homes]
     given = [_fake(fake_mode, t, ()) for t in weights]
@@ -192,7 +187,7 @@ def _compiled(
                 flat, list(given), fw_compiler=backend, inference_compiler=backend,
                 decompositions=dict(decompositions), keep_inference_input_mutations=bool(keep),
             )  # fmt: skip
-        except (DataDependentOutputException, GuardOnDataDependentSymNode) as e:
+        except (DataDependentOutputException, shapes.GuardOnDataDependentSymNode) as e:
             raise TraceError(
                 f"the model decides by its data: {e}",
                 hint="use torch.compile, which can break the graph there, or torch.cond",
@@ -249,13 +244,13 @@ def _fake(fake_mode: FakeTensorMode, t: torch.Tensor, dims: Sequence[int]) -> to
     plain = t.detach()
     if not dims:
         return fake_mode.from_tensor(plain, static_shapes=True)
-    kinds = [DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(t.dim())]
-    return fake_mode.from_tensor(
-        plain, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)
-    )
+    fixed, free = shapes.DimDynamic.STATIC, shapes.DimDynamic.DYNAMIC
+    kinds = [free if i in dims else fixed for i in range(t.dim())]
+    context: Any = shapes.StatelessSymbolicContext(dynamic_sizes=kinds)
+    return fake_mode.from_tensor(plain, symbolic_context=context)
 
 
-def _spec(label: str, t: torch.Tensor, fake: torch.Tensor, env: ShapeEnv) -> Expected:
+def _spec(label: str, t: torch.Tensor, fake: torch.Tensor, env: shapes.ShapeEnv) -> Expected:
     """What an argument must be, after tracing has shown which of its dims may really vary."""
     named: dict[int, str] = {}
     for i, n in enumerate(fake.shape):
@@ -264,7 +259,7 @@ def _spec(label: str, t: torch.Tensor, fake: torch.Tensor, env: ShapeEnv) -> Exp
     return Expected.of(label, t, named)
 
 
-def _conditions(env: ShapeEnv, specs: Sequence[Spec]) -> list[str]:
+def _conditions(env: shapes.ShapeEnv, specs: Sequence[Spec]) -> list[str]:
     """What tracing has assumed of sizes, without what equal names say already."""
     dims = {d for s in specs if isinstance(s, Expected) for d in s.dims if isinstance(d, str)}
     texts: list[str] = []

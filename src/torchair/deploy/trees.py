@@ -187,10 +187,6 @@ def _noted(value: Any) -> Any:
     return _Record(kind.__module__, kind.__qualname__, held)
 
 
-def _flat_record(record: _Record) -> tuple[list[Any], Any]:
-    return [*record.fields.values()], (record.module, record.name, tuple(record.fields))
-
-
 def _record_of(values: Any, context: Any) -> Any:
     """The dataclass, if its class is there: nothing is imported for that, nothing of it runs."""
     module, name, names = context
@@ -206,8 +202,9 @@ def _record_of(values: Any, context: Any) -> Any:
 
 
 pytree.register_pytree_node(
-    _Record, _flat_record, _record_of, serialized_type_name="torchair.record",
-    to_dumpable_context=list, from_dumpable_context=lambda c: (c[0], c[1], tuple(c[2])),
+    _Record, lambda r: ([*r.fields.values()], (r.module, r.name, tuple(r.fields))), _record_of,
+    serialized_type_name="torchair.record", to_dumpable_context=list,
+    from_dumpable_context=lambda c: (c[0], c[1], tuple(c[2])),
 )  # fmt: skip
 
 

@@ -48,17 +48,13 @@ def dumping(
     root = settings.tensor_dump_path
     if settings.data_dump_type is not None:
         root = rank_directory(settings.data_dump_path or ".")
-    return EagerDump(gm, os.path.join(root, name), _choice(settings, convertible))
-
-
-def _choice(settings: Settings, convertible: Callable[[Any], Any]) -> Wanted:
     choose = settings.data_dump_filter or (lambda node: node)
     everything = settings.mode == NPUGRAPH_EX
 
     def wanted(node: fx.Node) -> fx.Node | None:
         return choose(node) if everything or convertible(node.target) else None
 
-    return wanted
+    return eager_dump(gm, os.path.join(root, name), wanted)
 
 
 # ---- saving nodes in the graph
@@ -69,7 +65,8 @@ def save_after_each_node(gm: fx.GraphModule, directory: str) -> None:
     operator = _save_operator()
     has_side_effect(operator)
     for node in list(gm.graph.nodes):
-        if node.op != "call_function" or not _makes_a_tensor(node) or node.target is operator:
+        tensor = isinstance(node.meta.get("val"), torch.Tensor)
+        if node.op != "call_function" or not tensor or node.target is operator:
             continue
         with gm.graph.inserting_after(node):
             gm.graph.call_function(operator, (node,), {"save_path": f"{directory}/{node.name}.pt"})
@@ -82,29 +79,22 @@ def _save_operator() -> Any:
     return _SAVE if packet is None else packet.default
 
 
-def _makes_a_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 # ---- running node by node
 
 
-class EagerDump:
+def eager_dump(gm: fx.GraphModule, directory: str, wanted: Wanted) -> Callable[..., Any]:
     """A graph that is interpreted, with the arguments and results of its nodes as numpy files.
 
     They go to `<path>/worldsize<W>_global_rank<R>/<graph>/<step>/`, where `step` counts calls.
     """
+    steps = itertools.count()
 
-    def __init__(self, gm: fx.GraphModule, directory: str, wanted: Wanted) -> None:
-        self._gm = gm
-        self._directory = directory
-        self._wanted = wanted
-        self._steps = itertools.count()
-
-    def __call__(self, *args: Any) -> Any:
-        folder = os.path.join(self._directory, str(next(self._steps)))
+    def run(*args: Any) -> Any:
+        folder = os.path.join(directory, str(next(steps)))
         os.makedirs(folder, DIRECTORY_MODE, exist_ok=True)
-        return _Dumper(self._gm, folder, self._wanted).run(*args)
+        return _Dumper(gm, folder, wanted).run(*args)
+
+    return run
 
 
 class _Dumper(fx.Interpreter):
@@ -112,8 +102,7 @@ class _Dumper(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, folder: str, wanted: Wanted) -> None:
         super().__init__(gm)
-        self._folder = folder
-        self._wanted = wanted
+        self._folder, self._wanted = folder, wanted
 
     def run_node(self, n: fx.Node) -> Any:
         shown = self._wanted(n) if n.op == "call_function" else None
@@ -152,14 +141,11 @@ def _write(path: str, value: Any) -> None:
 def as_array(value: Any) -> np.ndarray[Any, Any]:
     """A value of a graph as a numpy array; text for what is neither tensor nor number."""
     if not isinstance(value, torch.Tensor):
-        return np.array(value if _fits_numpy(value) else str(value))
+        items = value if isinstance(value, list | tuple) else (value,)
+        fits = all(isinstance(item, bool | int | float | complex | str) for item in items)
+        return np.array(value if fits else str(value))
     plain = value.detach().cpu().resolve_conj().resolve_neg()
     wide = _WITHOUT_NUMPY.get(plain.dtype, plain.dtype)
     if plain.is_floating_point() and plain.element_size() == 1:
         wide = torch.float32
     return plain.to(wide).numpy()
-
-
-def _fits_numpy(value: Any) -> bool:
-    items = value if isinstance(value, list | tuple) else (value,)
-    return all(isinstance(item, bool | int | float | complex | str) for item in items)

@@ -98,19 +98,6 @@ def merge(lists: Sequence[Sequence[int]], policy: str) -> list[tuple[int, ...]]:
     return distinct
 
 
-def options_of(
-    shapes: Mapping[str, Sequence[int]], sizes: Sequence[Sequence[int]]
-) -> dict[str, str]:
-    """The options that tell the engine about gears: dims of all inputs by name, -1 for those that
-    vary, and the sizes that these have together."""
-    listed = dict.fromkeys(",".join(map(str, combination)) for combination in sizes)
-    return {
-        "ge.inputShape": ";".join(f"{n}:{','.join(map(str, s))}" for n, s in shapes.items()),
-        "ge.dynamicDims": ";".join(listed),
-        "ge.dynamicNodeType": "1",
-    }
-
-
 def combinations(
     inputs: Sequence[Any], gears: Mapping[int, DimGears], policy: str
 ) -> list[dict[str, int]]:

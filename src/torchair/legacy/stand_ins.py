@@ -12,7 +12,8 @@ import torch
 
 from torchair.capture.updates import UPDATABLE, register_updatable
 from torchair.configs.compiler_config import CompilerConfig, FlatConfig, apply_options
-from torchair.fx.gears import DimGears, merge, options_of
+from torchair.configs.engine import gear_keys
+from torchair.fx.gears import DimGears, merge
 from torchair.fx.passes.allocation import WORKSPACE_OPS, WorkspaceOp
 
 # ---- gears of inputs that are only described
@@ -51,7 +52,7 @@ def generate_dynamic_dims_option(
             lists.append(gears)
     if not lists:
         return {}
-    return options_of({name: info.shape for name, info in infos.items()}, merge(lists, policy))
+    return gear_keys({name: info.shape for name, info in infos.items()}, merge(lists, policy))
 
 
 def get_dim_gears(t: torch.Tensor) -> DimGears | None:

@@ -24,10 +24,6 @@ aten = torch.ops.aten
 _COPY = aten.copy_.default
 
 
-class Stays(Exception):
-    """Says why a node stays as it is."""
-
-
 class Reinplacer:
     """Rewrites the nodes of one graph. `inputs` and `others` say whether memory of the graph's
     inputs and of computed values may be overwritten; `by_events`, whether a value that several
@@ -37,9 +33,7 @@ class Reinplacer:
         self.graph = graph
         self.memory = Storages(graph)
         self.order = IssueOrder.of(graph)
-        self._inputs = inputs
-        self._others = others
-        self._by_events = by_events
+        self._inputs, self._others, self._by_events = inputs, others, by_events
         self._gone: set[fx.Node] = set()
 
     # ---- rewriting
@@ -60,7 +54,7 @@ class Reinplacer:
     def _attempt(self, rewrite: Callable[[fx.Node], None], node: fx.Node) -> None:
         try:
             rewrite(node)
-        except Stays as reason:
+        except values.Stays as reason:
             logger.debug("reinplace failed: %s is not computed in place: %s", node, reason)
 
     def _operator(self, node: fx.Node) -> None:
@@ -72,7 +66,7 @@ class Reinplacer:
     def _scatter(self, node: fx.Node) -> None:
         """`scatter(base, src, ...)` -> `copy_(view(base, ...), src)`"""
         if "src" in node.kwargs:
-            raise Stays("its source is not in its place")
+            raise values.Stays("its source is not in its place")
         base, source, *where = node.args
         self.take(self.check(node, base, node), base, node)
         with self.graph.inserting_before(node):
@@ -120,14 +114,14 @@ class Reinplacer:
         `anywhere` allows inputs and computed values alike."""
         old = values.tensor_of(into)
         if old is None or old.layout != torch.strided or is_bent(old):
-            raise Stays("there is no tensor to overwrite")
+            raise values.Stays("there is no tensor to overwrite")
         storage, place = values.storage_of(old), place_of(old)
         self._check_owner(storage, anywhere)
         if place.overlaps_itself():
-            raise Stays(f"elements of {into} share memory")
+            raise values.Stays(f"elements of {into} share memory")
         others = [a for a in values.arguments_of(node) if storage in self.memory.of(a)]
         if len(others) > 1:
-            raise Stays(f"{into} and another argument share memory")
+            raise values.Stays(f"{into} and another argument share memory")
         new = self._check_result(node, old, result)
         copies = self._own_copies(node, old, result)
         if storage not in self.memory.inputs:
@@ -135,8 +129,9 @@ class Reinplacer:
         areas = {c: place_of(c.args[0].meta["val"]).area for c in copies}  # type: ignore[union-attr]
         cover = min((c for c in copies if areas[c] == place.area), default=None)
         if cover is None and storage in self.memory.inputs:
-            raise Stays(f"{into} is an input of the graph and keeps its content")
-        last = self._last_use(new, copies)
+            raise values.Stays(f"{into} is an input of the graph and keeps its content")
+        users = [] if new is None else [u for u, _ in self.memory.uses(new) if u not in copies]
+        last = max(users, default=None)
         for user, by in self.memory.uses(storage):
             if user > node and user not in copies and not _is_apart(user, by, place, old.dtype):
                 self._check_use(user, by, cover, last)
@@ -147,10 +142,10 @@ class Reinplacer:
 
     def _check_owner(self, storage: int, anywhere: bool) -> None:
         if storage in self.memory.constants:
-            raise Stays("it would write to a constant")
+            raise values.Stays("it would write to a constant")
         allowed = self._inputs if storage in self.memory.inputs else self._others
         if not allowed and not anywhere:
-            raise Stays("this pass does not write to such memory")
+            raise values.Stays("this pass does not write to such memory")
 
     def _check_result(self, node: fx.Node, old: torch.Tensor, result: fx.Node | None) -> int | None:
         """The storage of the result: memory of its own, laid out like what it shall overwrite."""
@@ -158,16 +153,16 @@ class Reinplacer:
             return None
         new = values.tensor_of(result)
         if new is None or new.dtype != old.dtype or new.device != old.device:
-            raise Stays("the result has another type or device")
+            raise values.Stays("the result has another type or device")
         if values.dims(new.shape) != values.dims(old.shape):
-            raise Stays("the result has another shape")
+            raise values.Stays("the result has another shape")
         if any(values.storage_of(new) in self.memory.of(a) for a in values.arguments_of(node)):
-            raise Stays("the result is a view already")
+            raise values.Stays("the result is a view already")
         only_copied = all(_copies(user, result) for user in result.users)
         if values.dims(new.stride()) != values.dims(old.stride()) and not only_copied:
-            raise Stays("the result has other strides")
+            raise values.Stays("the result has other strides")
         if not self.memory.is_plain(values.storage_of(new)):
-            raise Stays("the result is seen as something else")
+            raise values.Stays("the result is seen as something else")
         return values.storage_of(new)
 
     def _own_copies(
@@ -189,19 +184,15 @@ class Reinplacer:
                     found.append(user)
         return sorted(found)
 
-    def _last_use(self, new: int | None, copies: list[fx.Node]) -> fx.Node | None:
-        users = [u for u, _ in self.memory.uses(new) if u not in copies] if new is not None else []
-        return max(users, default=None)
-
     def _check_use(
         self, user: fx.Node, by: fx.Node, cover: fx.Node | None, last: fx.Node | None
     ) -> None:
         """A later use of the memory: it must come when the new value is there in either case, and
         must not change the new value while that is in use."""
         if cover is None or user < cover:
-            raise Stays(f"{user} needs the old content")
+            raise values.Stays(f"{user} needs the old content")
         if last is not None and user < last and by in values.written_by(user):
-            raise Stays(f"{user} writes to the same memory before {last} reads it")
+            raise values.Stays(f"{user} writes to the same memory before {last} reads it")
 
     def _check_new_memory(
         self, new: int, storage: int, old: torch.Tensor, cover: fx.Node | None,
@@ -211,14 +202,14 @@ class Reinplacer:
         memory = self.memory
         if memory.is_returned(new):
             if storage in memory.inputs or memory.is_returned(storage):
-                raise Stays("results of the graph would share memory")
+                raise values.Stays("results of the graph would share memory")
             if not memory.fills_its_storage(old):
-                raise Stays("a result of the graph would be a part of something larger")
+                raise values.Stays("a result of the graph would be a part of something larger")
         if cover is None:
             return
         for user, by in memory.uses(new):
             if user > cover and user not in copies and by in values.written_by(user):
-                raise Stays(f"{user} changes the value after it was copied")
+                raise values.Stays(f"{user} changes the value after it was copied")
 
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
         users = {user for user, _ in self.memory.uses(storage)} - {node, *copies}
@@ -226,15 +217,14 @@ class Reinplacer:
         if len(streams) == 1:
             return
         if not self._by_events:
-            raise Stays("several streams use it")
+            raise values.Stays("several streams use it")
         for user in users:
             ordered = (user, node) if user < node else (node, user)
             if not self.order.before(*ordered):
-                raise Stays(f"{user} is on another stream and may run at the same time")
+                raise values.Stays(f"{user} is on another stream and may run at the same time")
 
 
 def _copies(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a node copies another one to somewhere."""
     return user.target is _COPY and user.args[1] is node and user.args[0] is not node
 
 
@@ -244,7 +234,7 @@ def _check_views(nodes: Iterable[Any]) -> None:
     for node in nodes:
         while isinstance(node, fx.Node) and values.reads_nothing(node):
             if node.target is aten.reshape.default:
-                raise Stays(f"{node} may have memory of its own")
+                raise values.Stays(f"{node} may have memory of its own")
             node = node.args[0]
 
 

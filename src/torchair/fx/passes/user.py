@@ -82,9 +82,11 @@ class _Check:
         self.inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
 
     def _error(self, node: fx.Node | None, reason: str) -> GraphError:
+        line = "" if node is None else source_line(node)
+        line = f" ({line})" if line else ""
         return GraphError(
             f"pass {self.name} left an invalid graph: {reason}",
-            node=None if node is None else f"{node.name} = {node.target}{_line(node)}",
+            node=None if node is None else f"{node.name} = {node.target}{line}",
             hint=f"look at the pass: {self.place}",
         )
 
@@ -149,11 +151,6 @@ class _Check:
 def _is_mark(target: Any) -> bool:
     """Scopes and ordering marks compute nothing."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "air"
-
-
-def _line(node: fx.Node) -> str:
-    line = source_line(node)
-    return f" ({line})" if line else ""
 
 
 def _shown(seen: Any) -> str:

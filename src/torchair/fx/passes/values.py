@@ -247,7 +247,11 @@ class SizeNodes:
         return self._last
 
 
-# ---- a graph that an analysis cannot handle: nothing is done, and said so
+# ---- a node that a pass leaves, and a graph that an analysis cannot handle: it is said so
+
+
+class Stays(Exception):
+    """Says why a node stays as it is."""
 
 
 def cautious(fn: Callable[..., None]) -> Callable[..., None]:
