@@ -350,30 +350,22 @@ class Shared:
 
     def _collect(self, recording: PooledRecording) -> tuple[Any, ...]:
         """Live tensors again, dead ones anew; tensors of one group share a storage object."""
-        sources = recording.sources
-        found = {k: ref() for k, ref in self._alive.items()}
-        live = {k: t for k, t in found.items() if t is not None and isinstance(sources[k], Pooled)}
+        sources: list[Any] = recording.sources
+        known: dict[Pooled, torch.Tensor] = {}
         storages: dict[int, torch.UntypedStorage] = {}
-        for k, tensor in live.items():
-            storages[sources[k].group] = tensor.untyped_storage()  # type: ignore[union-attr]
-        results: list[Any] = []
-        known: dict[Pooled, torch.Tensor] = {sources[k]: t for k, t in live.items()}  # type: ignore[misc]
-        made = False
+        for k, ref in self._alive.items():
+            if (tensor := ref()) is not None:
+                known[sources[k]] = tensor
+                storages[sources[k].group] = tensor.untyped_storage()
+        alive = len(known)
         for k, source in enumerate(sources):
-            if isinstance(source, Kept):
-                results.append(source.value)
-            elif isinstance(source, OfArgument):
-                results.append(None)
-            else:
-                if source not in known:
-                    if source.group not in storages:
-                        storages[source.group] = recording.storage(source.group)
-                    known[source] = _tensor(storages[source.group], source, source.offset)
-                    self._alive[k] = weakref.ref(known[source])
-                    made = True
-                results.append(known[source])
-        self.rebuilt += made
-        return tuple(results)
+            if isinstance(source, Pooled) and source not in known:
+                if source.group not in storages:
+                    storages[source.group] = recording.storage(source.group)
+                known[source] = _tensor(storages[source.group], source, source.offset)
+                self._alive[k] = weakref.ref(known[source])
+        self.rebuilt += len(known) > alive
+        return tuple(s.value if isinstance(s, Kept) else known.get(s) for s in sources)
 
     def release(self) -> None:
         """Hold results no longer: from now on only the user does."""

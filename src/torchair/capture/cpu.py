@@ -52,8 +52,8 @@ class EngineRecording(base.Recording):
         kept = () if request.options.clone_input else request.kinds.users
         graph.session.planned(inputs, copied=bool(kept))
         self._buffers = {i: args[i] for i in kept}
-        self._inputs: Sequence[torch.Tensor] = ()
-        self._outputs: Sequence[torch.Tensor] = ()
+        self._args: Sequence[Any] = ()
+        self._results: tuple[Any, ...] = ()
 
     def call(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         graph = self._graph
@@ -61,15 +61,14 @@ class EngineRecording(base.Recording):
         return graph.build_results(graph.session.run(inputs), args)
 
     def feed(self, args: Sequence[Any]) -> None:
-        self._inputs = self._graph.collect(self._brought(args))
+        self._args = args
 
     def replay(self) -> None:
-        inputs, self._inputs = self._inputs, ()
-        self._outputs = self._graph.session.run(inputs)
+        self._results = self.call(self._args, False)
 
     def results(self, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
-        outputs, self._outputs = self._outputs, ()
-        return self._graph.build_results(outputs, args)
+        results, self._args, self._results = self._results, (), ()
+        return results
 
     def _brought(self, args: Sequence[Any]) -> list[Any]:
         given = list(args)

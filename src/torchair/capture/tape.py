@@ -13,7 +13,7 @@ import torch
 from torchair.capture import base
 from torchair.capture.recorder import Recorder, below_autograd, storage_id, unexpanded
 from torchair.capture.rehearsal import NodeByNode, graph_of
-from torchair.capture.updates import Updates
+from torchair.capture.updates import SitesInOrder, Updates
 from torchair.engine.run.native import same_as
 
 
@@ -70,7 +70,7 @@ class TapeRecording(base.PooledRecording):
         with torch.inference_mode(False), torch.no_grad():
             given = self._place_inputs(request)
         self.feed(request.args)
-        sites = updates.in_order()
+        sites = SitesInOrder(updates.sites)
         own = [b for b in self._buffers if b.address is None]
         copies = [(b.tensor, _is_whole(request.args[b.position])) for b in own]
         lists = self._lists

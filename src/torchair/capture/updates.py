@@ -85,10 +85,6 @@ class Updates:
         """The lists for a call, one for each rule."""
         return [[args[n] if kind == "index" else n for kind, n in rule] for rule in self.rules]
 
-    def in_order(self) -> SitesInOrder:
-        """The sites as a run of the graph comes to them."""
-        return SitesInOrder(self.sites)
-
     def parameters(self) -> dict[str, tuple[str, list[str]]]:
         """For each node its operator and the parameters to update, as plain values."""
         return {site.node: (site.op, list(site.rules)) for site in self.sites}
@@ -256,7 +252,7 @@ class CaptureForms(TorchDispatchMode):
 
     def __init__(self, updates: Updates, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self._sites = updates.in_order()
+        self._sites = SitesInOrder(updates.sites)
         self._tensors = tensors
 
     def __torch_dispatch__(

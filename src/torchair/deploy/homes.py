@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -68,22 +69,15 @@ def roots_of(target: Any) -> dict[str, torch.nn.Module]:
     code = getattr(function, "__code__", None)
     if code is None:
         return found
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
-    held = {name: c.cell_contents for name, c in cells if _is_filled(c)}
     known = function.__globals__
-    held |= {name: known[name] for name in code.co_names if name in known}
+    held = {name: known[name] for name in code.co_names if name in known}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # it is empty
+            held[name] = cell.cell_contents
     for name, value in held.items():
         if isinstance(value, torch.nn.Module) and value is not owner:
             found[f"<{name}>"] = value
     return found
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def homes_of(roots: Roots) -> list[list[Home]]:

@@ -15,6 +15,7 @@ import platform
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from functools import cache
@@ -330,10 +331,8 @@ class _Walk:
                 for module in modules:
                     self.take(vars(module).get(name))
         for cell in function.__closure__ or ():
-            try:
+            with suppress(ValueError):  # it is empty
                 self._value("cell", cell.cell_contents)
-            except ValueError:  # it is empty
-                continue
 
     def _note(self, *texts: str) -> None:
         for text in texts:

@@ -233,16 +233,12 @@ def _repeats(node: fx.Node) -> bool:
     schema, meta = _schema(node), node.meta.get("val")
     if schema is None or not isinstance(meta, FakeTensor) or schema.returns[0].alias_info:
         return False
-    dims = zip(meta.shape, meta.stride(), strict=True)
-    if all(isinstance(step, torch.SymInt) or step or _is_short(n) for n, step in dims):
+    dims = [(n, s) for n, s in zip(meta.shape, meta.stride(), strict=True) if isinstance(s, int)]
+    if all(step or (isinstance(n, int) and n < 2) for n, step in dims):
         return False
     with meta.fake_mode:
         node.meta["val"] = torch.empty_like(meta)
     return True
-
-
-def _is_short(size: Any) -> bool:
-    return isinstance(size, int) and size < 2
 
 
 def _sums_up(node: fx.Node) -> bool:

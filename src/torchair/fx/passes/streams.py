@@ -224,8 +224,7 @@ class _Synchronizer:
     user orders them; keeps what several streams use."""
 
     def __init__(self, graph: fx.Graph, device: torch.device) -> None:
-        self._graph = graph
-        self._device = device
+        self._graph, self._options = graph, {"device": device}
         self._memory = Storages(graph)
         self._order = IssueOrder()
         self._touched: dict[int, dict[fx.Node, bool]] = {}  # storage: nodes, and whether they write
@@ -246,7 +245,7 @@ class _Synchronizer:
         for other in sorted(late):
             if not self._order.is_done(other, stream):
                 with self._graph.inserting_before(node):
-                    wait = ([self._mark(other)],)
+                    wait = ([_mark_behind(self._graph, other, self._marks, self._options)],)
                     values.add_call(self._graph, air.wait.default, wait, like=node, value=None)
                 self._order.wait(stream, other)
 
@@ -275,14 +274,6 @@ class _Synchronizer:
         """The storages that a node writes, and all that its arguments are in."""
         written = {s for n in values.written_by(node) for s in self._memory.of(n)}
         return written, {s for n in node.all_input_nodes for s in self._memory.of(n)}
-
-    def _mark(self, node: fx.Node) -> fx.Node:
-        if node not in self._marks:
-            with self._graph.inserting_after(node):
-                self._marks[node] = values.add_call(
-                    self._graph, air.record.default, (), {"device": self._device}, like=node
-                )
-        return self._marks[node]
 
     def _keep_shared(self) -> None:
         """Memory is given back to the stream it came from: other streams must be done by then."""
