@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import clone_preserve_strides
 
 from torchair.configs.options import NPUGRAPH_EX
 from torchair.fx.forms import ManyInPlace, is_written, many_in_place_forms
@@ -152,34 +153,8 @@ class _Decomposition:
         if value is None:
             return base
         offset, steps = place_of(value).area
-        if offset == 0 and (not steps or (len(steps) == 1 and steps[0][1] == 1)):
-            return self._add(aten.clone.default, base)
-        size, stride, start = self._layout(base, value)
-        whole = self._add(aten.as_strided.default, base, [self._room(base, value)], [1], 0)
-        copy = self._add(aten.clone.default, whole)
-        return self._add(aten.as_strided.default, copy, size, stride, start)
-
-    def _layout(self, base: fx.Node, value: torch.Tensor) -> tuple[list[Any], list[Any], Any]:
-        size = [self._number(s, aten.sym_size.int, base, i) for i, s in enumerate(value.shape)]
-        strides = enumerate(value.stride())
-        stride = [self._number(s, aten.sym_stride.int, base, i) for i, s in strides]
-        start = value.storage_offset()
-        return size, stride, self._number(start, aten.sym_storage_offset.default, base)
-
-    def _number(self, size: Any, ask: Any, base: fx.Node, *args: Any) -> Any:
-        return size if isinstance(size, int) else self._add(ask, base, *args)
-
-    def _room(self, base: fx.Node, value: torch.Tensor) -> Any:
-        """Number of elements up to the last one."""
-        size, stride, last = self._layout(base, value)
-        for count, step in zip(size, stride, strict=True):
-            steps = self._combined(operator.mul, self._combined(operator.add, count, -1), step)
-            last = self._combined(operator.add, last, steps)
-        return self._combined(operator.add, last, 1)
-
-    def _combined(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
-        plain = isinstance(a, int) and isinstance(b, int)
-        return function(a, b) if plain else self._add(function, a, b)
+        dense = offset == 0 and (not steps or (len(steps) == 1 and steps[0][1] == 1))
+        return self._add(aten.clone.default if dense else clone_preserve_strides, base)
 
     def _argument(self, argument: Any, bases: dict[Any, Any], made: bool) -> Any:
         given, name = self._node.kwargs, argument.name
