@@ -281,7 +281,7 @@ def _content_hash(path: str) -> str:
 class CacheFile:
     """Where `cache_compile` keeps a method, and in which version."""
 
-    stored.VERSION, stored.FILE = stored.VERSION, stored.FILE
+    VERSION, FILE = stored.VERSION, stored.FILE
 
     @staticmethod
     def get_cache_bin(func: Callable[..., Any], **given: Any) -> str:
@@ -293,7 +293,7 @@ class CacheFile:
 class NpugraphExCacheFile(CacheFile):
     """The same under npugraph_ex."""
 
-    stored.VERSION = stored.VERSIONS[NPUGRAPH_EX]
+    VERSION = stored.VERSIONS[NPUGRAPH_EX]
 
 
 class CacheSaver:
