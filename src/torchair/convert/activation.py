@@ -80,12 +80,12 @@ direct(
 
 
 @builtin(aten.gelu.default)
-def gelu(self: Value, *, approximate: str = "none") -> Value:
+def gelu(self: Value, approximate: str) -> Value:
     return ge.Gelu(self) if approximate == "none" else ge.GeluV2(self, approximate=approximate)
 
 
 @builtin(aten.gelu_backward.default)
-def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none") -> Value:
+def gelu_backward(grad_output: Value, self: Value, approximate: str) -> Value:
     if approximate == "none":
         return ge.GeluGrad(grad_output, self, grad_output)  # the third input is not read
     return ge.GeluGradV2(grad_output, self, approximate=approximate)
@@ -102,9 +102,7 @@ def leaky_relu_backward(
 
 
 @builtin(aten.hardtanh.default)
-def hardtanh(
-    self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: TensorSpec
-) -> Value:
+def hardtanh(self: Value, min_val: Any, max_val: Any, meta_outputs: TensorSpec) -> Value:
     return clip(meta_outputs.dtype, self, min_val, max_val)
 
 
@@ -121,7 +119,7 @@ def threshold(self: Value, threshold: Any, value: Any) -> Value:
 
 @builtin(aten.threshold_backward.default)
 def threshold_backward(
-    grad_output: Value, self: Value, threshold: Any, *, meta_outputs: TensorSpec
+    grad_output: Value, self: Value, threshold: Any, meta_outputs: TensorSpec
 ) -> Value:
     plain(threshold)
     grad_output, self = promote(meta_outputs.dtype, grad_output, self)
@@ -131,7 +129,7 @@ def threshold_backward(
 
 
 @builtin(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(self: Value, *, meta_outputs: Any) -> tuple[Value, Value]:
+def log_sigmoid_forward(self: Value, meta_outputs: Any) -> tuple[Value, Value]:
     if meta_outputs[1].shape != self.shape:
         return ge.LogSigmoid(self), ge.Const(torch.empty(0), dtype=self.dtype)
     return ge.LogSigmoid(self), ge.Exp(ge.Neg(ge.Abs(self)))
@@ -141,7 +139,7 @@ def log_sigmoid_forward(self: Value, *, meta_outputs: Any) -> tuple[Value, Value
 
 
 @builtin(aten._safe_softmax.default)
-def safe_softmax(self: Value, dim: int, dtype: Any = None, *, meta_outputs: TensorSpec) -> Value:
+def safe_softmax(self: Value, dim: int, meta_outputs: TensorSpec) -> Value:
     x = promote(meta_outputs.dtype, self)
     result = ge.SoftmaxV2(x, axes=[dim], half_to_float=False)
     lowest = ge.Equal(self, ge.Const(-math.inf, dtype=self.dtype))
@@ -151,7 +149,7 @@ def safe_softmax(self: Value, dim: int, dtype: Any = None, *, meta_outputs: Tens
 
 @builtin(aten._softmax_backward_data.default)
 def softmax_backward(
-    grad_output: Value, output: Value, dim: int, input_dtype: Any, *, meta_outputs: TensorSpec
+    grad_output: Value, output: Value, dim: int, meta_outputs: TensorSpec
 ) -> Value:
     grad = ge.SoftmaxGrad(output, grad_output, axes=[dim])
     return promote(meta_outputs.dtype, grad)
@@ -159,7 +157,7 @@ def softmax_backward(
 
 @builtin(aten._log_softmax_backward_data.default)
 def log_softmax_backward(
-    grad_output: Value, output: Value, dim: int, input_dtype: Any, *, meta_outputs: TensorSpec
+    grad_output: Value, output: Value, dim: int, meta_outputs: TensorSpec
 ) -> Value:
     grad = ge.LogSoftmaxGrad(grad_output, output, axis=[dim])
     return promote(meta_outputs.dtype, grad)
@@ -178,7 +176,7 @@ def _class_indices(target: Value, ignore_index: Any) -> Value:
 
 @builtin(aten.nll_loss_forward.default)
 def nll_loss_forward(
-    self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any, *,
+    self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any,
     meta_outputs: Any,
 ) -> tuple[Value, Value]:  # fmt: skip
     target = _class_indices(target, ignore_index)
@@ -190,7 +188,7 @@ def nll_loss_forward(
 @builtin(aten.nll_loss_backward.default)
 def nll_loss_backward(
     grad_output: Value, self: Value, target: Value, weight: Value | None, reduction: int,
-    ignore_index: Any, total_weight: Value, *, meta_outputs: TensorSpec,
+    ignore_index: Any, total_weight: Value, meta_outputs: TensorSpec,
 ) -> Value:  # fmt: skip
     dtype = meta_outputs.dtype
     target = _class_indices(target, ignore_index)

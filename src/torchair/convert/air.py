@@ -120,7 +120,7 @@ def wait_tensor(self: Value, dependency: Value) -> Value:
 @builtin(torch.ops.air.print.default)
 def print_tensors(
     tensors: Sequence[Value], msg_format: str, placeholder: str, summarize_size: int,
-    tensor_detail: bool, *, meta_inputs: Any,
+    tensor_detail: bool, meta_inputs: Any,
 ) -> None:  # fmt: skip
     shown: list[Value] = []
     texts: list[str] = []
@@ -172,13 +172,13 @@ direct(
 
 
 @builtin("npu.npu_rms_norm.default")
-def rms_norm(self: Value, gamma: Value, epsilon: float = 1e-6) -> Any:
+def rms_norm(self: Value, gamma: Value, epsilon: float) -> Any:
     _same_types(self, gamma)
     return ge.RmsNorm(self, gamma, epsilon=epsilon)
 
 
 @builtin("npu.npu_add_rms_norm.default")
-def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> Any:
+def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float) -> Any:
     _same_types(x1, x2, gamma)
     return ge.AddRmsNorm(x1, x2, gamma, epsilon=epsilon)
 
@@ -187,9 +187,7 @@ def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> A
 
 
 @builtin("npu.npu_rotary_mul.default")
-def rotary_mul(
-    self: Value, r1: Value, r2: Value, rotary_mode: str = "half", rotate: Value | None = None
-) -> Any:
+def rotary_mul(self: Value, r1: Value, r2: Value, rotary_mode: str, rotate: Value | None) -> Any:
     _same_types(self, r1, r2)
     if rotary_mode == "half" and rotate is None:
         return ge.RotaryMul(self, r1, r2)
@@ -198,9 +196,7 @@ def rotary_mul(
 
 
 @builtin("npu.npu_rotary_mul_backward.default")
-def rotary_mul_backward(
-    grad: Value, self: Value, r1: Value, r2: Value, rotary_mode: str = "half"
-) -> Any:
+def rotary_mul_backward(grad: Value, self: Value, r1: Value, r2: Value, rotary_mode: str) -> Any:
     if rotary_mode == "half":
         return ge.RotaryMulGrad(self, r1, r2, grad)
     mode = ROTARY_MODES.index(rotary_mode)
@@ -211,7 +207,7 @@ def rotary_mul_backward(
 def finalize_routing(
     expanded_permuted_rows: Value, skip1: Value | None, skip2: Value | None, bias: Value | None,
     scales: Value | None, expanded_src_to_dst_row: Value, export_for_source_row: Value | None,
-    drop_pad_mode: int | None = 0,
+    drop_pad_mode: int | None,
 ) -> Any:  # fmt: skip
     rows, places, mode = expanded_permuted_rows, expanded_src_to_dst_row, drop_pad_mode or 0
     optional = (skip1, skip2, bias, scales, export_for_source_row)

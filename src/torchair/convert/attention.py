@@ -11,7 +11,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.quantised import no_packed
-from torchair.convert.registry import INT64, Decline, builtin, by_name, promote
+from torchair.convert.registry import INT64, Decline, builtin, promote
 from torchair.convert.shape import View, ViewFolder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Value
@@ -23,8 +23,8 @@ LEFT_UP_CAUSAL = 2
 
 @builtin(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention_for_cpu(
-    query: View, key: View, value: View, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: View | None = None, scale: float | None = None, views: ViewFolder, reads: set[Any],
+    query: View, key: View, value: View, dropout_p: float, is_causal: bool, attn_mask: View | None,
+    scale: float | None, views: ViewFolder, reads: set[Any],
 ) -> tuple[View, Value]:  # fmt: skip
     _no_dropout(dropout_p, scale)
     if query.dtype == ge.DataType.DT_DOUBLE and not reads <= {0}:
@@ -35,9 +35,8 @@ def flash_attention_for_cpu(
 
 @builtin(aten._scaled_dot_product_flash_attention.default)
 def flash_attention(
-    query: View, key: View, value: View, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None, views: ViewFolder,
-    reads: set[Any], meta_outputs: Any,
+    query: View, key: View, value: View, dropout_p: float, is_causal: bool, scale: float | None,
+    views: ViewFolder, reads: set[Any], meta_outputs: Any,
 ) -> list[Any]:  # fmt: skip
     _only_output(reads, dropout_p, scale)
     out, _ = _attention(query, key, value, None, is_causal, scale, views)
@@ -49,9 +48,8 @@ def flash_attention(
     aten._scaled_dot_product_cudnn_attention.default,
 )
 def efficient_attention(
-    query: View, key: View, value: View, attn_bias: View | None, compute_log_sumexp: bool,
-    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
-    scale: float | None = None, views: ViewFolder, reads: set[Any], meta_outputs: Any,
+    query: View, key: View, value: View, attn_bias: View | None, dropout_p: float, is_causal: bool,
+    scale: float | None, views: ViewFolder, reads: set[Any], meta_outputs: Any,
 ) -> list[Any]:  # fmt: skip
     _only_output(reads, dropout_p, scale)
     out, _ = _attention(query, key, value, attn_bias, is_causal, scale, views)
@@ -113,7 +111,7 @@ def _lengths(named: dict[str, Any], *names: str) -> None:
 _ENDS = ("prefix", "actual_seq_qlen", "actual_seq_kvlen")
 
 
-@by_name("npu.npu_fusion_attention.default")
+@builtin("npu.npu_fusion_attention.default", filled=True)
 def fusion_attention(
     *, pse: Value | None, scale: float, gen_mask_parallel: bool, sync: bool, softmax_layout: str,
     sink: Value | None, **named: Any,
@@ -126,7 +124,7 @@ def fusion_attention(
     return out, top, total, softmax, 0, 0, 0
 
 
-@by_name("npu.npu_fusion_attention_grad.default")
+@builtin("npu.npu_fusion_attention_grad.default", filled=True)
 def fusion_attention_grad(
     *, pse: Value | None, seed: int, offset: int, numels: int, gen_mask_parallel: bool, sync: bool,
     **named: Any,
@@ -138,7 +136,7 @@ def fusion_attention_grad(
 # ---- the `npu` library: inference ----
 
 
-@by_name("npu.npu_prompt_flash_attention.default")
+@builtin("npu.npu_prompt_flash_attention.default", filled=True)
 def prompt_flash_attention(
     *, padding_mask: Value | None, atten_mask: Value | None, sparse_mode: int, **named: Any
 ) -> Any:
@@ -153,7 +151,7 @@ def prompt_flash_attention(
     )  # fmt: skip
 
 
-@by_name("npu.npu_incre_flash_attention.default")
+@builtin("npu.npu_incre_flash_attention.default", filled=True)
 def incre_flash_attention(
     *, key: Value, value: Value, padding_mask: Value | None, **named: Any
 ) -> Any:
@@ -168,7 +166,7 @@ def incre_flash_attention(
     "npu.npu_fused_infer_attention_score.default", "air.npu_fused_infer_attention_score.default"
 )
 def fused_infer_attention_score(
-    query: Value, key: Value, value: Value, *, num_heads: int = 1, **named: Any
+    query: Value, key: Value, value: Value, num_heads: int = 1, **named: Any
 ) -> Any:
     no_packed(key, value, named.get("key_shared_prefix"), named.get("value_shared_prefix"))
     _lengths(named, "actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
@@ -180,7 +178,7 @@ def fused_infer_attention_score(
     "air.npu_fused_infer_attention_score_v2.default",
 )
 def fused_infer_attention_score_v2(
-    query: Value, key: Value, value: Value, *, out_dtype: int | None = None, **named: Any
+    query: Value, key: Value, value: Value, out_dtype: int | None, **named: Any
 ) -> Any:
     codes: Sequence[str] = [n for n in named if n.endswith("_dtype")]
     if out_dtype is not None or any(named.pop(n) is not None for n in codes):

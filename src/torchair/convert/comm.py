@@ -125,9 +125,8 @@ for _namespace in ("_c10d_functional", "c10d_functional"):
 
 @builtin(define.broadcast.default)
 def broadcast(
-    self: Value, src: int | None, tag: str, ranks: list[int], group_size: int,
-    group_src: int | None = None,
-) -> Value:  # fmt: skip
+    self: Value, src: int | None, tag: str, ranks: list[int], group_src: int | None
+) -> Value:
     return _broadcast(_described(tag, ranks), self, group_rank(src, group_src, ranks))
 
 
@@ -168,7 +167,7 @@ def _joined(dims: Any, input: Value, group: str, group_size: int) -> Value:
 @builtin(define.allgather_in_tensor_uneven.default)
 def allgather_in_tensor_uneven(
     input: Value, send_count: Any, recv_counts: Any, tag: str, rank_list: list[int],
-    group_size: int, recv_displacements: Any,
+    recv_displacements: Any,
 ) -> Value:  # fmt: skip
     group = _described(tag, rank_list)
     made = ge.HcomAllGatherV(input, send_count, recv_counts, recv_displacements, group=group)
@@ -178,7 +177,7 @@ def allgather_in_tensor_uneven(
 @builtin(define.all_to_all_single_npu.default)
 def all_to_all_single(
     input: Value, send_counts: Any, send_displacements: Any, recv_counts: Any,
-    recv_displacements: Any, tag: str, ranks: list[int], group_size: int,
+    recv_displacements: Any, tag: str, ranks: list[int],
 ) -> Value:  # fmt: skip
     group = _described(tag, ranks)
     if _all_equal([*members(send_counts), *members(recv_counts)]):
@@ -190,7 +189,7 @@ def all_to_all_single(
 @builtin(define.reduce_scatter_tensor_uneven.default)
 def reduce_scatter_tensor_uneven(
     input: Value, reduce_op: str, send_counts: Any, send_displacements: Any, recv_count: Any,
-    tag: str, rank_list: list[int], group_size: int,
+    tag: str, rank_list: list[int],
 ) -> Value:  # fmt: skip
     made = ge.HcomReduceScatterV(
         input, recv_count, send_counts, send_displacements, reduction=_reduction(reduce_op),
@@ -201,9 +200,8 @@ def reduce_scatter_tensor_uneven(
 
 @builtin(define._send.default)
 def send(
-    self: Value, dst: int | None, ranks: list[int], pg_tag: str, tag: int, group_dst: int | None,
-    shape: list[int],
-) -> None:  # fmt: skip
+    self: Value, dst: int | None, ranks: list[int], pg_tag: str, tag: int, group_dst: int | None
+) -> None:
     peer = group_rank(dst, group_dst, ranks)
     ge.HcomSend(self, group=_described(pg_tag, ranks), sr_tag=tag, dest_rank=peer)
     keep_alive()
@@ -211,8 +209,8 @@ def send(
 
 @builtin(define._recv.default)
 def recv(
-    self: Value, src: int | None, ranks: list[int], pg_tag: str, tag: int, group_src: int | None,
-    shape: list[int], *, meta_outputs: TensorSpec,
+    src: int | None, ranks: list[int], pg_tag: str, tag: int, group_src: int | None,
+    shape: list[int], meta_outputs: TensorSpec,
 ) -> Value:  # fmt: skip
     made = ge.HcomReceive(
         group=_described(pg_tag, ranks), sr_tag=tag, src_rank=group_rank(src, group_src, ranks),

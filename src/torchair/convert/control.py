@@ -131,7 +131,7 @@ def sym_log2(a: Value) -> Value:
 
 
 @builtin(aten.sym_size, aten.sym_size.int)
-def sym_size(self: Value, dim: int, *, meta_outputs: Any = None) -> Any:
+def sym_size(self: Value, dim: int) -> Any:
     assert self.shape is not None
     known = self.shape[dim]
     return known if isinstance(known, int) else size_of(self, dim % self.rank)
@@ -144,12 +144,12 @@ def sym_numel(self: Value) -> Value:
 
 
 @builtin(aten.sym_stride, aten.sym_stride.int)
-def sym_stride(self: Value, dim: int, *, meta_inputs: Any) -> Any:
+def sym_stride(self: Value, dim: int, meta_inputs: Any) -> Any:
     return value_of(from_torch(meta_inputs[0].stride(dim)))
 
 
 @builtin(aten.sym_storage_offset, aten.sym_storage_offset.default)
-def sym_storage_offset(self: Value, *, meta_inputs: Any) -> Any:
+def sym_storage_offset(self: Value, meta_inputs: Any) -> Any:
     return value_of(from_torch(meta_inputs[0].storage_offset()))
 
 

@@ -39,54 +39,44 @@ def typed(value: Any, dtype: int) -> Value:
 
 
 @builtin(aten.full.default)
-def full(size: Any, fill_value: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+def full(size: Any, fill_value: Any, meta_outputs: TensorSpec) -> Value:
     value = promote(meta_outputs.dtype, fill_value)
     return value if size == [] else ge.Fill(size, value)
 
 
 @builtin(aten.ones.default)
-def ones(size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+def ones(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, ge.Const(1, dtype=meta_outputs.dtype))
 
 
 @builtin(
-    aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format,
-    aten.empty_strided.default, aten.empty_permuted.default,
+    aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default,
+    aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
 )  # fmt: skip
-def zeros(size: Any, *order: Any, meta_outputs: TensorSpec, **options: Any) -> Value:
-    return ge.Fill(size, typed(0, meta_outputs.dtype))
-
-
-@builtin(aten.new_zeros.default)
-def new_zeros(self: Value, size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+def zeros(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, typed(0, meta_outputs.dtype))
 
 
 @builtin(aten.new_ones.default)
-def new_ones(self: Value, size: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+def new_ones(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, typed(1, meta_outputs.dtype))
 
 
-@builtin(aten.new_empty.default, aten.new_empty_strided.default)
-def new_empty(
-    self: Value, size: Any, *stride: Any, meta_outputs: TensorSpec, **options: Any
-) -> Value:
-    return ge.Empty(promote(DataType.DT_INT32, size), dtype=meta_outputs.dtype)
-
-
-@builtin(aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
-def full_like(self: Value, value: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+@builtin(aten.fill.Scalar, aten.fill.Tensor, aten.empty_like.default)
+def fill(self: Value, value: Any = 0, *, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(ge.Shape(self), typed(value, meta_outputs.dtype))
 
 
-@builtin(aten.empty_like.default)
-def empty_like(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    return full_like(self, 0, meta_outputs=meta_outputs)
+@builtin(aten.full_like.default)
+def full_like(self: Value, fill_value: Any, meta_outputs: TensorSpec) -> Value:
+    return fill(self, fill_value, meta_outputs=meta_outputs)
 
 
 registry.direct(
     {
         aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
+        aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
+        aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
         aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
         aten.ones_like.default: Direct("OnesLike", promoted=True),
         aten.tril.default: Direct("Tril", "self", "diagonal"),
@@ -99,13 +89,13 @@ registry.direct(
 
 
 @builtin(aten.scalar_tensor.default)
-def scalar_tensor(s: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+def scalar_tensor(s: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     return ge.Cast(s, dst_type=dtype) if isinstance(s, Value) else ge.Const(s, dtype=dtype)
 
 
 @builtin(aten.eye.default, aten.eye.m)
-def eye(n: Any, m: Any = None, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+def eye(n: Any, m: Any = None, *, meta_outputs: TensorSpec) -> Value:
     m = n if m is None else m
     plain(n, m)
     return ge.Eye(num_rows=n, num_columns=m, dtype=meta_outputs.dtype)
@@ -114,23 +104,16 @@ def eye(n: Any, m: Any = None, *, meta_outputs: TensorSpec, **options: Any) -> V
 # ---- ranges ----
 
 
-@builtin(aten.arange.default)
-def arange(end: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
-    return arange_start(0, end, meta_outputs=meta_outputs)
-
-
-@builtin(aten.arange.start)
-def arange_start(start: Any, end: Any, *, meta_outputs: TensorSpec, **options: Any) -> Value:
+@builtin(aten.arange.default, aten.arange.start)
+def arange(end: Any, start: Any = 0, *, meta_outputs: TensorSpec) -> Value:
     if not _integral(start, end):
-        return arange_start_step(start, end, 1, meta_outputs=meta_outputs)
+        return arange_start_step(start, end, 1, meta_outputs)
     bounds = [x if isinstance(x, Value) else _integer(x) for x in (start, end, 1)]
     return cast_result(ge.Range(*bounds), meta_outputs.dtype)
 
 
 @builtin(aten.arange.start_step)
-def arange_start_step(
-    start: Any, end: Any, step: Any = 1, *, meta_outputs: TensorSpec, **options: Any
-) -> Value:
+def arange_start_step(start: Any, end: Any, step: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     bounds = (start, end, step)
     if any(isinstance(x, Value) for x in bounds) and _integral(*bounds):
@@ -159,10 +142,7 @@ def _representable(x: Any, dtype: int) -> bool:
 
 
 @builtin(aten._to_copy.default)
-def to_copy(
-    self: Value, *, dtype: Any = None, device: torch.device | None = None, meta_outputs: TensorSpec,
-    **_layout: Any,
-) -> Value:  # fmt: skip
+def to_copy(self: Value, device: torch.device | None, meta_outputs: TensorSpec) -> Value:
     if device is not None and _changes_device(device):
         raise Decline("copy between devices")
     if self.dtype == meta_outputs.dtype:
@@ -262,47 +242,33 @@ def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
     return _draw(op_type, size, spec)
 
 
-def _of_size(op_type: str) -> Callable[..., Value]:
+def _drawn(op_type: str) -> Callable[..., Value]:
     def convert(
-        size: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+        size: Any = None, self: Any = None, generator: Any = None, *, meta_outputs: TensorSpec
     ) -> Value:
-        return _real(op_type, size, generator, meta_outputs)
-
-    return convert
-
-
-def _drawn_like(op_type: str) -> Callable[..., Value]:
-    def convert(
-        self: Value, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any
-    ) -> Value:
-        return _real(op_type, ge.Shape(self), generator, meta_outputs)
+        dims = size if self is None else ge.Shape(self)
+        return _real(op_type, dims, generator, meta_outputs)
 
     return convert
 
 
 UNIFORM, NORMAL = "StatelessRandomUniformV2", "StatelessRandomNormalV2"
-builtin(aten.rand.default, aten.rand.generator)(_of_size(UNIFORM))
-builtin(aten.randn.default, aten.randn.generator)(_of_size(NORMAL))
-builtin(aten.rand_like.default, getattr(aten.rand_like, "generator", None))(_drawn_like(UNIFORM))
-builtin(aten.randn_like.default, getattr(aten.randn_like, "generator", None))(_drawn_like(NORMAL))
+_DRAWN = {UNIFORM: (aten.rand, aten.rand_like), NORMAL: (aten.randn, aten.randn_like)}
+for _drawing, _packets in _DRAWN.items():
+    for _packet in _packets:
+        builtin(_packet.default, getattr(_packet, "generator", None))(_drawn(_drawing))
 
 
 @builtin(aten.uniform.default)
-def uniform(
-    self: Value, low: Any = 0.0, to: Any = 1.0, *, generator: Any = None, meta_outputs: TensorSpec,
-    **named: Any,
-) -> Value:  # fmt: skip
-    low = named.get("from", low)
+def uniform(self: Value, to: Any, generator: Any, meta_outputs: TensorSpec, **named: Any) -> Value:
+    low = named.get("from", 0.0)
     plain(low, to)
     made = _real(UNIFORM, ge.Shape(self), generator, meta_outputs)
     return _moved(made, to - low, low, meta_outputs.dtype)
 
 
 @builtin(aten.normal_functional.default)
-def normal(
-    self: Value, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+def normal(self: Value, mean: Any, std: Any, generator: Any, meta_outputs: TensorSpec) -> Value:
     plain(mean, std)
     made = _real(NORMAL, ge.Shape(self), generator, meta_outputs)
     return _moved(made, std, mean, meta_outputs.dtype)
@@ -326,21 +292,18 @@ def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) 
 
 @builtin(aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator)
 def randint(
-    *bounds_and_size: Any, generator: Any = None, meta_outputs: TensorSpec, **options: Any
+    high: Any, size: Any, low: Any = 0, generator: Any = None, *, meta_outputs: TensorSpec
 ) -> Value:
-    *bounds, size = bounds_and_size
-    low, high = (0, *bounds)[-2:]
     return _integers(size, low, high, generator, meta_outputs)
 
 
 @builtin(aten.randint_like.default, aten.randint_like.low_dtype)
-def randint_like(self: Value, *bounds: Any, meta_outputs: TensorSpec, **options: Any) -> Value:
-    low, high = (0, *bounds)[-2:]
+def randint_like(self: Value, high: Any, low: Any = 0, *, meta_outputs: TensorSpec) -> Value:
     return _integers(ge.Shape(self), low, high, None, meta_outputs)
 
 
 @builtin(aten.randperm.default, aten.randperm.generator)
-def randperm(n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **options: Any) -> Value:
+def randperm(n: Any, generator: Any = None, *, meta_outputs: TensorSpec) -> Value:
     _default(generator)
     made = ge.StatelessRandperm(
         promote(INT64, n), _seed(), _offset(), layout=1, dtype=meta_outputs.dtype
@@ -351,25 +314,17 @@ def randperm(n: Any, *, generator: Any = None, meta_outputs: TensorSpec, **optio
 # ---- draws by probability ----
 
 
-@builtin(aten.bernoulli.default)
-def bernoulli(self: Value, *, generator: Any = None, meta_outputs: TensorSpec) -> Value:
-    return bernoulli_p(self, self, generator=generator, meta_outputs=meta_outputs)
-
-
-@builtin(aten.bernoulli.p, aten.bernoulli.Tensor)
-def bernoulli_p(
-    self: Value, p: Any = 0.5, *, generator: Any = None, meta_outputs: TensorSpec
-) -> Value:
+@builtin(aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli.Tensor)
+def bernoulli(self: Value, generator: Any, p: Any = None, *, meta_outputs: TensorSpec) -> Value:
     _default(generator, meta_outputs)
+    p = self if p is None else p
     prob = p if isinstance(p, Value) else ge.Const(p, dtype=DOUBLE)
     made = ge.StatelessBernoulli(ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype)
     return _placed(made, meta_outputs)
 
 
 @builtin(aten.multinomial.default)
-def multinomial(
-    self: Value, num_samples: Any, replacement: bool = False, *, generator: Any = None
-) -> Value:
+def multinomial(self: Value, num_samples: Any, replacement: bool, generator: Any) -> Value:
     _default(generator)
     plain(num_samples)
     return ge.MultinomialWithReplacement(
@@ -382,7 +337,7 @@ def multinomial(
 
 @builtin(aten.native_dropout.default)
 def native_dropout(
-    input: Value, p: Any, train: bool | None, *, meta_outputs: Any
+    input: Value, p: Any, train: bool | None, meta_outputs: Any
 ) -> tuple[Value, Value]:
     plain(p)
     if train is not None and not train:

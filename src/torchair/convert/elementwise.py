@@ -36,7 +36,7 @@ def _stand_in(x: Any) -> Any:
 
 
 @builtin(aten.add.Tensor, aten.add.Scalar)
-def add(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+def add(self: Any, other: Any, alpha: Any, meta_outputs: TensorSpec) -> Value:
     self, other = promote(meta_outputs.dtype, self, other)
     if isinstance(alpha, Value) or alpha != 1:
         return ge.AxpyV2(self, other, factor(meta_outputs.dtype, alpha))
@@ -44,7 +44,7 @@ def add(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> V
 
 
 @builtin(aten.sub.Tensor, aten.sub.Scalar)
-def sub(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+def sub(self: Any, other: Any, alpha: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     self, other = promote(dtype, self, other)
     if dtype in registry.HALF and not isinstance(alpha, Value) and alpha != 1:
@@ -55,12 +55,12 @@ def sub(self: Any, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> V
 
 
 @builtin(aten.rsub.Tensor)
-def rsub(self: Any, other: Any, *, alpha: Any = 1, meta_outputs: TensorSpec) -> Value:
+def rsub(self: Any, other: Any, alpha: Any, meta_outputs: TensorSpec) -> Value:
     return sub(other, self, alpha, meta_outputs=meta_outputs)
 
 
 @builtin(aten.mul.Tensor)
-def mul(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
+def mul(self: Any, other: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     if dtype in registry.HALF and isinstance(other, (int, float)):
         return registry.cast_result(ge.Muls(promote(dtype, self), value=other), dtype)
@@ -68,7 +68,7 @@ def mul(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 
 
 @builtin(aten.mul.Scalar)
-def mul_scalar(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
+def mul_scalar(self: Any, other: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     if dtype == DataType.DT_BOOL:
         as_numbers = promote(DataType.DT_UINT8, *promote(dtype, self, other))
@@ -78,7 +78,7 @@ def mul_scalar(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(
-    self: Any, other: Any, *, rounding_mode: str | None = None, meta_outputs: TensorSpec
+    self: Any, other: Any, rounding_mode: str | None = None, *, meta_outputs: TensorSpec
 ) -> Value:
     dtype = meta_outputs.dtype
     operands = promote(dtype, self), factor(dtype, other)
@@ -125,7 +125,7 @@ direct(of_aten(_BINARY) | _PRIMS, inputs="*", promoted=True)
 
 
 @builtin(aten.minimum.default)
-def minimum(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
+def minimum(self: Any, other: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     self, other = promote(dtype, self, other)
     if dtype == DataType.DT_BOOL:
@@ -156,14 +156,14 @@ direct(
 
 
 @builtin(aten.abs.default)
-def absolute(self: Value, *, meta_outputs: TensorSpec) -> Value:
+def absolute(self: Value) -> Value:
     if self.dtype in _COMPLEX:
         raise Decline("absolute value of a complex tensor")
     return self if self.dtype == DataType.DT_UINT8 else ge.Abs(self)
 
 
 @builtin(aten.nan_to_num.default)
-def nan_to_num(self: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
+def nan_to_num(self: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
     registry.plain(nan, posinf, neginf)
     if self.dtype in INT_TYPES or self.dtype == DataType.DT_BOOL:
         return ge.Identity(self)
@@ -193,17 +193,17 @@ def clip(dtype: int, self: Any, low: Any, high: Any) -> Value:
 
 
 @builtin(aten.clamp.default, aten.clamp.Tensor)
-def clamp(self: Any, min: Any = None, max: Any = None, *, meta_outputs: TensorSpec) -> Value:
+def clamp(self: Any, min: Any, max: Any, meta_outputs: TensorSpec) -> Value:
     return clip(meta_outputs.dtype, self, min, max)
 
 
 @builtin(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(self: Any, min: Any, *, meta_outputs: TensorSpec) -> Value:
+def clamp_min(self: Any, min: Any, meta_outputs: TensorSpec) -> Value:
     return clip(meta_outputs.dtype, self, min, None)
 
 
 @builtin(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(self: Any, max: Any, *, meta_outputs: TensorSpec) -> Value:
+def clamp_max(self: Any, max: Any, meta_outputs: TensorSpec) -> Value:
     return clip(meta_outputs.dtype, self, None, max)
 
 

@@ -97,7 +97,7 @@ def _register() -> None:
 
 
 @builtin(aten._foreach_norm.Scalar)
-def norm(self: Tensors, ord: Any = 2, dtype: Any = None) -> Any:
+def norm(self: Tensors, ord: Any, dtype: Any) -> Any:
     if dtype is not None:
         raise Decline("a norm computed in another type")
     return ge.ForeachNorm(self, _number(_type(self), ord))

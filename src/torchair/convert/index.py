@@ -19,7 +19,6 @@ from torchair.ge.shapes import Dim
 from torchair.operators.index import BAG_MODES
 
 aten = torch.ops.aten
-_LAST_OFFSET = 7  # position of include_last_offset
 _MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
 
 
@@ -45,18 +44,15 @@ registry.direct(
 
 
 @builtin(aten.embedding.default)
-def embedding(
-    weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Value:  # fmt: skip
+def embedding(weight: Value, indices: Value) -> Value:
     return ge.GatherV2(weight, indices, [0])
 
 
 @builtin(aten._embedding_bag.default)
 def embedding_bag(
-    weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False, mode: int = 0,
-    sparse: bool = False, per_sample_weights: Value | None = None,
-    include_last_offset: bool = False, padding_idx: int = -1, *, meta_inputs: Any,
+    weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int,
+    sparse: bool, per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
+    meta_inputs: Any,
 ) -> Any:  # fmt: skip
     tensors = [t for t in meta_inputs if isinstance(t, torch.Tensor)]
     if any(t.device.type != "cpu" or t.stride(-1) != 1 for t in tensors):
@@ -68,11 +64,11 @@ def embedding_bag(
     )  # fmt: skip
 
 
-@builtin(aten._embedding_bag_forward_only.default)
-def embedding_bag_forward_only(*args: Any, meta_inputs: Any) -> Any:
-    if len(args) > _LAST_OFFSET and args[_LAST_OFFSET]:
+@builtin(aten._embedding_bag_forward_only.default, filled=True)
+def embedding_bag_forward_only(meta_inputs: Any, **named: Any) -> Any:
+    if named["include_last_offset"]:
         raise Decline("one bag size too many")
-    return embedding_bag(*args, meta_inputs=meta_inputs)
+    return embedding_bag(**named, meta_inputs=meta_inputs)
 
 
 def _split_indices(indices: Sequence[Value | None]) -> tuple[list[Value], list[int]]:
@@ -102,8 +98,8 @@ def _vector(self: Value, index: Value) -> Value:
 
 @builtin(aten.searchsorted.Tensor)
 def searchsorted(
-    sorted_sequence: Value, self: Value, *, out_int32: bool = False, right: bool = False,
-    side: str | None = None, sorter: Value | None = None, meta_outputs: TensorSpec,
+    sorted_sequence: Value, self: Value, right: bool, side: str | None, sorter: Value | None,
+    meta_outputs: TensorSpec,
 ) -> Value:  # fmt: skip
     right = side == "right" if side is not None else right
     return ge.SearchSorted(sorted_sequence, self, sorter, dtype=meta_outputs.dtype, right=right)
@@ -114,7 +110,7 @@ def searchsorted(
 
 @builtin(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
-    self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+    self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
     values = promote(self.dtype, values)
     if values.rank == 0 and not accumulate and _is_one_mask(indices):
@@ -140,7 +136,7 @@ def _fill_where(self: Value, indices: Sequence[Value | None], value: Value) -> V
 
 
 def _put_along(self: Value, dim: int, index: Value, values: Value) -> Value:
-    return index_put(self, [None] * (dim % self.rank) + [_vector(self, index)], values)
+    return index_put(self, [None] * (dim % self.rank) + [_vector(self, index)], values, False)
 
 
 @builtin(aten.index_copy.default)
@@ -158,7 +154,7 @@ def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
 
 
 @builtin(aten.index_add.default)
-def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+def index_add(self: Value, dim: int, index: Value, source: Value, alpha: Any) -> Value:
     if self.rank == 0 or source.rank != self.rank:
         raise Decline("a tensor without dims")
     scale = None if not isinstance(alpha, Value) and alpha == 1 else promote(self.dtype, alpha)
@@ -187,7 +183,7 @@ _REDUCTIONS = {
 
 @builtin(aten.scatter.reduce, aten.scatter_reduce.two)
 def scatter_reduce(
-    self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+    self: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True
 ) -> Value:
     if not include_self or reduce not in _REDUCTIONS:
         raise Decline(f"reduction {reduce} with include_self={include_self}")
@@ -201,7 +197,7 @@ END = 2**31 - 1  # stands for "to the end of the dim"
 
 
 @builtin(aten.cat.default)
-def cat(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
+def cat(tensors: Sequence[Value], dim: int, meta_outputs: TensorSpec) -> Value:
     real = [x for x in tensors if x.shape != (0,) or meta_outputs.rank == 1]
     if any(x.rank != meta_outputs.rank for x in real):
         raise Decline("members of different rank")
@@ -210,7 +206,7 @@ def cat(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> 
 
 
 @builtin(aten.stack.default)
-def stack(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
+def stack(tensors: Sequence[Value], dim: int, meta_outputs: TensorSpec) -> Value:
     alike = [promote(meta_outputs.dtype, x) for x in tensors]
     return ge.Pack(alike, N=len(alike), axis=dim)
 
@@ -219,26 +215,24 @@ def stack(tensors: Sequence[Value], dim: int = 0, *, meta_outputs: TensorSpec) -
 
 
 @builtin(aten.split.Tensor, aten.unsafe_split.Tensor)
-def split(
-    self: Value, split_size: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
-) -> list[Value]:
-    count = len(meta_outputs)
-    parts = sizes([split_size] * (count - 1) + [-1])
-    return ge.SplitV(self, parts, ge.Const(dim, dtype=DataType.DT_INT32), num_split=count)
+def split(self: Value, split_size: Any, dim: int, meta_outputs: list[TensorSpec]) -> list[Value]:
+    parts = [split_size] * (len(meta_outputs) - 1) + [-1]
+    return split_with_sizes(self, sizes(parts), dim, meta_outputs)
 
 
-@builtin(
-    aten.split_with_sizes.default, aten.split.sizes, aten.unsafe_split_with_sizes.default,
-)  # fmt: skip
-def split_with_sizes(
-    self: Value, split_sizes: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]
-) -> list[Value]:
+@builtin(aten.split.sizes)
+def split_by_list(self: Value, split_size: Any, dim: int, meta_outputs: Any) -> list[Value]:
+    return split_with_sizes(self, split_size, dim, meta_outputs)
+
+
+@builtin(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+def split_with_sizes(self: Value, split_sizes: Any, dim: int, meta_outputs: Any) -> list[Value]:
     axis = ge.Const(dim, dtype=DataType.DT_INT32)
     return ge.SplitV(self, split_sizes, axis, num_split=len(meta_outputs))
 
 
 @builtin(aten.unbind.int)
-def unbind(self: Value, dim: int = 0, *, meta_outputs: list[TensorSpec]) -> list[Value]:
+def unbind(self: Value, dim: int, meta_outputs: list[TensorSpec]) -> list[Value]:
     return ge.Unpack(self, num=len(meta_outputs), axis=dim) if meta_outputs else []
 
 
@@ -255,9 +249,8 @@ def _end(bound: Any) -> Any:
 
 @builtin(aten.slice.Tensor)
 def slice_tensor(
-    self: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1, *,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    self: Value, dim: int, start: Any, end: Any, step: Any, meta_outputs: TensorSpec
+) -> Value:
     if meta_outputs.shape == self.shape:
         return self
     registry.plain(step)
@@ -304,9 +297,7 @@ def _positions(size: Dim, start: Any, end: Any, step: Any) -> list[tuple[int, in
 
 
 @builtin(aten.slice_scatter.default)
-def slice_scatter(
-    self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> Value:
+def slice_scatter(self: Value, src: Value, dim: int, start: Any, end: Any, step: Any) -> Value:
     if src.shape == self.shape and src.dtype == self.dtype:
         return src
     bounds = _positions(self.shape[dim], start, end, step)  # type: ignore[index]
@@ -329,7 +320,7 @@ def _zeros(input_sizes: Any, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.slice_backward.default)
 def slice_backward(
-    grad_output: Value, input_sizes: Any, dim: int, start: Any, end: Any, step: Any, *,
+    grad_output: Value, input_sizes: Any, dim: int, start: Any, end: Any, step: Any,
     meta_outputs: TensorSpec,
 ) -> Value:  # fmt: skip
     if grad_output.shape == meta_outputs.shape:
@@ -339,7 +330,7 @@ def slice_backward(
 
 @builtin(aten.select_backward.default)
 def select_backward(
-    grad_output: Value, input_sizes: Any, dim: int, index: Any, *, meta_outputs: TensorSpec
+    grad_output: Value, input_sizes: Any, dim: int, index: Any, meta_outputs: TensorSpec
 ) -> Value:
     dim %= meta_outputs.rank
     part = ge.Unsqueeze(grad_output, axes=[dim])
@@ -358,7 +349,7 @@ def _leading_first(pad: Any, rank: int) -> Any:
 
 
 @builtin(aten.constant_pad_nd.default)
-def constant_pad_nd(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorSpec) -> Value:
+def constant_pad_nd(self: Value, pad: Any, value: Any, meta_outputs: TensorSpec) -> Value:
     return ge.PadV3(self, _leading_first(pad, self.rank), promote(meta_outputs.dtype, value))
 
 

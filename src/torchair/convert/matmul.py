@@ -26,9 +26,8 @@ def _is_bias(x: Value) -> bool:
 
 @builtin(aten.addmm.default)
 def addmm(
-    self: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 1,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    self: Value, mat1: Value, mat2: Value, beta: Any, alpha: Any, meta_outputs: TensorSpec
+) -> Value:
     dtype = meta_outputs.dtype
     plain(alpha, beta)
     self, mat1, mat2 = promote(dtype, self, mat1, mat2)
@@ -47,9 +46,8 @@ def addmm(
 
 @builtin(aten.baddbmm.default)
 def baddbmm(
-    self: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    self: Value, batch1: Value, batch2: Value, beta: Any, alpha: Any, meta_outputs: TensorSpec
+) -> Value:
     dtype = meta_outputs.dtype
     if any(isinstance(s, Value) for s in (alpha, beta)) or beta == 0:
         raise Decline("beta is 0 or a scale is symbolic")
@@ -84,7 +82,7 @@ def mv(self: Value, vec: Value) -> Value:
 
 @builtin(aten.addmv.default)
 def addmv(
-    self: Value, mat: Value, vec: Value, *, beta: Any = 1, alpha: Any = 1, meta_outputs: TensorSpec
+    self: Value, mat: Value, vec: Value, beta: Any, alpha: Any, meta_outputs: TensorSpec
 ) -> Value:
     if any(isinstance(s, Value) for s in (alpha, beta)) or 0 in (alpha, beta):
         raise Decline("a scale is 0 or symbolic")
@@ -98,7 +96,7 @@ def addmv(
 
 
 @builtin(aten.matmul.default)
-def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
+def matmul(self: Value, other: Value, meta_outputs: TensorSpec) -> Value:
     if self.rank == other.rank == 1:
         return ge.Dot(self, other)
     a, b = _row(self), _column(other)
@@ -166,7 +164,7 @@ def _narrow(x: Value, rank: int) -> Value:
 @builtin(aten.convolution.default)
 def convolution(
     input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: Any, *, meta_outputs: TensorSpec,
+    transposed: bool, output_padding: Any, groups: Any, meta_outputs: TensorSpec,
 ) -> Value:  # fmt: skip
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
@@ -217,9 +215,8 @@ def _plus(a: Any, b: Any) -> Any:
 
 @builtin(aten.convolution_backward.default)
 def convolution_backward(
-    grad_output: Value, input: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
-    dilation: Any, transposed: bool, output_padding: Any, groups: Any, output_mask: Sequence[bool],
-    *, meta_outputs: Sequence[Any],
+    grad_output: Value, input: Value, weight: Value, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: Any, meta_outputs: Sequence[Any],
 ) -> list[Value | None]:  # fmt: skip
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)

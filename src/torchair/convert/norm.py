@@ -33,8 +33,8 @@ def _parameters(x: Value, dims: Any, weight: Value | None, bias: Value | None) -
 
 @builtin(aten.native_layer_norm.default)
 def native_layer_norm(
-    input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None, eps: float,
-) -> Any:  # fmt: skip
+    input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None, eps: float
+) -> Any:
     weight, bias = _parameters(input, normalized_shape, weight, bias)
     return ge.LayerNormV4(input, normalized_shape, weight, bias, epsilon=eps)
 
@@ -42,8 +42,7 @@ def native_layer_norm(
 @builtin(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(
     grad_out: Value, input: Value, normalized_shape: Any, mean: Value, rstd: Value,
-    weight: Value | None, bias: Value | None, output_mask: Sequence[bool], *,
-    meta_outputs: Sequence[Any],
+    weight: Value | None, meta_outputs: Sequence[Any],
 ) -> list[Value | None]:  # fmt: skip
     if weight is None:
         weight = _filled(normalized_shape, 1, input.dtype)
@@ -75,9 +74,8 @@ def _channels(x: Value) -> list[int]:
 
 @builtin(aten.native_group_norm.default)
 def native_group_norm(
-    input: Value, weight: Value | None, bias: Value | None, N: Any, C: Any, HxW: Any, group: int,
-    eps: float,
-) -> Any:  # fmt: skip
+    input: Value, weight: Value | None, bias: Value | None, group: int, eps: float
+) -> Any:
     weight, bias = _parameters(input, _channels(input), weight, bias)
     # GroupNorm gives the variance, from which the deviation is not regained exactly
     return ge.GroupNormV2(
@@ -87,8 +85,8 @@ def native_group_norm(
 
 @builtin(aten.native_group_norm_backward.default)
 def native_group_norm_backward(
-    grad_out: Value, input: Value, mean: Value, rstd: Value, weight: Value | None, N: Any, C: Any,
-    HxW: Any, group: int, output_mask: Sequence[bool], *, meta_outputs: Sequence[Any],
+    grad_out: Value, input: Value, mean: Value, rstd: Value, weight: Value | None, group: int,
+    meta_outputs: Sequence[Any],
 ) -> list[Value | None]:  # fmt: skip
     if weight is None:
         weight = _filled(_channels(input), 1, input.dtype)
@@ -112,7 +110,7 @@ def _narrow(y: Value, rank: int) -> Value:
 @builtin(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(
     input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    momentum: float, eps: float, *, meta_outputs: Sequence[TensorSpec],
+    eps: float, meta_outputs: Sequence[TensorSpec],
 ) -> list[Value]:  # fmt: skip
     given = next(p for p in (weight, bias, running_mean) if p is not None)
     size = ge.Shape(input, dtype=DataType.DT_INT32)
@@ -170,7 +168,7 @@ def batch_norm_without_statistics(
 def native_batch_norm_backward(
     grad_out: Value, input: Value, weight: Value | None, running_mean: Value | None,
     running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool,
-    eps: float, output_mask: Sequence[bool], *, meta_outputs: Sequence[Any],
+    eps: float, meta_outputs: Sequence[Any],
 ) -> list[Value | None]:  # fmt: skip
     dims = _channels(input)
     statistics = (running_mean, running_var, save_mean, save_invstd)

@@ -144,9 +144,8 @@ def upsample_nearest2d(
 
 @builtin(aten.upsample_nearest2d_backward.default)
 def upsample_nearest2d_backward(
-    grad_output: Value, output_size: Any, input_size: Any, scales_h: float | None = None,
-    scales_w: float | None = None, *, meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    grad_output: Value, input_size: Any, scales_h: float | None, scales_w: float | None
+) -> Value:
     assert grad_output.shape is not None
     if isinstance(input_size, Value) or not is_static(grad_output.shape):
         raise Decline("symbolic sizes")

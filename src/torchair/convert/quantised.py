@@ -171,9 +171,8 @@ def _narrow(kind: torch.dtype) -> int:
 
 @builtin("npu.npu_quantize.default")
 def quantize(
-    self: Value, scales: Value, zero_points: Value | None, dtype: Any, axis: int = 1,
-    div_mode: bool = True,
-) -> Any:  # fmt: skip
+    self: Value, scales: Value, zero_points: Value | None, dtype: Any, axis: int, div_mode: bool
+) -> Any:
     kind = quant.quantize_type(dtype)
     narrow = _narrow(kind)
     if div_mode:
@@ -200,9 +199,8 @@ def _with_offsets(
 
 @builtin("npu.npu_dynamic_quant.default")
 def dynamic_quant(
-    input: Value, *, smooth_scales: Value | None = None, group_index: Value | None = None,
-    dst_type: Any = None, **how: Any,
-) -> Any:  # fmt: skip
+    input: Value, smooth_scales: Value | None, group_index: Value | None, dst_type: Any, **how: Any
+) -> Any:
     operands: dict[str, Any] = dict(smooth_scales=smooth_scales, group_index=group_index)
     if how.get("quant_mode", "pertoken") == "pertoken" and not how.get("dst_type_max"):
         narrow = _narrow(quant.dynamic_quant_type(dst_type))
@@ -216,7 +214,7 @@ def dynamic_quant_asymmetric(x: Value, **options: Any) -> Any:
 
 
 @builtin("npu.npu_convert_weight_to_int4pack.default")
-def convert_weight_to_int4pack(weight: Value, inner_k_tiles: int = 0) -> Any:
+def convert_weight_to_int4pack(weight: Value) -> Any:
     int32, dims = DataType.DT_INT32, weight.shape or ()
     if weight.dtype != int32 or not is_static(dims):
         raise Decline("weights that are no int32 of fixed dims")
@@ -229,7 +227,7 @@ def convert_weight_to_int4pack(weight: Value, inner_k_tiles: int = 0) -> Any:
 
 
 @builtin("npu.npu_trans_quant_param.default")
-def trans_quant_param(scale: Value, offset: Value | None = None, round_mode: int | None = 0) -> Any:
+def trans_quant_param(scale: Value, offset: Value | None, round_mode: int | None) -> Any:
     return ge.TransQuantParamV2(scale, offset, round_mode=round_mode or 0)
 
 
@@ -238,9 +236,8 @@ def trans_quant_param(scale: Value, offset: Value | None = None, round_mode: int
 
 @builtin("npu.npu_quant_matmul.default")
 def quant_matmul(
-    x1: Value, x2: Value, scale: Value, *, offset: Value | None = None,
-    pertoken_scale: Value | None = None, bias: Value | None = None, output_dtype: Any = None,
-    **others: Any,
+    x1: Value, x2: Value, scale: Value, offset: Value | None, pertoken_scale: Value | None,
+    bias: Value | None, output_dtype: Any, **others: Any,
 ) -> Any:  # fmt: skip
     no_packed(x1)
     _no_others(others)
@@ -259,10 +256,9 @@ def _no_others(others: dict[str, Any]) -> None:
 
 @builtin("npu.npu_weight_quant_batchmatmul.default")
 def weight_quant_batchmatmul(
-    x: Value, weight: Value, antiquant_scale: Value, antiquant_offset: Value | None = None,
-    quant_scale: Value | None = None, quant_offset: Value | None = None,
-    bias: Value | None = None, antiquant_group_size: int = 0, inner_precise: int = 0,
-    weight_dtype: Any = None,
+    x: Value, weight: Value, antiquant_scale: Value, antiquant_offset: Value | None,
+    quant_scale: Value | None, quant_offset: Value | None, bias: Value | None,
+    antiquant_group_size: int, inner_precise: int, weight_dtype: Any,
 ) -> Any:  # fmt: skip
     _no_others({"weight_dtype": weight_dtype})
     weight = _unpacked_weight(weight, x)
@@ -318,12 +314,11 @@ def _filled(tensors: Sequence[Value] | None, dtype: int) -> list[Value]:
 
 @builtin("npu.npu_grouped_matmul.default", "npu.npu_grouped_matmul.List")
 def grouped_matmul(
-    x: Sequence[Value], weight: Sequence[Value], *, bias: Any = None, scale: Any = None,
-    offset: Any = None, antiquant_scale: Any = None, antiquant_offset: Any = None,
-    per_token_scale: Any = None, group_list: Any = None, split_item: int | None = 0,
-    group_type: int | None = None, group_list_type: int | None = 0, act_type: int | None = 0,
-    tuning_config: Any = None, output_dtype: Any = None, meta_outputs: Sequence[TensorSpec],
-    **others: Any,
+    x: Sequence[Value], weight: Sequence[Value], bias: Any, scale: Any, offset: Any,
+    antiquant_scale: Any, antiquant_offset: Any, per_token_scale: Any, group_list: Any,
+    split_item: int | None, group_type: int | None, group_list_type: int | None,
+    act_type: int | None, tuning_config: Any, output_dtype: Any,
+    meta_outputs: Sequence[TensorSpec], **others: Any,
 ) -> Any:  # fmt: skip
     no_packed(*weight)
     _no_others(others)

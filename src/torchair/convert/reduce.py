@@ -34,14 +34,12 @@ def _keep(keepdim: bool | None) -> dict[str, bool]:
 
 
 @builtin(aten.sum.default)
-def sum_all(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
+def sum_all(self: Value, meta_outputs: TensorSpec) -> Value:
     return ge.ReduceSum(cast_result(self, meta_outputs.dtype), _axes(self, None))
 
 
 @builtin(aten.sum.dim_IntList)
-def sum_dim(
-    self: Value, dim: Any, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
-) -> Value:
+def sum_dim(self: Value, dim: Any, keepdim: bool, meta_outputs: TensorSpec) -> Value:
     self = promote(meta_outputs.dtype, self)
     return ge.ReduceSum(self, _axes(self, dim), keep_dims=keepdim)
 
@@ -58,9 +56,7 @@ builtin(aten.prod.default)(_whole("ReduceProd"))
 
 
 @builtin(aten.mean.dim)
-def mean_dim(
-    self: Value, dim: Any, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
-) -> Value:
+def mean_dim(self: Value, dim: Any, keepdim: bool, dtype: Any, meta_outputs: TensorSpec) -> Value:
     axes = _axes(self, dim)
     if dtype is None:
         return ge.ReduceMean(self, axes, keep_dims=keepdim)
@@ -68,9 +64,7 @@ def mean_dim(
 
 
 @builtin(aten.prod.dim_int)
-def prod_dim(
-    self: Value, dim: int, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
-) -> Value:
+def prod_dim(self: Value, dim: int, keepdim: bool, meta_outputs: TensorSpec) -> Value:
     return ge.ReduceProd(promote(meta_outputs.dtype, self), [dim], keep_dims=keepdim)
 
 
@@ -142,16 +136,14 @@ builtin(aten.argmin.default)(_position("ArgMin", "ArgMinWithValue"))
 
 
 @builtin(aten.topk.default)
-def topk(
-    self: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Value, Value]:
+def topk(self: Value, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[Value, Value]:
     values, indices = ge.TopKV2(self, k, sorted=sorted, dim=dim, largest=largest)
     return values, cast_result(indices, INT64)
 
 
 @builtin(aten.sort.default, aten.sort.stable)
 def sort(
-    self: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+    self: Value, dim: int, descending: bool, stable: bool | None = None
 ) -> tuple[Value, Value]:
     perm = list(range(self.rank))
     if perm and dim % self.rank != self.rank - 1:
@@ -177,9 +169,7 @@ direct(_SCANS, inputs="self dim:", promoted=True)
 
 
 @builtin(aten.logsumexp.default)
-def logsumexp(
-    self: Value, dim: Sequence[int], keepdim: bool = False, *, meta_outputs: TensorSpec
-) -> Value:
+def logsumexp(self: Value, dim: Sequence[int], keepdim: bool, meta_outputs: TensorSpec) -> Value:
     dtype, axes = real(meta_outputs), _axes(self, dim)
     assert self.shape is not None
     if 0 in self.shape:
@@ -194,9 +184,8 @@ def logsumexp(
 
 @builtin(aten.linalg_vector_norm.default)
 def linalg_vector_norm(
-    self: Value, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    self: Value, ord: Any, dim: Any, keepdim: bool, dtype: Any, meta_outputs: TensorSpec
+) -> Value:
     target = real(meta_outputs)
     if isinstance(ord, Value) or self.dtype not in FLOAT_TYPES:
         raise Decline("order is symbolic or elements are complex")
@@ -217,18 +206,14 @@ def _correction(correction: Any) -> int:
 
 
 @builtin(aten.std.correction)
-def std(
-    self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False,
-    meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+def std(self: Value, dim: Any, correction: Any, keepdim: bool, meta_outputs: TensorSpec) -> Value:
     return _std(self, dim, correction, keepdim, meta_outputs, mean=False)[0]
 
 
 @builtin(aten.std_mean.correction)
 def std_mean(
-    self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False,
-    meta_outputs: Sequence[TensorSpec],
-) -> tuple[Value, Value]:  # fmt: skip
+    self: Value, dim: Any, correction: Any, keepdim: bool, meta_outputs: Sequence[TensorSpec]
+) -> tuple[Value, Value]:
     return _std(self, dim, correction, keepdim, meta_outputs[0], mean=True)
 
 
@@ -241,14 +226,12 @@ def _std(x: Value, dim: Any, correction: Any, keep: bool, spec: TensorSpec, mean
 
 
 @builtin(aten.var.correction)
-def var(self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
-    return var_mean(self, dim, correction=correction, keepdim=keepdim)[0]
+def var(self: Value, dim: Any, correction: Any, keepdim: bool) -> Value:
+    return var_mean(self, dim, correction, keepdim)[0]
 
 
 @builtin(aten.var_mean.correction)
-def var_mean(
-    self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Value, Value]:
+def var_mean(self: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
     if self.dtype not in FLOAT_TYPES or _correction(correction) != 0:
         raise Decline("GE has the variance of a whole population only")
     mean, variance = ge.ReduceMeanVariance(self, axes=_axes(self, dim), keep_dims=keepdim)

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from importlib import resources
 from pathlib import Path
 from pkgutil import resolve_name
@@ -55,6 +55,7 @@ class Registration:
     line: int
 
 
+_Overload = torch._ops.OpOverload
 _user: dict[Any, Registration] = {}
 _builtin: dict[Any, Registration] = {}
 
@@ -102,10 +103,13 @@ def unregister(aten_op: Any) -> None:
     _user.pop(aten_op, None)
 
 
-def builtin(*targets: Any, depth: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a converter of our own for one or more FX targets; None targets are ignored. An
-    operator of a library that may be loaded later is given by its name. `depth` says how many calls
-    up the file is that it belongs to."""
+def builtin(
+    *targets: Any, depth: int = 1, filled: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a converter of our own for one or more FX targets; None targets are ignored. It gets
+    those arguments of a torch operator that it has parameters for, by name, with torch's defaults;
+    for `**` the others too, if they are given or all are `filled`. An operator of a library that
+    may be loaded later is given by its name. `depth` says how many calls up its file is."""
     caller = sys._getframe(depth)
     place = (caller.f_code.co_filename, caller.f_lineno)
 
@@ -113,10 +117,30 @@ def builtin(*targets: Any, depth: int = 1) -> Callable[[Callable[..., Any]], Cal
         for target in dict.fromkeys(targets):
             if target is not None:
                 assert target not in _builtin, f"two converters for {target}"
-                _builtin[target] = entry_of(fn, False, place)
+                _builtin[target] = entry_of(_by_parameters(fn, target, filled), False, place)
         return fn
 
     return register
+
+
+def _by_parameters(fn: Callable[..., Any], target: Any, filled: bool) -> Callable[..., Any]:
+    """A function of all arguments of a torch operator from one that names those it needs."""
+    parameters = inspect.signature(fn).parameters
+    kinds = {p.kind for p in parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds or not isinstance(target, (str, _Overload)):
+        return fn
+    others = inspect.Parameter.VAR_KEYWORD in kinds
+    needed = {n for n, p in parameters.items() if p.default is inspect.Parameter.empty}
+
+    @wraps(fn)
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        arguments = _schema(target).arguments
+        known = {a.name: a.default_value for a in arguments if filled or a.name in needed}
+        known |= zip((a.name for a in arguments), args, strict=False)
+        known |= kwargs
+        return fn(**{n: v for n, v in known.items() if others or n in parameters})
+
+    return convert
 
 
 def find(target: Any) -> Registration | None:
@@ -285,7 +309,7 @@ def status(entry: Registration | None) -> str:
     """Whether a converter exists and takes every argument."""
     if entry is None:
         return "unregistered"
-    declines = {"Decline", "plain", "real"} & {*entry.fn.__code__.co_names}
+    declines = {"Decline", "plain", "real"} & {*inspect.unwrap(entry.fn).__code__.co_names}
     return "partially supported" if declines else "supported"
 
 
@@ -455,18 +479,6 @@ def of_aten(names: Mapping[str, str]) -> dict[Any, str]:
     named = [(name.partition("."), op_type) for op_type, n in names.items() for name in n.split()]
     aten = torch.ops.aten
     return {getattr(getattr(aten, p), o or "default"): op_type for (p, _, o), op_type in named}
-
-
-def by_name(*targets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a converter that gets all arguments of the schema by name, with their defaults."""
-
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def convert(*args: Any, **kwargs: Any) -> Any:
-            return fn(**bound(_schema(targets[0]), args, kwargs))
-
-        return builtin(*targets, depth=2)(convert)
-
-    return register
 
 
 @cache

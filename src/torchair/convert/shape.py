@@ -161,8 +161,8 @@ registry.direct(
 # ---- reshapes and permutes ----
 
 
-@builtin(aten.view.default, aten.reshape.default)
-def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolder) -> View:
+@builtin(aten.view.default, aten._reshape_alias.default)
+def reshape(self: View, size: Any, meta_outputs: TensorSpec, views: ViewFolder) -> View:
     dims = meta_outputs.shape
     assert dims is not None
     if isinstance(size, Value) or sum(not isinstance(d, int) for d in dims) > 1:
@@ -170,20 +170,18 @@ def reshape(self: View, size: Any, *, meta_outputs: TensorSpec, views: ViewFolde
     return views.reshape(self, dims)
 
 
-@builtin(aten._reshape_alias.default)
-def reshape_alias(
-    self: View, size: Any, stride: Any, *, meta_outputs: TensorSpec, views: ViewFolder
-) -> View:
-    return reshape(self, size, meta_outputs=meta_outputs, views=views)
+@builtin(aten.reshape.default)
+def reshape_to(self: View, shape: Any, meta_outputs: TensorSpec, views: ViewFolder) -> View:
+    return reshape(self, shape, meta_outputs, views)
 
 
 @builtin(aten.permute.default)
-def permute(self: View, dims: Sequence[int], *, views: ViewFolder) -> View:
+def permute(self: View, dims: Sequence[int], views: ViewFolder) -> View:
     return views.permute(self, [d % self.rank for d in dims])
 
 
 @builtin(aten.transpose.int)
-def transpose(self: View, dim0: int, dim1: int, *, views: ViewFolder) -> View:
+def transpose(self: View, dim0: int, dim1: int, views: ViewFolder) -> View:
     perm = list(range(self.rank))
     if perm:
         perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
@@ -191,7 +189,7 @@ def transpose(self: View, dim0: int, dim1: int, *, views: ViewFolder) -> View:
 
 
 @builtin(aten.t.default)
-def t(self: View, *, views: ViewFolder) -> View:
+def t(self: View, views: ViewFolder) -> View:
     return views.permute(self, [1, 0]) if self.rank == 2 else ge.Identity(views.emit(self))
 
 
@@ -207,12 +205,12 @@ def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
 
 
 @builtin(aten.expand.default)
-def expand_to(self: Value, size: Any, *, implicit: bool = False, meta_outputs: TensorSpec) -> Value:
+def expand_to(self: Value, size: Any, meta_outputs: TensorSpec) -> Value:
     return self if meta_outputs.shape == self.shape else ge.BroadcastTo(self, size)
 
 
 @builtin(aten.copy.default)
-def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
+def copy(self: Value, src: Value) -> Value:
     src = promote(self.dtype, src)
     return src if src.shape == self.shape else ge.BroadcastTo(src, dims_of(self))
 
@@ -221,20 +219,20 @@ def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
 
 
 @builtin(aten.view.dtype)
-def view_dtype(self: Value, dtype: torch.dtype, *, meta_outputs: TensorSpec) -> Value:
+def view_dtype(self: Value, dtype: torch.dtype, meta_outputs: TensorSpec) -> Value:
     if ge_to_torch(self.dtype).itemsize != dtype.itemsize:
         raise Decline("element sizes differ")
     return ge.Bitcast(self, type=meta_outputs.dtype)
 
 
 @builtin(aten.view_as_real.default)
-def view_as_real(self: Value, *, meta_outputs: TensorSpec) -> Value:
+def view_as_real(self: Value, meta_outputs: TensorSpec) -> Value:
     parts = [part(self, Tout=meta_outputs.dtype) for part in (ge.Real, ge.Imag)]
     return ge.Pack(parts, N=2, axis=-1)
 
 
 @builtin(aten.view_as_complex.default)
-def view_as_complex(self: Value, *, meta_outputs: TensorSpec) -> Value:
+def view_as_complex(self: Value, meta_outputs: TensorSpec) -> Value:
     pairs = [ge.GatherV2(self, i, [-1], negative_index_support=True) for i in (0, 1)]
     return ge.Complex(*pairs, Tout=meta_outputs.dtype)
 
@@ -245,7 +243,7 @@ def flip(self: Value, dims: list[int]) -> Value:
 
 
 @builtin(aten.rot90.default)
-def rot90(self: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+def rot90(self: Value, k: int, dims: Sequence[int]) -> Value:
     first, second = (d % self.rank for d in dims)
     turned = {0: [], 1: [second], 2: [first, second], 3: [first]}[k % 4]
     if not turned:
@@ -304,9 +302,7 @@ def _inside(fake: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]) -> b
 
 
 @builtin(aten.as_strided.default)
-def as_strided(
-    self: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
-) -> Value:
+def as_strided(self: Value, size: Any, stride: Any, storage_offset: Any, meta_inputs: Any) -> Value:
     fake = meta_inputs[0]
     if storage_offset is None and _inside(fake, members(size), members(stride)):
         return ge.AsStrided(self, size, stride, [0])
@@ -317,7 +313,7 @@ def as_strided(
 
 @builtin(aten.as_strided_scatter.default)
 def as_strided_scatter(
-    self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None, *, meta_inputs: Any
+    self: Value, src: Value, size: Any, stride: Any, storage_offset: Any, meta_inputs: Any
 ) -> Value:
     offset = 0 if storage_offset is None else storage_offset
     base = _strided(self, size, stride, offset, meta_inputs[0])
