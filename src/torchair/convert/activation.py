@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.elementwise import clip
-from torchair.convert.registry import Decline, Direct, builtin, direct, plain, promote
+from torchair.convert.elementwise import clamp
+from torchair.convert.registry import HALF, Decline, Direct, builtin, direct, plain, promote
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
 
@@ -59,6 +59,12 @@ direct(
         # softmax and losses
         aten._softmax.default: Direct("SoftmaxV2", "self", "axes=[dim] half_to_float"),
         aten._log_softmax.default: Direct("LogSoftmaxV2", "self", "axes=[dim]", promoted=True),
+        aten._softmax_backward_data.default: Direct(
+            "SoftmaxGrad", "output: grad_output:", "axes=[dim]"
+        ),
+        aten._log_softmax_backward_data.default: Direct(
+            "LogSoftmaxGrad", "grad_output: output:", "axis=[dim]"
+        ),
         aten.binary_cross_entropy.default: Direct(
             "BinaryCrossEntropy", "self target weight", "reduction", words=_WORDS
         ),
@@ -103,15 +109,13 @@ def leaky_relu_backward(
 
 @builtin(aten.hardtanh.default)
 def hardtanh(self: Value, min_val: Any, max_val: Any, meta_outputs: TensorSpec) -> Value:
-    return clip(meta_outputs.dtype, self, min_val, max_val)
+    return clamp(self, min_val, max_val, meta_outputs=meta_outputs)
 
 
 @builtin(aten.threshold.default)
 def threshold(self: Value, threshold: Any, value: Any) -> Value:
-    kind = ge_to_torch(self.dtype)
-    assert kind is not None
-    short = kind in (torch.bfloat16, torch.float16)
-    if not short or torch.tensor(threshold, dtype=kind).item() == threshold:
+    exact = torch.tensor(threshold, dtype=ge_to_torch(self.dtype)).item() == threshold
+    if exact or self.dtype not in HALF:
         return ge.ThresholdV2(self, *promote(self.dtype, threshold, value))
     below = ge.LessEqual(*promote(DataType.DT_FLOAT, self, threshold))  # the bound is not rounded
     return ge.SelectV2(below, promote(self.dtype, value), self)
@@ -145,22 +149,6 @@ def safe_softmax(self: Value, dim: int, meta_outputs: TensorSpec) -> Value:
     lowest = ge.Equal(self, ge.Const(-math.inf, dtype=self.dtype))
     masked = ge.ReduceAll(lowest, [dim], keep_dims=True)  # rows with nothing to choose from
     return ge.MaskedFill(result, masked, ge.Const(0, dtype=meta_outputs.dtype))
-
-
-@builtin(aten._softmax_backward_data.default)
-def softmax_backward(
-    grad_output: Value, output: Value, dim: int, meta_outputs: TensorSpec
-) -> Value:
-    grad = ge.SoftmaxGrad(output, grad_output, axes=[dim])
-    return promote(meta_outputs.dtype, grad)
-
-
-@builtin(aten._log_softmax_backward_data.default)
-def log_softmax_backward(
-    grad_output: Value, output: Value, dim: int, meta_outputs: TensorSpec
-) -> Value:
-    grad = ge.LogSoftmaxGrad(grad_output, output, axis=[dim])
-    return promote(meta_outputs.dtype, grad)
 
 
 # ---- losses ----

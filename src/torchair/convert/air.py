@@ -13,7 +13,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
-from torchair.convert.registry import Decline, Direct, builtin, direct, keep_alive
+from torchair.convert.registry import Direct, alike, builtin, direct, keep_alive
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType
@@ -150,17 +150,14 @@ def _printable(value: Value) -> Value:
 # ---- the `npu` library: norms, gates, rotary embedding, routing to experts, caches ----
 
 
-def _same_types(*operands: Value) -> None:
-    if len({x.dtype for x in operands}) > 1:
-        raise Decline("operands of different types")
-
-
 direct(
     {
         "npu.npu_format_cast.default": "Identity",  # there is one format only
         "npu.npu_format_cast.Tensor": Direct("Identity", "self"),
+        "npu.npu_add_rms_norm.default": Direct("AddRmsNorm", "", "epsilon", alike=True),
         "npu.npu_moe_gating_top_k_softmax.default": Direct("MoeGatingTopKSoftmax", "", "k"),
         "npu.npu_moe_init_routing.default": Direct("MoeInitRouting", "", "active_num"),
+        "npu.npu_rms_norm.default": Direct("RmsNorm", "", "epsilon", alike=True),
         "npu.npu_rms_norm_backward.default": Direct("RmsNormGrad", "dy self rstd gamma"),
         "npu.npu_swiglu.default": Direct("SwiGlu", "self", "dim"),
         "npu.npu_swiglu_backward.default": Direct("SwiGluGrad", "", "dim"),
@@ -168,27 +165,12 @@ direct(
 )
 
 
-# ---- root mean square norm ----
-
-
-@builtin("npu.npu_rms_norm.default")
-def rms_norm(self: Value, gamma: Value, epsilon: float) -> Any:
-    _same_types(self, gamma)
-    return ge.RmsNorm(self, gamma, epsilon=epsilon)
-
-
-@builtin("npu.npu_add_rms_norm.default")
-def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float) -> Any:
-    _same_types(x1, x2, gamma)
-    return ge.AddRmsNorm(x1, x2, gamma, epsilon=epsilon)
-
-
 # ---- rotary embedding ----
 
 
 @builtin("npu.npu_rotary_mul.default")
 def rotary_mul(self: Value, r1: Value, r2: Value, rotary_mode: str, rotate: Value | None) -> Any:
-    _same_types(self, r1, r2)
+    alike(self, r1, r2)
     if rotary_mode == "half" and rotate is None:
         return ge.RotaryMul(self, r1, r2)
     mode = ROTARY_MODES.index(rotary_mode)

@@ -107,24 +107,18 @@ def sym_ite(b: Value, t: Any, f: Any, *, meta_outputs: TensorSpec) -> Value:
     return ge.SelectV2(b, *promote(_exact(meta_outputs.dtype), t, f))
 
 
-@builtin(torch.sym_float)
-def sym_float(a: Value) -> Value:
-    return promote(DOUBLE, a)
-
-
 @builtin(torch.sym_sum)
 def sym_sum(args: Any) -> Value:
     return reduce(lambda a, b: ge.Add(*promote(INT64, a, b)), members(args))
 
 
-@builtin(getattr(torch, "_sym_sqrt", None), getattr(torch, "sym_sqrt", None))
-def sym_sqrt(a: Value) -> Value:
-    return ge.Sqrt(promote(DOUBLE, a))
-
-
-@builtin(getattr(torch, "_sym_log2", None), getattr(torch, "sym_log2", None))
-def sym_log2(a: Value) -> Value:
-    return ge.Log(promote(DOUBLE, a), base=2.0)
+_REAL: dict[str, Callable[..., Value]] = {
+    "sym_float": lambda a: promote(DOUBLE, a),
+    "sym_sqrt": lambda a: ge.Sqrt(promote(DOUBLE, a)),
+    "sym_log2": lambda a: ge.Log(promote(DOUBLE, a), base=2.0),
+}
+for _name, _real in _REAL.items():
+    builtin(getattr(torch, _name, None), getattr(torch, f"_{_name}", None))(_real)
 
 
 # ---- sizes of tensors ----

@@ -179,8 +179,13 @@ def nan_to_num(self: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
 # ---- bounds ----
 
 
-def clip(dtype: int, self: Any, low: Any, high: Any) -> Value:
-    """Values limited to low..high, a missing bound standing for the end of the type's range."""
+@builtin(
+    aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor,
+    aten.clamp_max.default, aten.clamp_max.Tensor,
+)  # fmt: skip
+def clamp(self: Any, min: Any = None, max: Any = None, *, meta_outputs: TensorSpec) -> Value:
+    """A missing bound stands for the end of the type's range."""
+    dtype = meta_outputs.dtype
     if dtype in FLOAT_TYPES:
         least, most = -math.inf, math.inf
     elif dtype == DataType.DT_BOOL:
@@ -188,23 +193,8 @@ def clip(dtype: int, self: Any, low: Any, high: Any) -> Value:
     else:
         limits = torch.iinfo(ge_to_torch(dtype))
         least, most = limits.min, limits.max
-    low, high = least if low is None else low, most if high is None else high
-    return ge.ClipByValueV2(*promote(dtype, self, low, high))
-
-
-@builtin(aten.clamp.default, aten.clamp.Tensor)
-def clamp(self: Any, min: Any, max: Any, meta_outputs: TensorSpec) -> Value:
-    return clip(meta_outputs.dtype, self, min, max)
-
-
-@builtin(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(self: Any, min: Any, meta_outputs: TensorSpec) -> Value:
-    return clip(meta_outputs.dtype, self, min, None)
-
-
-@builtin(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(self: Any, max: Any, meta_outputs: TensorSpec) -> Value:
-    return clip(meta_outputs.dtype, self, None, max)
+    bounds = least if min is None else min, most if max is None else max
+    return ge.ClipByValueV2(*promote(dtype, self, *bounds))
 
 
 # ---- comparison, logic, bits, selection ----

@@ -37,6 +37,7 @@ from torchair.operators.core import SIDE_EFFECTS
 
 aten = torch.ops.aten
 NUMBERS = (bool, int, float)
+_MARKS = ("air::scope_enter", "air::scope_exit", "air::record", "air::wait")
 
 
 @dataclass
@@ -65,7 +66,6 @@ class GraphConverter:
         self.signature = Signature()
         self.generic: dict[str, int] = {}
         self.views = ViewFolder(fold_views)
-        self._fold_views = fold_views
         self._strict = strict
         self._static = static_args
         self._record_modules = record_modules
@@ -131,7 +131,8 @@ class GraphConverter:
 
     def _scalar_input(self, node: fx.Node, arg: int, meta: Any) -> Value:
         dtype = type_of_meta(meta)
-        if dtype == DataType.DT_FLOAT and any(_is_double(user) for user in node.users):
+        read_as = {getattr(user.meta.get("val"), "dtype", None) for user in node.users}
+        if dtype == DataType.DT_FLOAT and torch.float64 in read_as:
             dtype = DataType.DT_DOUBLE
         self.signature.inputs.append(InputSource((arg,), "scalar", dtype))
         index = len(self.signature.inputs) - 1
@@ -174,15 +175,9 @@ class GraphConverter:
             for made in created:
                 made.attrs["nn_module_stack"] = attr.Str(path)
         if any(is_users(n.type) for n in created):
-            self._attach_rule(node, created)
+            attach_rule(node.target, self._traced(node.args), self._traced(node.kwargs), created)
         self._env[node] = ValuePack(meta, npu)
         self.graph.origin = None
-
-    def _attach_rule(self, node: fx.Node, created: list[Node]) -> None:
-        args, kwargs = (
-            fx.map_arg(x, lambda n: self._env[n].meta) for x in (node.args, node.kwargs)
-        )
-        attach_rule(node.target, args, kwargs, created)
 
     def _comment(self, origin: Origin | None) -> None:
         if origin is None:
@@ -195,13 +190,19 @@ class GraphConverter:
     def _meta(self, node: fx.Node) -> Any:
         if "val" in node.meta:
             return node.meta["val"]
-        args = fx.map_arg(node.args, lambda n: self._env[n].meta)
-        kwargs = fx.map_arg(node.kwargs, lambda n: self._env[n].meta)
         if _is_air(node.target):
             return None
+        args, kwargs = self._traced(node.args), self._traced(node.kwargs)
         with self._fake_mode:
             node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
         return node.meta["val"]
+
+    def _traced(self, x: Any) -> Any:
+        """Arguments as tracing saw them."""
+        return fx.map_arg(x, self._meta_of)
+
+    def _meta_of(self, node: fx.Node) -> Any:
+        return self._env[node].meta
 
     def _dispatch(self, node: fx.Node, meta: Any) -> Any:
         target: Any = node.target
@@ -209,7 +210,7 @@ class GraphConverter:
             return self._air(node)
         if target is operator.getitem:
             return self._packed(node.args[0])[self._packed(node.args[1])]
-        if _is_number(meta):
+        if isinstance(meta, NUMBERS):
             return meta
         if _all_empty(meta):
             return _map(lambda m: ge.Const(torch.empty(m.shape, dtype=m.dtype)), meta)
@@ -261,10 +262,8 @@ class GraphConverter:
             return _reads(node)
         if name == "views":
             apart = self._scopes is not None and self._scopes.blocks_view_folding
-            folds = self._fold_views and not apart
-            return self.views if folds else ViewFolder(False)
-        given = node.args if name == "meta_inputs" else node.kwargs
-        return fx.map_arg(given, lambda n: self._env[n].meta)
+            return self.views if self.views.enabled and not apart else ViewFolder(False)
+        return self._traced(node.args if name == "meta_inputs" else node.kwargs)
 
     def _undo(self, journal: int, nodes: int) -> None:
         del self.graph.journal[journal:]
@@ -299,14 +298,13 @@ class GraphConverter:
         return fx.map_arg(x, lambda n: self._env[n].npu)
 
     def _air(self, node: fx.Node) -> Any:
-        name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-        args = self._packed(node.args)
+        name, args = node.target._schema.name, self._packed(node.args)  # type: ignore[union-attr]
         assert self._scopes is not None
-        if name == "scope_enter":
+        if name == "air::scope_enter":
             return self._scopes.enter(*args[:2])
-        if name == "scope_exit":
+        if name == "air::scope_exit":
             return self._scopes.exit()
-        if name == "record":
+        if name == "air::record":
             return self._scopes.record()
         return self._scopes.wait([self.views.emit(m) for m in args[0]])
 
@@ -328,7 +326,7 @@ class GraphConverter:
             metas.update((v, m) for v, m in known if isinstance(m, torch.Tensor))
             return found
 
-        args, kwargs = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
         if changes and (found := self._functional(node, kwargs, metas)) is not None:
             return found
         if self._begins_anywhere(node):
@@ -345,13 +343,13 @@ class GraphConverter:
         begin, but for those that are memory alone."""
         if node.target is not aten.as_strided.default:
             return False
-        owner = creator(node.args[0], lambda n: self._env[n].meta)  # type: ignore[arg-type]
+        owner = creator(node.args[0], self._meta_of)  # type: ignore[arg-type]
         return owner.op == "placeholder" and owner not in self._bases
 
     def _read_of_argument(self, node: fx.Node, meta: torch.Tensor, value: Any) -> Value:
         """What `as_strided` finds in the memory of an argument, where that lies in each call."""
-        place = _place_in_argument(node, lambda n: self._env[n].meta)
-        if self._env[place.owner].meta.dtype != meta.dtype:
+        place = _place_in_argument(node, self._meta_of)
+        if self._meta_of(place.owner).dtype != meta.dtype:
             raise self._error(node, f"{node.target} of an argument that is seen as another type")
         size, stride = (list(fx.map_arg(a, value)) for a in node.args[1:3])  # type: ignore[arg-type]
         given = [value(place.owner), size, stride, fx.map_arg(place.offset, value)]
@@ -365,7 +363,7 @@ class GraphConverter:
 
     def _functional(self, node: fx.Node, kwargs: Any, metas: dict[Value, torch.Tensor]) -> Any:
         """A generic node that changes arguments, None where views of them are too involved."""
-        bases = [self._env[b].meta for b in node.kwargs["_all_bases"]]  # type: ignore[union-attr,index]
+        bases = self._traced(node.kwargs["_all_bases"])
         mark = (len(self.graph.journal), len(self.graph))
         entry = find(node.target)
         assert entry is not None
@@ -419,7 +417,7 @@ class GraphConverter:
         self.graph.origin = None
         items: Any = node.args[0]
         results = Results(
-            self._arg_of, self.signature.symbols, lambda n: self._env[n].meta,
+            self._arg_of, self.signature.symbols, self._meta_of,
             lambda n: self.views.emit(self._env[n].npu), self._dims,
         )  # fmt: skip
         found = results.of(self.gm, items if isinstance(items, (list, tuple)) else [items])
@@ -433,19 +431,12 @@ class GraphConverter:
 
 
 def _is_air(target: Any) -> bool:
-    names = ("scope_enter", "scope_exit", "record", "wait")
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "air":
-        return False
-    return target._schema.name.split("::")[1] in names
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name in _MARKS
 
 
 def _is_operator(target: Any) -> bool:
     kinds = (torch._ops.OpOverload, torch._ops.HigherOrderOperator, torch._ops.OpOverloadPacket)
     return isinstance(target, kinds)
-
-
-def _is_number(meta: Any) -> bool:
-    return isinstance(meta, NUMBERS)
 
 
 def _all_empty(meta: Any) -> bool:
@@ -498,10 +489,6 @@ def _offset_of(node: fx.Node) -> Any:
 def _number(dim: Dim) -> Any:
     """A size as an operator of torch takes it."""
     return dim if isinstance(dim, int) else Scalar(value_of(dim))
-
-
-def _is_double(node: fx.Node) -> bool:
-    return getattr(node.meta.get("val"), "dtype", None) is torch.float64
 
 
 def _mutates(target: Any) -> bool:

@@ -134,10 +134,7 @@ def _by_parameters(fn: Callable[..., Any], target: Any, filled: bool) -> Callabl
 
     @wraps(fn)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        arguments = _schema(target).arguments
-        known = {a.name: a.default_value for a in arguments if filled or a.name in needed}
-        known |= zip((a.name for a in arguments), args, strict=False)
-        known |= kwargs
+        known = bound(_schema(target), args, kwargs, None if filled else needed)
         return fn(**{n: v for n, v in known.items() if others or n in parameters})
 
     return convert
@@ -231,7 +228,8 @@ def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
     if fn in seen or not isinstance(fn, FunctionType):
         return
     seen.add(fn)
-    for text in _closed_over(fn):
+    cells = [cell.cell_contents for cell in fn.__closure__ or ()]
+    for text in (*cells, *(fn.__defaults__ or ())):
         yield from _known(text)
     for name in _names(fn.__code__):
         yield from _known(name)
@@ -239,15 +237,9 @@ def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
         value = fn.__globals__.get(name)
         if isinstance(value, FunctionType) and value.__module__.startswith("torchair.convert"):
             yield from _types(value, seen)
-    for cell in fn.__closure__ or ():
-        if isinstance(cell.cell_contents, FunctionType):
-            yield from _types(cell.cell_contents, seen)
-
-
-def _closed_over(fn: FunctionType) -> Iterator[Any]:
-    for cell in fn.__closure__ or ():
-        yield cell.cell_contents
-    yield from fn.__defaults__ or ()
+    for inner in cells:
+        if isinstance(inner, FunctionType):
+            yield from _types(inner, seen)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -275,14 +267,9 @@ def _all_types() -> frozenset[str]:
 @cache
 def proven() -> dict[str, tuple[str, ...]]:
     """Types in which the conformance run has shown a target right (see docs/operators.md)."""
-    home = resources.files(__package__).joinpath("proven.txt")
-    if not home.is_file():
-        return {}
-    found = {}
-    for line in home.read_text("utf-8").splitlines():
-        name, _, types = line.partition("\t")
-        found[name] = tuple(types.split())
-    return found
+    text = resources.files(__package__).joinpath("proven.txt").read_text("utf-8")
+    named = (line.partition("\t") for line in text.splitlines())
+    return {name: tuple(types.split()) for name, _, types in named}
 
 
 # ---- what becomes of the operators of a graph, as rows of a CSV file ----
@@ -300,7 +287,8 @@ def summary_csv(gm: fx.GraphModule) -> bytes:
     for target, nodes in sorted(calls.items(), key=lambda item: -len(item[1])):
         inputs = _statistics([", ".join(_value(a) for a in n.args) for n in nodes])
         outputs = _statistics([_value(n) for n in nodes])
-        row = (target_name(target), _kind(target), status(find(target)), len(nodes))
+        kind = target.namespace if isinstance(target, _Overload) else "builtin"
+        row = (target_name(target), kind, status(find(target)), len(nodes))
         rows.append([*row, inputs, outputs])
     return codecs.BOM_UTF8 + csv_bytes(rows)
 
@@ -313,17 +301,11 @@ def status(entry: Registration | None) -> str:
     return "partially supported" if declines else "supported"
 
 
-def _kind(target: Any) -> str:
-    return target.namespace if isinstance(target, torch._ops.OpOverload) else "builtin"
-
-
 def _statistics(texts: list[str]) -> str:
     return "\n".join(f"{count}x: {text}" for text, count in Counter(texts).most_common())
 
 
 def _value(x: Any) -> str:
-    if isinstance(x, (list, tuple)):
-        return "[" + ", ".join(_value(v) for v in x) + "]"
     meta = x.meta.get("val") if isinstance(x, fx.Node) else x
     if isinstance(meta, (list, tuple)):
         return "[" + ", ".join(_value(v) for v in meta) + "]"
@@ -333,12 +315,9 @@ def _value(x: Any) -> str:
     return str(meta)
 
 
-# ---- what converters share: operands in other types, sizes as values, tables of operators ----
-
+# ---- what converters share: operands in other types ----
 
 INT64, HALF = DataType.DT_INT64, (DataType.DT_FLOAT16, DataType.DT_BF16)
-
-# ---- types ----
 
 
 def promote(dtype: int, *operands: Any) -> Any:
@@ -380,6 +359,12 @@ def plain(*arguments: Any) -> None:
     """Decline unless all arguments are what Python has, numbers or lists of them."""
     if any(isinstance(a, Value) for a in arguments):
         raise Decline("an argument that decides the graph is symbolic")
+
+
+def alike(*operands: Value) -> None:
+    """Decline unless all operands are of one type."""
+    if len({x.dtype for x in operands}) > 1:
+        raise Decline("operands of different types")
 
 
 def real(spec: TensorSpec) -> int:
@@ -464,6 +449,7 @@ class Direct:
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     recast: bool = False  # a Cast of the result, whatever its type is
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    alike: bool = False  # inputs of different types are declined
 
 
 def direct(table: Mapping[Any, Direct | str], **same: Any) -> None:
@@ -491,7 +477,8 @@ _UNFED = {"None": None}
 
 def _converter(target: Any, row: Direct) -> Callable[..., Any]:
     op_type, words, scale = row.type, row.words, factor if "~" in row.inputs else promote
-    renamed = [(ge_name, name or ge_name) for ge_name, _, name in _parted(row.attrs)]
+    parted = [text.partition("=") for text in row.attrs.split()]
+    renamed = [(ge_name, name or ge_name) for ge_name, _, name in parted]
 
     @cache
     def ports() -> list[tuple[str, str, str]]:
@@ -511,7 +498,10 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
         given = bound(_schema(target), args, kwargs) | _UNFED
         attrs = attributes(given, getattr(meta_outputs, "dtype", None))
-        made = builder(op_type)(*(given[name] for name, _, _ in ports()), **attrs)
+        inputs = [given[name] for name, _, _ in ports()]
+        if row.alike:
+            alike(*inputs)
+        made = builder(op_type)(*inputs, **attrs)
         return wanted(made, meta_outputs) if isinstance(meta_outputs, list) else made
 
     def promoting(*args: Any, meta_outputs: TensorSpec, **kwargs: Any) -> Any:
@@ -526,19 +516,17 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
             else:
                 values.append(given[name])
         made = builder(op_type)(*values, **attributes(given, result))
-        return cast_result(made, result) if row.recast else made
+        return cast_result(made, result) if row.recast else promote(result, made)
 
     casts = row.promoted or row.recast or any(mark in row.inputs for mark in ":~")
     return promoting if casts else convert
 
 
-def _parted(attrs: str) -> list[tuple[str, str, str]]:
-    return [text.partition("=") for text in attrs.split()]
-
-
-def bound(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; those left out have their default, None without one."""
-    given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
-    for a in schema.arguments:
-        given.setdefault(a.name, a.default_value if a.has_default_value() else None)
-    return given
+def bound(
+    schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], needed: set[str] | None = None
+) -> dict[str, Any]:
+    """The arguments of a call by name; those left out have their default, None without one, if they
+    are among the `needed`."""
+    given = dict(zip((a.name for a in schema.arguments), args, strict=False))
+    wished = [a for a in schema.arguments if needed is None or a.name in needed]
+    return {a.name: a.default_value for a in wished} | given | dict(kwargs)

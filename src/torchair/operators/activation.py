@@ -54,17 +54,9 @@ def _elu(x: Expr, alpha: float, scale: float, input_scale: float) -> Expr:
     return f.where(f.lt(x, 0), below, f.mul(x, scale))
 
 
-def _hard_shrink(x: Expr, lambd: float) -> Expr:
-    return f.where(f.both(f.ge(x, -lambd), f.le(x, lambd)), 0, x)
-
-
 def _soft_shrink(x: Expr, lambd: float) -> Expr:
     inside = f.where(f.lt(x, -lambd), f.add(x, lambd), f.mul(x, 0))
     return f.where(f.gt(x, lambd), f.sub(x, lambd), inside)
-
-
-def _hard_swish(x: Expr) -> Expr:
-    return f.mul(x, _ramp(x))
 
 
 def _ramp(x: Expr) -> Expr:
@@ -84,19 +76,11 @@ def _log_of_one_plus(x: Expr) -> Expr:
     return f.add(f.log(rounded), f.div(lost, rounded))
 
 
-def _log_sigmoid(x: Expr) -> Expr:
-    return f.sub(f.least(x, 0), _log_of_one_plus(f.exp(f.neg(f.absolute(x)))))
-
-
 def _tanh_of_softplus(x: Expr) -> Expr:
     """tanh(log(1 + exp(x))), which is a quotient in exp(x); it is one where exp would overflow."""
     power = f.exp(f.least(x, 20))
     top = f.mul(power, f.add(power, 2))
     return f.div(top, f.add(top, 2))
-
-
-def _mish(x: Expr) -> Expr:
-    return f.mul(x, _tanh_of_softplus(x))
 
 
 def _softplus(x: Expr, beta: float, threshold: float) -> Expr:
@@ -105,18 +89,10 @@ def _softplus(x: Expr, beta: float, threshold: float) -> Expr:
     return f.where(f.gt(scaled, threshold), x, curve if beta == 1 else f.div(curve, beta))
 
 
-def _swish(x: Expr, scale: float) -> Expr:
-    return op("silu", x) if scale == 1 else f.mul(x, f.sigmoid(f.mul(x, scale)))
-
-
 def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
     if (alpha, beta) == (0.16666666, 0.5):
         return _ramp(x)
     return f.clamp(f.add(f.mul(x, alpha), beta), 0, 1)
-
-
-def _celu(x: Expr, alpha: float) -> Expr:
-    return _elu(x, alpha, 1, 1 / alpha)
 
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)  # of the polynomial that approximates the normal
@@ -124,35 +100,34 @@ _CUBIC = 0.044715 * _LINEAR  # distribution inside of a sigmoid
 _LARGE = 1e30
 
 
-def _gelu(x: Expr, approximate: str) -> Expr:
-    return f.mul(x, _near_normal(x)) if approximate == "tanh" else op("gelu", x)
-
-
 def _near_normal(x: Expr) -> Expr:
     """(1 + tanh(y / 2)) / 2, which is the sigmoid of y."""
     return f.sigmoid(f.mul(x, f.add(f.mul(f.square(x), _CUBIC), _LINEAR)))
 
 
-def _relu(x: torch.Tensor, out: Any = None) -> torch.Tensor:
-    return torch.clamp_min(x, 0, out=out)  # what torch.relu calls, with a place for the result
-
-
 _FORWARD: dict[str, tuple[Any, ...]] = {
     "Elu": (_nn.elu, _elu, "alpha", "scale", "input_scale"),
     "Gelu": (_nn.gelu, f.operator("gelu")),
-    "HardShrink": (torch.hardshrink, _hard_shrink, "lambd"),
-    "HardSwish": (_nn.hardswish, _hard_swish),
+    "HardShrink": (
+        torch.hardshrink, lambda x, to: f.where(f.both(f.ge(x, -to), f.le(x, to)), 0, x), "lambd",
+    ),
+    "HardSwish": (_nn.hardswish, lambda x: f.mul(x, _ramp(x))),
     "LeakyRelu": (_nn.leaky_relu, _leaky_relu, "negative_slope"),
-    "LogSigmoid": (_nn.log_sigmoid, _log_sigmoid),
-    "Mish": (_nn.mish, _mish),
+    "LogSigmoid": (
+        _nn.log_sigmoid,
+        lambda x: f.sub(f.least(x, 0), _log_of_one_plus(f.exp(f.neg(f.absolute(x))))),
+    ),
+    "Mish": (_nn.mish, lambda x: f.mul(x, _tanh_of_softplus(x))),
     "SoftShrink": (_nn.softshrink, _soft_shrink, "lambd"),
     "SoftplusV2": (_nn.softplus, _softplus, "beta", "threshold"),
-}
+}  # fmt: skip
 """A torch function, the formula, then the attributes that both take after the tensor."""
 
 for _type, (_function, _formula, *_names) in _FORWARD.items():
     _row(_type, call(_function, *_names), _formula, *_names)
-_row("Relu", call(_relu), lambda x: f.most(x, 0), types=NUMBERS)
+# what torch.relu calls, with a place for the result
+_relu = call(lambda x, **out: torch.clamp_min(x, 0, **out))
+_row("Relu", _relu, lambda x: f.most(x, 0), types=NUMBERS)
 
 
 def _swish_kernel(op: Op) -> Kernel:
@@ -170,12 +145,18 @@ def _hard_sigmoid_kernel(op: Op) -> Kernel:
 
 
 _row(
-    "GeluV2", call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"), _gelu,
-    "approximate",
+    "GeluV2", call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"),
+    lambda x, way: f.mul(x, _near_normal(x)) if way == "tanh" else op("gelu", x), "approximate",
 )  # fmt: skip
-_row("Swish", _swish_kernel, _swish, "scale")
+_row(
+    "Swish", _swish_kernel,
+    lambda x, scale: op("silu", x) if scale == 1 else f.mul(x, f.sigmoid(f.mul(x, scale))), "scale",
+)  # fmt: skip
 _row("HardSigmoid", _hard_sigmoid_kernel, _hard_sigmoid, "alpha", "beta")
-_row("CeluV2", lambda op: lambda x: torch.celu(x, op.attr("alpha")), _celu, "alpha", out=False)
+_row(
+    "CeluV2", call(torch.celu, "alpha"), lambda x, alpha: _elu(x, alpha, 1, 1 / alpha), "alpha",
+    out=False,
+)  # fmt: skip
 
 
 # ---- operands beside the tensor ----
@@ -259,17 +240,6 @@ def _gelu_tanh_slope(x: Expr) -> Expr:
     return f.add(gate, f.mul(f.mul(f.mul(x, gate), f.sub(1, gate)), inner_slope))
 
 
-def _outside(grad: Expr, x: Expr, lambd: float) -> Expr:
-    return f.where(f.either(f.gt(x, lambd), f.lt(x, -lambd)), grad, 0)
-
-
-_SIXTH = 0.1666666716337204  # in float32, as torch has it for all types
-
-
-def _hard_sigmoid_grad(grad: Expr, x: Expr) -> Expr:
-    return f.where(f.both(f.gt(x, -3), f.lt(x, 3)), f.mul(grad, _SIXTH), 0)
-
-
 def _hard_swish_grad(grad: Expr, x: Expr) -> Expr:
     inside = f.where(f.ge(x, 3), grad, f.mul(grad, f.add(f.div(x, 3), 0.5)))
     return f.where(f.le(x, -3), 0, inside)
@@ -286,18 +256,6 @@ def _threshold_grad(grad: Expr, x: Expr, threshold: float = 0) -> Expr:
 def _softplus_grad(grad: Expr, x: Expr, beta: float, threshold: float) -> Expr:
     scaled = f.mul(x, beta)
     return f.where(f.gt(scaled, threshold), grad, f.mul(grad, f.sigmoid(scaled)))
-
-
-def _hardtanh_grad(grad: Expr, x: Expr, min_val: float, max_val: float) -> Expr:
-    return f.where(f.both(f.gt(x, min_val), f.lt(x, max_val)), grad, 0)
-
-
-def _sigmoid_grad(grad: Expr, y: Expr) -> Expr:
-    return f.mul(f.mul(grad, f.sub(1, y)), y)
-
-
-def _tanh_grad(grad: Expr, y: Expr) -> Expr:
-    return f.mul(grad, f.sub(1, f.square(y)))
 
 
 def _swish_grad(grad: Expr, x: Expr, scale: float) -> Expr:
@@ -327,10 +285,20 @@ def _mish_grad(grad: Expr, x: Expr) -> Expr:
     return f.mul(grad, f.add(curve, f.mul(f.mul(x, f.sigmoid(x)), f.sub(1, f.square(curve)))))
 
 
+_SIXTH = 0.1666666716337204  # in float32, as torch has it for all types
+
+
+def _outside(grad: Expr, x: Expr, lambd: float) -> Expr:
+    return f.where(f.either(f.gt(x, lambd), f.lt(x, -lambd)), grad, 0)
+
+
 _GRADIENT: dict[str, tuple[Any, ...]] = {
     "GeluGrad": (_gelu_grad, aten.gelu_backward),  # its third input is not read
     "HardShrinkGrad": (_outside, aten.hardshrink_backward, "lambd"),
-    "HardSigmoidGrad": (_hard_sigmoid_grad, aten.hardsigmoid_backward),
+    "HardSigmoidGrad": (
+        lambda grad, x: f.where(f.both(f.gt(x, -3), f.lt(x, 3)), f.mul(grad, _SIXTH), 0),
+        aten.hardsigmoid_backward,
+    ),
     "LeakyReluGrad": (_leaky_relu_grad, aten.leaky_relu_backward, "negative_slope", False),
     "ReluGrad": (_threshold_grad, aten.threshold_backward, 0),
     "SoftShrinkGrad": (_outside, aten.softshrink_backward, "lambd"),
@@ -339,10 +307,13 @@ _GRADIENT: dict[str, tuple[Any, ...]] = {
 }
 """The formula, a torch operator, and what it takes after two tensors; a str is an attribute."""
 _GRADIENT_LAST: dict[str, tuple[Any, ...]] = {
-    "HardtanhGrad": (_hardtanh_grad, aten.hardtanh_backward, "min_val", "max_val"),
-    "SigmoidGrad": (_sigmoid_grad, aten.sigmoid_backward),
-    "TanhGrad": (_tanh_grad, aten.tanh_backward),
-}
+    "HardtanhGrad": (
+        lambda grad, x, low, high: f.where(f.both(f.gt(x, low), f.lt(x, high)), grad, 0),
+        aten.hardtanh_backward, "min_val", "max_val",
+    ),
+    "SigmoidGrad": (lambda grad, y: f.mul(f.mul(grad, f.sub(1, y)), y), aten.sigmoid_backward),
+    "TanhGrad": (lambda grad, y: f.mul(grad, f.sub(1, f.square(y))), aten.tanh_backward),
+}  # fmt: skip
 """The same for operators whose first input is the tensor and whose second is the gradient."""
 _OF_ANY = ("ReluGrad", "ThresholdGradV2D")  # compare and select only
 

@@ -10,6 +10,7 @@ import torch
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import dim_min
+from torchair.operators import core
 from torchair.operators.core import SHORT, Kernel, Op, add_row, call
 from torchair.ops.npu import rows as routing
 from torchair.ops.npu.attend import request_dims
@@ -50,10 +51,9 @@ def infer_facts(op: Op) -> tuple[Fact, Fact]:
         value.dtype == _PACKED,
     )  # fmt: skip
     query = op.dtype("query")
-    dtype = query if not op.fed("quant_scale2") else DataType.DT_INT8
-    if not op.attr("softmax_lse_flag", False):
-        return Fact(dtype, dims), Fact(DataType.DT_FLOAT, (1,))
-    return Fact(dtype, dims), Fact(_wide(query), sums)
+    result = Fact(DataType.DT_INT8 if op.fed("quant_scale2") else query, dims)
+    summed = op.attr("softmax_lse_flag", False)
+    return result, Fact(_wide(query), sums) if summed else Fact(DataType.DT_FLOAT, (1,))
 
 
 def infer_kernel(op: Op, request: Callable[[dict[str, Any]], InferCall]) -> Kernel:
@@ -75,10 +75,7 @@ def infer_kernel(op: Op, request: Callable[[dict[str, Any]], InferCall]) -> Kern
 
 def numbers(tensor: Any) -> list[int] | None:
     """Numbers that an operator takes from the host, out of the tensor that a graph has."""
-    if tensor is None:
-        return None
-    found: list[int] = tensor.reshape(-1).tolist()
-    return found
+    return None if tensor is None else tensor.reshape(-1).tolist()
 
 
 def _first(request: Callable[[dict[str, Any]], InferCall]) -> Callable[[Op], Kernel]:
@@ -107,8 +104,7 @@ def _training_rule(op: Op) -> list[Fact]:
 
 
 def _call(op: Op, named: dict[str, Any], shift: str) -> FusionCall:
-    unknown = ("drop_mask", "padding_mask", "q_start_idx", "kv_start_idx")
-    for port in unknown:
+    for port in ("drop_mask", "padding_mask", "q_start_idx", "kv_start_idx"):
         if named[port] is not None:
             raise ValueError(f"{op.node}: input {port!r} is not supported")
     if op.attr("keep_prob") != 1.0:
@@ -132,10 +128,9 @@ def _training(op: Op, named: dict[str, Any]) -> Any:
 
 
 def _training_grad_rule(op: Op) -> list[Fact]:
-    grads = [Fact(op.dtype(p), op.shape(p)) for p in ("query", "key", "value")]
     shift = op.get("pse_shift")
     last = Fact(op.dtype("query"), (0,)) if shift is None else Fact(shift.dtype, shift.shape)
-    return [*grads, last]
+    return [*core.like("query", "key", "value")(op), last]
 
 
 def _training_grad(op: Op, named: dict[str, Any]) -> Any:

@@ -122,19 +122,10 @@ class Op:
         """GE type of an input."""
         return self[port].dtype
 
-    def torch_dtype(self, port: str) -> torch.dtype:
-        """Torch type of an input."""
-        return ge_to_torch(self[port].dtype)
-
     @property
     def output(self) -> Fact:
         """What the graph declares of the first output."""
         return self.node.outputs[0].fact
-
-    @property
-    def outputs(self) -> Sequence[Fact]:
-        """What the graph declares of all outputs."""
-        return [v.fact for v in self.node.outputs]
 
 
 @dataclass(frozen=True)
@@ -287,12 +278,8 @@ def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:
 
 def update(function: Callable[..., Any], *arguments: Any) -> Callable[[Op], Kernel]:
     """The same of a function that changes its first tensor."""
-
-    def make(op: Op) -> Kernel:
-        values = _values(op, arguments)
-        return writes_first(lambda *tensors: function(*tensors, *values))
-
-    return make
+    made = call(function, *arguments)
+    return lambda op: writes_first(made(op))
 
 
 def backward(
@@ -423,11 +410,7 @@ def infer(node: Node, fact: Callable[[Value], Fact] | None = None) -> list[Fact]
 
 def same_as(port: str) -> Rule:
     """Result has type and dims of one input."""
-
-    def rule(op: Op) -> Fact:
-        return Fact(op.dtype(port), op.shape(port))
-
-    return rule
+    return lambda op: Fact(op.dtype(port), op.shape(port))
 
 
 def like(*ports: str) -> Callable[[Op], list[Fact]]:
@@ -455,8 +438,11 @@ def like_first(op: Op) -> Fact:
 
 def broadcast_rule(op: Op) -> Fact:
     """Elementwise: dims broadcast over all inputs, type of the first."""
-    facts = all_facts(op)
-    return Fact(facts[0].dtype, broadcast(*_dims(op, facts)))
+    facts = [op._fact(v) for v in op.node.values()]
+    shapes = [f.shape for f in facts if f.shape is not None]
+    if len(shapes) < len(facts):
+        raise MissingHostValue(f"dims of an input of {op.node} are not known")
+    return Fact(facts[0].dtype, broadcast(*shapes))
 
 
 def broadcast_over(*ports: str) -> Rule:
@@ -467,23 +453,6 @@ def broadcast_over(*ports: str) -> Rule:
 def like_each(port: str) -> Rule:
     """Results have types and dims of the members of a variable input."""
     return lambda op: [Fact(f.dtype, f.shape) for f in op.list(port)]
-
-
-def compare_rule(op: Op) -> Fact:
-    """Elementwise with a truth value as result."""
-    return Fact(DataType.DT_BOOL, broadcast(*_dims(op, all_facts(op))))
-
-
-def all_facts(op: Op) -> list[Fact]:
-    """Facts of every fed input in order."""
-    return [op._fact(v) for v in op.node.values()]
-
-
-def _dims(op: Op, facts: Sequence[Fact]) -> list[Shape]:
-    for fact in facts:
-        if fact.shape is None:
-            raise MissingHostValue(f"dims of an input of {op.node} are not known")
-    return [f.shape for f in facts if f.shape is not None]
 
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:

@@ -89,16 +89,13 @@ def _eye(node: LowerOp) -> Lowered:
 
 # ---- ranges ----
 
-
-def _bound(op: Op, port: str) -> Any:
-    known = core.known_number(op, port)
-    return op.int(port) if known is None else known
+_RANGE = ("start", "limit", "delta")
 
 
-def _bounds(op: Op) -> tuple[Any, Any, Any]:
+def _bounds(op: Op) -> list[Any]:
     """Start, limit and step: numbers of constants, else host integers."""
-    start, limit, delta = (_bound(op, p) for p in ("start", "limit", "delta"))
-    return start, limit, delta
+    known = {p: core.known_number(op, p) for p in _RANGE}
+    return [op.int(p) if n is None else n for p, n in known.items()]
 
 
 def _count(start: Any, limit: Any, delta: Any) -> Dim:
@@ -110,12 +107,8 @@ def _count(start: Any, limit: Any, delta: Any) -> Dim:
 
 
 def _range_type(op: Op) -> int:
-    types = {op.dtype(p) for p in ("start", "limit", "delta")}
+    types = {op.dtype(p) for p in _RANGE}
     return DataType.DT_INT64 if len(types) > 1 else types.pop()
-
-
-def _range_rule(op: Op) -> Fact:
-    return Fact(_range_type(op), (_count(*_bounds(op)),))
 
 
 def _range_kernel(op: Op) -> Kernel:
@@ -123,11 +116,14 @@ def _range_kernel(op: Op) -> Kernel:
     return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
 
 
-@native("Range", _range_rule, _range_kernel, host=("start", "limit", "delta"), out=True)
+@native(
+    "Range", lambda op: Fact(_range_type(op), (_count(*_bounds(op)),)), _range_kernel,
+    host=_RANGE, out=True,
+)  # fmt: skip
 def _range(node: LowerOp) -> Lowered:
     dtype = node.out_dtype()
     exact: Element = "f64" if dtype in FLOATS else "i64"
-    start, step = (_bound(node, p) for p in ("start", "delta"))
+    start, _, step = _bounds(node)
 
     def bound(value: Any) -> Expr:
         return cast(const(value, "f64") if isinstance(value, float) else size(value), exact)

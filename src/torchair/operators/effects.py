@@ -142,10 +142,6 @@ def _send(x: torch.Tensor, group: Any, tag: int, peer: int) -> None:
     dist.send(x.contiguous(), group=group, tag=tag, group_dst=peer)
 
 
-def _receive_rule(op: Op) -> Fact:
-    return Fact(op.attr("dtype"), tuple(op.attr("shape")))
-
-
 def _receive(group: Any, tag: int, peer: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
     made = torch.empty(tuple(shape), dtype=dtype, device=_device(group))
     dist.recv(made, group=group, tag=tag, group_src=peer)
@@ -160,7 +156,7 @@ def _device(group: Any) -> torch.device:
 
 add_row("HcomSend", lambda op: [], call(_send, _group, "sr_tag", "dest_rank"), COLLECTIVE)
 add_row(
-    "HcomReceive", _receive_rule,
+    "HcomReceive", lambda op: Fact(op.attr("dtype"), tuple(op.attr("shape"))),
     call(_receive, _group, "sr_tag", "src_rank", "shape", core.torch_type("dtype")), COLLECTIVE,
 )  # fmt: skip
 
@@ -178,11 +174,6 @@ add_row("Assert", lambda op: [], call(_assert, "_message"), Trait.SIDE_EFFECT)
 # ---- printing from a graph ----
 
 
-def _text_rule(op: Op) -> Fact:
-    """Only the values tell how long a text is."""
-    return Fact(DataType.DT_STRING)
-
-
 def _string_format(
     tensors: list[torch.Tensor], template: str, placeholder: str, size: int
 ) -> torch.Tensor:
@@ -196,5 +187,6 @@ def _print(text: torch.Tensor, stream: str) -> None:
 
 # No constant of a graph can hold text: RANDOM keeps StringFormat from being folded into one.
 _text = call(_string_format, "template", "placeholder", "summarize")
-add_row("StringFormat", _text_rule, _text, Trait.RANDOM)
+_unsized = Fact(DataType.DT_STRING)  # only the values tell how long a text is
+add_row("StringFormat", lambda op: _unsized, _text, Trait.RANDOM)
 add_row("PrintV2", lambda op: [], call(_print, "output_stream"), Trait.SIDE_EFFECT)

@@ -123,9 +123,14 @@ _COMPARE: dict[str, tuple[Callable[..., Any], Formula]] = {
 }
 _WITHOUT_OUT = ("IsFinite", "IsInf")
 
+
+def _compared(op: Op) -> Fact:
+    return Fact(DataType.DT_BOOL, broadcast_rule(op).shape)
+
+
 for _type, (_function, _formula) in _COMPARE.items():
     _loops, _out = f.pointwise(_formula, jumps=True), _type not in _WITHOUT_OUT
-    add_row(_type, core.compare_rule, call(_function), EW, out=_out, loops=_loops)
+    add_row(_type, _compared, call(_function), EW, out=_out, loops=_loops)
 
 
 # ---- division ----
@@ -356,14 +361,12 @@ add_row(
 )  # fmt: skip
 
 
-def _scaled(node: LowerOp) -> Formula:
-    value: Any = node.attr("value")
-    return lambda x: f.mul(x, value)
-
-
 add_row(
     "Muls", same_as("x"), call(torch.mul, "value"), EW, out=True,
-    loops=core.Lowering(f.with_attributes(_scaled), declines=f.mixed), types=FLOATS,
+    loops=core.Lowering(
+        f.with_attributes(lambda node: lambda x: f.mul(x, node.attr("value"))), declines=f.mixed
+    ),
+    types=FLOATS,
 )  # fmt: skip
 
 
@@ -376,17 +379,20 @@ def _cast_rule(op: Op) -> Fact:
     return Fact(op.attr("dst_type"), op.shape("x"), op["x"].content if whole else None)
 
 
-def _cast_kernel(x: torch.Tensor, target: torch.dtype, out: Any = None) -> torch.Tensor:
-    return x.to(target) if out is None else out.copy_(x)
-
-
 def _known_conversion(x: Expr, source: int, target: int) -> Expr:
     """A constant as torch converts it, also where an integer cannot hold it."""
     value = torch.tensor(x.data, dtype=ge_to_torch(source)).to(ge_to_torch(target)).item()
     return const(value, register_type(TYPES[target]))
 
 
-@core.native("Cast", _cast_rule, call(_cast_kernel, core.torch_type("dst_type")), EW, out=True)
+@core.native(
+    "Cast", _cast_rule,
+    call(
+        lambda x, target, out=None: x.to(target) if out is None else out.copy_(x),
+        core.torch_type("dst_type"),
+    ),
+    EW, out=True,
+)  # fmt: skip
 def _cast(node: LowerOp) -> Lowered:
     source, target = node.dtype("x"), node.attr("dst_type")
 
@@ -399,10 +405,6 @@ def _cast(node: LowerOp) -> Lowered:
     return elementwise(formula, x if dtype in FLOATS else loops.as_stored(x), dtype=dtype)
 
 
-def _select(condition: Expr, then: Expr, other: Expr) -> Expr:
-    return f.where(f.truth(condition), then, cast(other, then.dtype))
-
-
 def _unlike_branches(node: Op) -> str | None:
     then, other = (TYPES[node.dtype(p)] for p in ("then", "else"))
     return None if then == other else f"branches of the types {then} and {other}"
@@ -410,7 +412,10 @@ def _unlike_branches(node: Op) -> str | None:
 
 add_row(
     "SelectV2", core.broadcast_over("then", "condition", "else"), call(torch.where), EW, out=True,
-    loops=f.pointwise(_select, declines=_unlike_branches),
+    loops=f.pointwise(
+        lambda chosen, then, other: f.where(f.truth(chosen), then, cast(other, then.dtype)),
+        declines=_unlike_branches,
+    ),
 )  # fmt: skip
 
 

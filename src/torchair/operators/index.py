@@ -8,6 +8,7 @@ the first row, such a write does not happen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -37,10 +38,6 @@ def _gathered(op: Op, axis: int) -> Fact:
     known, place = op["x"].content, op["indices"].content
     content = known[place] if isinstance(known, tuple) and isinstance(place, int) else None
     return Fact(op.dtype("x"), (*x[:axis], *indices, *x[axis + 1 :]), content)
-
-
-def _gather_rule(op: Op) -> Fact:
-    return _gathered(op, op.int("axis") % len(op.shape("x")))
 
 
 def _gather(op: Op) -> Kernel:
@@ -121,9 +118,7 @@ def not_positions(facts: Sequence[Fact]) -> str | None:
 
 
 def _gather_declines(o: Op) -> str | None:
-    if o.attr("batch_dims"):
-        return "batch_dims"
-    return not_positions([o["indices"]])
+    return "batch_dims" if o.attr("batch_dims") else not_positions([o["indices"]])
 
 
 def _known_position(o: LowerOp, n: Int) -> Index | None:
@@ -150,8 +145,8 @@ def _rows(o: LowerOp, axis: int) -> Lowered:
 
 
 @native(
-    "GatherV2", _gather_rule, _gather, kind="move", declines=_gather_declines, host=("axis",),
-    out=True, also_host=_selected,
+    "GatherV2", lambda op: _gathered(op, op.int("axis") % len(op.shape("x"))), _gather,
+    kind="move", declines=_gather_declines, host=("axis",), out=True, also_host=_selected,
 )  # fmt: skip
 def gather(o: LowerOp) -> Lowered:
     """Rows along any axis: embeddings, selections."""
@@ -190,12 +185,16 @@ def gather_elements(o: LowerOp) -> Lowered:
 
 def indexed_shape(shape: Shape, indices: Sequence[Shape], mask: Sequence[int]) -> Shape:
     """Dims of an advanced index; `mask` is 1 for each leading dim that an index tensor covers."""
-    covered = [i for i, m in enumerate(mask) if m]
-    points = broadcast(*indices)
+    covered, front = _covered(mask)
     rest = [d for i, d in enumerate(shape) if i not in covered]
+    return (*rest[:front], *broadcast(*indices), *rest[front:])
+
+
+def _covered(mask: Sequence[int]) -> tuple[list[int], int]:
+    """Dims that have an index tensor, and how many others stand before those of the indices."""
+    covered = [d for d, m in enumerate(mask) if m]
     adjacent = covered == list(range(covered[0], covered[-1] + 1))
-    front = covered[0] if adjacent else 0
-    return (*rest[:front], *points, *rest[front:])
+    return covered, covered[0] if adjacent else 0
 
 
 def spread(mask: Sequence[int], indices: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -230,9 +229,7 @@ class Points:
 
     def __init__(self, x: Lowered, indices: Sequence[Lowered], mask: Sequence[int]) -> None:
         self.x = x
-        self.covered = [d for d, m in enumerate(mask) if m]
-        adjacent = self.covered == list(range(self.covered[0], self.covered[-1] + 1))
-        self.front = self.covered[0] if adjacent else 0
+        self.covered, self.front = _covered(mask)
         self.dims = loops.broadcast_shape(*indices)
         self.positions = {
             d: wrapped(i, x.shape[d]) for d, i in zip(self.covered, indices, strict=True)
@@ -261,10 +258,7 @@ class Points:
     def valid(self, place: Place) -> Expr:
         """Whether all positions lie in `x`."""
         tests = [inside(self.position(d, place), self.x.shape[d]) for d in self.covered]
-        valid = tests[0]
-        for test in tests[1:]:
-            valid = both(valid, test)
-        return valid
+        return reduce(both, tests)
 
 
 @native(
@@ -274,11 +268,7 @@ class Points:
 def index_by_tensor(o: LowerOp) -> Lowered:
     """Elements at the points that index tensors name."""
     x, indices = o.tensor("x"), o.tensors("indices")
-    points = Points(x, indices, o.attr("indices_mask") or [1] * len(indices))
-
-    def near(e: Expr, n: Int) -> Expr:
-        return verified(o, e, n)
-
+    points, near = Points(x, indices, _mask(o)), partial(verified, o)
     return Lowered(points.shape, x.dtype, lambda place: x.at(points.source(place, near)))
 
 

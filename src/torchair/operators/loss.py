@@ -16,7 +16,6 @@ from torchair.codegen.loops import Expr, at_value, cast, const, op
 from torchair.codegen.numbers import FLOATS, register_type
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import core
 from torchair.operators import formulas as f
 from torchair.operators.core import Kernel, Lowering, Op, add_row, backward, call, like_first
@@ -47,19 +46,12 @@ def _softmax_axis(op: Op, attr: str = "axes") -> int:
     return axes[0]
 
 
-def _log_axis(op: Op) -> int:
-    return _softmax_axis(op, "axis")
-
-
 def _softmax_rule(op: Op) -> Fact:
     return Fact(DataType.DT_FLOAT if op.attr("half_to_float") else op.dtype("x"), op.shape("x"))
 
 
-def _softmax_kernel(op: Op) -> Kernel:
-    axis = _softmax_axis(op)
-    if not op.attr("half_to_float"):
-        return lambda x, out=None: torch._softmax(x, axis, False, out=out)
-    return lambda x, out=None: torch._softmax(x.float(), axis, False, out=out)
+def _softmax(x: torch.Tensor, axis: int, wide: bool, out: Any = None) -> torch.Tensor:
+    return torch._softmax(x.float() if wide else x, axis, False, out=out)
 
 
 def _over_axis(
@@ -99,8 +91,8 @@ def log_softmax(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> Lowered:
 
 
 add_row(
-    "SoftmaxV2", _softmax_rule, _softmax_kernel, out=True, loops=_over_axis(softmax, "x"),
-    types=FLOATS,
+    "SoftmaxV2", _softmax_rule, call(_softmax, _softmax_axis, "half_to_float"), out=True,
+    loops=_over_axis(softmax, "x"), types=FLOATS,
 )  # fmt: skip
 add_row(
     "LogSoftmaxV2", like_first, call(torch._log_softmax, _softmax_axis, False), out=True,
@@ -128,18 +120,16 @@ add_row(
 )  # fmt: skip
 add_row(
     "LogSoftmaxGrad", like_first,
-    backward(aten._log_softmax_backward_data, _log_axis, _type, out="out"), out=True,
-    loops=_over_axis(log_softmax_grad, "grad", "axis"), types=FLOATS,
+    backward(
+        aten._log_softmax_backward_data, lambda op: _softmax_axis(op, "axis"), _type, out="out"
+    ),
+    out=True, loops=_over_axis(log_softmax_grad, "grad", "axis"), types=FLOATS,
 )  # fmt: skip
 
 
 # ---- a prediction and a target of the same kind ----
 
 _SMALL = 9.999999960041972e-13  # torch's 1e-12 is a float32
-
-
-def _pair_shape(op: Op, first: str, second: str) -> Shape:
-    return broadcast(op.shape(first), op.shape(second))
 
 
 def _all_dims(port: str) -> Callable[[Op], tuple[int, ...]]:
@@ -177,8 +167,8 @@ def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Ea
     reduces = _all_dims(first)
 
     def shape(op: Op) -> Fact:
-        dims = _pair_shape(op, first, second) if op.attr("reduction") == "none" else ()
-        return Fact(op.dtype(first), dims)
+        each = op.attr("reduction") == "none"
+        return core.broadcast_over(first, second)(op) if each else Fact(op.dtype(first), ())
 
     def rule(o: LowerOp) -> Lowered:
         loss = elementwise(each(o), o.tensor(first), o.tensor(second))
@@ -194,17 +184,14 @@ def _loss_grad_row(
     """The gradient of a loss, which comes on the third of `ports`."""
     first, second, grad = ports.split()
 
-    def shape(op: Op) -> Fact:
-        return Fact(op.dtype(first), _pair_shape(op, first, second))
-
     def rule(o: LowerOp) -> Lowered:
         x = o.tensor(first)
         slope = _weighted(o, elementwise(each(o), x, o.tensor(second)))
         result = elementwise(f.mul, slope, o.tensor(grad))
         return f.divided(result, math.prod(x.shape)) if o.attr("reduction") == "mean" else result
 
-    loops = Lowering(rule, declines=_unequal(first, second))
-    add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
+    loops, shape = Lowering(rule, declines=_unequal(first, second)), core.broadcast_over
+    add_row(op_type, shape(first, second), kernel, loops=loops, types=FLOATS, **more)
 
 
 # torch resizes its `out` on the way
@@ -225,11 +212,9 @@ def _smooth(o: LowerOp) -> Formula:
     def each(a: Expr, b: Expr) -> Expr:
         z = f.absolute(f.sub(a, b))
         line = f.sub(z, 0.5 * beta)
-        return (
-            line
-            if beta == 0
-            else f.where(f.lt(z, beta), f.div(f.mul(0.5, f.square(z)), beta), line)
-        )
+        if beta == 0:
+            return line
+        return f.where(f.lt(z, beta), f.div(f.mul(0.5, f.square(z)), beta), line)
 
     return each
 
@@ -280,10 +265,6 @@ def _nll_rule(op: Op) -> list[Fact]:
     return [Fact(dtype, op.shape("target") if each else ()), Fact(dtype, ())]
 
 
-def _nll(x: Any, target: Any, *rest: Any) -> Any:
-    return aten.nll_loss_forward(x, target.long(), *rest)
-
-
 def _nll_grad(
     x: Any, grad: Any, target: Any, weight: Any, total: Any, reduction: int, ignored: int
 ) -> torch.Tensor:
@@ -303,8 +284,12 @@ def _counts(o: LowerOp, target: Expr) -> Expr:
 
 
 @core.native(
-    "NLLLoss", _nll_rule, call(_nll, _reduction, "ignore_index"), kind="reduce", domain="target",
-    reduces=_all_dims("target"), declines=_not_rows, types=FLOATS,
+    "NLLLoss", _nll_rule,
+    call(
+        lambda x, target, *rest: aten.nll_loss_forward(x, target.long(), *rest), _reduction,
+        "ignore_index",
+    ),
+    kind="reduce", domain="target", reduces=_all_dims("target"), declines=_not_rows, types=FLOATS,
 )  # fmt: skip
 def nll_loss(o: LowerOp) -> list[Lowered]:
     """The negated prediction of the right class, and the sum of the weights."""

@@ -229,12 +229,11 @@ def _sampled(op: Op) -> Fact:
     return Fact(op.dtype("x"), (*op.shape("x")[:2], *op.shape("grid")[1:-1]))
 
 
-for _dim, _sample, _grad in (
-    ("2D", aten.grid_sampler_2d, aten.grid_sampler_2d_backward),
-    ("3D", aten.grid_sampler_3d, aten.grid_sampler_3d_backward),
-):
-    add_row(f"GridSampler{_dim}", _sampled, call(_sample, *_HOW))
-    add_row(f"GridSampler{_dim}Grad", like("x", "grid"), call(_grad, *_HOW, [True, True]))
+for _dim in ("2d", "3d"):
+    _sample, _grad = (getattr(aten, f"grid_sampler_{_dim}{way}") for way in ("", "_backward"))
+    _type = f"GridSampler{_dim.upper()}"
+    add_row(_type, _sampled, call(_sample, *_HOW))
+    add_row(f"{_type}Grad", like("x", "grid"), call(_grad, *_HOW, [True, True]))
 
 
 # ---- paddings ----
@@ -249,10 +248,14 @@ def _paddings(op: Op) -> list[tuple[Any, Any]]:
     return list(zip(flat[:half], flat[half:], strict=True))
 
 
-def _pad_rule(op: Op) -> Fact:
-    pads = _paddings(op)
-    dims = [d + before + after for d, (before, after) in zip(op.shape("x"), pads, strict=True)]
-    return Fact(op.dtype("x"), tuple(dims))
+def _padded(shape: Shape, pads: list[tuple[Any, Any]], sign: int = 1) -> Any:
+    return tuple(
+        n + sign * (before + after) for n, (before, after) in zip(shape, pads, strict=True)
+    )
+
+
+def _pad_rule(op: Op, sign: int = 1) -> Fact:
+    return Fact(op.dtype("x"), _padded(op.shape("x"), _paddings(op), sign))
 
 
 def _pad(op: Op) -> Kernel:
@@ -274,8 +277,7 @@ def _constant_pad(pads: list[tuple[int, int]]) -> Kernel:
 
     def run(x: torch.Tensor, value: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is None:
-            dims = [d + before + after for d, (before, after) in zip(x.shape, pads, strict=True)]
-            out = x.new_empty(dims)
+            out = x.new_empty(_padded(x.shape, pads))
         out.fill_(0 if value is None else value.reshape(()))
         inner = out
         for dim, (before, after) in enumerate(pads):
@@ -288,14 +290,7 @@ def _constant_pad(pads: list[tuple[int, int]]) -> Kernel:
     return run
 
 
-_PADS = {
-    ("reflect", 1): (aten.reflection_pad1d, aten.reflection_pad1d_backward),
-    ("reflect", 2): (aten.reflection_pad2d, aten.reflection_pad2d_backward),
-    ("reflect", 3): (aten.reflection_pad3d, aten.reflection_pad3d_backward),
-    ("edge", 1): (aten.replication_pad1d, aten.replication_pad1d_backward),
-    ("edge", 2): (aten.replication_pad2d, aten.replication_pad2d_backward),
-    ("edge", 3): (aten.replication_pad3d, aten.replication_pad3d_backward),
-}
+_PADS = {"reflect": "reflection", "edge": "replication"}
 
 
 def _spatial_dims(pads: list[tuple[int, int]]) -> int:
@@ -310,18 +305,12 @@ def _spatial_dims(pads: list[tuple[int, int]]) -> int:
 def _spatial_pad(mode: str, pads: list[tuple[int, int]], backward: bool = False) -> Any:
     count = _spatial_dims(pads)
     flat = [p for pair in reversed(pads[len(pads) - count :]) for p in pair]
-    return _PADS[mode, count][backward], flat
-
-
-def _pad_grad_rule(op: Op) -> Fact:
-    pads = _paddings(op)
-    dims = [d - before - after for d, (before, after) in zip(op.shape("x"), pads, strict=True)]
-    return Fact(op.dtype("x"), tuple(dims))
+    return getattr(aten, f"{_PADS[mode]}_pad{count}d" + "_backward" * backward), flat
 
 
 def _pad_grad(op: Op) -> Kernel:
     fn, flat = _spatial_pad(op.attr("mode"), _paddings(op), backward=True)
-    dims = _pad_grad_rule(op).shape
+    dims = _pad_rule(op, -1).shape
     return lambda grad: fn(grad, grad.new_empty(dims), flat)
 
 
@@ -355,4 +344,4 @@ def pad(o: LowerOp) -> Lowered:
     return Lowered(o.out_shape(), x.dtype, element)
 
 
-add_row("PadV3Grad", _pad_grad_rule, _pad_grad, host=("paddings",))
+add_row("PadV3Grad", lambda op: _pad_rule(op, -1), _pad_grad, host=("paddings",))

@@ -29,10 +29,6 @@ _TEXTS = {
 # ---- given scales ----
 
 
-def _quantize_rule(op: Op) -> Fact:
-    return Fact(torch_to_ge(_TEXTS[op.attr("dtype")]), op.shape("x"))
-
-
 def _quantize(op: Op) -> Kernel:
     dtype = _TEXTS[op.attr("dtype")]
     axis = quant.quantize_axis(len(op.shape("x")), op.attr("axis"))
@@ -81,8 +77,8 @@ def _scaled(combine: f.Formula, scale: str, zero: str) -> Lowering:
 
 
 add_row(
-    "Quantize", _quantize_rule, _quantize, loops=_scaled(f.div, "scales", "zero_points"),
-    types=FLOATS,
+    "Quantize", lambda op: Fact(torch_to_ge(_TEXTS[op.attr("dtype")]), op.shape("x")), _quantize,
+    loops=_scaled(f.div, "scales", "zero_points"), types=FLOATS,
 )  # fmt: skip
 
 

@@ -60,10 +60,6 @@ def _prod(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -
     return torch.prod(x, axes[0], keep, dtype=x.dtype, out=out)
 
 
-def _sum(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -> torch.Tensor:
-    return torch.sum(x, axes, keep, dtype=x.dtype, out=out)  # torch would widen integers
-
-
 def _reduced(o: LowerOp, kind: Reduction, x: Lowered) -> Lowered:
     axes = _axes(o)
     return f.dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
@@ -135,7 +131,10 @@ _REDUCTIONS: dict[str, _Reduction] = {
     "ReduceMin": (torch.amin, _most("min", of_truth="all"), ANY),
     # Some of the factors may leave the range of their type where all of them together do not.
     "ReduceProd": (_prod, _total("prod", inside={t: "f64" for t in FLOATS}), NUMBERS),
-    "ReduceSum": (_sum, _total("sum"), NUMBERS),
+    "ReduceSum": (  # torch would widen integers
+        lambda x, axes, keep, out: torch.sum(x, axes, keep, dtype=x.dtype, out=out),
+        _total("sum"), NUMBERS,
+    ),
 }  # fmt: skip
 for _name, (_fn, _rule, _types) in _REDUCTIONS.items():
     add_row(
@@ -326,20 +325,16 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered
     return o.reduce("min", Lowered(x.shape, "i64", candidate), axes, keep=True), best
 
 
-def _attr_axis(o: Op) -> tuple[int, ...]:
-    return f.axes_in(o.attr("dimension"), len(o.shape("x")))
+def _extreme_loops(kind: Reduction, axis: Callable[[Op], Any]) -> Lowering:
+    def reduces(o: Op) -> tuple[int, ...]:
+        return f.axes_in(axis(o), len(o.shape("x")))
 
-
-def _extreme_loops(kind: Reduction) -> Lowering:
     def rule(o: LowerOp) -> list[Lowered]:
-        axes, keep = _attr_axis(o), o.attr("keep_dims")
-        position, value = extreme(o, kind, axes)
-        return [
-            f.typed(f.dropped(position, axes, keep), o.out_dtype()),
-            f.dropped(value, axes, keep),
-        ]
+        axes, keep = reduces(o), o.attr("keep_dims", False)
+        position, value = (f.dropped(t, axes, keep) for t in extreme(o, kind, axes))
+        return [f.typed(position, o.out_dtype()), value][: len(o.node.outputs)]
 
-    return Lowering(rule, "reduce", "x", _attr_axis)
+    return Lowering(rule, "reduce", "x", reduces)
 
 
 _EXTREMES: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
@@ -347,8 +342,8 @@ _EXTREMES: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
 )  # fmt: skip
 for _name, _fn, _kind in _EXTREMES:
     add_row(
-        _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True, loops=_extreme_loops(_kind),
-        types=NUMBERS,
+        _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True, types=NUMBERS,
+        loops=_extreme_loops(_kind, lambda o: o.attr("dimension")),
     )  # fmt: skip
 
 
@@ -365,25 +360,13 @@ def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
     return call(run, lambda op: op.int("dimension"), core.torch_type("dtype"))
 
 
-def _port_axis(o: Op) -> tuple[int, ...]:
-    return f.axes_in(o.int("dimension"), len(o.shape("x")))
-
-
-def _position_loops(kind: Reduction) -> Lowering:
-    def rule(o: LowerOp) -> Lowered:
-        axes = _port_axis(o)
-        return f.typed(f.dropped(extreme(o, kind, axes)[0], axes), o.out_dtype())
-
-    return Lowering(rule, "reduce", "x", _port_axis)
-
-
 _POSITIONS: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
     ("ArgMaxV2", torch.argmax, "max"), ("ArgMin", torch.argmin, "min"),
 )  # fmt: skip
 for _name, _fn, _kind in _POSITIONS:
     add_row(
         _name, _position_rule, _position(_fn), REDUCTION, host=("dimension",), out=True,
-        loops=_position_loops(_kind), types=NUMBERS,
+        loops=_extreme_loops(_kind, lambda o: o.int("dimension")), types=NUMBERS,
     )  # fmt: skip
 
 
@@ -402,13 +385,11 @@ def _sort(op: Op) -> Kernel:
     return lambda x, out=None: torch.sort(x, **options, out=out)
 
 
-def _sort_rule(op: Op) -> list[Fact]:
-    return [Fact(op.dtype("x"), op.shape("x")), Fact(INT64, op.shape("x"))]
-
-
 _topk = call(torch.topk, lambda op: op.int("k"), "dim", "largest", "sorted")
 add_row("TopKV2", _top_rule, _topk, host=("k",), out=True)
-add_row("Sort", _sort_rule, _sort, out=True)
+add_row(
+    "Sort", lambda op: [Fact(t, op.shape("x")) for t in (op.dtype("x"), INT64)], _sort, out=True
+)
 
 
 # ---- scans ----

@@ -5,6 +5,7 @@ An index that is out of range is noted down as for reads, and nothing is written
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -97,10 +98,7 @@ def scatter_nd_update(o: LowerOp) -> Update:
 
     def valid(index: Place) -> Expr:
         tests = [inside(position(index, d), var.shape[d]) for d in range(depth)]
-        fits = tests[0]
-        for test in tests[1:]:
-            fits = both(fits, test)
-        return o.verify(fits)
+        return o.verify(reduce(both, tests))
 
     return Update(updates, place, valid)
 
@@ -185,16 +183,12 @@ def _index_add(var: Any, indices: Any, updates: Any, alpha: Any, axis: int) -> N
 add_row("InplaceIndexAdd", same_as("var"), update(_index_add, "axis"), WRITES, out=True)
 
 
-_REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
+_REDUCE = {"mul": ("prod",), "max": ("amax",), "min": ("amin",)}
 
 
 def _scatter(data: Any, indices: Any, updates: Any, axis: int, reduction: str) -> None:
-    if reduction == "none":
-        data.scatter_(axis, indices, updates)
-    elif reduction == "add":
-        data.scatter_add_(axis, indices, updates)
-    else:
-        data.scatter_reduce_(axis, indices, updates, _REDUCE[reduction])
+    scatter = {"none": data.scatter_, "add": data.scatter_add_}.get(reduction, data.scatter_reduce_)
+    scatter(axis, indices, updates, *_REDUCE.get(reduction, ()))
 
 
 def _scatter_declines(o: Op) -> str | None:

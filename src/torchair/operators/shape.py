@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -120,12 +121,6 @@ def _count(shape: Sequence[Int], dims: Sequence[int]) -> int:
     return math.prod(value_of(shape[d]) for d in dims)
 
 
-def _must_hold(condition: bool) -> None:
-    """Sizes were compared, so that the condition is written down for other plans."""
-    if not condition:
-        raise ValueError("a reshape to another number of elements")
-
-
 @native("Reshape", _reshape_rule, _reshape, VIEW, kind="move", host=("shape",))
 def reshape(o: LowerOp) -> Lowered:
     """Other dims over the same order of elements. Dims that stay are left alone, dims that are cut
@@ -135,7 +130,9 @@ def reshape(o: LowerOp) -> Lowered:
         return Lowered(shape, x.dtype, lambda _: cast(const(0, "i64"), x.dtype))
     runs = list(matched(x.shape, shape))
     for old, new in runs:
-        _must_hold(math.prod(x.shape[d] for d in old) == math.prod(shape[d] for d in new))
+        # sizes are compared, so that the condition is written down for other plans
+        if math.prod(x.shape[d] for d in old) != math.prod(shape[d] for d in new):
+            raise ValueError("a reshape to another number of elements")
 
     def element(place: Place) -> Expr:
         source = [Index()] * x.rank
@@ -180,13 +177,10 @@ def _unsqueeze_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(dims), (content,) if known else None)
 
 
-def _unsqueeze(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    for a in axes:
-        x = x.unsqueeze(a)
-    return x
+_unsqueeze = call(lambda x, axes: reduce(torch.Tensor.unsqueeze, axes, x), _new_axes)
 
 
-@native("Unsqueeze", _unsqueeze_rule, call(_unsqueeze, _new_axes), VIEW, kind="move")
+@native("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW, kind="move")
 def unsqueeze(o: LowerOp) -> Lowered:
     """New dims of size 1."""
     x, new = o.tensor("x"), _new_axes(o)
@@ -274,7 +268,7 @@ add_row(
 
 
 def _bitcast_rule(op: Op) -> Fact:
-    source, target = op.torch_dtype("x"), ge_to_torch(op.attr("type"))
+    source, target = (ge_to_torch(t) for t in (op.dtype("x"), op.attr("type")))
     if source.itemsize != target.itemsize:
         raise MissingHostValue(f"dims of a bitcast from {source} to {target}")
     return Fact(op.attr("type"), op.shape("x"))

@@ -195,14 +195,19 @@ def _ranges(op: Op) -> list[tuple[int, Any, Any, Any]]:
     return list(zip(axes, begins, ends, steps, strict=True))
 
 
-def _slice_rule(op: Op) -> Fact:
-    dims = list(op.shape("x"))
-    content = op["x"].content
+def _sliced_dims(op: Op, port: str) -> Shape:
+    dims = list(op.shape(port))
     for axis, begin, end, step in _ranges(op):
         dims[axis] = slice_length(begin, end, step, dims[axis])
+    return tuple(dims)
+
+
+def _slice_rule(op: Op) -> Fact:
+    content = op["x"].content
+    for _, begin, end, step in _ranges(op):
         plain = isinstance(begin, int) and isinstance(end, int)
         content = content[begin:end:step] if isinstance(content, tuple) and plain else None
-    return Fact(op.dtype("x"), tuple(dims), content)
+    return Fact(op.dtype("x"), _sliced_dims(op, "x"), content)
 
 
 def sliced(x: torch.Tensor, ranges: list[tuple[int, Any, Any, Any]]) -> torch.Tensor:
@@ -250,22 +255,18 @@ def strided_slice(o: LowerOp) -> Lowered:
     return Lowered(o.out_shape(), x.dtype, lambda place: x.at(source(place)))
 
 
-def _slice_assign(var: torch.Tensor, value: torch.Tensor, ranges: Any) -> None:
-    sliced(var, ranges).copy_(value)
-
-
 def _assign_declines(o: Op) -> str | None:
     if _has_masks(o):
         return _has_masks(o)
-    dims = list(o.shape("var"))
-    for axis, begin, end, step in _ranges(o):
-        dims[axis] = slice_length(begin, end, step, dims[axis])
-    return None if tuple(dims) == o.shape("input_value") else "a value that is broadcast"
+    same = _sliced_dims(o, "var") == o.shape("input_value")
+    return None if same else "a value that is broadcast"
 
 
 @native(
-    "StridedSliceAssign", same_as("var"), update(_slice_assign, _ranges), Trait.WRITES_FIRST,
-    kind="update", domain="input_value", declines=_assign_declines, host=_BOUNDS, out=True,
+    "StridedSliceAssign", same_as("var"),
+    update(lambda var, value, ranges: sliced(var, ranges).copy_(value), _ranges),
+    Trait.WRITES_FIRST, kind="update", domain="input_value", declines=_assign_declines,
+    host=_BOUNDS, out=True,
 )  # fmt: skip
 def _overwritten(o: LowerOp) -> Update:
     return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
