@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from torchair import ge
 from torchair.convert.registry import Registration, bound, entry_of
@@ -155,7 +155,7 @@ class _Fit:
         inputs = [given[a.name] for a in self.tensors]
         if not self.written:
             ports = zip(self.proto.inputs, inputs, strict=True)
-            inputs = [_copy(v) if p.name in self.in_place else v for p, v in ports]
+            inputs = [tree_map(ge.Clone, v) if p.name in self.in_place else v for p, v in ports]
         attrs = [given[a.name] for a in self.others]
         attrs += [None] * (len(self.proto.attrs) - len(attrs))
         results = ge.custom_op(self.proto.type, *inputs, *attrs)
@@ -170,10 +170,6 @@ class _Fit:
         for argument, spec in zip(self.others, self.proto.attrs, strict=False):
             given[argument.name] = _from_attr(argument, attrs.get(spec.name))
         return self.target(**given)
-
-
-def _copy(value: Any) -> Any:
-    return [ge.Clone(v) for v in value] if isinstance(value, list) else ge.Clone(value)
 
 
 def _from_attr(argument: Any, value: Any) -> Any:
@@ -242,15 +238,9 @@ def _expr(size: Any) -> Any:
 
 
 _CALLS = {
-    "Pow": "Pow",
-    "Mod": "Mod",
-    "PythonMod": "Mod",
-    "CleanDiv": "Div",
-    "IntTrueDiv": "Div",
-    "CeilToInt": "Ceil",
-    "Max": "Max",
-    "Min": "Min",
-}
+    "Pow": "Pow", "Mod": "Mod", "PythonMod": "Mod", "CleanDiv": "Div", "IntTrueDiv": "Div",
+    "CeilToInt": "Ceil", "Max": "Max", "Min": "Min",
+}  # fmt: skip
 _SIGNS = {"Add": " + ", "Mul": "*"}
 
 

@@ -44,11 +44,6 @@ def full(size: Any, fill_value: Any, meta_outputs: TensorSpec) -> Value:
     return value if size == [] else ge.Fill(size, value)
 
 
-@builtin(aten.ones.default)
-def ones(size: Any, meta_outputs: TensorSpec) -> Value:
-    return ge.Fill(size, ge.Const(1, dtype=meta_outputs.dtype))
-
-
 @builtin(
     aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default,
     aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
@@ -78,6 +73,7 @@ registry.direct(
         aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
         aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
         aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
+        aten.ones.default: Direct("Fill", "size: 1", promoted=True),
         aten.ones_like.default: Direct("OnesLike", promoted=True),
         aten.tril.default: Direct("Tril", "self", "diagonal"),
         aten.triu.default: Direct("Triu", "self", "diagonal"),

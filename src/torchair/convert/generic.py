@@ -28,7 +28,7 @@ from torchair import ge
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.registry import Decline, Registration, builtin, find, sizes
-from torchair.convert.results import hint, order_of
+from torchair.convert.results import hints, order_of
 from torchair.ge.build import builder
 from torchair.ge.graph import Fact, Node, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import contiguous_strides
@@ -69,7 +69,7 @@ def _layout(meta: torch.Tensor) -> dict[str, Any] | None:
     order = order_of(meta)
     if order is None:
         return None
-    shape, strides = ([hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
+    shape, strides = hints(meta)
     step, dense = 1, True
     for d in reversed(order):
         dense = dense and (shape[d] == 1 or strides[d] == step)

@@ -31,6 +31,7 @@ registry.direct(
         aten.embedding_dense_backward.default: Direct(
             "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
         ),
+        aten.embedding.default: Direct("GatherV2", "weight indices [0]"),
         aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
         aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
         aten.masked_scatter.default: "MaskedScatter",
@@ -41,11 +42,6 @@ registry.direct(
 
 
 # ---- elements read by index ----
-
-
-@builtin(aten.embedding.default)
-def embedding(weight: Value, indices: Value) -> Value:
-    return ge.GatherV2(weight, indices, [0])
 
 
 @builtin(aten._embedding_bag.default)
@@ -167,13 +163,10 @@ def _scatter(self: Value, dim: int, index: Value, src: Value, reduction: str) ->
     return ge.ScatterElements(self, index, src, axis=dim, reduction=reduction)
 
 
-def _filled(self: Value, index: Value, value: Any) -> Value:
-    return ge.Fill(registry.dims_of(index), promote(self.dtype, value))
-
-
 @builtin(aten.scatter.value)
 def scatter_value(self: Value, dim: int, index: Value, value: Any) -> Value:
-    return _scatter(self, dim, index, _filled(self, index, value), "none")
+    filled = ge.Fill(registry.dims_of(index), promote(self.dtype, value))
+    return _scatter(self, dim, index, filled, "none")
 
 
 _REDUCTIONS = {

@@ -22,7 +22,7 @@ from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.generic import FUNCTIONALIZED, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
-from torchair.convert.results import SYMBOLS, Results, bases, creator
+from torchair.convert.results import SYMBOLS, Results, bases, creator, layout_of
 from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
 from torchair.fx.source import module_path, origin_of
@@ -531,8 +531,8 @@ def _in_order(meta: torch.Tensor) -> bool:
     """Whether the elements of a tensor lie in memory in the order of their indices."""
     if meta.layout is not torch.strided or meta.dim() < 2:
         return True
-    dims, strides = ([from_torch(d) for d in n] for n in (meta.shape, meta.stride()))
-    wanted = contiguous_strides(tuple(dims))
+    dims, strides = layout_of(meta)
+    wanted = contiguous_strides(dims)
     return all(n == 1 or s == w for n, s, w in zip(dims, strides, wanted, strict=True))
 
 

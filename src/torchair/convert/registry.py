@@ -162,21 +162,18 @@ def registered() -> dict[Any, Registration]:
 _FUNCTIONAL = "writes to an argument; functionalisation leaves the pure operator in the graph"
 _SYNC = "exists on accelerators only and reads batch statistics of other processes: torch's kernel"
 
-LEFT_OUT: dict[str, str] = {
+_WRITE = (
+    "aten._native_batch_norm_legit.default", "aten.bitwise_right_shift_.Tensor", "aten.erfinv.out",
+    "aten.expm1.out", "aten.log_sigmoid_backward.grad_input", "aten.log_sigmoid_forward.output",
+    "aten.masked_fill_.Scalar", "aten.mish.out", "aten.nan_to_num.out",
+)  # fmt: skip
+
+LEFT_OUT: dict[str, str] = dict.fromkeys(_WRITE, _FUNCTIONAL) | {
     "aten._fft_c2c.default": "GE has FFT without direction and norm, over one or two dims",
-    "aten._native_batch_norm_legit.default": _FUNCTIONAL,
     "aten.batch_norm_backward_elemt.default": _SYNC,
     "aten.batch_norm_backward_reduce.default": _SYNC,
     "aten.batch_norm_elemt.default": _SYNC,
-    "aten.bitwise_right_shift_.Tensor": _FUNCTIONAL,
-    "aten.erfinv.out": _FUNCTIONAL,
-    "aten.expm1.out": _FUNCTIONAL,
-    "aten.log_sigmoid_backward.grad_input": _FUNCTIONAL,
-    "aten.log_sigmoid_forward.output": _FUNCTIONAL,
-    "aten.masked_fill_.Scalar": _FUNCTIONAL,
     "aten.matmul_backward.default": "torch has it for nested tensors only, others see matmuls",
-    "aten.mish.out": _FUNCTIONAL,
-    "aten.nan_to_num.out": _FUNCTIONAL,
     "higher_order.run_and_save_rng_state": "saves the state of torch's generator, by torch itself",
     "higher_order.run_with_rng_state": "replays with a state of torch's generator, by torch itself",
 }
@@ -437,9 +434,10 @@ class Direct:
 
     `inputs` are arguments of the schema in the order of GE's ports, all tensors if none are named,
     all arguments for `*`. `x:INT64` is cast to that type and `x:` to none, `~x` is a scale beside
-    the result, `None` an unfed port. `attrs` are those that become attributes: `ge=torch` where
-    names differ, `ge=[torch]` where GE has a list of one, `ge=@` the type of the result. `words`
-    has the words for what torch numbers, `fixed` the attributes that are always the same.
+    the result, `None` an unfed port, `1` and `[0]` are what they are. `attrs` are those that become
+    attributes: `ge=torch` where names differ, `ge=[torch]` where GE has a list of one, `ge=@` the
+    type of the result. `words` has the words for what torch numbers, `fixed` the attributes that
+    are always the same.
     """
 
     type: str
@@ -472,7 +470,7 @@ def _schema(target: Any) -> Any:
     return (resolve_name(f"torch:ops.{target}") if isinstance(target, str) else target)._schema
 
 
-_UNFED = {"None": None}
+_LITERALS = {"None": None, "1": 1, "[0]": [0]}
 
 
 def _converter(target: Any, row: Direct) -> Callable[..., Any]:
@@ -496,7 +494,7 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
         return attrs
 
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
-        given = bound(_schema(target), args, kwargs) | _UNFED
+        given = bound(_schema(target), args, kwargs) | _LITERALS
         attrs = attributes(given, getattr(meta_outputs, "dtype", None))
         inputs = [given[name] for name, _, _ in ports()]
         if row.alike:
@@ -505,7 +503,7 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
         return wanted(made, meta_outputs) if isinstance(meta_outputs, list) else made
 
     def promoting(*args: Any, meta_outputs: TensorSpec, **kwargs: Any) -> Any:
-        given, result = bound(_schema(target), args, kwargs) | _UNFED, meta_outputs.dtype
+        given, result = bound(_schema(target), args, kwargs) | _LITERALS, meta_outputs.dtype
         values = []
         for name, marked, dtype in ports():
             if name.startswith("~"):

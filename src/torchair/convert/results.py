@@ -34,15 +34,25 @@ def storage_key(meta: torch.Tensor) -> int:
 def order_of(meta: torch.Tensor) -> list[int] | None:
     """Dims of a traced tensor from the outermost one in memory to the innermost, by the sizes it
     was traced with; None where only the data tell those."""
-    shape, strides = ([hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
+    shape, strides = hints(meta)
     if None in shape or None in strides:
         return None
     return sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1))
 
 
-def hint(size: Any) -> Any:
-    """A size as it was when it was traced, None if only the data tell."""
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+def hints(meta: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """Dims and strides as they were when they were traced, None where only the data tell."""
+    shape, strides = (
+        [d.node.hint if isinstance(d, torch.SymInt) else d for d in sizes]
+        for sizes in (meta.shape, meta.stride())
+    )
+    return shape, strides
+
+
+def layout_of(meta: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Dims and strides as the graph has them."""
+    dims, strides = (tuple(from_torch(d) for d in sizes) for sizes in (meta.shape, meta.stride()))
+    return dims, strides
 
 
 def sources(
@@ -117,8 +127,7 @@ def return_views_of_arguments(gm: fx.GraphModule) -> None:
     arguments = gm.graph.find_nodes(op="placeholder")
     if known is None or not any(isinstance(n.meta.get("val"), torch.SymInt) for n in arguments):
         return
-    target = torch.ops.aten.copy_.default
-    updates = gm.graph.find_nodes(op="call_function", target=target, sort=False)
+    updates = _updates(gm)
     owners = {u.args[1]: u.args[0] for u in updates if u.args[0] in arguments}
     last = gm.graph.output_node()
     results: Any = list(last.args[0])  # type: ignore[arg-type]
@@ -127,6 +136,10 @@ def return_views_of_arguments(gm: fx.GraphModule) -> None:
         if info.output_type.name == "alias_of_input" and isinstance(results[k], fx.Node):
             results[k] = _seen_in(results[k], owners, last)
     last.args = (results,)
+
+
+def _updates(gm: fx.GraphModule) -> list[fx.Node]:
+    return gm.graph.find_nodes(op="call_function", target=aten.copy_.default, sort=False)
 
 
 def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Node:
@@ -179,13 +192,9 @@ def bases(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     found: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         if node.op == "placeholder" and _is_plain(node):
-            owner: Any = node
-        elif node.target is aten.as_strided_scatter.default:
-            owner = found.get(node.args[0])
-        else:
-            owner = None
-        if owner is not None:
-            found[node] = owner
+            found[node] = node
+        elif node.target is aten.as_strided_scatter.default and node.args[0] in found:
+            found[node] = found[node.args[0]]
     updated = {owner for node, owner in found.items() if node is not owner}
     for node, owner in found.items():
         if not all(_by_memory(user, node, found) for user in node.users):
@@ -244,9 +253,7 @@ class Results:
     def _taken_over(self, gm: fx.GraphModule) -> set[int]:
         """Memory that an input takes over: AOTAutograd may make such a result anew as a view of
         the input, by the strides and offset it sees."""
-        target = torch.ops.aten.copy_.default
-        updates = gm.graph.find_nodes(op="call_function", target=target, sort=False)
-        values = [u.args[1] for u in updates]
+        values = [u.args[1] for u in _updates(gm)]
         return {storage_key(self._meta(v)) for v in values if isinstance(v, fx.Node)}
 
     def _result(self, item: Any) -> Result:
@@ -274,8 +281,8 @@ class Results:
         self._values[item] = value
         first = self._outputs.setdefault(value, (group, item))
         dims = self._dims(item, meta)
-        strides = tuple(from_torch(d) for d in meta.stride())
-        if strides == contiguous_strides(tuple(from_torch(d) for d in meta.shape)):
+        traced, strides = layout_of(meta)
+        if strides == contiguous_strides(traced):
             strides = contiguous_strides(dims)
         placed = key in self._shared or key in self._taken
         offset = from_torch(meta.storage_offset()) if placed else None
@@ -326,7 +333,7 @@ class Results:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
         """Dims, strides and offset that make a view of its base; None where a size is not known
         before the graph has run."""
-        dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
+        dims, strides = layout_of(meta)
         begin = from_torch(base.storage_offset()) * base.dtype.itemsize // meta.dtype.itemsize
         offset = from_torch(meta.storage_offset()) - begin
         if not free_symbols([*dims, *strides, offset]) <= self._symbols.keys():
@@ -355,7 +362,7 @@ def _views_between(item: fx.Node, owner: fx.Node) -> set[Any]:
 
 def fills_memory(meta: torch.Tensor) -> bool:
     """Whether a traced tensor is all of its memory, without gaps."""
-    dims, strides = (tuple(from_torch(d) for d in x) for x in (meta.shape, meta.stride()))
+    dims, strides = layout_of(meta)
     if shapes.is_static((*dims, *strides)):
         return bool(torch.ops.aten.is_non_overlapping_and_dense(meta))
     order = order_of(meta)
@@ -367,7 +374,7 @@ def fills_memory(meta: torch.Tensor) -> bool:
 
 def _overlaps(meta: torch.Tensor) -> bool:
     """Whether elements of a traced tensor lie on each other, other than by repeating dims."""
-    shape, strides = ([hint(d) for d in sizes] for sizes in (meta.shape, meta.stride()))
+    shape, strides = hints(meta)
     if None in shape or None in strides or 0 in shape:
         return False
     extent = 1
@@ -380,8 +387,7 @@ def _overlaps(meta: torch.Tensor) -> bool:
 
 def _repeats(meta: torch.Tensor) -> bool:
     """Whether a traced tensor is expanded."""
-    steps = zip(meta.stride(), meta.shape, strict=True)
-    return any(hint(step) == 0 and hint(size) != 1 for step, size in steps)
+    return any(step == 0 and size != 1 for size, step in zip(*hints(meta), strict=True))
 
 
 def _alone(item: fx.Node) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ becomes at most three nodes.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torchair import ge
 from torchair.convert import registry
 from torchair.convert.control import value_of
 from torchair.convert.registry import Decline, Direct, builtin, dims_of, members, promote, sizes
-from torchair.convert.results import fills_memory, order_of
+from torchair.convert.results import fills_memory, layout_of, order_of
 from torchair.ge import shapes
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Tensor, TensorSpec, Value
@@ -50,11 +50,16 @@ class PendingView(Tensor):
         return len(self.dims)
 
     @property
+    def before(self) -> Shape:
+        """Dims before the permute."""
+        dims = self.source.shape if self.pre is None else self.pre
+        assert dims is not None
+        return dims
+
+    @property
     def permuted(self) -> Shape:
         """Dims after the permute, before the last reshape."""
-        before = self.source.shape if self.pre is None else self.pre
-        assert before is not None
-        return before if self.perm is None else tuple(before[p] for p in self.perm)
+        return self.before if self.perm is None else tuple(self.before[p] for p in self.perm)
 
 
 class ViewFolder:
@@ -66,9 +71,7 @@ class ViewFolder:
 
     def reshape(self, x: Value | PendingView, dims: Shape) -> Value | PendingView:
         """View of `x` with other dims (at most one of them symbolic)."""
-        view = PendingView(x.source, dims, x.pre, x.perm) if isinstance(x, PendingView) else (
-            PendingView(x, dims)
-        )  # fmt: skip
+        view = replace(x, dims=dims) if isinstance(x, PendingView) else PendingView(x, dims)
         return view if self.enabled else self.emit(view)
 
     def permute(self, x: Value | PendingView, perm: Sequence[int]) -> Value | PendingView:
@@ -81,16 +84,11 @@ class ViewFolder:
                 x = self.emit(x)
             else:
                 perm = [inner[p] for p in perm]
-                before = x.source.shape if x.pre is None else x.pre
-                assert before is not None
-                x = PendingView(x.source, before, x.pre)
-        if isinstance(x, PendingView):
-            pre = x.pre if x.pre is not None else x.dims
-            if x.pre is None and x.dims == x.source.shape:
-                pre = None  # type: ignore[assignment]
-            view = PendingView(x.source, dims, pre, tuple(perm))
-        else:
-            view = PendingView(x, dims, None, tuple(perm))
+                x = PendingView(x.source, x.before, x.pre)
+        source, pre = (x.source, x.pre) if isinstance(x, PendingView) else (x, None)
+        if pre is None and isinstance(x, PendingView) and x.dims != source.shape:
+            pre = x.dims
+        view = PendingView(source, dims, pre, tuple(perm))
         return view if self.enabled else self.emit(view)
 
     def emit(self, x: Any) -> Any:
@@ -127,9 +125,8 @@ def _reshape(value: Value, dims: Shape, source: Value | None = None) -> Value:
 
 
 def _keeps_order(x: PendingView) -> bool:
-    before = x.pre if x.pre is not None else x.source.shape
-    assert before is not None and x.perm is not None
-    moved = [p for p in x.perm if before[p] != 1]
+    assert x.perm is not None
+    moved = [p for p in x.perm if x.before[p] != 1]
     symbols = [d for d in x.dims if not isinstance(d, int)]
     if len(symbols) == 1:
         return moved == sorted(moved) and 0 not in x.dims  # a -1 beside a 0 is ambiguous
@@ -262,8 +259,7 @@ def rot90(self: Value, k: int, dims: Sequence[int]) -> Value:
 def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
     """The value whose contiguous layout is the memory of the traced tensor, and whether that is
     the whole storage; Decline when there is no such value."""
-    dims = tuple(from_torch(d) for d in fake.shape)
-    strides = tuple(from_torch(d) for d in fake.stride())
+    dims, strides = layout_of(fake)
     if from_torch(fake.storage_offset()) != 0:
         raise Decline("the traced tensor starts inside its storage")
     nbytes = from_torch(fake.untyped_storage().nbytes())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
@@ -152,23 +153,13 @@ def _rule(op: Op) -> list[Fact]:
         return facts[i].content
 
     spec = json.loads(node.attr("arguments"))
-    args = _on_meta(_decode(spec["args"], get, node))
-    kwargs = _on_meta(_decode(spec["kwargs"], get, node))
+    given = [_decode(spec[part], get, node) for part in ("args", "kwargs")]
+    args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), given)
     try:
         results = list(_leaves(find_target(node)(*args, **kwargs)))
     except Exception as e:  # data-dependent or without meta kernel: dims come with the data
         raise MissingHostValue(f"{node}: {e}") from e
     return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
-
-
-def _on_meta(x: Any) -> Any:
-    if isinstance(x, torch.device):
-        return torch.device("meta")
-    if isinstance(x, dict):
-        return {k: _on_meta(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(_on_meta(v) for v in x)
-    return x
 
 
 def _scalar_inputs(node: Node) -> list[Value]:

@@ -166,7 +166,7 @@ def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Ea
     first, second = ports.split()
     reduces = _all_dims(first)
 
-    def shape(op: Op) -> Fact:
+    def shape(op: Op) -> Any:
         each = op.attr("reduction") == "none"
         return core.broadcast_over(first, second)(op) if each else Fact(op.dtype(first), ())
 
