@@ -33,43 +33,25 @@ def flash_attention_for_cpu(
     return out, ge.Squeeze(lse, axis=[3])
 
 
-@builtin(aten._scaled_dot_product_flash_attention.default)
-def flash_attention(
-    query: View, key: View, value: View, dropout_p: float, is_causal: bool, scale: float | None,
-    views: ViewFolder, reads: set[Any], meta_outputs: Any,
-) -> list[Any]:  # fmt: skip
-    _only_output(reads, dropout_p, scale)
-    out, _ = _attention(query, key, value, None, is_causal, scale, views)
-    return [out, *_unread(meta_outputs)]
-
-
 @builtin(
+    aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 )
-def efficient_attention(
-    query: View, key: View, value: View, attn_bias: View | None, dropout_p: float, is_causal: bool,
-    scale: float | None, views: ViewFolder, reads: set[Any], meta_outputs: Any,
+def fused_attention(
+    query: View, key: View, value: View, attn_bias: View | None = None, *, dropout_p: float,
+    is_causal: bool, scale: float | None, views: ViewFolder, reads: set[Any], meta_outputs: Any,
 ) -> list[Any]:  # fmt: skip
-    _only_output(reads, dropout_p, scale)
-    out, _ = _attention(query, key, value, attn_bias, is_causal, scale, views)
-    return [out, *_unread(meta_outputs)]
-
-
-def _only_output(reads: set[Any], dropout_p: float, scale: Any) -> None:
     if not reads <= {0}:
         raise Decline("what its backward needs is read, too")
     _no_dropout(dropout_p, scale)
+    out, _ = _attention(query, key, value, attn_bias, is_causal, scale, views)
+    return [out, *(None if m is None else 0 for m in meta_outputs[1:])]  # which nobody reads
 
 
 def _no_dropout(dropout_p: float, scale: Any) -> None:
     if dropout_p != 0 or isinstance(scale, Value):
         raise Decline("dropout or a symbolic scale")
-
-
-def _unread(meta_outputs: Any) -> list[Any]:
-    """Something in the place of every other result."""
-    return [None if m is None else 0 for m in meta_outputs[1:]]
 
 
 def _attention(

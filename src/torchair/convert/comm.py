@@ -92,10 +92,7 @@ def _by_ranks(make: Callable[..., Value], keeps_size: bool) -> Callable[..., Val
 
 
 def _each(make: Callable[..., Value]) -> Callable[..., list[Value]]:
-    def convert(inputs: list[Value], *args: Any) -> list[Value]:
-        return [make(x, *args) for x in inputs]
-
-    return convert
+    return lambda inputs, *args: [make(x, *args) for x in inputs]
 
 
 _COLLECTIVES: dict[str, tuple[Callable[..., Value], bool]] = {

@@ -132,20 +132,19 @@ def _fill_where(self: Value, indices: Sequence[Value | None], value: Value) -> V
 
 
 def _put_along(self: Value, dim: int, index: Value, values: Value) -> Value:
-    return index_put(self, [None] * (dim % self.rank) + [_vector(self, index)], values, False)
+    index = _vector(self, index)
+    return index_put(self, [None] * (dim % self.rank) + [index], values, False)
 
 
 @builtin(aten.index_copy.default)
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
-    if self.rank == 0 or source.rank != self.rank:
+    if source.rank != self.rank:
         raise Decline("a tensor without dims")
     return _put_along(self, dim, index, source)
 
 
 @builtin(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
-    if self.rank == 0:
-        raise Decline("a tensor without dims")
     return _put_along(self, dim, index, promote(self.dtype, value))
 
 

@@ -35,8 +35,7 @@ def addmm(
         raise Decline("alpha is 0")
     if dtype in HALF and _is_bias(self) and alpha == 1 and beta == 1:
         return ge.MatMulV2(mat1, mat2, self, None)
-    product = ge.MatMulV2(mat1, mat2, None, None)
-    product = ge.Mul(product, ge.Const(alpha, dtype=dtype))
+    product = ge.Mul(ge.MatMulV2(mat1, mat2, None, None), ge.Const(alpha, dtype=dtype))
     if beta == 0:
         return product
     if beta != 1:
@@ -49,8 +48,9 @@ def baddbmm(
     self: Value, batch1: Value, batch2: Value, beta: Any, alpha: Any, meta_outputs: TensorSpec
 ) -> Value:
     dtype = meta_outputs.dtype
-    if any(isinstance(s, Value) for s in (alpha, beta)) or beta == 0:
-        raise Decline("beta is 0 or a scale is symbolic")
+    plain(alpha, beta)
+    if beta == 0:
+        raise Decline("beta is 0")
     self, batch1, batch2 = promote(dtype, self, batch1, batch2)
     product = ge.Mul(ge.BatchMatMul(batch1, batch2), ge.Const(alpha, dtype=dtype))
     return ge.Add(product, ge.Mul(self, ge.Const(beta, dtype=dtype)))
@@ -67,25 +67,22 @@ registry.direct(
 )
 
 
-def _row(x: Value) -> Value:
-    return ge.Unsqueeze(x, axes=[0]) if x.rank == 1 else x
-
-
-def _column(x: Value) -> Value:
-    return ge.Unsqueeze(x, axes=[1]) if x.rank == 1 else x
+def _matrix(x: Value, axis: int) -> Value:
+    return ge.Unsqueeze(x, axes=[axis]) if x.rank == 1 else x
 
 
 @builtin(aten.mv.default)
 def mv(self: Value, vec: Value) -> Value:
-    return ge.Squeeze(ge.MatMul(self, _column(vec), None), axis=[1])
+    return ge.Squeeze(ge.MatMul(self, _matrix(vec, 1), None), axis=[1])
 
 
 @builtin(aten.addmv.default)
 def addmv(
     self: Value, mat: Value, vec: Value, beta: Any, alpha: Any, meta_outputs: TensorSpec
 ) -> Value:
-    if any(isinstance(s, Value) for s in (alpha, beta)) or 0 in (alpha, beta):
-        raise Decline("a scale is 0 or symbolic")
+    plain(alpha, beta)
+    if 0 in (alpha, beta):
+        raise Decline("a scale is 0")
     dtype = meta_outputs.dtype
     product = mv(mat, vec)
     if alpha != 1:
@@ -99,7 +96,7 @@ def addmv(
 def matmul(self: Value, other: Value, meta_outputs: TensorSpec) -> Value:
     if self.rank == other.rank == 1:
         return ge.Dot(self, other)
-    a, b = _row(self), _column(other)
+    a, b = _matrix(self, 0), _matrix(other, 1)
     if a.rank <= 2 and b.rank <= 2:
         product = ge.MatMul(a, b, None)
     else:
@@ -138,16 +135,13 @@ def _window(
     plain(stride, padding, dilation, extra, groups)
     if rank not in (1, 2, 3):
         raise Decline(f"{rank} spatial dims")
-    lead = [1] if rank == 1 else []
-    none = [0] if rank == 1 else []
 
-    def spread(values: Sequence[int], first: list[int]) -> list[int]:
-        return first + (list(values) * rank if len(values) == 1 else list(values))
+    def spread(values: Sequence[int], first: int) -> list[int]:
+        lead = [first] if rank == 1 else []
+        return lead + (list(values) * rank if len(values) == 1 else list(values))
 
-    return _Window(
-        spread(stride, lead), spread(padding, none), spread(dilation, lead), spread(extra, none),
-        groups,
-    )  # fmt: skip
+    sizes = (spread(stride, 1), spread(padding, 0), spread(dilation, 1), spread(extra, 0))
+    return _Window(*sizes, groups)
 
 
 def _widen(x: Value) -> Value:

@@ -114,10 +114,10 @@ def batch_norm_inference(
 ) -> list[Value]:  # fmt: skip
     given = next(p for p in (weight, bias, running_mean) if p is not None)
     size = ge.Shape(input, dtype=DataType.DT_INT32)
-    if weight is None:
-        weight = ge.Fill(ge.Gather(size, 1), ge.Cast(1.0, dst_type=given.dtype))
-    if bias is None:
-        bias = ge.Fill(ge.Gather(size, 1), ge.Cast(0.0, dst_type=given.dtype))
+    weight, bias = (
+        ge.Fill(ge.Gather(size, 1), ge.Cast(value, dst_type=given.dtype)) if p is None else p
+        for p, value in ((weight, 1.0), (bias, 0.0))
+    )
     dtype = meta_outputs[1].dtype
     if meta_outputs[1].shape == (0,):
         saved = [ge.Fill([0], ge.Cast(0.0, dst_type=dtype))] * 2
@@ -128,40 +128,30 @@ def batch_norm_inference(
     return [_narrow(y, input.rank), *saved]
 
 
-def _batch_norm_training(
-    x: Value, parameters: Sequence[Any], running: Sequence[Value | None], options: Any
-) -> Any:
-    dims = _channels(x)
-    given = next((p for p in (*parameters, *running) if p is not None), x)
+@builtin(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    input: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
+    running_var: Value | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    dims, parameters, running = _channels(input), (weight, bias), (running_mean, running_var)
+    given = next((p for p in (*parameters, *running) if p is not None), input)
     weight, bias = _parameters(given, dims, *parameters)
     mean, var = (
         _filled(dims, value, given.dtype) if r is None else ge.TensorMove(r)
         for r, value in zip(running, (0, 1), strict=True)
     )
     y, mean, var, saved_mean, saved_rstd = ge.BatchNormV3(
-        _widen(x), weight, bias, mean, var, **options
+        _widen(input), weight, bias, mean, var, epsilon=eps, momentum=momentum, is_training=training
     )
-    return _narrow(y, x.rank), saved_mean, saved_rstd, mean, var
+    return _narrow(y, input.rank), saved_mean, saved_rstd, mean, var
 
 
-@builtin(aten._native_batch_norm_legit_functional.default)
-def batch_norm_functional(
-    input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    training: bool, momentum: float, eps: float,
-) -> Any:  # fmt: skip
-    options = dict(epsilon=eps, momentum=momentum, is_training=training)
-    return _batch_norm_training(input, (weight, bias), (running_mean, running_var), options)
-
-
-@builtin(aten._native_batch_norm_legit.no_stats)
-def batch_norm_without_statistics(
-    input: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float,
-    eps: float,
-) -> Any:  # fmt: skip
+@builtin(aten._native_batch_norm_legit.no_stats, filled=True)
+def batch_norm_without_statistics(training: bool, **named: Any) -> Any:
     if not training:
         raise Decline("inference without statistics")
-    options = dict(epsilon=eps, momentum=momentum, is_training=True)
-    return _batch_norm_training(input, (weight, bias), (None, None), options)[:3]
+    none = dict(running_mean=None, running_var=None)
+    return batch_norm_functional(**named, **none, training=True)[:3]
 
 
 @builtin(aten.native_batch_norm_backward.default)

@@ -22,14 +22,12 @@ def _each(values: Sequence[int], count: int) -> list[int]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
-# ---- maximum; `window` and `named` are the arguments of the attributes ----
+# ---- maximum; `window` are the arguments of the attributes ----
 
 
 def _max_attrs(
-    kernel_size: Sequence[int], stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
-    ceil_mode: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    count = 2 if len(kernel_size) < 3 else 3
+    count: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> dict[str, Any]:
     return dict(
         ksize=_each(kernel_size, count), strides=_each(stride or kernel_size, count),
         pads=_each(padding, count), dilation=_each(dilation, count), dtype=INT64,
@@ -37,33 +35,29 @@ def _max_attrs(
     )  # fmt: skip
 
 
-def _max_attrs2d(*window: Any, **named: Any) -> dict[str, Any]:
-    attrs = _max_attrs(*window, **named)
+def _max_attrs2d(**window: Any) -> dict[str, Any]:
+    attrs = _max_attrs(2, **window)
     return {k: [1, *v, 1] if isinstance(v, list) else v for k, v in attrs.items()}
 
 
-@builtin(aten.max_pool2d_with_indices.default)
-def max_pool2d_with_indices(self: Value, *window: Any, **named: Any) -> tuple[Value, Value]:
-    values, positions = ge.MaxPoolWithArgmaxV1(self, **_max_attrs2d(*window, **named))
+@builtin(aten.max_pool2d_with_indices.default, filled=True)
+def max_pool2d_with_indices(self: Value, **window: Any) -> tuple[Value, Value]:
+    values, positions = ge.MaxPoolWithArgmaxV1(self, **_max_attrs2d(**window))
     return values, cast_result(positions, INT64)
 
 
-@builtin(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_with_indices_backward(grad_output: Value, self: Value, *window: Any) -> Value:
-    *sizes, indices = window
-    return ge.MaxPoolGradWithArgmaxV1(self, grad_output, indices, **_max_attrs2d(*sizes))
+@builtin(aten.max_pool2d_with_indices_backward.default, filled=True)
+def max_pool2d_backward(grad_output: Value, self: Value, indices: Value, **window: Any) -> Value:
+    return ge.MaxPoolGradWithArgmaxV1(self, grad_output, indices, **_max_attrs2d(**window))
 
 
-@builtin(aten.max_pool3d_with_indices.default)
-def max_pool3d_with_indices(
-    self: Value, kernel_size: Sequence[int], *window: Any, **named: Any
-) -> tuple[Value, Value]:
+@builtin(aten.max_pool3d_with_indices.default, filled=True)
+def max_pool3d_with_indices(self: Value, **window: Any) -> tuple[Value, Value]:
     batched = self.rank == 5
     values, positions = ge.MaxPool3DWithArgmaxV2(
-        self if batched else ge.Unsqueeze(self, axes=[0]),
-        **_max_attrs(_each(kernel_size, 3), *window, **named),
+        self if batched else ge.Unsqueeze(self, axes=[0]), **_max_attrs(3, **window),
         data_format="NCDHW",
-    )
+    )  # fmt: skip
     positions = cast_result(positions, INT64)
     if batched:
         return values, positions
@@ -74,8 +68,8 @@ def max_pool3d_with_indices(
 
 
 def _average_attrs(
-    kernel_size: Sequence[int], stride: Any = (), padding: Any = (0,), ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
+    kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool,
+    divisor_override: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     return dict(
         ksize=[1, 1, *_each(kernel_size, 2)], strides=[1, 1, *_each(stride or kernel_size, 2)],
@@ -85,17 +79,17 @@ def _average_attrs(
     )  # fmt: skip
 
 
-@builtin(aten.avg_pool2d.default)
-def avg_pool2d(self: Value, *window: Any, **named: Any) -> Value:
-    attrs = _average_attrs(*window, **named)
+@builtin(aten.avg_pool2d.default, filled=True)
+def avg_pool2d(self: Value, **window: Any) -> Value:
+    attrs = _average_attrs(**window)
     if self.rank == 3:
         return ge.Squeeze(ge.AvgPoolV2(ge.Unsqueeze(self, axes=[0]), **attrs), axis=[0])
     return ge.AvgPoolV2(self, **attrs)
 
 
-@builtin(aten.avg_pool2d_backward.default)
-def avg_pool2d_backward(grad_output: Value, self: Value, *window: Any, **named: Any) -> Value:
-    attrs = _average_attrs(*window, **named)
+@builtin(aten.avg_pool2d_backward.default, filled=True)
+def avg_pool2d_backward(grad_output: Value, self: Value, **window: Any) -> Value:
+    attrs = _average_attrs(**window)
     return ge.AvgPoolV2Grad(ge.Shape(self, dtype=DataType.DT_INT32), grad_output, **attrs)
 
 

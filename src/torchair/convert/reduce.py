@@ -38,21 +38,25 @@ def sum_all(self: Value, meta_outputs: TensorSpec) -> Value:
     return ge.ReduceSum(cast_result(self, meta_outputs.dtype), _axes(self, None))
 
 
-@builtin(aten.sum.dim_IntList)
-def sum_dim(self: Value, dim: Any, keepdim: bool, meta_outputs: TensorSpec) -> Value:
-    self = promote(meta_outputs.dtype, self)
-    return ge.ReduceSum(self, _axes(self, dim), keep_dims=keepdim)
-
-
 def _whole(op_type: str) -> Callable[..., Value]:
-    def convert(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
+    def convert(self: Value, meta_outputs: TensorSpec) -> Value:
         return builder(op_type)(promote(meta_outputs.dtype, self), _axes(self, None))
+
+    return convert
+
+
+def _along(op_type: str) -> Callable[..., Value]:
+    def convert(self: Value, dim: Any, keepdim: bool, meta_outputs: TensorSpec) -> Value:
+        self = promote(meta_outputs.dtype, self)
+        return builder(op_type)(self, _axes(self, dim), keep_dims=keepdim)
 
     return convert
 
 
 builtin(aten.mean.default)(_whole("ReduceMean"))
 builtin(aten.prod.default)(_whole("ReduceProd"))
+builtin(aten.prod.dim_int)(_along("ReduceProd"))
+builtin(aten.sum.dim_IntList)(_along("ReduceSum"))
 
 
 @builtin(aten.mean.dim)
@@ -61,11 +65,6 @@ def mean_dim(self: Value, dim: Any, keepdim: bool, dtype: Any, meta_outputs: Ten
     if dtype is None:
         return ge.ReduceMean(self, axes, keep_dims=keepdim)
     return ge.ReduceMeanWithCast(self, axes, keep_dims=keepdim, dtype=meta_outputs.dtype)
-
-
-@builtin(aten.prod.dim_int)
-def prod_dim(self: Value, dim: int, keepdim: bool, meta_outputs: TensorSpec) -> Value:
-    return ge.ReduceProd(promote(meta_outputs.dtype, self), [dim], keep_dims=keepdim)
 
 
 # ---- truth ----

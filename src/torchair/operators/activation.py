@@ -15,7 +15,7 @@ from torchair.operators import formulas as f
 from torchair.operators.core import NUMBERS, Kernel, Lowering, Op, call, like_first, native, scalar
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
-from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
+from torchair.operators.loops import Lowered, LowerOp, elementwise
 
 aten = torch.ops.aten
 _nn: Any = torch._C._nn
@@ -194,12 +194,8 @@ def _slope_of_channel(weight: Lowered, rank: int) -> Lowered:
     """The weight of a PRelu in a form that broadcasts: a vector runs along dim 1."""
     if weight.rank != 1 or rank < 2:
         return weight
-    after = rank - 2
-
-    def element(place: Place) -> Expr:
-        return weight.at(place[:1])
-
-    return Lowered((weight.shape[0], *(1,) * after), weight.dtype, element)
+    dims = (weight.shape[0], *[1] * (rank - 2))
+    return Lowered(dims, weight.dtype, lambda place: weight.at(place[:1]))
 
 
 @native("PRelu", like_first, call(_prelu_kernel), declines=f.mixed, types=FLOATS)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
-from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call
+from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call, like
 
 CONTRACTION = Trait.CONTRACTION
 IMAGES = CONTRACTION | Trait.KEEPS_FORMAT
@@ -178,11 +178,7 @@ def _gradients(op: Op) -> Kernel:
     return lambda x, kernel, grad: backward(grad, x, kernel)[:2]
 
 
-add_row(
-    "ConvGradients", lambda op: [Fact(op.dtype(p), op.shape(p)) for p in ("x", "filter")],
-    _gradients, IMAGES,
-)  # fmt: skip
-
+add_row("ConvGradients", like("x", "filter"), _gradients, IMAGES)
 add_row("Conv2D", _conv_rule, _conv_kernel, IMAGES, head="conv", types=SHORT)
 add_row("Conv3D", _conv_rule, _conv_kernel, IMAGES)
 for _dim in ("2D", "3D"):

@@ -81,10 +81,8 @@ def _eye_kernel(op: Op) -> Kernel:
 
 @native("Eye", _eye_rule, _eye_kernel)
 def _eye(node: LowerOp) -> Lowered:
-    def element(place: Place) -> Expr:
-        return f.eq(place[-2].value(), place[-1].value())
-
-    return Lowered(node.out_shape(), node.out_dtype(), element)
+    dims, dtype = node.out_shape(), node.out_dtype()
+    return Lowered(dims, dtype, lambda place: f.eq(place[-2].value(), place[-1].value()))
 
 
 # ---- ranges ----

@@ -331,10 +331,7 @@ def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 
 def _accumulate(combine: Formula) -> Formula:
-    def formula(x: Expr, a: Expr, b: Expr, value: Expr) -> Expr:
-        return f.add(x, combine(f.mul(cast(value, a.dtype), a), b))
-
-    return formula
+    return lambda x, a, b, value: f.add(x, combine(f.mul(cast(value, a.dtype), a), b))
 
 
 _unlike_terms = _scale_declines("value", "input_data", "x1", "x2")

@@ -90,11 +90,7 @@ def of_stored(formula: Formula) -> LoopRule:
 
 def with_attributes(make: Callable[[LowerOp], Formula]) -> LoopRule:
     """The rule of an operator whose formula depends on its attributes or types."""
-
-    def rule(node: LowerOp) -> Lowered:
-        return elementwise(make(node), *operands(node), dtype=node.out_dtype())
-
-    return rule
+    return lambda node: elementwise(make(node), *operands(node), dtype=node.out_dtype())
 
 
 def single_element(x: Lowered) -> Expr:

@@ -262,10 +262,7 @@ def _each(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _function(op: Op, kernel: UserKernel) -> Kernel:
-    def run(*tensors: Any) -> list[torch.Tensor]:
-        return _call(op, kernel, _contiguous(_owned(op, kernel, tensors)), kernel.function)
-
-    return run
+    return lambda *given: _call(op, kernel, _contiguous(_owned(op, kernel, given)), kernel.function)
 
 
 def _update(op: Op, kernel: UserKernel) -> Kernel:

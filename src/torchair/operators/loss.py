@@ -133,10 +133,7 @@ _SMALL = 9.999999960041972e-13  # torch's 1e-12 is a float32
 
 
 def _all_dims(port: str) -> Callable[[Op], tuple[int, ...]]:
-    def reduces(o: Op) -> tuple[int, ...]:
-        return () if o.attr("reduction") == "none" else tuple(range(len(o.shape(port))))
-
-    return reduces
+    return lambda o: () if o.attr("reduction") == "none" else tuple(range(len(o.shape(port))))
 
 
 def _unequal(first: str, second: str) -> Callable[[Op], str | None]:

@@ -14,7 +14,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
 from torchair.operators.core import Kernel, Op, add_row, call, like, native, same_as
-from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
+from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
 from torchair.ops.npu import activation
 
 aten = torch.ops.aten
@@ -137,12 +137,6 @@ def _root_facts(op: Op, port: str) -> list[Fact]:
     return [Fact(op.dtype(port), shape), Fact(wide, dims)]
 
 
-def _add_rms_norm_rule(op: Op) -> list[Fact]:
-    """Norm, inverse root, and the sum."""
-    norm, root = _root_facts(op, "x1")
-    return [norm, root, norm]
-
-
 def _rms_norm(x: Any, gamma: Any, eps: float) -> tuple[torch.Tensor, ...]:
     return aten._fused_rms_norm(x, gamma.shape, gamma, eps)
 
@@ -170,8 +164,9 @@ def rms_norm(o: LowerOp) -> list[Lowered]:
 
 
 @native(
-    "AddRmsNorm", _add_rms_norm_rule, call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1",
-    reduces=_like_gamma("x1"), declines=f.mixed, types=FLOATS,
+    "AddRmsNorm", lambda op: [*_root_facts(op, "x1"), *like("x1")(op)],
+    call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1", reduces=_like_gamma("x1"),
+    declines=f.mixed, types=FLOATS,
 )  # fmt: skip
 def add_rms_norm(o: LowerOp) -> list[Lowered]:
     """The same of a sum, and the sum itself."""
@@ -281,11 +276,7 @@ def _batch_norm_grad(dy: Any, x: Any, weight: Any, *rest: Any) -> Any:
 def by_channel(x: Lowered, rank: int) -> Lowered:
     """A vector over channels as a tensor that is broadcast against data of this rank."""
     shape = [1, x.shape[0], *[1] * (rank - 2)]
-
-    def element(place: Place) -> Expr:
-        return x.at((place[1],))
-
-    return Lowered(shape, x.dtype, element)
+    return Lowered(shape, x.dtype, lambda place: x.at((place[1],)))
 
 
 @native(
@@ -315,11 +306,6 @@ def _not_training(o: Op) -> str | None:
     return _not_plain(o) if o.attr("is_training") else "statistics that are given"
 
 
-def _blended(momentum: float) -> Callable[[Expr, Expr], Expr]:
-    """A running statistic with a part of it replaced."""
-    return lambda old, new: f.add(f.mul(1 - momentum, old), f.mul(float(momentum), new))
-
-
 @native(
     "BatchNormV3", _batch_norm_rule, _batch_norm, kind="reduce", domain="x", reduces=_but_channels,
     declines=_not_training,
@@ -335,7 +321,11 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
     weight, bias = (by_channel(o.tensor(p), x.rank) for p in ("weight", "bias"))
     y = elementwise(f.add, elementwise(f.mul, elementwise(f.mul, centred, rstd), weight), bias)
     middle, rstd, variance = (f.dropped(t, axes) for t in (middle, rstd, f.divided(squares, n - 1)))
-    blended = _blended(o.attr("momentum"))
+    part = float(o.attr("momentum"))
+
+    def blended(old: Expr, new: Expr) -> Expr:
+        return f.add(f.mul(1 - part, old), f.mul(part, new))
+
     return [
         y, elementwise(blended, o.tensor("running_mean"), middle),
         elementwise(blended, o.tensor("running_var"), variance), middle, rstd,

@@ -93,14 +93,15 @@ def scatter_nd_update(o: LowerOp) -> Update:
     def position(index: Place, d: int) -> Expr:
         return wide(indices.at((*index[:lead], Index(offset=d))))
 
-    def place(index: Place) -> Place:
-        return (*(at_value(position(index, d)) for d in range(depth)), *index[lead:])
-
     def valid(index: Place) -> Expr:
         tests = [inside(position(index, d), var.shape[d]) for d in range(depth)]
         return o.verify(reduce(both, tests))
 
-    return Update(updates, place, valid)
+    return Update(
+        updates,
+        lambda index: (*(at_value(position(index, d)) for d in range(depth)), *index[lead:]),
+        valid,
+    )
 
 
 # ---- memory laid out anew ----

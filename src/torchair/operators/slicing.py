@@ -306,10 +306,9 @@ def tile(o: LowerOp) -> Lowered:
             return position
         return Index() if is_one(x.shape[d]) else split(position, x.shape[d], o.extents)[1]
 
-    def element(place: Place) -> Expr:
-        return x.at([once(d, p) for d, p in enumerate(place[lead:])])
-
-    return Lowered(o.out_shape(), x.dtype, element)
+    return Lowered(
+        o.out_shape(), x.dtype, lambda place: x.at([once(d, p) for d, p in enumerate(place[lead:])])
+    )
 
 
 @native("ReverseV2", same_as("x"), call(torch.flip, ints("axis")), kind="move", host=("axis",))
