@@ -162,7 +162,7 @@ def divided(x: Lowered, by: Int) -> Lowered:
 
 def mean(o: LowerOp, x: Lowered, axes: Sequence[int]) -> Lowered:
     """The mean over axes, which stay as dims of size 1."""
-    return divided(o.reduce("sum", x, axes, keep=True), count(x, axes))
+    return divided(o.reduce("sum", x, axes), count(x, axes))
 
 
 def at_least(position: Index, bound: Int) -> Expr:

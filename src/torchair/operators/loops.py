@@ -103,17 +103,16 @@ class LowerOp(Op):
         """Dims of a result, for operators that have no operand to take them from."""
         return tuple(self._fact(self.node.outputs[k]).shape or ())  # type: ignore[arg-type]
 
-    def reduce(self, kind: Reduction, x: Lowered, axes: Sequence[int], keep: bool) -> Lowered:
-        """A reduction over axes of an operand that has the dims of
-        the group's loop nest."""
+    def reduce(self, kind: Reduction, x: Lowered, axes: Sequence[int]) -> Lowered:
+        """A reduction over axes, which stay with size 1, of an operand that has the dims of the
+        group's loop nest."""
         axes = axes_of(tuple(axes), x.rank)
         if not axes or not x.rank:
             return x
-        shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
+        shape = [1 if d in axes else n for d, n in enumerate(x.shape)]
 
         def element(place: Place) -> Expr:
-            kept = iter(place if not keep else [p for d, p in enumerate(place) if d not in axes])
-            whole = [self._domain[d] if d in axes else next(kept) for d in range(x.rank)]
+            whole = [self._domain[d] if d in axes else p for d, p in enumerate(place)]
             return loops.reduce(kind, x.at(whole))
 
         return Lowered(shape, x.dtype, element)

@@ -72,9 +72,9 @@ def _over_axis(
 
 def _powers(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lowered, Lowered]:
     """Elements less their maximum, the exponentials, and the sum of those."""
-    moved = elementwise(f.sub, x, o.reduce("max", x, axes, keep=True))
+    moved = elementwise(f.sub, x, o.reduce("max", x, axes))
     powers = elementwise(f.exp, moved)
-    return moved, powers, o.reduce("sum", powers, axes, keep=True)
+    return moved, powers, o.reduce("sum", powers, axes)
 
 
 def softmax(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> Lowered:
@@ -103,13 +103,13 @@ add_row(
 def softmax_grad(o: LowerOp, y: Lowered, axes: tuple[int, ...]) -> Lowered:
     """y * (grad - sum(y * grad))."""
     grad = o.tensor("grad_softmax")
-    total = o.reduce("sum", elementwise(f.mul, y, grad), axes, keep=True)
+    total = o.reduce("sum", elementwise(f.mul, y, grad), axes)
     return elementwise(lambda a, g, s: f.mul(a, f.sub(g, s)), y, grad, total)
 
 
 def log_softmax_grad(o: LowerOp, grad: Lowered, axes: tuple[int, ...]) -> Lowered:
     """grad - exp(y) * sum(grad)."""
-    y, total = o.tensor("x"), o.reduce("sum", grad, axes, keep=True)
+    y, total = o.tensor("x"), o.reduce("sum", grad, axes)
     return elementwise(lambda g, a, s: f.sub(g, f.mul(f.exp(a), s)), grad, y, total)
 
 
@@ -149,7 +149,7 @@ def _summed(o: LowerOp, loss: Lowered, axes: tuple[int, ...]) -> Lowered:
     """The loss of all elements as `reduction` says."""
     if o.attr("reduction") == "none":
         return loss
-    total = o.reduce("sum", loss, axes, keep=True)
+    total = o.reduce("sum", loss, axes)
     if o.attr("reduction") == "mean":
         total = f.divided(total, f.count(loss, axes))
     return f.dropped(total, axes)
@@ -315,8 +315,8 @@ def nll_loss(o: LowerOp) -> list[Lowered]:
     losses = Lowered(target.shape, x.dtype, each)
     if o.attr("reduction") == "none" and target.rank:
         return [losses, Lowered((), x.dtype, lambda _: zero)]
-    total = f.dropped(o.reduce("sum", shares, axes, keep=True), axes)
-    result = f.dropped(o.reduce("sum", losses, axes, keep=True), axes)
+    total = f.dropped(o.reduce("sum", shares, axes), axes)
+    result = f.dropped(o.reduce("sum", losses, axes), axes)
     if o.attr("reduction") == "mean":
         result = elementwise(f.div, result, total)
     return [result, total]

@@ -315,7 +315,7 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
     x, axes = o.tensor("x"), _but_channels(o)
     middle = f.mean(o, x, axes)
     centred = elementwise(f.sub, x, middle)
-    squares = o.reduce("sum", elementwise(f.square, centred), axes, keep=True)
+    squares = o.reduce("sum", elementwise(f.square, centred), axes)
     n = f.count(x, axes)
     rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(squares, n))
     weight, bias = (by_channel(o.tensor(p), x.rank) for p in ("weight", "bias"))
@@ -346,8 +346,8 @@ def batch_norm_grad(o: LowerOp) -> list[Lowered]:
     if not train:
         rstd = elementwise(inverse_root(o.attr("epsilon")), rstd)
     hat = elementwise(f.mul, elementwise(f.sub, x, middle), rstd)
-    bias_grad = o.reduce("sum", dy, axes, keep=True)
-    weight_grad = o.reduce("sum", elementwise(f.mul, dy, hat), axes, keep=True)
+    bias_grad = o.reduce("sum", dy, axes)
+    weight_grad = o.reduce("sum", elementwise(f.mul, dy, hat), axes)
     dx = dy
     if train:
         n = f.count(x, axes)

@@ -185,7 +185,7 @@ def _smoothed(o: LowerOp) -> tuple[Lowered, Lowered]:
 def dynamic_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale that lets the largest of a row just fit."""
     x, values = _smoothed(o)
-    top = o.reduce("max", elementwise(f.absolute, values), _last(o), keep=True)
+    top = o.reduce("max", elementwise(f.absolute, values), _last(o))
     scale = elementwise(lambda t: f.div(t, 127.0), top)
 
     def element(v: Expr, s: Expr) -> Expr:
@@ -213,7 +213,7 @@ def _asymmetric_declines(o: Op) -> str | None:
 def asymmetric_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale, plus the offset, that let both ends of a row just fit."""
     x, values = _smoothed(o)
-    top, bottom = (o.reduce(end, values, _last(o), keep=True) for end in ("max", "min"))
+    top, bottom = (o.reduce(end, values, _last(o)) for end in ("max", "min"))
     scale = elementwise(lambda t, b: f.div(f.sub(t, b), 255.0), top, bottom)
     safe = elementwise(lambda s: f.where(f.eq(s, 0.0), 1.0, s), scale)
     offset = elementwise(lambda t, s: f.sub(127.0, f.div(t, s)), top, safe)

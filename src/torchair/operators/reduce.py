@@ -62,7 +62,7 @@ def _prod(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -
 
 def _reduced(o: LowerOp, kind: Reduction, x: Lowered) -> Lowered:
     axes = _axes(o)
-    return f.dropped(o.reduce(kind, x, axes, keep=True), axes, o.attr("keep_dims"))
+    return f.dropped(o.reduce(kind, x, axes), axes, o.attr("keep_dims"))
 
 
 def _total(kind: Reduction, inside: Mapping[Element, Element] | None = None) -> LoopRule:
@@ -109,10 +109,10 @@ def log_sum_exp(o: LowerOp) -> Lowered:
     x, axes = o.tensor("x"), _axes(o)
     if not axes:
         return x
-    most = o.reduce("max", x, axes, keep=True)
+    most = o.reduce("max", x, axes)
     top = elementwise(lambda m: f.where(op("isinf", m), 0.0, m), most)
     powers = elementwise(lambda e, m: f.exp(f.sub(e, m)), x, top)
-    total = o.reduce("sum", powers, axes, keep=True)
+    total = o.reduce("sum", powers, axes)
     result = elementwise(lambda s, m: f.add(f.log(s), m), total, top)
     return f.dropped(result, axes, o.attr("keep_dims"))
 
@@ -235,7 +235,7 @@ def lp_norm(o: LowerOp) -> Lowered:
     p, shape = float(o.attr("p")), o.shape("x")
     alone = p != 0 and all(shape[a] == 1 for a in axes)
     each, kind, last = _power_sum(1.0 if alone else p)
-    total = o.reduce(kind, elementwise(each, o.tensor("x")), axes, keep=True)
+    total = o.reduce(kind, elementwise(each, o.tensor("x")), axes)
     return f.dropped(elementwise(last, total), axes, o.attr("keepdim"))
 
 
@@ -254,7 +254,7 @@ def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Lowered,
     middle = f.mean(o, x, axes)
     squares = elementwise(lambda e, m: f.square(f.sub(e, m)), x, middle)
     degrees = _freedom(f.count(x, axes), correction)
-    total = o.reduce("sum", squares, axes, keep=True)
+    total = o.reduce("sum", squares, axes)
     return middle, elementwise(lambda s: f.div(s, cast(degrees, s.dtype)), total)
 
 
@@ -312,7 +312,7 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered
         return Lowered((), "i64", lambda _: const(0, "i64")), x
     f.refuse_nothing(x, axes)
     (axis,) = axes
-    best = o.reduce(kind, x, axes, keep=True)
+    best = o.reduce(kind, x, axes)
 
     def candidate(place: loops.Place) -> Expr:
         here = x.at(place)
@@ -322,7 +322,7 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered
             match = f.either(match, op("isnan", here))
         return f.where(match, place[axis].value(), const(_LARGE, "i64"))
 
-    return o.reduce("min", Lowered(x.shape, "i64", candidate), axes, keep=True), best
+    return o.reduce("min", Lowered(x.shape, "i64", candidate), axes), best
 
 
 def _extreme_loops(kind: Reduction, axis: Callable[[Op], Any]) -> Lowering:
