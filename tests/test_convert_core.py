@@ -1,9 +1,12 @@
 """The conversion driver on small functions."""
 
+from unittest import mock
+
 import pytest
 import torch
 
 from op_harness import check, convert
+from torchair.convert import registry
 from torchair.convert.registry import builtin
 
 
@@ -59,3 +62,15 @@ def test_permute_of_a_permute():
 def test_an_operator_has_one_converter_of_ours():
     with pytest.raises(AssertionError, match="two converters"):
         builtin(torch.ops.aten.relu.default)(lambda self: self)
+
+
+def test_a_converter_gets_what_it_names_with_the_defaults_of_torch():
+    aten = torch.ops.aten
+    with mock.patch.dict(registry._builtin, clear=True):
+        builtin(aten.add.Tensor)(lambda self, alpha, **others: (self, alpha, others))
+        builtin(aten.sub.Tensor)(lambda other: other)
+        builtin(aten.rsub.Tensor, filled=True)(lambda self, **others: others)
+        calls = {n: registry._builtin[getattr(aten, n).Tensor].fn for n in ("add", "sub", "rsub")}
+    assert calls["add"]("a", "b") == ("a", 1, {"other": "b"})
+    assert calls["sub"]("a", other="b") == "b"
+    assert calls["rsub"]("a", "b") == {"other": "b", "alpha": 1}

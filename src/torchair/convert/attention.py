@@ -81,7 +81,6 @@ _OWN_PRECISION = 10  # sparse modes from here on ask for another inner precision
 
 
 def _lengths(named: dict[str, Any], *names: str) -> None:
-    """Lists of numbers as tensors."""
     for name in names:
         given = named.get(name)
         named[name] = None if given is None else promote(INT64, given)

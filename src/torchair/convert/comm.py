@@ -22,7 +22,6 @@ _WORDS = {"sum": "sum", "min": "min", "max": "max", "product": "prod", "prod": "
 
 
 def _reduction(name: str) -> str:
-    """GE's word for a reduction of torch."""
     word = _WORDS.get(name.lower())
     if word is None:
         raise Decline(f"GE has no reduction {name!r}; it has sum, min, max and prod")

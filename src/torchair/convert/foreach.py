@@ -17,12 +17,13 @@ from torchair.convert.registry import Decline, builtin, direct, factor
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Value
-from torchair.operators.foreach import BINARY, ROUNDING, SCALED, TERNARY, UNARY
+from torchair.operators.foreach import FORMS, OVERLOADS, ROUNDING, TERNARY
 
 aten = torch.ops.aten
 Tensors = list[Value]
 FLOAT = DataType.DT_FLOAT
-_ALIASES = {"clamp_min": "maximum", "clamp_max": "minimum"}
+_ALIASES = {"_foreach_clamp_min": "Maximum", "_foreach_clamp_max": "Minimum"}
+_OWN = ("ForeachNorm", "ForeachPowScalarAndTensor")  # converted below
 
 
 def _type(*lists: Tensors) -> int:
@@ -63,37 +64,30 @@ def _and_numbers(op_type: str, count: int, default: Any = None) -> Callable[...,
     where that may be left out."""
 
     def convert(*args: Any, **named: Any) -> Any:
-        lists, rest = args[:count], [*args[count:], *named.values()]
-        return builder(op_type)(*lists, _operand(_type(*lists), rest[0] if rest else default))
+        lists, (x, *_) = args[:count], [*args[count:], *named.values(), default]
+        as_values = _numbers if isinstance(x, (list, tuple)) else _number
+        return builder(op_type)(*lists, as_values(_type(*lists), x))
 
     return convert
 
 
-def _operand(dtype: int, x: Any) -> Value:
-    return _numbers(dtype, x) if isinstance(x, (list, tuple)) else _number(dtype, x)
-
-
 def _register() -> None:
-    for name in UNARY:
-        direct({getattr(aten, f"_foreach_{name}").default: f"Foreach{name.capitalize()}"})
-    for name in (*BINARY, *_ALIASES):
-        packet = getattr(aten, f"_foreach_{name}")
-        stem = f"Foreach{_ALIASES.get(name, name).capitalize()}"
-        if f"{stem}List" in SCALED:
-            builtin(packet.List)(_and_numbers(f"{stem}List", 2, 1))
+    table = {overload: t for t, overload in OVERLOADS.items() if t not in _OWN}
+    for alias, name in _ALIASES.items():
+        for form in FORMS:
+            table[getattr(getattr(aten, alias), form)] = f"Foreach{name}{form}"
+    for overload, op_type in table.items():
+        arguments = overload._schema.arguments
+        numbers = [a for a in arguments if "number" in str(a.type)]
+        if numbers:
+            default = numbers[0].default_value
+            builtin(overload)(_and_numbers(op_type, len(arguments) - 1, default))
         else:
-            direct({packet.List: f"{stem}List"})
-        builtin(packet.Scalar)(_and_numbers(f"{stem}Scalar", 1))
-        builtin(packet.ScalarList)(_and_numbers(f"{stem}ScalarList", 1))
-    for name in TERNARY:
-        packet, stem = getattr(aten, f"_foreach_{name}"), f"Foreach{name.capitalize()}"
-        builtin(packet.Scalar)(_and_numbers(f"{stem}Scalar", 3, 1))
-        builtin(packet.ScalarList)(_and_numbers(f"{stem}ScalarList", 3))
-        direct({packet.Tensor: f"{stem}List"})
+            direct({overload: op_type})
     for mode, name in ROUNDING.items():
         builtin(getattr(aten, f"_foreach_{name}").default)(_rounded(mode))
-    direct({aten._foreach_lerp.List: "ForeachLerpList"})
-    builtin(aten._foreach_lerp.Scalar)(_and_numbers("ForeachLerpScalar", 2))
+    for name in TERNARY:
+        direct({getattr(aten, f"_foreach_{name}").Tensor: f"Foreach{name.capitalize()}List"})
 
 
 @builtin(aten._foreach_norm.Scalar)

@@ -198,7 +198,6 @@ class GraphConverter:
         return node.meta["val"]
 
     def _traced(self, x: Any) -> Any:
-        """Arguments as tracing saw them."""
         return fx.map_arg(x, self._meta_of)
 
     def _meta_of(self, node: fx.Node) -> Any:
@@ -480,14 +479,12 @@ def _place_in_argument(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> _Pla
 
 
 def _offset_of(node: fx.Node) -> Any:
-    """The place in memory that a node names."""
     if node.target is not aten.as_strided.default:
         return None
     return node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
 
 
 def _number(dim: Dim) -> Any:
-    """A size as an operator of torch takes it."""
     return dim if isinstance(dim, int) else Scalar(value_of(dim))
 
 
@@ -551,6 +548,5 @@ def _symbol_of(meta: Any) -> Any:
 
 
 def _place(entry: Registration) -> str:
-    """Name and place of a converter, for messages."""
     name = getattr(entry.fn, "__qualname__", repr(entry.fn))
     return f"{name} ({entry.file}:{entry.line})" if entry.file else name

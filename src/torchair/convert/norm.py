@@ -17,7 +17,6 @@ _RANK = 4  # what GE's batch norm works on
 
 
 def _filled(dims: Any, value: float, dtype: int) -> Value:
-    """A tensor of one value in the place of a missing parameter."""
     return ge.Fill(dims, ge.Const(value, dtype=dtype))
 
 

@@ -231,7 +231,7 @@ def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
     for name in _names(fn.__code__):
         yield from _known(name)
         yield from _IMPLIED.get(name, ())
-        value = fn.__globals__.get(name)
+        value = fn.__globals__.get(name, globals().get(name))
         if isinstance(value, FunctionType) and value.__module__.startswith("torchair.convert"):
             yield from _types(value, seen)
     for inner in cells:

@@ -386,7 +386,6 @@ def _overlaps(meta: torch.Tensor) -> bool:
 
 
 def _repeats(meta: torch.Tensor) -> bool:
-    """Whether a traced tensor is expanded."""
     return any(step == 0 and size != 1 for size, step in zip(*hints(meta), strict=True))
 
 

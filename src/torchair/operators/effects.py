@@ -149,7 +149,6 @@ def _receive(group: Any, tag: int, peer: int, shape: Any, dtype: torch.dtype) ->
 
 
 def _device(group: Any) -> torch.device:
-    """Where a group moves data to."""
     types = [d.type for d in group._device_types]
     return torch.device("cpu" if "cpu" in types else types[0])
 

@@ -25,6 +25,7 @@ UNARY = (
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow")  # with a list or with numbers
 TERNARY = ("addcdiv", "addcmul")
+FORMS = ("List", "Scalar", "ScalarList")
 SCALED = ("ForeachAddList", "ForeachSubList")  # the last input is a factor of the second list
 ROUNDING = {2: "floor", 3: "ceil", 4: "round", 5: "trunc", 7: "frac"}  # by `roundMode`
 
@@ -32,15 +33,11 @@ ROUNDING = {2: "floor", 3: "ceil", 4: "round", 5: "trunc", 7: "frac"}  # by `rou
 def _overloads() -> dict[str, Any]:
     """The torch function of every operator type; its arguments are the inputs in order."""
     table = {f"Foreach{n.capitalize()}": getattr(aten, f"_foreach_{n}").default for n in UNARY}
-    for name in BINARY:
-        for form in ("List", "Scalar", "ScalarList"):
-            packet = getattr(aten, f"_foreach_{name}")
-            table[f"Foreach{name.capitalize()}{form}"] = getattr(packet, form)
-    for name in TERNARY:
+    for name in (*BINARY, *TERNARY):
         packet = getattr(aten, f"_foreach_{name}")
-        for form, overload in (("List", packet.ScalarList), ("Scalar", packet.Scalar)):
-            table[f"Foreach{name.capitalize()}{form}"] = overload
-        table[f"Foreach{name.capitalize()}ScalarList"] = packet.ScalarList
+        for form in FORMS:
+            numbers = "ScalarList" if name in TERNARY and form == "List" else form
+            table[f"Foreach{name.capitalize()}{form}"] = getattr(packet, numbers)
     return table | {
         "ForeachLerpList": aten._foreach_lerp.List,
         "ForeachLerpScalar": aten._foreach_lerp.Scalar,
@@ -105,7 +102,6 @@ def _argument(op: Op, port: str) -> Any:
 
 
 def _lists(op: Op) -> list[tuple[Fact, ...]]:
-    """The facts of each member, over all lists."""
     ports = [p for p, slot in op.node.inputs.items() if isinstance(slot, list)]
     return list(zip(*(op.list(p) for p in ports), strict=True))
 
@@ -122,7 +118,8 @@ def _rule(op_type: str, overload: Any) -> Callable[[Op], list[Fact]]:
     return rule
 
 
-for _type, _overload in _overloads().items():
+OVERLOADS = _overloads()
+for _type, _overload in OVERLOADS.items():
     add_row(_type, _rule(_type, _overload), _kernel(_type, _overload))
 
 

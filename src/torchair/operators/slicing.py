@@ -42,7 +42,6 @@ def _pack_rule(op: Op) -> Fact:
 def _joined(
     o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Lowered, Place], Expr]
 ) -> Lowered:
-    """Operands one after the other, each read by `at`."""
     parts, wide = o.tensors("x"), register_type(o.out_dtype())
     pieces = Joined(axis, sizes, lambda k, place: cast(at(parts[k], place), wide))
     return Lowered(o.out_shape(), o.out_dtype(), pieces.element)
