@@ -145,6 +145,8 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
 
 @builtin(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
+    if self.rank == 0:
+        raise Decline("a tensor without dims")
     return _put_along(self, dim, index, promote(self.dtype, value))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -347,15 +347,15 @@ class GraphConverter:
 
     def _read_of_argument(self, node: fx.Node, meta: torch.Tensor, value: Any) -> Value:
         """What `as_strided` finds in the memory of an argument, where that lies in each call."""
-        place = _place_in_argument(node, self._meta_of)
-        if self._meta_of(place.owner).dtype != meta.dtype:
+        owner, offset, after = _place_in_argument(node, self._meta_of)
+        if self._meta_of(owner).dtype != meta.dtype:
             raise self._error(node, f"{node.target} of an argument that is seen as another type")
         size, stride = (list(fx.map_arg(a, value)) for a in node.args[1:3])  # type: ignore[arg-type]
-        given = [value(place.owner), size, stride, fx.map_arg(place.offset, value)]
-        if place.after != 0:  # nobody knows yet where that is: the second of two windows
-            given[1:3] = [2, *size], [_number(place.after), *stride]
+        given = [value(owner), size, stride, fx.map_arg(offset, value)]
+        if after != 0:  # nobody knows yet where that is: the second of two windows
+            given[1:3] = [2, *size], [_number(after), *stride]
         (read,) = torch_call(node.target, given, {}, 1, {}).outputs
-        if place.after == 0:
+        if after == 0:
             return read
         read.learn(Fact(torch_to_ge(meta.dtype), (2, *self._dims(node, meta))))
         return ge.GatherV2(read, ge.Const(1, dtype=DataType.DT_INT64), [0])
@@ -456,26 +456,21 @@ def _reads_raw_memory(node: fx.Node) -> bool:
     return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)
 
 
-class _Place(NamedTuple):
-    """Where `as_strided` begins to read: at an `offset` in the memory of an argument, or if that
-    is None so many elements `after` the argument begins."""
-
-    owner: fx.Node
-    offset: Any
-    after: Dim = 0
-
-
-def _place_in_argument(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> _Place:
+def _place_in_argument(
+    node: fx.Node, meta_of: Callable[[fx.Node], Any]
+) -> tuple[fx.Node, Any, Dim]:
+    """Where `as_strided` begins to read: an argument, and the offset in its memory, or if that is
+    None how many elements after the argument begins."""
     source: Any = node.args[0]
     owner = creator(source, meta_of)
     if (offset := _offset_of(node)) is not None:
-        return _Place(owner, offset)
+        return owner, offset, 0
     start = from_torch(meta_of(source).storage_offset())
     while source is not owner:
         if _offset_of(source) is not None:
-            return _Place(owner, _number(start))
+            return owner, _number(start), 0
         source = source.args[0]
-    return _Place(owner, None, start - from_torch(meta_of(owner).storage_offset()))
+    return owner, None, start - from_torch(meta_of(owner).storage_offset())
 
 
 def _offset_of(node: fx.Node) -> Any:

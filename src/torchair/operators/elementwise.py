@@ -274,12 +274,14 @@ add_row(
 # ---- several steps in one ----
 
 
-def _scaled_kernel(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
+def _with_factor(function: Kernel, name: str) -> Callable[[Op], Kernel]:
+    """A kernel whose last tensor is a number, which may be unfed."""
+
     def make(op: Op) -> Kernel:
-        if not op.fed("alpha"):
-            return lambda x1, x2, _, out=None: fn(x1, x2, out=out)
-        factor = core.scalar(op, "alpha")
-        return lambda x1, x2, alpha, out=None: fn(x1, x2, alpha=factor(alpha), out=out)
+        if not op.fed(name):
+            return lambda *given, **out: function(*given[:-1], **out)
+        factor = core.scalar(op, name)
+        return lambda *given, **out: function(*given[:-1], **{name: factor(given[-1])}, **out)
 
     return make
 
@@ -317,17 +319,9 @@ def _scale_declines(factor: str, *ports: str) -> Callable[[Op], str | None]:
 
 _terms = core.broadcast_over("x1", "x2")
 for _type, _function, _formula in (("AxpyV2", torch.add, f.add), ("Sxpy", torch.sub, f.sub)):
-    _kernel = _scaled_kernel(_function)
+    _kernel = _with_factor(_function, "alpha")
     _loops = core.Lowering(_scaled_sum(_formula), declines=_scale_declines("alpha", "x1", "x2"))
     add_row(_type, _terms, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
-
-
-def _fused(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
-        factor = core.scalar(op, "value")
-        return lambda x, x1, x2, value, out=None: fn(x, x1, x2, value=factor(value), out=out)
-
-    return make
 
 
 def _accumulate(combine: Formula) -> Formula:
@@ -338,8 +332,9 @@ _unlike_terms = _scale_declines("value", "input_data", "x1", "x2")
 for _type, _function, _formula in (
     ("Addcmul", torch.addcmul, f.mul), ("Addcdiv", torch.addcdiv, f.div),
 ):  # fmt: skip
+    _kernel = _with_factor(_function, "value")
     _loops = f.pointwise(_accumulate(_formula), declines=_unlike_terms)
-    add_row(_type, broadcast_rule, _fused(_function), EW, out=True, loops=_loops, types=NUMBERS)
+    add_row(_type, broadcast_rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
 def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
