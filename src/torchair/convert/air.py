@@ -150,19 +150,17 @@ def _printable(value: Value) -> Value:
 # ---- the `npu` library: norms, gates, rotary embedding, routing to experts, caches ----
 
 
-direct(
-    {
-        "npu.npu_format_cast.default": "Identity",  # there is one format only
-        "npu.npu_format_cast.Tensor": Direct("Identity", "self"),
-        "npu.npu_add_rms_norm.default": Direct("AddRmsNorm", "", "epsilon", alike=True),
-        "npu.npu_moe_gating_top_k_softmax.default": Direct("MoeGatingTopKSoftmax", "", "k"),
-        "npu.npu_moe_init_routing.default": Direct("MoeInitRouting", "", "active_num"),
-        "npu.npu_rms_norm.default": Direct("RmsNorm", "", "epsilon", alike=True),
-        "npu.npu_rms_norm_backward.default": Direct("RmsNormGrad", "dy self rstd gamma"),
-        "npu.npu_swiglu.default": Direct("SwiGlu", "self", "dim"),
-        "npu.npu_swiglu_backward.default": Direct("SwiGluGrad", "", "dim"),
-    }
-)
+direct({
+    "npu.npu_format_cast.default": "Identity",  # there is one format only
+    "npu.npu_format_cast.Tensor": Direct("Identity", "self"),
+    "npu.npu_add_rms_norm.default": Direct("AddRmsNorm", "", "epsilon", alike=True),
+    "npu.npu_moe_gating_top_k_softmax.default": Direct("MoeGatingTopKSoftmax", "", "k"),
+    "npu.npu_moe_init_routing.default": Direct("MoeInitRouting", "", "active_num"),
+    "npu.npu_rms_norm.default": Direct("RmsNorm", "", "epsilon", alike=True),
+    "npu.npu_rms_norm_backward.default": Direct("RmsNormGrad", "dy self rstd gamma"),
+    "npu.npu_swiglu.default": Direct("SwiGlu", "self", "dim"),
+    "npu.npu_swiglu_backward.default": Direct("SwiGluGrad", "", "dim"),
+})  # fmt: skip
 
 
 # ---- rotary embedding ----

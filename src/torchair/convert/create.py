@@ -67,21 +67,19 @@ def full_like(self: Value, fill_value: Any, meta_outputs: TensorSpec) -> Value:
     return fill(self, fill_value, meta_outputs=meta_outputs)
 
 
-registry.direct(
-    {
-        aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
-        aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
-        aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
-        aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
-        aten.ones.default: Direct("Fill", "size: 1", promoted=True),
-        aten.ones_like.default: Direct("OnesLike", promoted=True),
-        aten.tril.default: Direct("Tril", "self", "diagonal"),
-        aten.triu.default: Direct("Triu", "self", "diagonal"),
-        aten.zero.default: Direct("ZerosLike", promoted=True),
-        aten.zeros_like.default: Direct("ZerosLike", promoted=True),
-        prims.convert_element_type.default: Direct("Cast", "a", "dst_type=@"),
-    }
-)
+registry.direct({
+    aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
+    aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
+    aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
+    aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
+    aten.ones.default: Direct("Fill", "size: 1", promoted=True),
+    aten.ones_like.default: Direct("OnesLike", promoted=True),
+    aten.tril.default: Direct("Tril", "self", "diagonal"),
+    aten.triu.default: Direct("Triu", "self", "diagonal"),
+    aten.zero.default: Direct("ZerosLike", promoted=True),
+    aten.zeros_like.default: Direct("ZerosLike", promoted=True),
+    prims.convert_element_type.default: Direct("Cast", "a", "dst_type=@"),
+})  # fmt: skip
 
 
 @builtin(aten.scalar_tensor.default)

@@ -89,13 +89,11 @@ def div_mode(
     return ge.TruncateDiv(*operands)  # integers stay exact, 16 bit quotients are not rounded up
 
 
-direct(
-    {
-        aten.addcdiv.default: Direct("Addcdiv", "self tensor1 tensor2 ~value", promoted=True),
-        aten.addcmul.default: Direct("Addcmul", "self tensor1 tensor2 ~value", promoted=True),
-        aten.rsub.Scalar: Direct("Sxpy", "other self ~alpha", promoted=True),
-    }
-)
+direct({
+    aten.addcdiv.default: Direct("Addcdiv", "self tensor1 tensor2 ~value", promoted=True),
+    aten.addcmul.default: Direct("Addcmul", "self tensor1 tensor2 ~value", promoted=True),
+    aten.rsub.Scalar: Direct("Sxpy", "other self ~alpha", promoted=True),
+})  # fmt: skip
 direct(of_aten({"Lerp": "lerp.Scalar lerp.Tensor"}), inputs="self end ~weight", promoted=True)
 direct(
     of_aten(
@@ -145,14 +143,12 @@ _SAME_NAME = (
 
 direct(of_aten({t: t.lower() for t in _SAME_NAME} | {"Sign": "sgn sign"}), promoted=True)
 direct(of_aten({"Ceil": "ceil", "Floor": "floor"}), promoted=True, recast=True)
-direct(
-    {
-        aten.isinf.default: "IsInf",
-        aten.isnan.default: "IsNan",
-        aten.log10.default: Direct("Log", promoted=True, fixed={"base": 10.0}),
-        aten.log2.default: Direct("Log", promoted=True, fixed={"base": 2.0}),
-    }
-)
+direct({
+    aten.isinf.default: "IsInf",
+    aten.isnan.default: "IsNan",
+    aten.log10.default: Direct("Log", promoted=True, fixed={"base": 10.0}),
+    aten.log2.default: Direct("Log", promoted=True, fixed={"base": 2.0}),
+})  # fmt: skip
 
 
 @builtin(aten.abs.default)

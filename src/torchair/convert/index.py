@@ -26,19 +26,17 @@ def _scattered(how: str) -> Direct:
     return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed={"reduction": how})
 
 
-registry.direct(
-    {
-        aten.embedding_dense_backward.default: Direct(
-            "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
-        ),
-        aten.embedding.default: Direct("GatherV2", "weight indices [0]"),
-        aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
-        aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
-        aten.masked_scatter.default: "MaskedScatter",
-        aten.scatter.src: _scattered("none"),
-        aten.scatter_add.default: _scattered("add"),
-    }
-)
+registry.direct({
+    aten.embedding_dense_backward.default: Direct(
+        "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
+    ),
+    aten.embedding.default: Direct("GatherV2", "weight indices [0]"),
+    aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
+    aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
+    aten.masked_scatter.default: "MaskedScatter",
+    aten.scatter.src: _scattered("none"),
+    aten.scatter_add.default: _scattered("add"),
+})  # fmt: skip
 
 
 # ---- elements read by index ----

@@ -58,13 +58,11 @@ def baddbmm(
 
 # ---- vectors: a matrix with one row or column ----
 
-registry.direct(
-    {
-        aten.bmm.default: Direct("BatchMatMul", promoted=True),
-        aten.dot.default: "Dot",
-        aten.mm.default: Direct("MatMul", "self mat2 None"),
-    }
-)
+registry.direct({
+    aten.bmm.default: Direct("BatchMatMul", promoted=True),
+    aten.dot.default: "Dot",
+    aten.mm.default: Direct("MatMul", "self mat2 None"),
+})  # fmt: skip
 
 
 def _matrix(x: Value, axis: int) -> Value:

@@ -137,22 +137,20 @@ aten = torch.ops.aten
 View = Value | PendingView
 
 
-registry.direct(
-    {
-        # at once: a chain of linear layers shows every reshape
-        aten._unsafe_view.default: Direct("Reshape", "self size"),
-        aten.alias.default: "Identity",
-        aten.clone.default: "Identity",
-        aten.copy_.default: "Assign",
-        aten.detach.default: "Identity",
-        aten.lift.default: "Identity",
-        aten.lift_fresh.default: "Identity",
-        aten.lift_fresh_copy.default: "Identity",
-        aten.repeat.default: Direct("Tile", "self repeats"),
-        aten.roll.default: Direct("Roll", "self", "shifts dims"),
-        aten.unsqueeze.default: Direct("Unsqueeze", "self", "axes=[dim]"),
-    }
-)
+registry.direct({
+    # at once: a chain of linear layers shows every reshape
+    aten._unsafe_view.default: Direct("Reshape", "self size"),
+    aten.alias.default: "Identity",
+    aten.clone.default: "Identity",
+    aten.copy_.default: "Assign",
+    aten.detach.default: "Identity",
+    aten.lift.default: "Identity",
+    aten.lift_fresh.default: "Identity",
+    aten.lift_fresh_copy.default: "Identity",
+    aten.repeat.default: Direct("Tile", "self repeats"),
+    aten.roll.default: Direct("Roll", "self", "shifts dims"),
+    aten.unsqueeze.default: Direct("Unsqueeze", "self", "axes=[dim]"),
+})  # fmt: skip
 
 
 # ---- reshapes and permutes ----
