@@ -176,9 +176,9 @@ def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
 
 def _stays(node: fx.Node) -> bool:
     value = node.meta["val"]
-    marked = hasattr(value, "_dynamo_static_input_type")
-    marked = marked or getattr(value, "_torchair_is_parameter", False)
-    return marked or isinstance(value, torch.nn.Parameter)
+    if hasattr(value, "_dynamo_static_input_type") or isinstance(value, torch.nn.Parameter):
+        return True
+    return getattr(value, "_torchair_is_parameter", False)
 
 
 # ---- the engine's plan, recorded and replayed ----

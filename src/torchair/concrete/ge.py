@@ -114,34 +114,27 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
             plan_ahead(self, inputs, gears)
 
     def report(self, seconds: float) -> None:
-        self._show()
-        self._count(seconds)
-
-    def _count(self, seconds: float) -> None:
-        """Leave figures where Dynamo keeps its own."""
+        """Show the graph as it runs, and leave figures where Dynamo keeps its own."""
         from torch._dynamo.utils import counters
 
-        counters["torchair"]["dynamic" if self.graph.is_dynamic else "static"] += 1
-        counters["torchair"]["engine_microseconds"] += int(seconds * 1e6)
-        counters["torchair_generic"].update(self.generic)
+        def program() -> str:
+            return render(self.graph, "py").decode()
 
-    def _show(self) -> None:
-        Trace().show_program(
-            f"{self.graph.name} in the engine", lambda: render(self.graph, "py").decode()
-        )
-        tell(4, lambda: render(self.graph, "py").decode())
+        Trace().show_program(f"{self.graph.name} in the engine", program)
+        tell(4, program)
         kind = self._settings.graph_dump_type
         if kind is not None:
             name = dump_name(f"dynamo_optimized_{self.graph.name}", kind)
             write_graph(self.graph, f"{self._settings.graph_dump_path}/{name}", kind)
         numbers = any(s.kind in ("scalar", "packed") for s in self.state.inputs)
-        symbolic = numbers or self.graph.is_dynamic
+        how = "dynamic" if self.graph.is_dynamic else "static"
         logger.info(
             "%s FX graph compiled to %s Ascend GE graph, graph id: %s",
-            "Dynamic" if symbolic else "Static",
-            "dynamic" if self.graph.is_dynamic else "static",
-            self.graph.name.rpartition("_")[2],
-        )
+            "Dynamic" if numbers else how.title(), how, self.graph.name.rpartition("_")[2],
+        )  # fmt: skip
+        counters["torchair"][how] += 1
+        counters["torchair"]["engine_microseconds"] += int(seconds * 1e6)
+        counters["torchair_generic"].update(self.generic)
 
     def dump(self, path: str) -> None:
         write_graph(self.graph, path, path.rpartition(".")[2])

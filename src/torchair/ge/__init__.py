@@ -6,7 +6,7 @@ Every operator prototype is a builder of this module, made when first asked for.
 from typing import Any
 
 from torchair.ge import attrs as attr
-from torchair.ge.build import Cast, Clone, Const, builder, custom_op
+from torchair.ge.build import Clone, Const, builder, custom_op
 from torchair.ge.dtypes import DataType, Format
 from torchair.ge.graph import Tensor, TensorSpec
 from torchair.ge.prototypes import register_kernel, register_operator

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torchair.errors import GraphError
 from torchair.ge import dtypes
@@ -107,18 +107,9 @@ class AttrMaker:
         return f"ge.attr.{self.kind}"
 
 
-Int = AttrMaker("Int")
-Float = AttrMaker("Float")
-Bool = AttrMaker("Bool")
-Str = AttrMaker("Str")
-DataType = AttrMaker("DataType")
-ListInt = AttrMaker("ListInt")
-ListFloat = AttrMaker("ListFloat")
-ListBool = AttrMaker("ListBool")
-ListStr = AttrMaker("ListStr")
-ListDataType = AttrMaker("ListDataType")
-ListListInt = AttrMaker("ListListInt")
-ListListFloat = AttrMaker("ListListFloat")
+Int, Float, Bool, Str, DataType = (AttrMaker(kind) for kind in KINDS[:5])
+ListInt, ListFloat, ListBool, ListStr, ListDataType = (AttrMaker(kind) for kind in KINDS[5:10])
+ListListInt, ListListFloat = (AttrMaker(kind) for kind in KINDS[10:12])
 
 _ATTR_TYPE_MAP: dict[str, AttrMaker] = {
     f"VT_{name}": kind
@@ -234,19 +225,13 @@ def _field(field: str) -> tuple[str, Any]:
     return _FIELDS[field]
 
 
-class Owner(Protocol):
-    """What has attributes."""
-
-    attrs: dict[str, Attr]
-
-
 class Attributes:
-    """Attributes of a graph, a node or a value by name, as messages."""
+    """Attributes by name, as messages, of what has them in its `attrs`: a graph, node or value."""
 
     __slots__ = ("_owner",)
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner: Any = owner
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
 
     def __getitem__(self, name: str) -> Attribute:
         return Attribute(self._owner.attrs, name)
@@ -372,13 +357,3 @@ class Description:
     def shape(self) -> Dims:
         """Dims, -1 for those that vary."""
         return Dims(self.value)
-
-
-def outputs(node: Node) -> list[Description]:
-    """Descriptions of what a node computes."""
-    return [Description(value, value.port) for value in node.outputs]
-
-
-def operands(node: Node) -> list[Description]:
-    """Descriptions of what a node reads."""
-    return [Description(Unfed() if v is None else v, name) for name, v in node.named_slots()]

@@ -170,17 +170,6 @@ def Clone(x: Value, *, dependencies: Sequence[Value] = (), node_name: str | None
     return builder("TensorMove")(x, dependencies=dependencies, node_name=node_name)
 
 
-def Cast(
-    x: Value | float, *, dst_type: int, dependencies: Sequence[Value] = (),
-    node_name: str | None = None,
-) -> Value:  # fmt: skip
-    """A conversion to another data type."""
-    kwargs: dict[str, Any] = {"dependencies": dependencies} if dependencies else {}
-    if node_name is not None:
-        kwargs["node_name"] = node_name
-    return builder("Cast")(x, dst_type=dst_type, **kwargs)
-
-
 @cache
 def builder(op_type: str) -> Callable[..., Any]:
     """The builder function of an operator type; AttributeError when there is no such type."""
@@ -227,8 +216,7 @@ def _build(
     for dependency in deps or ():
         assert isinstance(dependency, Value), "dependencies must be ge.Tensor"
         node.after(dependency.node)
-    result = _outputs(node, proto, sizes)
-    infer_node(node)
+    result = _declared(node, [_output(node, proto, port, sizes) for port in proto.outputs])
     if graph.depth == 0:
         shown = {k: v for k, v in kw.items() if k not in given}
         if deps:
@@ -339,17 +327,14 @@ def _single(proto: Prototype, found: set[int], default: int) -> int:
     return found.pop() if found else default
 
 
-def _outputs(node: Node, proto: Prototype, sizes: dict[str, int]) -> Any:
-    groups: list[Any] = []
-    for port in proto.outputs:
-        if port.kind != "dynamic":
-            groups.append(add_output(node, port.name))
-            continue
-        count = sizes.get(f"size_of_{port.name}")
-        if count is None:
-            count = _output_count(node, proto)
-        groups.append([add_output(node, f"{port.name}{i}") for i in range(count)])
-    return returned(groups)
+def _output(
+    node: Node, proto: Prototype, port: Port, sizes: dict[str, int]
+) -> str | tuple[str, int]:
+    """The name of an output, with their number if there are several of it."""
+    if port.kind != "dynamic":
+        return port.name
+    count = sizes.get(f"size_of_{port.name}")
+    return port.name, _output_count(node, proto) if count is None else count
 
 
 def returned(groups: Sequence[Any]) -> Any:
@@ -492,6 +477,7 @@ def _wrong_outputs(outputs: Any) -> str | None:
 
 
 def _declared(node: Node, outputs: Sequence[str | tuple[str, int]]) -> Any:
+    """Give a node its outputs, and those what is known of them; as a builder returns them."""
     groups: list[Any] = []
     for item in outputs:
         if isinstance(item, str):

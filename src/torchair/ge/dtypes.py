@@ -138,30 +138,18 @@ class ExecutorType(enum.IntEnum):
     NPU = 1
 
 
+_SAME_NAME = (
+    "float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+    "complex32", "complex64", "complex128", "qint8", "quint8", "qint32", "float8_e5m2",
+    "float8_e4m3fn",
+)  # fmt: skip
 _TORCH_TO_GE: dict[torch.dtype, DataType] = {
     torch.float32: DataType.DT_FLOAT,
-    torch.float16: DataType.DT_FLOAT16,
     torch.bfloat16: DataType.DT_BF16,
     torch.float64: DataType.DT_DOUBLE,
-    torch.int8: DataType.DT_INT8,
-    torch.int16: DataType.DT_INT16,
-    torch.int32: DataType.DT_INT32,
-    torch.int64: DataType.DT_INT64,
-    torch.uint8: DataType.DT_UINT8,
-    torch.uint16: DataType.DT_UINT16,
-    torch.uint32: DataType.DT_UINT32,
-    torch.uint64: DataType.DT_UINT64,
-    torch.bool: DataType.DT_BOOL,
-    torch.complex32: DataType.DT_COMPLEX32,
-    torch.complex64: DataType.DT_COMPLEX64,
-    torch.complex128: DataType.DT_COMPLEX128,
-    torch.qint8: DataType.DT_QINT8,
-    torch.quint8: DataType.DT_QUINT8,
-    torch.qint32: DataType.DT_QINT32,
     torch.quint4x2: DataType.DT_INT4,
-    torch.float8_e5m2: DataType.DT_FLOAT8_E5M2,
-    torch.float8_e4m3fn: DataType.DT_FLOAT8_E4M3FN,
     torch.float8_e8m0fnu: DataType.DT_FLOAT8_E8M0,
+    **{getattr(torch, name): DataType[f"DT_{name.upper()}"] for name in _SAME_NAME},
 }
 _GE_TO_TORCH: dict[int, torch.dtype] = {
     **{ge: t for t, ge in _TORCH_TO_GE.items()},

@@ -13,18 +13,10 @@ from itertools import islice
 from typing import Any
 
 from torchair.errors import GraphError, without_marks
-from torchair.ge.attrs import (
-    Attr,
-    Attributes,
-    Description,
-    Edges,
-    NodeAttributes,
-    operands,
-    outputs,
-)
+from torchair.ge.attrs import Attr, Attributes, Description, Edges, NodeAttributes, Unfed
 from torchair.ge.dtypes import DataType, dtype_name, type_of_meta
 from torchair.ge.prototypes import Prototype, prototype
-from torchair.ge.shapes import Dim, Shape, from_torch, on_wire
+from torchair.ge.shapes import Dim, Shape, from_torch, is_static, on_wire
 
 INPUTS = ("Data", "RefData")
 """Types of the nodes through which a caller's tensors come in."""
@@ -71,10 +63,9 @@ class TensorSpec:
     @property
     def size(self) -> list[int]:
         """Dims as integers; AssertionError when one is symbolic."""
-        assert self.shape is not None and all(isinstance(d, int) for d in self.shape), (
-            f"size of a dynamic tensor {self.shape} is not known at compile time"
-        )
-        return list(self.shape)  # type: ignore[arg-type]
+        shape = self.shape
+        assert is_static(shape), f"size of a dynamic tensor {shape} is not known at compile time"
+        return list(shape)  # type: ignore[arg-type]
 
     @property
     def symsize(self) -> list[Dim]:
@@ -175,6 +166,13 @@ class Value(Tensor):
 Slot = Value | None | list[Value]
 
 
+def _positions(slot: Slot) -> Iterable[tuple[int | None, Value]]:
+    """Values of a slot, and where they are in a list of them."""
+    if isinstance(slot, list):
+        return enumerate(slot)
+    return () if slot is None else ((None, slot),)
+
+
 class Node:
     """One operator of the graph."""
 
@@ -207,12 +205,12 @@ class Node:
     @property
     def input_desc(self) -> list[Description]:
         """Descriptions of what the node reads."""
-        return operands(self)
+        return [Description(Unfed() if v is None else v, name) for name, v in self.named_slots()]
 
     @property
     def output_desc(self) -> list[Description]:
         """Descriptions of what the node computes."""
-        return outputs(self)
+        return [Description(value, value.port) for value in self.outputs]
 
     def slots(self) -> Iterator[tuple[str, int | None, Value | None]]:
         """All input positions: port, index in a variable port or None, value or None if unfed."""
@@ -247,22 +245,11 @@ class Node:
             slot[position] = value
             value.uses[(self, port, position)] = None
             return
-        self._drop_slot(port)
+        for i, old in _positions(self.inputs.get(port)):
+            old.uses.pop((self, port, i), None)
         self.inputs[port] = list(value) if isinstance(value, (list, tuple)) else value
-        slot = self.inputs[port]
-        if isinstance(slot, list):
-            for i, v in enumerate(slot):
-                v.uses[(self, port, i)] = None
-        elif slot is not None:
-            slot.uses[(self, port, None)] = None
-
-    def _drop_slot(self, port: str) -> None:
-        old = self.inputs.get(port)
-        if isinstance(old, list):
-            for i, v in enumerate(old):
-                v.uses.pop((self, port, i), None)
-        elif old is not None:
-            old.uses.pop((self, port, None), None)
+        for i, new in _positions(self.inputs[port]):
+            new.uses[(self, port, i)] = None
 
     def after(self, other: Node) -> None:
         """Add a control edge: this node runs after `other`."""
@@ -402,8 +389,7 @@ class Graph:
     @property
     def is_dynamic(self) -> bool:
         """Whether any input has a dim that is not a known integer."""
-        shapes = [n.outputs[0].shape for n in self.data]
-        return any(s is None or any(not isinstance(d, int) for d in s) for s in shapes)
+        return not all(is_static(n.outputs[0].shape) for n in self.data)
 
     def newest(self, count: int) -> list[Node]:
         """The nodes added last, in order."""
@@ -435,8 +421,9 @@ class Graph:
         readers = [u for out in node.outputs for u in out.users()]
         if readers:
             raise GraphError(f"cannot remove {node}: {readers[0]} reads it")
-        for port in list(node.inputs):
-            node._drop_slot(port)
+        for port, position, value in node.slots():
+            if value is not None:
+                value.uses.pop((node, port, position), None)
         for other in list(node.control):
             node.not_after(other)
         for other in list(node.control_users):
@@ -450,12 +437,9 @@ class Graph:
         self._nodes[name] = node
         node.name = name
 
-    def sort(self, key: Callable[[Node], Any] | None = None) -> None:
+    def sort(self) -> None:
         """Order nodes so that producers come first, otherwise keeping the present order."""
-        order = topological(self._nodes.values(), self.name)
-        if key is not None:
-            order.sort(key=key)
-        self._nodes = {n.name: n for n in order}
+        self._nodes = {n.name: n for n in topological(self._nodes.values(), self.name)}
 
     def set_order(self, order: Iterable[Node]) -> None:
         """Take over a complete order of the nodes."""

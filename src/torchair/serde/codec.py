@@ -27,7 +27,7 @@ _QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2)  # bytes 
 MAX_BYTES = 2**31 - 1  # protobuf's own limit
 
 _SINGLES = {"i": "Int", "f": "Float", "b": "Bool", "dt": "DataType", "s": "Str", "bt": "Bytes"}
-_LISTS = {"i": "ListInt", "f": "ListFloat", "b": "ListBool", "dt": "ListDataType", "s": "ListStr"}
+_LISTS = {field: f"List{kind}" for field, kind in _SINGLES.items() if field != "bt"}
 _FIELDS = {kind: field for field, kind in _SINGLES.items()}
 _LIST_FIELDS = {kind: field for field, kind in _LISTS.items()}
 # val_type by member; a list of strings leaves it 0, and readers accept 1 too.

@@ -10,30 +10,18 @@ from typing import Any, get_args
 import torch
 
 from torchair.errors import SerializationError
+from torchair.ge import signature as kinds
 from torchair.ge.shapes import Sym
-from torchair.ge.signature import (
-    CASTS,
-    Computed,
-    ComputedScalar,
-    Fixed,
-    InputSource,
-    InputView,
-    Result,
-    ResultView,
-    Signature,
-    SourceKind,
-    SymbolResult,
-    computed,
-)
+from torchair.ge.signature import Computed, InputSource, InputView, Result, Signature
 from torchair.serde.codec import dims_text, parse_dims
 
 _RESULTS: dict[str, Callable[..., Result]] = {
-    "fixed": Fixed,
+    "fixed": kinds.Fixed,
     "computed": Computed,
-    "scalar": ComputedScalar,
+    "scalar": kinds.ComputedScalar,
     "view": InputView,
-    "part": ResultView,
-    "symbol": SymbolResult,
+    "part": kinds.ResultView,
+    "symbol": kinds.SymbolResult,
 }
 _NAMES = {made: name for name, made in _RESULTS.items()}
 
@@ -68,7 +56,10 @@ def from_text(text: str) -> Convention:
         found = json.loads(text)
         inputs = [_source(r) for r in found["inputs"]]
         results = [_result(r) for r in found["results"]]
-        symbols = {_str(k): (_int(a), _int_or_none(d)) for k, (a, d) in found["symbols"].items()}
+        symbols = {
+            _str(k): (_int(a), None if d is None else _int(d))
+            for k, (a, d) in found["symbols"].items()
+        }
         arguments = _int(found["arguments"])
         assigned = {_int(k): _int(v) for k, v in found["assigned"]}
     except SerializationError:
@@ -85,8 +76,8 @@ def check(convention: Convention, inputs: int, outputs: int) -> None:
     arguments = {a for s in signature.inputs for a in s.args}
     arguments |= {r.arg for r in signature.results if isinstance(r, InputView)}
     arguments |= {arg for arg, _ in signature.symbols.values()}
-    used = {r.index for r in computed(signature.results)}
-    used |= {r.index for r in signature.results if isinstance(r, ComputedScalar)}
+    used = {r.index for r in kinds.computed(signature.results)}
+    used |= {r.index for r in signature.results if isinstance(r, kinds.ComputedScalar)}
     used |= set(convention.assigned)
     updated = set(convention.assigned.values())
     wrong = (
@@ -144,7 +135,7 @@ def _source(record: Mapping[str, Any]) -> InputSource:
         tuple(_int(a) for a in record["args"]), record["kind"], _int(record["dtype"]),
         bool(record["static"]), _int(record["count"]),
     )  # fmt: skip
-    known = made.kind in get_args(SourceKind)
+    known = made.kind in get_args(kinds.SourceKind)
     if not known or (made.kind in ("tensor", "scalar") and len(made.args) != 1):
         raise SerializationError(f"an input of kind {made.kind!r} has {len(made.args)} arguments")
     if not 0 <= made.count < 1 << 32:
@@ -161,7 +152,7 @@ def _result(record: Mapping[str, Any]) -> Result:
         if name in values:
             _dims(values[name])
     cast = values.get("cast", "")
-    if cast not in CASTS:
+    if cast not in kinds.CASTS:
         _dtype(cast)
     if "base" in values and not isinstance(values["base"], Computed):
         raise SerializationError(f"{values['base']!r} is nothing that a result is a part of")
@@ -186,10 +177,6 @@ def _int(value: Any) -> int:
     if type(value) is not int:
         raise SerializationError(f"{value!r} is not an integer")
     return value
-
-
-def _int_or_none(value: Any) -> int | None:
-    return None if value is None else _int(value)
 
 
 def _str(value: Any) -> str:

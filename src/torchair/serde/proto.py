@@ -102,7 +102,8 @@ def too_big(graph: Graph, size: int) -> SerializationError:
 
 @unset_fake_temporarily()
 def _write_graph(target: Any, graph: Graph, payloads: bool = True) -> None:
-    payload = sum(a.value.nbytes for n in graph.nodes for a in n.attrs.values() if _is_tensor(a))
+    attrs = [a.value for n in graph.nodes for a in n.attrs.values() if a.kind == "Tensor"]
+    payload = sum(tensor.nbytes for tensor in attrs)
     if payload > MAX_BYTES and payloads:
         raise too_big(graph, payload)
     with _position("graph"):
@@ -112,10 +113,6 @@ def _write_graph(target: Any, graph: Graph, payloads: bool = True) -> None:
     for node in graph.nodes:
         with _position(f"node {node.name!r}"):
             _write_node(target.op.add(), node, descs, payloads)
-
-
-def _is_tensor(attr: Attr) -> bool:
-    return isinstance(attr.value, torch.Tensor)
 
 
 @contextmanager
@@ -254,7 +251,8 @@ class _Reader:
         for index, op in enumerate(self.message.op):
             with self.position(f"op {index}, node {op.name!r}"):
                 self.connect(op)
-        order = self.checked_order()
+        with self.position("graph"):
+            order = topological(graph.nodes, graph.name)
         if infer is not None:
             self.infer(order)
         return graph
@@ -263,7 +261,7 @@ class _Reader:
     def position(self, where: str) -> Iterator[None]:
         try:
             yield
-        except SerializationError as error:
+        except (SerializationError, GraphError) as error:
             raise SerializationError(str(error), file=self.file, position=where) from error
 
     def add(self, op: Any, payload: torch.Tensor | None) -> None:
@@ -316,12 +314,6 @@ class _Reader:
             )
         return node.outputs[int(index)]
 
-    def checked_order(self) -> list[Node]:
-        try:
-            return topological(self.graph.nodes, self.graph.name)
-        except GraphError as error:
-            raise SerializationError(str(error), file=self.file, position="graph") from error
-
     def infer(self, order: list[Node]) -> None:
         """Let the shape rules add what the file left out, producers first."""
         for node in order:
@@ -334,9 +326,8 @@ class _Reader:
             except Exception as error:
                 raise SerializationError(
                     f"the shape rule of {node.type} rejects what the file says: {error}",
-                    file=self.file,
-                    position=f"node {node.name!r}",
-                ) from error
+                    file=self.file, position=f"node {node.name!r}",
+                ) from error  # fmt: skip
 
 
 def _learn(value: Value, desc: Any, where: str) -> None:
@@ -418,10 +409,9 @@ def parse_txt(text: str, infer: Infer | None = None, *, file: FilePath | None = 
     except Exception as error:  # ParseError, or what else the protobuf in use raises
         line = getattr(error, "GetLine", lambda: None)()
         raise SerializationError(
-            f"this is not the text of a GE graph: {error}",
-            file=file,
+            f"this is not the text of a GE graph: {error}", file=file,
             position=None if line is None else f"line {line}",
-        ) from error
+        ) from error  # fmt: skip
     return read_graph_def(message, infer, file)
 
 
@@ -440,7 +430,8 @@ def pbtxt_of(message: Any) -> str:
 
 def _block(op: Any) -> str:
     lines = ["node {", f"  name: {_quoted(op.name)}", f"  op: {_quoted(op.type)}"]
-    lines += [f"  input: {_quoted(_edge(edge))}" for edge in op.input if edge]
+    edges = [f"^{e.removesuffix(':-1')}" if e.endswith(":-1") else e for e in op.input if e]
+    lines += [f"  input: {_quoted(edge)}" for edge in edges]
     for key, message in _shown(op):
         text = ge_ir.text_format().MessageToString(message, as_utf8=True).strip()
         lines += ["  attr {", f"    key: {_quoted(key)}"]
@@ -448,17 +439,10 @@ def _block(op: Any) -> str:
     return "\n".join([*lines, "}\n"])
 
 
-def _edge(edge: str) -> str:
-    return f"^{edge.removesuffix(':-1')}" if edge.endswith(":-1") else edge
-
-
 def _shown(op: Any) -> Iterator[tuple[str, Any]]:
-    for name in sorted(op.attr):
-        yield name, op.attr[name]
-    for desc in op.input_desc:
-        yield f"[i]{desc.name}", desc
-    for desc in op.output_desc:
-        yield f"[o]{desc.name}", desc
+    yield from ((name, op.attr[name]) for name in sorted(op.attr))
+    yield from ((f"[i]{desc.name}", desc) for desc in op.input_desc)
+    yield from ((f"[o]{desc.name}", desc) for desc in op.output_desc)
 
 
 def _quoted(text: str) -> str:

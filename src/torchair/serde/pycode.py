@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torchair.errors import SerializationError
 from torchair.ge import custom_op
 from torchair.ge.attrs import KINDS, Attr
-from torchair.ge.build import Cast, Clone, Data, builder, const_tensor
+from torchair.ge.build import Clone, Data, builder, const_tensor
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import INPUTS, BuilderCall, Graph, Infer, Node, Origin, Value, topological
 from torchair.ge.shapes import on_wire, symbol
@@ -315,10 +315,9 @@ def load(
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise SerializationError(
-            f"this is not a graph dump: {error}",
-            file=file,
+            f"this is not a graph dump: {error}", file=file,
             position=None if line is None else f"line {line}",
-        ) from error
+        ) from error  # fmt: skip
     with graph:
         _Interpreter(graph, text.replace("\r", "").split("\n"), file).run(statements)
     graph.origin = None
@@ -465,7 +464,6 @@ def _function(path: list[str], call: ast.Call) -> Callable[..., Any]:
     named: dict[tuple[str, ...], Callable[..., Any]] = {
         ("custom_op",): custom_op,
         ("Data",): _data,
-        ("Cast",): Cast,
         ("Clone",): Clone,
         ("build", "const_tensor"): const_tensor,
         ("shapes", "symbol"): symbol,

@@ -58,10 +58,7 @@ class TraceTask:
 
     def arg(self, name: str, default: Any = None) -> Any:
         """An argument, whatever blanks and capitals its name is written with."""
-        wanted = _plain(name)
-        args = self.event.get("args") or {}
-        found = [v for k, v in args.items() if _plain(k) == wanted]
-        return found[0] if found else default
+        return _named(self.event.get("args") or {}, name, default)
 
     @property
     def is_event(self) -> bool:
@@ -76,7 +73,7 @@ class TraceTask:
         extended = self.arg("ExtendInfo") or {}
         if isinstance(extended, str):
             extended = _parsed(extended)
-        kind = next((v for k, v in extended.items() if _plain(k) == "tasktype"), "")
+        kind = _named(extended, "taskType", "")
         return str(kind).lower() == "communication" or sounds_like_communication(self.name)
 
     @property
@@ -104,8 +101,11 @@ def sounds_like_communication(name: str) -> bool:
     return any(word in name.lower() for word in _COMMUNICATION)
 
 
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+def _named(values: Mapping[str, Any], name: str, default: Any) -> Any:
+    def plain(text: str) -> str:
+        return "".join(c for c in text.lower() if c.isalnum())
+
+    return next((v for k, v in values.items() if plain(k) == plain(name)), default)
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -154,9 +154,20 @@ def tasks_of(events: Sequence[dict[str, Any]]) -> list[TraceTask]:
     started = {s for t in tasks if (s := _started(t)) is not None and s != t.stream}
     merged: list[TraceTask] = []
     left = set(by_stream)
-    for stream in [*(s for s in by_stream if s not in started), *by_stream]:
-        if stream in left:
-            merged += _with_started(stream, stream, by_stream, left)
+    for owner in [*(s for s in by_stream if s not in started), *by_stream]:
+        running = [iter(by_stream[owner])] if owner in left else []
+        left.discard(owner)
+        while running:
+            task = next(running[-1], None)
+            if task is None:
+                running.pop()
+                continue
+            task.stream = owner
+            merged.append(task)
+            other = _started(task)
+            if other in left:
+                left.discard(other)
+                running.append(iter(by_stream[other]))
     return merged
 
 
@@ -166,20 +177,6 @@ def _started(task: TraceTask) -> str | None:
         return None
     named = task.name[len(ACTIVE) :].strip("_ ")
     return named or str(task.arg("Active Stream", "")) or None
-
-
-def _with_started(
-    stream: str, owner: str, by_stream: Mapping[str, Sequence[TraceTask]], left: set[str]
-) -> list[TraceTask]:
-    left.discard(stream)
-    found: list[TraceTask] = []
-    for task in by_stream[stream]:
-        task.stream = owner
-        found.append(task)
-        other = _started(task)
-        if other in left and other in by_stream:
-            found += _with_started(other, owner, by_stream, left)
-    return found
 
 
 def handle_of(task: TraceTask, kinds: Sequence[str]) -> tuple[str, str] | None:
