@@ -307,20 +307,21 @@ class Edges(Sequence[str]):
 
 
 @dataclass
-class Unfed:
-    """What an input that is not fed has in the place of a value."""
+class Blank:
+    """What a description has in the place of a value: that of an input which is not fed, or of an
+    operator that is being written."""
 
     dtype: int = dtypes.DataType.DT_UNDEFINED
     shape: None = None
     layout: str = ""
     device_type: str = ""
-    attrs: dict[str, Attr] = field(default_factory=lambda: {"_is_unfed_optional": Attr("Int", 1)})
+    attrs: dict[str, Attr] = field(default_factory=dict)
 
 
 class Dims:
     """The field `shape` of a description."""
 
-    def __init__(self, value: Value | Unfed) -> None:
+    def __init__(self, value: Value | Blank) -> None:
         self.dim = on_wire(value.shape)
 
 
@@ -339,7 +340,7 @@ def _of_value(name: str, doc: str) -> Any:
 class Description:
     """The description of a value at one end of an edge."""
 
-    def __init__(self, value: Value | Unfed, port: str) -> None:
+    def __init__(self, value: Value | Blank, port: str) -> None:
         self.value, self.name = value, port
 
     dtype = _of_value(
@@ -357,3 +358,7 @@ class Description:
     def shape(self) -> Dims:
         """Dims, -1 for those that vary."""
         return Dims(self.value)
+
+    def CopyFrom(self, other: Description) -> None:
+        """Take type and layout over; the name is given afterwards."""
+        self.dtype, self.layout = other.dtype, other.layout

@@ -201,18 +201,14 @@ def _build(
 ) -> Any:
     graph = get_default_ge_graph()
     given = _bind(proto, args, kw)
-    graph.depth += 1
-    try:
-        slots = _promote(proto, given)
-    finally:
-        graph.depth -= 1
+    slots = _promote(proto, given)
     node = graph.add(proto.type, node_name)
     for port, slot in slots.items():
         node.set_input(port, slot)
     sizes = {k: v for k, v in kw.items() if k.startswith("size_of_")}
     for name, value in kw.items():
         if name not in given and name not in sizes and value is not None:
-            node.attrs[name] = _typed(proto, name, value)
+            node.attrs[name] = _typed(f"ge.{proto.type}", proto.by_name[name], value, TypeError)
     for dependency in deps or ():
         assert isinstance(dependency, Value), "dependencies must be ge.Tensor"
         node.after(dependency.node)
@@ -264,16 +260,15 @@ def _in_order(proto: Prototype, shown: dict[str, Any]) -> dict[str, Any]:
     return {k: shown[k] for k in ranked}
 
 
-def _typed(proto: Prototype, name: str, value: Any) -> Attr:
+def _typed(op: str, spec: AttrSpec, value: Any, wrong: type[Exception]) -> Attr:
     if isinstance(value, Attr):
         return value
-    kind = proto.by_name[name].kind
     if isinstance(value, torch.dtype):
         value = torch_to_ge(value)
     try:
-        return Attr(kind, value)
-    except (TypeError, ValueError, KeyError) as e:
-        raise TypeError(f"ge.{proto.type}: attribute {name} is a {kind}, got {value!r}") from e
+        return Attr(spec.kind, value)
+    except (TypeError, ValueError, KeyError, AssertionError, AttributeError) as e:
+        raise wrong(f"{op}: attribute {spec.name!r} is a {spec.kind}, got {value!r}") from e
 
 
 def _promote(proto: Prototype, given: dict[str, Any]) -> dict[str, Slot]:
@@ -505,20 +500,17 @@ def _by_position(op_type: str, args: Sequence[Any], node_name: str | None) -> An
     fed = {p.name: _input(op_type, p, v) for p, v in zip(proto.inputs, args, strict=False)}
     rest = args[len(proto.inputs) :]
     given = {
-        a.name: _attr(op_type, a, v)
+        a.name: _typed(op_type, a, v, ValueError)
         for a, v in zip(proto.attrs, rest, strict=True)
         if v is not None
     }
-    return custom_op(op_type, inputs=fed, outputs=_names(proto), attrs=given, node_name=node_name)
+    assert not proto.has_dynamic_output, f"{op_type} has a variable output; {_KEYWORD_FORM}"
+    outputs: list[str | tuple[str, int]] = [p.name for p in proto.outputs]
+    return custom_op(op_type, inputs=fed, outputs=outputs, attrs=given, node_name=node_name)
 
 
 def _listed(specs: Sequence[Port | AttrSpec]) -> str:
     return f"({', '.join(s.name for s in specs)})"
-
-
-def _names(proto: Prototype) -> list[str | tuple[str, int]]:
-    assert not proto.has_dynamic_output, f"{proto.type} has a variable output; {_KEYWORD_FORM}"
-    return [p.name for p in proto.outputs]
 
 
 def _input(op_type: str, port: Port, value: Any) -> Slot:
@@ -527,16 +519,3 @@ def _input(op_type: str, port: Port, value: Any) -> Slot:
         told = reason.format(op_type=op_type, name=port.name, param_type=port.kind)
         raise TypeError(f"{told}, got {type(value).__name__}")
     return value
-
-
-def _attr(op_type: str, spec: AttrSpec, value: Any) -> Attr:
-    if isinstance(value, Attr):
-        return value
-    if isinstance(value, torch.dtype):
-        value = torch_to_ge(value)
-    try:
-        return Attr(spec.kind, value)
-    except (TypeError, ValueError, AssertionError, AttributeError) as e:
-        raise ValueError(
-            f"{op_type}: attribute {spec.name!r} is a {spec.kind}, got {value!r}"
-        ) from e

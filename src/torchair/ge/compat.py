@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torchair.errors import GraphError
-from torchair.ge.attrs import Attr, Attributes
+from torchair.ge.attrs import Attr, Attributes, Blank, Description
 from torchair.ge.build import add_output, custom_op, infer_node, slots_by_port
-from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Slot, Tensor, Value, get_default_ge_graph
 from torchair.ge.prototypes import prototype
 
@@ -133,31 +131,12 @@ def _known_of(optype: str) -> str:
 # ---- operators written field by field, as code for the original's messages does it ----
 
 
-@dataclass
-class DraftDescription:
-    """The description of an input or a result; a result may be told its type and layout."""
+class Descriptions(list[Description]):
+    """Descriptions of inputs or results in order; a result may be told its type and layout."""
 
-    name: str = ""
-    dtype: int = DataType.DT_UNDEFINED
-    layout: str = ""
-    attrs: dict[str, Attr] = field(default_factory=dict)
-
-    @property
-    def attr(self) -> Attributes:
-        """Attributes of the description."""
-        return Attributes(self)
-
-    def CopyFrom(self, other: Any) -> None:
-        """Take type and layout over; the name is given afterwards."""
-        self.dtype, self.layout = other.dtype, other.layout
-
-
-class Descriptions(list[DraftDescription]):
-    """Descriptions in order."""
-
-    def add(self) -> DraftDescription:
+    def add(self) -> Description:
         """One more."""
-        self.append(DraftDescription())
+        self.append(Description(Blank(), ""))
         return self[-1]
 
 
@@ -204,7 +183,7 @@ class Draft:
         for desc in self.output_desc:
             value = add_output(node, desc.name)
             value.dtype, value.layout = desc.dtype, desc.layout
-            value.attrs.update(desc.attrs)
+            value.attrs.update(desc.value.attrs)
         infer_node(node)
         return node
 

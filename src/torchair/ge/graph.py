@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from torchair.errors import GraphError, without_marks
-from torchair.ge.attrs import Attr, Attributes, Description, Edges, NodeAttributes, Unfed
+from torchair.ge.attrs import Attr, Attributes, Blank, Description, Edges, NodeAttributes
 from torchair.ge.dtypes import DataType, dtype_name, type_of_meta
 from torchair.ge.prototypes import Prototype, prototype
 from torchair.ge.shapes import Dim, Shape, from_torch, is_static, on_wire
@@ -205,7 +205,8 @@ class Node:
     @property
     def input_desc(self) -> list[Description]:
         """Descriptions of what the node reads."""
-        return [Description(Unfed() if v is None else v, name) for name, v in self.named_slots()]
+        unfed = Blank(attrs={"_is_unfed_optional": Attr("Int", 1)})
+        return [Description(unfed if v is None else v, name) for name, v in self.named_slots()]
 
     @property
     def output_desc(self) -> list[Description]:

@@ -47,12 +47,9 @@ class Rule:
     name: str
     find: Find
     last: tuple[str, ...]
-    above: tuple[str, ...] = ()  # if any: types of which some operand of the last node is made by
 
     def match(self, node: Node, state: Any = None) -> Build | Mismatch | None:
         """What `find` gives, or why there is no replacement."""
-        if self.above and all(v.node.type not in self.above for v in node.values()):
-            return None
         inner = Inner(node, state)
         try:
             build = self.find(node, inner)
@@ -66,13 +63,11 @@ class Rule:
 class Family(list[Rule]):
     """Rules, at a node tried in this order; called, it makes a rule of a function and adds it."""
 
-    def __call__(
-        self, *last: str, above: tuple[str, ...] = (), name: str = ""
-    ) -> Callable[[Find], Rule]:
+    def __call__(self, *last: str, name: str = "") -> Callable[[Find], Rule]:
         """The rule is named after the function, unless it is given a name."""
 
         def add(find: Find) -> Rule:
-            self.append(Rule(name or find.__name__, find, last, above))
+            self.append(Rule(name or find.__name__, find, last))
             return self[-1]
 
         return add
@@ -225,7 +220,9 @@ def verify(graph: Graph) -> None:
         _edges(graph, node, nodes)
         _ports(graph, node)
     topological(graph.nodes, graph.name)
-    _inputs(graph)
+    indices = [n.attr("index", 0) for n in graph.data]
+    if len(set(indices)) != len(indices):
+        raise GraphError(f"two inputs have one index: {indices}", graph=graph.name)
     outputs = [n for n in graph.nodes if n.type == "NetOutput"]
     if len(outputs) > 1:
         raise GraphError("a second NetOutput", node=outputs[1].name, graph=graph.name)
@@ -272,12 +269,6 @@ def _ports(graph: Graph, node: Node) -> None:
             raise GraphError(f"attribute {key!r} is not a ge.attr", node=node.name)
 
 
-def _inputs(graph: Graph) -> None:
-    indices = [n.attr("index", 0) for n in graph.data]
-    if len(set(indices)) != len(indices):
-        raise GraphError(f"two inputs have one index: {indices}", graph=graph.name)
-
-
 # ---- a node for people: `y: float32[2, 3] = Add(x1=a, x2=b, axis=1)` ----
 
 
@@ -316,8 +307,6 @@ def _short(value: Any) -> str:
 
 KERNEL_FLOATS = (DataType.DT_FLOAT, DataType.DT_BF16, DataType.DT_FLOAT16)
 """Types that fused operators have kernels for."""
-
-_CLOSE = 1e-6  # relative difference of constants that count as equal
 
 
 def made_by(value: Value, *types: str) -> bool:
@@ -359,11 +348,6 @@ def with_number(value: Value, op_type: str) -> tuple[Value, float] | None:
     return None
 
 
-def close(a: float | None, b: float) -> bool:
-    """Whether a constant is meant to be this number."""
-    return a is not None and abs(a - b) <= _CLOSE * abs(b)
-
-
 def below_cast(value: Value) -> Value:
     """What a conversion of type reads, or the value itself."""
     return operands(value)[0] if made_by(value, "Cast") else value
@@ -403,24 +387,3 @@ def shape_of(value: Value) -> tuple[Any, ...]:
     if value.shape is None:
         raise Mismatch("dims are not known", value)
     return value.shape
-
-
-def square_of(value: Value) -> Value | None:
-    """x of x * x, of x squared."""
-    if made_by(value, "Square"):
-        return operands(value)[0]
-    if made_by(value, "Mul") and operands(value)[0] is operands(value)[1]:
-        return operands(value)[0]
-    if made_by(value, "Pow") and number(operands(value)[1]) == 2:
-        return operands(value)[0]
-    return None
-
-
-def mean_of(value: Value) -> Value | None:
-    """What a mean over the last dim, which stays as a dim of one, is taken of."""
-    if not made_by(value, "ReduceMean") or not value.node.attr("keep_dims"):
-        return None
-    x, axes = operands(value)
-    last = (x.rank - 1, -1)
-    found = axes.content if isinstance(axes.content, tuple) else (axes.content,)
-    return x if len(found) == 1 and found[0] in last else None

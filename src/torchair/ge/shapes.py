@@ -194,8 +194,7 @@ def compile_dims(dims: Sequence[Any], names: Sequence[str]) -> Callable[..., tup
     if all(not isinstance(d, Sym) for d in dims):
         fixed = tuple(dims)
         return lambda *_: fixed
-    import math as _math
-
+    import torch
     from torch.utils._sympy.printers import PythonPrinter
 
     printer = PythonPrinter()
@@ -210,10 +209,8 @@ def compile_dims(dims: Sequence[Any], names: Sequence[str]) -> Callable[..., tup
         renamed = {s: sympy.Symbol(aliases[s.name], **s.assumptions0) for s in d.expr.free_symbols}
         texts.append(printer.doprint(d.expr.xreplace(renamed)))
     source = f"lambda {', '.join(aliases.values())}: ({', '.join(texts)},)"
-    import torch
-
     known = {"max": max, "min": min, "abs": abs, "round": round, "int": int, "float": float}
-    return eval(source, {"math": _math, "torch": torch, "__builtins__": known})
+    return eval(source, {"math": math, "torch": torch, "__builtins__": known})
 
 
 def evaluate(dims: Sequence[Any], env: Mapping[str, int]) -> tuple[Any, ...]:

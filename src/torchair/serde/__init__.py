@@ -34,6 +34,8 @@ __all__ = [
 ]  # fmt: skip
 
 KINDS = ("txt", "pbtxt", "py", "air")
+_TEXTS: dict[str, Callable[..., Graph]] = {".py": load, ".txt": parse_txt}
+_READERS = _TEXTS | {".air": from_bytes, ".pb": from_bytes}
 
 
 def render(graph: Graph, kind: str, *, original: bool = False) -> bytes:
@@ -55,22 +57,17 @@ def write_graph(graph: Graph, path: FilePath, kind: str, *, original: bool = Fal
 def read_graph(path: FilePath, infer: Infer | None = None) -> Graph:
     """The graph of a `.py`, `.txt`, `.air` or `.pb` file; SerializationError when it is not one."""
     kind = Path(path).suffix
-    if kind not in (".py", ".txt", ".air", ".pb"):
+    if kind not in _READERS:
         raise SerializationError(
-            f"a file named {kind or 'without extension'} is not read",
-            file=path,
+            f"a file named {kind or 'without extension'} is not read", file=path,
             hint="graphs are read from .py, .txt, .air and .pb files",
-        )
+        )  # fmt: skip
     try:
         data = Path(path).read_bytes()
-        text = "" if kind in (".air", ".pb") else data.decode()
+        content = data.decode() if kind in _TEXTS else data
     except (OSError, UnicodeDecodeError) as error:
         raise SerializationError(f"cannot read the file: {error}", file=path) from error
-    if kind == ".py":
-        return load(text, infer, file=path)
-    if kind == ".txt":
-        return parse_txt(text, infer, file=path)
-    return from_bytes(data, infer, file=path)
+    return _READERS[kind](content, infer, file=path)
 
 
 def dump_name(stem: str, kind: str) -> str:

@@ -208,24 +208,14 @@ def read_elements(dims: list[int], code: int, data: bytes | memoryview) -> torch
         raise SerializationError(
             f"holds {len(data)} bytes for a {dtype_name(code)} tensor of dims {dims}"
         )
-    if isinstance(data, bytes) or not len(data):
-        return _filled(dims, dtype, bytes(data))
-    return _over(dims, dtype, data)
-
-
-def _over(dims: list[int], dtype: torch.dtype, data: memoryview) -> torch.Tensor:
-    """A tensor in memory that somebody else has, or a copy where that begins at an odd place."""
-    memory = torch.frombuffer(data, dtype=torch.uint8)
-    if memory.data_ptr() % max(dtype.itemsize, 16):
-        memory = memory.clone()
-    return memory.view(dtype).reshape(dims)
-
-
-def _filled(dims: list[int], dtype: torch.dtype, data: bytes) -> torch.Tensor:
     try:
-        tensor = torch.empty(math.prod(dims) * dtype.itemsize, dtype=torch.uint8)
-        ctypes.memmove(tensor.data_ptr(), data, len(data))
-        return tensor.view(dtype).reshape(dims)
+        if not len(data):
+            return torch.empty(dims, dtype=dtype)
+        own = bytearray(data) if isinstance(data, bytes) else data
+        memory = torch.frombuffer(own, dtype=torch.uint8)
+        if memory.data_ptr() % max(dtype.itemsize, 16):  # it begins at an odd place
+            memory = memory.clone()
+        return memory.view(dtype).reshape(dims)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise SerializationError(f"holds a {dtype} tensor of dims {dims}: {error}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -148,9 +148,9 @@ def _result(record: Mapping[str, Any]) -> Result:
     for name in ("index", "arg", "alias_group"):
         if name in values:
             _int(values[name])
-    for name in ("shape", "strides"):
-        if name in values:
-            _dims(values[name])
+    for dims in (values.get("shape", ()), values.get("strides", ())):
+        if not all(isinstance(d, Sym) or (type(d) is int and d >= 0) for d in dims):
+            raise SerializationError(f"{dims} are not dims")
     cast = values.get("cast", "")
     if cast not in kinds.CASTS:
         _dtype(cast)
@@ -159,11 +159,6 @@ def _result(record: Mapping[str, Any]) -> Result:
     if "device" in values:
         torch.device(_str(values["device"]))
     return _RESULTS[record["is"]](**values)
-
-
-def _dims(values: Sequence[Any]) -> None:
-    if not all(isinstance(d, Sym) or (type(d) is int and d >= 0) for d in values):
-        raise SerializationError(f"{values} are not dims")
 
 
 def _dtype(name: Any) -> torch.dtype:

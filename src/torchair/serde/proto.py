@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,18 +20,7 @@ from torchair.ge.graph import INPUTS, Graph, Infer, Node, Value, topological
 from torchair.ge.prototypes import prototype
 from torchair.ge.shapes import Shape, Sym, is_static, on_wire, symbol
 from torchair.operators import infer
-from torchair.serde import ge_ir
-from torchair.serde.codec import (
-    MAX_BYTES,
-    dims_text,
-    ge_dtype,
-    parse_dims,
-    read_attrs,
-    wire_dtype,
-    write_attr,
-    write_attrs,
-    write_tensor,
-)
+from torchair.serde import codec, ge_ir
 from torchair.serde.literals import quoted
 from torchair.store import FilePath
 
@@ -56,7 +46,7 @@ def to_bytes(graph: Graph) -> bytes:
         data = bytes(model.SerializeToString(deterministic=True))
     except Exception as error:  # the messages are complete, so size is what protobuf objects to
         raise too_big(graph, model.ByteSize()) from error
-    if len(data) > MAX_BYTES:
+    if len(data) > codec.MAX_BYTES:
         raise too_big(graph, len(data))
     return data
 
@@ -95,7 +85,7 @@ def not_a_model(file: FilePath | None, size: int, error: Exception) -> Serializa
 def too_big(graph: Graph, size: int) -> SerializationError:
     """The error of a graph that the format has no room for."""
     return SerializationError(
-        f"graph {graph.name!r} takes {size} bytes, the format ends at {MAX_BYTES}",
+        f"graph {graph.name!r} takes {size} bytes, the format ends at {codec.MAX_BYTES}",
         hint="keep large weights out of the graph, as inputs or as FileConstant",
     )
 
@@ -104,11 +94,11 @@ def too_big(graph: Graph, size: int) -> SerializationError:
 def _write_graph(target: Any, graph: Graph, payloads: bool = True) -> None:
     attrs = [a.value for n in graph.nodes for a in n.attrs.values() if a.kind == "Tensor"]
     payload = sum(tensor.nbytes for tensor in attrs)
-    if payload > MAX_BYTES and payloads:
+    if payload > codec.MAX_BYTES and payloads:
         raise too_big(graph, payload)
     with _position("graph"):
         target.name = graph.name
-        write_attrs(target.attr, graph.attrs)
+        codec.write_attrs(target.attr, graph.attrs)
     descs: dict[Value, Any] = {}
     for node in graph.nodes:
         with _position(f"node {node.name!r}"):
@@ -139,7 +129,7 @@ def _write_node(op: Any, node: Node, descs: dict[Value, Any], payloads: bool) ->
         if node.type in SOURCES and name == "value" and attr.kind == "Tensor":
             _write_const(op.attr[name], node, attr, payloads)
         else:
-            write_attr(op.attr[name], attr)
+            codec.write_attr(op.attr[name], attr)
     for value in node.outputs:
         port = "" if node.type == "Const" else value.port
         _add_desc(op.output_desc, port, _desc(value, descs))
@@ -172,10 +162,10 @@ def _desc(value: Value, descs: dict[Value, Any]) -> Any:
     """The nameless description of a value; inputs and outputs hold copies of it."""
     if value not in descs:
         desc = descs[value] = ge_ir.message("TensorDescriptor")()
-        desc.dtype = wire_dtype(value.dtype)
+        desc.dtype = codec.wire_dtype(value.dtype)
         desc.layout = _layout(value)
         desc.device_type = value.device_type
-        write_attrs(desc.attr, value.attrs)
+        codec.write_attrs(desc.attr, value.attrs)
         _write_dims(desc, value)
         _write_content(desc, value)
     return descs[value]
@@ -193,7 +183,7 @@ def _write_dims(desc: Any, value: Value) -> None:
     desc.shape.dim.extend(on_wire(value.shape))
     if value.shape is not None and not is_static(value.shape):
         stem = f"{value.node.name}_{value.index}"
-        desc.attr["_sym_shape"].s = dims_text(value.shape, stem).encode()
+        desc.attr["_sym_shape"].s = codec.dims_text(value.shape, stem).encode()
 
 
 def _write_content(desc: Any, value: Value) -> None:
@@ -203,7 +193,7 @@ def _write_content(desc: Any, value: Value) -> None:
         return
     numbers = content if isinstance(content, tuple) else (content,)
     if all(isinstance(n, (int, Sym)) for n in numbers):
-        desc.attr["_sym_value"].s = dims_text(numbers, f"{value.node.name}_value").encode()
+        desc.attr["_sym_value"].s = codec.dims_text(numbers, f"{value.node.name}_value").encode()
 
 
 def _write_const(target: Any, node: Node, attr: Attr, payload: bool) -> None:
@@ -211,7 +201,7 @@ def _write_const(target: Any, node: Node, attr: Attr, payload: bool) -> None:
     of its output where that fits."""
     code = node.outputs[0].dtype if node.outputs else DataType.DT_UNDEFINED
     own = torch_to_ge(attr.value.dtype)
-    write_tensor(target.t, attr.value, code if holds(code, attr.value.dtype) else own,
+    codec.write_tensor(target.t, attr.value, code if holds(code, attr.value.dtype) else own,
                  _layout(node.outputs[0]) if node.outputs else "ND", payload)  # fmt: skip
 
 
@@ -232,18 +222,17 @@ def read_graph_def(
     return _Reader(message, file, payloads or {}).read(infer)
 
 
+@dataclass
 class _Reader:
     """One GraphDef on its way to a graph: all nodes first, then all edges."""
 
-    def __init__(
-        self, message: Any, file: FilePath | None, payloads: Mapping[int, torch.Tensor]
-    ) -> None:
-        self.message, self.payloads = message, payloads
-        self.file = file
+    message: Any
+    file: FilePath | None
+    payloads: Mapping[int, torch.Tensor]
 
     def read(self, infer: Infer | None) -> Graph:
         with self.position("graph"):
-            graph = Graph(self.message.name, infer=infer, attrs=read_attrs(self.message.attr))
+            graph = Graph(self.message.name, infer=infer, attrs=codec.read_attrs(self.message.attr))
         self.graph = graph
         for index, op in enumerate(self.message.op):
             with self.position(f"op {index}, node {op.name!r}"):
@@ -272,7 +261,7 @@ class _Reader:
         if op.subgraph_name:
             raise SerializationError(f"the subgraph {op.subgraph_name[0]!r} is not read")
         node = self.graph.add(op.type, op.name)
-        node.attrs.update(read_attrs(op.attr))
+        node.attrs.update(codec.read_attrs(op.attr))
         node.attrs.pop(PADDING, None)
         if payload is not None:
             node.attrs["value"] = Attr("Tensor", payload)
@@ -332,9 +321,9 @@ class _Reader:
 
 def _learn(value: Value, desc: Any, where: str) -> None:
     try:
-        value.dtype = ge_dtype(desc.dtype)
+        value.dtype = codec.ge_dtype(desc.dtype)
         value.layout, value.device_type = desc.layout, desc.device_type
-        value.attrs = read_attrs(desc.attr)
+        value.attrs = codec.read_attrs(desc.attr)
         named = value.attrs.pop("_sym_shape", None)
         content = value.attrs.pop("_sym_value", None)
         value.shape = _dims(value, desc, None if named is None else str(named.value))
@@ -346,7 +335,7 @@ def _learn(value: Value, desc: Any, where: str) -> None:
 def _dims(value: Value, desc: Any, text: str | None) -> Shape | None:
     dims = list(desc.shape.dim)
     if text is not None:
-        shape = parse_dims(text)
+        shape = codec.parse_dims(text)
         if on_wire(shape) != dims or any(isinstance(d, int) and d < 0 for d in shape):
             raise SerializationError(f"_sym_shape {text!r} does not fit the dims {dims}")
         return shape
@@ -365,7 +354,7 @@ def default_content(value: Value) -> Sym | None:
 
 
 def _content(value: Value, text: Attr) -> Any:
-    numbers = parse_dims(str(text.value))
+    numbers = codec.parse_dims(str(text.value))
     if value.shape == () and len(numbers) == 1:
         return numbers[0]
     if value.shape is None or len(value.shape) != 1:
@@ -432,17 +421,14 @@ def _block(op: Any) -> str:
     lines = ["node {", f"  name: {_quoted(op.name)}", f"  op: {_quoted(op.type)}"]
     edges = [f"^{e.removesuffix(':-1')}" if e.endswith(":-1") else e for e in op.input if e]
     lines += [f"  input: {_quoted(edge)}" for edge in edges]
-    for key, message in _shown(op):
+    shown = [(name, op.attr[name]) for name in sorted(op.attr)]
+    shown += [(f"[i]{desc.name}", desc) for desc in op.input_desc]
+    shown += [(f"[o]{desc.name}", desc) for desc in op.output_desc]
+    for key, message in shown:
         text = ge_ir.text_format().MessageToString(message, as_utf8=True).strip()
         lines += ["  attr {", f"    key: {_quoted(key)}"]
         lines += ["    value {", f"      s: {_quoted(text)}", "    }", "  }"]
     return "\n".join([*lines, "}\n"])
-
-
-def _shown(op: Any) -> Iterator[tuple[str, Any]]:
-    yield from ((name, op.attr[name]) for name in sorted(op.attr))
-    yield from ((f"[i]{desc.name}", desc) for desc in op.input_desc)
-    yield from ((f"[o]{desc.name}", desc) for desc in op.output_desc)
 
 
 def _quoted(text: str) -> str:

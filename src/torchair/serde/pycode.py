@@ -11,7 +11,7 @@ import ast
 import keyword
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -229,11 +229,11 @@ class _Program:
         self.lines.append(f"{name}.dtype = {value.dtype}")
         if value.shape is not None:
             stem = f"{value.node.name}_{value.index}"
-            dims = [_dim(d, f"{stem}_d{i}") for i, d in enumerate(on_wire(value.shape))]
+            named = [f"ge.shapes.symbol({quoted(f'{stem}_d{i}')})" for i in range(value.rank)]
+            dims = [n if d < 0 else d for n, d in zip(named, on_wire(value.shape), strict=True)]
             self.lines.append(f"{name}.shape = ({''.join(f'{d}, ' for d in dims).rstrip()})")
-        for field in ("layout", "device_type"):
-            if getattr(value, field):
-                self.lines.append(f"{name}.{field} = {quoted(getattr(value, field))}")
+        told = {"layout": value.layout, "device_type": value.device_type}
+        self.lines += [f"{name}.{key} = {quoted(text)}" for key, text in told.items() if text]
 
     # Tail -----------------------------------------------------------------------------------
 
@@ -269,10 +269,6 @@ class _Program:
         attrs = {k: a for k, a in sorted(self.graph.attrs.items()) if k not in INTERFACE}
         if attrs:
             self.lines.append(f"{_GRAPH}.attrs.update({', '.join(self.keywords(attrs))})")
-
-
-def _dim(dim: int, name: str) -> str:
-    return str(dim) if dim >= 0 else f"ge.shapes.symbol({quoted(name)})"
 
 
 def _keyword(name: str, text: str) -> str:
@@ -324,14 +320,14 @@ def load(
     return graph
 
 
+@dataclass
 class _Interpreter:
     """Variables of one dump and the statements a dump may hold."""
 
-    def __init__(self, graph: Graph, lines: list[str], file: FilePath | None) -> None:
-        self.graph = graph
-        self.lines = lines
-        self.file = file
-        self.variables: dict[str, Any] = {}
+    graph: Graph
+    lines: list[str]
+    file: FilePath | None
+    variables: dict[str, Any] = field(default_factory=dict)
 
     def run(self, statements: list[ast.stmt]) -> None:
         done = 0

@@ -73,15 +73,11 @@ class Dumped:
             raise ValueError(f"{self.file} is not a tensor: {e}") from e
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{self.file} is not a tensor but a {type(tensor).__name__}")
-        return _array(tensor.detach().resolve_conj().resolve_neg())
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    """As numpy has it; floats that it does not know are widened."""
-    try:
-        return tensor.numpy()
-    except TypeError:
-        return tensor.float().numpy()
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        try:
+            return tensor.numpy()
+        except TypeError:  # a float that numpy does not know
+            return tensor.float().numpy()
 
 
 def results_in(folder: Path) -> dict[Key, Dumped]:
@@ -231,27 +227,29 @@ def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Compared:
     if known:  # least and greatest element and mean are all that is compared: there is no cosine
         x, y = (t if isinstance(t, Statistics) else Statistics.of(t) for t in (x, y))
 
-    def row(cosine: float, absolute: float, relative: float, diverges: bool, note: str) -> Compared:
+    def row(
+        diverges: bool, note: str, absolute: float = _NAN, relative: float = _NAN,
+        cosine: float = _NAN,
+    ) -> Compared:  # fmt: skip
         target, files = a.target or b.target, (a.file, b.file)
         shown = (str(x.dtype), x.shape, cosine, absolute, relative)
         return Compared(key, target, *shown, diverges, note, files)
 
     if x.shape != y.shape:
-        note = f"dims differ: {list(x.shape)} and {list(y.shape)}"
-        return row(_NAN, _NAN, _NAN, True, note)
+        return row(True, f"dims differ: {list(x.shape)} and {list(y.shape)}")
     if known and (x.numbers is None or y.numbers is None):
-        return row(_NAN, _NAN, _NAN, False, "no numbers")
+        return row(False, "no numbers")
     if not known and (x.dtype.kind not in "biufc" or y.dtype.kind not in "biufc"):
-        return row(_NAN, _NAN, _NAN, False, f"no numbers: {x.dtype} and {y.dtype}")
+        return row(False, f"no numbers: {x.dtype} and {y.dtype}")
     arrays = (np.array(x.numbers), np.array(y.numbers)) if known else (x, y)
     cosine, absolute, scale, odd = _numbers(*arrays)
     relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
     exact = not known and x.dtype.kind in "biu"
     diverges = bool(odd) or (absolute > 0 if exact else absolute > rtol * scale)
     if known:
-        return row(_NAN, absolute, relative, diverges, "by statistics")
+        return row(diverges, "by statistics", absolute, relative)
     note = f"{odd} elements finite in one only" if odd else ""
-    return row(cosine, absolute, relative, diverges, note)
+    return row(diverges, note, absolute, relative, cosine)
 
 
 def _numbers(x: Any, y: Any) -> tuple[float, float, float, int]:

@@ -9,18 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from torchair.tools.gegraph_check.tasks import (
-    RECORDS,
-    WAITS,
-    FilePath,
-    TraceTask,
-    handle_of,
-    read_events,
-    set_clocks,
-    tasks_of,
-    tool_arguments,
-    write_events,
-)
+from torchair.store import FilePath
+from torchair.tools.gegraph_check import tasks as trace
 
 
 def align_trace_json(
@@ -31,18 +21,18 @@ def align_trace_json(
 
     Without `output` the file is `<input>.aligned.json`. Returns its path.
     """
-    events = read_events(input)
-    tasks = tasks_of(events)
-    stuck = {id(t) for t in set_clocks(tasks)}
+    events = trace.read_events(input)
+    tasks = trace.tasks_of(events)
+    stuck = {id(t) for t in trace.set_clocks(tasks)}
     begins = _begins(tasks, stuck, merge_gap)
     aligned = [dict(e) for e in events]
     for task in tasks:
         aligned[task.number]["ts"] = begins[task.number]
     target = f"{str(input).removesuffix('.json')}.aligned.json"
-    return write_events(target if output is None else output, aligned)
+    return trace.write_events(target if output is None else output, aligned)
 
 
-def _begins(tasks: Sequence[TraceTask], stuck: set[int], gap: float) -> dict[int, float]:
+def _begins(tasks: Sequence[trace.TraceTask], stuck: set[int], gap: float) -> dict[int, float]:
     """When each task begins, from the earliest on: as in the file, or later."""
     begins: dict[int, float] = {}
     ends: dict[str, float] = {}
@@ -51,12 +41,12 @@ def _begins(tasks: Sequence[TraceTask], stuck: set[int], gap: float) -> dict[int
         begin = float(task.event.get("ts", 0))
         if task.stream in ends:
             begin = max(begin, ends[task.stream] + gap)
-        waits = handle_of(task, WAITS)
+        waits = trace.handle_of(task, trace.WAITS)
         if waits is not None and id(task) not in stuck:
             begin = max(begin, fired.get(waits[1], begin))
         begins[task.number] = begin
         ends[task.stream] = begin + float(task.event.get("dur", 0))
-        record = handle_of(task, RECORDS)
+        record = trace.handle_of(task, trace.RECORDS)
         if record is not None:
             fired[record[1]] = ends[task.stream]
     return begins
@@ -64,7 +54,7 @@ def _begins(tasks: Sequence[TraceTask], stuck: set[int], gap: float) -> dict[int
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = tool_arguments("align_trace", __doc__)
+    parser = trace.tool_arguments("align_trace", __doc__)
     parser.add_argument("output", nargs="?", help="file, <input>.aligned.json if not given")
     options = parser.parse_args(arguments)
     print(align_trace_json(options.input, options.output, options.merge_gap))

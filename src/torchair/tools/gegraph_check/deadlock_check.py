@@ -12,15 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from torchair.tools.gegraph_check.tasks import (
-    FilePath,
-    TraceTask,
-    read_events,
-    set_clocks,
-    tasks_of,
-    tool_arguments,
-    write_events,
-)
+from torchair.store import FilePath
+from torchair.tools.gegraph_check import tasks as trace
 
 PREFIX = "dead_lock_"
 WIDTH = 49.5
@@ -31,8 +24,8 @@ WIDTH = 49.5
 class Conflict:
     """Two tasks that nothing orders, and that need more vector cores than there are."""
 
-    first: TraceTask
-    second: TraceTask
+    first: trace.TraceTask
+    second: trace.TraceTask
     total: int
 
     def __str__(self) -> str:
@@ -42,11 +35,11 @@ class Conflict:
         )
 
 
-def _shown(task: TraceTask) -> str:
+def _shown(task: trace.TraceTask) -> str:
     return f"[stream {task.stream} TaskId={task.id}] {task.name} ({task.vector_cores} AIVEC)"
 
 
-def find_conflicts(tasks: Sequence[TraceTask], aivec_total: int) -> list[Conflict]:
+def find_conflicts(tasks: Sequence[trace.TraceTask], aivec_total: int) -> list[Conflict]:
     """Pairs of communication tasks on different streams that no event orders and that together
     need too many vector cores. Tasks must have clocks."""
     suspects = [t for t in tasks if t.is_communication and t.needs_all_blocks and t.vector_cores]
@@ -66,10 +59,10 @@ def deadlock_check(
     """Print the risks of a task file, and write it again with the tasks of conflicts marked, if
     there are any. `merge_gap` is accepted for files that were not filtered; order, not time,
     decides."""
-    events = read_events(input_path)
-    tasks = tasks_of(events)
+    events = trace.read_events(input_path)
+    tasks = trace.tasks_of(events)
     print(f"{len(tasks)} tasks on {len({t.stream for t in tasks})} streams", file=sys.stderr)
-    for task in set_clocks(tasks):
+    for task in trace.set_clocks(tasks):
         print(f"{_shown(task)} waits for what never happens before it", file=sys.stderr)
     conflicts = find_conflicts(tasks, aivec_total)
     if not conflicts:
@@ -79,7 +72,7 @@ def deadlock_check(
     for conflict in conflicts:
         print(conflict)
     marked = {t.number for c in conflicts for t in (c.first, c.second)}
-    write_events(
+    trace.write_events(
         output_path,
         [
             {**e, "name": f"{PREFIX}{e.get('name', '')}", "dur": WIDTH} if k in marked else e
@@ -91,7 +84,7 @@ def deadlock_check(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 1 if there are risks."""
-    parser = tool_arguments("deadlock_check", __doc__)
+    parser = trace.tool_arguments("deadlock_check", __doc__)
     parser.add_argument("output", help="file to write if there are risks")
     parser.add_argument("--aivec-total", type=int, required=True, help="vector cores of the device")
     options = parser.parse_args(arguments)

@@ -8,14 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from torchair.tools.gegraph_check.tasks import (
-    FilePath,
-    TraceTask,
-    read_events,
-    tasks_of,
-    tool_arguments,
-    write_events,
-)
+from torchair.store import FilePath
+from torchair.tools.gegraph_check import tasks as trace
 
 
 def filter_comm_ops(input_path: FilePath, output_path: FilePath, merge_gap: float = 0.0) -> str:
@@ -24,30 +18,30 @@ def filter_comm_ops(input_path: FilePath, output_path: FilePath, merge_gap: floa
     Virtual streams are merged; a task of one begins `merge_gap` microseconds after the task before
     it, unless it does so later anyway. Descriptions of streams and processes stay.
     """
-    events = read_events(input_path)
+    events = trace.read_events(input_path)
     kept = [dict(e) for e in events if e.get("ph") == "M"]
     ends: dict[str, float] = {}
-    for task in tasks_of(events):
+    for task in trace.tasks_of(events):
         moved = _moved(task, ends, merge_gap)
         if task.is_event or task.is_communication:
             kept.append(moved)
     count = sum(e.get("ph") == "X" for e in kept)
     print(f"{count} of {len(events)} events kept", file=sys.stderr)
-    return write_events(output_path, kept)
+    return trace.write_events(output_path, kept)
 
 
-def _moved(task: TraceTask, ends: dict[str, float], gap: float) -> dict[str, object]:
-    begin = float(task.event.get("ts", 0))
+def _moved(task: trace.TraceTask, ends: dict[str, float], gap: float) -> dict[str, object]:
+    begin, moved = float(task.event.get("ts", 0)), {}
     if str(task.event.get("tid", "")) != task.stream:
         begin = max(begin, ends.get(task.stream, begin) + gap)
+        moved = {"tid": task.stream}
     ends[task.stream] = begin + float(task.event.get("dur", 0))
-    same = str(task.event.get("tid", "")) == task.stream
-    return {**task.event, "ts": begin, "tid": task.event.get("tid") if same else task.stream}
+    return {**task.event, "ts": begin, **moved}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = tool_arguments("filter_operators", __doc__)
+    parser = trace.tool_arguments("filter_operators", __doc__)
     parser.add_argument("output", help="file to write")
     options = parser.parse_args(arguments)
     print(filter_comm_ops(options.input, options.output, options.merge_gap))

@@ -19,21 +19,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchair.store import atomic_write
+from torchair.store import FilePath, atomic_write
 
 RECORDS = ("EVENT_RECORD_", "MEM_WRITE_VALUE_")
 WAITS = ("EVENT_WAIT_", "MEM_WAIT_VALUE_")
 ACTIVE = "STREAM_ACTIVE"
 _PAIRS = dict(zip(WAITS, RECORDS, strict=True))
 _COMMUNICATION = ("aiv_", "dispatch", "combine")
-
-FilePath = str | os.PathLike[str]
 
 
 @dataclass
@@ -158,16 +155,16 @@ def tasks_of(events: Sequence[dict[str, Any]]) -> list[TraceTask]:
         running = [iter(by_stream[owner])] if owner in left else []
         left.discard(owner)
         while running:
-            task = next(running[-1], None)
-            if task is None:
+            for task in running[-1]:
+                task.stream = owner
+                merged.append(task)
+                other = _started(task)
+                if other in left:
+                    left.discard(other)
+                    running.append(iter(by_stream[other]))
+                    break
+            else:
                 running.pop()
-                continue
-            task.stream = owner
-            merged.append(task)
-            other = _started(task)
-            if other in left:
-                left.discard(other)
-                running.append(iter(by_stream[other]))
     return merged
 
 

@@ -118,13 +118,10 @@ def _foldable(node: Node) -> bool:
     inputs = node.values()
     if not inputs or any(v.node.type != "Const" for v in inputs):
         return False
-    return not row.has(Trait.VIEW) or _same_size(node)  # an expanded constant would only grow
-
-
-def _same_size(node: Node) -> bool:
-    source: torch.Tensor = node.values()[0].node.attr("value")
-    shapes = [v.shape for v in node.outputs]
-    return all(s is not None and numel(s) == source.numel() for s in shapes)
+    if not row.has(Trait.VIEW):
+        return True
+    size, shapes = inputs[0].node.attr("value").numel(), [v.shape for v in node.outputs]
+    return all(s is not None and numel(s) == size for s in shapes)  # others would only grow
 
 
 def merge_common(graph: Graph, state: GraphState) -> None:
@@ -226,10 +223,6 @@ SWITCHED = frozenset(p.name for p in (*ENGINE_PASSES, *RULES, *PATTERNS))
 """Names that `optimization_switch` and the file of fusion switches may hold."""
 
 
-def _count(graph: Graph) -> Counter[str]:
-    return Counter(n.type for n in graph.nodes)
-
-
 def _fingerprint(graph: Graph) -> int:
     """Changes when a node, an edge, an attribute or the order does."""
     parts: list[str | int] = []
@@ -244,8 +237,8 @@ def _fingerprint(graph: Graph) -> int:
 def ge_kind(text: Callable[[Graph], str], file_type: str) -> Handler:
     """How the pass runner handles GE graphs; the text form is injected."""
     return Handler(
-        "ge", _count, _fingerprint, verify, text, file_type, lambda g: list(g._nodes),
-        lines=lambda g: [line_of(n) for n in g.nodes],
+        "ge", lambda g: Counter(n.type for n in g.nodes), _fingerprint, verify, text, file_type,
+        lambda g: list(g._nodes), lines=lambda g: [line_of(n) for n in g.nodes],
     )  # fmt: skip
 
 

@@ -108,12 +108,6 @@ COMMUNICATION = "communication"
 """The lane of collectives without a label, when those shall overlap with computing."""
 
 
-def label_of(node: Node) -> str:
-    """The stream that the user put a node on, empty for the default one."""
-    found = node.attrs.get(STREAM_LABEL)
-    return "" if found is None else str(found.value)
-
-
 class Lanes:
     """Which lane each node of a graph runs in: one for each label, and one for the rest."""
 
@@ -123,7 +117,7 @@ class Lanes:
         if single:
             return
         for node in graph.nodes:
-            label = label_of(node)
+            label = str(node.attr(STREAM_LABEL, ""))  # the stream that the user put it on
             if not label and overlap and communicates(node):
                 label = COMMUNICATION
             if label:
@@ -152,9 +146,16 @@ def _chain(graph: Graph, nodes: list[Node]) -> None:
 
 def choose_order(graph: Graph, state: GraphState) -> None:
     """Order nodes for execution by the topology strategy."""
-    makers = {"BFS": _breadth_first, "DFS": _depth_first, "RDFS": _from_the_end}
-    maker = makers.get(state.topology, lambda g: topological(g.nodes, g.name))
-    order = maker(graph)
+    order = topological(graph.nodes, graph.name)
+    if state.topology == "BFS":  # level by level: everything that is ready, in program order
+        order = _as_ready(graph, deque.extend)
+    elif state.topology == "DFS":  # what has just become ready, so that intermediates die young
+        rank = {n: -i for i, n in enumerate(order)}
+        by_rank = partial(sorted, key=rank.__getitem__)
+        order = _as_ready(graph, lambda queue, fresh: queue.extendleft(by_rank(fresh)))
+    elif state.topology == "RDFS" and graph.output is not None:
+        # what the outputs need, each operand just before its reader
+        order = topological([graph.output, *graph.nodes], graph.name)
     if state.overlap:
         order = _communication_first(order)
     graph.set_order([*graph.data, *(n for n in order if n.type not in INPUTS)])
@@ -175,18 +176,6 @@ def _communication_first(order: list[Node]) -> list[Node]:
     return sorted(order, key=lambda n: (stage[n], not leads[n]))
 
 
-def _breadth_first(graph: Graph) -> list[Node]:
-    """Level by level: everything that is ready, in program order."""
-    return _as_ready(graph, deque.extend)
-
-
-def _depth_first(graph: Graph) -> list[Node]:
-    """Follow what has just become ready, so that intermediates die young."""
-    rank = {n: -i for i, n in enumerate(topological(graph.nodes))}
-    by_rank = partial(sorted, key=rank.__getitem__)
-    return _as_ready(graph, lambda queue, fresh: queue.extendleft(by_rank(fresh)))
-
-
 def _as_ready(graph: Graph, take: Callable[[deque[Node], list[Node]], None]) -> list[Node]:
     """Nodes from a queue into which `take` puts those that have become ready."""
     missing: dict[Node, int] = {}
@@ -205,12 +194,6 @@ def _as_ready(graph: Graph, take: Callable[[deque[Node], list[Node]], None]) -> 
             missing[user] -= 1
         take(queue, [u for u in users[order[-1]] if not missing[u]])
     return order
-
-
-def _from_the_end(graph: Graph) -> list[Node]:
-    """What the outputs need, each operand just before its reader."""
-    ends = [graph.output] if graph.output is not None else []
-    return topological([*ends, *graph.nodes], graph.name)
 
 
 # ---- passes over graph inputs: packing of symbol lists, removal of dead inputs, updates ----

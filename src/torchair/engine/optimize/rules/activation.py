@@ -14,7 +14,6 @@ from torchair.ge.rewrite import (
     Inner,
     Mismatch,
     both_orders,
-    close,
     made_by,
     number,
     only,
@@ -28,12 +27,11 @@ ACTIVATION_PATTERNS = Family()
 Polynomial = dict[int, float]  # by power of x
 
 _ROOT = math.sqrt(2 / math.pi)
-_INNER: dict[str, Polynomial] = {
-    "Erf": {1: math.sqrt(0.5)},
-    "Tanh": {1: _ROOT, 3: _ROOT * 0.044715},
+_INNER: dict[str, tuple[str, Polynomial]] = {  # how `approximate` calls it, what it is taken of
+    "Erf": ("none", {1: math.sqrt(0.5)}),
+    "Tanh": ("tanh", {1: _ROOT, 3: _ROOT * 0.044715}),
 }
 _LARGEST = 16  # nodes of a product or a polynomial that is still looked at
-_APPROXIMATE = {"Erf": "none", "Tanh": "tanh"}
 
 
 def _factors(value: Value, inner: Inner) -> tuple[list[Value], float]:
@@ -69,17 +67,14 @@ def _polynomial(value: Value, x: Value, inner: Inner) -> Polynomial | None:
             todo += missing
         else:
             inner.add(v)
-            made = _combined(v, [parts[t] for t in operands(v)])
+            terms = [parts[t] for t in operands(v)]
+            if v.node.type == "Muls":
+                terms.append({0: float(v.node.attr("value"))})
+            made = _COMBINE[v.node.type](terms[0], terms[-1])
             if made is None:
                 return None
             parts[v] = made
     return parts[value]
-
-
-def _combined(value: Value, parts: list[Polynomial]) -> Polynomial | None:
-    if value.node.type == "Muls":
-        parts = [*parts, {0: float(value.node.attr("value"))}]
-    return _COMBINE[value.node.type](parts[0], parts[-1])
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
@@ -115,7 +110,12 @@ def _same(found: Polynomial | None, wanted: Polynomial) -> bool:
     if found is None:
         return False
     powers = {k for k, p in found.items() if p}
-    return powers == set(wanted) and all(close(found[k], p) for k, p in wanted.items())
+    return powers == set(wanted) and all(_close(found[k], p) for k, p in wanted.items())
+
+
+def _close(a: float, b: float) -> bool:
+    """Whether a constant is meant to be this number."""
+    return abs(a - b) <= 1e-6 * abs(b)
 
 
 @ACTIVATION_PATTERNS("Mul", "Muls")
@@ -139,11 +139,12 @@ def GeluFusion(node: Node, inner: Inner) -> Build | None:
     if made_by(x, "RealDiv", "Div") and number(operands(x)[1]) == 2:
         inner.add(x)
         x, known = operands(x)[0], known / 2
-    if not close(known, 0.5):
+    if not _close(known, 0.5):
         raise Mismatch("the factor is not one half", gate)
-    if not _same(_polynomial(operands(curve)[0], x, inner), _INNER[kind]):
+    approximate, polynomial = _INNER[kind]
+    if not _same(_polynomial(operands(curve)[0], x, inner), polynomial):
         raise Mismatch(f"what {kind} is taken of differs", curve)
-    return lambda: ge.GeluV2(x, approximate=_APPROXIMATE[kind])
+    return lambda: ge.GeluV2(x, approximate=approximate)
 
 
 @ACTIVATION_PATTERNS("Mul")

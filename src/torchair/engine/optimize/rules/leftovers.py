@@ -73,7 +73,7 @@ def ReshapeToSameShape(node: Node, inner: Inner) -> Build:
     return lambda: x
 
 
-@RULES("Reshape", above=("Reshape",))
+@RULES("Reshape")
 def ReshapeOfReshape(node: Node, inner: Inner) -> Build | None:
     """Only the last of two reshapes counts."""
     reshaped, shape = node.values()
@@ -92,7 +92,7 @@ def TransposeNothing(node: Node, inner: Inner) -> Build:
     return lambda: x
 
 
-@RULES("Transpose", above=("Transpose",))
+@RULES("Transpose")
 def TransposeTwice(node: Node, inner: Inner) -> Build | None:
     """Two transposes are one."""
     turned, outer = node.values()
@@ -108,7 +108,7 @@ def TransposeTwice(node: Node, inner: Inner) -> Build | None:
 # ---- copies ----
 
 
-@RULES("ConcatV2", above=("StridedSliceV2",))
+@RULES("ConcatV2")
 def PartPutBack(node: Node, inner: Inner) -> Build | None:
     """[x[:s], part, x[e:]] joined -> x with a part replaced, which needs no second tensor. Where no
     input keeps the result, x would be copied first, and what is joined is fused with what makes and
@@ -214,40 +214,29 @@ def _transpose_into(node: Node, inner: Inner, side: int) -> Build | None:
 
 for _type in _PRODUCT_PORTS:
     for _side in (1, 2):
-        _name = f"TransposeInto{_type}X{_side}"
-        RULES(_type, above=("Transpose",), name=_name)(partial(_transpose_into, side=_side))
+        RULES(_type, name=f"TransposeInto{_type}X{_side}")(partial(_transpose_into, side=_side))
 
 
 def _bias_into(node: Node, inner: Inner, op_type: str) -> Build | None:
     """MatMul + row vector -> MatMul with bias."""
-    declined = None
     for product, bias in both_orders(node):
         if not made_by(product, op_type) or any(_fed(product.node)[2:]):
             continue
-        declined = _no_bias(product, bias)
-        if declined is None:
-            inner.add(product)
-            x1, x2, _, *rest = _fed(product.node)
-            flags = flags_of(product.node)
-            return lambda: builder(op_type)(x1, x2, bias, *rest, **flags)
-    if declined is not None:
-        raise declined
-    return None
-
-
-def _no_bias(product: Value, bias: Value) -> Mismatch | None:
-    """Why one value is no bias of another."""
-    if len(product.uses) != 1:
-        return Mismatch("the product is read elsewhere too", product)
-    if bias.shape is None or bias.rank != 1 or product.shape is None:
-        return Mismatch("the other term is not a row", bias)
-    if bias.shape[0] != product.shape[-1] or bias.dtype != product.dtype:
-        return Mismatch("bias and product do not fit", bias)
+        if len(product.uses) != 1:
+            raise Mismatch("the product is read elsewhere too", product)
+        if bias.shape is None or bias.rank != 1 or product.shape is None:
+            raise Mismatch("the other term is not a row", bias)
+        if bias.shape[0] != product.shape[-1] or bias.dtype != product.dtype:
+            raise Mismatch("bias and product do not fit", bias)
+        inner.add(product)
+        x1, x2, _, *rest = _fed(product.node)
+        flags = flags_of(product.node)
+        return lambda: builder(op_type)(x1, x2, bias, *rest, **flags)
     return None
 
 
 for _type in ("MatMulV2", "MatMul"):
-    RULES("Add", above=(_type,), name=f"BiasInto{_type}")(partial(_bias_into, op_type=_type))
+    RULES("Add", name=f"BiasInto{_type}")(partial(_bias_into, op_type=_type))
 
 
 _BATCH_SWAPPED = (1, 0, 2)

@@ -16,15 +16,35 @@ from torchair.ge.rewrite import (
     both_orders,
     cast,
     made_by,
-    mean_of,
+    number,
     operands,
     shape_of,
-    square_of,
     with_number,
 )
 
 NORM_PATTERNS = Family()
 _PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", "WeightQuantBatchMatmulV2")
+
+
+def _square_of(value: Value) -> Value | None:
+    """x of x * x, of x squared."""
+    if made_by(value, "Square"):
+        return operands(value)[0]
+    if made_by(value, "Mul") and operands(value)[0] is operands(value)[1]:
+        return operands(value)[0]
+    if made_by(value, "Pow") and number(operands(value)[1]) == 2:
+        return operands(value)[0]
+    return None
+
+
+def _mean_of(value: Value) -> Value | None:
+    """What a mean over the last dim, which stays as a dim of one, is taken of."""
+    if not made_by(value, "ReduceMean") or not value.node.attr("keep_dims"):
+        return None
+    x, axes = operands(value)
+    last = (x.rank - 1, -1)
+    found = axes.content if isinstance(axes.content, tuple) else (axes.content,)
+    return x if len(found) == 1 and found[0] in last else None
 
 
 def _over_root(value: Value, inner: Inner) -> tuple[Value, Value, float] | None:
@@ -63,10 +83,10 @@ def RmsNormFusion(node: Node, inner: Inner) -> Build | None:
 def _rms_norm(
     gamma: Value, scaled: Value, x: Value, mean: Value, eps: float, inner: Inner
 ) -> Build | None:
-    squares = mean_of(mean)
+    squares = _mean_of(mean)
     if squares is None:
         return None
-    if square_of(squares) is not x:
+    if _square_of(squares) is not x:
         raise Mismatch("what is averaged is not the square of what is scaled", squares)
     if _is_centred(x) and any(u.type == "Add" for u in inner.last.outputs[0].users()):
         raise Mismatch("it is part of a layer norm", x)
@@ -82,7 +102,7 @@ def _rms_norm(
 
 def _is_centred(value: Value) -> bool:
     """Whether a value is another one less its mean."""
-    return made_by(value, "Sub") and mean_of(operands(value)[1]) is operands(value)[0]
+    return made_by(value, "Sub") and _mean_of(operands(value)[1]) is operands(value)[0]
 
 
 @NORM_PATTERNS("RmsNorm")
@@ -130,14 +150,14 @@ def _layer_norm(
     centred: Value, variance: Value, eps: float, gamma: Value, beta: Value, inner: Inner
 ) -> Build:
     x, mean = operands(centred)
-    if mean_of(mean) is not x:
+    if _mean_of(mean) is not x:
         raise Mismatch("what is subtracted is not the mean over the last dim", centred)
     inner.add(centred, mean, variance)
     if variance.node.type == "ReduceMeanVariance":
         _check_variance(x, variance)
     else:
-        squares = mean_of(variance)
-        if squares is None or square_of(squares) is not centred:
+        squares = _mean_of(variance)
+        if squares is None or _square_of(squares) is not centred:
             raise Mismatch("it is not divided by the deviation over the last dim", variance)
         inner.add(squares)
     for parameter in (gamma, beta):

@@ -73,8 +73,7 @@ def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
     return build
 
 
-# what an integer weight is seen through
-@QUANTISED_PATTERNS(*_PRODUCTS, above=("Cast", "Mul", "Reshape", "Transpose"))
+@QUANTISED_PATTERNS(*_PRODUCTS)
 def DequantisedWeightFusion(node: Node, inner: Inner) -> Build | None:
     """x @ ((integers - zero points) * scales)^T, scales for rows of the weight or pieces of them
     -> WeightQuantBatchMatmulV2"""
@@ -256,16 +255,11 @@ def ShiftedProductFusion(node: Node, inner: Inner) -> Build | None:
     summed = with_number(extra, "Mul")
     if source.dtype != DataType.DT_INT8 or summed is None or summed[1] != _SHIFT:
         raise Mismatch("what is taken away is not the shift times sums", extra)
-    if not made_by(summed[0], "ReduceSum") or not _is_sum_of(summed[0].node, x2):
+    total = operands(summed[0]) if made_by(summed[0], "ReduceSum") else None
+    if total is None or below_cast(total[0]) is not x2 or total[1].content not in (0, (0,), (-2,)):
         raise Mismatch("what is summed up is not the weight", summed[0])
     inner.add(product)
     return lambda: _sums(source, x2)
-
-
-def _is_sum_of(total: Node, weight: Value) -> bool:
-    """Whether a node adds up the rows of a weight [k, n]."""
-    x, axes = total.values()
-    return below_cast(x) is weight and axes.content in (0, (0,), (-2,))
 
 
 @QUANTISED_PATTERNS(_INTEGERS)
