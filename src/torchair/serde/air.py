@@ -11,7 +11,6 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +116,8 @@ def _field(number: int, content: bytes) -> bytes:
 # ---- reading ----
 
 
-@dataclass(frozen=True)
-class Span:
-    """Bytes of a file: where they begin and end."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class _Payload:
-    """The payload of a constant that stays in the file, and its description."""
-
-    desc: Span
-    data: Span
+_Payload = tuple[slice, slice]
+"""Where a constant that stays in the file is: its description, its elements."""
 
 
 def read_air(path: FilePath, infer: Infer | None = None) -> Graph:
@@ -164,9 +151,9 @@ def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
     if end < 0 or memory[end : end + len(_MARK)] != _MARK:
         return
     pieces, at = [], 0
-    for span in sorted((p.data for p in payloads), key=lambda s: s.start):
+    for span in sorted((data for _, data in payloads), key=lambda s: s.start):
         pieces.append(memory[at : span.start])
-        at = span.end
+        at = span.stop
     if _checksum([*pieces, memory[at:end]]) != memory[end + len(_MARK) :]:
         raise SerializationError(
             "the file is damaged: its checksum is another one", file=path,
@@ -176,13 +163,13 @@ def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
 
 def _tensor(memory: memoryview, payload: _Payload, path: Any) -> torch.Tensor:
     source = ge_ir.message("TensorDef")()
+    desc, data = payload
     try:
-        source.desc.ParseFromString(bytes(memory[payload.desc.start : payload.desc.end]))
+        source.desc.ParseFromString(bytes(memory[desc]))
     except Exception as error:  # as above
         raise not_a_model(path, len(memory), error) from error
-    data = memory[payload.data.start : payload.data.end]
     try:
-        return read_tensor(source, data)
+        return read_tensor(source, memory[data])
     except SerializationError as error:
         raise SerializationError(str(error), file=path) from error
 
@@ -191,77 +178,76 @@ def _slim(memory: memoryview) -> tuple[bytes, dict[int, _Payload]]:
     """The model without its large payloads, and these by the position of their operator."""
     payloads: dict[int, _Payload] = {}
     out: list[bytes] = []
-    for number, whole, inner in _fields(memory, Span(0, len(memory))):
+    for number, whole, inner in _fields(memory, slice(0, len(memory))):
         if number != _GRAPH or inner is None:
-            out.append(bytes(memory[whole.start : whole.end]))
+            out.append(bytes(memory[whole]))
             continue
         graph: list[bytes] = []
         position = 0
         for part, span, op in _fields(memory, inner):
             taken = None
             if part == _OP and op is not None:
-                taken = _payload(memory, op) if op.end - op.start >= _SMALL else None
+                taken = _payload(memory, op) if len(memory[op]) >= _SMALL else None
                 if taken is not None:
                     payloads[position] = taken[1]
                 position += 1
-            graph.append(taken[0] if taken else bytes(memory[span.start : span.end]))
-        body = b"".join(graph)
-        out.append(_field(_GRAPH, body))
+            graph.append(taken[0] if taken else bytes(memory[span]))
+        out.append(_field(_GRAPH, b"".join(graph)))
     return b"".join(out), payloads
 
 
-def _payload(memory: memoryview, op: Span) -> tuple[bytes, _Payload] | None:
+def _payload(memory: memoryview, op: slice) -> tuple[bytes, _Payload] | None:
     """The operator without its large payload, and that; None where it has none."""
     found: _Payload | None = None
     rest: list[bytes] = []
     for number, whole, inner in _fields(memory, op):
         taken = None
-        if number == _ATTR and inner is not None and inner.end - inner.start >= _SMALL:
+        if number == _ATTR and inner is not None and len(memory[inner]) >= _SMALL:
             taken = _tensor_of(memory, inner)
         if taken is None or found is not None:
-            rest.append(bytes(memory[whole.start : whole.end]))
+            rest.append(bytes(memory[whole]))
         else:
             found = taken
     return None if found is None else (_field(_OP, b"".join(rest)), found)
 
 
-def _tensor_of(memory: memoryview, entry: Span) -> _Payload | None:
+def _tensor_of(memory: memoryview, entry: slice) -> _Payload | None:
     """The payload of an entry `value: TensorDef` of a map of attributes."""
-    parts = {number: inner for number, _, inner in _fields(memory, entry)}
-    key, value = parts.get(_KEY), parts.get(_VALUE)
-    if key is None or value is None or bytes(memory[key.start : key.end]) != b"value":
+    parts = _contents(memory, entry)
+    if _VALUE not in parts or bytes(memory[parts.get(_KEY, slice(0))]) != b"value":
         return None
-    tensor = {number: inner for number, _, inner in _fields(memory, value)}.get(_TENSOR)
-    if tensor is None:
+    tensor = _contents(memory, parts[_VALUE]).get(_TENSOR, slice(0, 0))
+    inside = _contents(memory, tensor)
+    if _DESC not in inside or _DATA not in inside or len(memory[inside[_DATA]]) < _SMALL:
         return None
-    inside = {number: inner for number, _, inner in _fields(memory, tensor)}
-    desc, data = inside.get(_DESC), inside.get(_DATA)
-    if desc is None or data is None or data.end - data.start < _SMALL:
-        return None
-    return _Payload(desc, data)
+    return inside[_DESC], inside[_DATA]
 
 
-def _fields(memory: memoryview, span: Span) -> Iterator[tuple[int, Span, Span | None]]:
+def _contents(memory: memoryview, span: slice) -> dict[int, slice]:
+    return {number: inner for number, _, inner in _fields(memory, span) if inner is not None}
+
+
+def _fields(memory: memoryview, span: slice) -> Iterator[tuple[int, slice, slice | None]]:
     """Fields of a message: number, all of its bytes, and its content where that has a length."""
     at = span.start
-    while at < span.end:
+    while at < span.stop:
         begin = at
-        tag, at = _varint(memory, at, span.end)
+        tag, at = _varint(memory, at, span.stop)
         number, kind = tag >> 3, tag & 7
         content = None
         if kind == _LENGTH:
-            length, at = _varint(memory, at, span.end)
-            content = Span(at, at + length)
+            length, at = _varint(memory, at, span.stop)
+            content = slice(at, at + length)
             at += length
         elif kind == 0:
-            _, at = _varint(memory, at, span.end)
+            _, at = _varint(memory, at, span.stop)
         elif kind in _WIDTHS:
             at += _WIDTHS[kind]
         else:
             raise SerializationError(f"a field of unknown kind {kind} at byte {begin}")
-        if at > span.end or number == 0:
+        if at > span.stop or number == 0:
             raise SerializationError(f"a field at byte {begin} goes beyond its message")
-        yield number, Span(begin, at), content
+        yield number, slice(begin, at), content
 
 
 def _varint(memory: memoryview, at: int, end: int) -> tuple[int, int]:
