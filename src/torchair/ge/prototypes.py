@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal
 
 from torchair.ge.attrs import KINDS, AttrKind
 from torchair.ge.dtypes import DataType
 
-# Operators of our own, in the notation of the data file.
+# Operators of our own, in the notation of the data file; and a constant has a result.
 _OWN = """\
+Const		y	value:Tensor _readable_value:Str=null
 TorchCall	x*	y*	target:Str arguments:Str
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
@@ -60,7 +61,11 @@ class Prototype:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     attrs: tuple[AttrSpec, ...]
-    by_name: dict[str, AttrSpec] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def by_name(self) -> dict[str, AttrSpec]:
+        """Attributes by their names."""
+        return {spec.name: spec for spec in self.attrs}
 
     @property
     def has_dynamic_output(self) -> bool:
@@ -113,15 +118,6 @@ def _attr(text: str) -> AttrSpec:
 _declared: dict[str, Prototype] = {}
 
 
-def declare(proto: Prototype) -> None:
-    """Add an operator type of a user; ValueError if the type is known and looks different."""
-    known = prototype(proto.type)
-    if known is not None and known != proto:
-        raise ValueError(f"operator type {proto.type!r} is known already, with other ports")
-    if known is None:
-        _declared[proto.type] = proto
-
-
 def is_declared(op_type: str) -> bool:
     """Whether a user has declared an operator type."""
     return op_type in _declared
@@ -143,11 +139,8 @@ def _shipped(op_type: str) -> Prototype | None:
     if line is None:
         return None
     name, inputs, outputs, attrs = [*line.split("\t"), "", "", ""][:4]
-    specs = tuple(_attr(a) for a in attrs.split())
-    outs = _table().ports(outputs) if outputs else ()
-    if op_type == "Const":
-        outs = (Port("y", "required"),)
-    return Prototype(name, _table().ports(inputs), outs, specs, {s.name: s for s in specs})
+    ports = _table().ports(inputs), _table().ports(outputs)
+    return Prototype(name, *ports, tuple(_attr(a) for a in attrs.split()))
 
 
 def known_types() -> list[str]:
@@ -183,9 +176,12 @@ def register_operator(
     the name of an input is that input updated.
     """
     specs = tuple(_attr_spec(name, spec) for name, spec in (attrs or {}).items())
-    by_name = {s.name: s for s in specs}
-    ports = [tuple(_port(text) for text in names) for names in (inputs, outputs)]
-    declare(Prototype(op_type, ports[0], ports[1], specs, by_name))
+    proto = Prototype(op_type, tuple(map(_port, inputs)), tuple(map(_port, outputs)), specs)
+    known = prototype(op_type)
+    if known is not None and known != proto:
+        raise ValueError(f"operator type {op_type!r} is known already, with other ports")
+    if known is None:
+        _declared[op_type] = proto
 
 
 def _port(text: str) -> Port:

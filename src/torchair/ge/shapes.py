@@ -7,11 +7,23 @@ symbols (describing a dynamic graph). sympy is imported on first symbolic use on
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 Dim = Union[int, "Sym"]
 Shape = tuple[Dim, ...]
+
+
+def _binary(compute: Callable[[Any, Any], Any]) -> Callable[[Sym, Dim], Dim]:
+    """A method that computes with expressions."""
+    return lambda self, other: _wrap(compute(self.expr, _expr(other)))
+
+
+def _floor(a: Any, b: Any) -> Any:
+    from torch.utils._sympy.functions import FloorDiv
+
+    return FloorDiv(a, b)
 
 
 class Sym:
@@ -22,30 +34,13 @@ class Sym:
     def __init__(self, expr: Any) -> None:
         self.expr = expr
 
-    def __add__(self, other: Dim) -> Dim:
-        return _wrap(self.expr + _expr(other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Dim) -> Dim:
-        return _wrap(self.expr - _expr(other))
-
-    def __rsub__(self, other: Dim) -> Dim:
-        return _wrap(_expr(other) - self.expr)
-
-    def __mul__(self, other: Dim) -> Dim:
-        return _wrap(self.expr * _expr(other))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Dim) -> Dim:
-        return _floordiv(self.expr, _expr(other))
-
-    def __rfloordiv__(self, other: Dim) -> Dim:
-        return _floordiv(_expr(other), self.expr)
-
-    def __mod__(self, other: Dim) -> Dim:
-        return _wrap(self.expr - _expr(self // other) * _expr(other))
+    __add__ = __radd__ = _binary(operator.add)
+    __mul__ = __rmul__ = _binary(operator.mul)
+    __sub__ = _binary(operator.sub)
+    __rsub__ = _binary(lambda a, b: b - a)
+    __floordiv__ = _binary(_floor)
+    __rfloordiv__ = _binary(lambda a, b: _floor(b, a))
+    __mod__ = _binary(lambda a, b: a - _floor(a, b) * b)
 
     def __neg__(self) -> Dim:
         return _wrap(-self.expr)
@@ -78,12 +73,6 @@ def _expr(dim: Dim) -> Any:
 
 def _wrap(expr: Any) -> Dim:
     return int(expr) if expr.is_Integer else Sym(expr)
-
-
-def _floordiv(a: Any, b: Any) -> Dim:
-    from torch.utils._sympy.functions import FloorDiv
-
-    return _wrap(FloorDiv(a, b))
 
 
 def symbol(name: str) -> Sym:
