@@ -168,7 +168,7 @@ def _compare(options: argparse.Namespace) -> int:
         print(f"torchair compare: {error}", file=sys.stderr)
         return 2
     print(found)
-    print(compare_dumps.write_csv(found, Path(options.output)))
+    print(found.write(Path(options.output)))
     if not found.rows:
         print("torchair compare: no FX node is in both dumps", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torchair.errors import GraphError
@@ -318,13 +319,6 @@ class Blank:
     attrs: dict[str, Attr] = field(default_factory=dict)
 
 
-class Dims:
-    """The field `shape` of a description."""
-
-    def __init__(self, value: Value | Blank) -> None:
-        self.dim = on_wire(value.shape)
-
-
 def _of_value(name: str, doc: str) -> Any:
     """A field of a description that is one of its value."""
 
@@ -355,9 +349,9 @@ class Description:
         return Attributes(self.value)
 
     @property
-    def shape(self) -> Dims:
-        """Dims, -1 for those that vary."""
-        return Dims(self.value)
+    def shape(self) -> SimpleNamespace:
+        """Dims as its field `dim`, -1 for those that vary."""
+        return SimpleNamespace(dim=on_wire(self.value.shape))
 
     def CopyFrom(self, other: Description) -> None:
         """Take type and layout over; the name is given afterwards."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchair.errors import GraphError
 from torchair.ge import attrs as attr
 from torchair.ge.attrs import KINDS, Attr
 from torchair.ge.dtypes import (
@@ -366,7 +367,26 @@ def _journal(graph: Graph, name: str, args: list[Any], kwargs: dict[str, Any], r
         graph.journal.append(BuilderCall(name, args, kwargs, result))
 
 
-def slots_by_port(
+def connect(node: Node, edges: Sequence[str], names: Sequence[str]) -> None:
+    """Give a node what it reads and waits for, by edge texts and, for what it reads, names as files
+    have them; GraphError where these do not fit."""
+    for edge in edges:
+        if edge.endswith(":-1"):
+            node.after(node.graph.node(edge.removesuffix(":-1")))
+    data = [edge for edge in edges if not edge.endswith(":-1")]
+    if len(data) != len(names):
+        raise GraphError(
+            f"operator {node.name!r} has {len(data)} inputs and {len(names)} descriptions",
+            hint="each input has a description, control edges have none",
+        )
+    values = [node.graph.value(edge) if edge else None for edge in data]
+    for port, slot in _slots_by_port(node.prototype, names, values):
+        if port in node.inputs:
+            raise GraphError(f"two inputs are named {port!r}")
+        node.set_input(port, slot)
+
+
+def _slots_by_port(
     proto: Prototype | None, names: Sequence[str], values: Sequence[Value | None]
 ) -> list[tuple[str, Slot]]:
     """Inputs by port: `x0`, `x1` become one list where the prototype says that x is variable."""

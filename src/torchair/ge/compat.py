@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
-from torchair.errors import GraphError
 from torchair.ge.attrs import Attr, Attributes, Blank, Description
-from torchair.ge.build import add_output, custom_op, infer_node, slots_by_port
+from torchair.ge.build import add_output, connect, custom_op, infer_node
 from torchair.ge.graph import Graph, Node, Slot, Tensor, Value, get_default_ge_graph
 from torchair.ge.prototypes import prototype
 
@@ -145,7 +145,6 @@ class Draft:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._node: Node | None = None
         self.type, self.name = "", ""
         self.input: list[str] = []
         self.input_desc, self.output_desc = Descriptions(), Descriptions()
@@ -156,28 +155,11 @@ class Draft:
         """Attributes of the operator."""
         return Attributes(self)
 
-    @property
+    @cached_property
     def node(self) -> Node:
         """The node that it is, made now if need be."""
-        if self._node is None:
-            self._node = self._made()
-        return self._node
-
-    def _made(self) -> Node:
-        edges = [edge for edge in self.input if not edge.endswith(":-1")]
-        names = [desc.name for desc in self.input_desc]
-        if len(edges) != len(names):
-            raise GraphError(
-                f"operator {self.name!r} has {len(edges)} inputs and {len(names)} descriptions",
-                node=self.name, hint="each input has a description, control edges have none",
-            )  # fmt: skip
         node = self._graph.add(self.type, self.name or None)
-        values = [self._graph.value(edge) if edge else None for edge in edges]
-        for port, slot in slots_by_port(prototype(self.type), names, values):
-            node.set_input(port, slot)
-        for edge in self.input:
-            if edge.endswith(":-1"):
-                node.after(self._graph.node(edge.removesuffix(":-1")))
+        connect(node, self.input, [desc.name for desc in self.input_desc])
         node.attrs.update(self.attrs)
         self.attrs = node.attrs
         for desc in self.output_desc:

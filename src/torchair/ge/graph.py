@@ -372,9 +372,12 @@ class Graph:
             raise GraphError(f"graph {self.name!r} has no node {name!r}") from None
 
     def value(self, edge: str) -> Value:
-        """What an edge text stands for: `<node>:<output index>`."""
+        """What an edge text stands for: `<node>:<output index>`; GraphError if it is nothing."""
         name, _, output = edge.rpartition(":")
-        return self.node(name).outputs[int(output)]
+        found = self.node(name).outputs
+        if not output.isdecimal() or int(output) >= len(found):
+            raise GraphError(f"{edge!r}: {name!r} has {len(found)} outputs, none is {output!r}")
+        return found[int(output)]
 
     @property
     def data(self) -> list[Node]:

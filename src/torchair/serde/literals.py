@@ -403,13 +403,11 @@ def _same_source(a: Value | None, b: Value | None) -> bool:
     if a is None or b is None:
         return a is b
     if a.node.type == b.node.type == "Const":
-        return a.dtype == b.dtype and _same_payload(a.node, b.node)
+        mine, other = a.node.attrs.get("value"), b.node.attrs.get("value")
+        if a.dtype != b.dtype or mine is None or other is None:
+            return False
+        return same_attr(mine, other)
     return a.edge == b.edge
-
-
-def _same_payload(a: Node, b: Node) -> bool:
-    mine, other = a.attrs.get("value"), b.attrs.get("value")
-    return mine is not None and other is not None and same_attr(mine, other)
 
 
 def _source(value: Value | None) -> str:
@@ -420,19 +418,16 @@ def _source(value: Value | None) -> str:
 
 
 def _value_differences(a: Value, b: Value, strict: bool) -> Iterator[str]:
-    compared: dict[str, Callable[[Value], Any]] = {
-        "port": lambda v: v.port,
-        "type": lambda v: dtype_name(v.dtype),
-        "dims": lambda v: on_wire(v.shape),
-    }
-    if strict:
-        compared |= {
-            "symbolic dims": lambda v: str(v.shape),
-            "layout": lambda v: v.layout,
-            "device type": lambda v: v.device_type,
-        }
-    for what, read in compared.items():
-        if read(a) != read(b):
-            yield f"{what} {read(a)} and {read(b)}"
+    mine, other = _description(a, strict), _description(b, strict)
+    yield from (f"{what} {told} and {other[what]}" for what, told in mine.items()
+                if told != other[what])  # fmt: skip
     if strict:
         yield from _attr_differences(a.attrs, b.attrs, strict)
+
+
+def _description(value: Value, strict: bool) -> dict[str, Any]:
+    told = {"port": value.port, "type": dtype_name(value.dtype), "dims": on_wire(value.shape)}
+    if strict:
+        told["symbolic dims"] = str(value.shape)
+        told |= {"layout": value.layout, "device type": value.device_type}
+    return told

@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import GraphError, SerializationError, TorchairError
 from torchair.ge.attrs import Attr
-from torchair.ge.build import add_output, const_fact, infer_node, slots_by_port
+from torchair.ge.build import add_output, connect, const_fact, infer_node
 from torchair.ge.dtypes import DataType, holds, torch_to_ge
 from torchair.ge.graph import INPUTS, Graph, Infer, Node, Value, topological
-from torchair.ge.prototypes import prototype
 from torchair.ge.shapes import Shape, Sym, is_static, on_wire, symbol
 from torchair.operators import infer
 from torchair.serde import codec, ge_ir
@@ -271,37 +270,10 @@ class _Reader:
             _check_source(node)
 
     def connect(self, op: Any) -> None:
-        node = self.graph.node(op.name)
-        edges = [e for e in op.input if not e.endswith(":-1")]
-        for edge in op.input:
-            if edge.endswith(":-1"):
-                node.after(self.producer(edge))
-        if node.type in SOURCES and not edges:
-            return  # the desc of a Data's port describes the same tensor as its output
-        if len(edges) != len(op.input_desc):
-            raise SerializationError(f"{len(edges)} inputs, but {len(op.input_desc)} descriptions")
-        names = [desc.name for desc in op.input_desc]
-        values = [self.value(edge) for edge in edges]
-        for port, slot in slots_by_port(prototype(node.type), names, values):
-            if port in node.inputs:
-                raise SerializationError(f"two inputs are named {port!r}")
-            node.set_input(port, slot)
-
-    def producer(self, edge: str) -> Node:
-        name = edge.rpartition(":")[0]
-        if name not in self.graph:
-            raise SerializationError(f"input {edge!r}: there is no node {name!r}")
-        return self.graph.node(name)
-
-    def value(self, edge: str) -> Value | None:
-        if not edge:
-            return None
-        node, index = self.producer(edge), edge.rpartition(":")[2]
-        if not index.isdecimal() or int(index) >= len(node.outputs):
-            raise SerializationError(
-                f"input {edge!r}: {node} has {len(node.outputs)} outputs, none is {index!r}"
-            )
-        return node.outputs[int(index)]
+        node, names = self.graph.node(op.name), [desc.name for desc in op.input_desc]
+        if node.type in SOURCES and all(edge.endswith(":-1") for edge in op.input):
+            names = []  # the desc of a Data's port describes the same tensor as its output
+        connect(node, op.input, names)
 
     def infer(self, order: list[Node]) -> None:
         """Let the shape rules add what the file left out, producers first."""

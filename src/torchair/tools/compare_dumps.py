@@ -178,9 +178,9 @@ class Comparison:
         """Tensors that differ by more than the tolerance, the first one on top."""
         return [row for row in self.rows if row.diverges]
 
-    def csv(self) -> bytes:
-        """The table as a file."""
-        return csv_bytes([_COLUMNS, *(row.cells() for row in self.rows)])
+    def write(self, path: Path) -> Path:
+        """The whole table as a CSV file."""
+        return atomic_write(path, csv_bytes([_COLUMNS, *(row.cells() for row in self.rows)]))
 
     def __str__(self) -> str:
         lines = [f"{len(self.rows)} tensors in both, {len(self.diverging)} diverge"]
@@ -268,8 +268,3 @@ def _numbers(x: Any, y: Any) -> tuple[float, float, float, int]:
     if wide is np.float64 and lengths:
         cosine = float(np.dot(a, b) / lengths)
     return cosine, float(np.abs(a - b).max()), float(np.abs(a).max()), odd
-
-
-def write_csv(comparison: Comparison, path: Path) -> Path:
-    """The whole table as a file."""
-    return atomic_write(path, comparison.csv())

@@ -72,13 +72,10 @@ def deadlock_check(
     for conflict in conflicts:
         print(conflict)
     marked = {t.number for c in conflicts for t in (c.first, c.second)}
-    trace.write_events(
-        output_path,
-        [
-            {**e, "name": f"{PREFIX}{e.get('name', '')}", "dur": WIDTH} if k in marked else e
-            for k, e in enumerate(events)
-        ],
-    )
+    for number in marked:
+        event = events[number]
+        events[number] = {**event, "name": f"{PREFIX}{event.get('name', '')}", "dur": WIDTH}
+    trace.write_events(output_path, events)
     return conflicts
 
 

@@ -108,12 +108,12 @@ COMMUNICATION = "communication"
 """The lane of collectives without a label, when those shall overlap with computing."""
 
 
-class Lanes:
-    """Which lane each node of a graph runs in: one for each label, and one for the rest."""
+class Lanes(dict[Node, str]):
+    """Which lane each node of a graph runs in that is not in the default one."""
 
     def __init__(self, graph: Graph, single: bool = False, overlap: bool = False) -> None:
         """`single` puts all nodes into one lane; `overlap` gives communication one of its own."""
-        self._of: dict[Node, str] = {}
+        super().__init__()
         if single:
             return
         for node in graph.nodes:
@@ -121,15 +121,11 @@ class Lanes:
             if not label and overlap and communicates(node):
                 label = COMMUNICATION
             if label:
-                self._of[node] = label
-
-    def __bool__(self) -> bool:
-        """Whether any node is not in the default lane."""
-        return bool(self._of)
+                self[node] = label
 
     def of(self, node: Node) -> str:
-        """The lane of a node."""
-        return self._of.get(node, "")
+        """The lane of a node: a label, empty for the default one."""
+        return self.get(node, "")
 
 
 def explicit_order_for_cmo(graph: Graph, state: GraphState | None = None) -> None:

@@ -88,7 +88,8 @@ def _rms_norm(
         return None
     if _square_of(squares) is not x:
         raise Mismatch("what is averaged is not the square of what is scaled", squares)
-    if _is_centred(x) and any(u.type == "Add" for u in inner.last.outputs[0].users()):
+    centred = made_by(x, "Sub") and _mean_of(operands(x)[1]) is operands(x)[0]
+    if centred and any(u.type == "Add" for u in inner.last.outputs[0].users()):
         raise Mismatch("it is part of a layer norm", x)
     inner.add(mean, squares)
     if made_by(scaled, "Cast"):
@@ -98,11 +99,6 @@ def _rms_norm(
             raise Mismatch("it is cast to another type than it came in", scaled)
     _check_parameter(gamma, x)
     return lambda: ge.RmsNorm(x, gamma, epsilon=eps)[0]
-
-
-def _is_centred(value: Value) -> bool:
-    """Whether a value is another one less its mean."""
-    return made_by(value, "Sub") and _mean_of(operands(value)[1]) is operands(value)[0]
 
 
 @NORM_PATTERNS("RmsNorm")
@@ -154,7 +150,10 @@ def _layer_norm(
         raise Mismatch("what is subtracted is not the mean over the last dim", centred)
     inner.add(centred, mean, variance)
     if variance.node.type == "ReduceMeanVariance":
-        _check_variance(x, variance)
+        axes = [a % max(x.rank, 1) for a in variance.node.attr("axes")]
+        kept = variance.index == 1 and variance.node.attr("keep_dims")
+        if not kept or operands(variance)[0] is not x or axes != [x.rank - 1]:
+            raise Mismatch("the variance is not that over the last dim", variance)
     else:
         squares = _mean_of(variance)
         if squares is None or _square_of(squares) is not centred:
@@ -173,14 +172,6 @@ def _layer_norm(
         return y
 
     return build
-
-
-def _check_variance(x: Value, variance: Value) -> None:
-    node = variance.node
-    axes = [a % max(x.rank, 1) for a in node.attr("axes")]
-    whole = operands(variance)[0] is x and variance.index == 1 and node.attr("keep_dims")
-    if not whole or axes != [x.rank - 1]:
-        raise Mismatch("the variance is not that over the last dim", variance)
 
 
 @NORM_PATTERNS("RmsNormGrad")
