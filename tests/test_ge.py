@@ -1,5 +1,8 @@
 """The IR: builders, names, promotion, use lists, verifier and rewrite rules."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -294,14 +297,27 @@ def test_a_rule_that_declines_says_why_and_leaves_nothing(graph):
     assert len(graph) == before - 1
 
 
+class Held:
+    """What a frame holds."""
+
+
 def test_a_rule_that_declines_keeps_no_frames(graph):
     """Callers of a compilation have arguments in theirs."""
-    x = data(shape=(1,))
-    y = ge.Add(x, ge.Const([0.0, 0.0], dtype=0))
-    NetOutput([y])
-    found = AddZero.match(y.node)
-    assert isinstance(found, Mismatch) and found.__traceback__ is None
-    assert rewrite(graph, [AddZero]) == 0 and AddZero.match(y.node).__traceback__ is None
+    held = []
+
+    @Family()("Abs")
+    def Declines(node, inner):
+        local = Held()
+        held.append(weakref.ref(local))
+        raise Mismatch("it always does")
+
+    NetOutput([ge.Abs(data())])
+    gc.disable()
+    try:
+        assert rewrite(graph, [Declines], lambda text: None) == 0
+        assert [found() for found in held] == [None]
+    finally:
+        gc.enable()
 
 
 @FAMILY("SplitD")

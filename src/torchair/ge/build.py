@@ -167,7 +167,6 @@ def NetOutput(
 def Clone(x: Value, *, dependencies: Sequence[Value] = (), node_name: str | None = None) -> Value:
     """A copy of a tensor (operator TensorMove)."""
     assert isinstance(x, Value), f"ge.Clone takes a ge.Tensor, got {type(x).__name__}"
-    assert all(isinstance(d, Value) for d in dependencies), "dependencies must be ge.Tensor"
     return builder("TensorMove")(x, dependencies=dependencies, node_name=node_name)
 
 

@@ -48,17 +48,6 @@ class Rule:
     find: Find
     last: tuple[str, ...]
 
-    def match(self, node: Node, state: Any = None) -> Build | Mismatch | None:
-        """What `find` gives, or why there is no replacement."""
-        inner = Inner(node, state)
-        try:
-            build = self.find(node, inner)
-            if build is not None:
-                inner.check()
-            return build
-        except Mismatch as e:
-            return e.with_traceback(None)  # which would keep all frames, and what they hold
-
 
 class Family(list[Rule]):
     """Rules, at a node tried in this order; called, it makes a rule of a function and adds it."""
@@ -140,17 +129,17 @@ def rewrite(
 
 def _applies(rule: Rule, node: Node, explain: Callable[[str], None] | None, state: Any) -> bool:
     """Apply a rule to a node, if it has anything to say."""
-    build, graph = rule.match(node, state), node.graph
-    if build is None:
-        return False
-    before, result = len(graph), None
-    declined = build if isinstance(build, Mismatch) else None
-    if not isinstance(build, Mismatch):
+    graph, inner, result, declined = node.graph, Inner(node, state), None, None
+    before = len(graph)
+    try:
+        build = rule.find(node, inner)
+        if build is None:
+            return False
+        inner.check()
         with graph.inside(node.origin):
-            try:
-                result = build()
-            except Mismatch as e:
-                declined = e.with_traceback(None)
+            result = build()
+    except Mismatch as e:
+        declined = e.with_traceback(None)  # which would keep all frames, and what they hold
     made = graph.newest(len(graph) - before)
     if declined is None and node.control and not made:
         declined = Mismatch("it waits for other nodes")

@@ -320,7 +320,12 @@ class _ByHeads:
         if self.query.dtype not in KERNEL_FLOATS or self.query.dtype != self.key.dtype:
             raise Mismatch("its types have no generated code", self.query)
         self.batch, self.length, self.width = self._dims(self.query, self.heads)
-        self.key_heads = self.key_heads or self._key_heads()
+        if not self.key_heads:  # the operator does not say it
+            dims = shape_of(self.key)
+            found = dims[1 if self.layout == "BNSD" else 2]
+            self.key_heads = found // self.width if self.layout == "BSH" else found
+            if not isinstance(self.key_heads, int):
+                raise Mismatch("the number of heads is symbolic", self.key)
         _, self.span, _ = self._dims(self.key, self.key_heads)
         self.value_width = self._dims(self.value, self.key_heads)[2]
         _check_widths(self.query, self.width, self.value_width)
@@ -333,15 +338,6 @@ class _ByHeads:
             raise Mismatch("keys and values are several tensors", self.node)
         found = slot[0] if isinstance(slot, list) else slot
         assert found is not None
-        return found
-
-    def _key_heads(self) -> int:
-        """The number of key heads, of an operator that does not say it."""
-        dims = shape_of(self.key)
-        found = dims[1 if self.layout == "BNSD" else 2]
-        found = found // self.width if self.layout == "BSH" else found
-        if not isinstance(found, int):
-            raise Mismatch("the number of heads is symbolic", self.key)
         return found
 
     def _dims(self, x: Value, heads: int) -> tuple[Any, Any, Any]:
