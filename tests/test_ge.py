@@ -14,7 +14,7 @@ from torchair.ge.build import Data, NetOutput, builder
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Graph, get_default_ge_graph
 from torchair.ge.prototypes import known_types, prototype
-from torchair.ge.rewrite import Family, Mismatch, rewrite, verify
+from torchair.ge.rewrite import Mismatch, RuleSet, rewrite, verify
 from torchair.ge.shapes import Sym, broadcast, evaluate, on_wire, symbol
 from torchair.operators import infer
 
@@ -244,10 +244,10 @@ def test_verifier_finds_doubled_indices(graph):
 # ---- rules ----
 
 
-FAMILY = Family()
+OWN_RULES = RuleSet()
 
 
-@FAMILY("Neg")
+@OWN_RULES("Neg")
 def DoubleNeg(node, inner):
     inside = node.values()[0]
     if inside.node.type != "Neg":
@@ -256,7 +256,7 @@ def DoubleNeg(node, inner):
     return lambda: inside.node.values()[0]
 
 
-@FAMILY("Add")
+@OWN_RULES("Add")
 def AddZero(node, inner):
     x, zero = node.values()
     if zero.node.type != "Const" or (zero.node.attr("value") != 0).any():
@@ -266,15 +266,15 @@ def AddZero(node, inner):
     return lambda: x
 
 
-@FAMILY("Relu")
+@OWN_RULES("Relu")
 def ReluOfProduct(node, inner):
     inner.add(node.values()[0])
     x, w = node.values()[0].node.values()
     return lambda: ge.Sigmoid(ge.MatMulV2(x, w, None, None))
 
 
-def test_a_family_holds_its_rules_in_order_under_their_names():
-    assert [r.name for r in FAMILY] == ["DoubleNeg", "AddZero", "ReluOfProduct", "OneForAll"]
+def test_a_set_of_rules_holds_them_in_order_under_their_names():
+    assert [r.name for r in OWN_RULES] == ["DoubleNeg", "AddZero", "ReluOfProduct", "OneForAll"]
 
 
 def test_rules_rewrite_until_nothing_changes(graph):
@@ -305,7 +305,7 @@ def test_a_rule_that_declines_keeps_no_frames(graph):
     """Callers of a compilation have arguments in theirs."""
     held = []
 
-    @Family()("Abs")
+    @RuleSet()("Abs")
     def Declines(node, inner):
         local = Held()
         held.append(weakref.ref(local))
@@ -320,7 +320,7 @@ def test_a_rule_that_declines_keeps_no_frames(graph):
         gc.enable()
 
 
-@FAMILY("SplitD")
+@OWN_RULES("SplitD")
 def OneForAll(node, inner):
     """A split of which one part is read -> another split, its first part for all"""
     (x,) = node.values()

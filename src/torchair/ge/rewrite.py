@@ -1,9 +1,9 @@
 """Rewrite rules, and what passes are checked and shown by: `verify`, `line_of`.
 
-A rule is a function over the node it ends at, whose types its family is told. It walks up from
-there and gives a function that builds the new nodes, with the builders that build graphs.
+A rule is a function over the node it ends at, entered into a set with the types of such nodes. It
+walks up from there and gives a function that builds the new nodes, with the builders of graphs.
 
-    @FAMILY("Neg")
+    @RULES("Neg")
     def DoubleNeg(node, inner):
         inside = node.values()[0]
         return (lambda: inside.node.values()[0]) if inside.node.type == "Neg" else None
@@ -49,7 +49,7 @@ class Rule:
     last: tuple[str, ...]
 
 
-class Family(list[Rule]):
+class RuleSet(list[Rule]):
     """Rules, at a node tried in this order; called, it makes a rule of a function and adds it."""
 
     def __call__(self, *last: str, name: str = "") -> Callable[[Find], Rule]:

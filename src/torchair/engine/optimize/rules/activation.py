@@ -10,9 +10,9 @@ from torchair import ge
 from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import (
     Build,
-    Family,
     Inner,
     Mismatch,
+    RuleSet,
     both_orders,
     made_by,
     number,
@@ -23,7 +23,7 @@ from torchair.ge.rewrite import (
 )
 from torchair.ge.shapes import broadcast
 
-ACTIVATION_PATTERNS = Family()
+ACTIVATION_PATTERNS = RuleSet()
 Polynomial = dict[int, float]  # by power of x
 
 _ROOT = math.sqrt(2 / math.pi)

@@ -14,9 +14,9 @@ from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
-    Family,
     Inner,
     Mismatch,
+    RuleSet,
     both_orders,
     flags_of,
     made_by,
@@ -29,7 +29,7 @@ from torchair.operators import Op
 from torchair.operators.attention import is_plain
 from torchair.ops.npu.attend import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
 
-ATTENTION_PATTERNS = Family()
+ATTENTION_PATTERNS = RuleSet()
 _WIDEST_HEAD = 256
 _FEW = 32  # queries that a tile of the native kernel is not filled with
 _HEADS_LAST = (0, 2, 1, 3)

@@ -12,9 +12,9 @@ from torchair.ge.graph import INPUTS, Node, Value
 from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
-    Family,
     Inner,
     Mismatch,
+    RuleSet,
     both_orders,
     flags_of,
     made_by,
@@ -26,7 +26,7 @@ from torchair.ge.rewrite import (
 from torchair.operators import Trait, has_trait, row_of
 from torchair.operators.slicing import END, slice_length
 
-RULES = Family()
+RULES = RuleSet()
 
 
 @RULES("Mul")
@@ -240,7 +240,7 @@ for _type in ("MatMulV2", "MatMul"):
 
 
 _BATCH_SWAPPED = (1, 0, 2)
-PRODUCT_PATTERNS = Family()
+PRODUCT_PATTERNS = RuleSet()
 
 
 @PRODUCT_PATTERNS("Transpose")

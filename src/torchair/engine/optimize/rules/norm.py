@@ -8,9 +8,9 @@ from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Fact, Node, Value, needed_by
 from torchair.ge.rewrite import (
     Build,
-    Family,
     Inner,
     Mismatch,
+    RuleSet,
     below,
     below_cast,
     both_orders,
@@ -22,7 +22,7 @@ from torchair.ge.rewrite import (
     with_number,
 )
 
-NORM_PATTERNS = Family()
+NORM_PATTERNS = RuleSet()
 _PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", "WeightQuantBatchMatmulV2")
 
 

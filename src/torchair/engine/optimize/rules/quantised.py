@@ -15,9 +15,9 @@ from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import (
     KERNEL_FLOATS,
     Build,
-    Family,
     Inner,
     Mismatch,
+    RuleSet,
     below,
     below_cast,
     both_orders,
@@ -30,7 +30,7 @@ from torchair.ge.rewrite import (
 )
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
-QUANTISED_PATTERNS = Family()
+QUANTISED_PATTERNS = RuleSet()
 """For targets that have kernels for products with quantised weights."""
 
 _PRODUCTS = ("MatMul", "MatMulV2")
