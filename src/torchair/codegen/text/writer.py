@@ -186,8 +186,8 @@ class Writer:
 
     # ---- integers: folded while they are literals ----
 
-    def _integer(self, name: str, a: Index, b: Index) -> str:
-        if _literal(a) and _literal(b):
+    def _integer(self, name: str, a: str, b: str) -> str:
+        if a[0] != "%" and b[0] != "%":
             return str(_FOLDED[name](int(a), int(b)))
         return self(f"{name} i64 {a}, {b}")
 
@@ -209,11 +209,13 @@ class Writer:
 
     def sub(self, a: Index, b: Index) -> str:
         """a - b over i64."""
-        return str(a) if str(b) == "0" else self._integer("sub", a, b)
+        a, b = str(a), str(b)
+        return a if b == "0" else self._integer("sub", a, b)
 
     def div(self, a: Index, b: Index) -> str:
         """a / b for numbers that are not negative."""
-        return str(a) if str(b) == "1" else self._integer("udiv", a, b)
+        a, b = str(a), str(b)
+        return a if b == "1" else self._integer("udiv", a, b)
 
     def ceil(self, a: Index, b: Index) -> str:
         """a / b rounded up, for numbers that are not negative."""
@@ -221,7 +223,8 @@ class Writer:
 
     def rem(self, a: Index, b: Index) -> str:
         """a % b for numbers that are not negative."""
-        return "0" if str(b) == "1" else self._integer("urem", a, b)
+        a, b = str(a), str(b)
+        return "0" if b == "1" else self._integer("urem", a, b)
 
     def least(self, a: Index, b: Index) -> str:
         """min(a, b) over i64."""
@@ -309,7 +312,7 @@ class KernelWriter(Writer):
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
         self._helpers: dict[str, str] = {}  # other functions
-        self._arguments: dict[str, str] = {}  # of those
+        self._kinds: dict[str, list[str]] = {}  # of their arguments
 
     def pointer(self, index: int) -> str:
         """The address in a word."""
@@ -341,17 +344,16 @@ class KernelWriter(Writer):
     def function(self, name: str, arguments: str) -> Iterator[KernelWriter]:
         """Another function of the kernel while it is written, which `run` calls."""
         inner = KernelWriter(self.machine)
-        inner._helpers, inner._arguments = self._helpers, self._arguments
+        inner._helpers, inner._kinds = self._helpers, self._kinds
         yield inner
         self.declared.update(inner.declared)
-        self._arguments[name] = arguments
+        self._kinds[name] = [argument.split()[0] for argument in arguments.split(", ")]
         self._helpers[name] = inner.text(f"internal void @ENTRY.{name}({arguments})")
 
     def run(self, name: str, *values: Index) -> None:
         """Call a function of the kernel."""
-        kinds = [argument.split()[0] for argument in self._arguments[name].split(", ")]
-        given = ", ".join(f"{kind} {value}" for kind, value in zip(kinds, values, strict=True))
-        self.do(f"call void @ENTRY.{name}({given})")
+        given = [f"{kind} {value}" for kind, value in zip(self._kinds[name], values, strict=True)]
+        self.do(f"call void @ENTRY.{name}({', '.join(given)})")
 
     def kernel(self, label: str) -> Kernel:
         """The finished kernel."""
