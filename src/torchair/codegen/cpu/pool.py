@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Pool
 from torchair.codegen.target import AS_EVER, Choices, Generated, Way
-from torchair.codegen.text.memory import leaving, memory_element
+from torchair.codegen.text.memory import arrived, leaving, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine
 
 MOST_VECTORS = 4
@@ -146,16 +146,15 @@ class _Window:
     def load(self, place: str, at: int, lanes: int) -> str:
         """A vector of float32; along the columns, of those that are a stride apart."""
         w, spec = self.w, self.spec
-        element, step = STORAGE[spec.dtype], spec.stride[1] if self.across and lanes > 1 else 1
+        element = memory_element(spec.dtype)
+        step = spec.stride[1] if self.across and lanes > 1 else 1
         place = w.offset(place, element, at)
         wide = f"<{lanes * step} x {element}>"
         value = w(f"load {wide}, ptr {place}, align {BYTES[spec.dtype]}")
         if step > 1:
             picked = ", ".join(f"i32 {k * step}" for k in range(lanes))
             value = w(f"shufflevector {wide} {value}, {wide} poison, <{lanes} x i32> <{picked}>")
-        if element == "float":
-            return value
-        return w(f"fpext <{lanes} x {element}> {value} to <{lanes} x float>")
+        return arrived(w, value, spec.dtype, lanes)
 
     def combine(self, kind: str, old: str, new: str) -> str:
         """One more value."""

@@ -93,21 +93,24 @@ def masked_store(
     w.call("void", name, *given, masks)
 
 
+def _apart(
+    w: Writer, dtype: Element, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
+) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Addresses at (type, vector) of distances from one, and which of them count."""
+    element = memory_element(dtype)
+    places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
+    counted = (f"<{lanes} x i1>", mask or "splat (i1 true)")
+    return (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"), counted
+
+
 def gather(
     w: Writer, dtype: Element, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
 ) -> str:
     """The elements at (type, vector) of distances from an address."""
     element = memory_element(dtype)
-    t = f"<{lanes} x {element}>"
-    places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
-    got = w.call(
-        t,
-        f"llvm.masked.gather.{_suffix(element, lanes)}.v{lanes}p0",
-        (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"),
-        (f"<{lanes} x i1>", mask or "splat (i1 true)"),
-        (t, "zeroinitializer"),
-    )
-    return arrived(w, got, dtype, lanes)
+    t, name = f"<{lanes} x {element}>", f"llvm.masked.gather.{_suffix(element, lanes)}.v{lanes}p0"
+    places = _apart(w, dtype, pointer, index, lanes, mask)
+    return arrived(w, w.call(t, name, *places, (t, "zeroinitializer")), dtype, lanes)
 
 
 def load_apart(w: Writer, dtype: Element, pointer: str, distances: Sequence[str]) -> str:
@@ -127,16 +130,10 @@ def scatter(
     mask: str | None,
 ) -> None:  # fmt: skip
     """Write elements at distances from an address."""
-    element = memory_element(dtype)
-    value = leaving(w, value, dtype, lanes)
-    places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
-    w.call(
-        "void",
-        f"llvm.masked.scatter.{_suffix(element, lanes)}.v{lanes}p0",
-        (f"<{lanes} x {element}>", value),
-        (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"),
-        (f"<{lanes} x i1>", mask or "splat (i1 true)"),
-    )
+    element, value = memory_element(dtype), leaving(w, value, dtype, lanes)
+    name = f"llvm.masked.scatter.{_suffix(element, lanes)}.v{lanes}p0"
+    places = _apart(w, dtype, pointer, index, lanes, mask)
+    w.call("void", name, (f"<{lanes} x {element}>", value), *places)
 
 
 def _suffix(element: str, lanes: int) -> str:

@@ -253,7 +253,7 @@ class AttentionText:
 
         def finish(c: str, valid: int) -> None:
             value = parts.load(w, w.offset(at, "float", c))
-            value = parts.narrow(w, dtype, w(f"fmul {self.vt} {value}, {inverse}"))
+            value = w(f"fmul {self.vt} {value}, {inverse}")
             place = w.offset(to, "i8", self._bytes(w.mul(c, stride)))
             parts.write(w, dtype, value, place, stride, valid)
 

@@ -1,4 +1,4 @@
-"""Vectors of an attention kernel: read, widen, exponentiate, narrow, write and transpose them."""
+"""Vectors of an attention kernel: read, widen, exponentiate, write and transpose them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Callable
 from torchair.codegen.cpu.matmul.tile import fold, shuffle, transpose
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.text.maths_vector import wide
-from torchair.codegen.text.memory import arrived, leaving, masked_load, masked_store
+from torchair.codegen.text.memory import (
+    arrived,
+    leaving,
+    masked_load,
+    memory_element,
+    store_vector,
+)
 from torchair.codegen.text.writer import (
     REASSOCIATE,
     KernelWriter,
@@ -23,8 +29,6 @@ LOG2_E = 1 / math.log(2)
 
 # Minimax for 2**x on [0, 1) with 2**0 = 1 exactly; relative error 1.5e-7 in float32.
 _POWER = (0.00186713019, 0.00901703006, 0.0557999133, 0.24016445, 0.693151312, 1.0)
-
-_RAW = {"f32": "float", "bf16": "i16", "f16": "half", "bool": "i8"}
 
 
 def either(
@@ -112,28 +116,16 @@ def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
 
 def widen(w: Writer, dtype: Element, value: str) -> str:
     """A vector of elements as float32; of truth values, 0 and minus infinity."""
-    vt, raw = w.vector("float"), w.vector(_RAW[dtype])
-    if dtype == "bf16":
-        return arrived(w, value, dtype, w.lanes)
-    if dtype == "bool":
-        seen = w(f"icmp ne {raw} {value}, zeroinitializer")
-        return where(w, seen, "zeroinitializer", LOWEST)
-    return value if dtype == "f32" else w(f"fpext {raw} {value} to {vt}")
-
-
-def narrow(w: Writer, dtype: Element, value: str) -> str:
-    """A vector of float32 as elements, rounded to the nearest, ties to even."""
-    if dtype == "f16":
-        return w(f"fptrunc {w.vector('float')} {value} to {w.vector('half')}")
-    return leaving(w, value, dtype, w.lanes)
+    value = arrived(w, value, dtype, w.lanes)
+    return where(w, value, "zeroinitializer", LOWEST) if dtype == "bool" else value
 
 
 def read(
     w: Writer, dtype: Element, base: str, stride: str, valid: int, lanes: int | None = None
 ) -> str:
     """The first `valid` elements from an address on, as stored; zeros behind them."""
-    n = lanes or w.lanes
-    vt, kind = f"<{n} x {_RAW[dtype]}>", _RAW[dtype]
+    n, kind = lanes or w.lanes, memory_element(dtype)
+    vt = f"<{n} x {kind}>"
     if stride == "1" and valid >= n:
         return w(f"load {vt}, ptr {base}, align {BYTES[dtype]}")
     if stride == "1":
@@ -148,7 +140,7 @@ def read(
 
 def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) -> str:
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
-    kind, raw = _RAW[dtype], w.vector(_RAW[dtype])
+    kind, raw = memory_element(dtype), w.vector(memory_element(dtype))
     inside = before(w, count)
 
     def masked() -> str:
@@ -170,17 +162,16 @@ def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) ->
 
 
 def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: int) -> None:
-    """Store the first `valid` lanes of a narrowed vector."""
-    kind, vt = _RAW[dtype], w.vector(_RAW[dtype])
-    if stride == "1" and valid >= w.lanes:
-        w.do(f"store {vt} {value}, ptr {base}, align {BYTES[dtype]}")
-    elif stride == "1" and valid > 1:  # of one lane, LLVM 22 stores twice as much as is narrowed
-        masked_store(w, kind, value, base, prefix_mask(w.lanes, valid), w.lanes, BYTES[dtype])
-    else:
-        for j in range(min(valid, w.lanes)):
-            one = w(f"extractelement {vt} {value}, i64 {j}")
-            at = w.offset(base, kind, w.mul(stride, j))
-            w.do(f"store {kind} {one}, ptr {at}, align {BYTES[dtype]}")
+    """Store the first `valid` lanes of a vector of float32 as elements."""
+    if stride == "1":
+        mask = None if valid >= w.lanes else prefix_mask(w.lanes, valid)
+        store_vector(w, dtype, value, base, w.lanes, mask)
+        return
+    kind, value = memory_element(dtype), leaving(w, value, dtype, w.lanes)
+    for j in range(min(valid, w.lanes)):
+        one = w(f"extractelement {w.vector(kind)} {value}, i64 {j}")
+        at = w.offset(base, kind, w.mul(stride, j))
+        w.do(f"store {kind} {one}, ptr {at}, align {BYTES[dtype]}")
 
 
 # ---- lanes ----

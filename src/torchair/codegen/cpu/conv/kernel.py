@@ -18,8 +18,9 @@ from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Conv, Convolution
 from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.text.memory import arrived, memory_element
 from torchair.codegen.text.point import emit_point
-from torchair.codegen.text.writer import KernelWriter, Machine
+from torchair.codegen.text.writer import KernelWriter, Machine, shaped
 
 # ---- windows: the input of a block of results, its padding filled in ----
 
@@ -46,8 +47,7 @@ class _Copy:
 
     def __init__(self, w: KernelWriter, plan: ConvPlan) -> None:
         self.w, self.plan, self.spec = w, plan, plan.spec
-        self.source = STORAGE[plan.spec.dtype]
-        self.element = STORAGE[plan.element]
+        self.source, self.element = memory_element(plan.spec.dtype), memory_element(plan.element)
         self.bytes = BYTES[plan.element]
         self.image = w.mul("%n", w.size(plan.spec.x[0]))
         self.first, self.last = (  # columns inside the image
@@ -111,13 +111,12 @@ class _Copy:
 
     def run(self, source: str, step: Size, to: str, to_step: str, count: str) -> None:
         """`count` elements, converted; together where both sides are dense."""
-        w, lanes = self.w, self.w.lanes
-        full = "0"
+        w, lanes, plan, full = self.w, self.w.lanes, self.plan, "0"
         if count.isdigit() and int(count) < MOST_SCALARS:
             for k in range(int(count)):
                 self.move(source, w.mul(str(k), w.size(step)), to, w.mul(str(k), to_step), 1)
             return
-        if step == 1 and to_step == "1" and self.source == self.element:
+        if step == 1 and to_step == "1" and self.spec.dtype == plan.element:
             size = w.mul(count, self.bytes)
             args = (("ptr", to), ("ptr", source), ("i64", size), ("i1", "false"))
             w.call("void", "llvm.memcpy.p0.p0.i64", *args)
@@ -133,14 +132,13 @@ class _Copy:
 
     def move(self, source: str, at: str, to: str, to_at: str, lanes: int) -> None:
         """One vector or element."""
-        w = self.w
-        kinds = (self.source, self.element)
-        old, new = (f"<{lanes} x {k}>" if lanes > 1 else k for k in kinds)
-        align = BYTES[self.spec.dtype]
-        value = w(f"load {old}, ptr {w.offset(source, self.source, at)}, align {align}")
-        if old != new:
-            value = w(f"fpext {old} {value} to {new}")
-        w.do(f"store {new} {value}, ptr {w.offset(to, self.element, to_at)}, align {self.bytes}")
+        w, dtype, count = self.w, self.spec.dtype, lanes if lanes > 1 else 0
+        place = w.offset(source, self.source, at)
+        value = w(f"load {shaped(self.source, count)}, ptr {place}, align {BYTES[dtype]}")
+        if dtype != self.plan.element:
+            value = arrived(w, value, dtype, count)
+        place = w.offset(to, self.element, to_at)
+        w.do(f"store {shaped(self.element, count)} {value}, ptr {place}, align {self.bytes}")
 
     def zero(self, to: str, count: str) -> None:
         if count != "0":

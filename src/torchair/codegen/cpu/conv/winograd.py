@@ -15,6 +15,7 @@ import torch
 from torchair.codegen.cpu.conv.plan import Conv, ConvTile, Panels, Store, plan, tile
 from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.target import AS_EVER, Way
+from torchair.codegen.text.memory import load_vector, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, f32
 
 POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
@@ -269,16 +270,11 @@ def _spread(outer: KernelWriter, cut: Patches) -> None:
     """Adds the function that transforms the inputs of patches `%first` to `%last`."""
     dtype, args = cut.spec.dtype, "ptr %words, ptr noalias %to, ptr %zeros, i64 %first, i64 %last"
     with outer.function("spread", args) as w, w.loop("%first", "%last") as patch:
-        sources, element = _sources(w, cut, patch.index), STORAGE[dtype]
+        sources, element = _sources(w, cut, patch.index), memory_element(dtype)
         to = w.offset("%to", "float", w.mul(w.sub(patch.index, "%first"), cut.pitch))
         with w.loop("0", cut.spec.channels, w.lanes) as channel:
-            values = []
-            for source in sources:
-                place = w.offset(source, element, channel.index)
-                value = w(f"load {w.vector(element)}, ptr {place}, align {BYTES[dtype]}")
-                if element != "float":
-                    value = w(f"fpext {w.vector(element)} {value} to {w.vector('float')}")
-                values.append(value)
+            places = (w.offset(source, element, channel.index) for source in sources)
+            values = [load_vector(w, dtype, place, w.lanes, None) for place in places]
             at = w.offset(to, "float", channel.index)
             for k, value in enumerate(_both(w, cut, values, _evaluate)):
                 place = w.offset(at, "float", k * cut.block * cut.pitch)

@@ -341,8 +341,6 @@ class WriteCode(Code):
             first, second = (wide(t, "float", x).bits() for x in values)
             return (first.shifted_down(16) | (second & (-1 << 16))).name
         short = [leaving(t, x, numbers.dtype, lanes) for x in values]
-        if numbers.dtype == "f16":
-            return t(f"bitcast <{lanes} x i16> {short[0]} to {numbers.cells}")
         if numbers.pair == 1:
             return short[0]
         low, high = (t(f"zext <{lanes} x i16> {x} to <{lanes} x i32>") for x in short)

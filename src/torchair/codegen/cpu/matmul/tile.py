@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.numbers import BYTES, STORAGE, Element
+from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import MatMul
 from torchair.codegen.text.maths_vector import Vector, wide
-from torchair.codegen.text.memory import arrived, masked_load
+from torchair.codegen.text.memory import arrived, masked_load, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, lanes_below
 
 # ---- words that generators of products share: number formats, register tiles, sizes ----
@@ -47,8 +47,8 @@ class Numbers:
 
     @property
     def memory(self) -> str:
-        """LLVM type of an element in memory, as integers where only their bits are moved."""
-        return {"bf16": "i16"}.get(self.dtype, STORAGE[self.dtype])
+        """LLVM type of an element in memory."""
+        return memory_element(self.dtype)
 
     @property
     def bytes(self) -> int:
@@ -84,11 +84,7 @@ class Numbers:
         """A vector of cells from memory, as the multiplication wants it."""
         if self.pair == 2:
             return w(f"bitcast {self.cells} {cells} to <{2 * self.lanes} x bfloat>")
-        if self.dtype == "bf16":
-            return arrived(w, cells, "bf16", self.lanes)
-        if self.dtype == "f16":
-            return w(f"fpext {self.cells} {cells} to {self.totals}")
-        return cells
+        return arrived(w, cells, self.dtype, self.lanes)
 
     def load(self, w: Writer, at: str) -> str:
         """Factors: the vector of cells at an address."""
