@@ -217,11 +217,11 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _print_tuned(rows: Sequence[TunedWay]) -> None:
-    gains = [f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-" for r in rows]
     cells = [
-        (row.about, row.machine, row.way or "as ever", f"{row.microseconds:.1f}", gain)
-        for row, gain in zip(rows, gains, strict=True)
-    ]
+        (r.about, r.machine, r.way or "as ever", f"{r.microseconds:.1f}",
+         f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-")
+        for r in rows
+    ]  # fmt: skip
     _print_table(f"{len(rows)} tuned kernels", ("kernel", "machine", "way", "us", "gain"), cells)
 
 

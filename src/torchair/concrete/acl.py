@@ -174,6 +174,20 @@ def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
     return list(found)
 
 
+def copied(value: Any) -> Any:
+    """A tensor in memory of its own, laid out as it was; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    plain = value.detach()
+    return plain.new_empty_strided(plain.shape, plain.stride()).copy_(plain)
+
+
+def own_arguments(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """Arguments for one more call of a graph: those that it updates as copies."""
+    mutated, nodes = set(mutated_arguments(gm)), gm.graph.find_nodes(op="placeholder")
+    return [copied(a) if n in mutated else a for n, a in zip(nodes, args, strict=True)]
+
+
 def _stays(node: fx.Node) -> bool:
     value = node.meta["val"]
     if hasattr(value, "_dynamo_static_input_type") or isinstance(value, torch.nn.Parameter):

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
 
 from torchair.backend import config_in, get_npu_backend
-from torchair.concrete.acl import AclConcreteGraph, mutated_arguments
+from torchair.concrete.acl import AclConcreteGraph, own_arguments
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.devices.base import GraphCall, engine_graph
+from torchair.devices.base import GraphCall, device_of, engine_graph
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.log import logger
 from torchair.runner import Compilation, GmRunner, observed
@@ -179,11 +178,6 @@ def _amount(number: float) -> str:
     return f"{number:5.3g} T"
 
 
-def device_among(args: Sequence[Any]) -> str:
-    """The GPU that some arguments are on, else the host."""
-    return next((str(a.device) for a in args if isinstance(a, Tensor) and a.is_cuda), "cpu")
-
-
 def _wait(device: str) -> None:
     """Until a GPU has done what it was asked for; not while it records."""
     if device.startswith("cuda") and not torch.cuda.is_current_stream_capturing():
@@ -201,7 +195,7 @@ class _Timed:
     def entry(self, args: Sequence[Any]) -> Any:
         """Run the graph."""
         self.args = list(args)
-        device = device_among(args)
+        device = device_of(args).name
         _wait(device)
         begun = time.perf_counter()
         results = self.compilation.runner.run(args)
@@ -218,15 +212,6 @@ def engine_call(compilation: Compilation) -> GraphCall | None:
     if isinstance(made, AclConcreteGraph):
         made = (made.storable() or (None,))[0]
     return engine_graph(made)
-
-
-def own_arguments(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """Arguments for one more call of a graph: those that it updates as copies."""
-    mutated = set(mutated_arguments(gm))
-    return [
-        a.clone() if n in mutated and isinstance(a, Tensor) else a
-        for n, a in zip(gm.graph.find_nodes(op="placeholder"), args, strict=True)
-    ]
 
 
 class Collector:
@@ -272,7 +257,7 @@ class Collector:
     @property
     def device(self) -> str:
         """Where the graphs run."""
-        return device_among([a for g in self.graphs for a in g.args])
+        return device_of(a for g in self.graphs for a in g.args).name
 
     def _row(self, number: int, timed: _Timed) -> GraphRow:
         compilation, graph = timed.compilation, engine_call(timed.compilation)

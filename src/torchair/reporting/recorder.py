@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, fx
 
 from torchair.codegen.target import KernelOrder
+from torchair.concrete.acl import own_arguments
 from torchair.configs.compiler_config import Settings
 from torchair.devices.base import GraphCall
 from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
-from torchair.explanation.api import engine_call, own_arguments
+from torchair.explanation.api import engine_call
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.fx.source import last_frame, module_path
 from torchair.ge.graph import Node, topological

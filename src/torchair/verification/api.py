@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchair.backend import config_in, get_npu_backend
 from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
-from torchair.concrete.acl import mutated_arguments
+from torchair.concrete.acl import copied, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.log import logger
 from torchair.process import Steps
 from torchair.runner import Compilation, GmRunner, observed
-from torchair.verification.blame import Blame, Suspects, WatchedCall, copied, line_of, lines_of
+from torchair.verification.blame import Blame, Suspects, WatchedCall, line_of, lines_of
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
 from torchair.verification.judge import close, difference, no_number
 from torchair.verification.report import Author, Finding, GraphReport, Report, write_script

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.concrete import AclConcreteGraph, GeConcreteGraph, ReplayedGraph
-from torchair.concrete.acl import mutated_arguments
+from torchair.concrete.acl import own_arguments
 from torchair.configs.compiler_config import Settings
 from torchair.convert.registry import find
 from torchair.devices import device_of
@@ -74,7 +74,6 @@ class Suspects:
         self._engine_settings = engine_settings(compilation.config)
         self._gm = self._device.on_host(compilation.gm)
         self._start = call.start.on_host(call.args)
-        self._mutated = {n.name for n in mutated_arguments(self._gm)}
 
     # ---- forms ----
 
@@ -112,12 +111,7 @@ class Suspects:
     # ---- running and checking ----
 
     def _arguments(self) -> list[Any]:
-        """The arguments of the call, those that it updates as copies."""
-        names = [n.name for n in self._gm.graph.find_nodes(op="placeholder")]
-        given = self._device.host_arguments(self._call.args)
-        return [
-            copied(a) if name in self._mutated else a for name, a in zip(names, given, strict=True)
-        ]
+        return own_arguments(self._gm, self._device.host_arguments(self._call.args))
 
     def _observe(self, run: Callable[[list[Any]], Found]) -> Found:
         with torch.no_grad(), self._start.again():
@@ -240,17 +234,6 @@ def first_found(
     found = found or look(high)
     assert found is not None
     return high, found
-
-
-def copied(value: Any) -> Any:
-    """A tensor in memory of its own, laid out as it was."""
-    if not isinstance(value, Tensor):
-        return value
-    with torch.no_grad():
-        whole = torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
-        return whole.copy_(value.detach())
 
 
 def lines_of(gm: fx.GraphModule) -> dict[int, str]:
